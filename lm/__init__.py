@@ -1,0 +1,25 @@
+"""lm: pretrain, fine-tune, ablate and sample Transformer language models built from named slots."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "build_model": "lm.nn.transformer",
+    "ModelConfig": "lm.nn.transformer",
+    "load": "lm.generation.load",
+    "generate": "lm.generation.load",
+}
+
+if TYPE_CHECKING:
+    from lm.generation.load import generate, load
+    from lm.nn.transformer import ModelConfig, build_model
+
+__all__ = ["ModelConfig", "__version__", "build_model", "generate", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'lm' has no attribute '{name}'")

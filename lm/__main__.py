@@ -1,0 +1,5 @@
+import sys
+
+from lm.cli.main import main
+
+sys.exit(main())

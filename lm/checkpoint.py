@@ -1,0 +1,174 @@
+"""Checkpoints in one neutral form for every strategy: flat slices per parameter name and kind, an index of where they lie, and meta data.
+
+Only safetensors and JSON. Each rank writes the slices that it owns, and any number of ranks reads what it needs.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lm.config import Tree
+from lm.errors import CheckpointError, NumericsError
+from lm.folder import atomic_folder, discard, failpoint, read_json, verify, write_json
+
+FORMAT = 1
+META = "meta.json"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements start..stop of one flattened tensor, which belongs to the parameter `name`."""
+
+    name: str
+    kind: str  # weight, exp_avg, exp_avg_sq, momentum, step, ema
+    shape: tuple[int, ...]  # of the whole tensor
+    start: int
+    stop: int
+    tensor: Tensor
+
+    @classmethod
+    def whole(cls, name: str, kind: str, tensor: Tensor) -> Self:
+        return cls(name, kind, tuple(tensor.shape), 0, tensor.numel(), tensor.detach())
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The step folders, newest first, valid or not."""
+    found = [(int(match[1]), path) for path in folder.glob("step-*") if (match := re.fullmatch(r"step-(\d+)", path.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def bytes_of(pieces: Iterable[Piece]) -> int:
+    """Size of a checkpoint, but for a few kilobytes of index."""
+    return sum(piece.tensor.nbytes for piece in pieces)
+
+
+def save_checkpoint(folder: Path, pieces: Iterable[Piece], meta: Tree, save_tokenizer: Callable[[Path], None] | None = None) -> None:
+    """The whole checkpoint from one process. N ranks share an `atomic_folder` of rank 0 and call `write_pieces` between barriers."""
+    pieces = list(pieces)
+    with atomic_folder(folder, bytes_of(pieces)) as temporary:
+        write_pieces(temporary, pieces)
+        write_meta(temporary, meta)
+        if save_tokenizer is not None:
+            save_tokenizer(temporary)
+
+
+def write_pieces(folder: Path, pieces: Iterable[Piece], rank: int = 0) -> None:
+    """One rank's slices, the weights in one file and the optimizer's tensors in another, and the index of both."""
+    files: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}}
+    index: Tree = {}
+    for piece in pieces:
+        group = "weights" if piece.kind == "weight" else "optimizer"
+        key = f"{piece.name}/{piece.kind}/{piece.start}"
+        files[group][key] = tensor = piece.tensor.detach().reshape(-1).contiguous().cpu()
+        if group == "weights":
+            require_finite(piece.name, tensor)
+        empty = {"shape": list(piece.shape), "dtype": str(tensor.dtype).removeprefix("torch."), "pieces": []}
+        entry = index.setdefault(piece.name, {}).setdefault(piece.kind, empty)
+        entry["pieces"].append([_file(rank, group), key, piece.start, piece.stop])
+    for group, tensors in files.items():
+        save_file(tensors, folder / _file(rank, group))
+        failpoint(group)
+    write_json(folder / f"rank-{rank:05d}.json", index)
+
+
+def _file(rank: int, group: str) -> str:
+    return f"rank-{rank:05d}.{group}.safetensors"
+
+
+def write_meta(folder: Path, meta: Tree) -> None:
+    write_json(folder / META, {"format": FORMAT, **meta})
+
+
+def require_finite(name: str, tensor: Tensor) -> None:
+    """A checkpoint of broken weights would push out the last good one."""
+    if not torch.isfinite(tensor).all():
+        raise NumericsError(f"save: the weight {name} holds NaN or infinity, and such weights are never saved. Resume the last checkpoint.")
+
+
+def require_format(where: Path, found: object, known: int) -> None:
+    if type(found) is not int or not 1 <= found <= known:
+        rule = f"this version reads formats 1 to {known}"
+        raise CheckpointError(f"{where}: the format is {found!r}, but {rule}. Use the version of slotlm that wrote it, or a newer one.")
+
+
+class CheckpointReader:
+    """A verified checkpoint; raises CheckpointError where a file is missing or damaged."""
+
+    def __init__(self, folder: Path) -> None:
+        verify(folder)
+        self.folder = folder
+        self.meta = read_json(folder / META)
+        require_format(folder / META, self.meta.get("format"), FORMAT)
+        self._index: dict[str, dict[str, Tree]] = {}
+        for path in sorted(folder.glob("rank-*.json")):
+            self._merge(read_json(path))
+
+    def _merge(self, index: Tree) -> None:
+        for name, kinds in index.items():
+            for kind, entry in kinds.items():
+                known = self._index.setdefault(name, {}).setdefault(kind, {**entry, "pieces": []})
+                known["pieces"] += entry["pieces"]
+
+    def names(self) -> list[str]:
+        return list(self._index)
+
+    def kinds(self, name: str) -> list[str]:
+        return list(self._index.get(name, {}))
+
+    def shape(self, name: str, kind: str = "weight") -> tuple[int, ...]:
+        return tuple(self._entry(name, kind)["shape"])
+
+    def read(self, name: str, kind: str = "weight", start: int = 0, stop: int | None = None) -> Tensor:
+        """Elements start..stop of the flattened tensor, in the dtype that was saved."""
+        entry = self._entry(name, kind)
+        stop = math.prod(entry["shape"]) if stop is None else stop
+        out = torch.empty(stop - start, dtype=getattr(torch, entry["dtype"]))
+        filled = 0
+        for file, key, first, last in entry["pieces"]:
+            low, high = max(start, first), min(stop, last)
+            if low < high:
+                with safe_open(self.folder / file, framework="pt") as tensors:
+                    out[low - start : high - start] = tensors.get_slice(key)[low - first : high - first]
+                filled += high - low
+        if filled != stop - start:
+            raise CheckpointError(f"{self.folder}: {kind} of {name} is only partly there. Use another checkpoint.")
+        return out
+
+    def _entry(self, name: str, kind: str) -> Tree:
+        try:
+            return self._index[name][kind]
+        except KeyError:
+            raise CheckpointError(f"{self.folder}: there is no {kind} of {name}. Use a checkpoint of the same run.") from None
+
+
+def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that verifies, and a sentence for each newer one that does not."""
+    rejected: list[str] = []
+    for path in checkpoints(folder):
+        try:
+            verify(path)
+        except CheckpointError as error:
+            rejected.append(str(error))
+        else:
+            return path, rejected
+    return None, rejected
+
+
+def prune(folder: Path, keep_last: int) -> None:
+    """Remove all but the `keep_last` newest, counted from the newest that verifies; without one, nothing is removed."""
+    valid, rejected = newest_valid(folder)
+    if valid is not None:
+        for path in checkpoints(folder)[len(rejected) + keep_last :]:
+            discard(path)

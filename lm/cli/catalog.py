@@ -1,0 +1,88 @@
+"""Where conf/ and recipes/ lie, beside the package in a checkout and inside it in a wheel, and which groups and options they hold."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lm.config import Tree
+from lm.errors import ConfigError
+from lm.record import flatten
+
+GLOBAL = ("recipes", "debug")
+"""Groups whose files speak of the whole tree (`# @package _global_`), not of their own section."""
+
+
+@cache
+def root() -> Path:
+    """The folder that holds conf/ and recipes/."""
+    package = Path(__file__).resolve().parents[1]
+    return package if (package / "conf").is_dir() else package.parent
+
+
+@cache
+def groups() -> dict[str, list[str]]:
+    """Group -> options, such as 'model/ffn' -> ['geglu', ...] and 'recipes' -> ['pretrain/tiny', ...]."""
+    found: dict[str, list[str]] = {}
+    conf, recipes = root() / "conf", root() / "recipes"
+    for file in sorted(conf.rglob("*.yaml")):
+        if file.parent != conf:
+            found.setdefault(file.parent.relative_to(conf).as_posix(), []).append(file.stem)
+    found["recipes"] = [file.relative_to(recipes).with_suffix("").as_posix() for file in sorted(recipes.rglob("*.yaml"))]
+    return found
+
+
+def file_of(group: str, option: str) -> Path:
+    """The yaml file of an option."""
+    return root() / ("" if group == "recipes" else "conf") / group / f"{option}.yaml"
+
+
+def shown(file: Path) -> str:
+    """A file below the current folder by its relative path."""
+    return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
+
+
+def values(group: str, option: str) -> dict[str, Any]:
+    """What an option's file says, by dotted path in the whole tree."""
+    tree = {key: value for key, value in read(file_of(group, option)).items() if key != "defaults"}
+    return flatten(tree, "" if group in GLOBAL else f"{group.replace('/', '.')}.")
+
+
+def preset_slots(preset: str) -> dict[str, str]:
+    """The slot options that a model preset chooses: group -> option."""
+    entries = read(file_of("model", preset)).get("defaults", [])
+    return {f"model/{slot}": option for entry in entries if isinstance(entry, dict) for slot, option in entry.items()}
+
+
+def headline(group: str, option: str) -> str:
+    """The first comment of an option's file, without the package line."""
+    lines = file_of(group, option).read_text(encoding="utf-8").splitlines()
+    comments = [line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line]
+    return comments[0] if comments else ""
+
+
+@cache
+def read(file: Path) -> Tree:
+    """A yaml file as a plain tree, in the dialect of Hydra (1e-3 is a number). Shared: not to be changed."""
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(file))
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{shown(file)}: this is not readable yaml ({' '.join(str(error).split())}). Mend the file.") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{shown(file)}: there must be key: value pairs. Mend the file.")
+    return {str(key): value for key, value in tree.items()}
+
+
+def nest(leaves: dict[str, Any]) -> Tree:
+    """The tree of dotted paths."""
+    tree: Tree = {}
+    for path, value in leaves.items():
+        *parents, last = path.split(".")
+        section = tree
+        for key in parents:
+            section = section.setdefault(key, {})
+        section[last] = value
+    return tree

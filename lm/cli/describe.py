@@ -1,0 +1,87 @@
+"""Fields of config classes in words: type, range, default, description."""
+
+import json
+import types
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MultipleOf
+from pydantic.fields import FieldInfo
+
+from lm.config import Config, variants
+
+
+def type_text(field: FieldInfo) -> str:
+    """E.g. 'int > 0, or null', 'fp32 | bf16-mixed', 'list of text'."""
+    kinds = variants(field.annotation)
+    if kinds:
+        return " | ".join(name or cls.__name__ for name, cls in kinds.items())
+    parts = members(field.annotation)
+    ranges = " and ".join(text for text in map(_range, field.metadata) if text)
+    text = " or ".join(_name(part) for part in parts if part is not type(None))
+    return text + (f" {ranges}" if ranges else "") + (", or null" if type(None) in parts else "")
+
+
+def default_text(field: FieldInfo) -> str:
+    """The class default as it would be written in yaml; 'none, must be set' where there is none."""
+    return "none, must be set" if field.is_required() else value_text(field.get_default(call_default_factory=True))
+
+
+def value_text(value: Any) -> str:
+    """A value as it would be written on the command line."""
+    if isinstance(value, Config):
+        return value_text(value.tree())
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def sentence(field: FieldInfo) -> str:
+    """The description on one line."""
+    return " ".join((field.description or "").split())
+
+
+def listing(cls: type[Config], indent: str = "  ") -> str:
+    """One line per field: name, type, default, description. For the help of verbs with a config class of their own."""
+    rows = [(name, f"{type_text(field)} [{default_text(field)}]", sentence(field)) for name, field in cls.model_fields.items()]
+    return table(rows, indent)
+
+
+def table(rows: Sequence[tuple[str, ...]], indent: str = "  ") -> str:
+    """Left-aligned columns; the last one is free."""
+    if not rows:
+        return ""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    return "\n".join(indent + "  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows)
+
+
+def members(annotation: Any) -> list[Any]:
+    """The parts of a union, or the annotation alone."""
+    if get_origin(annotation) is Annotated:
+        return members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [leaf for member in get_args(annotation) for leaf in members(member)]
+    return [annotation]
+
+
+def _name(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return " | ".join(str(option) for option in get_args(annotation))
+    if get_origin(annotation) is list:
+        return f"list of {_name(get_args(annotation)[0])}"
+    return "text" if annotation is str else "true | false" if annotation is bool else getattr(annotation, "__name__", str(annotation))
+
+
+def _range(rule: object) -> str:
+    match rule:
+        case Gt(bound):
+            return f"> {bound}"
+        case Ge(bound):
+            return f">= {bound}"
+        case Lt(bound):
+            return f"< {bound}"
+        case Le(bound):
+            return f"<= {bound}"
+        case MultipleOf(step):
+            return f"a multiple of {step}"
+        case _:
+            pattern = getattr(rule, "pattern", None)
+            return f"matching {pattern}" if pattern else ""

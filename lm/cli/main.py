@@ -1,0 +1,111 @@
+"""`lm VERB ...`: finds the verb, maps errors to exit codes. Imports nothing heavy, so that `lm --help` answers at once."""
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol, cast
+
+from lm.errors import ConfigError, LmError, ResourceError
+
+VERBS = {
+    "train": "pretrain, fine-tune, resume; with -m, every combination of a sweep",
+    "generate": "sample text from a model",
+    "eval": "loss and bits per byte of a model on any data",
+    "compare": "curves and a table of several runs",
+    "explain": "what a setting means and where its value comes from",
+}
+"""Verb -> one line of help. Each is a module of this folder."""
+
+_EXAMPLES = """\
+  lm train                                                   the tiny default, on any laptop, no network
+  lm train recipes=pretrain/gpt2_124m trainer=gpu            a recipe
+  lm train model/ffn=swiglu,geglu seed=0,1,2 -m              an ablation by overrides
+  lm train init_from=runs/base data=text data.files=a.txt    fine-tune from a checkpoint
+  lm generate from=runs/base prompt="def main("              sample
+  lm compare runs/a runs/b                                   compare"""
+
+
+class Verb(Protocol):
+    """What the module of a verb offers."""
+
+    def run(self, args: Sequence[str]) -> int:
+        """The exit code; raises LmError."""
+
+    def help_text(self, args: Sequence[str]) -> str:
+        """What `lm VERB --help` prints."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code (DESIGN.md). The last line on stderr is one sentence; a traceback comes before it with traceback=true."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(args)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _fail(args, "interrupted", 130)
+    except BrokenPipeError:
+        _discard_stdout()
+        return 0
+    except LmError as error:
+        return _fail(args, str(error), error.exit_code)
+    except MemoryError:
+        return _fail(
+            args, "memory: an allocation failed. Lower trainer.micro_batch, data.seq_len or the model's size.", ResourceError.exit_code
+        )
+    except Exception as error:
+        return _unexpected(args, error)
+    return code
+
+
+def _dispatch(args: list[str]) -> int:
+    wants_help = any(arg in ("-h", "--help") for arg in args)
+    rest = [arg for arg in args if arg not in ("-h", "--help")]
+    if rest and rest[0] == "--version":
+        return _print(f"lm {import_module('lm').__version__}")
+    if not rest:
+        return _print(_help())
+    if rest[0] not in VERBS:
+        from lm.config import did_you_mean
+
+        raise ConfigError(f"lm: '{rest[0]}' is not a verb. {did_you_mean(rest[0], VERBS)}")
+    verb = cast(Verb, import_module(f"lm.cli.{rest[0]}"))
+    return _print(verb.help_text(rest[1:])) if wants_help else verb.run(rest[1:])
+
+
+def _help() -> str:
+    verbs = "\n".join(f"  {verb:<10}{line}" for verb, line in VERBS.items())
+    return f"usage: lm VERB [key=value ...]\n\n{verbs}\n\nexamples:\n{_EXAMPLES}\n\n`lm VERB --help` says more."
+
+
+def _print(text: str) -> int:
+    print(text)
+    return 0
+
+
+def _fail(args: Sequence[str], message: str, code: int) -> int:
+    if "traceback=true" in args:
+        traceback.print_exc()
+    print(message, file=sys.stderr)
+    return code
+
+
+def _unexpected(args: Sequence[str], error: Exception) -> int:
+    """An error of the file system, or one that is ours."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+    if isinstance(error, OSError) and full:
+        _discard_stdout()
+        return _fail(args, f"{error.filename or 'output'}: {error.strerror}. Free space, or write elsewhere.", ResourceError.exit_code)
+    text = " ".join(str(error).split())
+    return _fail(args, f"internal error: {type(error).__name__}: {text}. Run again with traceback=true to see where, and report it.", 1)
+
+
+def _discard_stdout() -> None:
+    """Python flushes stdout once more at exit, which must not fail again."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        sys.stdout = None

@@ -1,0 +1,104 @@
+"""Every option of `data` and `tokenizer`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from lm.config import Config
+
+
+class BPEConfig(Config):
+    """Byte-level BPE trained on the training split of the corpus; specials <|bos|>, <|eos|>, <|pad|>."""
+
+    kind: Literal["bpe"] = "bpe"
+    vocab_size: int = Field(4096, ge=260)
+    """Size of the vocabulary, with the 256 bytes and the 3 special tokens."""
+
+
+class BytesConfig(Config):
+    """One token per UTF-8 byte (0-255), then bos 256, eos 257, pad 258."""
+
+    kind: Literal["bytes"] = "bytes"
+
+
+class TokenizerFileConfig(Config):
+    """A given tokenizer.json of the `tokenizers` library."""
+
+    kind: Literal["file"] = "file"
+    path: str
+    """Path of the tokenizer.json."""
+    bos: str | None = None
+    """Text of the begin-of-document token. null: found among the usual names."""
+    eos: str | None = None
+    """Text of the end-of-document token. null: found among the usual names."""
+    pad: str | None = None
+    """Text of the padding token. null: found among the usual names, else eos."""
+
+
+TokenizerConfig = Annotated[BPEConfig | BytesConfig | TokenizerFileConfig, Field(discriminator="kind")]
+
+
+class DataBase(Config):
+    """What every source shares."""
+
+    seq_len: int = Field(256, gt=1)
+    """Tokens in a row."""
+    global_batch: int = Field(8, gt=0)
+    """Rows per optimizer step over all ranks; does not depend on the machine."""
+    val_rows: int | None = Field(None, gt=0)
+    """Rows in a validation; always the same ones, spread evenly. null: all."""
+    mask_documents: bool = True
+    """Tokens of one packed document do not see another."""
+    cache_dir: str = "~/.cache/lm"
+    """Where token shards and trained tokenizers are kept."""
+    workers: int = Field(0, ge=0)
+    """Loader processes. 0: in the training process."""
+
+
+class StdlibConfig(DataBase):
+    """The source files of the running Python's own standard library, split by a hash of the path."""
+
+    kind: Literal["stdlib"] = "stdlib"
+    val_frac: float = Field(0.05, gt=0, lt=1)
+    """Part of the files held out for validation."""
+
+
+class TextConfig(DataBase):
+    """Local files: .txt, .jsonl, .csv, .parquet, plain or .gz or .zst; a folder means every such file below it."""
+
+    kind: Literal["text"] = "text"
+    files: str | list[str]
+    """Files, folders or globs."""
+    val_files: str | list[str] | None = None
+    """Held-out files. null: the last val_frac of a single text file, or a hash split of the documents."""
+    val_frac: float = Field(0.1, gt=0, lt=1)
+    """Part held out where val_files is null."""
+    field: str = "text"
+    """The field or column that holds the text in jsonl, csv and parquet."""
+    on_bad_record: Literal["error", "skip"] = "error"
+    """What a broken record does; skipped ones are counted."""
+
+
+class HubConfig(DataBase):
+    """A dataset of the Hugging Face hub, read through `datasets`."""
+
+    kind: Literal["hub"] = "hub"
+    name: str
+    """Dataset name, e.g. HuggingFaceFW/fineweb-edu."""
+    config: str | None = None
+    """Configuration name. null: the only one."""
+    revision: str | None = None
+    """Commit or tag. null: the newest."""
+    split: str = "train"
+    """Split to train on."""
+    val_split: str | None = None
+    """Split to validate on. null: a hash split of the documents by val_frac."""
+    val_frac: float = Field(0.001, gt=0, lt=1)
+    """Part of the documents held out where val_split is null."""
+    field: str = "text"
+    """Column that holds the text."""
+    max_documents: int | None = Field(None, gt=0)
+    """Stop after this many documents. null: all."""
+
+
+DataConfig = Annotated[StdlibConfig | TextConfig | HubConfig, Field(discriminator="kind")]

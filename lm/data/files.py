@@ -1,0 +1,293 @@
+"""Local files as documents: our own readers of text and JSON lines, plain, gzip or zstd, so that each error has its place."""
+
+import codecs
+import glob
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import zstandard
+
+from lm.config import Tree
+from lm.data.cache import file_hashes
+from lm.data.config import TextConfig
+from lm.data.hub import read_table
+from lm.data.source import Document, Source, Split, document
+from lm.errors import ConfigError
+
+_KINDS = (".txt", ".jsonl", ".csv", ".parquet")
+_PACKED = (".gz", ".zst")
+_CHUNK = 1 << 20
+
+
+class BadRecord(ConfigError):
+    """A broken record, which data.on_bad_record=skip leaves out."""
+
+
+class TextSource(Source):
+    """The documents of data=text, in the order of the file names; held-out files come first."""
+
+    def __init__(self, cfg: TextConfig, cache: Path) -> None:
+        self._cfg = cfg
+        self._train = [LocalFile(path) for path in find_files(cfg.files, "data.files")]
+        self._val = [LocalFile(path) for path in find_files(cfg.val_files, "data.val_files")] if cfg.val_files is not None else []
+        paths = [file.path for file in (*self._val, *self._train)]
+        identity: Tree = cfg.model_dump(mode="json", include={"kind", "val_frac", "field", "on_bad_record"})
+        super().__init__(file_hashes(paths, cache), identity | {"n_val": len(self._val)}, sum(path.stat().st_size for path in paths))
+
+    def documents(self) -> Iterator[Document]:
+        self.skipped = 0
+        for file in (*self._val, *self._train):
+            file.position = 0
+        for file in self._val:
+            yield from self._read(file, "val")
+        if not self._val and [file.kind for file in self._train] == [".txt"]:
+            yield from self._divide(self._train[0])
+            return
+        for file in self._train:
+            yield from self._read(file, "train" if self._val else self._cfg.val_frac)
+
+    def position(self) -> int:
+        return sum(file.position for file in (*self._val, *self._train))
+
+    def _divide(self, file: "LocalFile") -> Iterator[Document]:
+        """A lone text: its beginning trains, its end validates."""
+        if self._is_readable(file):
+            cut = file.boundary(int(file.text_bytes() * (1 - self._cfg.val_frac)))
+            parts = document(file.text(0, cut), "train"), document(file.text(cut), "val")
+            yield from (part for part in parts if part)
+
+    def _read(self, file: "LocalFile", split: Split | float) -> Iterator[Document]:
+        if file.kind != ".txt":
+            found = (document([text], split) for text in self._texts(file))
+            yield from (text for text in found if text)
+        elif self._is_readable(file) and (whole := document(file.text(), split)):
+            yield whole
+
+    def _texts(self, file: "LocalFile") -> Iterator[str]:
+        for where, record in file.records():
+            try:
+                text = text_of(record, self._cfg.field, where)
+            except BadRecord:
+                if self._cfg.on_bad_record == "error":
+                    raise
+                self.skipped += 1
+            else:
+                yield text
+
+    def _is_readable(self, file: "LocalFile") -> bool:
+        """With `skip`, whether a text file is UTF-8 to its end: it is one record, and is not begun before that is known."""
+        if self._cfg.on_bad_record == "error":
+            return True
+        try:
+            return all(True for _ in file.text())
+        except BadRecord:
+            self.skipped += 1
+            return False
+
+
+class LocalFile:
+    """One file; `position` is how many of its stored bytes have been read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.kind = _kind(path)
+        self.position = 0
+
+    def text(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
+        """The text between two byte offsets (of the unpacked file), without a byte-order mark."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        at = start
+        for data in self._chunks(start, stop):
+            held = len(decoder.getstate()[0])
+            try:
+                chunk = decoder.decode(data)
+            except UnicodeDecodeError as error:
+                raise _not_utf8(str(self.path), at - held + error.start) from None
+            yield chunk.removeprefix("\ufeff") if at == 0 else chunk
+            at += len(data)
+        if decoder.getstate()[0] and stop is None:
+            raise _not_utf8(str(self.path), at - len(decoder.getstate()[0]))
+
+    def records(self) -> Iterator[tuple[str, "Line | Mapping[str, Any]"]]:
+        """Each line or row with its place; blank lines are passed over."""
+        if self.kind != ".jsonl":
+            yield from self._rows()
+            return
+        offset = 0
+        with self._opened() as (raw, stream):
+            for number, line in enumerate(stream, 1):
+                self.position = raw.tell()
+                if line.strip():
+                    yield f"{self.path}:{number}", Line(line, offset)
+                offset += len(line)
+
+    def text_bytes(self) -> int:
+        """Bytes of the unpacked file."""
+        if self.path.suffix.lower() not in _PACKED:
+            return self.path.stat().st_size
+        return sum(len(data) for data in self._chunks(0, None))
+
+    def boundary(self, offset: int) -> int:
+        """The first place from `offset` on where a character begins."""
+        head = next(self._chunks(offset, offset + 4), b"")
+        return offset + next((n for n, byte in enumerate(head) if byte & 0xC0 != 0x80), 0)
+
+    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        if self.kind == ".csv":  # datasets does not say where a byte is broken
+            for _ in self.text():
+                pass
+        for number, row in enumerate(read_table(self.path, self.kind.removeprefix(".")), 1):
+            yield f"{self.path} row {number}", row
+        self.position = self.path.stat().st_size
+
+    def _chunks(self, start: int, stop: int | None) -> Iterator[bytes]:
+        with self._opened() as (raw, stream):
+            at = stream.seek(start) if stream.seekable() else 0
+            while data := stream.read(_CHUNK if stop is None else min(_CHUNK, stop - at)):
+                self.position = raw.tell()
+                at += len(data)
+                if at > start:
+                    yield data[max(0, start - at + len(data)) :]
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+        """The file and its unpacked content."""
+        try:
+            with self.path.open("rb") as raw:
+                yield raw, _unpacked(self.path, raw)
+        except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+            raise ConfigError(f"{self.path}: the file is truncated or damaged ({error}). Pack or fetch it again.") from None
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be read ({error.strerror}). Make it readable or leave it out.") from None
+
+
+class _Zstd(io.RawIOBase):
+    """Unpacks zstd frames; unlike the library's own reader it raises EOFError where the last frame is cut short."""
+
+    def __init__(self, packed: IO[bytes]) -> None:
+        self._packed = packed
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._begun = False
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready and (data := self._packed.read(_CHUNK >> 3)):
+            self._ready = memoryview(b"".join(self._frames(data)))
+        if not self._ready and self._begun:
+            raise EOFError("the last zstd frame has no end")
+        n = min(len(buffer), len(self._ready))
+        buffer[:n] = self._ready[:n]
+        self._ready = self._ready[n:]
+        return n
+
+    def _frames(self, data: bytes) -> Iterator[bytes]:
+        while data:
+            self._begun = True
+            yield self._frame.decompress(data)
+            data = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame, self._begun = zstandard.ZstdDecompressor().decompressobj(), False
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a jsonl file and the byte where it begins."""
+
+    data: bytes
+    offset: int
+
+
+def text_of(record: Line | Mapping[str, Any], field: str, where: str) -> str:
+    """The text field of a record; BadRecord names place, field and fault."""
+    values = _parsed(record, where) if isinstance(record, Line) else record
+    if field not in values:
+        there = ", ".join(map(str, values)) or "none"
+        raise _bad(f"{where}: field '{field}' is missing; the fields are {there}. Set data.field, fix the record")
+    text = values[field]
+    if not isinstance(text, str):
+        raise _bad(f"{where}: field '{field}' holds {json.dumps(text, default=str)[:40]}, not a string. Fix the record")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _bad(f"{where}: field '{field}' holds half a surrogate pair, which is no UTF-8 text. Fix the record") from None
+    return text
+
+
+def find_files(given: str | list[str], key: str) -> list[Path]:
+    """Files, folders (what has a known ending below them, without dot-files and linked folders) and globs as files: each once, sorted."""
+    found = {path for pattern in ([given] if isinstance(given, str) else given) for path in _matches(pattern, key)}
+    if not found:
+        raise ConfigError(f"{key}: {given} holds no file to read. Give files ending in {_endings()}.")
+    return sorted(found)
+
+
+def _matches(pattern: str, key: str) -> Iterator[Path]:
+    path = Path(pattern).expanduser()
+    paths = [path] if os.path.exists(path) else [Path(name) for name in glob.glob(str(path), recursive=True)]
+    if not paths:
+        raise ConfigError(f"{key}: {pattern} does not exist. Give a file, a folder or a glob that matches something.")
+    for each in paths:
+        if each.is_dir():
+            yield from _below(each)
+        elif _kind(each) in _KINDS:
+            yield each
+        else:
+            raise ConfigError(f"{key}: {each} has an ending that is not known. Known endings: {_endings()}.")
+
+
+def _below(root: Path) -> Iterator[Path]:
+    for folder, below, names in os.walk(root):
+        below[:] = [name for name in below if not name.startswith(".")]
+        paths = (Path(folder, name) for name in names if not name.startswith("."))
+        yield from (path for path in paths if _kind(path) in _KINDS and path.is_file())
+
+
+def _kind(path: Path) -> str:
+    """The ending below .gz and .zst."""
+    name = path.with_suffix("") if path.suffix.lower() in _PACKED else path
+    return name.suffix.lower()
+
+
+def _endings() -> str:
+    return f"{', '.join(_KINDS)}, each also with {' or '.join(_PACKED)}"
+
+
+def _unpacked(path: Path, raw: IO[bytes]) -> IO[bytes]:
+    match path.suffix.lower():
+        case ".gz":
+            return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+        case ".zst":
+            return io.BufferedReader(_Zstd(raw), _CHUNK)
+        case _:
+            return raw
+
+
+def _parsed(line: Line, where: str) -> Mapping[str, Any]:
+    try:
+        values = json.loads(line.data.decode("utf-8-sig" if line.offset == 0 else "utf-8"))
+    except UnicodeDecodeError as error:
+        raise _not_utf8(where, line.offset + error.start) from None
+    except (ValueError, RecursionError) as error:
+        raise _bad(f"{where}: the line is not JSON ({error}). Fix the line") from None
+    if not isinstance(values, dict):
+        raise _bad(f"{where}: the line holds {json.dumps(values)[:40]}, not an object with fields. Fix the line")
+    return values
+
+
+def _not_utf8(where: str, offset: int) -> BadRecord:
+    return _bad(f"{where}: byte {offset} is not UTF-8. Convert the file to UTF-8")
+
+
+def _bad(problem: str) -> BadRecord:
+    return BadRecord(f"{problem}, or set data.on_bad_record=skip.")

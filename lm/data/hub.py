@@ -1,0 +1,74 @@
+"""Everything that is read through `datasets`: local csv and parquet files, and datasets of the Hugging Face hub."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lm.config import Tree
+from lm.data.config import HubConfig
+from lm.data.source import Document, Source, Split, document
+from lm.errors import ConfigError
+
+Row = Mapping[str, Any]
+
+
+class HubSource(Source):
+    """The rows of a hub dataset, streamed. Without a revision the cache keeps what was newest when it was first read."""
+
+    def __init__(self, cfg: HubConfig) -> None:
+        identity: Tree = cfg.model_dump(
+            mode="json", include={"kind", "name", "config", "revision", "split", "val_split", "val_frac", "field", "max_documents"}
+        )
+        super().__init__({}, identity, None)
+        self._cfg = cfg
+        self._read_bytes = 0
+
+    def documents(self) -> Iterator[Document]:
+        self._read_bytes = 0
+        if self._cfg.val_split is not None:
+            yield from self._split(self._cfg.val_split, "val")
+        yield from self._split(self._cfg.split, self._cfg.val_frac if self._cfg.val_split is None else "train")
+
+    def position(self) -> int:
+        return self._read_bytes
+
+    def looked_at(self) -> str:
+        return f"{self._cfg.name} of the hub"
+
+    def _split(self, name: str, split: Split | float) -> Iterator[Document]:
+        cfg = self._cfg
+
+        def load(load_dataset: Callable[..., Iterable[Row]]) -> Iterable[Row]:
+            return load_dataset(cfg.name, cfg.config, revision=cfg.revision, split=name, streaming=True)
+
+        rows = _rows(load, f"data.name: {cfg.name}, split {name}", "Check data.name, data.config, data.split and the network")
+        for number, row in enumerate(islice(rows, cfg.max_documents), 1):
+            text = row.get(cfg.field)
+            if not isinstance(text, str):
+                held = f"holds a {type(text).__name__}" if cfg.field in row else f"is missing; the columns are {', '.join(row)}"
+                where = f"{cfg.name} split {name} row {number}"
+                raise ConfigError(f"data.field: {where}: '{cfg.field}' {held}. Set data.field to a column of strings.")
+            self._read_bytes += len(text)
+            found = document([text], split)
+            if found:
+                yield found
+
+
+def read_table(path: Path, kind: str) -> Iterator[Row]:
+    """The rows of a local file, `kind` csv or parquet, packed or not; raises ConfigError with the file's name where it is broken."""
+
+    def load(load_dataset: Callable[..., Iterable[Row]]) -> Iterable[Row]:
+        return load_dataset(kind, data_files=str(path.absolute()), split="train", streaming=True)
+
+    return _rows(load, str(path), "Fix the file or leave it out")
+
+
+def _rows(load: Callable[[Callable[..., Iterable[Row]]], Iterable[Row]], where: str, remedy: str) -> Iterator[Row]:
+    import datasets
+
+    try:
+        yield from load(datasets.load_dataset)
+    except Exception as error:  # pandas, pyarrow, fsspec and the hub's client each raise their own
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{where}: cannot be read ({reason[:300]}). {remedy}.") from None

@@ -1,0 +1,99 @@
+"""Micro-batches of the steps of a run. The order has no state, so any step can be the first, with any number of ranks and workers."""
+
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
+
+from lm.data.causal import CausalRows
+from lm.data.order import step_rows
+from lm.errors import ConfigError, ResourceError
+from lm.nn.batch import Batch
+
+
+def split(global_batch: int, world: int, micro_batch: int) -> tuple[int, int]:
+    """(rows per micro-batch, micro-batches per step) of one rank: the most rows up to `micro_batch` that divide its part of the step."""
+    if global_batch % world:
+        raise ConfigError(
+            f"data.global_batch={global_batch} is not a multiple of the {world} ranks. Choose a multiple of {world}, or other devices."
+        )
+    rows = global_batch // world
+    size = next(size for size in range(min(rows, micro_batch), 0, -1) if rows % size == 0)
+    return size, rows // size
+
+
+def train_loader(
+    rows: CausalRows,
+    *,
+    seed: int,
+    global_batch: int,
+    micro_batch: int,
+    rank: int,
+    world: int,
+    start_step: int,
+    max_steps: int,
+    workers: int,
+) -> "TrainLoader":
+    """One rank's micro-batches of the steps start_step..max_steps-1, each with the label tokens of this rank's whole step."""
+    size, accumulation = split(global_batch, world, micro_batch)
+    return TrainLoader(_Steps(rows, seed, global_batch, size, rank, world), range(start_step, max_steps), accumulation, workers)
+
+
+def eval_batches(rows: CausalRows, ids: NDArray[np.int64], micro_batch: int) -> Iterator[Batch]:
+    """The rows in this order, the last batch as short as it comes."""
+    for part in _parts(ids, micro_batch):
+        yield rows.batch(part, rows.label_tokens(part))
+
+
+class TrainLoader(Sized):
+    """Micro-batches, flat; `len` is how many. Can be iterated again, from the first step."""
+
+    def __init__(self, steps: "_Steps", order: range, accumulation: int, workers: int) -> None:
+        self._steps = DataLoader(steps, batch_size=None, sampler=order, num_workers=workers, collate_fn=_as_is)
+        self._length = len(order) * accumulation
+        self._workers = workers
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Batch]:
+        steps = iter(self._steps)
+        while (step := self._next(steps)) is not None:
+            yield from step
+
+    def _next(self, steps: Iterator[list[Batch]]) -> list[Batch] | None:
+        try:
+            return next(steps, None)
+        except RuntimeError as error:
+            if not self._workers:
+                raise
+            where = f"data.workers={self._workers}: a loader process has failed"
+            raise ResourceError(f"{where}: {str(error).splitlines()[0]} Start again, or set data.workers=0.") from None
+
+
+@dataclass(frozen=True)
+class _Steps(Dataset[list[Batch]]):
+    """Item `step` is the list of this rank's micro-batches."""
+
+    rows: CausalRows
+    seed: int
+    global_batch: int
+    micro_batch: int
+    rank: int
+    world: int
+
+    def __getitem__(self, step: int) -> list[Batch]:
+        per_rank = self.global_batch // self.world
+        ids = step_rows(self.seed, step, self.global_batch, len(self.rows))[self.rank * per_rank : (self.rank + 1) * per_rank]
+        step_tokens = self.rows.label_tokens(ids)
+        return [self.rows.batch(part, step_tokens) for part in _parts(ids, self.micro_batch)]
+
+
+def _parts(ids: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
+    return (ids[at : at + size] for at in range(0, len(ids), size))
+
+
+def _as_is(step: list[Batch]) -> list[Batch]:
+    return step

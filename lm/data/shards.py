@@ -1,0 +1,147 @@
+"""Token streams on disk: little-endian uint16 or uint32 shards, memory-mapped, with where documents start and an index.json."""
+
+import hashlib
+import json
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.config import Tree
+from lm.data.source import Split
+from lm.errors import ConfigError
+
+_SHARD_TOKENS = 1 << 28
+_WRITE_TOKENS = 1 << 20
+_ITEM: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+Tokens = NDArray[Any]
+
+
+class ShardWriter:
+    """Appends one split's documents; `close` returns the split's part of the index."""
+
+    def __init__(self, folder: Path, split: Split, vocab_size: int, shard_tokens: int = _SHARD_TOKENS) -> None:
+        self._folder, self._split, self._shard_tokens = folder, split, shard_tokens
+        self.dtype = "uint16" if vocab_size <= 1 << 16 else "uint32"
+        self._shards: list[Tree] = []
+        self._starts = array("q")
+        self._hash = hashlib.sha256()
+        self._pending: list[Tokens] = []
+        self._n_pending = 0
+        self.n_tokens = 0
+        self.n_bytes = 0
+
+    def start_document(self) -> None:
+        """The next token begins a document."""
+        self._starts.append(self.n_tokens)
+
+    def add(self, tokens: Tokens, n_bytes: int = 0) -> None:
+        """Tokens of the current document and the UTF-8 bytes of the text that they stand for."""
+        self._pending.append(tokens.astype(_ITEM[self.dtype]))
+        self._n_pending += len(tokens)
+        self.n_tokens += len(tokens)
+        self.n_bytes += n_bytes
+        if self._n_pending >= _WRITE_TOKENS:
+            self._write()
+
+    def _write(self) -> None:
+        data = np.concatenate(self._pending) if self._pending else np.array([], _ITEM[self.dtype])
+        self._pending, self._n_pending = [], 0
+        self._hash.update(data.tobytes())
+        while len(data):
+            if not self._shards or self._shards[-1]["n_tokens"] == self._shard_tokens:
+                self._shards.append({"file": f"{self._split}-{len(self._shards):05d}.bin", "n_tokens": 0})
+            shard = self._shards[-1]
+            part, data = np.split(data, [self._shard_tokens - shard["n_tokens"]])
+            with (self._folder / shard["file"]).open("ab") as stream:
+                stream.write(part)
+            shard["n_tokens"] += len(part)
+
+    def close(self) -> Tree:
+        """Writes the document starts; the entry's `sha256` covers tokens and starts."""
+        self._write()
+        starts = np.array(self._starts, "<i8")
+        np.save(self._folder / f"{self._split}.documents.npy", starts)
+        self._hash.update(starts.tobytes())
+        found: Tree = {"dtype": self.dtype, "n_tokens": self.n_tokens, "n_documents": len(starts), "n_bytes": self.n_bytes}
+        return {**found, "sha256": self._hash.hexdigest(), "shards": self._shards}
+
+
+class TokenStore:
+    """One split, read as a single stream of tokens."""
+
+    def __init__(self, folder: Path, split: Split) -> None:
+        index = read_index(folder)["splits"][split]
+        self._folder, self.split = folder, split
+        self.n_tokens: int = index["n_tokens"]
+        self.n_documents: int = index["n_documents"]
+        self.n_bytes: int = index["n_bytes"]
+        self.sha256: str = index["sha256"]
+        self._files = [folder / shard["file"] for shard in index["shards"]]
+        self._shards = [_mapped(file, index["dtype"], shard["n_tokens"]) for file, shard in zip(self._files, index["shards"], strict=True)]
+        self._ends = np.cumsum([len(shard) for shard in self._shards])
+        self.starts = _starts(folder / f"{split}.documents.npy", self.n_documents)
+
+    @classmethod
+    def open(cls, folder: Path, split: Split) -> "TokenStore":
+        """ConfigError names the file that is missing or has another size than the index says."""
+        return cls(folder, split)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A loader process maps the files itself instead of receiving their content."""
+        return TokenStore, (self._folder, self.split)
+
+    def read(self, start: int, stop: int) -> Tokens:
+        """Tokens start..stop-1, without a copy where one shard holds them all."""
+        first = int(np.searchsorted(self._ends, start, "right")) if len(self._shards) > 1 else 0
+        begin = int(self._ends[first]) - len(self._shards[first])
+        part = self._shards[first][start - begin : stop - begin]
+        if begin + len(self._shards[first]) >= stop or first + 1 == len(self._shards):
+            return part
+        return np.concatenate([part, self.read(int(self._ends[first]), stop)])
+
+    def verify(self, vocab_size: int) -> None:
+        """Reads every token; ConfigError names the shard with an id that the vocabulary does not have."""
+        for file, shard in zip(self._files, self._shards, strict=True):
+            for at in range(0, len(shard), _SHARD_TOKENS >> 4):
+                highest = int(shard[at : at + (_SHARD_TOKENS >> 4)].max())
+                if highest >= vocab_size:
+                    raise _damaged(file, f"holds token id {highest}, and the vocabulary has {vocab_size} ids")
+
+
+def write_index(folder: Path, index: Tree) -> None:
+    """index.json: `splits` and whatever else describes them. Written last."""
+    (folder / "index.json").write_text(json.dumps({"format": 1, **index}, indent=1) + "\n", encoding="utf-8")
+
+
+def read_index(folder: Path) -> Tree:
+    """The content of index.json."""
+    try:
+        return dict(json.loads((folder / "index.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise _damaged(folder / "index.json", f"cannot be read ({error})") from None
+
+
+def _mapped(file: Path, dtype: str, n_tokens: int) -> Tokens:
+    item = _ITEM[dtype]
+    size = file.stat().st_size if file.is_file() else None
+    if size != n_tokens * item.itemsize:
+        fault = "is missing" if size is None else f"has {size:,} bytes, and the index says {n_tokens * item.itemsize:,}"
+        raise _damaged(file, fault)
+    return np.asarray(np.memmap(file, item, "r"))  # a plain array over the map: slicing a memmap is slow
+
+
+def _starts(file: Path, n_documents: int) -> NDArray[np.int64]:
+    try:
+        starts: NDArray[np.int64] = np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError, EOFError) as error:
+        raise _damaged(file, f"cannot be read ({error})") from None
+    if starts.shape != (n_documents,) or starts.dtype != np.dtype("<i8"):
+        raise _damaged(file, f"holds {starts.shape} starts, and the index says {n_documents} documents")
+    return starts
+
+
+def _damaged(file: Path, fault: str) -> ConfigError:
+    return ConfigError(f"{file}: the token cache is damaged: it {fault}. Delete {file.parent}, and it is built anew.")

@@ -1,0 +1,66 @@
+"""What every source of documents gives, and how documents are divided into training and validation."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
+
+from lm.config import Tree
+
+Split = Literal["train", "val"]
+_KEY_CHARS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text, in chunks so that a huge one is never whole in memory. `chunks` is read once."""
+
+    split: Split
+    chunks: Iterable[str]
+    key: bytes  # of the beginning; equal documents have equal keys
+
+
+class Source:
+    """Documents with what decides them. `documents()` reads both splits in one pass and can be called again.
+
+    files: SHA-256 by name, empty where there are none.  identity: everything else that decides the documents.
+    total: bytes to be read, None where unknown.
+    """
+
+    def __init__(self, files: dict[str, str], identity: Tree, total: int | None) -> None:
+        self.files = files
+        self.identity = identity
+        self.total = total
+        self.skipped = 0  # broken records left out in this pass
+
+    def documents(self) -> Iterator[Document]:
+        """All documents; a broken one raises ConfigError with its place."""
+        raise NotImplementedError
+
+    def position(self) -> int:
+        """Bytes read of `total`, for a progress bar."""
+        raise NotImplementedError
+
+    def looked_at(self) -> str:
+        """The names of what was read, for an error message."""
+        names = list(self.files)
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def hashed_frac(data: bytes) -> float:
+    """A number in [0, 1) that depends on the bytes alone: a document stays in its split on every machine, and so do its copies."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") / 2**64
+
+
+def document(chunks: Iterable[str], split: Split | float) -> Document | None:
+    """A document of the given split, or by its hash with that part in validation; None where there is only blank space."""
+    head: list[str] = []
+    rest = iter(chunks)
+    for chunk in rest:
+        head.append(chunk)
+        if not chunk.isspace():
+            key = hashlib.blake2b(chunk[:_KEY_CHARS].encode(), digest_size=8).digest()
+            hashed: Split = "val" if isinstance(split, float) and hashed_frac(key) < split else "train"
+            return Document(hashed if isinstance(split, float) else split, chain(head, rest), key)
+    return None

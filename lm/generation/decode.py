@@ -1,0 +1,115 @@
+"""Prompts of token ids continued with the cache: one forward over all prompts, then one token a step."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lm.errors import ConfigError, NumericsError
+from lm.generation.sampling import SamplingConfig, choose, row_keys, uniform
+from lm.nn.batch import Batch
+from lm.nn.transformer import DecoderLM, last_position
+
+OnToken = Callable[[int, int], bool]
+_ROWS = 32  # decoded together; more prompts follow in further batches
+
+
+@dataclass
+class _Row:
+    index: int
+    prompt: list[int]
+    key: bytes
+    limit: int
+    new: list[int] = field(default_factory=list)
+
+
+def generate(
+    model: DecoderLM,
+    prompts: Sequence[Sequence[int]],
+    cfg: SamplingConfig,
+    *,
+    eos: int | None = None,
+    pad: int = 0,
+    n_tokens: int | None = None,
+    on_token: OnToken | None = None,
+) -> list[list[int]]:
+    """The new tokens of each prompt, without eos, the same whether prompts come together or one by one.
+
+    A row ends at eos, at max_tokens, where its last token has filled model.max_seq_len, or where on_token(row, token) returns True.
+    n_tokens: ids from here on are never drawn (rows of the embedding that the tokenizer does not use). Raises ConfigError for a prompt
+    that is empty or longer than the context. `stop` is the business of lm/generation/text.py.
+    """
+    keys = row_keys(prompts, cfg.seed)
+    limits = [room(model, prompt, cfg) for prompt in prompts]
+    rows = [_Row(i, list(prompt), keys[i], limits[i]) for i, prompt in enumerate(prompts)]
+    device = model.embed.weight.device
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode(), torch.autocast(device.type, enabled=False):  # the cache has the weights' dtype
+            for start in range(0, len(rows), _ROWS):
+                _decode(model, rows[start : start + _ROWS], cfg, eos, pad, n_tokens or model.vocab_size, on_token)
+    finally:
+        model.train(was_training)
+    return [row.new for row in rows]
+
+
+def room(model: DecoderLM, prompt: Sequence[int], cfg: SamplingConfig) -> int:
+    """How many new tokens fit: every token that is fed back needs a place in the context, the last one is not. Raises ConfigError."""
+    if not prompt:
+        raise ConfigError("prompt: it has no tokens, and a model continues at least one. Start it with bos or eos.")
+    if len(prompt) > model.max_seq_len:
+        raise ConfigError(
+            f"prompt: {len(prompt)} tokens are more than model.max_seq_len={model.max_seq_len}. Shorten it, or use a model with a longer context."
+        )
+    return min(cfg.max_tokens, model.max_seq_len - len(prompt) + 1)
+
+
+def _decode(
+    model: DecoderLM, rows: list[_Row], cfg: SamplingConfig, eos: int | None, pad: int, n_tokens: int, on_token: OnToken | None
+) -> None:
+    device = model.embed.weight.device
+    batch = _left_padded(rows, pad, device)
+    cache = model.new_cache(len(rows), batch.tokens.shape[1] + max(row.limit for row in rows))
+    seen = _seen(rows, n_tokens, device) if cfg.repetition_penalty != 1 else None
+    while rows:
+        logits = model(batch, loss=last_position, cache=cache)[:, :n_tokens]  # (b, v)
+        if not torch.isfinite(logits).all():
+            raise NumericsError("generate: the model's logits hold NaN or infinity, and no token can be drawn. Use another checkpoint.")
+        ids = choose(logits, seen, cfg, [uniform(row.key, len(row.new)) for row in rows])
+        going = [i for i, token in enumerate(ids.tolist()) if _goes_on(rows[i], token, eos, on_token)]
+        if len(going) < len(rows):
+            kept = torch.tensor(going, dtype=torch.int64, device=device)
+            rows, ids = [rows[i] for i in going], ids[kept]
+            cache.reorder(kept)
+            seen = None if seen is None else seen[kept]
+        if seen is not None:
+            seen.scatter_(1, ids.unsqueeze(1), True)
+        positions = [[len(row.prompt) + len(row.new) - 1] for row in rows]
+        batch = Batch(ids.unsqueeze(1), positions=torch.tensor(positions, dtype=torch.int64, device=device))
+
+
+def _goes_on(row: _Row, token: int, eos: int | None, on_token: OnToken | None) -> bool:
+    if token == eos:
+        return False
+    row.new.append(token)
+    ended = on_token is not None and on_token(row.index, token)
+    return not ended and len(row.new) < row.limit
+
+
+def _left_padded(rows: Sequence[_Row], pad: int, device: torch.device) -> Batch:
+    """Prompts that end together; padding at position -1 is seen by nobody."""
+    longest = max(len(row.prompt) for row in rows)
+    missing = [longest - len(row.prompt) for row in rows]
+    tokens = [[pad] * n + row.prompt for n, row in zip(missing, rows, strict=True)]
+    positions = [[-1] * n + list(range(longest - n)) for n in missing]
+    return Batch(torch.tensor(tokens, device=device), positions=torch.tensor(positions, device=device))
+
+
+def _seen(rows: Sequence[_Row], n_tokens: int, device: torch.device) -> Tensor:
+    """(b, n_tokens): the tokens of each prompt."""
+    seen = torch.zeros(len(rows), n_tokens, dtype=torch.bool)
+    for marks, row in zip(seen, rows, strict=True):
+        marks[row.prompt] = True
+    return seen.to(device)

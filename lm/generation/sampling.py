@@ -1,0 +1,105 @@
+"""From logits to the next token. Randomness is a function of (seed, prompt, its occurrence, step), never a state."""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from lm.config import Config
+
+HIDDEN = float("-inf")  # the logit of a token that cannot be drawn
+_COLDEST = 1e-6  # a lower temperature is no colder, and would divide by zero in float32
+
+
+class SamplingConfig(Config):
+    """How text is continued."""
+
+    max_tokens: int = Field(256, gt=0)
+    """Most new tokens."""
+    temperature: float = Field(0.8, ge=0)
+    """Logits are divided by it; 0 takes the likeliest token each time."""
+    top_k: int | None = Field(None, gt=0)
+    """Draw from the k likeliest tokens (Fan et al. 2018, arXiv:1805.04833). null: off."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Draw from the fewest tokens that together have this probability (Holtzman et al. 2019, arXiv:1904.09751). null: off."""
+    min_p: float | None = Field(None, gt=0, le=1)
+    """Draw from tokens with at least this part of the likeliest one's probability (Nguyen et al. 2024, arXiv:2407.01082). null: off."""
+    repetition_penalty: float = Field(1.0, gt=0)
+    """Above 1 makes every token of the text so far less likely (Keskar et al. 2019, arXiv:1909.05858). 1: off."""
+    seed: int = Field(0, ge=0)
+    """Another seed gives other samples; the same one the same samples, alone or in a batch."""
+    stop: list[Annotated[str, Field(min_length=1)]] = []
+    """Texts that end the output, and are not part of it."""
+
+
+def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Logits of seen tokens divided by the penalty; negative ones multiplied, where Keskar et al. 2019, section 4.1, divide too
+    (which would favour them).  logits: (b, v); seen: (b, v) bool."""
+    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def top_k(logits: Tensor, k: int) -> Tensor:
+    """All but the k highest hidden; equals of the k-th stay.  Fan et al. 2018, arXiv:1805.04833."""
+    least = logits.topk(min(k, logits.shape[-1])).values[:, -1:]
+    return logits.masked_fill(logits < least, HIDDEN)
+
+
+def top_p(logits: Tensor, p: float) -> Tensor:
+    """The smallest set of tokens whose probability reaches p stays, at least one.  Holtzman et al. 2019, arXiv:1904.09751, eq. 2-3."""
+    ranked, order = logits.sort(descending=True, stable=True)
+    probabilities = ranked.softmax(-1)
+    surplus = probabilities.cumsum(-1) - probabilities >= p
+    return logits.masked_fill(surplus.scatter(-1, order, surplus), HIDDEN)
+
+
+def min_p(logits: Tensor, p: float) -> Tensor:
+    """Tokens less likely than p times the likeliest hidden.  Nguyen et al. 2024, arXiv:2407.01082, section 3."""
+    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(p), HIDDEN)
+
+
+def filtered(logits: Tensor, cfg: SamplingConfig) -> Tensor:
+    """Temperature and filters, in the order of `transformers`; float32."""
+    logits = (logits - logits.amax(-1, keepdim=True)) / max(cfg.temperature, _COLDEST)
+    if cfg.top_k is not None:
+        logits = top_k(logits, cfg.top_k)
+    if cfg.top_p is not None and cfg.top_p < 1:
+        logits = top_p(logits, cfg.top_p)
+    if cfg.min_p is not None:
+        logits = min_p(logits, cfg.min_p)
+    return logits
+
+
+def choose(logits: Tensor, seen: Tensor | None, cfg: SamplingConfig, uniforms: Sequence[float]) -> Tensor:
+    """The next token of each row, (b,): the likeliest, or the one at `uniforms` of the cumulative distribution.
+
+    logits: (b, v); seen: (b, v) bool, tokens of each row so far, needed for a repetition penalty; uniforms: b numbers in [0, 1).
+    """
+    logits = logits.float()
+    if seen is not None and cfg.repetition_penalty != 1:
+        logits = penalise(logits, seen, cfg.repetition_penalty)
+    if cfg.temperature == 0:
+        return logits.argmax(-1)
+    mass = filtered(logits, cfg).double().softmax(-1).cumsum(-1)
+    targets = torch.tensor(uniforms, dtype=torch.float64, device=logits.device).unsqueeze(-1) * mass[:, -1:]
+    return torch.searchsorted(mass, targets, right=True).squeeze(-1)  # the first token whose mass goes beyond the target
+
+
+def row_keys(prompts: Sequence[Sequence[int]], seed: int) -> list[bytes]:
+    """What a row's draws depend on: the seed, its prompt, and how often that prompt came before it; not its place in the batch."""
+    before: Counter[tuple[int, ...]] = Counter()
+    keys = []
+    for prompt in map(tuple, prompts):
+        keys.append(hashlib.blake2b(f"{seed}/{before[prompt]}/{prompt}".encode(), digest_size=16).digest())
+        before[prompt] += 1
+    return keys
+
+
+def uniform(key: bytes, step: int) -> float:
+    """A number in [0, 1), a multiple of 2^-48, so that its product with a mass near 1 stays below that mass in float64."""
+    digest = hashlib.blake2b(key + step.to_bytes(8, "little"), digest_size=6).digest()
+    return int.from_bytes(digest, "little") / 2**48

@@ -1,0 +1,118 @@
+"""Text in, text out: prompts to ids, ids to text as they come, stop texts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lm.data.tokenizer import Stream, Tokenizer
+from lm.errors import CheckpointError, ConfigError
+from lm.generation.decode import generate
+from lm.generation.sampling import SamplingConfig
+from lm.nn.transformer import DecoderLM
+
+OnText = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What follows a prompt. `cut_short`: the context was full before max_tokens were there."""
+
+    text: str
+    n_tokens: int
+    cut_short: bool
+
+
+def complete(
+    model: DecoderLM, tokenizer: Tokenizer, prompts: Sequence[str], cfg: SamplingConfig, on_text: OnText | None = None
+) -> list[Completion]:
+    """One completion per prompt, and on_text(row, text) for each piece as soon as it is certain: whole characters, no part of a stop text.
+
+    Raises ConfigError for a prompt that is longer than the context or not valid text.
+    """
+    require_fit(tokenizer, model.vocab_size)
+    encoded = [prompt_ids(tokenizer, prompt) for prompt in prompts]
+    texts = [_Text(_primed(tokenizer, ids), cfg.stop) for ids in encoded]
+
+    def tell(row: int, piece: str) -> None:
+        if piece and on_text is not None:
+            on_text(row, piece)
+
+    def on_token(row: int, token: int) -> bool:
+        tell(row, texts[row].push(token))
+        return texts[row].stopped
+
+    found = generate(
+        model, encoded, cfg, eos=tokenizer.eos, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token
+    )
+    for row, text in enumerate(texts):
+        tell(row, text.finish())
+    full = [model.max_seq_len - len(ids) + 1 for ids in encoded]
+    return [
+        Completion(text.text, len(new), not text.stopped and len(new) == most < cfg.max_tokens)
+        for text, new, most in zip(texts, found, full, strict=True)
+    ]
+
+
+def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer") -> None:
+    """CheckpointError where the tokenizer has ids that the embedding has no row for."""
+    if tokenizer.vocab_size > vocab_size:
+        raise CheckpointError(
+            f"{where}: it has {tokenizer.vocab_size} tokens, and the model's embedding has {vocab_size} rows. Use the model's own tokenizer."
+        )
+
+
+def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """What a document that starts with this text starts with; for an empty text bos, or eos where there is no bos."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"prompt: character {error.start} ({text[error.start]!r}) is not valid Unicode. Give the prompt as UTF-8.") from None
+    ids = [*tokenizer.prefix, *tokenizer.encode(text)] or tokenizer.suffix
+    if not ids:
+        raise ConfigError("prompt: it is empty, and the tokenizer has neither bos nor eos to start from. Give some text.")
+    return ids
+
+
+def _primed(tokenizer: Tokenizer, prompt: Sequence[int]) -> Stream:
+    """A stream behind the prompt: some tokenizers write no space before the very first token."""
+    stream = tokenizer.stream()
+    for token in prompt:
+        stream.push(token)
+    return stream
+
+
+class _Text:
+    """The text of one row as it grows."""
+
+    def __init__(self, stream: Stream, stop: Sequence[str]) -> None:
+        self.text = ""
+        self.stopped = False
+        self._stream, self._stop = stream, stop
+        self._held = ""
+
+    def push(self, token: int) -> str:
+        """What is certain to stay, as far as not returned before."""
+        return self._add(self._stream.push(token))
+
+    def finish(self) -> str:
+        """What was held back, when the row has ended."""
+        if self.stopped:
+            return ""
+        sure = self._add(self._stream.flush())
+        rest, self._held = self._held, ""
+        self.text += rest
+        return sure + rest
+
+    def _add(self, piece: str) -> str:
+        held = self._held + piece
+        found = [at for stop in self._stop if (at := held.find(stop)) >= 0]
+        self.stopped = bool(found)
+        sure = min(found) if found else len(held) - _unsure(held, self._stop)
+        self._held = "" if found else held[sure:]
+        self.text += held[:sure]
+        return held[:sure]
+
+
+def _unsure(text: str, stop: Sequence[str]) -> int:
+    """Length of the longest end of `text` that is the start of a stop text."""
+    longest = min(len(text), max(map(len, stop), default=1) - 1)
+    return next((n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in stop)), 0)

@@ -1,0 +1,69 @@
+"""The model folder that is handed on: model.safetensors, config.json and the tokenizer, under one manifest."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lm.checkpoint import META, CheckpointReader, require_finite, require_format
+from lm.config import Tree
+from lm.errors import CheckpointError
+from lm.folder import atomic_folder, read_json, verify, write_json
+
+FORMAT = 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+def save_model(folder: Path, config: Tree, weights: Mapping[str, Tensor], save_tokenizer: Callable[[Path], None], extra: Tree) -> None:
+    """`config` is the model's own; `extra` lands beside it in config.json (the parent of a fine-tune, say)."""
+    tensors = {name: weight.detach().contiguous().cpu() for name, weight in weights.items()}
+    for name, tensor in tensors.items():
+        require_finite(name, tensor)
+    with atomic_folder(folder, sum(tensor.nbytes for tensor in tensors.values())) as temporary:
+        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        write_json(temporary / CONFIG, {"format": FORMAT, "model": config, **extra})
+        save_tokenizer(temporary)
+
+
+def read_model(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
+    """config.json and the weights, verified; of a checkpoint folder, its meta data and weights."""
+    if (folder / META).is_file():
+        reader = CheckpointReader(folder)
+        return reader.meta, {name: reader.read(name).view(reader.shape(name)) for name in reader.names()}
+    _refuse_pickles(folder)
+    verify(folder)
+    config = read_json(folder / CONFIG)
+    require_format(folder / CONFIG, config.get("format"), FORMAT)
+    try:
+        return config, load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder / WEIGHTS}: cannot be read ({error}). Use another model folder.") from None
+
+
+def resolve_model(path: str) -> Path:
+    """The folder that `read_model` takes, from a model folder, a checkpoint, or a run folder (which means its model/)."""
+    folder = Path(path).expanduser()
+    if folder.is_file() or not folder.exists():
+        _refuse_pickles(folder)
+        found = "is a file" if folder.exists() else "does not exist"
+        raise CheckpointError(f"{path}: {found}, but a run, model or checkpoint folder is needed. Check the path.")
+    if (folder / CONFIG).is_file() or (folder / META).is_file():
+        return folder
+    if (folder / "model" / CONFIG).is_file():
+        return folder / "model"
+    if (folder / "config.yaml").is_file():
+        raise CheckpointError(f"{path}: the run has no model/ yet; its end writes it. Finish the run, or give one of its checkpoints/.")
+    _refuse_pickles(folder)
+    raise CheckpointError(f"{path}: neither {CONFIG} nor model/{CONFIG} is there, so it is no run or model folder. Check the path.")
+
+
+def _refuse_pickles(path: Path) -> None:
+    if (path / WEIGHTS).is_file():
+        return
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    for file in files:
+        if file.suffix in _PICKLES:
+            raise CheckpointError(f"{file}: a pickle can run any code when it is read, so it is refused. Convert it to safetensors first.")

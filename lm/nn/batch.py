@@ -1,0 +1,24 @@
+"""The one input type of every model and objective. It lives beside the models, since lm/nn imports nothing above itself."""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+IGNORED = -100  # a label that is not predicted
+
+
+@dataclass
+class Batch:
+    """Rows of tokens. `documents` None means that each row is one document at positions 0..s-1, which fast paths use."""
+
+    tokens: Tensor  # (b, s) int64
+    labels: Tensor | None = None  # (b, s) int64, the token to predict at each place, IGNORED where none
+    positions: Tensor | None = None  # (b, s) int64, restarting per document; -1 marks padding
+    documents: Tensor | None = None  # (b, s) int32, tokens see only their own document
+    step_tokens: int = 0  # label tokens of this rank's rows in the whole optimizer step
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch on another device, copied without waiting."""
+        moved = {f.name: v.to(device, non_blocking=True) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        return Batch(**{**{f.name: getattr(self, f.name) for f in fields(self)}, **moved})

@@ -1,0 +1,109 @@
+"""The key/value cache: preallocated, a ring for windows, with `reorder` (beam search) and `rewind` (speculation)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one layer keeps per token: tensors of (heads, dim), and how far back it looks (None: everything)."""
+
+    tensors: tuple[tuple[int, int], ...]
+    window: int | None = None
+
+
+class Slots:
+    """Which position each slot holds, shared by all layers with as many slots. -1 marks an empty or hidden slot."""
+
+    def __init__(self, batch: int, n: int, slack: int, device: torch.device) -> None:
+        self.positions = torch.full((batch, n), -1, dtype=torch.int64, device=device)
+        self.n, self.slack, self.written = n, slack, 0
+        self.in_place, self.old, self.visible = True, 0, self.positions[:, :0]
+        self.index: slice | Tensor = slice(0, 0)
+
+    def begin(self, positions: Tensor) -> None:
+        """Make room for a chunk, (b, s). A chunk that would overwrite what its first token still sees is attended beside the ring."""
+        s, start = positions.shape[1], self.written
+        self.in_place = start + s <= self.n or s <= self.slack
+        self.old = min(start, self.n)
+        beside = torch.cat([self.positions[:, : self.old], positions], dim=1) if not self.in_place else None
+        kept = min(s, self.n)
+        self.index = self._range(start + s - kept, kept)
+        self.positions[:, self.index] = positions[:, s - kept :]
+        self.written = start + s
+        self.visible = self.positions[:, : min(self.written, self.n)] if beside is None else beside
+
+    def append(self, store: Tensor, new: Tensor) -> Tensor:
+        """Write the chunk of one layer, (b, heads, s, dim), and return what it attends to, (b, heads, k, dim)."""
+        if self.in_place:
+            store[:, :, self.index] = new
+            return store[:, :, : self.visible.shape[1]]
+        seen = torch.cat([store[:, :, : self.old], new], dim=2)
+        store[:, :, self.index] = new[:, :, -min(new.shape[2], self.n) :]
+        return seen
+
+    def rewind(self, n: int) -> None:
+        if n > self.written or (self.written > self.n and n > self.slack):
+            raise ValueError(f"cannot rewind {n} tokens: {self.written} written, slack {self.slack}.")
+        self.written -= n
+        self.positions[:, self._range(self.written, n)] = -1
+
+    def _range(self, start: int, length: int) -> slice | Tensor:
+        first = start % self.n
+        if first + length <= self.n:
+            return slice(first, first + length)
+        return (torch.arange(start, start + length, device=self.positions.device)) % self.n
+
+
+class Cache:
+    """Keys and values of every layer for up to max_len tokens; windowed layers keep window + slack slots and reuse them."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        batch: int,
+        max_len: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        slack: int = 8,
+    ) -> None:
+        device = torch.device(device)
+        self.groups: dict[int, Slots] = {}
+        self.slots: list[Slots] = []
+        self.stores: list[list[Tensor]] = []
+        for layer in layers:
+            n = max_len if layer.window is None else min(max_len, layer.window + slack)
+            self.slots.append(self.groups.setdefault(n, Slots(batch, n, slack if n < max_len else max_len, device)))
+            self.stores.append([torch.zeros(batch, heads, n, dim, device=device, dtype=dtype) for heads, dim in layer.tensors])
+
+    @property
+    def length(self) -> int:
+        """Tokens written so far, padding included."""
+        return next(iter(self.groups.values())).written
+
+    def begin(self, positions: Tensor) -> None:
+        """Announce the next chunk, once a forward, before any layer appends.  positions: (b, s), -1 on padding."""
+        for slots in self.groups.values():
+            slots.begin(positions)
+
+    def append(self, layer: int, *new: Tensor) -> list[Tensor]:
+        """Store this layer's tensors of the chunk, each (b, heads, s, dim); returns all that the chunk may see, (b, heads, k, dim)."""
+        return [self.slots[layer].append(store, tensor) for store, tensor in zip(self.stores[layer], new, strict=True)]
+
+    def positions(self, layer: int) -> Tensor:
+        """Positions of what `append` returned, (b, k)."""
+        return self.slots[layer].visible
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i continues what row rows[i] held."""
+        for slots in self.groups.values():
+            slots.positions = slots.positions.index_select(0, rows)
+        self.stores = [[store.index_select(0, rows) for store in layer] for layer in self.stores]
+
+    def rewind(self, n: int) -> None:
+        """Forget the last n tokens; a ring can forget as many as its slack."""
+        for slots in self.groups.values():
+            slots.rewind(n)

@@ -1,0 +1,86 @@
+"""Position-wise feed-forward layers."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.config import Config
+from lm.nn.context import Context
+from lm.nn.linear import Out
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2"]
+
+
+class MLPConfig(Config):
+    """down(act(up(x))), or down(act(gate(x)) * up(x)) when gated (Shazeer 2020, arXiv:2002.05202)."""
+
+    kind: Literal["mlp"] = "mlp"
+    hidden: int | None = Field(None, gt=0)
+    """Inner width. null: 4 d_model, or 8/3 d_model rounded up to a multiple of 64 when gated, so that parameters match."""
+    activation: Activation = "silu"
+    """relu2 is relu squared (So et al. 2021, arXiv:2109.08668); gelu is the exact form, gelu_tanh GPT-2's."""
+    gated: bool = True
+    """Multiply by a second projection: silu + gated is SwiGLU, gelu + gated is GeGLU."""
+    bias: bool = False
+    """Bias on every projection."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability of dropping an inner activation."""
+
+    def width(self, d_model: int) -> int:
+        """Inner width f."""
+        return self.hidden or (-(-8 * d_model // 3 // 64) * 64 if self.gated else 4 * d_model)
+
+
+def relu2(x: Tensor) -> Tensor:
+    """relu(x)^2."""
+    return F.relu(x).square()
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU by its tanh approximation (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
+    "silu": F.silu,
+    "relu2": relu2,
+}
+
+
+class MLP(nn.Module):
+    """down(act(up(x)))."""
+
+    def __init__(self, cfg: MLPConfig, d_model: int) -> None:
+        super().__init__()
+        hidden = cfg.width(d_model)
+        self.up = nn.Linear(d_model, hidden, bias=cfg.bias)
+        self.down = Out(hidden, d_model, bias=cfg.bias)
+        self.act = ACTIVATIONS[cfg.activation]
+        self.dropout = nn.Dropout(cfg.dropout)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        out: Tensor = self.down(self.dropout(self.act(self.up(x))))
+        return out
+
+
+class GatedMLP(MLP):
+    """down(act(gate(x)) * up(x))."""
+
+    def __init__(self, cfg: MLPConfig, d_model: int) -> None:
+        super().__init__(cfg, d_model)
+        self.gate = nn.Linear(d_model, cfg.width(d_model), bias=cfg.bias)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        out: Tensor = self.down(self.dropout(self.act(self.gate(x)) * self.up(x)))
+        return out
+
+
+def build_ffn(cfg: MLPConfig, d_model: int, layer: int) -> MLP:
+    """The feed-forward layer of this kind; `layer` is for kinds that differ by depth."""
+    return GatedMLP(cfg, d_model) if cfg.gated else MLP(cfg, d_model)

@@ -1,0 +1,54 @@
+"""Initial weights: each parameter from a generator of its own, so that every sharding and every ablation pair starts alike."""
+
+import hashlib
+import math
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from lm.config import Config
+from lm.nn.linear import Out
+from lm.nn.norm import RMSNorm
+
+
+class InitConfig(Config):
+    """How weights are drawn; every parameter from its own generator, seeded by (seed, name)."""
+
+    std: float = Field(0.02, gt=0)
+    """Standard deviation of embeddings, and of matrices where fan_in is false."""
+    fan_in: bool = False
+    """Matrices get std 1 / sqrt(inputs) instead."""
+    out_scale: float | None = Field(None, ge=0)
+    """Factor on projections that write to the residual; 0 makes each block start as the identity. null: 1 / sqrt(sublayers)."""
+
+
+def generator(seed: int, *name: object) -> torch.Generator:
+    """A generator that depends on the seed and the name alone, the same on every machine and in every process."""
+    digest = hashlib.blake2b("/".join(map(str, (seed, *name))).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+@torch.no_grad()
+def init_weights(model: nn.Module, cfg: InitConfig, n_layers: int, seed: int) -> None:
+    """Draw every parameter in float32 on the CPU: normal matrices and embeddings, ones for norm weights, zeros for biases.
+
+    Projections into the residual are scaled by 1/sqrt(2 n_layers), as in GPT-2 (Radford et al. 2019, section 2.3).
+    """
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            parameter.copy_(_draw(module, name, parameter, cfg, n_layers, generator(seed, f"{prefix}.{name}")))
+
+
+def _draw(module: nn.Module, name: str, parameter: Tensor, cfg: InitConfig, n_layers: int, source: torch.Generator) -> Tensor:
+    shape = parameter.shape
+    if name == "bias":
+        return torch.zeros(shape)
+    if isinstance(module, RMSNorm | nn.LayerNorm):
+        return torch.ones(shape)
+    std = cfg.std
+    if isinstance(module, nn.Linear):
+        std = 1 / math.sqrt(module.in_features) if cfg.fan_in else std
+    if isinstance(module, Out):
+        std *= cfg.out_scale if cfg.out_scale is not None else 1 / math.sqrt(2 * n_layers)
+    return torch.randn(shape, generator=source) * std

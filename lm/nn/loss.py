@@ -1,0 +1,91 @@
+"""Next-token losses as sums over label tokens. Logits exist only chunk by chunk."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lm.nn.batch import IGNORED
+from lm.nn.context import Context
+from lm.nn.transformer import Head
+from lm.nn.transformer import Reader as Reader
+
+CHUNK = 1024  # tokens whose logits exist at once, unless told otherwise
+
+
+@dataclass
+class LossSums:
+    """Sums over label tokens: `total` is minimised (smoothing, z-loss and auxiliary losses included), `nll` is reported, in nats."""
+
+    total: Tensor
+    nll: Tensor
+
+
+def token_losses(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0) -> LossSums:
+    """logits: (n, v), labels: (n,) with IGNORED where nothing is predicted; computed in float32."""
+    logits = logits.float()
+    total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
+    nll = total.detach()
+    if label_smoothing:
+        nll = F.cross_entropy(logits.detach(), labels, ignore_index=IGNORED, reduction="sum")
+    if z_loss:
+        log_z = logits.logsumexp(-1)
+        total = total + z_loss * (log_z.square() * (labels != IGNORED)).sum()
+    return LossSums(total, nll)
+
+
+class _Chunked(torch.autograd.Function):
+    """Sum of token_losses over chunks. Each chunk's gradient is taken at once, so that its logits can go: the same work as the
+    plain loss, and memory for one chunk. `parameters` are the head's, named so that autograd sees them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, labels: Tensor, head: Head, extras: tuple[float, float], chunk: int, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        total = torch.zeros((), device=hidden.device, dtype=torch.float32)
+        nll = torch.zeros_like(total)
+        d_hidden = torch.empty_like(hidden)
+        d_parameters = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
+        for start in range(0, len(hidden), chunk):
+            span = slice(start, start + chunk)
+            with torch.enable_grad():
+                piece = hidden[span].detach().requires_grad_()
+                sums = token_losses(head(piece), labels[span], *extras)
+                d_piece, *grads = torch.autograd.grad(sums.total, (piece, *parameters))
+            d_hidden[span] = d_piece
+            for mine, grad in zip(d_parameters, grads, strict=True):
+                mine += grad
+            total += sums.total.detach()
+            nll += sums.nll
+        ctx.save_for_backward(d_hidden, *(mine.to(p.dtype) for mine, p in zip(d_parameters, parameters, strict=True)))
+        ctx.mark_non_differentiable(nll)
+        return total, nll
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        d_hidden, *d_parameters = ctx.saved_tensors
+        return d_hidden * grads[0], None, None, None, None, *(d * grads[0] for d in d_parameters)
+
+
+@torch.compiler.disable
+def chunked_loss(
+    hidden: Tensor, labels: Tensor, head: Head, label_smoothing: float = 0.0, z_loss: float = 0.0, chunk: int = CHUNK
+) -> LossSums:
+    """token_losses(head(hidden), labels) without ever holding more than `chunk` rows of logits.  hidden: (n, d), labels: (n,)."""
+    extras = (label_smoothing, z_loss)
+    if torch.is_grad_enabled():
+        return LossSums(*_Chunked.apply(hidden, labels, head, extras, chunk, *head.parameters()))
+    pieces = [token_losses(head(h), y, *extras) for h, y in zip(hidden.split(chunk), labels.split(chunk), strict=True)]
+    return LossSums(torch.stack([p.total for p in pieces]).sum(), torch.stack([p.nll for p in pieces]).sum())
+
+
+def causal_reader(labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0, chunk: int = CHUNK) -> Reader:
+    """What to pass as `loss` to a model's forward: LossSums over the label tokens of this batch.  labels: (b, s)."""
+
+    def read(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
+        sums = chunked_loss(hidden.flatten(0, 1), labels.flatten(), head, label_smoothing, z_loss, chunk)
+        return LossSums(sum(ctx.losses.values(), sums.total), sums.nll)
+
+    return read

@@ -1,0 +1,48 @@
+"""Who may see whom, as a description that each attention backend turns into its own form."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Mask:
+    """A query sees a key of its own document, not hidden (position >= 0), not later if causal, and less than `window` tokens back.
+
+    Positions are (b, q) and (b, k); b may be 1. `square` says that both are 0..s-1 in one document, the case that kernels know.
+    """
+
+    q_positions: Tensor
+    k_positions: Tensor
+    q_documents: Tensor | None = None
+    k_documents: Tensor | None = None
+    causal: bool = True
+    square: bool = False
+    _built: dict[int | None, Tensor] = field(default_factory=dict)
+
+    def is_plain_causal(self, window: int | None) -> bool:
+        """True where the lower triangle alone says everything."""
+        return self.square and self.causal and (window is None or window >= self.k_positions.shape[1])
+
+    def allowed(self, window: int | None) -> Tensor:
+        """True where the query may see the key, (b, 1, q, k); built once per window."""
+        if window not in self._built:
+            self._built[window] = self._build(window)
+        return self._built[window]
+
+    def _build(self, window: int | None) -> Tensor:
+        q, k = self.q_positions.unsqueeze(-1), self.k_positions.unsqueeze(-2)  # (b, q) -> (b, q, 1), (b, k) -> (b, 1, k)
+        seen = (k >= 0) & (q >= 0)
+        if self.causal:
+            seen = seen & (k <= q)
+        if window is not None:
+            seen = seen & (q - k < window)
+        if self.q_documents is not None and self.k_documents is not None:
+            seen = seen & (self.q_documents.unsqueeze(-1) == self.k_documents.unsqueeze(-2))
+        return seen.unsqueeze(1)  # (b, q, k) -> (b, 1, q, k)
+
+
+def arange_positions(s: int, device: torch.device) -> Tensor:
+    """0..s-1 as (1, s): rows that are one document each."""
+    return torch.arange(s, device=device).unsqueeze(0)

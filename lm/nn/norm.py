@@ -1,0 +1,141 @@
+"""Normalisation, and where on the residual stream it happens."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.config import Config
+
+Place = Literal["pre", "post", "sandwich", "output"]
+
+
+class RMSNormConfig(Config):
+    """x / rms(x) * weight."""
+
+    kind: Literal["rms"] = "rms"
+    place: Place = "pre"
+    """Where a sublayer f is normalised: pre x+f(n(x)), post n(x+f(x)), sandwich x+n(f(n(x))), output x+n(f(x))."""
+    eps: float = Field(1e-6, gt=0)
+    """Added to the mean square before the root."""
+
+
+class LayerNormConfig(Config):
+    """(x - mean) / std * weight + bias."""
+
+    kind: Literal["layer"] = "layer"
+    place: Place = "pre"
+    """Where a sublayer f is normalised: pre x+f(n(x)), post n(x+f(x)), sandwich x+n(f(n(x))), output x+n(f(x))."""
+    eps: float = Field(1e-5, gt=0)
+    """Added to the variance before the root."""
+    bias: bool = True
+    """Learn an additive bias beside the weight."""
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight, computed in float32, returned in x.dtype.
+
+    x: (..., d); weight: (d,).  Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4.
+    """
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+
+class _RMSNormCPU(torch.autograd.Function):
+    """rms_norm with a fused backward: on CPU the gradient of torch's own is a chain of unfused passes, 5 to 15 times slower.
+
+    LayerNorm's backward kernel, given mean 0, lacks only the term that its mean would have contributed; that is added by hand.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_().div_(x.shape[-1])
+        inverse = mean_square.add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, inverse)
+        return (x.float() * inverse).mul_(weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, inverse = ctx.saved_tensors
+        g, wide, w, d = grads[0].float(), x.float(), weight.float(), x.shape[-1]
+        dx, dw, _ = torch.ops.aten.native_layer_norm_backward(
+            g, wide, [d], torch.zeros_like(inverse), inverse, w, None, [True, True, False]
+        )
+        dx.addcmul_((g @ w).unsqueeze(-1), inverse / d)
+        return dx.to(x.dtype), dw.to(weight.dtype), None
+
+
+class RMSNorm(nn.Module):
+    """rms_norm with a learned weight of ones."""
+
+    def __init__(self, d: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "cpu" and x.requires_grad and not torch.compiler.is_compiling():
+            out: Tensor = _RMSNormCPU.apply(x, self.weight, self.eps)
+            return out
+        if x.dtype == self.weight.dtype:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
+
+
+def build_norm(cfg: RMSNormConfig | LayerNormConfig, d: int) -> nn.Module:
+    """The norm of this kind over the last dimension of width d."""
+    if isinstance(cfg, RMSNormConfig):
+        return RMSNorm(d, cfg.eps)
+    return nn.LayerNorm(d, cfg.eps, bias=cfg.bias)
+
+
+Sublayer = Callable[[Tensor], Tensor]
+
+
+class PreNorm(nn.Module):
+    """x + f(norm(x)).  Xiong et al. 2020, arXiv:2002.04745."""
+
+    def __init__(self, cfg: RMSNormConfig | LayerNormConfig, d: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = build_norm(cfg, d)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, sublayer: Sublayer) -> Tensor:
+        return x + self.dropout(sublayer(self.norm(x)))
+
+
+class PostNorm(PreNorm):
+    """norm(x + f(x)).  Vaswani et al. 2017, arXiv:1706.03762."""
+
+    def forward(self, x: Tensor, sublayer: Sublayer) -> Tensor:
+        out: Tensor = self.norm(x + self.dropout(sublayer(x)))
+        return out
+
+
+class OutputNorm(PreNorm):
+    """x + norm(f(x)).  OLMo 2, arXiv:2501.00656, section 2.1."""
+
+    def forward(self, x: Tensor, sublayer: Sublayer) -> Tensor:
+        return x + self.dropout(self.norm(sublayer(x)))
+
+
+class SandwichNorm(PreNorm):
+    """x + norm_out(f(norm(x))).  Gemma 2, arXiv:2408.00118, section 2."""
+
+    def __init__(self, cfg: RMSNormConfig | LayerNormConfig, d: int, dropout: float) -> None:
+        super().__init__(cfg, d, dropout)
+        self.norm_out = build_norm(cfg, d)
+
+    def forward(self, x: Tensor, sublayer: Sublayer) -> Tensor:
+        return x + self.dropout(self.norm_out(sublayer(self.norm(x))))
+
+
+RESIDUALS: dict[Place, type[PreNorm]] = {"pre": PreNorm, "post": PostNorm, "output": OutputNorm, "sandwich": SandwichNorm}
+
+
+def build_residual(cfg: RMSNormConfig | LayerNormConfig, d: int, dropout: float) -> PreNorm:
+    """The residual connection that `cfg.place` names."""
+    return RESIDUALS[cfg.place](cfg, d, dropout)

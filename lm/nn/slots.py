@@ -1,0 +1,18 @@
+"""The slots of a block: one tagged union each. A new kind is one line here, one file's worth of mechanism, one yaml, one test."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from lm.nn.attention import GQAConfig
+from lm.nn.block import ParallelConfig, SequentialConfig
+from lm.nn.ffn import MLPConfig
+from lm.nn.norm import LayerNormConfig, RMSNormConfig
+from lm.nn.position import LearnedConfig, NoPositionConfig, SinusoidalConfig
+from lm.nn.rope import RopeConfig
+
+NormConfig = Annotated[RMSNormConfig | LayerNormConfig, Field(discriminator="kind")]
+PositionConfig = Annotated[NoPositionConfig | LearnedConfig | SinusoidalConfig | RopeConfig, Field(discriminator="kind")]
+AttentionConfig = GQAConfig
+FFNConfig = MLPConfig
+BlockConfig = Annotated[SequentialConfig | ParallelConfig, Field(discriminator="kind")]

@@ -1,0 +1,132 @@
+"""Everything that `lm train` can be told: the frozen `config.yaml` of a run folder is one TrainConfig."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from lm.config import Config
+from lm.data.config import DataConfig, TokenizerConfig
+from lm.nn.transformer import ModelConfig
+from lm.training.objective import ObjectiveConfig
+from lm.training.optim import OptimConfig
+from lm.training.schedule import ScheduleConfig
+
+
+class RunConfig(Config):
+    """Which folder a run lives in."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._,=+@-]{0,119}$")
+    """Folder name below `dir`."""
+    dir: str = "runs"
+    """Folder of all runs."""
+
+
+class TrainerConfig(Config):
+    """The loop: length, cadence, precision, device."""
+
+    max_steps: int = Field(gt=0)
+    """Optimizer steps in all."""
+    micro_batch: int = Field(8, gt=0)
+    """Most rows per forward and rank; accumulation is derived."""
+    val_every: int = Field(100, gt=0)
+    """Steps between validations; the last step always validates."""
+    log_every: int = Field(10, gt=0)
+    """Steps between lines of metrics."""
+    precision: Literal["fp32", "bf16-mixed", "bf16-true"] = "fp32"
+    """fp32; bf16 compute on fp32 weights; bf16 weights too."""
+    compile: bool = False
+    """torch.compile the model."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: CUDA where there is a GPU."""
+    ema_decay: float | None = Field(None, gt=0, lt=1)
+    """Keep an exponential moving average of the weights; it is validated and exported. null: off."""
+    early_stop: int | None = Field(None, gt=0)
+    """Stop after this many validations without a better val_loss. null: never."""
+    sample_prompts: list[str] = []
+    """Prompts continued at each validation into samples.md."""
+    sample_tokens: int = Field(64, gt=0)
+    """Tokens per sample."""
+
+
+class CheckpointConfig(Config):
+    """When to save and how many to keep."""
+
+    every: int = Field(100, gt=0)
+    """Steps between checkpoints; the last step always saves."""
+    keep_last: int = Field(2, gt=0)
+    """Checkpoints kept."""
+
+
+class SingleConfig(Config):
+    """One process on one device."""
+
+    kind: Literal["single"] = "single"
+
+
+class JsonlLoggerConfig(Config):
+    """metrics.jsonl alone, which is always written."""
+
+    kind: Literal["jsonl"] = "jsonl"
+
+
+class TensorBoardLoggerConfig(Config):
+    """metrics.jsonl and TensorBoard event files in the run folder."""
+
+    kind: Literal["tensorboard"] = "tensorboard"
+
+
+class WandbLoggerConfig(Config):
+    """metrics.jsonl and Weights & Biases, offline when not logged in."""
+
+    kind: Literal["wandb"] = "wandb"
+    project: str = "lm"
+    """Project name."""
+    entity: str | None = None
+    """Team or user. null: the default one."""
+
+
+LoggerConfig = Annotated[JsonlLoggerConfig | TensorBoardLoggerConfig | WandbLoggerConfig, Field(discriminator="kind")]
+
+
+class ResumeConfig(Config):
+    """What to do with a run folder that exists."""
+
+    mode: Literal["auto", "must"] = "auto"
+    """auto: resume where there is a checkpoint, else start; must: refuse to start from nothing."""
+    fresh_optimizer: bool = False
+    """Resume weights and step but start the optimizer anew."""
+
+
+class TrainConfig(Config):
+    """One training run."""
+
+    run: RunConfig
+    seed: int = Field(0, ge=0)
+    """Decides initial weights, data order, dropout and samples."""
+    model: ModelConfig
+    tokenizer: TokenizerConfig
+    data: DataConfig
+    objective: ObjectiveConfig
+    optim: OptimConfig
+    schedule: ScheduleConfig
+    trainer: TrainerConfig
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    strategy: SingleConfig = SingleConfig()
+    logger: LoggerConfig = JsonlLoggerConfig()
+    init_from: str | None = None
+    """Model folder, run folder or checkpoint to start the weights from (fine-tuning)."""
+    resume: ResumeConfig = ResumeConfig()
+    traceback: bool = False
+    """Print the whole traceback of an error."""
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        if self.schedule.warmup_steps >= self.trainer.max_steps:
+            raise ValueError(
+                f"schedule.warmup_steps={self.schedule.warmup_steps} is not below trainer.max_steps={self.trainer.max_steps}."
+                " Shorten the warm-up or lengthen the run."
+            )
+        limit = self.model.max_seq_len
+        if limit is not None and self.data.seq_len > limit:
+            raise ValueError(f"data.seq_len={self.data.seq_len} is over model.max_seq_len={limit}. Lower one or raise the other.")
+        return self

@@ -1,0 +1,133 @@
+from collections.abc import Container, Iterable
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+from torch.optim import Optimizer
+
+from lm.config import Config
+from lm.training.muon import MuonAdamW
+
+
+class AdamWConfig(Config):
+    """AdamW, fused; no decay on norms, biases and other vectors (Loshchilov & Hutter 2017, arXiv:1711.05101)."""
+
+    kind: Literal["adamw"] = "adamw"
+    lr: float = Field(1e-3, gt=0)
+    """Peak learning rate."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    beta2: float = Field(0.95, ge=0, lt=1)
+    """Decay of the second moment."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(0.1, ge=0)
+    """Decoupled decay of matrices and embeddings."""
+    clip: float | None = Field(1.0, gt=0)
+    """Largest global gradient norm. null: no clipping."""
+
+
+class MuonConfig(Config):
+    """Muon for the blocks' matrices, AdamW for embeddings, head and vectors (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982)."""
+
+    kind: Literal["muon"] = "muon"
+    lr: float = Field(0.02, gt=0)
+    """Peak learning rate of the matrices; an update has spectral norm about 1 times sqrt(max(1, rows / columns))."""
+    momentum: float = Field(0.95, ge=0, lt=1)
+    """Nesterov momentum of the matrices."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled decay of the matrices."""
+    adam_lr: float = Field(3e-3, gt=0)
+    """Peak learning rate of everything else."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW: decay of the first moment."""
+    beta2: float = Field(0.95, ge=0, lt=1)
+    """AdamW: decay of the second moment."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW: added to the root of the second moment."""
+    adam_weight_decay: float = Field(0.0, ge=0)
+    """AdamW: decoupled decay of embeddings and head."""
+    clip: float | None = Field(1.0, gt=0)
+    """Largest global gradient norm. null: no clipping."""
+
+
+class SGDConfig(Config):
+    """Plain gradient descent; unlike AdamW it shows a gradient of the wrong scale."""
+
+    kind: Literal["sgd"] = "sgd"
+    lr: float = Field(0.1, gt=0)
+    """Peak learning rate."""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """Heavy-ball momentum."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decay of matrices and embeddings."""
+    clip: float | None = Field(None, gt=0)
+    """Largest global gradient norm. null: no clipping."""
+
+
+OptimConfig = Annotated[AdamWConfig | MuonConfig | SGDConfig, Field(discriminator="kind")]
+
+
+Named = list[tuple[str, nn.Parameter]]
+Group = dict[str, Any]
+
+
+def build_optimizer(cfg: OptimConfig, named: Iterable[tuple[str, nn.Parameter]], matrices: Container[str]) -> Optimizer:
+    """One optimizer over what is trainable; each group carries the `names` of its parameters and its `peak_lr`.
+
+    matrices: names of the blocks' 2-D weights, which are Muon's.
+    """
+    trainable = [(name, p) for name, p in named if p.requires_grad]
+    if isinstance(cfg, MuonConfig):
+        return _with_state(MuonAdamW(_muon_groups(cfg, trainable, matrices)))
+    groups = _groups(trainable, cfg.lr, cfg.weight_decay)
+    if isinstance(cfg, SGDConfig):
+        return _with_state(torch.optim.SGD(groups, lr=cfg.lr, momentum=cfg.momentum, fused=True))
+    return _with_state(torch.optim.AdamW(groups, lr=cfg.lr, betas=(cfg.beta1, cfg.beta2), eps=cfg.eps, fused=True))
+
+
+def set_lr(optimizer: Optimizer, factor: float) -> None:
+    """Set each group's rate to a part of its peak."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak_lr"] * factor
+
+
+def _groups(named: Named, lr: float, weight_decay: float) -> list[Group]:
+    """Matrices and embeddings decay; norms, biases and other vectors do not."""
+    matrices = [(name, p) for name, p in named if p.ndim >= 2]
+    vectors = [(name, p) for name, p in named if p.ndim < 2]
+    return [_group(part, lr, decay) for part, decay in ((matrices, weight_decay), (vectors, 0.0)) if part]
+
+
+def _group(named: Named, lr: float, weight_decay: float) -> Group:
+    return {
+        "params": [p for _, p in named],
+        "names": [name for name, _ in named],
+        "lr": lr,
+        "peak_lr": lr,
+        "weight_decay": weight_decay,
+    }
+
+
+def _muon_groups(cfg: MuonConfig, named: Named, matrices: Container[str]) -> list[Group]:
+    inner = [(name, p) for name, p in named if name in matrices]
+    outer = [(name, p) for name, p in named if name not in matrices]
+    adam = {"betas": (cfg.beta1, cfg.beta2), "eps": cfg.eps}
+    groups = [group | adam for group in _groups(outer, cfg.adam_lr, cfg.adam_weight_decay)]
+    if inner:
+        groups.append(_group(inner, cfg.lr, cfg.weight_decay) | {"momentum": cfg.momentum})
+    return groups
+
+
+def _with_state(optimizer: Optimizer) -> Optimizer:
+    """All state from the start: it can be saved and loaded at any step, and a fused SGD whose first step is skipped would keep garbage."""
+    muon = isinstance(optimizer, MuonAdamW)
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if "betas" in group:
+                zero = torch.zeros((), dtype=torch.float32, device=p.device)
+                optimizer.state[p] = {"step": zero, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            elif muon or group["momentum"]:
+                optimizer.state[p] = {"momentum_buffer": torch.zeros_like(p, dtype=torch.float32 if muon else p.dtype)}
+    return optimizer

@@ -1,0 +1,216 @@
+"""What happens between steps: metrics, validation, samples, checkpoints, and the decision to stop."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from lm.checkpoint import Piece, checkpoints, prune, save_checkpoint, step_folder
+from lm.config import Tree
+from lm.data.causal import CausalRows
+from lm.data.order import spread
+from lm.data.tokenizer import Tokenizer
+from lm.errors import NumericsError
+from lm.folder import disk_errors
+from lm.generation.evaluate import evaluate
+from lm.generation.load import generate
+from lm.nn.count import Counts
+from lm.nn.transformer import DecoderLM
+from lm.training.config import TrainConfig
+from lm.training.logging import Console, Logger
+from lm.training.metrics import MetricsFile, memory_gib, peak_flops
+from lm.training.module import TrainModule
+from lm.training.signals import Signals
+from lm.training.state import EMA, optimizer_pieces, weight_pieces
+
+
+@dataclass
+class Progress:
+    """The counters that a checkpoint carries beside weights and optimizer."""
+
+    best_val_loss: float | None = None
+    worse_validations: int = 0
+    val_loss: float | None = None
+    val_bits_per_byte: float | None = None
+    train_s: float = 0.0  # seconds spent stepping, over all resumes
+
+
+@dataclass
+class Session:
+    """One run from its first to its last step in this process. `after_step` is called by the module."""
+
+    cfg: TrainConfig
+    folder: Path
+    model: DecoderLM
+    tokenizer: Tokenizer
+    val_rows: CausalRows
+    counts: Counts
+    console: Console
+    loggers: list[Logger]
+    metrics: MetricsFile
+    signals: Signals
+    meta: Tree  # what every checkpoint repeats: config, model, fingerprint, tokenizer hash, parent
+    progress: Progress = field(default_factory=Progress)
+    ema: EMA | None = None
+    stopped_early: bool = False
+    last_saved: int = -1
+    _mark: tuple[int, float] = (0, 0.0)  # step and time of the last metrics line, pauses taken out
+
+    def attach(self, module: TrainModule) -> None:
+        """The module whose steps this session follows."""
+        self.module = module
+
+    def start(self) -> None:
+        """Training begins now: signals wait for the end of a step, and the clock starts."""
+        self.signals.defer()
+        self._mark = (self.module.step, time.perf_counter())
+
+    def after_step(self) -> bool:
+        """True where training should end."""
+        step, cfg = self.module.step, self.cfg.trainer
+        last = step >= cfg.max_steps
+        if self.ema is not None:
+            self.ema.update()
+        logs = step % cfg.log_every == 0 or last or step == 1
+        if logs or self.module.device.type == "cpu":
+            self._require_finite()
+        if logs:
+            self._log_step(step)
+        stop = last or self.signals.received is not None
+        with self._pause():
+            if step % cfg.val_every == 0 or last:
+                self._validate(step)
+                stop = stop or self.stopped_early
+            if step % self.cfg.checkpoint.every == 0 or stop:
+                self.save()
+        return stop
+
+    def _require_finite(self) -> None:
+        bad = int(self.module.bad_step)
+        if bad < 0:
+            return
+        rate = f"{self.cfg.optim.lr:g}"
+        kept = checkpoints(self.folder / "checkpoints")
+        where = f"{kept[0]} is the last checkpoint" if kept else "there is no checkpoint yet"
+        loss, norm = float(self.module.loss()), float(self.module.grad_norm)
+        self._record({"step": bad, "event": "not finite", "batch_step": bad})
+        raise NumericsError(
+            f"train: step {bad + 1} has loss {loss:.4g} and gradient norm {norm:.4g}, and only finite steps are taken; the weights are as"
+            f" before it, and {where}. Lower optim.lr={rate} or optim.clip, or look at the rows of that step."
+        )
+
+    def _log_step(self, step: int) -> None:
+        since, at = self._mark
+        loss, norm = float(self.module.loss()), float(self.module.grad_norm)  # waits for the device
+        now = time.perf_counter()
+        self._mark = (step, now)
+        self.progress.train_s += now - at
+        step_s = (now - at) / max(1, step - since)
+        rate = self.cfg.data.global_batch * self.cfg.data.seq_len / step_s
+        record: Tree = {"step": step, "tokens": self._tokens(step), "loss": loss, "lr": self._lr(), "grad_norm": norm}
+        record |= {"tokens_per_second": round(rate, 1), "step_s": round(step_s, 5), "memory_gib": round(memory_gib(self.module.device), 3)}
+        peak = peak_flops(torch.cuda.get_device_name()) if self.module.device.type == "cuda" else None
+        if peak is not None:
+            record["mfu_pct"] = round(100 * rate * self.counts.train_flops_per_token / peak, 2)
+        self._record(record)
+
+    def _lr(self) -> float:
+        group: Tree = self.module.trainer.optimizers[0].param_groups[-1]
+        return float(group["lr"])
+
+    def _tokens(self, step: int) -> int:
+        return step * self.cfg.data.global_batch * self.cfg.data.seq_len
+
+    def _record(self, record: Tree) -> None:
+        self.metrics.append(record)
+        self.console.log(record)
+        for logger in self.loggers:
+            logger.log(record)
+
+    def _validate(self, step: int) -> None:
+        with self._exported_weights():
+            ids = spread(len(self.val_rows), self.cfg.data.val_rows)
+            found = evaluate(self.model, self.val_rows, ids, self.tokenizer, self.cfg.trainer.micro_batch)
+            self._sample(step)
+        p = self.progress
+        p.val_loss, p.val_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
+        better = p.best_val_loss is None or p.val_loss < p.best_val_loss
+        p.best_val_loss, p.worse_validations = (p.val_loss, 0) if better else (p.best_val_loss, p.worse_validations + 1)
+        shown = {"val_loss": p.val_loss, "val_bits_per_byte": p.val_bits_per_byte}
+        self._record({"step": step, "tokens": self._tokens(step), **shown})
+        patience = self.cfg.trainer.early_stop
+        if patience is not None and p.worse_validations >= patience and step < self.cfg.trainer.max_steps:
+            self.stopped_early = True
+            self._record({"step": step, "event": "stopped early", "validations_without_improvement": p.worse_validations})
+
+    def _sample(self, step: int) -> None:
+        prompts = self.cfg.trainer.sample_prompts
+        if not prompts:
+            return
+        options = {"max_tokens": self.cfg.trainer.sample_tokens, "temperature": 0.8, "top_p": 0.95, "seed": self.cfg.seed}
+        with self._eager():
+            texts = [generate(self.model, self.tokenizer, prompt, **options) for prompt in prompts]
+        blocks = "".join(f"\n{_fenced(prompt + text)}\n" for prompt, text in zip(prompts, texts, strict=True))
+        with disk_errors(self.folder / "samples.md"), (self.folder / "samples.md").open("a", encoding="utf-8") as file:
+            file.write(f"## step {step}\n{blocks}\n")
+
+    def _eager(self) -> AbstractContextManager[None]:
+        """Sampling changes shapes at each token, which would compile anew each time."""
+        return torch.compiler.set_stance("force_eager") if self.cfg.trainer.compile else nullcontext()
+
+    @contextmanager
+    def _exported_weights(self) -> Iterator[None]:
+        """The weights that are validated and handed on: the averaged ones where there are some."""
+        precision = self.module.trainer.precision_plugin
+        averaged: AbstractContextManager[None] = self.ema.swapped() if self.ema is not None else nullcontext()
+        with averaged, precision.forward_context():
+            yield
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        """Time in here is not counted as training."""
+        begun = time.perf_counter()
+        yield
+        step, at = self._mark
+        self._mark = (step, at + time.perf_counter() - begun)
+
+    def save(self) -> None:
+        """A checkpoint of the current step, unless this step is saved already."""
+        step = self.module.step
+        if step == self.last_saved:
+            return
+        meta = self.meta | {"step": step, "tokens": self._tokens(step), "progress": vars(self.progress)}
+        folder = self.folder / "checkpoints"
+        save_checkpoint(step_folder(folder, step), self._pieces(), meta, self.tokenizer.save)
+        prune(folder, self.cfg.checkpoint.keep_last)
+        self.last_saved = step
+
+    def _pieces(self) -> Iterator[Piece]:
+        yield from weight_pieces(self.model.named_parameters())
+        yield from optimizer_pieces(self.module.trainer.optimizers[0])
+        if self.ema is not None:
+            yield from self.ema.pieces()
+
+    def exported(self, use: Callable[[dict[str, torch.Tensor]], None]) -> None:
+        """Call `use` with the named weights that the model folder holds."""
+        with self.ema.swapped() if self.ema is not None else nullcontext():
+            use(dict(self.model.named_parameters()))
+
+
+def _fenced(text: str) -> str:
+    """A code block whose fence is longer than any run of backticks inside."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text}\n{fence}"
+
+
+def truncate_samples(path: Path, step: int) -> None:
+    """Drop the samples after `step`, which a resumed run draws again."""
+    if path.exists():
+        text = path.read_text(encoding="utf-8")
+        later = next((m.start() for m in re.finditer(r"^## step (\d+)$", text, re.MULTILINE) if int(m[1]) > step), len(text))
+        path.write_text(text[:later], encoding="utf-8")

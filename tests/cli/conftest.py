@@ -1,0 +1,37 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lm.cli.main import main
+
+Lm = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def lm(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lm:
+    """Run the command line in this process, in an empty folder: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> tuple[int, str, str]:
+        code = main(list(args))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def lm_process(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command line as a process of its own, in an empty folder."""
+
+    def run(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            [sys.executable, "-m", "lm", *args], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
+        )
+
+    return run

@@ -1,0 +1,75 @@
+"""Every mistake on the command line ends with exit code 2 and one sentence: where, what was given, the rule, the remedy."""
+
+import pytest
+
+from tests.cli.conftest import Lm
+
+MISTAKES = {
+    "misspelt key": (["optim.lrr=1"], ["optim.lrr: there is no such key", "Did you mean 'lr'?"]),
+    "misspelt key with +": (["+optim.lrr=1"], ["optim.lrr: there is no such key", "Did you mean 'lr'?"]),
+    "misspelt key with ~": (["~optim.lrr"], ["optim.lrr: there is no such key", "Did you mean 'lr'?"]),
+    "misspelt section": (["optm.lr=1"], ["optm: there is no such key", "Did you mean 'optim'?"]),
+    "key without its section": (["n_layers=3"], ["n_layers: there is no such key", "Did you mean 'model.n_layers'?"]),
+    "key below a value": (["seed.x=1"], ["seed.x", "seed is a value"]),
+    "wrong type": (["trainer.max_steps=many"], ["trainer.max_steps: 'many' does not fit", "integer"]),
+    "float for int": (["seed=1.5"], ["seed: 1.5 does not fit", "integer"]),
+    "string for int": (["seed='1'"], ["seed: '1' does not fit", "integer"]),
+    "list for scalar": (["optim.lr=[1]"], ["optim.lr: [1] does not fit", "number"]),
+    "out of range": (["trainer.max_steps=-3"], ["trainer.max_steps: -3 does not fit", "greater than 0"]),
+    "NaN": (["optim.lr=nan"], ["optim.lr: NaN does not fit", "finite number"]),
+    "infinity": (["optim.lr=inf"], ["optim.lr: Infinity does not fit", "finite number"]),
+    "unknown literal": (["trainer.precision=fp23"], ["trainer.precision: 'fp23' is not an option", "Did you mean 'fp32'?"]),
+    "unknown option": (["optim=adamww"], ["optim: 'adamww' is not an option", "Did you mean 'adamw'?", "muon"]),
+    "unknown slot option": (["model/ffn=gegly"], ["model/ffn: 'gegly' is not an option", "Did you mean 'geglu'?"]),
+    "unknown recipe": (["recipes=pretrain/tinny"], ["recipes: 'pretrain/tinny' is not an option", "Did you mean 'pretrain/tiny'?"]),
+    "unknown group": (["model/fnn=geglu"], ["model/fnn: there is no such group", "Did you mean 'model/ffn'?"]),
+    "group taken for a key": (["model.ffn=geglu"], ["model.ffn", "model/ffn=geglu"]),
+    "kind set by hand": (["optim.kind=sgd"], ["optim.kind", "optim=sgd"]),
+    "key that the chosen kind lacks": (["optim=adamw", "optim.adam_lr=1"], ["optim.adam_lr: there is no such key", "kind 'adamw'"]),
+    "group deleted": (["~optim"], ["optim", "cannot be removed"]),
+    "null for a group": (["optim=null"], ["optim: 'null' is not an option"]),
+    "heads do not divide": (["model.attention.n_heads=7"], ["n_heads=7", "not a multiple"]),
+    "warm-up longer than the run": (
+        ["schedule.warmup_steps=99", "trainer.max_steps=9"],
+        ["schedule.warmup_steps=99", "trainer.max_steps=9"],
+    ),
+    "missing value": (["data=text"], ["data.files: a value is missing"]),
+    "sweep without -m": (["seed=0,1"], ["seed=0,1 is a sweep", "-m"]),
+    "unreadable override": (["run.name=a=b"], ["run.name=a=b", "quote"]),
+    "no key": (["geglu"], ["geglu", "key=value"]),
+    "unknown flag": (["--multi"], ["--multi", "--multirun"]),
+    "run name that leaves the folder": (["run.name=../../etc/x"], ["run.name: '../../etc/x' does not fit"]),
+    "run name too long": (["run.name=" + "x" * 300], ["run.name", "does not fit"]),
+}
+
+
+@pytest.mark.parametrize("args, expected", MISTAKES.values(), ids=MISTAKES.keys())
+def test_bad_override_ends_with_one_sentence_and_exit_code_2(lm: Lm, args: list[str], expected: list[str]) -> None:
+    code, out, err = lm("train", "--cfg", "job", *args)
+    last = err.splitlines()[-1]
+    assert code == 2
+    assert out == ""
+    assert "Traceback" not in err
+    for part in expected:
+        assert part in last
+
+
+@pytest.mark.parametrize("args", [["-m", "optim.lrr=1,2"], ["optim.lrr=1,2", "-m"], ["optim=adamw,adamww", "--multirun"]])
+def test_bad_key_or_option_in_a_sweep_is_told(lm: Lm, args: list[str]) -> None:
+    code, _, err = lm("train", *args, "--cfg", "job")
+    assert code == 2
+    assert "Did you mean" in err.splitlines()[-1]
+
+
+def test_traceback_is_shown_only_on_request(lm: Lm) -> None:
+    code, _, err = lm("train", "optim.lrr=1", "traceback=true")
+    assert code == 2
+    assert "Traceback" in err
+    assert "optim.lrr" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("args, near", [(["trian"], "train"), (["comapre"], "compare"), (["explian", "optim"], "explain")])
+def test_unknown_verb_is_answered_with_the_nearest(lm: Lm, args: list[str], near: str) -> None:
+    code, _, err = lm(*args)
+    assert code == 2
+    assert f"Did you mean '{near}'?" in err.splitlines()[-1]

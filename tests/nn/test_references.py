@@ -1,0 +1,128 @@
+"""Fast paths equal their readable reference, in values and gradients; sizes equal hand counts."""
+
+import pytest
+import torch
+from models import config
+
+from lm.config import from_tree
+from lm.errors import ConfigError
+from lm.nn.attend import Scoring, choose, reference, sdpa
+from lm.nn.count import count
+from lm.nn.mask import Mask, arange_positions
+from lm.nn.norm import RMSNorm, rms_norm
+from lm.nn.position import Sinusoidal
+from lm.nn.rope import rope_angles, rotate, rotate_half
+from lm.nn.transformer import DecoderConfig
+
+
+def grads(out: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(5)).to(out.dtype)
+    return list(torch.autograd.grad((out * weight).sum(), inputs))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_fast_rms_norm_equals_the_reference(dtype: torch.dtype, tolerance: float) -> None:
+    norm = RMSNorm(48, 1e-5)
+    norm.weight.data.normal_()
+    x = (torch.randn(3, 7, 48) * 3).to(dtype).requires_grad_()
+    fast, plain = norm(x), rms_norm(x, norm.weight, 1e-5)
+    torch.testing.assert_close(fast, plain, atol=tolerance, rtol=tolerance)
+    for a, b in zip(grads(fast, x, norm.weight), grads(plain, x, norm.weight), strict=True):
+        torch.testing.assert_close(a, b, atol=10 * tolerance, rtol=10 * tolerance)
+
+
+@pytest.mark.parametrize("rotary_dim", [8, 16])
+def test_fast_rotation_equals_the_reference(rotary_dim: int) -> None:
+    q = torch.randn(2, 5, 3, 16).transpose(1, 2).requires_grad_()
+    cos, sin = rope_angles(torch.randint(0, 100, (2, 5)), rotary_dim, 10000.0)
+    fast, plain = rotate(q, cos, sin), rotate_half(q, cos, sin)
+    torch.testing.assert_close(fast, plain)
+    torch.testing.assert_close(grads(fast, q), grads(plain, q))
+
+
+def test_rotary_scores_depend_on_distance_only() -> None:
+    q, k = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
+
+    def score(i: int, j: int) -> torch.Tensor:
+        turned_q = rotate(q, *rope_angles(torch.tensor([[i]]), 16, 100.0))
+        return (turned_q * rotate(k, *rope_angles(torch.tensor([[j]]), 16, 100.0))).sum()
+
+    torch.testing.assert_close(score(9, 4), score(25, 20), atol=1e-5, rtol=1e-4)
+    assert abs(score(9, 4) - score(9, 5)) > 1e-4
+
+
+def test_sinusoidal_position_equals_the_papers_formula() -> None:
+    out = Sinusoidal(10000.0).embed(torch.zeros(1, 4, 6), torch.tensor([[0, 1, 2, 7]]))
+    for row, p in enumerate((0, 1, 2, 7)):
+        for i in range(3):
+            angle = torch.tensor(p / 10000.0 ** (2 * i / 6))
+            torch.testing.assert_close(out[0, row, 2 * i], angle.sin())
+            torch.testing.assert_close(out[0, row, 2 * i + 1], angle.cos())
+
+
+@pytest.mark.parametrize("window", [None, 1, 4])
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])
+def test_sdpa_equals_the_reference(window: int | None, documents: bool, heads: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    q = torch.randn(2, heads[0], 9, 8, requires_grad=True)
+    k, v = (torch.randn(2, heads[1], 9, 8, requires_grad=True) for _ in range(2))
+    positions = torch.tensor([[-1, -1, 0, 1, 2, 3, 0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7, 8]])
+    ids = torch.tensor([[-1, -1, 0, 0, 0, 0, 1, 1, 1], [0] * 9])
+    square = Mask(arange_positions(9, q.device), arange_positions(9, q.device), square=True)
+    mask = Mask(positions, positions, ids, ids) if documents else square
+    how = Scoring(0.3, window)
+    fast, plain = sdpa(q, k, v, mask, None, how), reference(q, k, v, mask, None, how)
+    torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(grads(fast, q, k, v), grads(plain, q, k, v), atol=1e-5, rtol=1e-4)
+    if documents:
+        assert (fast[0, :, :2] == 0).all() and (plain[0, :, :2] == 0).all()
+
+
+def test_a_bias_is_added_by_every_backend() -> None:
+    q, k, v, bias = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 5)
+    mask, how = Mask(arange_positions(5, q.device), arange_positions(5, q.device), square=True), Scoring(0.3)
+    torch.testing.assert_close(sdpa(q, k, v, mask, bias, how), reference(q, k, v, mask, bias, how), atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(sdpa(q, k, v, mask, bias, how), sdpa(q, k, v, mask, None, how))
+
+
+def test_the_backend_says_why() -> None:
+    assert choose(None)[0] is sdpa
+    attend, why = choose(30.0)
+    assert attend is reference and "soft-cap" in why
+
+
+def test_counts_equal_the_hand_count_of_gpt2() -> None:
+    cfg = config(
+        vocab_size=50257, max_seq_len=1024, d_model=768, n_layers=12, norm={"kind": "layer"}, position={"kind": "learned"},
+        attention={"n_heads": 12, "qkv_bias": True, "out_bias": True}, ffn={"gated": False, "activation": "gelu_tanh", "bias": True},
+    )  # fmt: skip
+    counts = count(cfg, 1024)
+    assert counts.parameters == 124_439_808  # Radford et al. 2019, as counted by transformers
+    assert counts.cache_bytes_per_token == 12 * 2 * 768 * 2
+    matrices = 12 * 12 * 768 * 768 + 50257 * 768
+    assert counts.forward_flops_per_token == 2 * matrices + 12 * 4 * 768 * 1024
+    assert counts.train_flops_per_token == 3 * counts.forward_flops_per_token
+
+
+def test_windows_lower_the_flops_but_not_the_parameters() -> None:
+    wide, narrow = (count(config(attention={"n_heads": 4, "window": w}), 48) for w in (None, 8))
+    assert wide.parameters == narrow.parameters
+    assert wide.forward_flops_per_token - narrow.forward_flops_per_token == 3 * 4 * 32 * 40
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention": {"n_heads": 12, "n_kv_heads": 5, "head_dim": 4}}, r"n_heads=12 is not a multiple of n_kv_heads=5\. Choose one of 1, 2, 3, 4, 6, 12"),
+        ({"d_model": 34}, "d_model=34 is not a multiple of n_heads=4"),
+        ({"position": {"kind": "rope", "fraction": 0.4}}, "rotates 3 dimensions"),
+        ({"block": {"kind": "parallel"}, "norm": {"kind": "rms", "place": "post"}}, "place=post has no meaning in block=parallel"),
+        ({"attention": {"n_heads": 4, "global_every": 2}}, "global_every=2 has no effect without a window"),
+        ({"attention": {"n_heads": 4, "window": 0}}, "attention.window: 0 does not fit"),
+        ({"ffn": {"activation": "swish"}}, "'swish' is not an option"),
+    ],
+)  # fmt: skip
+def test_slots_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        from_tree(DecoderConfig, config().tree() | changes)

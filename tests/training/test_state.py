@@ -1,0 +1,130 @@
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lm.checkpoint import CheckpointReader, save_checkpoint
+from lm.errors import CheckpointError
+from lm.training.optim import AdamWConfig, MuonConfig, OptimConfig, SGDConfig, build_optimizer
+from lm.training.state import EMA, load_optimizer, load_weights, optimizer_pieces, weight_pieces
+
+CONFIGS: list[OptimConfig] = [AdamWConfig(), MuonConfig(), SGDConfig(momentum=0.9), SGDConfig()]
+IDS = ["adamw", "muon", "sgd-momentum", "sgd"]
+MATRICES = {"inner.weight"}
+
+
+class Tied(nn.Module):
+    def __init__(self, width: int = 8, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, width, dtype=dtype)
+        self.inner = nn.Linear(width, width, dtype=dtype)
+        self.head = nn.Linear(width, 10, bias=False, dtype=dtype)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.inner(self.embed(tokens)).relu())
+
+
+def train(model: Tied, optimizer: torch.optim.Optimizer, steps: range, ema: EMA | None = None) -> None:
+    for step in steps:
+        tokens = torch.randint(0, 10, (6,), generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(tokens).float(), tokens.roll(1)).backward()
+        optimizer.step()
+        if ema is not None:
+            ema.update()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cfg", CONFIGS, ids=IDS)
+def test_a_resumed_optimizer_goes_on_bitwise(cfg: OptimConfig, dtype: torch.dtype, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Tied(dtype=dtype)
+    optimizer = build_optimizer(cfg, model.named_parameters(), MATRICES)
+    ema = EMA(model.named_parameters(), 0.9)
+    train(model, optimizer, range(4), ema)
+    pieces = [*weight_pieces(model.named_parameters()), *optimizer_pieces(optimizer), *ema.pieces()]
+    assert all(piece.tensor.dtype == (dtype if piece.kind == "weight" else torch.float32) for piece in pieces)
+    save_checkpoint(tmp_path / "x", pieces, {"step": 4})
+    train(model, optimizer, range(4, 8), ema)
+
+    torch.manual_seed(1)
+    other = Tied(dtype=dtype)
+    resumed = build_optimizer(cfg, other.named_parameters(), MATRICES)
+    average = EMA(other.named_parameters(), 0.9)
+    reader = CheckpointReader(tmp_path / "x")
+    load_weights(other.named_parameters(), reader)
+    load_optimizer(resumed, reader)
+    average.load(reader)
+    train(other, resumed, range(4, 8), average)
+    assert reader.names() == ["embed.weight", "inner.weight", "inner.bias"]  # the tied head once
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+        for key, tensor in optimizer.state[p].items():
+            assert torch.equal(tensor, resumed.state[q][key])
+    for a, b in zip(ema.pieces(), average.pieces(), strict=True):
+        assert torch.equal(a.tensor, b.tensor)
+
+
+def test_pieces_carry_neutral_names(tmp_path: Path) -> None:
+    found = {}
+    for cfg, label in zip(CONFIGS, IDS, strict=True):
+        model = Tied()
+        found[label] = {(p.name, p.kind) for p in optimizer_pieces(build_optimizer(cfg, model.named_parameters(), MATRICES))}
+    names = ["embed.weight", "inner.weight", "inner.bias"]
+    adam = {(name, kind) for name in names for kind in ("step", "exp_avg", "exp_avg_sq")}
+    assert found["adamw"] == adam
+    assert found["muon"] == {(name, kind) for name, kind in adam if name != "inner.weight"} | {("inner.weight", "momentum")}
+    assert found["sgd-momentum"] == {(name, "momentum") for name in names}
+    assert found["sgd"] == set()
+
+
+def test_a_missing_optimizer_state_names_the_remedy(tmp_path: Path) -> None:
+    model = Tied()
+    save_checkpoint(tmp_path / "x", weight_pieces(model.named_parameters()), {})
+    optimizer = build_optimizer(AdamWConfig(), model.named_parameters(), MATRICES)
+    with pytest.raises(CheckpointError, match=r"optimizer's step of embed\.weight is missing.*resume\.fresh_optimizer=true"):
+        load_optimizer(optimizer, CheckpointReader(tmp_path / "x"))
+
+
+def test_another_width_names_the_first_mismatches(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "x", weight_pieces(Tied(8).named_parameters()), {})
+    with pytest.raises(CheckpointError, match=r"embed\.weight is 10x8 there and 10x4 in the model; inner\.weight is 8x8 there and 4x4"):
+        load_weights(Tied(4).named_parameters(), CheckpointReader(tmp_path / "x"))
+
+
+def test_at_most_five_of_many_mismatches_are_shown(tmp_path: Path) -> None:
+    named = [(f"w{i}", nn.Parameter(torch.zeros(2))) for i in range(9)]
+    save_checkpoint(tmp_path / "x", weight_pieces(named[:2]), {})
+    with pytest.raises(CheckpointError, match=r"w2 is missing there and 2 in the model;.*w6 .*model \(5 of 7\)"):
+        load_weights(named, CheckpointReader(tmp_path / "x"))
+    with pytest.raises(CheckpointError, match=r"w1 is 2 there and missing in the model"):
+        load_weights(named[:1], CheckpointReader(tmp_path / "x"))
+
+
+def test_the_average_follows_its_formula_and_swapping_gives_the_weights_back_bitwise() -> None:
+    torch.manual_seed(0)
+    model = Tied()
+    optimizer = build_optimizer(SGDConfig(lr=0.5), model.named_parameters(), MATRICES)
+    expected = model.inner.weight.detach().double()
+    ema = EMA(model.named_parameters(), 0.75)
+    for step in range(5):
+        train(model, optimizer, range(step, step + 1), ema)
+        expected = 0.75 * expected + 0.25 * model.inner.weight.detach().double()
+    own = model.inner.weight.detach().clone()
+    with ema.swapped():
+        torch.testing.assert_close(model.inner.weight.double(), expected, rtol=1e-5, atol=1e-6)
+        assert not torch.equal(model.inner.weight, own)
+    assert torch.equal(model.inner.weight, own)
+
+
+def test_an_error_while_swapped_gives_the_weights_back() -> None:
+    model = Tied()
+    own = model.inner.weight.detach().clone()
+    ema = EMA(model.named_parameters(), 0.5)
+    nn.init.zeros_(model.inner.weight)
+    with pytest.raises(KeyError), ema.swapped():
+        assert torch.equal(model.inner.weight, own)
+        raise KeyError("a bug")
+    assert not model.inner.weight.any()

@@ -1,0 +1,180 @@
+"""Speed, measured side by side in one process.
+
+    python tools/bench.py models            # our decoder against litgpt, transformers and x-transformers (extra `bench`)
+    python tools/bench.py models modes=fp32,bf16,compiled rounds=5 steps=4
+
+Machines are shared and noisy: contestants take turns of a few steps, and the ratio is the median of per-round ratios.
+"""
+
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.config import from_tree
+from lm.nn.batch import Batch
+from lm.nn.transformer import DecoderConfig, build_model
+from lm.training.objective import CausalConfig, causal_reader
+
+VOCAB, D, LAYERS, HEADS, HIDDEN, ROWS, LENGTH = 8192, 384, 6, 6, 1024, 8, 256
+
+LossOf = Callable[[Tensor, Tensor], Tensor]
+Contestant = tuple[nn.Module, LossOf]
+
+
+def plain_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+def ours() -> Contestant:
+    tree = {
+        "vocab_size": VOCAB, "max_seq_len": LENGTH, "d_model": D, "n_layers": LAYERS, "norm": {"kind": "rms"},
+        "position": {"kind": "rope"}, "attention": {"n_heads": HEADS}, "ffn": {"hidden": HIDDEN}, "tied_head": True,
+    }  # fmt: skip
+    model = build_model(from_tree(DecoderConfig, tree), seed=0)
+
+    def loss(ids: Tensor, labels: Tensor) -> Tensor:
+        total: Tensor = model(Batch(ids), loss=causal_reader(labels, CausalConfig())).total
+        return total / labels.numel()
+
+    return model, loss
+
+
+def litgpt() -> Contestant:
+    from litgpt import GPT, Config
+
+    model = GPT(
+        Config(
+            block_size=LENGTH, padded_vocab_size=VOCAB, vocab_size=VOCAB, n_layer=LAYERS, n_head=HEADS, n_embd=D, rotary_percentage=1.0,
+            parallel_residual=False, bias=False, norm_class_name="RMSNorm", mlp_class_name="LLaMAMLP", intermediate_size=HIDDEN,
+        )
+    )  # fmt: skip
+    model.lm_head.weight = model.transformer.wte.weight
+    return model, lambda ids, labels: plain_loss(model(ids), labels)
+
+
+def transformers() -> Contestant:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=D, intermediate_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        max_position_embeddings=LENGTH, tie_word_embeddings=True, use_cache=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    return model, lambda ids, labels: plain_loss(model(ids).logits, labels)
+
+
+def x_transformers() -> Contestant:
+    from x_transformers import Decoder, TransformerWrapper
+
+    layers = Decoder(
+        dim=D, depth=LAYERS, heads=HEADS, attn_dim_head=D // HEADS, rotary_pos_emb=True, rotary_emb_dim=D // HEADS, ff_glu=True,
+        ff_swish=True, ff_no_bias=True, ff_mult=HIDDEN / D, use_rmsnorm=True, attn_flash=True,
+    )  # fmt: skip
+    model = TransformerWrapper(num_tokens=VOCAB, max_seq_len=LENGTH, use_abs_pos_emb=False, tie_embedding=True, attn_layers=layers)
+    return model, lambda ids, labels: plain_loss(model(ids), labels)
+
+
+CONTESTANTS: dict[str, Callable[[], Contestant]] = {
+    "slotlm": ours,
+    "litgpt": litgpt,
+    "transformers": transformers,
+    "x-transformers": x_transformers,
+}
+
+
+def stepper(model: nn.Module, loss_of: LossOf, mode: str) -> Callable[[], None]:
+    """One step function for all: forward, loss, backward, clip, AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    parameters = list(model.parameters())
+    if mode == "compiled":
+        model.compile()
+    device = parameters[0].device
+    source = torch.Generator().manual_seed(0)
+    data = torch.randint(0, VOCAB, (16, ROWS, LENGTH + 1), generator=source).to(device)
+    count = 0
+
+    def step() -> None:
+        nonlocal count
+        rows = data[count % len(data)]
+        count += 1
+        with torch.autocast(device.type, torch.bfloat16, enabled=mode != "fp32"):
+            loss = loss_of(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def timed(step: Callable[[], None], steps: int) -> float:
+    """Tokens per second over `steps` steps."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(steps):
+        step()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return steps * ROWS * LENGTH / (time.perf_counter() - begun)
+
+
+def compare_models(modes: list[str], rounds: int, steps: int) -> list[dict[str, Any]]:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    results = []
+    for mode in modes:
+        steppers = {}
+        for name, make in CONTESTANTS.items():
+            torch.manual_seed(0)
+            model, loss_of = make()
+            model.to(device).train()
+            if name == "slotlm":
+                print(f"{mode}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters", flush=True)
+            steppers[name] = stepper(model, loss_of, mode)
+            timed(steppers[name], 3)
+        speeds: dict[str, list[float]] = {name: [] for name in steppers}
+        for turn in range(rounds):
+            order = list(steppers) if turn % 2 == 0 else list(reversed(steppers))
+            for name in order:
+                speeds[name].append(timed(steppers[name], steps))
+        middle = {name: round(statistics.median(values)) for name, values in speeds.items()}
+        others = [name for name in speeds if name != "slotlm"]
+        ratios = {name: round(statistics.median(a / b for a, b in zip(speeds["slotlm"], speeds[name], strict=True)), 3) for name in others}
+        print(f"  tokens/s {middle}\n  slotlm / other {ratios}", flush=True)
+        results.append({"mode": mode, "tokens_per_second": middle, "ratio": ratios})
+    return results
+
+
+def machine() -> dict[str, Any]:
+    try:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+    except OSError:
+        commit = ""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return {"date": date.today().isoformat(), "commit": commit, "device": device, "torch": torch.__version__}
+
+
+def main(args: list[str]) -> int:
+    options = dict(arg.split("=", 1) for arg in args[1:])
+    if args[:1] != ["models"]:
+        print(__doc__)
+        return 2
+    modes = options.get("modes", "fp32,bf16,compiled").split(",")
+    results = compare_models(modes, int(options.get("rounds", 5)), int(options.get("steps", 3)))
+    print(json.dumps(machine() | {"results": results}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -172,6 +172,17 @@ def write_json(path: Path, tree: Tree) -> None:
     path.write_text(json.dumps(tree, indent=1, allow_nan=False, ensure_ascii=False), encoding="utf-8")
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Whoever reads it, and whenever the writer is killed, the file is the old one or the new one."""
+    temporary = path.with_name(TEMPORARY + path.name)
+    with disk_errors(path):
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            remove(temporary)
+
+
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -43,6 +43,14 @@ def read_model(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
         raise CheckpointError(f"{folder / WEIGHTS}: cannot be read ({error}). Use another model folder.") from None
 
 
+def read_config(folder: Path) -> Tree:
+    """config.json of a model folder, or the meta data of a checkpoint, without the weights."""
+    path = folder / META if (folder / META).is_file() else folder / CONFIG
+    config = read_json(path)
+    require_format(path, config.get("format"), FORMAT)
+    return config
+
+
 def resolve_model(path: str) -> Path:
     """The folder that `read_model` takes, from a model folder, a checkpoint, or a run folder (which means its model/)."""
     folder = Path(path).expanduser()

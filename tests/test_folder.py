@@ -69,7 +69,8 @@ def test_a_kill_between_the_two_renames_of_a_replacement_is_undone(tmp_path: Pat
 def test_a_full_disk_keeps_the_old_folder_and_names_both_numbers(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "x", "one")
     monkeypatch.setenv("LM_FAILPOINT", f"{point}:enospc")
-    with pytest.raises(ResourceError, match=r"x: no space left: 1,234 bytes are needed and [\d,]+ are free"), atomic_folder(tmp_path / "x", 1234):
+    message = r"x: no space left: 1,234 bytes are needed and [\d,]+ are free"
+    with pytest.raises(ResourceError, match=message), atomic_folder(tmp_path / "x", 1234):
         pass
     verify(tmp_path / "x")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]

@@ -2,6 +2,7 @@
 
     python tools/bench.py models            # our decoder against litgpt, transformers and x-transformers (extra `bench`)
     python tools/bench.py models modes=fp32,bf16,compiled rounds=5 steps=4
+    python tools/bench.py loop              # the default recipe through `lm train` against a bare loop over the same batches
 
 Machines are shared and noisy: contestants take turns of a few steps, and the ratio is the median of per-round ratios.
 """
@@ -11,6 +12,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import date
@@ -22,9 +24,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.config import from_tree
+from lm.data.causal import CausalRows
+from lm.data.loader import train_loader
+from lm.data.prepare import prepare
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderConfig, build_model
+from lm.training.config import TrainConfig
 from lm.training.objective import CausalConfig, causal_reader
+from lm.training.optim import build_optimizer, set_lr
+from lm.training.schedule import factor
 
 VOCAB, D, LAYERS, HEADS, HIDDEN, ROWS, LENGTH = 8192, 384, 6, 6, 1024, 8, 256
 
@@ -156,6 +164,55 @@ def compare_models(modes: list[str], rounds: int, steps: int) -> list[dict[str, 
     return results
 
 
+def compare_loop(rounds: int, steps: int) -> dict[str, Any]:
+    """Tokens/s of `train()` on the default recipe, without validation and saving, against a bare loop with the same pieces."""
+    from lm.cli.train import compose_config
+    from lm.training.metrics import read
+    from lm.training.run import train
+
+    through, bare = [], []
+    for turn in range(rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            overrides = [f"run.dir={folder}", "run.name=bench", f"trainer.max_steps={steps}", "trainer.val_every=100000", "data.val_rows=8"]
+            config = compose_config([*overrides, "schedule.warmup_steps=1", "trainer.sample_prompts=[]", "checkpoint.every=100000"])
+            if turn % 2:
+                bare.append(bare_loop(config, steps))
+            train(config)
+            lines = [line for line in read(Path(folder) / "bench" / "metrics.jsonl") if "loss" in line and line["step"] > 1]
+            through.append(sum(line["tokens_per_second"] for line in lines) / len(lines))
+            if not turn % 2:
+                bare.append(bare_loop(config, steps))
+    ratio = statistics.median(a / b for a, b in zip(through, bare, strict=True))
+    result = {"lm_train": round(statistics.median(through)), "bare_loop": round(statistics.median(bare)), "ratio": round(ratio, 3)}
+    print(f"  tokens/s {result}", flush=True)
+    return result
+
+
+def bare_loop(config: TrainConfig, steps: int) -> float:
+    """The step function alone: forward, loss, backward, clip, optimizer, on the batches of the run."""
+    data = prepare(config.data, config.tokenizer, log=lambda text: None)
+    rows = CausalRows(data.train, data.tokenizer, config.data.seq_len, config.data.mask_documents)
+    loader = train_loader(
+        rows, seed=config.seed, global_batch=config.data.global_batch, micro_batch=config.trainer.micro_batch, rank=0, world=1,
+        start_step=0, max_steps=steps, workers=0,
+    )  # fmt: skip
+    vocab_size = -(-data.tokenizer.vocab_size // 64) * 64
+    model = build_model(config.model.replace(vocab_size=vocab_size, max_seq_len=config.data.seq_len), seed=config.seed)
+    optimizer = build_optimizer(config.optim, model.named_parameters(), model.matrices())
+    batches, begun = list(loader), 0.0
+    for number, batch in enumerate(batches):
+        if number == 1:
+            begun = time.perf_counter()
+        assert batch.labels is not None
+        loss = model(batch, loss=causal_reader(batch.labels, config.objective)).total / batch.step_tokens
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(list(model.parameters()), config.optim.clip or 1e9)
+        set_lr(optimizer, factor(config.schedule, number, steps))
+        optimizer.step()
+        optimizer.zero_grad()
+    return (steps - 1) * config.data.global_batch * config.data.seq_len / (time.perf_counter() - begun)
+
+
 def machine() -> dict[str, Any]:
     try:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
@@ -167,11 +224,15 @@ def machine() -> dict[str, Any]:
 
 def main(args: list[str]) -> int:
     options = dict(arg.split("=", 1) for arg in args[1:])
-    if args[:1] != ["models"]:
+    results: Any
+    if args[:1] == ["models"]:
+        modes = options.get("modes", "fp32,bf16,compiled").split(",")
+        results = compare_models(modes, int(options.get("rounds", 5)), int(options.get("steps", 3)))
+    elif args[:1] == ["loop"]:
+        results = compare_loop(int(options.get("rounds", 4)), int(options.get("steps", 41)))
+    else:
         print(__doc__)
         return 2
-    modes = options.get("modes", "fp32,bf16,compiled").split(",")
-    results = compare_models(modes, int(options.get("rounds", 5)), int(options.get("steps", 3)))
     print(json.dumps(machine() | {"results": results}))
     return 0
 

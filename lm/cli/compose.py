@@ -7,6 +7,8 @@ is chosen from outside, what it says about that section stays only if the new op
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic.fields import FieldInfo
 
 from lm.cli import catalog
+from lm.cli.finetune import parent_values
 from lm.cli.naming import run_name
 from lm.cli.overrides import Given, parse
 from lm.config import Config, Tree, did_you_mean, find_field, from_tree, variant, variants
@@ -72,6 +75,7 @@ def compose(overrides: Sequence[str]) -> Composition:
     choices = _choices(chosen)
     layers, notes = _file_layers(choices, _switched(choices, chosen))
     _refuse_unknown(layers)
+    layers = _with_parent(layers, given)
     tree = catalog.nest({path: value for layer in layers for path, value in layer.values.items()})
     spoken = Layer("command line", "", {})
     for item in given:
@@ -80,6 +84,18 @@ def compose(overrides: Sequence[str]) -> Composition:
     if "run.name" not in spoken.values:
         layers.append(Layer("derived from recipe and overrides", "", {"run.name": run_name(choices["recipes"], given)}))
     return Composition([*layers, spoken], choices, notes)
+
+
+def _with_parent(layers: list[Layer], given: Sequence[Given]) -> list[Layer]:
+    """Where a run starts from a checkpoint, its model and tokenizer instead of those that files chose."""
+    stated = [layer.values["init_from"] for layer in layers if "init_from" in layer.values]
+    stated += [item.value for item in given if item.key == "init_from"]
+    if not stated or stated[-1] is None:
+        return layers
+    values = parent_values(str(stated[-1]), given)
+    for layer in layers:
+        layer.values = {path: value for path, value in layer.values.items() if path.split(".")[0] not in ("model", "tokenizer")}
+    return [*layers, Layer("checkpoint", str(stated[-1]), values)]
 
 
 def fields(cls: type[Config], tree: Tree, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -121,10 +137,16 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
 
 def _choices(chosen: Mapping[str, str | None]) -> _Choices:
     """The option of every group, with these chosen on the command line."""
-    quoted = str(catalog.root()).replace("\\", "\\\\").replace("'", "\\'")
-    overrides = [f"hydra.searchpath=['file://{quoted}']", *(f"{group}={'null' if o is None else o}" for group, o in chosen.items())]
+    return dict(_hydra_choices(catalog.root(), tuple(chosen.items())))
+
+
+@cache
+def _hydra_choices(root: Path, chosen: tuple[tuple[str, str | None], ...]) -> _Choices:
+    """A tenth of a second each, and the jobs of a sweep share most."""
+    quoted = str(root).replace("\\", "\\\\").replace("'", "\\'")
+    overrides = [f"hydra.searchpath=['file://{quoted}']", *(f"{group}={'null' if o is None else o}" for group, o in chosen)]
     try:
-        with initialize_config_dir(config_dir=str(catalog.root() / "conf"), version_base="1.3"):
+        with initialize_config_dir(config_dir=str(root / "conf"), version_base="1.3"):
             made = hydra_compose("train", overrides, return_hydra_config=True)
     except yaml.YAMLError as error:
         raise ConfigError(f"conf: a file is not readable yaml ({' '.join(str(error).split())}). Mend the file.") from error

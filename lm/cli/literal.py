@@ -40,7 +40,10 @@ def _set(cls: type[Config], tree: Tree, key: str, text: str) -> None:
     for parent in path[:-1]:
         section = section.setdefault(parent, {})
     last, options = path[-1], members(field.annotation)
-    if variants(field.annotation):
+    kinds = variants(field.annotation)
+    if kinds and text not in kinds:
+        raise ConfigError(f"{key}: {text!r} is not an option. {did_you_mean(text, kinds)}")
+    if kinds:
         section[last] = {"kind": text}
     elif last in section:
         section[last] = _joined(key, section[last], text, options)
@@ -58,10 +61,10 @@ def _joined(key: str, before: Any, text: str, options: list[Any]) -> list[Any]:
 def _typed(text: str, options: list[Any]) -> Any:
     if str in options:
         return text
-    lists = [option for option in options if get_origin(option) is list]
-    if lists and not text.startswith("["):
-        return [_typed(text, list(get_args(lists[0])))]
+    inner = [get_args(option)[0] for option in options if get_origin(option) is list]
+    if inner and (inner[0] is str or not text.startswith("[")):
+        return [_typed(text, inner)]
     try:
         return json.loads(text)
     except ValueError:
-        return [text] if lists else text
+        return text

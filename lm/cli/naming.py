@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from lm.cli.overrides import Given
 
-_LONGEST = 100  # below the limit of RunConfig.name, with room for folders that tools append to
+_LONGEST = 120  # of RunConfig.name
 
 WHERE_AND_HOW = (
     *("run", "logger", "checkpoint", "resume", "launch", "traceback"),

@@ -1,12 +1,14 @@
 """Local files as documents: our own readers of text and JSON lines, plain, gzip or zstd, so that each error has its place."""
 
 import codecs
+import csv
 import glob
 import gzip
 import io
 import json
 import os
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ import zstandard
 from lm.config import Tree
 from lm.data.cache import file_hashes
 from lm.data.config import TextConfig
-from lm.data.hub import read_table
+from lm.data.hub import read_csv, read_parquet
 from lm.data.source import Document, Source, Split, document
 from lm.errors import ConfigError
 
@@ -90,6 +92,7 @@ class TextSource(Source):
             return all(True for _ in file.text())
         except BadRecord:
             self.skipped += 1
+            file.position = file.path.stat().st_size
             return False
 
 
@@ -141,12 +144,16 @@ class LocalFile:
         return offset + next((n for n, byte in enumerate(head) if byte & 0xC0 != 0x80), 0)
 
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        if self.kind == ".csv":  # datasets does not say where a byte is broken
-            for _ in self.text():
-                pass
-        for number, row in enumerate(read_table(self.path, self.kind.removeprefix(".")), 1):
+        for number, row in enumerate(read_csv(self.path, self._columns()) if self.kind == ".csv" else read_parquet(self.path), 1):
             yield f"{self.path} row {number}", row
         self.position = self.path.stat().st_size
+
+    def _columns(self) -> list[str]:
+        """The header of a csv file, after a pass over all of it, since datasets does not say which byte is not UTF-8."""
+        chunks = self.text()
+        head = io.StringIO(next(chunks, ""), newline="")
+        deque(chunks, maxlen=0)
+        return next(csv.reader(head), [])
 
     def _chunks(self, start: int, stop: int | None) -> Iterator[bytes]:
         with self._opened() as (raw, stream):
@@ -240,7 +247,7 @@ def _matches(pattern: str, key: str) -> Iterator[Path]:
     for each in paths:
         if each.is_dir():
             yield from _below(each)
-        elif _kind(each) in _KINDS:
+        elif _is_known(each):
             yield each
         else:
             raise ConfigError(f"{key}: {each} has an ending that is not known. Known endings: {_endings()}.")
@@ -250,7 +257,7 @@ def _below(root: Path) -> Iterator[Path]:
     for folder, below, names in os.walk(root):
         below[:] = [name for name in below if not name.startswith(".")]
         paths = (Path(folder, name) for name in names if not name.startswith("."))
-        yield from (path for path in paths if _kind(path) in _KINDS and path.is_file())
+        yield from (path for path in paths if _is_known(path) and path.is_file())
 
 
 def _kind(path: Path) -> str:
@@ -259,8 +266,13 @@ def _kind(path: Path) -> str:
     return name.suffix.lower()
 
 
+def _is_known(path: Path) -> bool:
+    kind = _kind(path)
+    return kind in _KINDS and (kind != ".parquet" or path.suffix.lower() == kind)  # parquet packs its own columns
+
+
 def _endings() -> str:
-    return f"{', '.join(_KINDS)}, each also with {' or '.join(_PACKED)}"
+    return f"{', '.join(_KINDS)}, and all but .parquet also with {' or '.join(_PACKED)}"
 
 
 def _unpacked(path: Path, raw: IO[bytes]) -> IO[bytes]:

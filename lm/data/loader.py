@@ -1,6 +1,8 @@
 """Micro-batches of the steps of a run. The order has no state, so any step can be the first, with any number of ranks and workers."""
 
+import signal
 from collections.abc import Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,29 +50,30 @@ def eval_batches(rows: CausalRows, ids: NDArray[np.int64], micro_batch: int) -> 
 
 
 class TrainLoader(Sized):
-    """Micro-batches, flat; `len` is how many. Can be iterated again, from the first step."""
+    """Micro-batches, flat; `len` is how many. Can be iterated again, from the first step. Use inside `worker_faults`."""
 
     def __init__(self, steps: "_Steps", order: range, accumulation: int, workers: int) -> None:
-        self._steps = DataLoader(steps, batch_size=None, sampler=order, num_workers=workers, collate_fn=_as_is)
+        start = _leave_signals_to_the_run if workers else None
+        self._steps = DataLoader(steps, batch_size=None, sampler=order, num_workers=workers, collate_fn=_as_is, worker_init_fn=start)
         self._length = len(order) * accumulation
-        self._workers = workers
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
-        steps = iter(self._steps)
-        while (step := self._next(steps)) is not None:
+        for step in self._steps:
             yield from step
 
-    def _next(self, steps: Iterator[list[Batch]]) -> list[Batch] | None:
-        try:
-            return next(steps, None)
-        except RuntimeError as error:
-            if not self._workers:
-                raise
-            where = f"data.workers={self._workers}: a loader process has failed"
-            raise ResourceError(f"{where}: {str(error).splitlines()[0]} Start again, or set data.workers=0.") from None
+
+@contextmanager
+def worker_faults() -> Iterator[None]:
+    """Turns the death of a loader process into a ResourceError. Torch raises it from a signal handler, so at any place of the training."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise ResourceError(f"data.workers: {str(error).splitlines()[0]} Start again, or set data.workers=0.") from None
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,12 @@ class _Steps(Dataset[list[Batch]]):
 
 def _parts(ids: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
     return (ids[at : at + size] for at in range(0, len(ids), size))
+
+
+def _leave_signals_to_the_run(worker: int) -> None:
+    """Ctrl-C and a job's end reach every process, and the run finishes its step with the batches of its workers. They end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(60))
 
 
 def _as_is(step: list[Batch]) -> list[Batch]:

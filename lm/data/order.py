@@ -26,9 +26,10 @@ def permuted(index: Ids, n: int, seed: int) -> Ids:
 def step_rows(seed: int, step: int, global_batch: int, n_rows: int) -> Ids:
     """Row ids of a step, counted from 0; every epoch is a permutation of its own, and a step may span several."""
     start, stop = step * global_batch, (step + 1) * global_batch
-    first = start // _BLOCK
-    rows = np.concatenate([_block(seed, n_rows, number) for number in range(first, (stop - 1) // _BLOCK + 1)])
-    return rows[start - first * _BLOCK : stop - first * _BLOCK]
+    size = min(_BLOCK, 16 * n_rows)
+    first = start // size
+    rows = np.concatenate([_block(seed, n_rows, number * size, size) for number in range(first, (stop - 1) // size + 1)])
+    return rows[start - first * size : stop - first * size]
 
 
 def spread(n_rows: int, wanted: int | None) -> Ids:
@@ -38,9 +39,9 @@ def spread(n_rows: int, wanted: int | None) -> Ids:
 
 
 @lru_cache(maxsize=4)
-def _block(seed: int, n_rows: int, number: int) -> Ids:
+def _block(seed: int, n_rows: int, start: int, size: int) -> Ids:
     """The order of a run in blocks, since permuting 8 rows takes as long as permuting hundreds."""
-    place = np.arange(number * _BLOCK, (number + 1) * _BLOCK, dtype=np.int64)
+    place = np.arange(start, start + size, dtype=np.int64)
     epochs = place // n_rows
     return np.concatenate([permuted(place[epochs == e] % n_rows, n_rows, _derived(seed, int(e))) for e in np.unique(epochs)])
 

@@ -59,7 +59,7 @@ def document(chunks: Iterable[str], split: Split | float) -> Document | None:
     rest = iter(chunks)
     for chunk in rest:
         head.append(chunk)
-        if not chunk.isspace():
+        if chunk.strip():
             key = hashlib.blake2b(chunk[:_KEY_CHARS].encode(), digest_size=8).digest()
             hashed: Split = "val" if isinstance(split, float) and hashed_frac(key) < split else "train"
             return Document(hashed if isinstance(split, float) else split, chain(head, rest), key)

@@ -61,7 +61,8 @@ def room(model: DecoderLM, prompt: Sequence[int], cfg: SamplingConfig) -> int:
         raise ConfigError("prompt: it has no tokens, and a model continues at least one. Start it with bos or eos.")
     if len(prompt) > model.max_seq_len:
         raise ConfigError(
-            f"prompt: {len(prompt)} tokens are more than model.max_seq_len={model.max_seq_len}. Shorten it, or use a model with a longer context."
+            f"prompt: {len(prompt)} tokens are more than model.max_seq_len={model.max_seq_len}."
+            " Shorten it, or use a model with a longer context."
         )
     return min(cfg.max_tokens, model.max_seq_len - len(prompt) + 1)
 

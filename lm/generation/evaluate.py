@@ -26,9 +26,9 @@ class Evaluation(TypedDict):
 
 
 def evaluate(model: DecoderLM, rows: CausalRows, ids: NDArray[np.int64], tokenizer: Tokenizer, micro_batch: int) -> Evaluation:
-    """Of the rows `ids`, each token predicted from those before it in its row. Bits per byte = nats / ln 2 / bytes, so that tokenizers compare.
+    """Of the rows `ids`, each token predicted from those before it in its row. Raises ConfigError where there is none.
 
-    Raises ConfigError where no row has anything to predict.
+    Bits per byte = nats / ln 2 / bytes, so that tokenizers compare.
     """
     device = model.embed.weight.device
     sizes = tokenizer.token_bytes()
@@ -52,6 +52,6 @@ def evaluate(model: DecoderLM, rows: CausalRows, ids: NDArray[np.int64], tokeniz
     if sizes is None and tokens:
         n_bytes = round(rows.store.n_bytes * tokens / rows.label_tokens(np.arange(len(rows))))
     if not n_bytes:
-        raise ConfigError(f"data: the {len(ids)} rows to evaluate have {tokens} tokens of text to predict, and at least one is needed. Give more text.")
+        raise ConfigError(f"data: {len(ids)} rows have {tokens} tokens and 0 bytes to predict, and at least one is needed. Give more text.")
     nats = torch.stack(losses).double().sum().item()
     return Evaluation(val_loss=nats / tokens, val_bits_per_byte=nats / math.log(2) / n_bytes, tokens=tokens, bytes=n_bytes)

@@ -43,7 +43,7 @@ def generate(model: DecoderLM, tokenizer: Tokenizer, prompt: str, **options: Any
 @overload
 def generate(model: DecoderLM, tokenizer: Tokenizer, prompt: list[str], **options: Any) -> list[str]: ...
 def generate(model: DecoderLM, tokenizer: Tokenizer, prompt: str | list[str], **options: Any) -> str | list[str]:
-    """What follows the prompt, or each of several. options: the fields of SamplingConfig (max_tokens, temperature, top_p, seed, stop, ...)."""
+    """What follows the prompt, or each of several. options: the fields of SamplingConfig (max_tokens, temperature, seed, stop, ...)."""
     cfg = from_tree(SamplingConfig, options)
     texts = [found.text for found in complete(model, tokenizer, [prompt] if isinstance(prompt, str) else prompt, cfg)]
     return texts[0] if isinstance(prompt, str) else texts
@@ -63,7 +63,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def require_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
-    """CheckpointError naming the first tensors that are missing, unknown or of another shape. A tied head is stored once, as the embedding."""
+    """CheckpointError naming the first tensors that are missing, unknown or misshapen. A tied head is stored once, as the embedding."""
     own = {name: tuple(p.shape) for name, p in model.named_parameters()}
     wrong = [f"{name} is missing" for name in own if name not in weights]
     wrong += [f"{name} is unknown to the model" for name in weights if name not in own]
@@ -80,7 +80,7 @@ def _model_config(tree: Tree, folder: Path) -> ModelConfig:
     except ConfigError as error:
         raise CheckpointError(str(error)) from None
     if cfg.vocab_size is None or cfg.max_seq_len is None:
-        raise CheckpointError(f"{folder}: the model's vocab_size or max_seq_len is null, and a saved model has both. Use another model folder.")
+        raise CheckpointError(f"{folder}: model.vocab_size or model.max_seq_len is null, and a saved model has both. Use another folder.")
     return cfg
 
 

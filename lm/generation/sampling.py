@@ -4,10 +4,9 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from lm.config import Config
@@ -33,8 +32,20 @@ class SamplingConfig(Config):
     """Above 1 makes every token of the text so far less likely (Keskar et al. 2019, arXiv:1909.05858). 1: off."""
     seed: int = Field(0, ge=0)
     """Another seed gives other samples; the same one the same samples, alone or in a batch."""
-    stop: list[Annotated[str, Field(min_length=1)]] = []
+    stop: str | list[str] = Field([])
     """Texts that end the output, and are not part of it."""
+
+    @property
+    def stops(self) -> list[str]:
+        """`stop` as a list."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @field_validator("stop")
+    @classmethod
+    def _stop_is_text(cls, stop: str | list[str]) -> str | list[str]:
+        if "" in ([stop] if isinstance(stop, str) else stop):
+            raise ValueError("'' ends everything before it begins. Leave it out, or give some text.")
+        return stop
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:

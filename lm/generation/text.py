@@ -30,7 +30,7 @@ def complete(
     """
     require_fit(tokenizer, model.vocab_size)
     encoded = [prompt_ids(tokenizer, prompt) for prompt in prompts]
-    texts = [_Text(_primed(tokenizer, ids), cfg.stop) for ids in encoded]
+    texts = [Continuation(_primed(tokenizer, ids), cfg.stops) for ids in encoded]
 
     def tell(row: int, piece: str) -> None:
         if piece and on_text is not None:
@@ -40,9 +40,7 @@ def complete(
         tell(row, texts[row].push(token))
         return texts[row].stopped
 
-    found = generate(
-        model, encoded, cfg, eos=tokenizer.eos, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token
-    )
+    found = generate(model, encoded, cfg, eos=tokenizer.eos, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token)
     for row, text in enumerate(texts):
         tell(row, text.finish())
     full = [model.max_seq_len - len(ids) + 1 for ids in encoded]
@@ -56,7 +54,7 @@ def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer")
     """CheckpointError where the tokenizer has ids that the embedding has no row for."""
     if tokenizer.vocab_size > vocab_size:
         raise CheckpointError(
-            f"{where}: it has {tokenizer.vocab_size} tokens, and the model's embedding has {vocab_size} rows. Use the model's own tokenizer."
+            f"{where}: {tokenizer.vocab_size} tokens are more than the {vocab_size} rows of the model's embedding. Use its own tokenizer."
         )
 
 
@@ -65,7 +63,7 @@ def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"prompt: character {error.start} ({text[error.start]!r}) is not valid Unicode. Give the prompt as UTF-8.") from None
+        raise ConfigError(f"prompt: character {error.start} ({text[error.start]!r}) is not valid Unicode. Give it as UTF-8.") from None
     ids = [*tokenizer.prefix, *tokenizer.encode(text)] or tokenizer.suffix
     if not ids:
         raise ConfigError("prompt: it is empty, and the tokenizer has neither bos nor eos to start from. Give some text.")
@@ -80,7 +78,7 @@ def _primed(tokenizer: Tokenizer, prompt: Sequence[int]) -> Stream:
     return stream
 
 
-class _Text:
+class Continuation:
     """The text of one row as it grows."""
 
     def __init__(self, stream: Stream, stop: Sequence[str]) -> None:

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from lm.nn.batch import IGNORED
 from lm.nn.context import Context
-from lm.nn.transformer import Head
-from lm.nn.transformer import Reader as Reader
+from lm.nn.transformer import Head, Reader
 
 CHUNK = 1024  # tokens whose logits exist at once, unless told otherwise
 
@@ -69,15 +68,15 @@ class _Chunked(torch.autograd.Function):
         return d_hidden * grads[0], None, None, None, None, *(d * grads[0] for d in d_parameters)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def chunked_loss(
     hidden: Tensor, labels: Tensor, head: Head, label_smoothing: float = 0.0, z_loss: float = 0.0, chunk: int = CHUNK
 ) -> LossSums:
     """token_losses(head(hidden), labels) without ever holding more than `chunk` rows of logits.  hidden: (n, d), labels: (n,)."""
     extras = (label_smoothing, z_loss)
     if torch.is_grad_enabled():
-        return LossSums(*_Chunked.apply(hidden, labels, head, extras, chunk, *head.parameters()))
-    pieces = [token_losses(head(h), y, *extras) for h, y in zip(hidden.split(chunk), labels.split(chunk), strict=True)]
+        return LossSums(*_Chunked.apply(hidden, labels, head, extras, chunk, *head.parameters()))  # type: ignore[no-untyped-call]
+    pieces = [token_losses(head(h), y, *extras) for h, y in zip(torch.split(hidden, chunk), torch.split(labels, chunk), strict=True)]
     return LossSums(torch.stack([p.total for p in pieces]).sum(), torch.stack([p.nll for p in pieces]).sum())
 
 

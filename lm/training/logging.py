@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import logging
+import math
 import os
 import queue
 import secrets
@@ -24,14 +25,14 @@ if TYPE_CHECKING:  # the wandb process imports this module and needs no torch
 log = logging.getLogger("lm")
 
 _HEADER_EVERY = 20
-# title, width, what a training record shows there; a column whose text is empty in the first line is left out
-_COLUMNS: tuple[tuple[str, int, Callable[[Tree], str]], ...] = (
-    ("loss", 9, lambda r: f"{r['loss']:.4f}"),
-    ("lr", 10, lambda r: f"{r['lr']:.2e}"),
-    ("grad norm", 11, lambda r: f"{r['grad_norm']:.3f}"),
-    ("tokens/s", 10, lambda r: f"{r['tokens_per_second']:,.0f}"),
-    ("MFU", 7, lambda r: f"{r['mfu_pct']:.1f}%" if "mfu_pct" in r else ""),
-    ("memory", 10, lambda r: f"{r['memory_gib']:.2f} GiB"),
+# key in a training record, title, width, format; a column whose key is absent is left out
+_COLUMNS = (
+    ("loss", "loss", 9, "{:.4f}"),
+    ("lr", "lr", 10, "{:.2e}"),
+    ("grad_norm", "grad norm", 11, "{:.3f}"),
+    ("tokens_per_second", "tokens/s", 10, "{:,.0f}"),
+    ("mfu_pct", "MFU", 7, "{:.1f}%"),
+    ("memory_gib", "memory", 10, "{:.2f} GiB"),
 )
 
 
@@ -63,7 +64,7 @@ class Console:
         self._print(text, "")
 
     def _training_line(self, record: Tree) -> None:
-        cells = [(title, width, text) for title, width, show in _COLUMNS if (text := show(record))]
+        cells = [(title, width, form.format(record[key])) for key, title, width, form in _COLUMNS if key in record]
         titles = [title for title, _, _ in cells]
         if titles != self._columns or self._lines % _HEADER_EVERY == 0:
             self._columns, self._lines = titles, 0
@@ -81,7 +82,7 @@ class Console:
         step, now = record["step"], self._clock()
         if self._since is None or step <= self._since[0]:
             self._since = (step, now)
-            pace = record["step_s"]
+            pace = record.get("step_s", math.nan)
         else:
             pace = (now - self._since[1]) / (step - self._since[0])
         return float(pace * (self._max_steps - step))
@@ -114,7 +115,9 @@ def _silence(stream: TextIO) -> None:
 
 
 def duration(seconds: float) -> str:
-    """45s, 1m23s, 2h05m, 3d04h."""
+    """45s, 1m23s, 2h05m, 3d04h; ? where unknown."""
+    if not math.isfinite(seconds):
+        return "?"
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     days, h = divmod(hours, 24)
@@ -274,6 +277,6 @@ def _run_id(folder: Path) -> str:
     """One wandb run per run folder, however often it is resumed."""
     path = folder / "wandb" / "run-id"
     if not path.exists():
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(secrets.token_hex(4))
     return path.read_text()

@@ -16,6 +16,7 @@ from lm.training.config import TrainConfig
 from lm.training.objective import causal_reader
 from lm.training.optim import set_lr
 from lm.training.schedule import factor
+from lm.training.strategies.single import Single
 
 
 def step_seed(seed: int, step: int, micro: int, rank: int) -> int:
@@ -38,17 +39,24 @@ class TrainModule(LightningModule):
         after_step: Callable[[], bool],
         on_start: Callable[[], None],
         step: int = 0,
+        strategy: Single | None = None,
     ) -> None:
         super().__init__()
         self.cfg, self.model, self.step = cfg, model, step
         self.build_optimizer, self.after_step, self.on_start = build_optimizer, after_step, on_start
+        self.strategy = strategy or Single()
         self.micro = 0
         self.nll = self.tokens_in_step = torch.zeros(())
         self.grad_norm = torch.zeros(())
         self.bad_step = torch.full((), -1, dtype=torch.int64)
 
+    def configure_model(self) -> None:
+        self.strategy.shard(self.model, self.device_mesh)
+
     def configure_optimizers(self) -> Optimizer:
-        return self.build_optimizer()
+        optimizer = self.build_optimizer()
+        self.strategy.prepare(optimizer, self.judge)
+        return optimizer
 
     def on_train_start(self) -> None:
         self.bad_step = self.bad_step.to(self.device)
@@ -67,11 +75,11 @@ class TrainModule(LightningModule):
         sums: LossSums = self.model(batch, loss=causal_reader(batch.labels, self.cfg.objective))
         self.micro += 1
         self.nll += sums.nll
-        # Lightning divides by the accumulation, and averaging over ranks divides by their number: undo both.
-        return sums.total * (self.trainer.accumulate_grad_batches * self.trainer.world_size) / self.tokens_in_step
+        divided_by = self.strategy.divisor(self.trainer.accumulate_grad_batches, self.trainer.world_size)
+        return sums.total * divided_by / self.tokens_in_step
 
     def _label_tokens(self, batch: Batch) -> Tensor:
-        count = torch.tensor(float(batch.step_tokens), device=self.device)
+        count = torch.full((), float(batch.step_tokens), device=self.device)  # unlike a copy of a number, this does not wait
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(count)
         return count.clamp_min(1)
@@ -79,15 +87,18 @@ class TrainModule(LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm: Any = torch.nn.utils.get_total_norm(grads, foreach=True)
-        self.grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # sharded gradients give a DTensor
-        clip = self.cfg.optim.clip
-        if clip is not None:
-            torch._foreach_mul_(grads, (clip / (self.grad_norm + 1e-6)).clamp(max=1.0))
-        finite = torch.isfinite(self.grad_norm) & torch.isfinite(self.nll)
-        self.bad_step = torch.where(finite | (self.bad_step >= 0), self.bad_step, self.step)
-        optimizer.found_inf = (self.bad_step >= 0).to(torch.float32)  # type: ignore[attr-defined]
+        if self.micro < self.trainer.accumulate_grad_batches:  # an engine that accumulates by itself passes here with every micro-batch
+            return
+        if self.trainer.world_size > 1:
+            torch.distributed.all_reduce(self.nll)
+        self.strategy.clip(self.model, optimizer, self.cfg.optim.clip, self.judge)
+
+    def judge(self, grad_norm: Tensor) -> Tensor:
+        """1 where this step must change nothing, else 0, given the norm of its whole gradient."""
+        self.grad_norm = grad_norm
+        finite = torch.isfinite(grad_norm) & torch.isfinite(self.nll)
+        self.bad_step = self.bad_step.masked_fill(~finite & (self.bad_step < 0), self.step)
+        return (self.bad_step >= 0).to(torch.float32)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None) -> None:
         set_lr(optimizer, factor(self.cfg.schedule, self.step, self.cfg.trainer.max_steps))
@@ -96,15 +107,12 @@ class TrainModule(LightningModule):
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         if self.micro < self.trainer.accumulate_grad_batches:
             return
+        self.strategy.after_step(self.judge)
         self.micro = 0
         self.step += 1
         if self.after_step():
             self.trainer.should_stop = True
 
     def loss(self) -> Tensor:
-        """Mean over the label tokens of the last step, all ranks, in nats."""
-        total = self.nll.clone()
-        if self.trainer.world_size > 1:
-            torch.distributed.all_reduce(total)
-        return total / self.tokens_in_step
-
+        """Mean over the label tokens of the last step, all ranks, in nats. No collective: any one rank may ask."""
+        return self.nll / self.tokens_in_step

@@ -1,25 +1,26 @@
 """Muon for matrices and AdamW for the rest, as one optimizer. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from lm.training.skippable import Skippable
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: singular values land in about 0.7 to 1.2 after 5 steps
 STEPS = 5
 
 
-def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
-    """U V^T of each matrix = U S V^T in the batch, nearly: 5 quintic Newton-Schulz steps in `dtype`.
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """U V^T of each matrix = U S V^T in the batch, nearly: 5 quintic Newton-Schulz steps in the dtype given.
 
     matrices: (n, rows, columns).  The batch is one chain of large products, where torch.optim.Muon loops over matrices.
     """
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    x = (x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(dtype)
+    x = x / (x.norm(dim=(-2, -1), keepdim=True, dtype=torch.float32) + 1e-7).to(x.dtype)
     for _ in range(STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -28,36 +29,18 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
 
 def fast_dtype(device: torch.device) -> torch.dtype:
     """bf16 where the hardware multiplies it (on an AVX512-BF16 core about 4 times as fast as float32), else float32."""
-    native = torch.cpu.get_capabilities().get("avx512_bf16", False) if device.type == "cpu" else torch.cuda.is_bf16_supported()
+    native = torch.cpu._is_avx512_bf16_supported() if device.type == "cpu" else torch.cuda.is_bf16_supported()
     return torch.bfloat16 if native else torch.float32
 
 
-class MuonAdamW(torch.optim.Optimizer):
-    """Groups with a `momentum` are Muon's, the others AdamW's.
+class MuonAdamW(Skippable):
+    """Groups with a `momentum` are Muon's, the others AdamW's."""
 
-    A step with `found_inf` = 1 leaves weights and state untouched, without waiting for the device.
-    """
-
-    found_inf: Tensor | None = None
-
-    def __init__(self, groups: list[dict[str, Any]]) -> None:
-        super().__init__(groups, {})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if not params:
-                continue
-            if "momentum" in group:
-                self._muon(params, group)
-            else:
-                self._adamw(params, group)
-        return loss
+    def _step(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        if "momentum" in group:
+            self._muon(params, group)
+        else:
+            self._adamw(params, group)
 
     def _muon(self, params: list[Tensor], group: dict[str, Any]) -> None:
         by_shape: dict[torch.Size, list[Tensor]] = {}
@@ -67,19 +50,17 @@ class MuonAdamW(torch.optim.Optimizer):
             self._muon_batch(same, group)
 
     def _muon_batch(self, params: list[Tensor], group: dict[str, Any]) -> None:
-        states = [self.state[p]["momentum_buffer"] for p in params]
-        grads, old = torch.stack([_grad(p) for p in params]).float(), torch.stack(states)  # (n, rows, columns)
-        momentum = old.lerp(grads, 1 - group["momentum"])
-        update = orthogonalize(grads.lerp_(momentum, group["momentum"]), fast_dtype(old.device)).float()  # Nesterov
+        lr, mu = group["lr"], group["momentum"]
         rows, columns = params[0].shape
-        weights = torch.stack(params)
-        stepped = weights.float() * (1 - group["lr"] * group["weight_decay"])
-        stepped.add_(update, alpha=-group["lr"] * max(1, rows / columns) ** 0.5)
-        torch._foreach_copy_(states, self._unless_skipped(old, momentum).unbind())
-        torch._foreach_copy_(params, self._unless_skipped(weights, stepped.to(weights.dtype)).unbind())
-
-    def _unless_skipped(self, old: Tensor, new: Tensor) -> Tensor:
-        return new if self.found_inf is None else torch.where(self.found_inf.bool(), old, new)
+        grads, old = [_grad(p).float() for p in params], [self.state[p]["momentum_buffer"] for p in params]
+        momentum = torch._foreach_lerp(old, grads, 1 - mu)
+        nesterov = torch._foreach_lerp(grads, momentum, mu)
+        dtype = fast_dtype(params[0].device)
+        update = orthogonalize(torch.stack([x.to(dtype) for x in nesterov])).unbind()  # (n, rows, columns)
+        stepped = torch._foreach_mul([p.float() for p in params], 1 - lr * group["weight_decay"])
+        torch._foreach_add_(stepped, update, alpha=-lr * max(1, rows / columns) ** 0.5)
+        self._write(old, momentum)
+        self._write(params, stepped)
 
     def _adamw(self, params: list[Tensor], group: dict[str, Any]) -> None:
         states = [self.state[p] for p in params]

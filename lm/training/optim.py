@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from lm.config import Config
 from lm.training.muon import MuonAdamW
+from lm.training.skippable import SGD
 
 
 class AdamWConfig(Config):
@@ -83,7 +84,7 @@ def build_optimizer(cfg: OptimConfig, named: Iterable[tuple[str, nn.Parameter]],
         return _with_state(MuonAdamW(_muon_groups(cfg, trainable, matrices)))
     groups = _groups(trainable, cfg.lr, cfg.weight_decay)
     if isinstance(cfg, SGDConfig):
-        return _with_state(torch.optim.SGD(groups, lr=cfg.lr, momentum=cfg.momentum, fused=True))
+        return _with_state(SGD([group | {"momentum": cfg.momentum} for group in groups]))
     return _with_state(torch.optim.AdamW(groups, lr=cfg.lr, betas=(cfg.beta1, cfg.beta2), eps=cfg.eps, fused=True))
 
 
@@ -121,13 +122,12 @@ def _muon_groups(cfg: MuonConfig, named: Named, matrices: Container[str]) -> lis
 
 
 def _with_state(optimizer: Optimizer) -> Optimizer:
-    """All state from the start: it can be saved and loaded at any step, and a fused SGD whose first step is skipped would keep garbage."""
-    muon = isinstance(optimizer, MuonAdamW)
+    """All state from the start, so that it can be saved and loaded at any step; momentum in float32, AdamW's as its kernel wants it."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             if "betas" in group:
                 zero = torch.zeros((), dtype=torch.float32, device=p.device)
                 optimizer.state[p] = {"step": zero, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-            elif muon or group["momentum"]:
-                optimizer.state[p] = {"momentum_buffer": torch.zeros_like(p, dtype=torch.float32 if muon else p.dtype)}
+            elif group["momentum"] or isinstance(optimizer, MuonAdamW):
+                optimizer.state[p] = {"momentum_buffer": torch.zeros_like(p, dtype=torch.float32)}
     return optimizer

@@ -1,12 +1,24 @@
-"""Which differences a resumed run may have."""
+"""What a run folder holds already, and whether this config may go on from there."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 
-from lm.config import Tree
-from lm.errors import ConfigError
+from lm.checkpoint import CheckpointReader, newest_valid
+from lm.config import Tree, from_tree
+from lm.data.config import TokenizerFileConfig
+from lm.data.prepare import Prepared, changed_files
+from lm.data.tokenizer import build_tokenizer
+from lm.errors import CheckpointError, ConfigError
+from lm.folder import clean, disk_errors, read_json, replace_file, verify
+from lm.nn.transformer import ModelConfig, build_model
 from lm.record import flatten
+from lm.training.config import TrainConfig
+from lm.training.state import require_same_shapes
+
+Say = Callable[[str], None]
+CONFIG, SUMMARY = "config.yaml", "summary.json"
 
 _MAY_CHANGE = (
     "run.", "launch.", "strategy.", "logger.", "checkpoint.", "resume.", "traceback", "trainer.micro_batch", "trainer.val_every",
@@ -14,19 +26,103 @@ _MAY_CHANGE = (
 )  # fmt: skip
 
 
-def require_same_run(path: Path, now: Tree) -> None:
-    """ConfigError with every difference from the config.yaml of the run folder that may not change; max_steps may grow."""
+def open_run(folder: Path, cfg: TrainConfig, say: Say) -> CheckpointReader | None:
+    """The checkpoint to go on from; None where the run starts, or where only the model of a finished one is left.
+
+    Cleans up after a kill. Raises CheckpointError, or ConfigError with the differences.
+    """
+    clean(folder)
+    clean(folder / "checkpoints")
+    newest, rejected = newest_valid(folder / "checkpoints")
+    for reason in rejected:
+        say(f"not used: {reason}")
+    if newest is None and rejected:
+        count = f"none of the {len(rejected)} checkpoints" if len(rejected) > 1 else "the only checkpoint"
+        rule = "is not valid" if len(rejected) == 1 else "is valid"
+        raise CheckpointError(f"{folder}: {count} {rule}, and a run goes on from one. Remove {folder / 'checkpoints'} to start anew.")
+    if newest is None and cfg.resume.mode == "must":
+        raise CheckpointError(f"{folder}: resume.mode=must, but there is no valid checkpoint. Use resume.mode=auto to start anew.")
+    reader = CheckpointReader(newest) if newest is not None else None
+    if reader is not None:
+        _require_same_weights(reader, cfg.model)
+        _require_same_config(folder, reader.meta["config"], cfg.tree())
+    elif (folder / "model").is_dir() and (folder / CONFIG).exists():
+        _require_same_config(folder, _read_config(folder / CONFIG), cfg.tree())
+    return reader
+
+
+def freeze(folder: Path, cfg: TrainConfig) -> None:
+    """The folder is this config's from now on, and its run unfinished."""
+    replace_file(folder / CONFIG, yaml.safe_dump(cfg.tree(), sort_keys=False, allow_unicode=True))
+    with disk_errors(folder / SUMMARY):
+        (folder / SUMMARY).unlink(missing_ok=True)
+
+
+def finished(folder: Path, cfg: TrainConfig, reader: CheckpointReader | None, say: Say) -> Tree | None:
+    """The summary of a run that has ended; None where there is something left to do, if only to write a damaged model again."""
+    if not (folder / SUMMARY).exists():
+        return None
     try:
-        before = flatten(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}). Restore it, or set run.name to start a new run.") from None
-    after = flatten(now)
-    changed = [key for key in before | after if before.get(key) != after.get(key) and not key.startswith(_MAY_CHANGE)]
-    old, new = before.get("trainer.max_steps"), after["trainer.max_steps"]
-    changed = [key for key in changed if not (key == "trainer.max_steps" and isinstance(old, int) and new > old)]
-    if changed:
-        lines = [f"  {key}: {before.get(key, 'absent')} in the run, {after.get(key, 'absent')} now" for key in changed]
-        raise ConfigError(
-            "\n".join(lines) + f"\n{path.parent}: the run exists with another config ({', '.join(changed[:3])}), and a resumed run may only"
-            " change where and how often it works. Set run.name to start a new run, or restore the values."
+        summary = read_json(folder / SUMMARY)
+        verify(folder / "model")
+    except CheckpointError as error:
+        say(f"written again: {error}")
+        return None
+    step = reader.meta["step"] if reader is not None else summary["steps"]
+    worse = reader.meta["progress"]["worse_validations"] if reader is not None else 0
+    if step >= cfg.trainer.max_steps or has_stopped_early(cfg, worse):
+        return summary if step == summary["steps"] else None
+    if reader is None:
+        raise CheckpointError(
+            f"{folder}: the run has ended at step {step:,} and its checkpoints are gone, so it cannot go on to trainer.max_steps="
+            f"{cfg.trainer.max_steps}. Start another one with init_from={folder} and a new run.name."
         )
+    return None
+
+
+def has_stopped_early(cfg: TrainConfig, worse_validations: int) -> bool:
+    """Whether so many validations without a better one end the run."""
+    return cfg.trainer.early_stop is not None and worse_validations >= cfg.trainer.early_stop
+
+
+def require_same_data(folder: Path, cfg: TrainConfig, meta: Tree, data: Prepared) -> None:
+    """ConfigError naming what has changed since the checkpoint. `data` has been read with the checkpoint's own tokenizer."""
+    given = cfg.tokenizer
+    if isinstance(given, TokenizerFileConfig) and cfg.init_from is None and build_tokenizer(given, ()).hash != meta["tokenizer_hash"]:
+        raise ConfigError(f"{given.path}: not the tokenizer that {folder} was started with. Restore the file, or set run.name.")
+    if meta["fingerprint"] != data.fingerprint:
+        what = next(iter(changed_files(meta["files"], data.files)), "the data has changed")
+        raise ConfigError(f"{folder}: {what} since the run started, and a resumed run needs the same data. Restore it, or set run.name.")
+
+
+def _require_same_weights(reader: CheckpointReader, cfg: ModelConfig) -> None:
+    """CheckpointError with the first weights of another shape."""
+    saved = from_tree(ModelConfig, reader.meta["model"])
+    full = cfg.replace(vocab_size=cfg.vocab_size or saved.vocab_size, max_seq_len=cfg.max_seq_len or saved.max_seq_len)
+    model = {name: tuple(p.shape) for name, p in build_model(full, device="meta").named_parameters()}
+    there = {name: reader.shape(name) for name in reader.names() if "weight" in reader.kinds(name)}
+    require_same_shapes(model, there, str(reader.folder))
+
+
+def _require_same_config(folder: Path, saved: Tree, now: Tree) -> None:
+    """ConfigError with every difference that may not be; max_steps may grow."""
+    before, after = flatten(saved), flatten(now)
+    changed = [key for key in before | after if before.get(key) != after.get(key) and not key.startswith(_MAY_CHANGE)]
+    if after["trainer.max_steps"] > before["trainer.max_steps"]:
+        changed.remove("trainer.max_steps")
+    if not changed:
+        return
+    lines = [f"  {key}: {before.get(key, 'absent')} in the run, {after.get(key, 'absent')} now" for key in changed]
+    shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+    raise ConfigError(
+        "\n".join(lines) + f"\n{folder}: the run exists with another config ({shown}), and a resumed run may only"
+        " change where and how often it works, and raise trainer.max_steps. Set run.name to start a new run, or restore the values."
+    )
+
+
+def _read_config(path: Path) -> Tree:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return {**tree, "trainer": {"max_steps": 0, **tree["trainer"]}}
+    except (yaml.YAMLError, OSError, UnicodeDecodeError, TypeError, KeyError) as error:
+        raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())}). Restore it, or set run.name.") from None

@@ -1,21 +1,25 @@
 """What happens between steps: metrics, validation, samples, checkpoints, and the decision to stop."""
 
+import math
+import os
+import platform
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from lm.checkpoint import Piece, checkpoints, prune, save_checkpoint, step_folder
+from lm.checkpoint import Piece, bytes_of, checkpoints, prune, save_checkpoint, step_folder
 from lm.config import Tree
 from lm.data.causal import CausalRows
-from lm.data.order import spread
+from lm.data.order import spread, step_rows
 from lm.data.tokenizer import Tokenizer
 from lm.errors import NumericsError
-from lm.folder import disk_errors
+from lm.folder import disk_errors, require_space
 from lm.generation.evaluate import evaluate
 from lm.generation.load import generate
 from lm.nn.count import Counts
@@ -23,9 +27,12 @@ from lm.nn.transformer import DecoderLM
 from lm.training.config import TrainConfig
 from lm.training.logging import Console, Logger
 from lm.training.metrics import MetricsFile, memory_gib, peak_flops
-from lm.training.module import TrainModule
+from lm.training.resume import has_stopped_early
 from lm.training.signals import Signals
 from lm.training.state import EMA, optimizer_pieces, weight_pieces
+
+if TYPE_CHECKING:  # Lightning takes seconds, and a run that is finished does not need it
+    from lm.training.module import TrainModule
 
 
 @dataclass
@@ -37,6 +44,8 @@ class Progress:
     val_loss: float | None = None
     val_bits_per_byte: float | None = None
     train_s: float = 0.0  # seconds spent stepping, over all resumes
+    samples_bytes: int = 0  # length of samples.md
+    device: str = ""  # what the steps run on
 
 
 @dataclass
@@ -47,6 +56,7 @@ class Session:
     folder: Path
     model: DecoderLM
     tokenizer: Tokenizer
+    rows: CausalRows
     val_rows: CausalRows
     counts: Counts
     console: Console
@@ -56,16 +66,23 @@ class Session:
     meta: Tree  # what every checkpoint repeats: config, model, fingerprint, tokenizer hash, parent
     progress: Progress = field(default_factory=Progress)
     ema: EMA | None = None
-    stopped_early: bool = False
     last_saved: int = -1
     _mark: tuple[int, float] = (0, 0.0)  # step and time of the last metrics line, pauses taken out
 
-    def attach(self, module: TrainModule) -> None:
+    def attach(self, module: "TrainModule") -> None:
         """The module whose steps this session follows."""
         self.module = module
 
+    @property
+    def done(self) -> bool:
+        """At the last step, or stopped early."""
+        return self.module.step >= self.cfg.trainer.max_steps or has_stopped_early(self.cfg, self.progress.worse_validations)
+
     def start(self) -> None:
         """Training begins now: signals wait for the end of a step, and the clock starts."""
+        self._require_space()
+        cuda = self.module.device.type == "cuda"
+        self.progress.device = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
         self.signals.defer()
         self._mark = (self.module.step, time.perf_counter())
 
@@ -76,32 +93,43 @@ class Session:
         if self.ema is not None:
             self.ema.update()
         logs = step % cfg.log_every == 0 or last or step == 1
-        if logs or self.module.device.type == "cpu":
+        validates = step % cfg.val_every == 0 or last
+        stop = last or self.signals.received is not None
+        saves = step % self.cfg.checkpoint.every == 0 or stop
+        if logs or validates or saves or self.module.device.type == "cpu":  # waits for the device
             self._require_finite()
         if logs:
             self._log_step(step)
-        stop = last or self.signals.received is not None
         with self._pause():
-            if step % cfg.val_every == 0 or last:
+            if validates:
                 self._validate(step)
-                stop = stop or self.stopped_early
-            if step % self.cfg.checkpoint.every == 0 or stop:
+            if saves or self.done:
                 self.save()
-        return stop
+        return stop or self.done
 
     def _require_finite(self) -> None:
         bad = int(self.module.bad_step)
         if bad < 0:
             return
-        rate = f"{self.cfg.optim.lr:g}"
-        kept = checkpoints(self.folder / "checkpoints")
-        where = f"{kept[0]} is the last checkpoint" if kept else "there is no checkpoint yet"
         loss, norm = float(self.module.loss()), float(self.module.grad_norm)
-        self._record({"step": bad, "event": "not finite", "batch_step": bad})
+        rows = step_rows(self.cfg.seed, bad, self.cfg.data.global_batch, len(self.rows)).tolist()
+        self.metrics.append({"step": bad + 1, "event": "not finite", "rows": rows})
         raise NumericsError(
             f"train: step {bad + 1} has loss {loss:.4g} and gradient norm {norm:.4g}, and only finite steps are taken; the weights are as"
-            f" before it, and {where}. Lower optim.lr={rate} or optim.clip, or look at the rows of that step."
+            f" before it, and {self._last_checkpoint()}. Lower optim.lr={self.cfg.optim.lr:g} or optim.clip, or look at the rows of that"
+            f" step, which {self.folder / 'metrics.jsonl'} names."
         )
+
+    def _last_checkpoint(self) -> str:
+        kept = checkpoints(self.folder / "checkpoints")
+        return f"{kept[0]} is the last checkpoint" if kept else "there is no checkpoint yet"
+
+    def _require_space(self) -> None:
+        """For the checkpoints to be kept and one more, as far as they are not there yet."""
+        every, kept = self.cfg.checkpoint.every, checkpoints(self.folder / "checkpoints")
+        to_come = -(-(self.cfg.trainer.max_steps - self.module.step) // every)
+        more = min(self.cfg.checkpoint.keep_last + 1 - len(kept), to_come)
+        require_space(self.folder / "checkpoints", bytes_of(self._pieces()) * max(1, more))
 
     def _log_step(self, step: int) -> None:
         since, at = self._mark
@@ -138,13 +166,16 @@ class Session:
             self._sample(step)
         p = self.progress
         p.val_loss, p.val_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
+        if not math.isfinite(p.val_loss):
+            raise NumericsError(
+                f"train: val_loss is {p.val_loss} after step {step}, and the weights are not saved; {self._last_checkpoint()}. Lower"
+                f" optim.lr={self.cfg.optim.lr:g}, or use trainer.precision=fp32."
+            )
         better = p.best_val_loss is None or p.val_loss < p.best_val_loss
         p.best_val_loss, p.worse_validations = (p.val_loss, 0) if better else (p.best_val_loss, p.worse_validations + 1)
         shown = {"val_loss": p.val_loss, "val_bits_per_byte": p.val_bits_per_byte}
         self._record({"step": step, "tokens": self._tokens(step), **shown})
-        patience = self.cfg.trainer.early_stop
-        if patience is not None and p.worse_validations >= patience and step < self.cfg.trainer.max_steps:
-            self.stopped_early = True
+        if self.done and step < self.cfg.trainer.max_steps:
             self._record({"step": step, "event": "stopped early", "validations_without_improvement": p.worse_validations})
 
     def _sample(self, step: int) -> None:
@@ -155,8 +186,11 @@ class Session:
         with self._eager():
             texts = [generate(self.model, self.tokenizer, prompt, **options) for prompt in prompts]
         blocks = "".join(f"\n{_fenced(prompt + text)}\n" for prompt, text in zip(prompts, texts, strict=True))
-        with disk_errors(self.folder / "samples.md"), (self.folder / "samples.md").open("a", encoding="utf-8") as file:
-            file.write(f"## step {step}\n{blocks}\n")
+        path = self.folder / "samples.md"
+        with disk_errors(path):
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"## step {step}\n{blocks}\n")
+            self.progress.samples_bytes = path.stat().st_size
 
     def _eager(self) -> AbstractContextManager[None]:
         """Sampling changes shapes at each token, which would compile anew each time."""
@@ -186,7 +220,8 @@ class Session:
         meta = self.meta | {"step": step, "tokens": self._tokens(step), "progress": vars(self.progress)}
         folder = self.folder / "checkpoints"
         save_checkpoint(step_folder(folder, step), self._pieces(), meta, self.tokenizer.save)
-        prune(folder, self.cfg.checkpoint.keep_last)
+        with disk_errors(folder):
+            prune(folder, self.cfg.checkpoint.keep_last)
         self.last_saved = step
 
     def _pieces(self) -> Iterator[Piece]:
@@ -208,9 +243,8 @@ def _fenced(text: str) -> str:
     return f"{fence}\n{text}\n{fence}"
 
 
-def truncate_samples(path: Path, step: int) -> None:
-    """Drop the samples after `step`, which a resumed run draws again."""
-    if path.exists():
-        text = path.read_text(encoding="utf-8")
-        later = next((m.start() for m in re.finditer(r"^## step (\d+)$", text, re.MULTILINE) if int(m[1]) > step), len(text))
-        path.write_text(text[:later], encoding="utf-8")
+def truncate_samples(path: Path, size: int) -> None:
+    """Drop what was written after the checkpoint; a resumed run draws those samples again."""
+    with disk_errors(path):
+        if path.exists() and path.stat().st_size > size:
+            os.truncate(path, size)

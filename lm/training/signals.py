@@ -44,4 +44,5 @@ class Signals:
             os._exit(128 + number)
         self.received, self._at = number, time.monotonic()
         if not self._deferred:
-            raise Interrupted(f"train: {signal.Signals(number).name} came before the first step, so nothing is saved. Run again to start.", number)
+            name = signal.Signals(number).name
+            raise Interrupted(f"train: {name} came before the first step, so there is nothing new to save. Train again to start.", number)

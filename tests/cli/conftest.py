@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from lm.cli.compose import compose
 from lm.cli.main import main
+from lm.model_folder import save_model
 
 Lm = Callable[..., tuple[int, str, str]]
 
@@ -22,6 +24,16 @@ def lm(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.M
         return code, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def default_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, entered, with the final model of the default recipe in it as far as a config needs it."""
+    monkeypatch.chdir(tmp_path)
+    config = compose([]).config()
+    folder = Path(config.run.dir) / config.run.name
+    save_model(folder / "model", config.model.tree(), {}, lambda temporary: None, {})
+    return folder
 
 
 @pytest.fixture

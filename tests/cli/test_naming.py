@@ -39,11 +39,11 @@ def test_what_changes_the_outcome_enters_the_name(override: str) -> None:
 
 def test_name_needs_no_quotes_on_a_later_command_line() -> None:
     given = name("trainer.sample_prompts=['a = b, c/../d']", "data=text", "data.files=../some/where/notes.txt")
-    assert compose([f"init_from=runs/{given}"]).config().init_from == f"runs/{given}"
+    assert compose([f"run.dir=runs/{given}"]).config().run.dir == f"runs/{given}"
     assert "/" not in given
 
 
 def test_long_names_are_cut_and_still_differ() -> None:
     long = [f"trainer.sample_prompts=['{'x' * 300}{end}']" for end in "ab"]
     assert len({name(override) for override in long}) == 2
-    assert all(len(name(override)) <= 100 for override in long)
+    assert all(len(name(override)) <= 120 for override in long)

@@ -147,3 +147,18 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.equal(model(Batch(ids)), model(Batch(ids)))
     model.train()
     assert not torch.equal(model(Batch(ids)), model(Batch(ids)))
+
+
+@torch.no_grad()
+def test_a_window_of_w_sees_the_token_itself_and_w_minus_1_before_it() -> None:
+    model = redrawn(config(n_layers=1, attention={"n_heads": 4, "window": 4}))
+    ids = tokens(1, 16)
+    changed = ids.clone()
+    changed[0, 5] = (changed[0, 5] + 1) % 61
+    moved = (model(Batch(ids)) - model(Batch(changed)))[0].abs().amax(-1) > 1e-4
+    assert moved.nonzero().flatten().tolist() == [5, 6, 7, 8]
+
+
+def test_every_nth_layer_is_global() -> None:
+    attention = config(attention={"n_heads": 4, "window": 4, "global_every": 3}).attention
+    assert [attention.layer_window(layer) for layer in range(7)] == [4, 4, None, 4, 4, None, 4]

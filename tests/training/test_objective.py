@@ -50,6 +50,20 @@ def test_evaluation_needs_no_gradient_and_gives_the_same_sums() -> None:
     torch.testing.assert_close(evaluated.total, chunked_loss(hidden, labels, head, chunk=7).total.detach())
 
 
+def test_sums_are_float32_where_everything_else_is_bf16() -> None:
+    head, hidden = Head(16, 97, None).bfloat16(), torch.randn(2000, 16).bfloat16().requires_grad_()
+    labels = torch.randint(0, 97, (2000,))
+    expected = F.cross_entropy(head(hidden).float(), labels, reduction="sum")
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.bfloat16)  # as Lightning does for bf16-true
+        sums = chunked_loss(hidden, labels, head, chunk=7)
+    finally:
+        torch.set_default_dtype(default)
+    assert sums.total.dtype == sums.nll.dtype == torch.float32
+    torch.testing.assert_close(sums.nll, expected.detach(), rtol=1e-4, atol=0)
+
+
 def test_rows_and_micro_batches_weigh_by_their_label_tokens() -> None:
     model = build_model(from_tree(DecoderConfig, TINY), seed=0)
     tokens, labels = torch.randint(0, 97, (32, 16)), ragged_labels(32, 16, 97)

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.training.optim import AdamWConfig, MuonConfig, OptimConfig, SGDConfig, build_optimizer, set_lr
+from lm.training.skippable import Skippable
 
 CONFIGS: list[OptimConfig] = [AdamWConfig(), MuonConfig(weight_decay=0.1), SGDConfig(), SGDConfig(momentum=0.9, weight_decay=0.1)]
 IDS = ["adamw", "muon", "sgd", "sgd-momentum"]
@@ -31,7 +32,12 @@ def snapshot(net: nn.Module, optimizer: Optimizer) -> list[Tensor]:
 @pytest.mark.parametrize("cfg", CONFIGS, ids=IDS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("steps_before", [0, 2])
-def test_a_step_with_found_inf_leaves_weights_and_state_bitwise_untouched(cfg: OptimConfig, bad: float, steps_before: int) -> None:
+@pytest.mark.parametrize("flag", ["read", "applied on the device"])
+def test_a_step_with_found_inf_leaves_weights_and_state_bitwise_untouched(
+    cfg: OptimConfig, bad: float, steps_before: int, flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if flag != "read":
+        monkeypatch.setattr(Skippable, "_flag_is_here", lambda self: self.found_inf is None)
     net, plain = model(), model()
     optimizer, reference = build(cfg, net), build(cfg, plain)
     for step in range(steps_before):
@@ -75,10 +81,11 @@ def test_adamw_equals_unfused_torch_with_decay_on_matrices_only() -> None:
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)  # another order of the same float32 operations
 
 
-def test_sgd_equals_unfused_torch() -> None:
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_equals_torch(momentum: float) -> None:
     net, plain = model(), model()
-    optimizer = build(SGDConfig(lr=0.001, momentum=0.9), net)
-    reference = torch.optim.SGD(plain.parameters(), lr=0.001, momentum=0.9, foreach=False, fused=False)
+    optimizer = build(SGDConfig(lr=0.001, momentum=momentum), net)
+    reference = torch.optim.SGD(plain.parameters(), lr=0.001, momentum=momentum, foreach=False, fused=False)
     for step in range(4):
         for n, o in ((net, optimizer), (plain, reference)):
             backward(n, step)
@@ -138,3 +145,18 @@ def test_each_optimizer_lowers_a_loss(cfg: OptimConfig) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.9 * losses[0] if cfg.kind != "sgd" else losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("cfg", CONFIGS, ids=IDS)
+def test_bf16_weights_step_as_float32_weights_do_up_to_their_rounding(cfg: OptimConfig) -> None:
+    steps = []
+    for dtype in (torch.float32, torch.bfloat16):
+        p = nn.Parameter(torch.linspace(-2, 2, 64 * 64).view(64, 64).to(dtype))
+        before = p.detach().clone()
+        optimizer = build_optimizer(cfg, [("0.weight", p)], MATRICES)
+        set_lr(optimizer, {"adamw": 300, "muon": 200, "sgd": 3}[cfg.kind])
+        p.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+        optimizer.step()
+        steps.append((p - before).detach().float())
+    assert steps[0].abs().mean() > 0.2
+    assert (steps[0] - steps[1]).abs().max() < 2**-4  # bf16 has steps of 2^-5 at the largest values, up to 8

@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -22,7 +23,7 @@ def test_warm_up_rises_by_equal_steps_from_above_zero_to_the_peak(cfg: ScheduleC
 @pytest.mark.parametrize("cfg", ALL, ids=KINDS)
 def test_after_warm_up_it_never_rises_and_ends_at_its_final_part(cfg: ScheduleConfig) -> None:
     values = [factor(cfg, step, 100) for step in range(10, 101)]
-    assert all(a >= b for a, b in zip(values, values[1:], strict=False))
+    assert all(a >= b for a, b in pairwise(values))
     assert values[-1] == pytest.approx(1.0 if cfg.kind == "constant" else 0.2)
     assert factor(cfg, 1000, 100) == values[-1]
 

@@ -53,6 +53,7 @@ def test_a_resumed_optimizer_goes_on_bitwise(cfg: OptimConfig, dtype: torch.dtyp
     other = Tied(dtype=dtype)
     resumed = build_optimizer(cfg, other.named_parameters(), MATRICES)
     average = EMA(other.named_parameters(), 0.9)
+    train(other, resumed, range(2), average)
     reader = CheckpointReader(tmp_path / "x")
     load_weights(other.named_parameters(), reader)
     load_optimizer(resumed, reader)

@@ -1,0 +1,45 @@
+"""One process; and, as the base of the other strategies, what training must know of an engine beside what Lightning knows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lm.nn.transformer import DecoderLM
+
+Judge = Callable[[Tensor], Tensor]  # the norm of a step's whole gradient -> the optimizer's `found_inf`
+
+
+class Single:
+    """Gradients are whole, or sharded tensors that behave so; they are clipped here, before the optimizer's step."""
+
+    def lightning(self) -> Any:
+        """What Lightning's Trainer takes as `strategy`."""
+        return "auto"
+
+    def shard(self, model: DecoderLM, mesh: Any) -> None:
+        """Split the weights over the ranks of Lightning's device mesh, before the optimizer is built."""
+
+    def divisor(self, accumulation: int, world: int) -> int:
+        """What Lightning and the engine divide the sum of a step's gradients by: micro-batches, and ranks when they average."""
+        return accumulation * world
+
+    def prepare(self, optimizer: Optimizer, judge: Judge) -> None:
+        """Called once with the optimizer that the module has built."""
+
+    def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None, judge: Judge) -> None:
+        """Scale a step's gradient down to the norm `limit`, and tell the optimizer whether to skip the step."""
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        norm = self.whole(torch.nn.utils.get_total_norm(grads, foreach=True))
+        if limit is not None:
+            torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
+        optimizer.found_inf = judge(norm)  # type: ignore[attr-defined]
+
+    def after_step(self, judge: Judge) -> None:
+        """Called after each optimizer step, for engines that know the norm only then."""
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """All of a weight or norm that may be split over the ranks. Every rank must call it, in the same order."""
+        return tensor.detach()

@@ -1,0 +1,75 @@
+"""`lm explain`: description, type, default, and where the value comes from."""
+
+import pytest
+
+from tests.cli.conftest import Lm
+
+KEY = "model.attention.n_kv_heads"
+
+
+@pytest.mark.parametrize(
+    ("args", "value", "source"),
+    [
+        (["model=gpt2", "model/attention=gqa"], "null", "class default, GQAConfig"),
+        ([], "2", "preset, "),
+        (["model/attention=mqa"], "1", "option, "),
+        ([f"{KEY}=4"], "4", f"command line, {KEY}=4"),
+    ],
+)
+def test_value_comes_from_the_strongest_place_that_states_it(lm: Lm, args: list[str], value: str, source: str) -> None:
+    code, out, _ = lm("explain", KEY, *args)
+    lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("  ")}
+    assert code == 0
+    assert lines["type"] == "int > 0, or null"
+    assert lines["default"] == "null"
+    assert lines["value"] == value
+    assert lines["from"].startswith(source)
+    assert "Number of key and value heads" in out
+
+
+@pytest.mark.parametrize(
+    ("key", "file"),
+    [
+        ("model.d_model", "conf/model/tiny.yaml"),
+        ("model.ffn.gated", "conf/model/ffn/swiglu.yaml"),
+        ("trainer.max_steps", "recipes/pretrain/tiny.yaml"),
+        ("schedule.final_frac", "conf/schedule/wsd.yaml"),
+    ],
+)
+def test_a_source_in_a_file_is_named_by_its_path(lm: Lm, key: str, file: str) -> None:
+    _, out, _ = lm("explain", key)
+    [line] = [line for line in out.splitlines() if line.startswith("  from")]
+    assert line.endswith(file)
+
+
+def test_value_from_the_recipe_shows_what_it_replaced(lm: Lm) -> None:
+    _, out, _ = lm("explain", "optim.lr", "recipes=pretrain/gpt2_124m", "optim.lr=1.0")
+    earlier = [line for line in out.splitlines() if "instead of" in line]
+    assert ["recipe" in earlier[0], "option" in earlier[1], "class default" in earlier[2]] == [True, True, True]
+
+
+def test_a_section_lists_its_options_and_every_field(lm: Lm) -> None:
+    code, out, _ = lm("explain", "model/ffn")
+    assert code == 0
+    assert "model/ffn=swiglu; options: geglu" in out
+    for field in ["model.ffn.hidden", "model.ffn.activation", "model.ffn.gated", "model.ffn.bias", "model.ffn.dropout"]:
+        assert field in out
+
+
+def test_a_value_that_must_be_set_is_said_to_be_missing(lm: Lm) -> None:
+    code, out, _ = lm("explain", "data.files", "data=text")
+    assert code == 0
+    assert "must be set" in out
+    assert "set data.files=..." in out
+
+
+@pytest.mark.parametrize(("key", "near"), [("model.attention.n_kv_head", "n_kv_heads"), ("optm", "optim"), ("n_kv_heads", KEY)])
+def test_misspelt_path_is_answered_with_the_nearest(lm: Lm, key: str, near: str) -> None:
+    code, out, err = lm("explain", key)
+    assert (code, out) == (2, "")
+    assert f"Did you mean '{near}'?" in err
+
+
+def test_what_a_switched_option_left_out_is_told(lm: Lm) -> None:
+    _, _, err = lm("explain", "optim.lr", "recipes=pretrain/gpt2_124m", "optim=muon")
+    assert "left out optim.lr" in err

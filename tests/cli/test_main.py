@@ -1,0 +1,127 @@
+"""The outermost layer: help in any position, speed, pipes, signals, unexpected errors."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lm.cli import main as main_module
+from lm.cli.compose import compose
+from lm.cli.main import VERBS, main
+from tests.cli.conftest import Lm
+
+Process = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_top_level_help_names_every_verb_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    program = (
+        "import sys; from lm.cli.main import main; assert main(['--help']) == 0;"
+        "heavy = {'torch', 'pydantic', 'hydra', 'omegaconf', 'yaml', 'numpy', 'rich'} & set(sys.modules); assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(f"  {verb} " in done.stdout for verb in VERBS)
+
+
+def test_top_level_help_answers_in_under_three_tenths_of_a_second(lm_process: Process) -> None:
+    def seconds() -> float:
+        started = time.perf_counter()
+        assert lm_process("--help").returncode == 0
+        return time.perf_counter() - started
+
+    assert min(seconds() for _ in range(5)) < 0.3
+
+
+@pytest.mark.parametrize("args", [["train", "--help"], ["--help", "train"], ["train", "model/ffn=geglu", "-h", "seed=1"]])
+def test_train_help_lists_groups_recipes_and_described_options_from_any_position(lm: Lm, args: list[str]) -> None:
+    code, out, _ = lm(*args)
+    assert code == 0
+    for part in ["recipes=pretrain/gpt2_124m", "model/ffn", "swiglu", "optim.lr", "Peak learning rate", "trainer.max_steps", "int > 0"]:
+        assert part in out
+
+
+def test_train_help_works_where_a_value_is_still_missing(lm: Lm) -> None:
+    code, out, _ = lm("train", "data=text", "--help")
+    assert code == 0
+    assert "data.files" in out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(lm: Lm, verb: str) -> None:
+    code, out, err = lm(verb, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"usage: lm {verb}")
+
+
+@pytest.mark.parametrize("args", [["--cfg", "job", "seed=5"], ["seed=5", "--cfg", "job"], ["--cfg=job", "seed=5"]])
+def test_cfg_job_prints_the_whole_config_and_runs_nothing(lm: Lm, tmp_path: Path, args: list[str]) -> None:
+    code, out, _ = lm("train", *args)
+    assert code == 0
+    assert yaml.safe_load(out) == compose(["seed=5"]).config().tree()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_composition_works_from_any_folder(lm_process: Process) -> None:
+    done = lm_process("train", "recipes=ablation/ffn", "--cfg", "job")
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout)["run"]["name"] == "ablation-ffn"
+
+
+def test_version(lm: Lm) -> None:
+    code, out, _ = lm("--version")
+    assert code == 0
+    assert out.startswith("lm 0.")
+
+
+def test_closed_pipe_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "lm", "train", "--cfg", "job"], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_closed_stdout_is_no_error() -> None:
+    done = subprocess.run(f"{sys.executable} -m lm --help >&-", shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_output_is_exit_code_5_and_one_sentence() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "lm", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 5
+    assert done.stderr.count("\n") == 1
+    assert "No space left" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "part"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (MemoryError(), 5, "memory"),
+        (PermissionError(13, "Permission denied", "runs/x"), 5, "runs/x: Permission denied"),
+        (ZeroDivisionError("division\nby zero"), 1, "internal error: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_unexpected_errors_end_with_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, part: str
+) -> None:
+    def dispatch(args: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(main_module, "_dispatch", dispatch)
+    monkeypatch.setattr(main_module, "_discard_stdout", lambda: None)
+    assert main(["train"]) == code
+    err = capsys.readouterr().err
+    assert part in err
+    assert err.count("\n") == 1
+    assert main(["train", "traceback=true"]) == code
+    assert "Traceback" in capsys.readouterr().err

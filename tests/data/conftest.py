@@ -1,0 +1,46 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lm.data.config import BytesConfig, TextConfig
+from lm.data.prepare import Prepared, prepare
+from lm.data.shards import ShardWriter, TokenStore, write_index
+from lm.data.tokenizer import Tokenizer, build_tokenizer
+
+Prepare = Callable[..., Prepared]
+MakeStore = Callable[..., TokenStore]
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer() -> Tokenizer:
+    return build_tokenizer(BytesConfig(), ())
+
+
+@pytest.fixture
+def prepare_text(tmp_path: Path) -> Prepare:
+    """prepare() of local files with a cache of the test's own and byte tokens."""
+
+    def run(files: Any, tokenizer: Any = None, **options: Any) -> Prepared:
+        given = [str(file) for file in files] if isinstance(files, list) else str(files)
+        cfg = TextConfig(files=given, cache_dir=str(tmp_path / "cache"), **options)
+        return prepare(cfg, tokenizer or BytesConfig(), log=lambda line: None)
+
+    return run
+
+
+@pytest.fixture
+def make_store(tmp_path: Path) -> MakeStore:
+    """A store of the given documents (lists of token ids) as they are, in shards of `shard_tokens`."""
+
+    def run(documents: list[list[int]], vocab_size: int = 1000, shard_tokens: int = 1 << 20) -> TokenStore:
+        writer = ShardWriter(tmp_path, "train", vocab_size, shard_tokens)
+        for document in documents:
+            writer.start_document()
+            writer.add(np.array(document, np.uint32), n_bytes=len(document))
+        write_index(tmp_path, {"splits": {"train": writer.close()}})
+        return TokenStore.open(tmp_path, "train")
+
+    return run

@@ -1,0 +1,127 @@
+import multiprocessing
+import os
+import re
+import signal
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lm.data.causal import CausalRows
+from lm.data.loader import eval_batches, split, train_loader, worker_faults
+from lm.data.order import step_rows
+from lm.data.shards import TokenStore
+from lm.data.tokenizer import Tokenizer
+from lm.errors import ConfigError, ResourceError
+from lm.nn.batch import IGNORED, Batch
+
+SEQ_LEN, GLOBAL_BATCH = 8, 12
+
+
+@pytest.fixture
+def rows(make_store: Callable[..., TokenStore], byte_tokenizer: Tokenizer) -> CausalRows:
+    draw = np.random.default_rng(0)
+    documents = [draw.integers(0, 250, draw.integers(1, 60)).tolist() for _ in range(40)]
+    return CausalRows(make_store(documents), byte_tokenizer, SEQ_LEN, mask_documents=True)
+
+
+def load(
+    rows: CausalRows, *, micro_batch: int = 5, rank: int = 0, world: int = 1, start: int = 0, stop: int = 20, workers: int = 0
+) -> list[Batch]:
+    options: dict[str, Any] = {"rank": rank, "world": world, "start_step": start, "max_steps": stop, "workers": workers}
+    loader = train_loader(rows, seed=3, global_batch=GLOBAL_BATCH, micro_batch=micro_batch, **options)
+    found = list(loader)
+    assert len(found) == len(loader)
+    return found
+
+
+def by_step(batches: list[Batch], accumulation: int) -> list[list[int]]:
+    tokens = [batch.tokens for batch in batches]
+    return [torch.cat(tokens[i : i + accumulation]).flatten().tolist() for i in range(0, len(tokens), accumulation)]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("micro_batch", [1, 2, 5, 100])
+def test_a_step_reads_the_same_rows_over_any_ranks_and_micro_batches(rows: CausalRows, world: int, micro_batch: int) -> None:
+    size, accumulation = split(GLOBAL_BATCH, world, micro_batch)
+    ranks = [load(rows, micro_batch=micro_batch, rank=rank, world=world) for rank in range(world)]
+    assert all(len(batch.tokens) == size for batches in ranks for batch in batches)
+    steps = [list(chain.from_iterable(parts)) for parts in zip(*(by_step(batches, accumulation) for batches in ranks), strict=True)]
+    expected = [rows.batch(step_rows(3, step, GLOBAL_BATCH, len(rows))).tokens.flatten().tolist() for step in range(20)]
+    assert steps == expected
+
+
+@pytest.mark.parametrize(("world", "micro_batch"), [(1, 12), (1, 4), (2, 2), (3, 1)])
+def test_step_tokens_are_the_labels_of_the_ranks_whole_step(rows: CausalRows, world: int, micro_batch: int) -> None:
+    _, accumulation = split(GLOBAL_BATCH, world, micro_batch)
+    for rank in range(world):
+        batches = load(rows, micro_batch=micro_batch, rank=rank, world=world)
+        for at in range(0, len(batches), accumulation):
+            step = batches[at : at + accumulation]
+            labels = [batch.labels for batch in step if batch.labels is not None]
+            assert {batch.step_tokens for batch in step} == {sum(int((part != IGNORED).sum()) for part in labels)}
+
+
+def test_workers_change_nothing(rows: CausalRows) -> None:
+    here, elsewhere = load(rows, stop=6), load(rows, stop=6, workers=2)
+    assert len(here) == len(elsewhere)
+    for ours, theirs in zip(here, elsewhere, strict=True):
+        assert ours.labels is not None and theirs.labels is not None
+        assert torch.equal(ours.tokens, theirs.tokens) and torch.equal(ours.labels, theirs.labels)
+        assert ours.step_tokens == theirs.step_tokens and (ours.documents is None) == (theirs.documents is None)
+
+
+def test_a_later_start_continues_where_the_earlier_run_would_be(rows: CausalRows) -> None:
+    whole, rest = load(rows), load(rows, start=13)
+    assert [batch.tokens.tolist() for batch in whole[-len(rest) :]] == [batch.tokens.tolist() for batch in rest]
+    assert load(rows, start=20) == []
+
+
+def test_split_uses_the_most_rows_that_divide() -> None:
+    assert split(12, 1, 12) == (12, 1)
+    assert split(12, 1, 5) == (4, 3)
+    assert split(12, 2, 100) == (6, 1)
+    assert split(7, 1, 6) == (1, 7)
+
+
+def test_a_batch_that_the_ranks_do_not_divide_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data.global_batch=10 is not a multiple of the 4 ranks"):
+        split(10, 4, 8)
+
+
+def _lose_a_worker(rows: CausalRows, told: "multiprocessing.Queue[tuple[int, str]]") -> None:
+    loader = train_loader(rows, seed=0, global_batch=4, micro_batch=4, rank=0, world=1, start_step=0, max_steps=10**6, workers=1)
+    try:
+        with worker_faults():
+            batches = iter(loader)
+            next(batches)
+            (worker,) = multiprocessing.active_children()
+            os.kill(worker.pid or 0, signal.SIGKILL)
+            list(batches)
+    except ResourceError as error:
+        told.put((worker.pid or 0, str(error)))
+
+
+def test_a_killed_worker_is_an_error_that_names_it(rows: CausalRows) -> None:
+    context = multiprocessing.get_context("fork")
+    told = context.Queue()
+    process = context.Process(target=_lose_a_worker, args=(rows, told))
+    process.start()
+    pid, message = told.get(timeout=20)
+    process.join()
+    assert re.search(rf"data.workers: DataLoader worker \(pid\(?s?\)? ?{pid}\).* set data.workers=0", message)
+
+
+def test_other_errors_pass_by() -> None:
+    with pytest.raises(RuntimeError, match="shape"), worker_faults():
+        raise RuntimeError("shape")
+
+
+def test_eval_batches_keep_the_order_and_every_row(rows: CausalRows) -> None:
+    ids = np.arange(len(rows))[::-1].copy()
+    batches = list(eval_batches(rows, ids, 5))
+    assert torch.equal(torch.cat([batch.tokens for batch in batches]), rows.batch(ids).tokens)
+    assert sum(batch.step_tokens for batch in batches) == rows.label_tokens(ids)

@@ -1,0 +1,50 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lm.cli.main import main
+from lm.data.config import BytesConfig
+from lm.data.tokenizer import Tokenizer, build_tokenizer
+from lm.model_folder import save_model
+from lm.nn.transformer import DecoderLM
+from tests.nn.models import config, redrawn
+
+Lm = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return build_tokenizer(BytesConfig(), ())
+
+
+@pytest.fixture(scope="session")
+def model() -> DecoderLM:
+    """Random, 320 rows of embedding for the 259 tokens, 48 places of context."""
+    return redrawn(config(vocab_size=320))
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path, model: DecoderLM, tokenizer: Tokenizer) -> Path:
+    folder = tmp_path / "runs" / "x" / "model"
+    save_model(folder, model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {})
+    return folder
+
+
+@pytest.fixture
+def lm(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lm:
+    """The command line in this process, in a folder of its own: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> tuple[int, str, str]:
+        code = main(list(args))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

@@ -1,0 +1,104 @@
+"""`lm eval` prints what `evaluate` finds."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import lm as library
+from lm.data.causal import CausalRows
+from lm.data.config import TextConfig
+from lm.data.prepare import prepare
+from lm.generation.evaluate import Evaluation, evaluate
+from tests.generation.conftest import Lm
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "notes.txt"
+    path.write_text("".join(f"line {i}: {i * i} and {i % 7}\n" for i in range(120)))
+    return path
+
+
+@pytest.fixture
+def where(model_folder: Path, text: Path, tmp_path: Path) -> list[str]:
+    return [f"from={model_folder}", "data=text", f"data.files={text}", f"data.cache_dir={tmp_path / 'cache'}"]
+
+
+def by_hand(folder: Path, text: Path, tmp_path: Path, seq_len: int, split: str = "val") -> Evaluation:
+    model, tokenizer = library.load(folder, device="cpu")
+    data = prepare(TextConfig(files=str(text), cache_dir=str(tmp_path / "cache")), tokenizer, log=lambda line: None)
+    rows = CausalRows(data.val if split == "val" else data.train, tokenizer, seq_len, True)
+    return evaluate(model, rows, np.arange(len(rows)), tokenizer, 8)
+
+
+def test_figures_are_those_of_evaluate_on_rows_of_the_whole_context(
+    lm: Lm, where: list[str], model_folder: Path, text: Path, tmp_path: Path
+) -> None:
+    code, out, err = lm("eval", *where, "format=json", "micro_batch=3")
+    found = json.loads(out)
+    assert code == 0, err
+    assert found.pop("zlib_bits_per_byte") > 0.5
+    assert found == pytest.approx(by_hand(model_folder, text, tmp_path, 48), rel=1e-5)
+
+
+def test_table_shows_every_figure(lm: Lm, where: list[str]) -> None:
+    found = json.loads(lm("eval", *where, "format=json")[1])
+    out = lm("eval", *where)[1]
+    for name, value in found.items():
+        line = next(line for line in out.splitlines() if line.startswith(f"{name} "))
+        assert float(line.split()[1].replace(",", "")) == pytest.approx(value, abs=5e-5)
+
+
+def test_all_is_training_and_validation_part_together(lm: Lm, where: list[str], model_folder: Path, text: Path, tmp_path: Path) -> None:
+    found = json.loads(lm("eval", *where, "split=all", "format=json", "data.seq_len=20")[1])
+    parts = [by_hand(model_folder, text, tmp_path, 20, split) for split in ("train", "val")]
+    tokens = sum(part["tokens"] for part in parts)
+    assert (found["tokens"], found["bytes"]) == (tokens, sum(part["bytes"] for part in parts))
+    assert found["val_loss"] == pytest.approx(sum(part["val_loss"] * part["tokens"] for part in parts) / tokens, rel=1e-5)
+
+
+def test_run_is_evaluated_on_its_own_data_unless_told_otherwise(lm: Lm, model_folder: Path, text: Path, tmp_path: Path) -> None:
+    data = TextConfig(files=str(text), cache_dir=str(tmp_path / "cache"), seq_len=16)
+    (model_folder.parent / "config.yaml").write_text(yaml.safe_dump({"data": data.tree()}))
+    expected = by_hand(model_folder, text, tmp_path, 16)
+    for folder in (model_folder, model_folder.parent):
+        found = json.loads(lm("eval", f"from={folder}", "format=json")[1])
+        assert found["tokens"] == expected["tokens"]
+        assert found["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-5)
+
+
+MISTAKES = {
+    "no data": (["from={m}"], 2, ["data", "data=text"]),
+    "unknown kind": (["from={m}", "data=txt"], 2, ["'txt' is not an option", "Did you mean 'text'?"]),
+    "misspelt data key": (["from={m}", "data=text", "data.file=a.txt"], 2, ["data.file", "Did you mean 'files'?"]),
+    "files missing": (["from={m}", "data=text"], 2, ["data.files", "missing"]),
+    "no such file": (["from={m}", "data=text", "data.files=nowhere.txt"], 2, ["nowhere.txt"]),
+    "key of training": (["from={m}", "data=stdlib", "optim.lr=1"], 2, ["optim.lr", "no such key"]),
+    "rows longer than the context": (["from={m}", "data=stdlib", "data.seq_len=49"], 2, ["data.seq_len=49", "model.max_seq_len=48"]),
+    "text shorter than a row": (["from={m}", "data=text", "data.files=short.txt", "data.cache_dir=c"], 2, ["48", "data.seq_len"]),
+    "unknown part": (["from={m}", "data=stdlib", "split=test"], 2, ["split: 'test' is not an option"]),
+    "no model": (["data=stdlib"], 2, ["from", "lm eval from=runs/NAME"]),
+    "no such model": (["from=nowhere", "data=stdlib"], 3, ["nowhere: does not exist"]),
+}
+
+
+@pytest.mark.parametrize("args, exit_code, parts", MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistake_is_answered_with_one_sentence(
+    lm: Lm, model_folder: Path, tmp_path: Path, args: list[str], exit_code: int, parts: list[str]
+) -> None:
+    (tmp_path / "short.txt").write_text("a few words\n" * 5)
+    code, out, err = lm("eval", *(arg.format(m=model_folder) for arg in args))
+    assert (code, out) == (exit_code, "")
+    assert "Traceback" not in err
+    assert all(part in err.splitlines()[-1] for part in parts), err
+
+
+def test_damaged_config_of_a_run_is_named(lm: Lm, model_folder: Path) -> None:
+    (model_folder.parent / "config.yaml").write_text("data: {kind: text}")
+    code, _, err = lm("eval", f"from={model_folder.parent}")
+    assert code == 3
+    assert "config.yaml" in err
+    assert "data.files" in err

@@ -1,0 +1,128 @@
+"""`lm generate`: what is printed, where prompts come from, and what a mistake is answered with."""
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import lm as library
+from tests.generation.conftest import Lm
+
+
+def expected(folder: Path, prompt: str, **options: object) -> str:
+    model, tokenizer = library.load(folder, device="cpu")
+    return library.generate(model, tokenizer, prompt, **options)
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+
+
+@pytest.mark.parametrize("prompt", ["def main(", "a=b", 'What\'s up, "you"?', "", "[1, 2]", "日本\n\n語", " --help=", "from=x"])
+def test_any_prompt_is_printed_and_continued(lm: Lm, model_folder: Path, prompt: str) -> None:
+    code, out, err = lm("generate", f"from={model_folder}", f"prompt={prompt}", "max_tokens=12", "seed=3")
+    assert code == 0, err
+    assert out == prompt + expected(model_folder, prompt, max_tokens=12, seed=3) + "\n"
+
+
+def test_several_prompts_give_what_each_gives_alone(lm: Lm, model_folder: Path) -> None:
+    code, out, err = lm("generate", f"from={model_folder.parent}", "prompt=abc", "prompt=d", "max_tokens=12", "temperature=0")
+    texts = [prompt + expected(model_folder, prompt, max_tokens=12, temperature=0) for prompt in ("abc", "d")]
+    assert (code, err) == (0, "")
+    assert out == f"--- 1 of 2 ---\n{texts[0]}\n--- 2 of 2 ---\n{texts[1]}\n"
+
+
+@pytest.mark.parametrize("data, prompt", [(b"def f\n", "def f"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), ("é".encode(), "é"), (b"", "")])
+def test_standard_input_is_the_prompt_where_none_is_given(
+    lm: Lm, model_folder: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, prompt: str
+) -> None:
+    stdin(monkeypatch, data)
+    code, out, err = lm("generate", f"from={model_folder}", "max_tokens=5")
+    assert code == 0, err
+    assert out == prompt + expected(model_folder, prompt, max_tokens=5) + "\n"
+
+
+def test_stop_texts_may_be_repeated_and_hold_anything(lm: Lm, model_folder: Path) -> None:
+    free = expected(model_folder, "x", max_tokens=30)
+    _, out, _ = lm("generate", f"from={model_folder}", "prompt=x", "max_tokens=30", "stop==,[\n", f"stop={free[9:11]}", "stop=1")
+    assert out == "x" + expected(model_folder, "x", max_tokens=30, stop=["=,[\n", free[9:11], "1"]) + "\n"
+    assert len(out) < len(free)
+
+
+def test_a_full_context_is_told(lm: Lm, model_folder: Path) -> None:
+    code, _, err = lm("generate", f"from={model_folder}", "prompt=abcdefg", "max_tokens=500")
+    assert code == 0
+    assert err == "stopped after 41 tokens, since the context of 48 is full (max_tokens=500).\n"
+
+
+MISTAKES = {
+    "misspelt option": (["prompt=a", "temprature=1"], 2, ["temprature", "Did you mean 'temperature'?"]),
+    "wrong type": (["prompt=a", "top_k=many"], 2, ["top_k: 'many' does not fit", "integer"]),
+    "out of range": (["prompt=a", "top_p=2"], 2, ["top_p: 2 does not fit", "less than or equal to 1"]),
+    "NaN": (["prompt=a", "temperature=NaN"], 2, ["temperature: NaN does not fit", "finite"]),
+    "empty stop text": (["prompt=a", "stop="], 2, ["stop", "''"]),
+    "no key": (["def main("], 2, ["def main(", "key=value"]),
+    "prompt too long": ([f"prompt={'a' * 48}"], 2, ["49 tokens", "model.max_seq_len=48"]),
+    "unknown device": (["prompt=a", "device=gpu"], 2, ["device: 'gpu'", "auto, cpu or cuda"]),
+    "given twice": (["prompt=a", "top_k=1", "top_k=2"], 2, ["top_k", "twice"]),
+    "two models": (["prompt=a", "from=other"], 2, ["from", "2 times", "other"]),
+}
+
+
+@pytest.mark.parametrize("args, exit_code, parts", MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistake_is_answered_with_one_sentence_and_nothing_is_printed(
+    lm: Lm, model_folder: Path, args: list[str], exit_code: int, parts: list[str]
+) -> None:
+    code, out, err = lm("generate", f"from={model_folder}", *args)
+    assert (code, out) == (exit_code, "")
+    assert all(part in err.splitlines()[-1] for part in parts), err
+
+
+def test_missing_model_is_told(lm: Lm) -> None:
+    code, _, err = lm("generate", "prompt=a")
+    assert (code, "from=runs/NAME" in err) == (2, True)
+    code, _, err = lm("generate", "from=runs/nowhere", "prompt=a")
+    assert (code, "runs/nowhere: does not exist" in err) == (3, True)
+
+
+def test_standard_input_that_is_not_utf8_is_told_with_its_byte(lm: Lm, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stdin(monkeypatch, b"abc\xff")
+    code, out, err = lm("generate", f"from={model_folder}")
+    assert (code, out) == (2, "")
+    assert "byte 3 is not UTF-8" in err
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_no_prompt_at_a_terminal_is_an_error_not_a_wait(lm: Lm, model_folder: Path, monkeypatch: pytest.MonkeyPatch, closed: bool) -> None:
+    leader, follower = os.openpty()
+    with os.fdopen(follower) as terminal:
+        monkeypatch.setattr(sys, "stdin", None if closed else terminal)
+        code, _, err = lm("generate", f"from={model_folder}")
+    os.close(leader)
+    assert code == 2
+    assert "prompt=TEXT" in err
+
+
+def test_reader_that_went_away_ends_the_command_quietly(lm: Lm, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with monkeypatch.context() as patch, os.fdopen(writer, "w") as stdout:
+        patch.setattr(sys, "stdout", stdout)
+        code, _, err = lm("generate", f"from={model_folder}", "prompt=a", "max_tokens=5")
+    assert (code, err) == (0, "")
+
+
+def test_terminal_without_unicode_shows_question_marks(lm: Lm, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    code, _, err = lm("generate", f"from={model_folder}", "prompt=é", "max_tokens=5")
+    assert (code, err) == (0, "")
+    assert raw.getvalue().startswith(b"?")
+
+
+def test_help_lists_every_option(lm: Lm) -> None:
+    code, out, _ = lm("generate", "--help")
+    assert code == 0
+    assert all(name in out for name in ("from", "prompt", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "device"))

@@ -1,0 +1,121 @@
+"""A folder becomes the model that was saved, or an error that names what does not fit."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import lm
+from lm.checkpoint import Piece, save_checkpoint
+from lm.config import Tree
+from lm.data.config import BytesConfig
+from lm.data.tokenizer import Tokenizer, build_tokenizer
+from lm.errors import CheckpointError, ConfigError
+from lm.folder import MANIFEST
+from lm.model_folder import save_model
+from lm.nn.batch import Batch
+from lm.nn.transformer import DecoderLM
+from tests.nn.models import config, redrawn
+
+TOKENS = torch.arange(20).view(2, 10)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_loaded_model_gives_the_logits_of_the_saved_one(tmp_path: Path, tokenizer: Tokenizer, tied: bool) -> None:
+    model = redrawn(config(vocab_size=320, tied_head=tied, dropout=0.5))
+    save_model(tmp_path / "m", model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {})
+    loaded, its_tokenizer = lm.load(tmp_path / "m", device="cpu")
+    assert not loaded.training
+    assert torch.equal(loaded(Batch(TOKENS)), model(Batch(TOKENS)))
+    assert its_tokenizer.hash == tokenizer.hash
+    assert (loaded.head.weight is loaded.embed.weight) is tied
+    assert all(p.requires_grad for p in loaded.parameters())
+
+
+def test_run_folder_and_checkpoint_folder_load_too(model_folder: Path, model: DecoderLM, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    pieces = [Piece.whole(name, "weight", p) for name, p in model.named_parameters()]
+    pieces += [Piece.whole(name, "exp_avg", p) for name, p in model.named_parameters()]
+    save_checkpoint(tmp_path / "step-00000007", pieces, {"model": model.cfg.tree(), "step": 7}, tokenizer.save)
+    for folder in (model_folder.parent, tmp_path / "step-00000007"):
+        loaded, its_tokenizer = lm.load(str(folder), device="cpu")
+        assert torch.equal(loaded(Batch(TOKENS)), model(Batch(TOKENS)))
+        assert its_tokenizer.hash == tokenizer.hash
+
+
+def test_dtype_is_the_one_that_was_saved(tmp_path: Path, tokenizer: Tokenizer, model: DecoderLM) -> None:
+    weights = {name: p.bfloat16() for name, p in model.named_parameters()}
+    save_model(tmp_path / "m", model.cfg.tree(), weights, tokenizer.save, {})
+    loaded, _ = lm.load(tmp_path / "m", device="cpu")
+    assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
+    assert loaded(Batch(TOKENS)).dtype == torch.bfloat16
+
+
+Change = Callable[[dict[str, Tensor]], object]
+MISFITS: dict[str, tuple[Change, str]] = {
+    "missing": (lambda w: w.pop("blocks.1.ffn.up.weight"), r"blocks\.1\.ffn\.up\.weight is missing"),
+    "unknown": (lambda w: w.update(extra=torch.ones(1)), "extra is unknown"),
+    "head of a tied model": (lambda w: w.update({"head.weight": torch.ones(320, 32)}), r"head\.weight is unknown"),
+    "misshapen": (lambda w: w.update({"norm.weight": torch.ones(7)}), r"norm\.weight has shape \(7,\), and the model's is \(32,\)"),
+    "many": (lambda w: [w.pop(name) for name in list(w) if ".ffn." in name], r"(ffn.*){5}; and 4 more"),
+    "none": (lambda w: w.clear(), "embed.weight is missing"),
+}
+
+
+@pytest.mark.parametrize("change, expected", MISFITS.values(), ids=MISFITS.keys())
+def test_weights_that_do_not_fit_are_named(tmp_path: Path, model: DecoderLM, tokenizer: Tokenizer, change: Change, expected: str) -> None:
+    weights: dict[str, Tensor] = dict(model.named_parameters())
+    change(weights)
+    save_model(tmp_path / "m", model.cfg.tree(), weights, tokenizer.save, {})
+    with pytest.raises(CheckpointError, match=expected):
+        lm.load(tmp_path / "m", device="cpu")
+
+
+CONFIGS: dict[str, tuple[Tree, str]] = {
+    "misspelt key": ({"d_mode": 3}, r"d_mode: there is no such key\. Did you mean 'd_model'"),
+    "out of range": ({"d_model": -1}, r"d_model: -1 does not fit"),
+    "unknown kind": ({"norm": {"kind": "rns"}}, r"norm\.kind: 'rns' is not an option"),
+    "no vocabulary": ({"vocab_size": None}, "vocab_size .* is null"),
+}
+
+
+@pytest.mark.parametrize("change, expected", CONFIGS.values(), ids=CONFIGS.keys())
+def test_bad_config_of_a_model_folder_is_told_with_its_place(
+    tmp_path: Path, model: DecoderLM, tokenizer: Tokenizer, change: Tree, expected: str
+) -> None:
+    save_model(tmp_path / "m", model.cfg.tree() | change, dict(model.named_parameters()), tokenizer.save, {})
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/m: model.*{expected}"):
+        lm.load(tmp_path / "m", device="cpu")
+
+
+def test_tokenizer_that_does_not_fit_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    model = redrawn(config())
+    save_model(tmp_path / "m", model.cfg.tree(), dict(model.named_parameters()), build_tokenizer(BytesConfig(), ()).save, {})
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: 259 tokens .* 61 rows"):
+        lm.load(tmp_path / "m", device="cpu")
+
+
+def test_missing_tokenizer_is_a_checkpoint_error(tmp_path: Path, model: DecoderLM) -> None:
+    save_model(tmp_path / "m", model.cfg.tree(), dict(model.named_parameters()), lambda folder: None, {})
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        lm.load(tmp_path / "m", device="cpu")
+
+
+def test_damaged_file_is_named(model_folder: Path) -> None:
+    path = model_folder / "config.json"
+    tree = json.loads(path.read_text())
+    tree["model"]["embed_scale"] = 2.0
+    path.write_text(json.dumps(tree))
+    assert (model_folder / MANIFEST).is_file()
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        lm.load(model_folder, device="cpu")
+
+
+def test_device_that_is_not_there_is_refused(model_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="'gpu' is not a device"):
+        lm.load(model_folder, device="gpu")
+    missing = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises(ConfigError, match=f"{missing} was asked for"):
+        lm.load(model_folder, device=missing)

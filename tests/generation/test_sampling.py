@@ -1,0 +1,121 @@
+"""Filters = transformers' warpers; draws follow the distribution; a row's randomness is its own."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from lm.config import from_tree
+from lm.errors import ConfigError
+from lm.generation.sampling import SamplingConfig, choose, filtered, min_p, penalise, row_keys, top_k, top_p, uniform
+
+
+def logits(b: int = 50, v: int = 211, scale: float = 3.0, seed: int = 0) -> torch.Tensor:
+    return scale * torch.randn(b, v, generator=torch.Generator().manual_seed(seed))
+
+
+def cfg(**options: Any) -> SamplingConfig:
+    return from_tree(SamplingConfig, options)
+
+
+@pytest.mark.parametrize("k", [1, 2, 50, 211, 5000])
+def test_top_k_equals_transformers(k: int) -> None:
+    assert torch.equal(top_k(logits(), k), TopKLogitsWarper(k)(None, logits()))
+
+
+@pytest.mark.parametrize("p", [1e-9, 0.1, 0.5, 0.9, 0.999])
+def test_top_p_equals_transformers(p: float) -> None:
+    assert torch.equal(top_p(logits(), p), TopPLogitsWarper(p)(None, logits()))
+
+
+@pytest.mark.parametrize("p", [1e-9, 0.05, 0.5, 1.0])
+def test_min_p_equals_transformers(p: float) -> None:
+    assert torch.equal(min_p(logits(), p), MinPLogitsWarper(p)(None, logits()))
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.3, 5.0])
+def test_repetition_penalty_equals_transformers(penalty: float) -> None:
+    ids = torch.randint(0, 211, (50, 30), generator=torch.Generator().manual_seed(1))
+    seen = torch.zeros(50, 211, dtype=torch.bool).scatter(1, ids, True)
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(ids, logits())
+    torch.testing.assert_close(penalise(logits(), seen, penalty), expected, rtol=0, atol=0)
+
+
+def test_all_filters_together_equal_transformers_in_its_order() -> None:
+    scores = logits()
+    for warper in (TemperatureLogitsWarper(1.7), TopKLogitsWarper(40), TopPLogitsWarper(0.8), MinPLogitsWarper(0.1)):
+        scores = warper(None, scores)
+    ours = filtered(logits(), cfg(temperature=1.7, top_k=40, top_p=0.8, min_p=0.1))
+    assert torch.equal(ours.isinf(), scores.isinf())
+    torch.testing.assert_close(ours.softmax(-1), scores.softmax(-1))
+
+
+def test_even_draws_give_each_token_its_share() -> None:
+    n = 20_000
+    row = logits(1, 17, scale=1.5)
+    ids = choose(row.expand(n, -1), None, cfg(temperature=1.3), [(i + 0.5) / n for i in range(n)])
+    shares = torch.bincount(ids, minlength=17) / n
+    torch.testing.assert_close(shares, (row[0] / 1.3).softmax(-1), atol=1.01 / n, rtol=0)  # each share is off by less than a draw
+
+
+@pytest.mark.parametrize("options", [{"top_k": 5}, {"top_p": 0.3}, {"min_p": 0.2}])
+def test_hidden_tokens_are_never_drawn_even_at_the_ends(options: dict[str, Any]) -> None:
+    shown = filtered(logits(), cfg(**options)).isfinite()
+    for u in (0.0, 1e-12, 0.5, 1 - 2**-48):
+        assert shown.gather(1, choose(logits(), None, cfg(**options), [u] * 50).unsqueeze(1)).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-300, 1e-6])
+def test_zero_temperature_and_almost_zero_take_the_likeliest(temperature: float) -> None:
+    assert torch.equal(choose(logits(), None, cfg(temperature=temperature), [0.999] * 50), logits().argmax(-1))
+
+
+def test_logits_of_any_size_and_dtype_are_drawn_from_safely() -> None:
+    for scores in (logits(scale=1e30), logits(scale=1e-30), logits().bfloat16(), torch.zeros(50, 211)):
+        ids = choose(scores, None, cfg(temperature=0.7, top_p=0.9), [0.5] * 50)
+        assert ((ids >= 0) & (ids < 211)).all()
+
+
+def test_row_keys_depend_on_seed_prompt_and_its_occurrence_alone() -> None:
+    keys = row_keys([[1, 2], [3], [1, 2], [1], [2, 3]], seed=0)
+    assert len(set(keys)) == 5
+    assert row_keys([[3], [1, 2], [1, 2]], seed=0) == [keys[1], keys[0], keys[2]]
+    assert not set(row_keys([[1, 2], [3]], seed=1)) & set(keys)
+    assert row_keys([[1, 23]], 0) != row_keys([[12, 3]], 0)
+
+
+def test_draws_are_uniform_over_steps_and_rows() -> None:
+    draws = torch.tensor([[uniform(key, step) for step in range(200)] for key in row_keys([[i] for i in range(100)], 0)])
+    counts = torch.histc(draws, bins=20, min=0, max=1)
+    chi2 = ((counts - 1000).square() / 1000).sum().item()
+    assert chi2 < 50  # 19 degrees of freedom: 43.8 at p = 0.001
+    assert abs(torch.corrcoef(draws).fill_diagonal_(0)).max() < 0.35  # 4,950 pairs of 200: 5 sigma
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({"top_p": 0.0}, ["top_p", "0.0", "greater than 0"]),
+        ({"top_p": 1.5}, ["top_p", "1.5", "less than or equal to 1"]),
+        ({"top_k": 0}, ["top_k", "greater than 0"]),
+        ({"temperature": -1}, ["temperature", "-1", "greater than or equal to 0"]),
+        ({"temperature": float("nan")}, ["temperature", "NaN", "finite"]),
+        ({"min_p": "0.1"}, ["min_p", "'0.1'", "number"]),
+        ({"repetition_penalty": 0}, ["repetition_penalty", "greater than 0"]),
+        ({"max_tokens": 0}, ["max_tokens", "greater than 0"]),
+        ({"stop": ["a", ""]}, ["stop", "''"]),
+        ({"stop": ""}, ["stop", "''"]),
+        ({"temprature": 1.0}, ["temprature", "Did you mean 'temperature'?"]),
+    ],
+)
+def test_bad_option_is_told_with_its_rule(options: dict[str, Any], expected: list[str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        cfg(**options)
+    assert all(part in str(raised.value) for part in expected)

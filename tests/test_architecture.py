@@ -1,0 +1,145 @@
+"""Floors, doors and file length of DESIGN.md and STYLE.md, read off the syntax tree."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MODULES = sorted((ROOT / "lm").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+TOOLS = sorted((ROOT / "tools").rglob("*.py"))
+
+ROOMS = {
+    -1: ["lm.config", "lm.errors"],
+    0: ["lm.nn"],
+    1: ["lm.data", "lm.folder", "lm.checkpoint", "lm.model_folder", "lm.record"],
+    2: ["lm.generation", "lm.hf"],
+    3: ["lm.training", "lm.ablation"],
+    4: ["lm.cli"],
+    5: ["lm", "lm.__main__"],
+}
+FLOORS = {room: floor for floor, rooms in ROOMS.items() for room in rooms}
+
+DOORS = {
+    "hydra": "lm/cli/",
+    "omegaconf": "lm/cli/",
+    "lightning": "lm/training/",
+    "pytorch_lightning": "lm/training/",
+    "deepspeed": "lm/training/strategies/",
+    "wandb": "lm/training/logging.py",
+    "tokenizers": "lm/data/tokenizer.py",
+    "datasets": "lm/data/hub.py",
+    "transformers": "lm/hf/check.py",
+}
+
+
+def name_of(file: Path) -> str:
+    """lm/nn/norm.py -> lm.nn.norm; lm/__init__.py -> lm."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    """lm.nn.norm -> lm.nn; a file directly under lm/ is a room of its own."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if len(parts) > 1 and ".".join(parts[:2]) in FLOORS else "lm"
+
+
+def imports(file: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import, lazy ones and those for type checkers included."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: relative import"
+            yield node.lineno, str(node.module)
+            if (ROOT / str(node.module).replace(".", "/")).is_dir():
+                yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def floor_faults(name: str, imported: str) -> str:
+    """Why `name` may not import `imported`; '' where it may."""
+    here, there = room_of(name), room_of(imported)
+    own_folder = here == there or (name.count(".") == imported.count(".") == 1 and not (ROOT / imported.replace(".", "/")).is_dir())
+    if FLOORS[there] > FLOORS[here]:
+        return "upward"
+    return "" if own_folder or FLOORS[there] < FLOORS[here] else "a sibling on the same floor"
+
+
+def test_the_walk_finds_the_house() -> None:
+    assert len(MODULES) >= 50
+    assert {"lm.config", "lm.nn.block", "lm.data.loader", "lm.checkpoint", "lm.training.run", "lm.cli.main"} <= set(map(name_of, MODULES))
+    assert len(TESTS) >= 15
+    assert sum(1 for file in MODULES for _ in imports(file)) >= 300
+
+
+def test_every_module_has_a_floor() -> None:
+    rooms = {".".join(name_of(file).split(".")[:2]) for file in MODULES}
+    assert rooms <= FLOORS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "imported", "fault"),
+    [
+        ("lm.nn.norm", "lm.config", ""),
+        ("lm.nn.norm", "lm.nn.init", ""),
+        ("lm.nn.norm", "lm.data.loader", "upward"),
+        ("lm.data.loader", "lm.checkpoint", "a sibling on the same floor"),
+        ("lm.checkpoint", "lm.folder", ""),
+        ("lm.checkpoint", "lm.data.loader", "a sibling on the same floor"),
+        ("lm.ablation.report", "lm.training.run", "a sibling on the same floor"),
+        ("lm.record", "lm.cli.main", "upward"),
+        ("lm.training.run", "lm", "upward"),
+        ("lm.cli.main", "lm.training.run", ""),
+    ],
+)
+def test_the_rule_of_floors_tells_right_from_wrong(name: str, imported: str, fault: str) -> None:
+    assert floor_faults(name, imported) == fault
+
+
+@pytest.mark.parametrize("file", MODULES, ids=name_of)
+def test_no_import_goes_up_or_sideways(file: Path) -> None:
+    if name_of(file) == "lm":
+        return
+    found = [(line, module) for line, module in imports(file) if module.split(".")[0] == "lm" and module not in ("lm", "lm.__version__")]
+    faults = [f"line {line}: {module} is {fault}" for line, module in found if (fault := floor_faults(name_of(file), module))]
+    assert not faults
+
+
+@pytest.mark.parametrize("file", MODULES, ids=name_of)
+def test_dependencies_come_in_by_their_own_door(file: Path) -> None:
+    path = file.relative_to(ROOT).as_posix()
+    foreign = [(line, module.split(".")[0]) for line, module in imports(file)]
+    assert not [
+        f"line {line}: {module} belongs to {DOORS[module]}" for line, module in foreign if not path.startswith(DOORS.get(module, ""))
+    ]
+
+
+@pytest.mark.parametrize("file", [file for file in MODULES if name_of(file).startswith("lm.nn")], ids=name_of)
+def test_the_ground_floor_needs_torch_and_pydantic_only(file: Path) -> None:
+    allowed = {"torch", "pydantic", "lm"} | sys.stdlib_module_names
+    assert not [module for _, module in imports(file) if module.split(".")[0] not in allowed]
+
+
+@pytest.mark.parametrize("file", [*MODULES, *TOOLS, *TESTS], ids=name_of)
+def test_files_are_short(file: Path) -> None:
+    lines = len(file.read_text(encoding="utf-8").splitlines())
+    assert lines <= (500 if file in TESTS else 400)
+
+
+@pytest.mark.parametrize("file", [*MODULES, *TOOLS], ids=name_of)
+def test_no_module_is_a_drawer(file: Path) -> None:
+    assert file.stem not in {"utils", "util", "common", "helpers", "misc"}
+
+
+def test_importing_lm_is_quick_and_leaves_the_heavy_dependencies_alone() -> None:
+    program = (
+        "import sys, time; started = time.perf_counter(); import lm; assert time.perf_counter() - started < 1.5; lm.build_model;"
+        "heavy = {'lightning', 'deepspeed', 'wandb', 'datasets', 'transformers', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,323 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lm.checkpoint import META, CheckpointReader, Piece, checkpoints, save_checkpoint
+from lm.data.config import BytesConfig
+from lm.data.tokenizer import build_tokenizer
+from lm.errors import CheckpointError, ConfigError, Interrupted
+from lm.folder import MANIFEST, verify
+from lm.training.config import TrainConfig
+from lm.training.metrics import read
+from lm.training.module import TrainModule
+from lm.training.run import train
+from tests.training.conftest import Configure, results, write_text
+
+ROOT = Path(__file__).parents[2]
+Stop = Callable[..., None]
+
+
+@pytest.fixture
+def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
+    """Train until a SIGTERM in the middle of a step."""
+
+    def run(cfg: TrainConfig, step: int, micro: int = 0) -> None:
+        own = TrainModule.training_step
+
+        def struck(module: TrainModule, *args: Any) -> torch.Tensor:
+            if (module.step, module.micro) == (step - 1, micro):
+                os.kill(os.getpid(), signal.SIGTERM)
+            return own(module, *args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TrainModule, "training_step", struck)
+            with pytest.raises(Interrupted, match=f"SIGTERM ended the run after step {step}, which is saved") as caught:
+                train(cfg)
+        assert caught.value.exit_code == 143
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        ["optim=adamw"],
+        ["optim=muon", "trainer.micro_batch=2", "trainer.ema_decay=0.9", "schedule=cosine"],
+        ["optim=sgd", "optim.momentum=0.9", "trainer.precision=bf16-true", "trainer.sample_prompts=['def ']"],
+    ],
+    ids=["adamw", "muon, accumulation, average", "sgd, bf16, samples"],
+)
+def test_a_run_that_was_stopped_four_times_is_bitwise_the_run_left_alone(
+    configure: Configure, stop: Stop, tmp_path: Path, variant: list[str]
+) -> None:
+    """At step 1, within an epoch, at its end (8 steps) and behind it; within the accumulation where there is one."""
+    train(configure(*variant, "run.name=whole"))
+    cfg = configure(*variant)
+    for step in (1, 5, 8, 9):
+        stop(cfg, step, micro=cfg.data.global_batch // cfg.trainer.micro_batch - 1)
+        assert checkpoints(tmp_path / "run" / "checkpoints")[0].name == f"step-{step:08d}"
+    train(cfg)
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+    if cfg.trainer.sample_prompts:
+        assert (tmp_path / "run" / "samples.md").read_bytes() == (tmp_path / "whole" / "samples.md").read_bytes()
+
+
+def test_loader_workers_change_nothing_in_a_resumed_run(configure: Configure, stop: Stop, tmp_path: Path) -> None:
+    train(configure("run.name=whole"))
+    stop(configure("data.workers=2"), 3)
+    train(configure("data.workers=2"))
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+
+
+def test_early_stopping_counts_on_after_a_resume_and_does_not_train_past_its_end(configure: Configure, stop: Stop, tmp_path: Path) -> None:
+    """With a rate of nothing every validation after the first, at step 4, is no better."""
+    still = ["optim=sgd", "optim.lr=1e-30", "trainer.early_stop=2", "trainer.max_steps=40"]
+    cfg = configure(*still)
+    stop(cfg, 9)
+    summary = train(cfg)
+    assert (summary["steps"], summary["stopped_early"]) == (12, True)
+    assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl") if line.get("event") == "stopped early"] == [12]
+    before = results(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "model")  # as after a kill between the last checkpoint and the model
+    assert train(cfg)["steps"] == 12
+    assert results(tmp_path / "run") == before
+    assert train(configure(*still, "trainer.early_stop=3"))["steps"] == 16
+
+
+@pytest.mark.parametrize("variant", [["trainer.ema_decay=0.9"], ["trainer.precision=bf16-true"]], ids=["average", "bf16"])
+@pytest.mark.parametrize("lost", [("model", "summary.json"), ("summary.json",), ("model",)], ids=" and ".join)
+def test_a_model_that_was_not_written_in_time_is_written_by_the_next_start(
+    configure: Configure, tmp_path: Path, variant: list[str], lost: tuple[str, ...]
+) -> None:
+    summary = train(configure(*variant))
+    before = results(tmp_path / "run")
+    for name in lost:
+        path = tmp_path / "run" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    again = train(configure(*variant))
+    assert results(tmp_path / "run") == before
+    assert {**again, "finished_at": ""} == {**summary, "finished_at": ""}
+
+
+def test_a_finished_run_says_so_and_touches_nothing(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def state() -> dict[Path, bytes]:
+        files = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name != "run.lock"]
+        return {path: path.read_bytes() for path in files}
+
+    summary = train(configure())
+    before = state()
+    capsys.readouterr()
+    assert train(configure()) == summary
+    assert capsys.readouterr().out == f"{tmp_path / 'run'}: finished already at step 12; nothing to do.\n"
+    assert state() == before
+
+
+def test_a_finished_run_is_told_without_importing_lightning(configure: Configure, tiny: list[str]) -> None:
+    train(configure())
+    program = "import sys; from lm.cli.train import compose_config; from lm.training.run import train; train(compose_config(sys.argv[1:]));"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program} assert 'lightning' not in sys.modules", *tiny], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "finished already" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_finished_run_without_checkpoints_is_finished_but_cannot_go_on(configure: Configure, tmp_path: Path) -> None:
+    summary = train(configure())
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert train(configure()) == summary
+    with pytest.raises(CheckpointError, match=r"ended at step 12 and its checkpoints are gone.*max_steps=20.*init_from=\S+/run"):
+        train(configure("trainer.max_steps=20"))
+    with pytest.raises(ConfigError, match=r"another config \(seed\)"):
+        train(configure("seed=1"))
+
+
+def test_more_steps_go_on_and_less_are_refused(configure: Configure, tmp_path: Path) -> None:
+    train(configure())
+    where_and_how = ["trainer.micro_batch=4", "trainer.log_every=2", "checkpoint.keep_last=1", "checkpoint.every=100", "trainer.val_every=9"]
+    assert train(configure("trainer.max_steps=14", *where_and_how))["steps"] == 14
+    assert [path.name for path in checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000014"]
+    assert CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000014").meta["step"] == 14
+    verify(tmp_path / "run" / "model")
+    with pytest.raises(ConfigError, match="trainer.max_steps: 14 in the run, 13 now"):
+        train(configure("trainer.max_steps=13"))
+
+
+@pytest.mark.parametrize(
+    ("override", "diff"),
+    [
+        ("optim.lr=0.5", r"optim.lr: 0\.\d+ in the run, 0.5 now"),
+        ("data.global_batch=4", "data.global_batch: 8 in the run, 4 now"),
+        ("seed=7", "seed: 0 in the run, 7 now"),
+        ("model.dropout=0.2", "model.dropout: 0.1 in the run, 0.2 now"),
+        ("optim=sgd", "optim.kind: muon in the run, sgd now"),
+    ],
+)
+def test_another_config_is_refused_with_the_difference(configure: Configure, stop: Stop, tmp_path: Path, override: str, diff: str) -> None:
+    stop(configure(), 2)
+    kept = (tmp_path / "run" / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError, match=diff) as caught:
+        train(configure(override))
+    assert "Set run.name" in str(caught.value).splitlines()[-1]
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == kept
+    train(configure())
+
+
+def test_another_width_is_refused_with_the_first_five_mismatches(configure: Configure, stop: Stop) -> None:
+    stop(configure(), 2)
+    with pytest.raises(CheckpointError, match=r"embed.weight is 320x32 there and 320x48 in the model.*\(5 of \d+\)") as caught:
+        train(configure("model.d_model=48"))
+    assert str(caught.value).count(" in the model") == 5
+
+
+def test_a_config_that_came_to_nothing_does_not_bind_the_next(configure: Configure, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="missing.txt does not exist"):
+        train(configure("data.files=missing.txt", "optim.lr=0.5"))
+    (tmp_path / "run" / "config.yaml").write_text("torn: [")
+    assert train(configure())["steps"] == 12
+
+
+def test_changed_data_is_named(configure: Configure, stop: Stop, tmp_path: Path) -> None:
+    stop(configure(), 2)
+    write_text(tmp_path / "text.txt", seed=1)
+    with pytest.raises(ConfigError, match=r"text.txt has changed since the run started"):
+        train(configure())
+
+
+def test_a_changed_tokenizer_is_named(configure: Configure, stop: Stop, tmp_path: Path) -> None:
+    build_tokenizer(BytesConfig(), ()).save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    given = ["tokenizer=file", f"tokenizer.path={path}"]
+    stop(configure(*given), 2)
+    tree = json.loads(path.read_text())
+    tree["model"]["vocab"]["ab"] = len(tree["model"]["vocab"])
+    tree["model"]["merges"].append(["a", "b"])
+    path.write_text(json.dumps(tree))
+    with pytest.raises(ConfigError, match=r"tokenizer.json: not the tokenizer that \S+/run was started with"):
+        train(configure(*given))
+
+
+def test_must_needs_a_checkpoint_and_auto_starts_and_says_so(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CheckpointError, match="resume.mode=must, but there is no valid checkpoint"):
+        train(configure("resume.mode=must"))
+    train(configure("resume.mode=auto"))
+    assert "/run starts: " in capsys.readouterr().out
+
+
+def test_a_missing_optimizer_state_is_refused_unless_a_fresh_one_is_asked_for(configure: Configure, stop: Stop, tmp_path: Path) -> None:
+    stop(configure("optim=adamw"), 5)
+    rewrite(checkpoints(tmp_path / "run" / "checkpoints")[0], lambda kind: kind == "weight")
+    with pytest.raises(CheckpointError, match=r"step-00000005: the optimizer's \w+ of embed.weight is missing.*resume.fresh_optimizer=true"):
+        train(configure("optim=adamw"))
+    assert train(configure("optim=adamw", "resume.fresh_optimizer=true"))["steps"] == 12
+
+
+def rewrite(folder: Path, keeps: Callable[[str], bool]) -> None:
+    """The checkpoint without some kinds of tensors."""
+    reader = CheckpointReader(folder)
+    kept = [(name, kind) for name in reader.names() for kind in reader.kinds(name) if keeps(kind)]
+    pieces = [Piece.whole(name, kind, reader.read(name, kind).view(reader.shape(name, kind))) for name, kind in kept]
+    meta = {key: value for key, value in reader.meta.items() if key != "format"}
+    save_checkpoint(folder, pieces, meta, build_tokenizer(BytesConfig(), ()).save)
+
+
+def test_a_checkpoint_of_the_future_is_refused_by_number(configure: Configure, stop: Stop, tmp_path: Path) -> None:
+    import hashlib
+
+    stop(configure(), 2)
+    folder = checkpoints(tmp_path / "run" / "checkpoints")[0]
+    meta = (folder / META).read_text().replace('"format": 1', '"format": 99')
+    (folder / META).write_text(meta)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | {META: hashlib.sha256(meta.encode()).hexdigest()}))
+    with pytest.raises(CheckpointError, match="the format is 99, but this version reads formats 1 to 1"):
+        train(configure())
+
+
+def damage(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    changed = {"byte": data[:-1], "empty": b"", "bit": data[:-9] + bytes([data[-9] ^ 16]) + data[-8:]}
+    path.unlink() if how == "missing" else path.write_bytes(changed[how])
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("rank-00000.weights.safetensors", "bit"),
+        ("rank-00000.optimizer.safetensors", "byte"),
+        ("rank-00000.optimizer.safetensors", "missing"),
+        (META, "empty"),
+        (MANIFEST, "byte"),
+        (MANIFEST, "missing"),
+    ],
+)
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(
+    configure: Configure, stop: Stop, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, how: str
+) -> None:
+    train(configure("run.name=whole"))
+    stop(configure(), 7)
+    damage(tmp_path / "run" / "checkpoints" / "step-00000007" / name, how)
+    capsys.readouterr()
+    train(configure())
+    out = capsys.readouterr().out
+    assert f"not used: {tmp_path}/run/checkpoints/step-00000007/{name}: the file is " in out
+    assert "resumes at step 4" in out
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_overwritten(configure: Configure, stop: Stop, tmp_path: Path) -> None:
+    stop(configure(), 5)
+    for folder in checkpoints(tmp_path / "run" / "checkpoints"):
+        damage(folder / MANIFEST, "empty")
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints is valid.*Remove \S+/run/checkpoints to start anew"):
+        train(configure())
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_what_a_kill_left_behind_is_gone_after_the_next_start(configure: Configure, stop: Stop, tmp_path: Path) -> None:
+    stop(configure(), 2)
+    run = tmp_path / "run"
+    for folder in (run / ".tmp-model", run / "checkpoints" / ".tmp-step-00000004"):
+        folder.mkdir()
+        (folder / "half").write_text("x")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "lo')
+    train(configure())
+    assert [path.name for path in (*run.rglob(".*"),)] == []
+    assert [line["step"] for line in read(run / "metrics.jsonl") if "loss" in line] == list(range(1, 13))
+
+
+KILL_TEST = [sys.executable, str(ROOT / "tools" / "kill_test.py")]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--fork", "--kills", "6"],
+        pytest.param(["--kills", "20"], marks=pytest.mark.slow),
+        pytest.param(
+            ["--fork", "--kills", "20", "optim=muon", "trainer.micro_batch=4", "trainer.ema_decay=0.9", "data.workers=2"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["six kills", "twenty kills", "twenty kills with everything on"],
+)
+def test_a_killed_run_is_bitwise_the_run_left_alone(options: list[str]) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*KILL_TEST, *options], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["kills"] == int(options[options.index("--kills") + 1])
+    assert all(report["equal"].values()), report
+    if report["kills"] == 20:
+        assert report["inside a save"] >= 5
+        assert report["between steps"] >= 10

@@ -215,7 +215,9 @@ def bare_loop(config: TrainConfig, steps: int) -> float:
 
 def machine() -> dict[str, Any]:
     try:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+        ).stdout.strip()
     except OSError:
         commit = ""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"

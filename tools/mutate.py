@@ -1,7 +1,7 @@
 """Plant one-line faults in lm/nn/ one at a time, and see the suite fail each time. A fault that survives is a hole in the tests.
 
-    python tools/mutate.py            # all; prints caught/total as JSON, exit 1 if one survives
-    python tools/mutate.py only=3,7
+python tools/mutate.py            # all; prints caught/total as JSON, exit 1 if one survives
+python tools/mutate.py only=3,7
 """
 
 import json

@@ -18,7 +18,9 @@ def parent_values(init_from: str, given: Sequence[Given]) -> Tree:
         if section == "tokenizer":
             raise ConfigError(f"{item.text}: init_from={init_from} brings its own tokenizer, which its weights belong to. Leave it out.")
         if section == "model" and item.is_group:
-            raise ConfigError(f"{item.text}: init_from={init_from} brings its own model. Leave it out, or set single keys such as model.dropout.")
+            raise ConfigError(
+                f"{item.text}: init_from={init_from} brings its own model. Leave it out, or set single keys such as model.dropout."
+            )
     model = read_config(folder).get("model")
     if not isinstance(model, dict):
         raise CheckpointError(f"{folder}: its config names no model. Use a folder that lm wrote.")

@@ -1,5 +1,6 @@
 """`lm train [overrides]`: composes a config and trains it, or with -m every combination of a sweep."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from lm.cli.compose import compose, fields
 from lm.cli.describe import default_text, sentence, table, type_text, value_text
 from lm.cli.overrides import expand
 from lm.config import did_you_mean
-from lm.errors import ConfigError
+from lm.errors import ConfigError, Interrupted
 from lm.training.config import TrainConfig
 
 _FLAGS = ("-m", "--multirun", "--cfg", "--help")
@@ -41,11 +42,25 @@ def run(args: Sequence[str]) -> int:
     config = compose_config(call.overrides)
     from lm.training.run import train
 
-    train(config)
+    try:
+        train(config)
+    except Interrupted:
+        print(f"resume: {shlex.join(['lm', 'train', *args])}", file=sys.stderr)
+        raise
+    _report(Path(config.run.dir).expanduser() / config.run.name)
+    return 0
+
+
+def _report(folder: Path) -> None:
+    """The run is complete, whatever happens here."""
     from lm.ablation.report import write_report
 
-    print(f"report: {write_report(Path(config.run.dir).expanduser() / config.run.name)}")
-    return 0
+    try:
+        path = write_report(folder)
+    except Exception as error:
+        print(f"report: not written ({' '.join(str(error).split())}). The run itself is complete; train again to retry.", file=sys.stderr)
+    else:
+        print(f"report: {path}")
 
 
 def help_text(args: Sequence[str]) -> str:

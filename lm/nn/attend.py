@@ -51,8 +51,14 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: 
     return out.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
 
 
-def choose(softcap: float | None) -> tuple[Attend, str]:
-    """The backend for these options, and why."""
-    if softcap is not None:
-        return reference, "reference: fused kernels have no soft-cap"
-    return sdpa, "sdpa: fused"
+def choose(device: torch.device, head_dim: int, softcap: float | None, dropout: float) -> tuple[Attend, str]:
+    """The backend on this device for these options, and why."""
+    plain, why = (sdpa, "sdpa: fused") if softcap is None else (reference, "reference: fused kernels have no soft-cap")
+    if device.type != "cuda":
+        return plain, why
+    from lm.nn.flex import compiled_flex, obstacle
+
+    reason = obstacle(device, head_dim, dropout)
+    if reason is not None:
+        return plain, f"{why}; not flex: {reason}"
+    return compiled_flex(), "flex: windows, documents and soft-cap in one kernel; sdpa for plain rows, and with a cache"

@@ -1,6 +1,7 @@
 """Multi-head, grouped-query and multi-query attention."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, Self
 
@@ -84,7 +85,16 @@ class GQA(nn.Module):
         self.k_norm = nn.Identity() if cfg.qk_norm == "none" else build_norm(norm, self.head_dim if per_head else kv_width)
         self.scoring = Scoring(cfg.scale or 1 / math.sqrt(self.head_dim), cfg.layer_window(layer), cfg.softcap)
         self.dropout = cfg.dropout
-        self.attend, self.backend = choose(cfg.softcap)
+        self._choose_backend()
+
+    def _choose_backend(self) -> None:
+        self.attend, self.backend = choose(self.q.weight.device, self.head_dim, self.scoring.softcap, self.dropout)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What every move to a device passes through: the backend is chosen there, and not in each forward."""
+        moved = super()._apply(fn, recurse)
+        self._choose_backend()
+        return moved
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, v = self.q(x), self.k(x), self.v(x)

@@ -49,8 +49,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         x = self.attention_residual(x, lambda h: self.attention(h, ctx))
-        x = self.ffn_residual(x, lambda h: self.ffn(h, ctx))
-        return x
+        return self.ffn_residual(x, lambda h: self.ffn(h, ctx))
 
 
 class ParallelBlock(nn.Module):

@@ -75,7 +75,7 @@ def chunked_loss(
     """token_losses(head(hidden), labels) without ever holding more than `chunk` rows of logits.  hidden: (n, d), labels: (n,)."""
     extras = (label_smoothing, z_loss)
     if torch.is_grad_enabled():
-        return LossSums(*_Chunked.apply(hidden, labels, head, extras, chunk, *head.parameters()))  # type: ignore[no-untyped-call]
+        return LossSums(*_Chunked.apply(hidden, labels, head, extras, chunk, *head.parameters()))
     pieces = [token_losses(head(h), y, *extras) for h, y in zip(torch.split(hidden, chunk), torch.split(labels, chunk), strict=True)]
     return LossSums(torch.stack([p.total for p in pieces]).sum(), torch.stack([p.nll for p in pieces]).sum())
 

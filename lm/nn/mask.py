@@ -1,9 +1,13 @@
 """Who may see whom, as a description that each attention backend turns into its own form."""
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -19,7 +23,12 @@ class Mask:
     k_documents: Tensor | None = None
     causal: bool = True
     square: bool = False
-    _built: dict[int | None, Tensor] = field(default_factory=dict)
+    _built: dict[Hashable, Any] = field(default_factory=dict)
+
+    @property
+    def cached(self) -> bool:
+        """True where keys come from a cache, and False where queries and keys are the same tokens."""
+        return self.k_positions is not self.q_positions
 
     def is_plain_causal(self, window: int | None) -> bool:
         """True where the lower triangle alone says everything."""
@@ -27,9 +36,14 @@ class Mask:
 
     def allowed(self, window: int | None) -> Tensor:
         """True where the query may see the key, (b, 1, q, k); built once per window."""
-        if window not in self._built:
-            self._built[window] = self._build(window)
-        return self._built[window]
+        return self.once(("allowed", window), lambda: self._build(window))
+
+    def once(self, key: Hashable, build: Callable[[], T]) -> T:
+        """What `build` returns, kept for the layers to come: a backend's own form of this mask."""
+        if key not in self._built:
+            self._built[key] = build()
+        found: T = self._built[key]
+        return found
 
     def _build(self, window: int | None) -> Tensor:
         q, k = self.q_positions.unsqueeze(-1), self.k_positions.unsqueeze(-2)  # (b, q) -> (b, q, 1), (b, k) -> (b, 1, k)

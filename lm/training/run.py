@@ -223,7 +223,7 @@ def _resource_errors(cfg: TrainConfig) -> Iterator[None]:
     except (MemoryError, RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else "MemoryError"
         if "DataLoader worker" in reason:
-            where = f"data.workers={cfg.data.workers}: {reason.rstrip('.')}"
+            where = f"data.workers={cfg.data.workers}: {reason.strip(' .')}"
             raise ResourceError(f"{where}, and a run needs all of them. Train again to resume, or set data.workers=0.") from error
         refused = "allocate" in str(error) or "out of memory" in str(error).lower() or getattr(error, "errno", None) == errno.ENOMEM
         if not isinstance(error, MemoryError) and not refused:

@@ -1,5 +1,9 @@
+import json
+import os
 import random
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +13,27 @@ from lm.cli.train import compose_config
 from lm.training.config import TrainConfig
 from lm.training.metrics import read
 
+ROOT = Path(__file__).parents[2]
 Configure = Callable[..., TrainConfig]
-WORDS = "def return import class self value for in while if else none model data token print read".split()
+WORDS = [
+    "def",
+    "return",
+    "import",
+    "class",
+    "self",
+    "value",
+    "for",
+    "in",
+    "while",
+    "if",
+    "else",
+    "none",
+    "model",
+    "data",
+    "token",
+    "print",
+    "read",
+]
 TINY = (
     *("model=nano", "model.d_model=32", "model.n_layers=1", "model.attention.n_heads=2", "model.ffn.hidden=64", "model.dropout=0.1"),
     *("tokenizer=bytes", "data=text", "data.seq_len=32", "data.global_batch=8", "trainer.max_steps=12", "trainer.log_every=1"),
@@ -48,3 +71,65 @@ def results(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
     weights = (run / "model" / "model.safetensors").read_bytes()
     timing = ("tokens_per_second", "step_s", "memory_gib")
     return weights, [{key: value for key, value in line.items() if key not in timing} for line in read(run / "metrics.jsonl")]
+
+
+SERVER = """
+import json, os, signal, sys
+import lightning, lm.ablation.curves, lm.training.run, torch.utils.tensorboard
+from lm.cli.main import main
+for line in sys.stdin:
+    request = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        for number, name in enumerate(["/dev/null", *request["outputs"]]):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT, 0o600), number)
+        code = main(request["args"])
+        sys.stdout.flush()
+        os._exit(code)
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+class Process:
+    """`lm ARGS` as a process in a group of its own, forked from one that has done the importing."""
+
+    def __init__(self, server: "subprocess.Popen[str]", folder: Path, args: list[str]) -> None:
+        assert server.stdin is not None and server.stdout is not None
+        self._folder, self._answers = folder, server.stdout
+        outputs = [str(folder / "stdout"), str(folder / "stderr")]
+        print(json.dumps({"args": args, "outputs": outputs}), file=server.stdin, flush=True)
+        self.pid = int(server.stdout.readline())
+
+    def wait(self) -> int:
+        return int(self._answers.readline())
+
+    @property
+    def stdout(self) -> str:
+        return (self._folder / "stdout").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return (self._folder / "stderr").read_text()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator["subprocess.Popen[str]"]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+
+
+@pytest.fixture
+def lm_process(server: "subprocess.Popen[str]", tmp_path: Path) -> Callable[..., Process]:
+    """One at a time; its output is read from files when it has ended."""
+
+    def run(*args: str) -> Process:
+        folder = tmp_path / "output"
+        folder.mkdir(exist_ok=True)
+        return Process(server, folder, list(args))
+
+    return run

@@ -125,7 +125,11 @@ def test_a_finished_run_is_told_without_importing_lightning(configure: Configure
     train(configure())
     program = "import sys; from lm.cli.train import compose_config; from lm.training.run import train; train(compose_config(sys.argv[1:]));"
     done = subprocess.run(
-        [sys.executable, "-c", f"{program} assert 'lightning' not in sys.modules", *tiny], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", f"{program} assert 'lightning' not in sys.modules", *tiny],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, "finished already" in done.stdout) == (0, True), done.stderr
 
@@ -142,7 +146,13 @@ def test_a_finished_run_without_checkpoints_is_finished_but_cannot_go_on(configu
 
 def test_more_steps_go_on_and_less_are_refused(configure: Configure, tmp_path: Path) -> None:
     train(configure())
-    where_and_how = ["trainer.micro_batch=4", "trainer.log_every=2", "checkpoint.keep_last=1", "checkpoint.every=100", "trainer.val_every=9"]
+    where_and_how = [
+        "trainer.micro_batch=4",
+        "trainer.log_every=2",
+        "checkpoint.keep_last=1",
+        "checkpoint.every=100",
+        "trainer.val_every=9",
+    ]
     assert train(configure("trainer.max_steps=14", *where_and_how))["steps"] == 14
     assert [path.name for path in checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000014"]
     assert CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000014").meta["step"] == 14
@@ -215,7 +225,9 @@ def test_must_needs_a_checkpoint_and_auto_starts_and_says_so(configure: Configur
 def test_a_missing_optimizer_state_is_refused_unless_a_fresh_one_is_asked_for(configure: Configure, stop: Stop, tmp_path: Path) -> None:
     stop(configure("optim=adamw"), 5)
     rewrite(checkpoints(tmp_path / "run" / "checkpoints")[0], lambda kind: kind == "weight")
-    with pytest.raises(CheckpointError, match=r"step-00000005: the optimizer's \w+ of embed.weight is missing.*resume.fresh_optimizer=true"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000005: the optimizer's \w+ of embed.weight is missing.*resume.fresh_optimizer=true"
+    ):
         train(configure("optim=adamw"))
     assert train(configure("optim=adamw", "resume.fresh_optimizer=true"))["steps"] == 12
 

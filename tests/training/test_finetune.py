@@ -1,0 +1,69 @@
+"""Starting from a checkpoint: its weights, its tokenizer, a fresh optimizer, and a record of the parent."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lm.cli.train import compose_config
+from lm.errors import CheckpointError, ConfigError
+from lm.folder import read_json
+from lm.training.metrics import read
+from lm.training.run import train
+from tests.training.conftest import Configure, write_text
+
+
+@pytest.fixture
+def parent(configure: Configure, tmp_path: Path) -> Path:
+    train(configure("trainer.max_steps=6", "run.name=parent"))
+    return tmp_path / "parent"
+
+
+def child(parent: Path, *more: str) -> list[str]:
+    text = write_text(parent.parent / "other.txt", seed=1)
+    return [
+        f"init_from={parent}", "data=text", f"data.files={text}", "data.seq_len=32", "data.global_batch=8", "data.val_rows=8", "optim=sgd",
+        f"data.cache_dir={parent.parent / 'cache'}", "trainer.max_steps=2", "schedule.warmup_steps=1", "trainer.device=cpu",
+        "trainer.sample_prompts=[]", f"run.dir={parent.parent}", "run.name=child", *more,
+    ]  # fmt: skip
+
+
+def test_the_first_step_starts_from_the_parents_weights_and_the_parent_is_recorded(parent: Path) -> None:
+    summary = train(compose_config(child(parent, "optim.lr=1e-12")))
+    before, after = (load_file(folder / "model" / "model.safetensors") for folder in (parent, parent.parent / "child"))
+    assert before.keys() == after.keys()
+    for name in before:
+        torch.testing.assert_close(after[name], before[name], atol=1e-9, rtol=0)
+    assert summary["parent"] == str(parent)
+    assert read_json(parent.parent / "child" / "model" / "config.json")["parent"] == str(parent)
+    assert (parent / "model" / "tokenizer.json").read_bytes() == (parent.parent / "child" / "model" / "tokenizer.json").read_bytes()
+
+
+def test_a_checkpoint_will_do_as_a_parent(parent: Path) -> None:
+    checkpoint = parent / "checkpoints" / "step-00000006"
+    train(compose_config([*child(parent, "optim.lr=1e-12"), f"init_from={checkpoint}"]))
+    assert read(parent.parent / "child" / "metrics.jsonl")[0]["step"] == 1
+
+
+def test_overrides_that_change_no_shape_apply(parent: Path) -> None:
+    config = compose_config(child(parent, "model.dropout=0.25", "model.attention.window=8"))
+    assert config.model.dropout == 0.25 and config.model.attention.window == 8
+    assert config.model.d_model == 32
+    train(config)
+
+
+def test_overrides_that_change_a_shape_are_refused_with_the_shapes(parent: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"up.weight is 64x32 there and 96x32 in the model"):
+        train(compose_config(child(parent, "model.ffn.hidden=96")))
+
+
+@pytest.mark.parametrize("override", ["tokenizer=bytes", "tokenizer=bpe", "model=tiny", "model/ffn=geglu"])
+def test_another_tokenizer_or_slot_is_refused_by_name(parent: Path, override: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{override}: init_from=.* brings its own"):
+        compose_config(child(parent, override))
+
+
+def test_rows_longer_than_the_parents_context_are_refused(parent: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data.seq_len=64 is over model.max_seq_len=32"):
+        compose_config(child(parent, "data.seq_len=64"))

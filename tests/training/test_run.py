@@ -1,0 +1,130 @@
+"""`lm train` as its user meets it: as a process with signals, a terminal and neighbours."""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lm.checkpoint import checkpoints
+from lm.cli.main import main
+from lm.folder import RunLock, verify
+from lm.training.metrics import read
+from lm.training.run import train
+from tests.training.conftest import Configure, Process
+
+Start = Callable[..., Process]
+ENDLESS = ["trainer.max_steps=100000", "trainer.val_every=100000", "checkpoint.every=100000"]
+
+
+def wait_for_steps(run: Path, steps: int) -> None:
+    deadline = time.monotonic() + 30
+    while not (run / "metrics.jsonl").exists() or (run / "metrics.jsonl").read_bytes().count(b"\n") < steps:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("number", "group", "workers"),
+    [(signal.SIGINT, False, 0), (signal.SIGTERM, False, 0), (signal.SIGINT, True, 2), (signal.SIGTERM, True, 2)],
+    ids=["ctrl-c", "term", "ctrl-c from a terminal, with workers", "term to the group, with workers"],
+)
+def test_a_signal_finishes_the_step_saves_and_tells_how_to_resume(
+    lm_process: Start, tiny: list[str], tmp_path: Path, number: signal.Signals, group: bool, workers: int
+) -> None:
+    args = ["train", *tiny, *ENDLESS, f"data.workers={workers}"]
+    process = lm_process(*args)
+    wait_for_steps(tmp_path / "run", 3)
+    (os.killpg if group else os.kill)(process.pid, number)
+    assert process.wait() == 128 + number
+    newest = checkpoints(tmp_path / "run" / "checkpoints")[0]
+    verify(newest)
+    step = int(newest.name.removeprefix("step-"))
+    assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl")] == list(range(1, step + 1))
+    *_, resume, last = process.stderr.splitlines()
+    assert f"{number.name} ended the run after step {step}, which is saved" in last
+    assert shlex.split(resume) == ["resume:", "lm", *args]
+
+
+def test_a_second_signal_exits_at_once(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:
+    """With steps of a quarter of a second, no checkpoint can be there yet."""
+    process = lm_process("train", *tiny, *ENDLESS, "data.global_batch=4096", "trainer.micro_batch=64")
+    wait_for_steps(tmp_path / "run", 1)
+    os.kill(process.pid, signal.SIGINT)
+    time.sleep(0.005)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait() == 143
+    assert checkpoints(tmp_path / "run" / "checkpoints") == []
+
+
+def test_a_run_prints_its_own_lines_and_nothing_of_lightning(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:
+    process = lm_process("train", *tiny, "data.workers=1")
+    assert process.wait() == 0
+    assert [line for line in process.stderr.splitlines() if "left out" not in line] == []
+    own = r"train: |val: |/\S+/run (starts|resumes)|report: | +step +loss| +[\d,]+ +\d+% +"
+    assert [line for line in process.stdout.splitlines() if not re.match(own, line)] == []
+    assert "\x1b" not in process.stdout
+    assert f"report: {tmp_path / 'run' / 'report.html'}" in process.stdout
+
+
+def test_a_closed_stdout_does_not_end_a_run(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:
+    """As in `lm train | head -1`: the reader of the pipe is gone."""
+    (tmp_path / "output").mkdir()
+    os.mkfifo(tmp_path / "output" / "stdout")
+    reader = os.open(tmp_path / "output" / "stdout", os.O_RDONLY | os.O_NONBLOCK)
+    process = lm_process("train", *tiny)
+    os.close(reader)
+    assert (process.wait(), "Traceback" in process.stderr) == (0, False)
+    verify(tmp_path / "run" / "model")
+
+
+def test_a_second_process_in_a_run_folder_is_refused_with_pid_and_host(
+    configure: Configure, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RunLock(tmp_path / "run"):
+        assert main(["train", *tiny]) == 5
+    assert re.search(rf"in use by pid {os.getpid()} on host {socket.gethostname()}", capsys.readouterr().err.splitlines()[-1])
+    train(configure())
+
+
+def test_a_report_that_cannot_be_written_does_not_fail_the_run(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run" / "report.html").mkdir(parents=True)
+    assert main(["train", *tiny]) == 0
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert err.startswith("report: not written (") and "report.html" in err
+    verify(tmp_path / "run" / "model")
+    (tmp_path / "run" / "report.html").rmdir()
+    assert main(["train", *tiny]) == 0
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_a_logger_that_cannot_write_does_not_fail_the_run(configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tensorboard").write_text("not a folder")
+    assert train(configure("logger=tensorboard"))["steps"] == 12
+    assert len([record for record in caplog.records if "tensorboard stopped" in record.message]) == 1
+
+
+def test_metrics_deleted_during_a_run_start_again_with_one_warning(
+    configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lm.training.session import Session
+
+    own = Session.after_step
+
+    def delete(session: Session) -> bool:
+        if session.module.step == 6:
+            (tmp_path / "run" / "metrics.jsonl").unlink()
+        return own(session)
+
+    monkeypatch.setattr(Session, "after_step", delete)
+    assert train(configure())["steps"] == 12
+    assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl") if "loss" in line] == list(range(6, 13))
+    assert len([record for record in caplog.records if "deleted while the run writes it" in record.message]) == 1

@@ -49,7 +49,7 @@ def from_tree(cls: type[C], tree: Tree, where: str = "") -> C:
 def variants(annotation: Any) -> dict[str, type[Config]]:
     """The members of a tagged union by `kind`; one member for a plain config; none for a leaf."""
     found: dict[str, type[Config]] = {}
-    for member in _members(annotation):
+    for member in members(annotation):
         if isinstance(member, type) and issubclass(member, Config):
             kind = member.model_fields.get("kind")
             found[str(kind.default) if kind else ""] = member
@@ -92,11 +92,12 @@ def _annotation(field: FieldInfo) -> Any:
     return Annotated[field.annotation, field.discriminator] if field.discriminator else field.annotation
 
 
-def _members(annotation: Any) -> list[Any]:
+def members(annotation: Any) -> list[Any]:
+    """The parts of a union, or the annotation alone."""
     if get_origin(annotation) is Annotated:
-        return _members(get_args(annotation)[0])
+        return members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
-        return [leaf for member in get_args(annotation) for leaf in _members(member)]
+        return [leaf for member in get_args(annotation) for leaf in members(member)]
     return [annotation]
 
 
@@ -130,10 +131,10 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
         return f"{where}.kind: {tag!r} is not an option. {did_you_mean(str(tag), options)}"
     if kind == "literal_error":
         _, field = find_field(cls, tree, path)
-        choices = [str(o) for member in _members(field.annotation) for o in get_args(member)] if field else []
+        choices = [str(o) for member in members(field.annotation) for o in get_args(member)] if field else []
         return f"{where}: {given!r} is not an option. {did_you_mean(str(given), choices)}"
     if kind in ("value_error", "assertion_error"):
         return f"{where}: {problem['ctx']['error']}"
     rule = problem["msg"].removeprefix("Input should be ").rstrip(".")
-    shown = json.dumps(given) if not isinstance(given, str) else repr(given)
+    shown = json.dumps(given)[:80] if not isinstance(given, str) else repr(given[:80])
     return f"{where}: {shown} does not fit. The value must be {rule}."

@@ -1,14 +1,13 @@
 """Fields of config classes in words: type, range, default, description."""
 
 import json
-import types
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 from pydantic.fields import FieldInfo
 
-from lm.config import Config, variants
+from lm.config import Config, members, variants
 
 
 def type_text(field: FieldInfo) -> str:
@@ -51,15 +50,6 @@ def table(rows: Sequence[tuple[str, ...]], indent: str = "  ") -> str:
         return ""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     return "\n".join(indent + "  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows)
-
-
-def members(annotation: Any) -> list[Any]:
-    """The parts of a union, or the annotation alone."""
-    if get_origin(annotation) is Annotated:
-        return members(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, types.UnionType):
-        return [leaf for member in get_args(annotation) for leaf in members(member)]
-    return [annotation]
 
 
 def _name(annotation: Any) -> str:

@@ -4,8 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, TypeVar, get_args, get_origin
 
-from lm.cli.describe import members
-from lm.config import Config, Tree, did_you_mean, find_field, from_tree, variants
+from lm.config import Config, Tree, did_you_mean, find_field, from_tree, members, variants
 from lm.errors import ConfigError
 
 C = TypeVar("C", bound=Config)

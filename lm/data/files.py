@@ -3,29 +3,24 @@
 import codecs
 import csv
 import glob
-import gzip
 import io
 import json
 import os
-import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
-
-import zstandard
+from typing import Any
 
 from lm.config import Tree
 from lm.data.cache import file_hashes
 from lm.data.config import TextConfig
 from lm.data.hub import read_csv, read_parquet
+from lm.data.packed import PACKED, unpacked
 from lm.data.source import Document, Source, Split, document
 from lm.errors import ConfigError
 
 _KINDS = (".txt", ".jsonl", ".csv", ".parquet")
-_PACKED = (".gz", ".zst")
 _CHUNK = 1 << 20
 
 
@@ -42,7 +37,8 @@ class TextSource(Source):
         self._val = [LocalFile(path) for path in find_files(cfg.val_files, "data.val_files")] if cfg.val_files is not None else []
         paths = [file.path for file in (*self._val, *self._train)]
         identity: Tree = cfg.model_dump(mode="json", include={"kind", "val_frac", "field", "on_bad_record"})
-        super().__init__(file_hashes(paths, cache), identity | {"n_val": len(self._val)}, sum(path.stat().st_size for path in paths))
+        identity["val_files"] = [str(file.path) for file in self._val]
+        super().__init__(file_hashes(paths, cache), identity, sum(path.stat().st_size for path in paths))
 
     def documents(self) -> Iterator[Document]:
         self.skipped = 0
@@ -125,7 +121,7 @@ class LocalFile:
             yield from self._rows()
             return
         offset = 0
-        with self._opened() as (raw, stream):
+        with unpacked(self.path) as (raw, stream):
             for number, line in enumerate(stream, 1):
                 self.position = raw.tell()
                 if line.strip():
@@ -134,7 +130,7 @@ class LocalFile:
 
     def text_bytes(self) -> int:
         """Bytes of the unpacked file."""
-        if self.path.suffix.lower() not in _PACKED:
+        if self.path.suffix.lower() not in PACKED:
             return self.path.stat().st_size
         return sum(len(data) for data in self._chunks(0, None))
 
@@ -156,55 +152,13 @@ class LocalFile:
         return next(csv.reader(head), [])
 
     def _chunks(self, start: int, stop: int | None) -> Iterator[bytes]:
-        with self._opened() as (raw, stream):
+        with unpacked(self.path) as (raw, stream):
             at = stream.seek(start) if stream.seekable() else 0
             while data := stream.read(_CHUNK if stop is None else min(_CHUNK, stop - at)):
                 self.position = raw.tell()
                 at += len(data)
                 if at > start:
                     yield data[max(0, start - at + len(data)) :]
-
-    @contextmanager
-    def _opened(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-        """The file and its unpacked content."""
-        try:
-            with self.path.open("rb") as raw:
-                yield raw, _unpacked(self.path, raw)
-        except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
-            raise ConfigError(f"{self.path}: the file is truncated or damaged ({error}). Pack or fetch it again.") from None
-        except OSError as error:
-            raise ConfigError(f"{self.path}: cannot be read ({error.strerror}). Make it readable or leave it out.") from None
-
-
-class _Zstd(io.RawIOBase):
-    """Unpacks zstd frames; unlike the library's own reader it raises EOFError where the last frame is cut short."""
-
-    def __init__(self, packed: IO[bytes]) -> None:
-        self._packed = packed
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._begun = False
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready and (data := self._packed.read(_CHUNK >> 3)):
-            self._ready = memoryview(b"".join(self._frames(data)))
-        if not self._ready and self._begun:
-            raise EOFError("the last zstd frame has no end")
-        n = min(len(buffer), len(self._ready))
-        buffer[:n] = self._ready[:n]
-        self._ready = self._ready[n:]
-        return n
-
-    def _frames(self, data: bytes) -> Iterator[bytes]:
-        while data:
-            self._begun = True
-            yield self._frame.decompress(data)
-            data = self._frame.unused_data if self._frame.eof else b""
-            if self._frame.eof:
-                self._frame, self._begun = zstandard.ZstdDecompressor().decompressobj(), False
 
 
 @dataclass(frozen=True)
@@ -262,7 +216,7 @@ def _below(root: Path) -> Iterator[Path]:
 
 def _kind(path: Path) -> str:
     """The ending below .gz and .zst."""
-    name = path.with_suffix("") if path.suffix.lower() in _PACKED else path
+    name = path.with_suffix("") if path.suffix.lower() in PACKED else path
     return name.suffix.lower()
 
 
@@ -272,17 +226,7 @@ def _is_known(path: Path) -> bool:
 
 
 def _endings() -> str:
-    return f"{', '.join(_KINDS)}, and all but .parquet also with {' or '.join(_PACKED)}"
-
-
-def _unpacked(path: Path, raw: IO[bytes]) -> IO[bytes]:
-    match path.suffix.lower():
-        case ".gz":
-            return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
-        case ".zst":
-            return io.BufferedReader(_Zstd(raw), _CHUNK)
-        case _:
-            return raw
+    return f"{', '.join(_KINDS)}, and all but .parquet also with {' or '.join(PACKED)}"
 
 
 def _parsed(line: Line, where: str) -> Mapping[str, Any]:

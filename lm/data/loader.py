@@ -1,6 +1,7 @@
 """Micro-batches of the steps of a run. The order has no state, so any step can be the first, with any number of ranks and workers."""
 
 import signal
+import time
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ class TrainLoader(Sized):
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
-        for step in self._steps:
+        steps = iter(self._steps)
+        while (step := _handed_over(steps)) is not None:
             yield from step
 
 
@@ -92,6 +94,14 @@ class _Steps(Dataset[list[Batch]]):
         ids = step_rows(self.seed, step, self.global_batch, len(self.rows))[self.rank * per_rank : (self.rank + 1) * per_rank]
         step_tokens = self.rows.label_tokens(ids)
         return [self.rows.batch(part, step_tokens) for part in _parts(ids, self.micro_batch)]
+
+
+def _handed_over(steps: Iterator[list[Batch]]) -> list[Batch] | None:
+    try:
+        return next(steps, None)
+    except (ConnectionError, EOFError) as error:  # a loader process died while its tensors were on their way
+        time.sleep(1)  # torch's handler of SIGCHLD raises in here, and names the process
+        raise ResourceError(f"data.workers: a loader process has died ({error}). Start again, or set data.workers=0.") from None
 
 
 def _parts(ids: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:

@@ -34,9 +34,7 @@ class Flex:
             return reference(q, k, v, mask, bias, how)
         blocks = mask.once(("flex", how.window), lambda: self._blocks(mask, how.window, len(q), q.shape[2]))
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a norm of the heads may have returned float32
-        out: Tensor = self.attention(
-            q, k, v, score_mod(how, bias, q), blocks, how.scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        out: Tensor = self.attention(q, k, v, score_mod(how, bias, q), blocks, how.scale, enable_gqa=q.shape[1] != k.shape[1])
         return out
 
     def _blocks(self, mask: Mask, window: int | None, b: int, s: int) -> BlockMask:

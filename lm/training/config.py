@@ -1,8 +1,9 @@
 """Everything that `lm train` can be told: the frozen `config.yaml` of a run folder is one TrainConfig."""
 
+import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from lm.config import Config
 from lm.data.config import DataConfig, TokenizerConfig
@@ -15,10 +16,18 @@ from lm.training.schedule import ScheduleConfig
 class RunConfig(Config):
     """Which folder a run lives in."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._,=+@-]{0,119}$")
-    """Folder name below `dir`."""
+    name: str
+    """Folder name below `dir`: up to 120 letters, digits and ._,=+@- with a letter or digit first."""
     dir: str = "runs"
     """Folder of all runs."""
+
+    @field_validator("name")
+    @classmethod
+    def _stays_inside_dir(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._,=+@-]{0,119}", name):
+            rule = "up to 120 letters, digits and ._,=+@- with a letter or digit first"
+            raise ValueError(f"'{name[:40]}' cannot name a run folder. Use {rule}.")
+        return name
 
 
 class TrainerConfig(Config):

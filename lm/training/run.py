@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 import lm
 from lm.config import Tree
 from lm.data.causal import CausalRows
-from lm.data.loader import split, train_loader
+from lm.data.loader import split, train_loader, worker_faults
 from lm.data.prepare import Prepared, prepare
 from lm.data.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError, Interrupted, ResourceError
@@ -64,7 +64,7 @@ class _Run:
         data = self._prepare()
         model_cfg = self._model_config(data)
         accumulation = self._accumulation()
-        with _resource_errors(self.cfg):
+        with _memory_errors(self.cfg):
             model = self._build(model_cfg)
             session, module = self._session(data, model_cfg, model)
             self._describe(session, data, accumulation)
@@ -189,7 +189,7 @@ class _Run:
         if cfg.trainer.compile:
             session.model.compile()
         trainer = _trainer(cfg, cfg.trainer.max_steps - step, accumulation)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), worker_faults():
             warnings.filterwarnings("ignore", module="lightning")
             trainer.fit(module, train_dataloaders=loader)
         number = self.signals.received
@@ -216,15 +216,12 @@ class _Run:
 
 
 @contextmanager
-def _resource_errors(cfg: TrainConfig) -> Iterator[None]:
-    """What torch, numpy and the system say where memory runs out or a loader process dies becomes a ResourceError."""
+def _memory_errors(cfg: TrainConfig) -> Iterator[None]:
+    """What torch, numpy and the system say where memory runs out becomes a ResourceError."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else "MemoryError"
-        if "DataLoader worker" in reason:
-            where = f"data.workers={cfg.data.workers}: {reason.strip(' .')}"
-            raise ResourceError(f"{where}, and a run needs all of them. Train again to resume, or set data.workers=0.") from error
         refused = "allocate" in str(error) or "out of memory" in str(error).lower() or getattr(error, "errno", None) == errno.ENOMEM
         if not isinstance(error, MemoryError) and not refused:
             raise

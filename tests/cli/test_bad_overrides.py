@@ -38,8 +38,8 @@ MISTAKES = {
     "unreadable override": (["run.name=a=b"], ["run.name=a=b", "quote"]),
     "no key": (["geglu"], ["geglu", "key=value"]),
     "unknown flag": (["--multi"], ["--multi", "--multirun"]),
-    "run name that leaves the folder": (["run.name=../../etc/x"], ["run.name: '../../etc/x' does not fit"]),
-    "run name too long": (["run.name=" + "x" * 300], ["run.name", "does not fit"]),
+    "run name that leaves the folder": (["run.name=../../etc/x"], ["run.name: '../../etc/x' cannot name a run folder"]),
+    "run name too long": (["run.name=" + "x" * 300], ["run.name", "cannot name a run folder"]),
 }
 
 

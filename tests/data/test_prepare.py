@@ -100,6 +100,11 @@ def test_what_changes_the_tokens_changes_the_fingerprint(prepare_text: Prepare, 
     assert {found.fingerprint for found in same} == {first.fingerprint}
 
 
+def test_training_and_held_out_files_can_change_places(prepare_text: Prepare, tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.txt", TEXT), write(tmp_path / "b.txt", TEXT[:500])
+    assert prepare_text(a, val_files=str(b)).train.n_bytes > 1000 > prepare_text(b, val_files=str(a)).train.n_bytes
+
+
 def test_a_changed_file_is_named(prepare_text: Prepare, tmp_path: Path) -> None:
     a, b, c = (write(tmp_path / f"{name}.txt", TEXT + name) for name in "abc")
     before = prepare_text([a, b], val_files=str(a))

@@ -4,7 +4,6 @@ from typing import cast
 
 import pytest
 import torch
-from models import config, packed, redrawn, tokens
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -14,6 +13,7 @@ from lm.nn.batch import Batch
 from lm.nn.flex import Flex
 from lm.nn.mask import Mask, arange_positions
 from lm.nn.transformer import DecoderLM
+from tests.nn.models import config, packed, redrawn, tokens
 
 EAGER = Flex(flex_attention, create_block_mask)
 CPU = torch.device("cpu")

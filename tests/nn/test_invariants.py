@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from models import all_slot_trees, config, packed, redrawn, tokens
 
 from lm.config import from_tree
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderConfig, DecoderLM, last_position
+from tests.nn.models import all_slot_trees, config, packed, redrawn, tokens
 
 TREES = list(all_slot_trees())
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}

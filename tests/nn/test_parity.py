@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from models import config, redraw
 
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM, build_model
+from tests.nn.models import config, redraw
 
 transformers = pytest.importorskip("transformers")
 

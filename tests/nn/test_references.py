@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from models import config
 
 from lm.config import from_tree
 from lm.errors import ConfigError
@@ -13,6 +12,7 @@ from lm.nn.norm import RMSNorm, rms_norm
 from lm.nn.position import Sinusoidal
 from lm.nn.rope import rope_angles, rotate, rotate_half
 from lm.nn.transformer import DecoderConfig
+from tests.nn.models import config
 
 
 def grads(out: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:

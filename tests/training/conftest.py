@@ -83,7 +83,7 @@ for line in sys.stdin:
     if pid == 0:
         os.setsid()
         for number, name in enumerate(["/dev/null", *request["outputs"]]):
-            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT, 0o600), number)
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY, 0o600), number)
         code = main(request["args"])
         sys.stdout.flush()
         os._exit(code)

@@ -157,7 +157,7 @@ def test_more_steps_go_on_and_less_are_refused(configure: Configure, tmp_path: P
     assert [path.name for path in checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000014"]
     assert CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000014").meta["step"] == 14
     verify(tmp_path / "run" / "model")
-    with pytest.raises(ConfigError, match="trainer.max_steps: 14 in the run, 13 now"):
+    with pytest.raises(ConfigError, match=r"trainer.max_steps: 14 in the run, 13 now"):
         train(configure("trainer.max_steps=13"))
 
 
@@ -189,7 +189,7 @@ def test_another_width_is_refused_with_the_first_five_mismatches(configure: Conf
 
 
 def test_a_config_that_came_to_nothing_does_not_bind_the_next(configure: Configure, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="missing.txt does not exist"):
+    with pytest.raises(ConfigError, match=r"missing.txt does not exist"):
         train(configure("data.files=missing.txt", "optim.lr=0.5"))
     (tmp_path / "run" / "config.yaml").write_text("torn: [")
     assert train(configure())["steps"] == 12
@@ -216,7 +216,7 @@ def test_a_changed_tokenizer_is_named(configure: Configure, stop: Stop, tmp_path
 
 
 def test_must_needs_a_checkpoint_and_auto_starts_and_says_so(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(CheckpointError, match="resume.mode=must, but there is no valid checkpoint"):
+    with pytest.raises(CheckpointError, match=r"resume.mode=must, but there is no valid checkpoint"):
         train(configure("resume.mode=must"))
     train(configure("resume.mode=auto"))
     assert "/run starts: " in capsys.readouterr().out

@@ -13,9 +13,12 @@ import pytest
 
 from lm.checkpoint import checkpoints
 from lm.cli.main import main
+from lm.errors import Interrupted
 from lm.folder import RunLock, verify
 from lm.training.metrics import read
+from lm.training.module import TrainModule
 from lm.training.run import train
+from lm.training.session import Session
 from tests.training.conftest import Configure, Process
 
 Start = Callable[..., Process]
@@ -62,6 +65,25 @@ def test_a_second_signal_exits_at_once(lm_process: Start, tiny: list[str], tmp_p
     assert checkpoints(tmp_path / "run" / "checkpoints") == []
 
 
+def test_a_signal_before_the_first_step_ends_at_once_and_leaves_the_handlers_as_they_were(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    own = Session.attach
+
+    def attach(session: Session, module: TrainModule) -> None:
+        own(session, module)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="SIGINT came before the first step") as caught:
+        patch.setattr(Session, "attach", attach)
+        train(configure())
+    assert caught.value.exit_code == 130
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert train(configure())["steps"] == 12
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
 def test_a_run_prints_its_own_lines_and_nothing_of_lightning(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:
     process = lm_process("train", *tiny, "data.workers=1")
     assert process.wait() == 0
@@ -78,6 +100,7 @@ def test_a_closed_stdout_does_not_end_a_run(lm_process: Start, tiny: list[str], 
     os.mkfifo(tmp_path / "output" / "stdout")
     reader = os.open(tmp_path / "output" / "stdout", os.O_RDONLY | os.O_NONBLOCK)
     process = lm_process("train", *tiny)
+    wait_for_steps(tmp_path / "run", 1)
     os.close(reader)
     assert (process.wait(), "Traceback" in process.stderr) == (0, False)
     verify(tmp_path / "run" / "model")
@@ -92,9 +115,7 @@ def test_a_second_process_in_a_run_folder_is_refused_with_pid_and_host(
     train(configure())
 
 
-def test_a_report_that_cannot_be_written_does_not_fail_the_run(
-    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_that_cannot_be_written_does_not_fail_the_run(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run" / "report.html").mkdir(parents=True)
     assert main(["train", *tiny]) == 0
     err = capsys.readouterr().err.splitlines()[-1]
@@ -115,8 +136,6 @@ def test_a_logger_that_cannot_write_does_not_fail_the_run(configure: Configure, 
 def test_metrics_deleted_during_a_run_start_again_with_one_warning(
     configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lm.training.session import Session
-
     own = Session.after_step
 
     def delete(session: Session) -> bool:

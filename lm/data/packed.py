@@ -1,0 +1,69 @@
+"""Plain, gzip and zstd files behind one door, with errors that name the file."""
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+import zstandard
+
+from lm.errors import ConfigError
+
+PACKED = (".gz", ".zst")
+_CHUNK = 1 << 17
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """The stored file, whose position shows the progress, and its content."""
+    try:
+        with path.open("rb") as raw:
+            yield raw, _content(path, raw)
+    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+        raise ConfigError(f"{path}: the file is truncated or damaged ({error}). Pack or fetch it again.") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Make it readable or leave it out.") from None
+
+
+def _content(path: Path, raw: IO[bytes]) -> IO[bytes]:
+    match path.suffix.lower():
+        case ".gz":
+            return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+        case ".zst":
+            return io.BufferedReader(_Zstd(raw), _CHUNK)
+        case _:
+            return raw
+
+
+class _Zstd(io.RawIOBase):
+    """Unpacks zstd frames; unlike the library's own reader it raises EOFError where the last frame is cut short."""
+
+    def __init__(self, packed: IO[bytes]) -> None:
+        self._packed = packed
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._begun = False
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready and (data := self._packed.read(_CHUNK)):
+            self._ready = memoryview(b"".join(self._frames(data)))
+        if not self._ready and self._begun:
+            raise EOFError("the last zstd frame has no end")
+        n = min(len(buffer), len(self._ready))
+        buffer[:n] = self._ready[:n]
+        self._ready = self._ready[n:]
+        return n
+
+    def _frames(self, data: bytes) -> Iterator[bytes]:
+        while data:
+            self._begun = True
+            yield self._frame.decompress(data)
+            data = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame, self._begun = zstandard.ZstdDecompressor().decompressobj(), False

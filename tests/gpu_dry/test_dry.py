@@ -1,0 +1,108 @@
+"""Training on a GPU: as on the CPU, compiled as eager, in bf16 nearly as in fp32, and without waiting for the device in a step."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lm.cli.train import compose_config
+from lm.nn.batch import Batch
+from lm.training.metrics import read
+from lm.training.module import TrainModule
+from lm.training.run import train
+from tests.training.conftest import TINY, write_text
+from tests.training.steps import ADAMW, SGD, STEPS, batches, config, train_steps
+
+pytestmark = pytest.mark.skipif(False, reason="needs a CUDA device")
+MUON: dict[str, Any] = {"kind": "muon", "lr": 0.02, "clip": 1.0}
+LENGTH = 160  # more than one block of FlexAttention
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    pass
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("attention", [{}, {"window": 9, "global_every": 2, "softcap": 20.0}], ids=["full", "windows and soft-cap"])
+def test_steps_on_the_gpu_equal_those_on_the_cpu(documents: bool, attention: dict[str, Any]) -> None:
+    cfg, rows = config(SGD, LENGTH, **attention), batches(LENGTH, documents=documents)
+    expected, weights = train_steps(cfg, rows)
+    found, moved = train_steps(cfg, rows, accelerator="cpu")
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
+    torch.testing.assert_close(moved, weights, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_compiled_steps_equal_eager_ones(documents: bool) -> None:
+    cfg, rows = config(SGD, LENGTH, window=9, global_every=2), batches(LENGTH, documents=documents)
+    expected, weights = train_steps(cfg, rows, accelerator="cpu")
+    found, compiled = train_steps(cfg, rows, accelerator="cpu", compile=True)
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    torch.testing.assert_close(compiled, weights, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_bf16_losses_are_close_to_fp32(precision: str, compiled: bool) -> None:
+    cfg, rows = config(ADAMW, LENGTH, window=9, global_every=2), batches(LENGTH, documents=True)
+    expected, _ = train_steps(cfg, rows, accelerator="cpu")
+    found, _ = train_steps(cfg, rows, accelerator="cpu", precision=precision, compile=compiled)
+    assert found["loss"] == pytest.approx(expected["loss"], rel=2e-2)
+    assert found["bad_step"] == [-1.0] * STEPS
+
+
+class Watched(TrainModule):
+    """From the second step on, whatever waits for the device between a batch's arrival and the end of its step raises."""
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        pass
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        pass
+        super().on_train_batch_end(outputs, batch, batch_idx)
+
+
+@pytest.mark.parametrize("optim", [ADAMW, SGD, MUON], ids=["adamw", "sgd", "muon"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_never_waits_for_the_device(optim: dict[str, Any], compiled: bool) -> None:
+    cfg, rows = config(optim, LENGTH, window=9, global_every=2), batches(LENGTH, documents=True)
+    record, _ = train_steps(cfg, rows, kind=Watched, accelerator="cpu", compile=compiled)
+    assert len(record["loss"]) == STEPS
+
+
+class Poisoned(TrainModule):
+    """The loss is not a number in step 2."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * float("nan") if self.step == 2 else loss
+
+
+@pytest.mark.parametrize("optim", [ADAMW, SGD, MUON], ids=["adamw", "sgd", "muon"])
+def test_no_step_is_taken_from_the_first_that_is_not_finite_on(optim: dict[str, Any]) -> None:
+    cfg, rows = config(optim), batches()
+    record, weights = train_steps(cfg, rows, kind=Poisoned, accelerator="cpu")
+    assert record["bad_step"] == [-1.0, -1.0, 2.0, 2.0]
+    _, expected = train_steps(cfg, rows, accelerator="cpu", steps=2)
+    torch.testing.assert_close(weights, expected, atol=5e-4, rtol=1e-3)  # a step moves weights by ten times as much
+
+
+def test_a_run_on_the_gpu_trains_validates_and_saves(tmp_path: Path) -> None:
+    text = write_text(tmp_path / "text.txt")
+    where = [f"run.dir={tmp_path}", f"data.files={text}", f"data.cache_dir={tmp_path / 'cache'}"]
+    on_gpu = ["trainer.device=cpu", "trainer.precision=bf16-mixed", "trainer.compile=true", "model.attention.window=8"]
+    summary = train(compose_config([*TINY, *where, *on_gpu, "trainer.max_steps=12", "trainer.sample_prompts=[def]"]))
+    lines = read(tmp_path / "run" / "metrics.jsonl")
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert len(losses) == 12 and all(map(math.isfinite, losses)) and losses[-1] < losses[0]
+    assert all(line["memory_gib"] > 0 for line in lines if "loss" in line)
+    assert  math.isfinite(summary["val_loss"])
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()

@@ -1,0 +1,81 @@
+"""A few optimizer steps of the real TrainModule on fixed rows, without a run folder: losses, norms and weights to compare."""
+
+import warnings
+from typing import Any
+
+import torch
+from lightning import Trainer
+from torch.utils.data import DataLoader
+
+from lm.config import from_tree
+from lm.nn.batch import IGNORED, Batch
+from lm.nn.transformer import build_model
+from lm.training.config import TrainConfig
+from lm.training.module import TrainModule
+from lm.training.optim import build_optimizer
+from lm.training.strategies.single import Single
+
+STEPS, ACCUMULATION, ROWS, LENGTH, VOCAB = 4, 2, 8, 16, 61
+SGD: dict[str, Any] = {"kind": "sgd", "lr": 0.5, "clip": 1.0}
+UNCLIPPED: dict[str, Any] = {"kind": "sgd", "lr": 0.1, "clip": None}
+ADAMW: dict[str, Any] = {"kind": "adamw", "lr": 1e-2, "clip": 0.5}
+Record = dict[str, list[float]]
+
+
+def config(optim: dict[str, Any], length: int = LENGTH, **attention: Any) -> TrainConfig:
+    model = {
+        "vocab_size": VOCAB, "max_seq_len": length, "d_model": 32, "n_layers": 2, "norm": {"kind": "rms"}, "position": {"kind": "rope"},
+        "attention": {"n_heads": 2, "n_kv_heads": 1, "qkv_bias": True, "qk_norm": "head"} | attention, "ffn": {"hidden": 40},
+    }  # fmt: skip
+    tree = {
+        "run": {"name": "steps"}, "model": model, "tokenizer": {"kind": "bytes"}, "objective": {"chunk": 7}, "optim": optim,
+        "data": {"kind": "stdlib", "global_batch": ROWS, "seq_len": length}, "schedule": {"kind": "linear", "warmup_steps": 1},
+        "trainer": {"max_steps": STEPS},
+    }  # fmt: skip
+    return from_tree(TrainConfig, tree)
+
+
+def batches(length: int = LENGTH, rank: int = 0, world: int = 1, documents: bool = False) -> list[Batch]:
+    """This rank's micro-batches. Row i has i + 2 label tokens, so ranks and micro-batches weigh differently."""
+    source = torch.Generator().manual_seed(3)
+    places = torch.arange(length).expand(ROWS // world // ACCUMULATION, -1)
+    half = length // 2
+    packed = {"positions": places % half, "documents": (places >= half).int()} if documents else {}
+    found = []
+    for _ in range(STEPS):
+        tokens = torch.randint(0, VOCAB, (ROWS, length), generator=source)
+        labels = tokens.roll(-1, 1).masked_fill(torch.arange(length) >= torch.arange(ROWS)[:, None] + 2, IGNORED)
+        mine = slice(rank * ROWS // world, (rank + 1) * ROWS // world)
+        n = int((labels[mine] != IGNORED).sum())
+        parts = zip(tokens[mine].chunk(ACCUMULATION), labels[mine].chunk(ACCUMULATION), strict=True)
+        found += [Batch(t, y, **packed, step_tokens=n) for t, y in parts]
+    return found
+
+
+def train_steps(
+    cfg: TrainConfig, rows: list[Batch], strategy: Single | None = None, kind: type[TrainModule] = TrainModule, steps: int = STEPS, **options: Any
+) -> tuple[Record, dict[str, torch.Tensor]]:
+    """Losses and norms of every step, and the weights after the last, whole. `options` are Lightning's, and `compile`."""
+    torch.manual_seed(0)
+    model = build_model(cfg.model, seed=1)
+    if options.pop("compile", False):
+        model.compile()
+    strategy = strategy or Single()
+    record: Record = {"loss": [], "grad_norm": [], "bad_step": []}
+
+    def after_step() -> bool:
+        for name, value in (("loss", module.loss()), ("grad_norm", module.grad_norm), ("bad_step", module.bad_step)):
+            record[name].append(float(value))
+        return module.step == steps
+
+    def build() -> torch.optim.Optimizer:
+        return build_optimizer(cfg.optim, model.named_parameters(), model.matrices())
+
+    module = kind(cfg, model, build, after_step, lambda: None, strategy=strategy)
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler"), False)
+    given: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "strategy": strategy.lightning(), **quiet, **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader: Any = DataLoader(rows, batch_size=None, collate_fn=lambda batch: batch)  # type: ignore[arg-type]
+        Trainer(max_epochs=1, accumulate_grad_batches=ACCUMULATION, **given).fit(module, loader)
+    return record, {name: strategy.whole(p).to("cpu", copy=True) for name, p in model.named_parameters()}

@@ -1,0 +1,260 @@
+"""What goes wrong in the middle of a run: every checkpoint that was valid before still is, and the next start goes on from it."""
+
+import multiprocessing
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lm.checkpoint import CheckpointReader, checkpoints
+from lm.cli.main import main
+from lm.data.order import step_rows
+from lm.errors import LmError, NumericsError, ResourceError
+from lm.folder import verify
+from lm.training.metrics import read
+from lm.training.module import TrainModule
+from lm.training.run import train
+from lm.training.session import Session
+from lm.training.state import optimizer_pieces, weight_pieces
+from tests.training.conftest import Configure, results
+
+Watch = Callable[[Callable[[TrainModule], None]], list[TrainModule]]
+
+
+@pytest.fixture
+def at_each_step(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """Do something at the beginning of each micro-batch; the list holds the run's module."""
+
+    def arrange(act: Callable[[TrainModule], None]) -> list[TrainModule]:
+        seen: list[TrainModule] = []
+        own = TrainModule.training_step
+
+        def step(module: TrainModule, *args: Any) -> torch.Tensor:
+            seen[:] = [module]
+            act(module)
+            return own(module, *args)
+
+        monkeypatch.setattr(TrainModule, "training_step", step)
+        return seen
+
+    return arrange
+
+
+@pytest.fixture
+def stopped_at_five(configure: Configure, tmp_path: Path) -> Path:
+    """A run folder with valid checkpoints of steps 4 and 5, as after a SIGTERM."""
+    with pytest.MonkeyPatch.context() as patch:
+        own = Session.after_step
+
+        def stop(session: Session) -> bool:
+            if session.module.step == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return own(session)
+
+        patch.setattr(Session, "after_step", stop)
+        with pytest.raises(LmError, match="SIGTERM"):
+            train(configure())
+    return tmp_path / "run"
+
+
+def require_unharmed(run: Path, steps: list[int]) -> None:
+    """These are the checkpoints, they are valid, nothing is half there, and the metrics are readable."""
+    found = checkpoints(run / "checkpoints")
+    assert [int(path.name.removeprefix("step-")) for path in found] == steps
+    for path in found:
+        verify(path)
+    assert list(run.rglob(".tmp-*")) == []
+    read(run / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("optim", ["adamw", "muon", "sgd"])
+def test_an_infinite_gradient_takes_no_step_and_names_the_rows(
+    configure: Configure, at_each_step: Watch, tmp_path: Path, optim: str
+) -> None:
+    def poison(module: TrainModule) -> None:
+        if module.step == 5:
+            module.model.embed.weight.register_hook(lambda grad: grad.index_fill(0, torch.tensor([65]), torch.inf))
+
+    seen = at_each_step(poison)
+    cfg = configure(f"optim={optim}", "checkpoint.every=1", "trainer.ema_decay=0.9")
+    with pytest.raises(
+        NumericsError, match=r"step 6 has loss \d.* gradient norm (inf|nan).*step-00000005 is the last checkpoint"
+    ) as caught:
+        train(cfg)
+    assert caught.value.exit_code == 4
+    require_unharmed(tmp_path / "run", [5, 4])
+    reader = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000005")
+    module = seen[0]
+    pieces = [*weight_pieces(module.model.named_parameters()), *optimizer_pieces(module.trainer.optimizers[0])]
+    assert len(pieces) > 10
+    assert all(torch.equal(reader.read(piece.name, piece.kind), piece.tensor.flatten()) for piece in pieces)
+    rows = step_rows(cfg.seed, 5, cfg.data.global_batch, 59).tolist()
+    assert read(tmp_path / "run" / "metrics.jsonl")[-1] == {"step": 6, "event": "not finite", "rows": rows}
+
+
+def test_a_run_that_diverges_ends_with_exit_code_4_and_can_be_resumed_to_the_same_end(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["train", *tiny, "optim=sgd", "optim.lr=1e30", "checkpoint.every=1"]
+    for _ in range(2):
+        assert main(args) == 4
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert "only finite steps are taken" in last and "Lower optim.lr=1e+30" in last
+        require_unharmed(tmp_path / "run", [int(path.name[5:]) for path in checkpoints(tmp_path / "run" / "checkpoints")])
+        assert not (tmp_path / "run" / "model").exists()
+
+
+def test_broken_weights_are_not_saved(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Session.save
+
+    def save(session: Session) -> None:
+        if session.module.step == 8:
+            session.model.embed.weight.data[3, 3] = torch.nan
+        own(session)
+
+    monkeypatch.setattr(Session, "save", save)
+    with pytest.raises(NumericsError, match=r"save: the weight embed.weight holds NaN or infinity"):
+        train(configure())
+    require_unharmed(tmp_path / "run", [4])
+
+
+def test_a_validation_loss_that_is_not_finite_is_not_saved(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Session._validate
+
+    def validate(session: Session, step: int) -> None:
+        if step == 8:
+            session.model.norm.weight.data.fill_(torch.finfo(torch.float32).max)
+        own(session, step)
+
+    monkeypatch.setattr(Session, "_validate", validate)
+    with pytest.raises(NumericsError, match=r"val_loss is (nan|inf) after step 8.*step-00000004 is the last checkpoint"):
+        train(configure())
+    require_unharmed(tmp_path / "run", [4])
+
+
+@pytest.mark.parametrize("point", ["made", "weights", "optimizer", "manifest", "rename"])
+def test_a_full_disk_within_a_save_keeps_the_checkpoints_before(
+    configure: Configure, stopped_at_five: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    monkeypatch.setenv("LM_FAILPOINT", f"{point}:enospc")
+    with pytest.raises(ResourceError, match=r"step-00000008: no space left: [\d,]{6,} bytes are needed and [\d,]+ are free") as caught:
+        train(configure())
+    assert caught.value.exit_code == 5
+    require_unharmed(stopped_at_five, [5, 4])
+
+
+@pytest.mark.parametrize("point", ["renamed", "prune"])
+def test_a_full_disk_behind_a_save_keeps_that_save(
+    configure: Configure, stopped_at_five: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(ResourceError, match="no space left"):
+        patch.setenv("LM_FAILPOINT", f"{point}:enospc")
+        train(configure())
+    verify(stopped_at_five / "checkpoints" / "step-00000008")
+    train(configure("run.name=whole"))
+    train(configure())
+    require_unharmed(stopped_at_five, [12, 8])
+    assert results(stopped_at_five) == results(stopped_at_five.parent / "whole")
+
+
+@contextmanager
+def limited(what: int, value: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (value, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, (soft, hard))
+
+
+def test_a_write_that_the_system_refuses_keeps_the_checkpoints_before(
+    configure: Configure, stopped_at_five: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real limit on the size of a file, met in the middle of the weights."""
+    own = Session.save
+
+    def save(session: Session) -> None:
+        with limited(resource.RLIMIT_FSIZE, 50_000):
+            own(session)
+
+    with monkeypatch.context() as patch, pytest.raises(ResourceError, match="step-00000008: no space left"):
+        patch.setattr(Session, "save", save)
+        train(configure())
+    require_unharmed(stopped_at_five, [5, 4])
+    assert train(configure())["steps"] == 12
+
+
+def test_a_disk_too_small_for_the_checkpoints_is_told_before_the_first_step(configure: Configure, tmp_path: Path) -> None:
+    many = ["checkpoint.every=1", "checkpoint.keep_last=1000000000", "trainer.max_steps=1000000000"]
+    with pytest.raises(ResourceError, match=r"checkpoints: no space left: [\d,]{15,} bytes are needed and [\d,]+ are free"):
+        train(configure(*many))
+    assert read(tmp_path / "run" / "metrics.jsonl") == []
+
+
+def test_keeping_every_checkpoint_asks_only_for_those_that_will_be(configure: Configure) -> None:
+    assert train(configure("checkpoint.keep_last=1000000000"))["steps"] == 12
+
+
+def test_a_run_folder_that_cannot_be_made_is_exit_code_5(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["train", *tiny, f"run.dir={tmp_path / 'file'}"]) == 5
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"{tmp_path / 'file'}/run/run.lock: cannot be written (Not a directory)" in last
+
+
+def test_a_folder_that_becomes_unwritable_keeps_the_checkpoints_before(
+    configure: Configure, at_each_step: Watch, stopped_at_five: Path
+) -> None:
+    def block(module: TrainModule) -> None:
+        if module.step == 6:
+            (stopped_at_five / "checkpoints").rename(stopped_at_five / "aside")
+            (stopped_at_five / "checkpoints").write_text("not a folder")
+
+    at_each_step(block)
+    with pytest.raises(ResourceError, match=r"step-00000008: cannot be written \((Not a directory|File exists)\)"):
+        train(configure())
+    (stopped_at_five / "checkpoints").unlink()
+    (stopped_at_five / "aside").rename(stopped_at_five / "checkpoints")
+    require_unharmed(stopped_at_five, [5, 4])
+
+
+def test_a_batch_that_does_not_fit_in_memory_is_exit_code_5_with_its_size(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit on the address space, little above what the process has; 16,384 rows of 32 tokens need 67 MB for one activation."""
+    own = Session.start
+
+    def start(session: Session) -> None:
+        own(session)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (64 << 20), resource.RLIM_INFINITY))
+
+    monkeypatch.setattr(Session, "start", start)
+    with limited(resource.RLIMIT_AS, resource.RLIM_INFINITY), pytest.raises(ResourceError) as caught:
+        train(configure("data.global_batch=65536", "trainer.micro_batch=65536"))
+    assert "out of memory with trainer.micro_batch=65536 and data.seq_len=32" in str(caught.value)
+    require_unharmed(tmp_path / "run", [])
+
+
+def test_a_killed_loader_worker_is_named_and_the_next_start_goes_on(
+    configure: Configure, at_each_step: Watch, stopped_at_five: Path
+) -> None:
+    killed: list[int] = []
+
+    def kill(module: TrainModule) -> None:
+        if module.step == 6 and not killed:
+            killed.append(multiprocessing.active_children()[0].pid or 0)
+            os.kill(killed[0], signal.SIGKILL)
+
+    at_each_step(kill)
+    with pytest.raises(ResourceError, match=r"data.workers: (a )?DataLoader worker .* Start again, or set data.workers=0"):
+        train(configure("data.workers=1", "trainer.max_steps=4000"))
+    require_unharmed(stopped_at_five, [int(path.name[5:]) for path in checkpoints(stopped_at_five / "checkpoints")])
+    assert train(configure("data.workers=1", "trainer.max_steps=30"))["steps"] == 30
+    assert multiprocessing.active_children() == []

@@ -64,7 +64,7 @@ class StdlibConfig(DataBase):
 
 
 class TextConfig(DataBase):
-    """Local files: .txt, .jsonl, .csv, .parquet, plain or .gz or .zst; a folder means every such file below it."""
+    """Local files: .txt, .md, .rst, .py, .jsonl, .csv, .parquet, plain or .gz or .zst; a folder means every such file below it."""
 
     kind: Literal["text"] = "text"
     files: str | list[str]

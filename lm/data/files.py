@@ -20,7 +20,8 @@ from lm.data.packed import PACKED, unpacked
 from lm.data.source import Document, Source, Split, document
 from lm.errors import ConfigError
 
-_KINDS = (".txt", ".jsonl", ".csv", ".parquet")
+_TEXT = (".txt", ".md", ".rst", ".py")  # one document each
+_KINDS = (*_TEXT, ".jsonl", ".csv", ".parquet")
 _CHUNK = 1 << 20
 
 
@@ -215,9 +216,10 @@ def _below(root: Path) -> Iterator[Path]:
 
 
 def _kind(path: Path) -> str:
-    """The ending below .gz and .zst."""
+    """The ending below .gz and .zst; .txt for every kind of text."""
     name = path.with_suffix("") if path.suffix.lower() in PACKED else path
-    return name.suffix.lower()
+    ending = name.suffix.lower()
+    return ".txt" if ending in _TEXT else ending
 
 
 def _is_known(path: Path) -> bool:

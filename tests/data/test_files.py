@@ -150,7 +150,7 @@ def test_a_file_that_is_no_archive_is_named(read: Read, tmp_path: Path, ending: 
 def test_a_folder_means_its_readable_files_in_order_without_hidden_and_linked_ones(tmp_path: Path) -> None:
     root = tmp_path / "data"
     wanted = [write(root / name, "x") for name in ("a.txt", "b/c.jsonl.gz", "b/d/e.TXT", "z.parquet", "q.csv")]
-    for name in (".hidden.txt", ".git/a.txt", "notes.md", "archive.zip", "b/x.txt.bak", "p.parquet.gz"):
+    for name in (".hidden.txt", ".git/a.txt", "notes.pdf", "archive.zip", "b/x.txt.bak", "p.parquet.gz"):
         write(root / name, "x")
     (root / "loop").symlink_to(root)
     (root / "gone.txt").symlink_to(root / "nowhere")
@@ -176,7 +176,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
 def test_an_unknown_ending_is_refused_with_the_known_ones(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"{name} has an ending that is not known. Known endings: .txt, .jsonl, .csv, .parquet, and all but",
+        match=rf"{name} has an ending that is not known. Known endings: .txt, .md, .rst, .py, .jsonl, .csv, .parquet, and all but",
     ):
         find_files(str(write(tmp_path / name, "x")), "data.files")
 

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -113,6 +114,17 @@ def test_a_killed_worker_is_an_error_that_names_it(rows: CausalRows) -> None:
     pid, message = told.get(timeout=20)
     process.join()
     assert re.search(rf"data.workers: DataLoader worker \(pid\(?s?\)? ?{pid}\).* set data.workers=0", message)
+
+
+@pytest.mark.parametrize("fault", [ConnectionResetError, ConnectionRefusedError, EOFError])
+def test_a_worker_that_dies_while_it_hands_over_a_batch_is_an_error_too(
+    rows: CausalRows, fault: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of the two ways a killed worker shows is a race; this is the one that the kill above meets about every third time."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(CausalRows, "label_tokens", Mock(side_effect=fault("gone")))
+    with pytest.raises(ResourceError, match=r"data.workers: a loader process has died \(gone\)"):
+        load(rows)
 
 
 def test_other_errors_pass_by() -> None:

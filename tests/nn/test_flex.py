@@ -89,7 +89,9 @@ def test_a_model_on_flex_equals_one_on_the_reference(softcap: float | None) -> N
     attention = {"n_heads": 2, "n_kv_heads": 1, "window": 5, "global_every": 2, "softcap": softcap, "qk_norm": "head"}
     model = redrawn(config(attention=attention, norm={"kind": "layer"}))
     batch = packed([9, 3, 20])
-    batch.tokens, batch.positions, batch.documents = (t.repeat(2, 1) for t in (batch.tokens, cast(Tensor, batch.positions), cast(Tensor, batch.documents)))
+    batch.tokens, batch.positions, batch.documents = (
+        t.repeat(2, 1) for t in (batch.tokens, cast(Tensor, batch.positions), cast(Tensor, batch.documents))
+    )
     for given in (batch, Batch(tokens(3, 40))):
         expected = model(given)
         assert expected.std() > 0.5
@@ -108,7 +110,9 @@ def test_cached_decoding_does_not_wait_for_a_compiler(softcap: float | None) -> 
         if isinstance(module, GQA):
             module.attend = Flex(never, never)
     cache = model.new_cache(2, 12)
-    pieces = [model(Batch(tokens(2, 12)[:, i:j], positions=torch.arange(i, j).expand(2, -1)), cache=cache) for i, j in ((0, 7), (7, 8), (8, 12))]
+    pieces = [
+        model(Batch(tokens(2, 12)[:, i:j], positions=torch.arange(i, j).expand(2, -1)), cache=cache) for i, j in ((0, 7), (7, 8), (8, 12))
+    ]
     torch.testing.assert_close(torch.cat(pieces, 1), full, atol=1e-4, rtol=1e-4)
 
 

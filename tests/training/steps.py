@@ -53,7 +53,12 @@ def batches(length: int = LENGTH, rank: int = 0, world: int = 1, documents: bool
 
 
 def train_steps(
-    cfg: TrainConfig, rows: list[Batch], strategy: Single | None = None, kind: type[TrainModule] = TrainModule, steps: int = STEPS, **options: Any
+    cfg: TrainConfig,
+    rows: list[Batch],
+    strategy: Single | None = None,
+    kind: type[TrainModule] = TrainModule,
+    steps: int = STEPS,
+    **options: Any,
 ) -> tuple[Record, dict[str, torch.Tensor]]:
     """Losses and norms of every step, and the weights after the last, whole. `options` are Lightning's, and `compile`."""
     torch.manual_seed(0)
@@ -72,7 +77,9 @@ def train_steps(
         return build_optimizer(cfg.optim, model.named_parameters(), model.matrices())
 
     module = kind(cfg, model, build, after_step, lambda: None, strategy=strategy)
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler"), False)
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler"), False
+    )
     given: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "strategy": strategy.lightning(), **quiet, **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -274,15 +274,17 @@ def damage(path: Path, how: str) -> None:
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(
     configure: Configure, stop: Stop, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, how: str
 ) -> None:
-    train(configure("run.name=whole"))
-    stop(configure(), 7)
-    damage(tmp_path / "run" / "checkpoints" / "step-00000007" / name, how)
+    often = ["trainer.val_every=3", "trainer.sample_prompts=['def ']", "trainer.sample_tokens=4"]
+    train(configure(*often, "run.name=whole"))
+    stop(configure(*often), 9)
+    damage(tmp_path / "run" / "checkpoints" / "step-00000009" / name, how)
     capsys.readouterr()
-    train(configure())
+    train(configure(*often))
     out = capsys.readouterr().out
-    assert f"not used: {tmp_path}/run/checkpoints/step-00000007/{name}: the file is " in out
-    assert "resumes at step 4" in out
+    assert f"not used: {tmp_path}/run/checkpoints/step-00000009/{name}: the file is " in out
+    assert "resumes at step 8" in out
     assert results(tmp_path / "run") == results(tmp_path / "whole")
+    assert (tmp_path / "run" / "samples.md").read_bytes() == (tmp_path / "whole" / "samples.md").read_bytes()
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_not_overwritten(configure: Configure, stop: Stop, tmp_path: Path) -> None:
@@ -298,7 +300,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_overwritten(configure: C
 def test_what_a_kill_left_behind_is_gone_after_the_next_start(configure: Configure, stop: Stop, tmp_path: Path) -> None:
     stop(configure(), 2)
     run = tmp_path / "run"
-    for folder in (run / ".tmp-model", run / "checkpoints" / ".tmp-step-00000004"):
+    for folder in (run / ".tmp-other", run / "checkpoints" / ".tmp-step-00000003"):
         folder.mkdir()
         (folder / "half").write_text("x")
     with (run / "metrics.jsonl").open("a") as file:

@@ -28,4 +28,7 @@ class FSDP(Single):
         fully_shard(model, mesh=data_parallel)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+        if not isinstance(tensor, DTensor):
+            return tensor.detach()
+        full: Tensor = tensor.full_tensor()
+        return full.detach()

@@ -25,14 +25,11 @@ class _AnyDevice(DeepSpeedStrategy):
 
     def _setup_model_and_optimizer(self, model: nn.Module, optimizer: Optimizer | None, lr_scheduler: Any = None) -> tuple[Any, Any]:
         """As in Lightning, but with the local rank where a CPU device has no index."""
+        index = self.root_device.index
+        where = Namespace(device_rank=self.local_rank if index is None else index)
+        weights = [p for p in model.parameters() if p.requires_grad]
         engine, wrapped, _, _ = deepspeed.initialize(
-            args=Namespace(device_rank=self.local_rank),
-            config=self.config,
-            model=model,
-            model_parameters=[p for p in model.parameters() if p.requires_grad],
-            optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
-            dist_init_required=False,
+            where, model, optimizer, weights, lr_scheduler=lr_scheduler, config=self.config, dist_init_required=False
         )
         return engine, wrapped
 
@@ -44,7 +41,7 @@ class Zero(Single):
         """persistence_threshold: weights of fewer elements are never split."""
         zero = {"stage": stage, "stage3_param_persistence_threshold": persistence_threshold}
         config = {"zero_optimization": zero, "zero_allow_untested_optimizer": True, "gradient_clipping": clip or 0.0}
-        self.plugin = _AnyDevice(config=config | {"train_micro_batch_size_per_gpu": 1})  # the size is for its own logging only
+        self.plugin = _AnyDevice(config=config | {"train_micro_batch_size_per_gpu": 1})  # a number for DeepSpeed's logs
 
     def lightning(self) -> Any:
         return self.plugin
@@ -67,7 +64,7 @@ class Zero(Single):
         optimizer.register_step_pre_hook(before_step)
 
     def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None, judge: Judge) -> None:
-        """The engine does it."""
+        """The engine clips, inside its step."""
 
     def after_step(self, judge: Judge) -> None:
         judge(self._norm())  # again, for a step that the engine itself has skipped

@@ -39,7 +39,7 @@ class Verb(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code (DESIGN.md). The last line on stderr is one sentence; a traceback comes before it with traceback=true."""
+    """The exit code. The last line on stderr is one sentence; a traceback comes before it with traceback=true."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _dispatch(args)

@@ -42,10 +42,11 @@ def run(args: Sequence[str]) -> int:
     config = compose_config(call.overrides)
     from lm.training.run import train
 
+    command = shlex.join(["lm", "train", *args])
     try:
-        train(config)
+        train(config, command)
     except Interrupted:
-        print(f"resume: {shlex.join(['lm', 'train', *args])}", file=sys.stderr)
+        print(f"resume: {command}", file=sys.stderr)
         raise
     _report(Path(config.run.dir).expanduser() / config.run.name)
     return 0

@@ -72,7 +72,8 @@ class _Chunked(torch.autograd.Function):
 def chunked_loss(
     hidden: Tensor, labels: Tensor, head: Head, label_smoothing: float = 0.0, z_loss: float = 0.0, chunk: int = CHUNK
 ) -> LossSums:
-    """token_losses(head(hidden), labels) without ever holding more than `chunk` rows of logits.  hidden: (n, d), labels: (n,)."""
+    """token_losses(head(hidden), labels) without ever holding more than `chunk` rows of logits.  hidden: (..., d), labels: (...)."""
+    hidden, labels = hidden.flatten(0, -2), labels.flatten()  # (b, s, d) -> (b*s, d)
     extras = (label_smoothing, z_loss)
     if torch.is_grad_enabled():
         return LossSums(*_Chunked.apply(hidden, labels, head, extras, chunk, *head.parameters()))
@@ -84,7 +85,7 @@ def causal_reader(labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 
     """What to pass as `loss` to a model's forward: LossSums over the label tokens of this batch.  labels: (b, s)."""
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
-        sums = chunked_loss(hidden.flatten(0, 1), labels.flatten(), head, label_smoothing, z_loss, chunk)
+        sums = chunked_loss(hidden, labels, head, label_smoothing, z_loss, chunk)
         return LossSums(sum(ctx.losses.values(), sums.total), sums.nll)
 
     return read

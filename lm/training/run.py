@@ -41,18 +41,21 @@ if TYPE_CHECKING:
 _PRECISION = {"fp32": "32-true", "bf16-mixed": "bf16-mixed", "bf16-true": "bf16-true"}
 
 
-def train(cfg: TrainConfig) -> Tree:
-    """Train to the end, or resume, and return the summary. Raises LmError; Interrupted after a signal, with all saved."""
+def train(cfg: TrainConfig, command: str | None = None) -> Tree:
+    """Train to the end, or resume, and return the summary. Raises LmError; Interrupted after a signal, with all saved.
+
+    command: what a person typed, for the summary and the report.
+    """
     folder = Path(cfg.run.dir).expanduser() / cfg.run.name
     with RunLock(folder), Signals() as signals:
-        return _Run(cfg, folder, signals).go()
+        return _Run(cfg, folder, signals, command).go()
 
 
 class _Run:
     """The steps of `train`, in order; each leaves what the next one needs."""
 
-    def __init__(self, cfg: TrainConfig, folder: Path, signals: Signals) -> None:
-        self.cfg, self.folder, self.signals = cfg, folder, signals
+    def __init__(self, cfg: TrainConfig, folder: Path, signals: Signals, command: str | None) -> None:
+        self.cfg, self.folder, self.signals, self.command = cfg, folder, signals, command
         self.console = Console(cfg.trainer.max_steps)
 
     def go(self) -> Tree:
@@ -203,7 +206,7 @@ class _Run:
         session.exported(lambda weights: save_model(self.folder / "model", session.meta["model"], weights, data.tokenizer.save, extra))
         tokens = session.module.step * cfg.data.global_batch * cfg.data.seq_len
         summary: Tree = {
-            "name": cfg.run.name, "parameters": counts.parameters, "parameters_non_embedding": counts.non_embedding,
+            "name": cfg.run.name, "command": self.command, "parameters": counts.parameters, "parameters_non_embedding": counts.non_embedding,
             "flops_per_token": counts.train_flops_per_token, "cache_bytes_per_token": counts.cache_bytes_per_token,
             "steps": session.module.step, "stopped_early": session.module.step < cfg.trainer.max_steps, "tokens": tokens,
             "val_loss": p.val_loss, "val_bits_per_byte": p.val_bits_per_byte, "zlib_bits_per_byte": data.zlib_bits_per_byte,

@@ -1,0 +1,25 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lm.training.run import train
+from lm.training.worker import main
+from tests.training.conftest import Configure, results
+
+
+def test_a_frozen_config_trained_again_gives_the_same_run(configure: Configure, tmp_path: Path) -> None:
+    train(configure())
+    tree = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    tree["run"]["name"] = "again"
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(tree))
+    assert main([str(tmp_path / "again.yaml")]) == 0
+    assert results(tmp_path / "again") == results(tmp_path / "run")
+
+
+@pytest.mark.parametrize("content", ["!!python/object/apply:os.system ['touch canary']", "model: [", "just text", "mdel: 1"])
+def test_a_config_that_is_none_is_refused_and_runs_nothing(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.yaml").write_text(content)
+    assert main([str(tmp_path / "bad.yaml")]) == 2
+    assert "bad.yaml" in capsys.readouterr().err.splitlines()[-1]
+    assert not Path("canary").exists()

@@ -1,11 +1,12 @@
 """The model folder that is handed on: model.safetensors, config.json and the tokenizer, under one manifest."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from lm.checkpoint import META, CheckpointReader, require_finite, require_format
 from lm.config import Tree
@@ -66,6 +67,29 @@ def resolve_model(path: str) -> Path:
         raise CheckpointError(f"{path}: the run has no model/ yet; its end writes it. Finish the run, or give one of its checkpoints/.")
     _refuse_pickles(folder)
     raise CheckpointError(f"{path}: neither {CONFIG} nor model/{CONFIG} is there, so it is no run or model folder. Check the path.")
+
+
+def require_same_shapes(model: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """CheckpointError with the first five names whose shapes differ, a missing one included. A tied head is stored once."""
+    wrong = [name for name in dict.fromkeys([*model, *saved]) if model.get(name) != saved.get(name)]
+    if not wrong:
+        return
+    shown = "; ".join(f"{name} is {_shape(saved.get(name))} there and {_shape(model.get(name))} in the model" for name in wrong[:5])
+    more = f" (5 of {len(wrong)})" if len(wrong) > 5 else ""
+    raise CheckpointError(f"{where}: the weights do not fit the model: {shown}{more}. Use the model config that it was saved with.")
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else "x".join(map(str, shape)) or "a scalar"
+
+
+@torch.no_grad()
+def copy_weights(named: Iterable[tuple[str, nn.Parameter]], weights: Mapping[str, Tensor], where: str) -> None:
+    """Fill every parameter in place; raises as `require_same_shapes`."""
+    parameters = dict(named)
+    require_same_shapes({n: tuple(p.shape) for n, p in parameters.items()}, {n: tuple(w.shape) for n, w in weights.items()}, where)
+    for name, parameter in parameters.items():
+        parameter.copy_(weights[name])
 
 
 def _refuse_pickles(path: Path) -> None:

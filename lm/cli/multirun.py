@@ -73,8 +73,8 @@ def _plan(overrides: list[str]) -> Job:
 
 
 def _finished(folder: Path, config: TrainConfig) -> bool:
-    """The run has a final model that verifies, and its frozen config is this one."""
-    if not (folder / "model").is_dir() or not (folder / "config.yaml").is_file():
+    """The run has ended, its model verifies, and its frozen config is this one."""
+    if not (folder / "summary.json").is_file() or not (folder / "config.yaml").is_file():
         return False
     from lm.folder import verify
 

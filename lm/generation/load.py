@@ -1,21 +1,17 @@
 """From a folder to a model and its tokenizer, and from a prompt to text."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, overload
 
 import torch
-from torch import Tensor, nn
 
 from lm.config import Tree, from_tree
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.sampling import SamplingConfig
 from lm.generation.text import complete, require_fit
-from lm.model_folder import read_model, resolve_model
+from lm.model_folder import copy_weights, read_model, resolve_model
 from lm.nn.transformer import DecoderLM, ModelConfig, build_model
-
-_NAMED = 5  # wrong tensors that a message names
 
 
 def load(path: str | Path, device: str = "auto") -> tuple[DecoderLM, Tokenizer]:
@@ -28,13 +24,11 @@ def load(path: str | Path, device: str = "auto") -> tuple[DecoderLM, Tokenizer]:
     tree, weights = read_model(folder)
     cfg = _model_config(tree, folder)
     tokenizer = _tokenizer(folder)
-    model = build_model(cfg, device="meta")
-    require_weights(model, weights, str(folder))
-    require_fit(tokenizer, model.vocab_size, str(folder / "tokenizer.json"))
-    model = build_model(cfg, device=where).to(next(iter(weights.values())).dtype)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+    assert cfg.vocab_size is not None
+    require_fit(tokenizer, cfg.vocab_size, str(folder / "tokenizer.json"))
+    dtype = next((weight.dtype for weight in weights.values()), torch.float32)
+    model = build_model(cfg, device=where).to(dtype)
+    copy_weights(model.named_parameters(), weights, str(folder))
     return model.eval(), tokenizer
 
 
@@ -60,18 +54,6 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device: {name} was asked for, and torch finds {torch.cuda.device_count()} GPUs here. Use device=auto or cpu.")
     return device
-
-
-def require_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
-    """CheckpointError naming the first tensors that are missing, unknown or misshapen. A tied head is stored once, as the embedding."""
-    own = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    wrong = [f"{name} is missing" for name in own if name not in weights]
-    wrong += [f"{name} is unknown to the model" for name in weights if name not in own]
-    shapes = [(name, own[name], tuple(weight.shape)) for name, weight in weights.items() if name in own]
-    wrong += [f"{name} has shape {there}, and the model's is {here}" for name, here, there in shapes if here != there]
-    if wrong:
-        more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-        raise CheckpointError(f"{where}: the weights do not fit config.json: {'; '.join(wrong[:_NAMED])}{more}. Use another model folder.")
 
 
 def _model_config(tree: Tree, folder: Path) -> ModelConfig:

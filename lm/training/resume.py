@@ -12,10 +12,10 @@ from lm.data.prepare import Prepared, changed_files
 from lm.data.tokenizer import build_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.folder import clean, disk_errors, read_json, replace_file, verify
+from lm.model_folder import require_same_shapes
 from lm.nn.transformer import ModelConfig, build_model
 from lm.record import flatten
 from lm.training.config import TrainConfig
-from lm.training.state import require_same_shapes
 
 Say = Callable[[str], None]
 CONFIG, SUMMARY = "config.yaml", "summary.json"

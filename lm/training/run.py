@@ -23,7 +23,7 @@ from lm.data.prepare import Prepared, prepare
 from lm.data.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError, Interrupted, ResourceError
 from lm.folder import RunLock, replace_file
-from lm.model_folder import read_model, resolve_model, save_model
+from lm.model_folder import copy_weights, read_model, resolve_model, save_model
 from lm.nn.count import count
 from lm.nn.transformer import DecoderLM, ModelConfig, build_model
 from lm.training.config import TrainConfig
@@ -33,7 +33,7 @@ from lm.training.optim import build_optimizer
 from lm.training.resume import SUMMARY, finished, freeze, open_run, require_same_data
 from lm.training.session import Progress, Session, truncate_samples
 from lm.training.signals import Signals
-from lm.training.state import EMA, load_optimizer, load_weights, require_same_shapes
+from lm.training.state import EMA, load_optimizer, load_weights
 
 if TYPE_CHECKING:
     from lm.training.module import TrainModule
@@ -115,11 +115,7 @@ class _Run:
         model = self._in_precision(build_model(model_cfg))
         source = resolve_model(self.cfg.init_from)
         _, weights = read_model(source)
-        own = dict(model.named_parameters())
-        require_same_shapes({n: tuple(p.shape) for n, p in own.items()}, {n: tuple(w.shape) for n, w in weights.items()}, str(source))
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(weights[name])
+        copy_weights(model.named_parameters(), weights, str(source))
         return model
 
     def _in_precision(self, model: DecoderLM) -> DecoderLM:
@@ -206,7 +202,8 @@ class _Run:
         session.exported(lambda weights: save_model(self.folder / "model", session.meta["model"], weights, data.tokenizer.save, extra))
         tokens = session.module.step * cfg.data.global_batch * cfg.data.seq_len
         summary: Tree = {
-            "name": cfg.run.name, "command": self.command, "parameters": counts.parameters, "parameters_non_embedding": counts.non_embedding,
+            "name": cfg.run.name, "command": self.command,
+            "parameters": counts.parameters, "parameters_non_embedding": counts.non_embedding,
             "flops_per_token": counts.train_flops_per_token, "cache_bytes_per_token": counts.cache_bytes_per_token,
             "steps": session.module.step, "stopped_early": session.module.step < cfg.trainer.max_steps, "tokens": tokens,
             "val_loss": p.val_loss, "val_bits_per_byte": p.val_bits_per_byte, "zlib_bits_per_byte": data.zlib_bits_per_byte,

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from lm.checkpoint import CheckpointReader, Piece
 from lm.errors import CheckpointError
+from lm.model_folder import require_same_shapes
 
 _NEUTRAL = {"momentum_buffer": "momentum"}  # torch's name: the checkpoint's; the others agree
 
@@ -26,20 +27,6 @@ def load_weights(named: Iterable[tuple[str, nn.Parameter]], reader: CheckpointRe
     with torch.no_grad():
         for name, p in weights.items():
             p.copy_(reader.read(name).view(p.shape))
-
-
-def require_same_shapes(model: dict[str, tuple[int, ...]], saved: dict[str, tuple[int, ...]], where: str) -> None:
-    """CheckpointError with the first five names whose shapes differ, a missing one included."""
-    wrong = [name for name in model | saved if model.get(name) != saved.get(name)]
-    if not wrong:
-        return
-    shown = "; ".join(f"{name} is {_shape(saved.get(name))} there and {_shape(model.get(name))} in the model" for name in wrong[:5])
-    more = f" (5 of {len(wrong)})" if len(wrong) > 5 else ""
-    raise CheckpointError(f"{where}: the weights do not fit the model: {shown}{more}. Use the model config that it was saved with.")
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "missing" if shape is None else "x".join(map(str, shape)) or "a scalar"
 
 
 def optimizer_pieces(optimizer: Optimizer) -> Iterator[Piece]:

@@ -121,6 +121,7 @@ def test_a_finished_run_says_so_and_touches_nothing(configure: Configure, tmp_pa
     assert state() == before
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_told_without_importing_lightning(configure: Configure, tiny: list[str]) -> None:
     train(configure())
     program = "import sys; from lm.cli.train import compose_config; from lm.training.run import train; train(compose_config(sys.argv[1:]));"
@@ -144,8 +145,10 @@ def test_a_finished_run_without_checkpoints_is_finished_but_cannot_go_on(configu
         train(configure("seed=1"))
 
 
-def test_more_steps_go_on_and_less_are_refused(configure: Configure, tmp_path: Path) -> None:
+def test_more_steps_go_on_and_less_are_refused(configure: Configure, stop: Stop, tmp_path: Path) -> None:
     train(configure())
+    stop(configure("trainer.max_steps=14"), 13)
+    assert not (tmp_path / "run" / "summary.json").exists()  # the model is still the one of step 12
     where_and_how = [
         "trainer.micro_batch=4",
         "trainer.log_every=2",
@@ -306,7 +309,7 @@ def test_what_a_kill_left_behind_is_gone_after_the_next_start(configure: Configu
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')
     train(configure())
-    assert [path.name for path in (*run.rglob(".*"),)] == []
+    assert [path.name for path in run.rglob(".*")] == []
     assert [line["step"] for line in read(run / "metrics.jsonl") if "loss" in line] == list(range(1, 13))
 
 
@@ -316,14 +319,14 @@ KILL_TEST = [sys.executable, str(ROOT / "tools" / "kill_test.py")]
 @pytest.mark.parametrize(
     "options",
     [
-        ["--fork", "--kills", "6"],
-        pytest.param(["--kills", "20"], marks=pytest.mark.slow),
+        ["--fork", "--kills", "5"],
+        pytest.param(["--kills", "24"], marks=pytest.mark.slow),
         pytest.param(
-            ["--fork", "--kills", "20", "optim=muon", "trainer.micro_batch=4", "trainer.ema_decay=0.9", "data.workers=2"],
+            ["--fork", "--kills", "24", "optim=muon", "trainer.micro_batch=4", "trainer.ema_decay=0.9", "data.workers=2"],
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["six kills", "twenty kills", "twenty kills with everything on"],
+    ids=["five kills", "24 kills", "24 kills with everything on"],
 )
 def test_a_killed_run_is_bitwise_the_run_left_alone(options: list[str]) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -332,6 +335,6 @@ def test_a_killed_run_is_bitwise_the_run_left_alone(options: list[str]) -> None:
     report = json.loads(done.stdout)
     assert report["kills"] == int(options[options.index("--kills") + 1])
     assert all(report["equal"].values()), report
-    if report["kills"] == 20:
+    if report["kills"] == 24:
         assert report["inside a save"] >= 5
         assert report["between steps"] >= 10

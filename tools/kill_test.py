@@ -26,7 +26,7 @@ STEPS, EVERY = 60, 5
 TINY = (
     *("model=nano", "model.d_model=32", "model.n_layers=2", "model.attention.n_heads=2", "model.ffn.hidden=64", "model.dropout=0.1"),
     *("tokenizer=bytes", "data=text", "data.seq_len=32", "data.global_batch=8", f"trainer.max_steps={STEPS}", "trainer.log_every=1"),
-    *("trainer.val_every=10", f"checkpoint.every={EVERY}", "schedule.warmup_steps=5", "trainer.sample_tokens=8"),
+    *("trainer.val_every=10", f"checkpoint.every={EVERY}", "checkpoint.keep_last=1", "schedule.warmup_steps=5", "trainer.sample_tokens=8"),
 )
 Start = Callable[[Sequence[str], Mapping[str, str]], int]  # arguments of lm, environment -> pid
 
@@ -139,9 +139,9 @@ def kill_all(victim: Victim, kills: int) -> None:
     victim.random.shuffle(kinds)
     for number, kind in enumerate(kinds):
         saved = victim.saved()
-        ahead = saved >= (STEPS - EVERY) * number / kills
-        victim.die(kind, range(saved + 1, min(saved + EVERY if ahead else saved + 3 * EVERY, STEPS - EVERY)))
-    victim.die("time", range(STEPS - EVERY + 1, STEPS))
+        ahead = saved >= (STEPS - 5 * EVERY) * number / kills
+        victim.die(kind, range(saved + 1, saved + (EVERY if ahead else 3 * EVERY)))
+    victim.die("time", range(STEPS - EVERY + 1, STEPS - 2))
     while victim.saved() < STEPS:
         victim.die("renamed", range(0))
     victim.die("manifest", range(0))

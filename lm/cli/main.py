@@ -41,6 +41,7 @@ class Verb(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code. The last line on stderr is one sentence; a traceback comes before it with traceback=true."""
     args = list(sys.argv[1:] if argv is None else argv)
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # torch's threads wait for each other by spinning, which starves a busy machine
     try:
         code = _dispatch(args)
         if sys.stdout is not None:

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import logging
 import platform
 import signal
 import time
@@ -10,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.optim import Optimizer
@@ -34,11 +33,10 @@ from lm.training.resume import SUMMARY, finished, freeze, open_run, require_same
 from lm.training.session import Progress, Session, truncate_samples
 from lm.training.signals import Signals
 from lm.training.state import EMA, load_optimizer, load_weights
+from lm.training.trainer import build_trainer
 
 if TYPE_CHECKING:
     from lm.training.module import TrainModule
-
-_PRECISION = {"fp32": "32-true", "bf16-mixed": "bf16-mixed", "bf16-true": "bf16-true"}
 
 
 def train(cfg: TrainConfig, command: str | None = None) -> Tree:
@@ -172,7 +170,7 @@ class _Run:
         at = f"resumes at step {session.module.step:,}" if session.module.step else "starts"
         self.console.say(
             f"{self.folder} {at}: {counts.parameters / 1e6:.2f} M parameters, {counts.train_flops_per_token / 1e6:.1f} MFLOPs/token,"
-            f" {data.train.n_tokens / 1e6:.2f} M train and {data.val.n_tokens / 1e6:.2f} M validation tokens, {cfg.data.global_batch} x"
+            f" {data.train.n_tokens:,} train and {data.val.n_tokens:,} validation tokens, {cfg.data.global_batch} x"
             f" {cfg.data.seq_len} tokens a step ({accumulation} x {self.micro_batch} rows), {cfg.trainer.max_steps:,} steps"
         )
 
@@ -187,7 +185,7 @@ class _Run:
         )  # fmt: skip
         if cfg.trainer.compile:
             session.model.compile()
-        trainer = _trainer(cfg, cfg.trainer.max_steps - step, accumulation)
+        trainer = build_trainer(cfg, cfg.trainer.max_steps - step, accumulation)
         with warnings.catch_warnings(), worker_faults():
             warnings.filterwarnings("ignore", module="lightning")
             trainer.fit(module, train_dataloaders=loader)
@@ -229,19 +227,3 @@ def _memory_errors(cfg: TrainConfig) -> Iterator[None]:
             f"train: out of memory with trainer.micro_batch={cfg.trainer.micro_batch} and data.seq_len={cfg.data.seq_len} ({reason})."
             " Lower one of them, or the model's size; earlier checkpoints are kept."
         ) from error
-
-
-def _trainer(cfg: TrainConfig, steps: int, accumulation: int) -> Any:
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    from lightning import Trainer
-
-    cuda = cfg.trainer.device == "cuda" or (cfg.trainer.device == "auto" and torch.cuda.is_available())
-    if cuda and not torch.cuda.is_available():
-        raise ConfigError("trainer.device=cuda, but torch finds no GPU here. Use trainer.device=auto or cpu.")
-    precision: Any = _PRECISION[cfg.trainer.precision]
-    return Trainer(
-        accelerator="cuda" if cuda else "cpu", devices=1, precision=precision, max_steps=steps, max_epochs=-1, min_epochs=0,
-        accumulate_grad_batches=accumulation, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0, use_distributed_sampler=False,
-    )  # fmt: skip

@@ -320,13 +320,13 @@ KILL_TEST = [sys.executable, str(ROOT / "tools" / "kill_test.py")]
     "options",
     [
         ["--fork", "--kills", "5"],
-        pytest.param(["--kills", "24"], marks=pytest.mark.slow),
+        pytest.param(["--kills", "28"], marks=pytest.mark.slow),
         pytest.param(
-            ["--fork", "--kills", "24", "optim=muon", "trainer.micro_batch=4", "trainer.ema_decay=0.9", "data.workers=2"],
+            ["--fork", "--kills", "28", "optim=muon", "trainer.micro_batch=4", "trainer.ema_decay=0.9", "data.workers=2"],
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["five kills", "24 kills", "24 kills with everything on"],
+    ids=["five kills", "28 kills", "28 kills with everything on"],
 )
 def test_a_killed_run_is_bitwise_the_run_left_alone(options: list[str]) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -335,6 +335,6 @@ def test_a_killed_run_is_bitwise_the_run_left_alone(options: list[str]) -> None:
     report = json.loads(done.stdout)
     assert report["kills"] == int(options[options.index("--kills") + 1])
     assert all(report["equal"].values()), report
-    if report["kills"] == 24:
+    if report["kills"] > 20:
         assert report["inside a save"] >= 5
         assert report["between steps"] >= 10

@@ -6,7 +6,6 @@ from pydantic import Field
 from torch import Tensor
 
 from lm.config import Config
-from lm.nn import loss
 from lm.nn.transformer import Reader
 
 
@@ -18,7 +17,7 @@ class CausalConfig(Config):
     """Part of the target mass spread evenly over the vocabulary (Szegedy et al. 2015, arXiv:1512.00567)."""
     z_loss: float = Field(0.0, ge=0)
     """Factor on the mean of log(Z)^2, which keeps logits small (Chowdhery et al. 2022, arXiv:2204.02311, section 5)."""
-    chunk: int = Field(loss.CHUNK, gt=0)
+    chunk: int = Field(1024, gt=0)
     """Tokens whose logits exist at once."""
 
 
@@ -27,4 +26,6 @@ ObjectiveConfig = CausalConfig
 
 def causal_reader(labels: Tensor, cfg: CausalConfig) -> Reader:
     """What to pass as `loss` to a model's forward: LossSums over the label tokens of this batch.  labels: (b, s)."""
+    from lm.nn import loss  # brings torch's compiler, a second that a mere composition need not wait
+
     return loss.causal_reader(labels, cfg.label_smoothing, cfg.z_loss, cfg.chunk)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -76,17 +77,19 @@ def test_a_full_disk_keeps_the_old_folder_and_names_both_numbers(point: str, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-@pytest.fixture
+@contextmanager
 def small_files() -> Iterator[None]:
+    """Not a fixture: pytest itself writes between the parts of a test, perhaps to a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.usefixtures("small_files")
 def test_a_write_that_the_system_cuts_short_is_a_resource_error(tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match="no space left"):
+    with pytest.raises(ResourceError, match="no space left"), small_files():
         write(tmp_path / "x", "y" * 2000)
     assert list(tmp_path.iterdir()) == []
 

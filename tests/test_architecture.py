@@ -1,4 +1,4 @@
-"""Floors, doors and file length of DESIGN.md and STYLE.md, read off the syntax tree."""
+"""Floors, doors and file length of CONTRIBUTING.md, read off the syntax tree."""
 
 import ast
 import subprocess

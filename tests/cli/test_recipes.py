@@ -1,4 +1,4 @@
-"""What every shipped preset and recipe keeps to (STYLE.md, Recipes)."""
+"""What every shipped preset and recipe keeps to."""
 
 import re
 import shlex

@@ -113,3 +113,8 @@ class GQA(nn.Module):
         out = self.attend(q, k, v, mask, bias, how)
         projected: Tensor = self.o(out.transpose(1, 2).flatten(2))  # (b, h, s, c) -> (b, s, h*c)
         return projected
+
+
+def build_attention(cfg: GQAConfig, norm: RMSNormConfig | LayerNormConfig, d_model: int, layer: int) -> GQA:
+    """The attention of this kind for layer `layer`."""
+    return GQA(cfg, norm, d_model, layer)

@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from lm.config import Config
-from lm.nn.attention import GQA, GQAConfig
+from lm.nn.attention import GQAConfig, build_attention
 from lm.nn.context import Context
 from lm.nn.ffn import MLPConfig, build_ffn
 from lm.nn.norm import LayerNormConfig, RMSNormConfig, build_norm, build_residual
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
     def __init__(self, parts: BlockParts, layer: int) -> None:
         super().__init__()
-        self.attention = GQA(parts.attention, parts.norm, parts.d_model, layer)
+        self.attention = build_attention(parts.attention, parts.norm, parts.d_model, layer)
         self.ffn = build_ffn(parts.ffn, parts.d_model, layer)
         self.attention_residual = build_residual(parts.norm, parts.d_model, parts.dropout)
         self.ffn_residual = build_residual(parts.norm, parts.d_model, parts.dropout)
@@ -57,7 +57,7 @@ class ParallelBlock(nn.Module):
 
     def __init__(self, parts: BlockParts, layer: int, shared_norm: bool) -> None:
         super().__init__()
-        self.attention = GQA(parts.attention, parts.norm, parts.d_model, layer)
+        self.attention = build_attention(parts.attention, parts.norm, parts.d_model, layer)
         self.ffn = build_ffn(parts.ffn, parts.d_model, layer)
         self.attention_norm = build_norm(parts.norm, parts.d_model)
         self.ffn_norm = None if shared_norm else build_norm(parts.norm, parts.d_model)

@@ -18,22 +18,28 @@ class LayerShape:
 class Slots:
     """Which position each slot holds, shared by all layers with as many slots. -1 marks an empty or hidden slot."""
 
-    def __init__(self, batch: int, n: int, slack: int, device: torch.device) -> None:
+    def __init__(self, batch: int, n: int, slack: int | None, device: torch.device) -> None:
+        """slack: how many slots of a ring are beyond its window; None where no slot is ever used again."""
         self.positions = torch.full((batch, n), -1, dtype=torch.int64, device=device)
-        self.n, self.slack, self.written = n, slack, 0
+        self.n, self.slack, self.written, self.furthest = n, slack, 0, 0
         self.in_place, self.old, self.visible = True, 0, self.positions[:, :0]
         self.index: slice | Tensor = slice(0, 0)
 
     def begin(self, positions: Tensor) -> None:
         """Make room for a chunk, (b, s). A chunk that would overwrite what its first token still sees is attended beside the ring."""
         s, start = positions.shape[1], self.written
-        self.in_place = start + s <= self.n or s <= self.slack
+        if self.slack is None and start + s > self.n:
+            raise ValueError(
+                f"the cache holds {self.n} tokens, and {start} + {s} were written. Make it longer with new_cache(max_len=...)."
+            )
+        self.in_place = start + s <= self.n or (self.slack is not None and s <= self.slack)
         self.old = min(start, self.n)
         beside = torch.cat([self.positions[:, : self.old], positions], dim=1) if not self.in_place else None
         kept = min(s, self.n)
         self.index = self._range(start + s - kept, kept)
         self.positions[:, self.index] = positions[:, s - kept :]
         self.written = start + s
+        self.furthest = max(self.furthest, self.written)
         self.visible = self.positions[:, : min(self.written, self.n)] if beside is None else beside
 
     def append(self, store: Tensor, new: Tensor) -> Tensor:
@@ -46,8 +52,10 @@ class Slots:
         return seen
 
     def rewind(self, n: int) -> None:
-        if n > self.written or (self.written > self.n and n > self.slack):
-            raise ValueError(f"cannot rewind {n} tokens: {self.written} written, slack {self.slack}.")
+        """A ring that has come round holds no more than its window before `furthest` - slack."""
+        lost = self.slack is not None and self.furthest > self.n and self.written - n < self.furthest - self.slack
+        if n > self.written or lost:
+            raise ValueError(f"cannot rewind {n} tokens: {self.written} written, {self.furthest} at most before, slack {self.slack}.")
         self.written -= n
         self.positions[:, self._range(self.written, n)] = -1
 
@@ -76,7 +84,7 @@ class Cache:
         self.stores: list[list[Tensor]] = []
         for layer in layers:
             n = max_len if layer.window is None else min(max_len, layer.window + slack)
-            self.slots.append(self.groups.setdefault(n, Slots(batch, n, slack if n < max_len else max_len, device)))
+            self.slots.append(self.groups.setdefault(n, Slots(batch, n, slack if n < max_len else None, device)))
             self.stores.append([torch.zeros(batch, heads, n, dim, device=device, dtype=dtype) for heads, dim in layer.tensors])
 
     @property

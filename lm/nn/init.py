@@ -35,8 +35,12 @@ def init_weights(model: nn.Module, cfg: InitConfig, n_layers: int, seed: int) ->
 
     Projections into the residual are scaled by 1/sqrt(2 n_layers), as in GPT-2 (Radford et al. 2019, section 2.3).
     """
+    drawn: set[int] = set()
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in drawn:  # a tied head is the embedding, which has its draw already
+                continue
+            drawn.add(id(parameter))
             parameter.copy_(_draw(module, name, parameter, cfg, n_layers, generator(seed, f"{prefix}.{name}")))
 
 

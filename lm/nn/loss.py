@@ -76,7 +76,8 @@ def chunked_loss(
     hidden, labels = hidden.flatten(0, -2), labels.flatten()  # (b, s, d) -> (b*s, d)
     extras = (label_smoothing, z_loss)
     if torch.is_grad_enabled():
-        return LossSums(*_Chunked.apply(hidden, labels, head, extras, chunk, *head.parameters()))
+        trainable = [p for p in head.parameters() if p.requires_grad]
+        return LossSums(*_Chunked.apply(hidden, labels, head, extras, chunk, *trainable))
     pieces = [token_losses(head(h), y, *extras) for h, y in zip(torch.split(hidden, chunk), torch.split(labels, chunk), strict=True)]
     return LossSums(torch.stack([p.total for p in pieces]).sum(), torch.stack([p.nll for p in pieces]).sum())
 

@@ -103,10 +103,12 @@ class DecoderLM(nn.Module):
     def forward(self, batch: Batch, loss: Reader | None = None, cache: Cache | None = None) -> Any:
         """Logits (b, s, v), or what `loss(hidden, head, context)` returns: a chunked loss, or a reader of the last position.
 
-        With a cache, `batch.positions` is needed; the tokens continue what the cache holds.
+        With a cache the tokens continue what it holds, one document a row; positions default to the next ones.
         """
-        positions = batch.positions if batch.positions is not None else arange_positions(batch.tokens.shape[1], batch.tokens.device)
-        plain = batch.positions is None and batch.documents is None
+        if cache is not None and batch.documents is not None:
+            raise ValueError("a cache holds one document a row, and batch.documents was given. Leave it out, or decode without a cache.")
+        positions = batch.positions if batch.positions is not None else _next_positions(batch, cache)
+        plain = batch.positions is None and batch.documents is None and cache is None
         mask = Mask(positions, positions, batch.documents, batch.documents, square=plain)
         ctx = Context(self.position, mask, self.position.angles(positions), cache)
         if cache is not None:
@@ -128,6 +130,12 @@ class DecoderLM(nn.Module):
     def matrices(self) -> set[str]:
         """Names of the blocks' 2-D weights, which Muon treats as matrices."""
         return {f"blocks.{name}" for name, p in self.blocks.named_parameters() if p.ndim == 2}
+
+
+def _next_positions(batch: Batch, cache: Cache | None) -> Tensor:
+    b, s = batch.tokens.shape
+    positions = arange_positions(s, batch.tokens.device)
+    return positions if cache is None else (positions + cache.length).expand(b, s)
 
 
 def last_position(hidden: Tensor, head: Head, ctx: Context) -> Tensor:

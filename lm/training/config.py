@@ -50,7 +50,7 @@ class TrainerConfig(Config):
     ema_decay: float | None = Field(None, gt=0, lt=1)
     """Keep an exponential moving average of the weights; it is validated and exported. null: off."""
     early_stop: int | None = Field(None, gt=0)
-    """Stop after this many validations without a better val_loss. null: never."""
+    """Stop after this many validations without a better val_loss; the model is that of the last step. null: never."""
     sample_prompts: list[str] = []
     """Prompts continued at each validation into samples.md."""
     sample_tokens: int = Field(64, gt=0)

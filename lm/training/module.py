@@ -49,6 +49,7 @@ class TrainModule(LightningModule):
         self.nll = self.tokens_in_step = torch.zeros(())
         self.grad_norm = torch.zeros(())
         self.bad_step = torch.full((), -1, dtype=torch.int64)
+        self.bad_loss = self.bad_norm = torch.zeros(())
 
     def configure_model(self) -> None:
         self.strategy.shard(self.model, self.device_mesh)
@@ -59,7 +60,7 @@ class TrainModule(LightningModule):
         return optimizer
 
     def on_train_start(self) -> None:
-        self.bad_step = self.bad_step.to(self.device)
+        self.bad_step, self.bad_loss, self.bad_norm = (t.to(self.device) for t in (self.bad_step, self.bad_loss, self.bad_norm))
         self.model.train()
         self.on_start()
 
@@ -69,7 +70,7 @@ class TrainModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         torch.manual_seed(step_seed(self.cfg.seed, self.step, self.micro, self.global_rank))
         if self.micro == 0:
-            self.nll = torch.zeros((), device=self.device)
+            self.nll = torch.zeros((), device=self.device, dtype=torch.float32)  # bf16-true makes bf16 the default
             self.tokens_in_step = self._label_tokens(batch)
         assert batch.labels is not None
         sums: LossSums = self.model(batch, loss=causal_reader(batch.labels, self.cfg.objective))
@@ -79,7 +80,7 @@ class TrainModule(LightningModule):
         return sums.total * divided_by / self.tokens_in_step
 
     def _label_tokens(self, batch: Batch) -> Tensor:
-        count = torch.full((), float(batch.step_tokens), device=self.device)  # unlike a copy of a number, this does not wait
+        count = torch.full((), float(batch.step_tokens), device=self.device, dtype=torch.float32)  # unlike a copy, this does not wait
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(count)
         return count.clamp_min(1)
@@ -97,7 +98,9 @@ class TrainModule(LightningModule):
         """1 where this step must change nothing, else 0, given the norm of its whole gradient."""
         self.grad_norm = grad_norm
         finite = torch.isfinite(grad_norm) & torch.isfinite(self.nll)
-        self.bad_step = self.bad_step.masked_fill(~finite & (self.bad_step < 0), self.step)
+        first_bad = ~finite & (self.bad_step < 0)
+        self.bad_loss, self.bad_norm = torch.where(first_bad, self.loss(), self.bad_loss), torch.where(first_bad, grad_norm, self.bad_norm)
+        self.bad_step = self.bad_step.masked_fill(first_bad, self.step)
         return (self.bad_step >= 0).to(torch.float32)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None) -> None:

@@ -111,7 +111,7 @@ class Session:
         bad = int(self.module.bad_step)
         if bad < 0:
             return
-        loss, norm = float(self.module.loss()), float(self.module.grad_norm)
+        loss, norm = float(self.module.bad_loss), float(self.module.bad_norm)
         rows = step_rows(self.cfg.seed, bad, self.cfg.data.global_batch, len(self.rows)).tolist()
         self.metrics.append({"step": bad + 1, "event": "not finite", "rows": rows})
         raise NumericsError(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Batch": "lm.nn.batch",
     "build_model": "lm.nn.transformer",
     "ModelConfig": "lm.nn.transformer",
     "load": "lm.generation.load",
@@ -14,12 +15,17 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from lm.generation.load import generate, load
+    from lm.nn.batch import Batch
     from lm.nn.transformer import ModelConfig, build_model
 
-__all__ = ["ModelConfig", "__version__", "build_model", "generate", "load"]
+__all__ = ["Batch", "ModelConfig", "__version__", "build_model", "generate", "load"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'lm' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

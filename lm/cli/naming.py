@@ -34,7 +34,7 @@ def _left_out(key: str) -> bool:
 def _text(value: object) -> str:
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value).replace("e+", "e")  # 1e+30 and 1e-30 are two names
 
 
 def _plain(text: str) -> str:

@@ -152,6 +152,7 @@ class _Stores:
         self._writers = {split: ShardWriter(folder, split, tokenizer.vocab_size) for split in _SPLITS}
         self._val_keys: set[bytes] = set()
         self._overlap = 0
+        self._lossless: bool | None = None
         self._zlib = zlib.compressobj(9)
         self._zlib_in = self._zlib_out = 0
 
@@ -170,6 +171,8 @@ class _Stores:
         """Encodes and writes."""
         for part, ids in zip(batch, self._tokenizer.encode_arrays([part.text for part in batch]), strict=True):
             writer, data = self._writers[part.split], part.text.encode()
+            if self._lossless is None:
+                self._lossless = self._tokenizer.decode(ids.tolist()) == part.text
             if part.first:
                 writer.start_document()
             head = self._tokenizer.prefix if part.first else []
@@ -183,7 +186,12 @@ class _Stores:
         """Their part of index.json."""
         splits = {split: writer.close() for split, writer in self._writers.items()}
         zlib_bytes = self._zlib_out + len(self._zlib.flush())
-        return {"splits": splits, "overlap": self._overlap, "zlib_bits_per_byte": 8 * zlib_bytes / self._zlib_in}
+        return {
+            "splits": splits,
+            "overlap": self._overlap,
+            "lossless": self._lossless,
+            "zlib_bits_per_byte": 8 * zlib_bytes / self._zlib_in,
+        }
 
 
 def _report(index: Tree, log: Log) -> None:
@@ -191,6 +199,8 @@ def _report(index: Tree, log: Log) -> None:
         found = index["splits"][split]
         size, tokens = found["n_bytes"], found["n_tokens"]
         log(f"{split}: {found['n_documents']:,} documents, {size / 1e6:,.1f} MB, {tokens:,} tokens of {size / tokens:.2f} bytes")
+    if not index["lossless"]:
+        log("tokenizer: decoding does not give the text back, so bits per byte do not compare with those of other tokenizers.")
     if index["skipped"]:
         log(f"data.on_bad_record=skip: {index['skipped']:,} broken records were left out.")
     if index["overlap"]:

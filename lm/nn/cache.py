@@ -29,9 +29,7 @@ class Slots:
         """Make room for a chunk, (b, s). A chunk that would overwrite what its first token still sees is attended beside the ring."""
         s, start = positions.shape[1], self.written
         if self.slack is None and start + s > self.n:
-            raise ValueError(
-                f"the cache holds {self.n} tokens, and {start} + {s} were written. Make it longer with new_cache(max_len=...)."
-            )
+            raise ValueError(f"the cache holds {self.n} tokens, and {start} + {s} are too many. Give new_cache a larger max_len.")
         self.in_place = start + s <= self.n or (self.slack is not None and s <= self.slack)
         self.old = min(start, self.n)
         beside = torch.cat([self.positions[:, : self.old], positions], dim=1) if not self.in_place else None

@@ -47,3 +47,7 @@ def test_long_names_are_cut_and_still_differ() -> None:
     long = [f"trainer.sample_prompts=['{'x' * 300}{end}']" for end in "ab"]
     assert len({name(override) for override in long}) == 2
     assert all(len(name(override)) <= 120 for override in long)
+
+
+def test_large_and_small_numbers_have_names_of_their_own() -> None:
+    assert name("optim.lr=1e30") != name("optim.lr=1e-30")

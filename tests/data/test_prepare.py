@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lm.data.config import BPEConfig, BytesConfig, StdlibConfig, TextConfig
+from lm.config import from_tree
+from lm.data.config import BPEConfig, BytesConfig, StdlibConfig, TextConfig, TokenizerConfig, TokenizerFileConfig
 from lm.data.prepare import Prepared, changed_files, prepare
 from lm.data.shards import TokenStore
 from lm.data.tokenizer import Tokenizer, build_tokenizer
@@ -288,3 +289,20 @@ def test_the_default_corpus_opens_in_seconds_and_then_at_once(tmp_path: Path) ->
     assert built_at - began_at < 30 and time.monotonic() - built_at < 3
     assert first.fingerprint == again.fingerprint and first.tokenizer.vocab_size == 4096
     assert first.val.n_bytes / first.val.n_tokens > 3.3 and first.overlap < 5
+
+
+def test_a_tokenizer_that_loses_text_is_told(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as RawTokenizer
+    from tokenizers import models, pre_tokenizers
+
+    raw = RawTokenizer(models.WordLevel({"[UNK]": 0, "word": 1, "</s>": 2}, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    raw.save(str(tmp_path / "word.json"))
+    (tmp_path / "a.txt").write_text("word  word\nother " * 200)
+    said: list[str] = []
+    cfg = from_tree(TextConfig, {"files": str(tmp_path / "a.txt"), "cache_dir": str(tmp_path / "cache")})
+    tokenizers: list[TokenizerConfig] = [TokenizerFileConfig(path=str(tmp_path / "word.json")), BytesConfig()]
+    for tokenizer in tokenizers:
+        said.clear()
+        prepare(cfg, tokenizer, log=said.append)
+        assert any("does not give the text back" in line for line in said) == (tokenizer.kind == "file")

@@ -8,7 +8,7 @@ import torch
 
 from lm.config import from_tree
 from lm.nn.batch import Batch
-from lm.nn.transformer import DecoderConfig, DecoderLM, last_position
+from lm.nn.transformer import DecoderConfig, DecoderLM, build_model, last_position
 from tests.nn.models import all_slot_trees, config, packed, redrawn, tokens
 
 TREES = list(all_slot_trees())
@@ -127,8 +127,6 @@ def test_the_last_position_reader_equals_the_last_logits() -> None:
 
 
 def test_initial_weights_depend_on_seed_and_name_only() -> None:
-    from lm.nn.transformer import build_model
-
     short, long = build_model(config(n_layers=2), seed=3), build_model(config(n_layers=3), seed=3)
     other = build_model(config(n_layers=2), seed=4)
     a, b, c = (dict(m.named_parameters()) for m in (short, long, other))
@@ -138,6 +136,36 @@ def test_initial_weights_depend_on_seed_and_name_only() -> None:
     scale = float(a["blocks.0.ffn.down.weight"].detach().std() / a["blocks.0.ffn.up.weight"].detach().std())
     assert math.isclose(scale, 1 / math.sqrt(2 * 2), rel_tol=0.1)
     assert short.head.weight is short.embed.weight
+
+
+def test_a_tied_embedding_starts_like_an_untied_one() -> None:
+    tied, untied = (build_model(config(tied_head=tied, init={"fan_in": True}), seed=3) for tied in (True, False))
+    assert torch.equal(tied.embed.weight, untied.embed.weight)
+    assert float(tied.embed.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
+
+
+@torch.no_grad()
+def test_a_cache_continues_by_itself_and_refuses_what_it_cannot_hold() -> None:
+    model = redrawn(config())
+    ids = tokens(2, 12)
+    cache = model.new_cache(2, 12)
+    out = [model(Batch(ids[:, i:j]), cache=cache) for i, j in ((0, 7), (7, 8), (8, 12))]
+    torch.testing.assert_close(torch.cat(out, 1), model(Batch(ids)), **CLOSE)
+    with pytest.raises(ValueError, match=r"the cache holds 12 tokens, and 12 \+ 1 are too many"):
+        model(Batch(ids[:, :1]), cache=cache)
+    with pytest.raises(ValueError, match="one document a row"):
+        model(packed([3, 4]), cache=model.new_cache(1, 12))
+
+
+@torch.no_grad()
+def test_rewinding_a_ring_twice_counts_from_its_furthest_token() -> None:
+    model = redrawn(config(attention={"n_heads": 4, "window": 6}))
+    cache = model.new_cache(1, 40, slack=4)
+    model(Batch(tokens(1, 20)), cache=cache)
+    cache.rewind(3)
+    with pytest.raises(ValueError, match="cannot rewind 2 tokens"):
+        cache.rewind(2)
+    cache.rewind(1)
 
 
 @torch.no_grad()

@@ -36,7 +36,7 @@ MUTATIONS = [
     ("the final norm is skipped", "transformer.py", "x = self.norm(x)", "x = x"),
     ("the soft-cap of the head is skipped", "transformer.py", "return logits if self.softcap is None else", "return logits if True else"),
     ("a ring buffer one slot short", "cache.py", "min(max_len, layer.window + slack)", "min(max_len, layer.window + slack - 2)"),
-    ("rewind keeps the last token", "cache.py", "self.positions[:, self._range(self.written, n)] = -1", "self.positions[:, self._range(self.written, n - 1)] = -1"),
+    ("rewind keeps a token", "cache.py", "self.written -= n", "self.written -= n - 1"),
     ("an unlabelled token counts", "loss.py", "(log_z.square() * (labels != IGNORED)).sum()", "log_z.square().sum()"),
 ]  # fmt: skip
 

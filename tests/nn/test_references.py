@@ -6,13 +6,14 @@ import torch
 from lm.config import from_tree
 from lm.errors import ConfigError
 from lm.nn.attend import Scoring, choose, reference, sdpa
+from lm.nn.batch import Batch
 from lm.nn.count import count
 from lm.nn.mask import Mask, arange_positions
 from lm.nn.norm import RMSNorm, rms_norm
 from lm.nn.position import Sinusoidal
 from lm.nn.rope import rope_angles, rotate, rotate_half
 from lm.nn.transformer import DecoderConfig
-from tests.nn.models import config
+from tests.nn.models import config, redrawn, tokens
 
 
 def grads(out: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
@@ -128,3 +129,11 @@ def test_windows_lower_the_flops_but_not_the_parameters() -> None:
 def test_slots_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         from_tree(DecoderConfig, config().tree() | changes)
+
+
+@torch.no_grad()
+def test_the_heads_soft_cap_bounds_the_logits_by_its_formula() -> None:
+    plain, capped = (redrawn(config(head_softcap=cap)) for cap in (None, 2.0))
+    ids = Batch(tokens(2, 9))
+    torch.testing.assert_close(capped(ids), 2.0 * torch.tanh(plain(ids) / 2.0), atol=1e-5, rtol=1e-5)
+    assert plain(ids).abs().max() > 2 > capped(ids).abs().max()

@@ -96,3 +96,14 @@ def test_peak_memory_is_that_of_a_chunk_of_logits() -> None:
     whole_logits = 4096 * 5000 * 4
     assert largest(4096) > 2 * whole_logits
     assert largest(128) < whole_logits / 4
+
+
+def test_z_loss_and_smoothing_count_label_tokens_only_and_by_their_formulas() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(6, 9), torch.tensor([3, IGNORED, 0, 8, IGNORED, 1])
+    kept = labels != IGNORED
+    log_p, log_z = F.log_softmax(logits, -1)[kept], logits.logsumexp(-1)[kept]
+    nll = -log_p[torch.arange(4), labels[kept]].sum()
+    sums = token_losses(logits, labels, label_smoothing=0.2, z_loss=0.1)
+    torch.testing.assert_close(sums.nll, nll)
+    torch.testing.assert_close(sums.total, 0.8 * nll - 0.2 * log_p.mean(-1).sum() + 0.1 * log_z.square().sum())

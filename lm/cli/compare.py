@@ -12,7 +12,7 @@ from lm.errors import ConfigError
 class CompareConfig(Config):
     """Where the comparison goes."""
 
-    out: str = "runs/compare"
+    out: str = "compare"
     """Folder for compare.png and compare.md."""
 
 

@@ -46,7 +46,7 @@ class _Chunked(torch.autograd.Function):
         total = torch.zeros((), device=hidden.device, dtype=torch.float32)
         nll = torch.zeros_like(total)
         d_hidden = torch.empty_like(hidden)
-        d_parameters = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
+        d_parameters: list[Tensor] = []  # in float32, whatever the weights are
         for start in range(0, len(hidden), chunk):
             span = slice(start, start + chunk)
             with torch.enable_grad():
@@ -54,8 +54,7 @@ class _Chunked(torch.autograd.Function):
                 sums = token_losses(head(piece), labels[span], *extras)
                 d_piece, *grads = torch.autograd.grad(sums.total, (piece, *parameters))
             d_hidden[span] = d_piece
-            for mine, grad in zip(d_parameters, grads, strict=True):
-                mine += grad
+            d_parameters = [g.float() for g in grads] if start == 0 else [d.add_(g) for d, g in zip(d_parameters, grads, strict=True)]
             total += sums.total.detach()
             nll += sums.nll
         ctx.save_for_backward(d_hidden, *(mine.to(p.dtype) for mine, p in zip(d_parameters, parameters, strict=True)))

@@ -13,7 +13,7 @@ from lm.data.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED
 from lm.nn.loss import LossSums, causal_reader
-from lm.nn.transformer import DecoderLM
+from lm.nn.transformer import LM
 
 
 class Evaluation(TypedDict):
@@ -25,7 +25,7 @@ class Evaluation(TypedDict):
     bytes: int
 
 
-def evaluate(model: DecoderLM, rows: CausalRows, ids: NDArray[np.int64], tokenizer: Tokenizer, micro_batch: int) -> Evaluation:
+def evaluate(model: LM, rows: CausalRows, ids: NDArray[np.int64], tokenizer: Tokenizer, micro_batch: int) -> Evaluation:
     """Of the rows `ids`, each token predicted from those before it in its row. Raises ConfigError where there is none.
 
     Bits per byte = nats / ln 2 / bytes, so that tokenizers compare.

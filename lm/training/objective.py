@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from lm.config import Config
-from lm.nn.transformer import Reader
+from lm.nn.head import Reader
 
 
 class CausalConfig(Config):

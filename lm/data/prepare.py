@@ -88,9 +88,7 @@ def _open(data: DataConfig, cache: Path) -> Source:
     return HubSource(data)
 
 
-def _tokenizer(
-    cfg: TokenizerConfig, specials: Sequence[str], source: Source, reading: list[object], cache: Path, log: Log
-) -> Tokenizer:
+def _tokenizer(cfg: TokenizerConfig, specials: Sequence[str], source: Source, reading: list[object], cache: Path, log: Log) -> Tokenizer:
     if not isinstance(cfg, BPEConfig):
         return build_tokenizer(cfg, (), specials)
 

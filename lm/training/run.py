@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 
 import lm
 from lm.config import Tree
-from lm.data.causal import CausalRows
 from lm.data.loader import split, train_loader, worker_faults
 from lm.data.prepare import Prepared, prepare
+from lm.data.rows import build_rows
 from lm.data.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError, Interrupted, ResourceError
 from lm.folder import RunLock, replace_file
@@ -79,7 +79,7 @@ class _Run:
     def _prepare(self) -> Prepared:
         source = str(self.reader.folder) if self.reader is not None else self.cfg.init_from
         tokenizer = load_tokenizer(resolve_model(source)) if source is not None else self.cfg.tokenizer
-        data = prepare(self.cfg.data, tokenizer, log=self.console.say)
+        data = prepare(self.cfg.data, tokenizer, log=self.console.say, specials=self.cfg.objective.specials())
         if self.reader is not None:
             require_same_data(self.folder, self.cfg, self.reader.meta, data)
         return data
@@ -134,8 +134,9 @@ class _Run:
             "model": model_cfg.tree(), "config": cfg.tree(), "fingerprint": data.fingerprint, "files": data.files,
             "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__,
         }  # fmt: skip
-        rows = CausalRows(data.train, data.tokenizer, cfg.data.seq_len, cfg.data.mask_documents)
-        val_rows = CausalRows(data.val, data.tokenizer, cfg.data.seq_len, cfg.data.mask_documents)
+        rows, val_rows = (build_rows(cfg.objective, cfg.data, store, data.tokenizer, seed=cfg.seed) for store in (data.train, data.val))
+        for line in filter(None, (rows.describe(), val_rows.describe())):
+            self.console.say(line)
         counts = count(model_cfg, cfg.data.seq_len)
         loggers = build_loggers(cfg.logger, self.folder, cfg.tree(), step)
         session = Session(

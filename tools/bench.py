@@ -26,11 +26,12 @@ from torch.nn import functional as F
 from lm.config import from_tree
 from lm.data.causal import CausalRows
 from lm.data.loader import train_loader
+from lm.data.objective import CausalConfig
 from lm.data.prepare import prepare
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderConfig, build_model
 from lm.training.config import TrainConfig
-from lm.training.objective import CausalConfig, causal_reader
+from lm.training.objective import causal_reader
 from lm.training.optim import build_optimizer, set_lr
 from lm.training.schedule import factor
 

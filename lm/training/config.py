@@ -7,8 +7,8 @@ from pydantic import Field, field_validator, model_validator
 
 from lm.config import Config
 from lm.data.config import DataConfig, TokenizerConfig
+from lm.data.objective import ObjectiveConfig
 from lm.nn.transformer import ModelConfig
-from lm.training.objective import ObjectiveConfig
 from lm.training.optim import OptimConfig
 from lm.training.schedule import ScheduleConfig
 
@@ -135,6 +135,7 @@ class TrainConfig(Config):
                 f"schedule.warmup_steps={self.schedule.warmup_steps} is not below trainer.max_steps={self.trainer.max_steps}."
                 " Shorten the warm-up or lengthen the run."
             )
+        self.objective.require_fit(self.objective.kind, self.model.kind, self.data.shape)
         limit = self.model.max_seq_len
         if limit is not None and self.data.seq_len > limit:
             raise ValueError(f"data.seq_len={self.data.seq_len} is over model.max_seq_len={limit}. Lower one or raise the other.")

@@ -16,15 +16,15 @@ from torch.optim import Optimizer
 
 import lm
 from lm.config import Tree
-from lm.data.causal import CausalRows
 from lm.data.loader import split, train_loader, worker_faults
 from lm.data.prepare import Prepared, prepare
+from lm.data.rows import build_rows
 from lm.data.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError, Interrupted, ResourceError
 from lm.folder import RunLock, replace_file
 from lm.model_folder import copy_weights, read_model, resolve_model, save_model
 from lm.nn.count import count
-from lm.nn.transformer import LM, AnyModelConfig, build_model
+from lm.nn.transformer import LM, AnyModelConfig, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
 from lm.training.logging import Console, build_loggers
 from lm.training.metrics import MetricsFile
@@ -79,7 +79,7 @@ class _Run:
     def _prepare(self) -> Prepared:
         source = str(self.reader.folder) if self.reader is not None else self.cfg.init_from
         tokenizer = load_tokenizer(resolve_model(source)) if source is not None else self.cfg.tokenizer
-        data = prepare(self.cfg.data, tokenizer, log=self.console.say)
+        data = prepare(self.cfg.data, tokenizer, log=self.console.say, specials=self.cfg.objective.specials())
         if self.reader is not None:
             require_same_data(self.folder, self.cfg, self.reader.meta, data)
         return data
@@ -97,7 +97,10 @@ class _Run:
             raise ConfigError(
                 f"model.vocab_size={vocab_size} is below the tokenizer's {size} tokens. Set it to null, or to {size} or more."
             )
-        return cfg.replace(vocab_size=vocab_size, max_seq_len=cfg.max_seq_len or self.cfg.data.seq_len)
+        sizes: Tree = {"vocab_size": vocab_size, "max_seq_len": cfg.max_seq_len or self.cfg.data.seq_len}
+        if isinstance(cfg, EncoderDecoderConfig):
+            sizes["start_token"] = cfg.start_token if cfg.start_token is not None else data.tokenizer.start
+        return cfg.replace(**sizes)
 
     def _accumulation(self) -> int:
         self.micro_batch, accumulation = split(self.cfg.data.global_batch, 1, self.cfg.trainer.micro_batch)
@@ -134,8 +137,10 @@ class _Run:
             "model": model_cfg.tree(), "config": cfg.tree(), "fingerprint": data.fingerprint, "files": data.files,
             "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__,
         }  # fmt: skip
-        rows = CausalRows(data.train, data.tokenizer, cfg.data.seq_len, cfg.data.mask_documents)
-        val_rows = CausalRows(data.val, data.tokenizer, cfg.data.seq_len, cfg.data.mask_documents)
+        start = model_cfg.start_token if isinstance(model_cfg, EncoderDecoderConfig) else None
+        rows, val_rows = (build_rows(cfg.objective, cfg.data, store, data.tokenizer, start, cfg.seed) for store in (data.train, data.val))
+        for line in filter(None, (rows.describe(), val_rows.describe())):
+            self.console.say(line)
         counts = count(model_cfg, cfg.data.seq_len)
         loggers = build_loggers(cfg.logger, self.folder, cfg.tree(), step)
         session = Session(

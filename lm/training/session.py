@@ -15,8 +15,8 @@ import torch
 
 from lm.checkpoint import Piece, bytes_of, checkpoints, prune, save_checkpoint, step_folder
 from lm.config import Tree
-from lm.data.causal import CausalRows
 from lm.data.order import spread, step_rows
+from lm.data.rows import Rows
 from lm.data.tokenizer import Tokenizer
 from lm.errors import NumericsError
 from lm.folder import disk_errors, require_space
@@ -56,8 +56,8 @@ class Session:
     folder: Path
     model: LM
     tokenizer: Tokenizer
-    rows: CausalRows
-    val_rows: CausalRows
+    rows: Rows
+    val_rows: Rows
     counts: Counts
     console: Console
     loggers: list[Logger]

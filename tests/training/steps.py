@@ -30,7 +30,8 @@ def config(optim: dict[str, Any], length: int = LENGTH, **attention: Any) -> Tra
         "ffn": {"kind": "mlp", "hidden": 40},
     }  # fmt: skip
     tree = {
-        "run": {"name": "steps"}, "model": model, "tokenizer": {"kind": "bytes"}, "objective": {"chunk": 7}, "optim": optim,
+        "run": {"name": "steps"}, "model": model, "tokenizer": {"kind": "bytes"}, "optim": optim,
+        "objective": {"kind": "causal", "chunk": 7},
         "data": {"kind": "stdlib", "global_batch": ROWS, "seq_len": length}, "schedule": {"kind": "linear", "warmup_steps": 1},
         "trainer": {"max_steps": STEPS},
     }  # fmt: skip

@@ -5,12 +5,13 @@ import torch
 from torch.nn import functional as F
 
 from lm.config import from_tree
+from lm.data.objective import CausalConfig
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.head import Head, HeadConfig
 from lm.nn.loss import chunked_loss, token_losses
 from lm.nn.norm import RMSNormConfig
 from lm.nn.transformer import DecoderConfig, build_model
-from lm.training.objective import CausalConfig, causal_reader
+from lm.training.objective import causal_reader
 
 TINY = {
     "vocab_size": 97, "max_seq_len": 16, "d_model": 16, "n_layers": 2, "norm": {"kind": "rms"}, "position": {"kind": "rope"},

@@ -12,6 +12,7 @@ from torch import Tensor
 from lm.checkpoint import CheckpointReader
 from lm.config import from_tree
 from lm.data.causal import CausalRows
+from lm.data.objective import CausalConfig
 from lm.data.order import spread
 from lm.data.prepare import prepare
 from lm.generation.evaluate import evaluate
@@ -25,7 +26,7 @@ from lm.nn.position import Position
 from lm.nn.transformer import DecoderConfig, DecoderLM, build_model
 from lm.training.metrics import read
 from lm.training.module import step_seed
-from lm.training.objective import CausalConfig, causal_reader
+from lm.training.objective import causal_reader
 from lm.training.run import train
 from lm.training.schedule import factor
 from tests.training.conftest import Configure

@@ -15,7 +15,7 @@ from lm.record import flatten, nest
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
-    "quick_gelu": "quick_gelu", "relu2": "relu2",
+    "gelu_fast": "gelu_tanh", "quick_gelu": "quick_gelu", "relu2": "relu2",
 }  # fmt: skip
 """Hugging Face's names for activations."""
 
@@ -59,6 +59,9 @@ class Family:
     auto: ClassVar[str] = "AutoModelForCausalLM"
     prefix: ClassVar[str] = ""  # of the keys of a model without its head, which may be missing in the file
     ignored: ClassVar[tuple[str, ...]] = ()  # patterns of keys in files that hold no weight of the model
+    older_endings: ClassVar[dict[str, str]] = {}  # of a tensor's key -> in older files
+    zero_if_missing: ClassVar[tuple[str, ...]] = ()  # keys of tensors that files leave out where they are zeros
+    renamed: ClassVar[dict[str, str]] = {}  # keys of config.json in other files -> theirs
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {}  # ours -> theirs, or (theirs, the value where it is missing)
     fixed: ClassVar[Tree] = {}  # ours that all of the family share
     fixed_there: ClassVar[Tree] = {}  # theirs that all of what we support share

@@ -24,7 +24,7 @@ from lm.cli.naming import run_name
 from lm.cli.overrides import Given, parse
 from lm.config import Config, Tree, did_you_mean, find_field, from_tree, members, variant, variants
 from lm.errors import ConfigError
-from lm.record import flatten
+from lm.record import flatten, nest
 from lm.training.config import TrainConfig
 
 _Choices = dict[str, str | None]
@@ -153,7 +153,7 @@ def at(tree: Tree, path: Sequence[str]) -> object:
 
 
 def _tree(layers: Sequence[Layer]) -> Tree:
-    return catalog.nest({path: value for layer in layers for path, value in layer.values.items()})
+    return nest({path: value for layer in layers for path, value in layer.values.items()})
 
 
 def _choices(chosen: Mapping[str, str | None]) -> _Choices:

@@ -54,6 +54,9 @@ class MoEConfig(Config):
             raise ValueError(f"first_dense={self.first_dense} and every={self.every} leave dense layers. Set dense.hidden for them.")
         if self.first_dense == 0 and self.every == 1 and self.dense is not None:
             raise ValueError("dense has no effect where every layer has experts. Drop it, or set first_dense or every.")
+        if self.top_k == 1 and self.router.normalize:
+            raise ValueError("top_k=1 makes the one weight of each token 1 whatever its score, so that the router learns nothing."
+                             " Set router.normalize=false, or raise top_k.")  # fmt: skip
         self._groups_fit()
         return self
 

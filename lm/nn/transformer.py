@@ -139,7 +139,7 @@ class LM(Stack):
 
     def balance(self, loads: Tensor) -> None:
         """Move the correction biases of sigmoid routers.  loads: (MoE layers, e), tokens per expert of one whole optimizer step."""
-        layers = [module for module in self.modules() if isinstance(module, MoE)]
+        layers = [module for unit in self.units() for module in unit.modules() if isinstance(module, MoE)]  # as a forward meets them
         for layer, load in zip(layers, loads, strict=True):
             if isinstance(layer.router, SigmoidRouter):
                 layer.router.balance(load)

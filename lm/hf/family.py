@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from lm.config import Tree
 from lm.errors import ConfigError
-from lm.hf.transforms import Same, Transform
+from lm.hf.transforms import Copies, Same, Transform
 from lm.nn.ffn import Activation
 from lm.nn.transformer import AnyModelConfig, model_config
 from lm.record import flatten, nest
@@ -49,6 +49,11 @@ def modules(ours: tuple[str, ...], theirs: str, transform: Transform) -> Iterato
     """Weights and biases of several modules that are one in the file."""
     for name in ("weight", "bias"):
         yield Pair(tuple(f"{one}.{name}" for one in ours), (f"{theirs}.{name}",), transform)
+
+
+def embedding(ours: Tree, shared: str, *stacks: str) -> Pair:
+    """The embedding of an encoder-decoder; with an untied head, transformers 5 stores one for each stack too."""
+    return same("embed.weight", shared) if ours["head.tied"] else Pair(("embed.weight",), (shared, *stacks), Copies(1 + len(stacks)))
 
 
 class Family:

@@ -97,7 +97,8 @@ def _weights(folder: Path, family: Family, cfg: AnyModelConfig) -> dict[str, Ten
         try:
             found = pair.transform.to_ours(theirs)
         except (RuntimeError, IndexError, ValueError) as error:
-            raise CheckpointError(f"{folder}: {pair.theirs[0]} has shape {tuple(theirs[0].shape)}, which does not fit ({error}).") from None
+            shape = tuple(theirs[0].shape)
+            raise CheckpointError(f"{folder}: {', '.join(pair.theirs[:3])} of shape {shape} does not fit ({error}).") from None
         for name, tensor in zip(pair.ours, found, strict=True):
             if tensor.shape != shapes[name]:
                 raise CheckpointError(

@@ -110,7 +110,7 @@ class MoE(nn.Module):
         """1.0 where the expert still has room for this token of its row, (b, s, k); a row's first choices come before its second."""
         e, k = self.cfg.n_experts, experts.shape[-1]
         capacity: Tensor | int | None = self.cfg.capacity
-        if self.cfg.capacity_factor is not None:
+        if self.cfg.capacity_factor is not None:  # of the row's own tokens: how wide others make the batch changes nothing
             capacity = (real.sum(1, keepdim=True).double() * self.cfg.capacity_factor * k / e).ceil()  # (b, 1)
         if capacity is None:
             return None

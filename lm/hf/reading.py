@@ -20,7 +20,8 @@ INDEX, SINGLE, CONFIG = "model.safetensors.index.json", "model.safetensors", "co
 _NEUTRAL = re.compile(
     r"architectures|model_type|transformers_version|_.*|.*_token_ids?|use_cache|initializer_\w+|.*dropout\w*|dropout\w*|pretraining_tp|id2label|"
     r"label2id|output_\w+|return_dict|is_decoder|is_encoder_decoder|tie_word_embeddings|rope_\w+|partial_rotary_factor|torch_dtype|dtype|gradient_checkpointing|problem_type|"
-    r"chunk_size_feed_forward|task_specific_params|finetuning_task|auto_map|name_or_path|prefix|.*loss_coef|.*_aux_loss\w*"
+    r"chunk_size_feed_forward|task_specific_params|finetuning_task|auto_map|name_or_path|prefix|.*loss_coef|.*_aux_loss\w*|"
+    r"num_nextn_predict_layers|num_mtp_layers"
 )  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def read_hf(folder: Path) -> Imported:
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None
     notes = _unheard(folder, hf, family, cfg)
-    weights = _weights(folder, family, cfg)
+    weights = _weights(folder, family, cfg, family.ignores(hf))
     return Imported(cfg, weights, family, notes)
 
 
@@ -73,7 +74,7 @@ def _unheard(folder: Path, hf: Tree, family: Family, cfg: AnyModelConfig) -> lis
     return notes
 
 
-def _weights(folder: Path, family: Family, cfg: AnyModelConfig) -> dict[str, Tensor]:
+def _weights(folder: Path, family: Family, cfg: AnyModelConfig, ignored: tuple[str, ...]) -> dict[str, Tensor]:
     """Every tensor of the model, checked by name and shape, all in the type that most of them have."""
     shapes = {name: p.shape for name, p in build_model(cfg, device="meta").named_parameters()}
     files = _Files(folder)
@@ -81,7 +82,7 @@ def _weights(folder: Path, family: Family, cfg: AnyModelConfig) -> dict[str, Ten
     named = list(_prefixed(family, pairs, files.names))
     missing = [key for pair in named for key in pair.theirs if key not in files.names]
     used = {key for pair in named for key in pair.theirs}
-    extra = [key for key in files.names if key not in used and not _ignored(key, family)]
+    extra = [key for key in files.names if key not in used and not any(re.fullmatch(pattern, key) for pattern in ignored)]
     if missing or extra:
         raise CheckpointError(f"{folder}: {_listed('missing', missing)}{_listed('not known', extra)}the config names another model.")
     weights: dict[str, Tensor] = {}
@@ -108,10 +109,6 @@ def _prefixed(family: Family, pairs: list[Pair], names: set[str]) -> Iterator[Pa
     bare = bool(family.prefix) and not any(name.startswith(family.prefix) for name in names)
     for pair in pairs:
         yield pair._replace(theirs=tuple(key.removeprefix(family.prefix) for key in pair.theirs)) if bare else pair
-
-
-def _ignored(key: str, family: Family) -> bool:
-    return any(re.fullmatch(pattern, key) for pattern in family.ignored)
 
 
 def _listed(what: str, keys: list[str]) -> str:

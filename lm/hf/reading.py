@@ -75,8 +75,10 @@ def _unheard(folder: Path, hf: Tree, family: Family, cfg: AnyModelConfig) -> lis
 
 
 def _weights(folder: Path, family: Family, cfg: AnyModelConfig, ignored: tuple[str, ...]) -> dict[str, Tensor]:
-    """Every tensor of the model, checked by name and shape, all in the type that most of them have."""
-    shapes = {name: p.shape for name, p in build_model(cfg, device="meta").named_parameters()}
+    """Every tensor of the model, checked by name and shape, all in the type that most of them have; what no gradient moves (the correction
+    bias of a router, float32 beside bf16 matrices) stays as it is."""
+    parameters = dict(build_model(cfg, device="meta").named_parameters())
+    shapes = {name: p.shape for name, p in parameters.items()}
     files = _Files(folder)
     pairs = [pair for pair in family.pairs(resolved(cfg)) if pair.ours[0] in shapes]
     named = list(_prefixed(family, pairs, files.names))
@@ -101,7 +103,7 @@ def _weights(folder: Path, family: Family, cfg: AnyModelConfig, ignored: tuple[s
             weights[name] = tensor.contiguous()
     assert weights.keys() == shapes.keys(), f"{family.name} has no pair for {sorted(shapes.keys() - weights.keys())[:5]}"
     dtype = Counter(tensor.dtype for tensor in weights.values()).most_common(1)[0][0]
-    return {name: tensor.to(dtype) for name, tensor in weights.items()}
+    return {name: tensor.to(dtype) if parameters[name].requires_grad else tensor for name, tensor in weights.items()}
 
 
 def _prefixed(family: Family, pairs: list[Pair], names: set[str]) -> Iterator[Pair]:

@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 from lm.errors import CheckpointError, ConfigError  # noqa: E402
 from lm.hf.deepseek_v3 import FAMILY  # noqa: E402
 from lm.hf.reading import read_hf  # noqa: E402
-from tests.hf.harness import VOCAB, old_spelling_agrees, verify  # noqa: E402
+from tests.hf.harness import VOCAB, old_spelling_agrees, redraw, verify  # noqa: E402
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 72, "moe_intermediate_size": 20, "num_hidden_layers": 3,
@@ -42,7 +42,7 @@ def test_deepseek_v3(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scaling", [None, {"type": "yarn", **{key: value for key, value in YARN.items() if not key.startswith("rope")}}])
 def test_deepseek_v3_of_transformers_4(scaling: dict[str, Any] | None) -> None:
-    sizes = {key: BASE[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
+    sizes = {key: BASE[key] for key in ("vocab_size", "hidden_size", "num_attention_heads")} | {"num_hidden_layers": 5}
     old = {"max_position_embeddings": 128, "rope_theta": 500, "rope_scaling": scaling, "num_key_value_heads": 5}
     old_spelling_agrees(FAMILY, transformers.DeepseekV3Config, sizes | old)
 
@@ -56,6 +56,18 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     save_file(weights | {"model.layers.4.eh_proj.weight": torch.ones(3, 3)}, file)
     with pytest.raises(CheckpointError, match=r"not known.*model\.layers\.4\.eh_proj"):
         read_hf(tmp_path)
+
+
+def test_the_correction_bias_stays_float32_beside_bf16_matrices(tmp_path: Path) -> None:
+    theirs = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**BASE))
+    redraw(theirs, 1.0)
+    theirs.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    stored = load_file(file)
+    save_file({key: tensor if key.endswith("correction_bias") else tensor.bfloat16() for key, tensor in stored.items()}, file)
+    weights = read_hf(tmp_path).weights
+    assert weights["blocks.1.ffn.router.weight"].dtype == torch.bfloat16
+    assert torch.equal(weights["blocks.1.ffn.router.correction_bias"], stored["model.layers.1.mlp.gate.e_score_correction_bias"])
 
 
 @pytest.mark.parametrize("key, value", [("n_shared_experts", 0), ("n_group", 8)])

@@ -70,7 +70,7 @@ def memory(model: LM, setting: Setting) -> Memory:
     matrices = model.matrices()
     inner = sum(p.numel() for name, p in model.named_parameters() if name in matrices and p.requires_grad)
     states = inner * setting.states[0] + (trained - inner) * setting.states[1]
-    whole = _unit(model) * size if cut[0] > 1 else 0  # the block that is at work, gathered
+    whole = _gathered(model) * size if cut[0] > 1 else 0
     cast = 2 * _multiplied(model) if setting.precision == "bf16-mixed" else 0
     tokens = setting.micro_batch * setting.seq_len
     return Memory(
@@ -83,9 +83,10 @@ def memory(model: LM, setting: Setting) -> Memory:
     )
 
 
-def _unit(model: LM) -> int:
-    """Parameters of the largest block."""
-    return max(sum(p.numel() for p in unit.parameters()) for unit in model.units())
+def _gathered(model: LM) -> int:
+    """Parameters that a rank sees whole: of the block at work, and those outside of blocks."""
+    blocks = [sum(p.numel() for p in unit.parameters()) for unit in model.units()]
+    return sum(p.numel() for p in model.parameters()) - sum(blocks) + max(blocks)
 
 
 def _multiplied(model: LM) -> int:

@@ -1,11 +1,11 @@
 """Every option of `objective`: what is predicted, and which records, models and special tokens that takes."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
 from lm.config import Config
-from lm.data.config import Shape
+from lm.data.config import DataBase, Shape
 
 ModelKind = Literal["decoder", "encoder", "encoder_decoder"]
 
@@ -15,6 +15,7 @@ class ObjectiveBase(Config):
 
     models: ClassVar[tuple[ModelKind, ...]]
     shapes: ClassVar[tuple[Shape, ...]] = ("text",)
+    needs_masked_documents: ClassVar[bool] = False
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Part of the target mass spread evenly over the vocabulary (Szegedy et al. 2015, arXiv:1512.00567)."""
@@ -27,8 +28,9 @@ class ObjectiveBase(Config):
         """Special tokens that a tokenizer made for this objective needs beside bos, eos and pad."""
         return ()
 
-    def require_fit(self, name: str, model: str, shape: Shape) -> None:
-        """ValueError where this objective cannot train such a model, or not on such records."""
+    def require_fit(self, name: str, model: str, data: DataBase) -> None:
+        """ValueError where this objective cannot train such a model, or not on such data."""
+        shape = data.shape
         if model not in self.models:
             raise ValueError(
                 f"objective={name} trains model.kind={' or '.join(self.models)}, and model.kind={model}. Choose another model or objective."
@@ -38,6 +40,8 @@ class ObjectiveBase(Config):
                 f"objective={name} needs records of the kind {' or '.join(self.shapes)}, and those of data are of the kind {shape}."
                 " Choose other data or another objective, or set data.record."
             )
+        if self.needs_masked_documents and not data.mask_documents:
+            raise ValueError(f"objective={name} takes each document on its own, and data.mask_documents=false. Set it to true.")
 
 
 class CausalConfig(ObjectiveBase):
@@ -67,18 +71,95 @@ class MLMConfig(ObjectiveBase):
         return ("<|mask|>",)
 
 
+class PrefixConfig(ObjectiveBase):
+    """Predict the rest of each document from a beginning of random length that is seen from all sides. Raffel et al. 2019, section 3.2."""
+
+    models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
+
+    kind: Literal["prefix"] = "prefix"
+
+
+class FIMConfig(ObjectiveBase):
+    """Predict the next token of documents whose middle was moved to the end. Bavarian et al. 2022, arXiv:2207.14255."""
+
+    models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
+    needs_masked_documents: ClassVar[bool] = True
+
+    kind: Literal["fim"] = "fim"
+    rate: float = Field(0.5, ge=0, le=1)
+    """Part of the documents that are rearranged."""
+    suffix_first: float = Field(0.5, ge=0, le=1)
+    """Part of those in which the suffix comes before the prefix (SPM)."""
+
+    def specials(self) -> tuple[str, ...]:
+        return ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+
+
+class Denoiser(NamedTuple):
+    """mean_span None: the end of the text is taken out, noise_frac of it on average."""
+
+    mode: str
+    noise_frac: float
+    mean_span: float | None
+
+
+class SpansConfig(ObjectiveBase):
+    """Predict spans that were taken out of a text. Raffel et al. 2019, arXiv:1910.10683, section 3.1.4."""
+
+    models: ClassVar[tuple[ModelKind, ...]] = ("encoder_decoder", "decoder")
+    needs_masked_documents: ClassVar[bool] = True
+
+    kind: Literal["spans"] = "spans"
+    noise_frac: float = Field(0.15, gt=0, lt=1)
+    """Part of the tokens that are taken out."""
+    mean_span: float = Field(3.0, ge=1)
+    """Their mean number in a span."""
+    sentinels: int = Field(100, gt=0)
+    """How many tokens <extra_id_0> ... there are to stand for spans."""
+
+    def specials(self) -> tuple[str, ...]:
+        return tuple(f"<extra_id_{n}>" for n in range(self.sentinels))
+
+    def denoisers(self) -> list[Denoiser]:
+        """The one of T5."""
+        return [Denoiser("", self.noise_frac, self.mean_span)]
+
+
+class UL2Config(ObjectiveBase):
+    """Span corruption of seven kinds, each announced by a mode token. Tay et al. 2022, arXiv:2205.05131, table 1."""
+
+    models: ClassVar[tuple[ModelKind, ...]] = ("encoder_decoder", "decoder")
+    needs_masked_documents: ClassVar[bool] = True
+
+    kind: Literal["ul2"] = "ul2"
+    sentinels: int = Field(256, gt=0)
+    """How many tokens <extra_id_0> ... there are to stand for spans."""
+
+    def specials(self) -> tuple[str, ...]:
+        return (*(f"<extra_id_{n}>" for n in range(self.sentinels)), "<|R|>", "<|S|>", "<|X|>")
+
+    def denoisers(self) -> list[Denoiser]:
+        """Regular, sequential (a quarter on average) and extreme ones, equally often."""
+        regular = [Denoiser("<|R|>", 0.15, 3.0), Denoiser("<|R|>", 0.15, 8.0)]
+        extreme = [Denoiser("<|X|>", 0.5, 3.0), Denoiser("<|X|>", 0.5, 8.0), Denoiser("<|X|>", 0.15, 64.0), Denoiser("<|X|>", 0.5, 64.0)]
+        return [*regular, Denoiser("<|S|>", 0.25, None), *extreme]
+
+
 class Seq2SeqConfig(ObjectiveBase):
     """Predict a target from its source. Sutskever et al. 2014, arXiv:1409.3215; Vaswani et al. 2017, arXiv:1706.03762."""
 
-    models: ClassVar[tuple[ModelKind, ...]] = ("encoder_decoder",)
+    models: ClassVar[tuple[ModelKind, ...]] = ("encoder_decoder", "decoder")
     shapes: ClassVar[tuple[Shape, ...]] = ("pair",)
 
     kind: Literal["seq2seq"] = "seq2seq"
     target_len: int | None = Field(None, gt=1)
-    """Longest target in tokens, at most data.seq_len, which bounds the source; longer ones are cut and counted. null: data.seq_len."""
+    """Longest target in tokens; longer ones are cut and counted. null: data.seq_len, which bounds the source too; of a decoder-only
+    model, in whose rows the two stand one behind the other, half of it."""
 
 
-ObjectiveConfig = Annotated[CausalConfig | MLMConfig | Seq2SeqConfig, Field(discriminator="kind")]
+ObjectiveConfig = Annotated[
+    CausalConfig | PrefixConfig | FIMConfig | SpansConfig | UL2Config | MLMConfig | Seq2SeqConfig, Field(discriminator="kind")
+]
 
 
 def usual(model: ModelKind) -> ObjectiveConfig:

@@ -4,13 +4,27 @@ from typing import Protocol
 
 from lm.data.causal import CausalRows
 from lm.data.config import DataConfig
+from lm.data.denoising import DenoisingRows
+from lm.data.fim import FIMRows
 from lm.data.mlm import MLMRows
-from lm.data.objective import CausalConfig, MLMConfig, ObjectiveConfig, Seq2SeqConfig
+from lm.data.objective import (
+    CausalConfig,
+    FIMConfig,
+    MLMConfig,
+    ObjectiveConfig,
+    PrefixConfig,
+    Seq2SeqConfig,
+    SpansConfig,
+    UL2Config,
+)
 from lm.data.order import Ids
+from lm.data.prefix import PrefixRows
 from lm.data.seq2seq import Seq2SeqRows
 from lm.data.shards import TokenStore
 from lm.data.tokenizer import Tokenizer
+from lm.data.windows import Windows
 from lm.nn.batch import Batch
+from lm.nn.transformer import ModelConfig
 
 
 class Rows(Protocol):
@@ -28,16 +42,26 @@ class Rows(Protocol):
         """One line on what was cut or left empty; '' where there is nothing to say."""
 
 
-def build_rows(
-    cfg: ObjectiveConfig, data: DataConfig, store: TokenStore, tokenizer: Tokenizer, start_token: int | None = None, seed: int = 0
-) -> Rows:
-    """start_token: what decoders of encoder-decoder models begin with. None: bos, else pad."""
-    if start_token is None:
-        start_token = tokenizer.bos if tokenizer.bos is not None else tokenizer.pad
+def build_rows(cfg: ObjectiveConfig, data: DataConfig, store: TokenStore, tokenizer: Tokenizer, model: ModelConfig, seed: int = 0) -> Rows:
+    """The rows of one split; the model says whether there is a decoder beside an encoder, and what it starts with."""
+    start = _start_token(model, tokenizer)
     match cfg:
         case CausalConfig():
             return CausalRows(store, tokenizer, data.seq_len, data.mask_documents)
+        case PrefixConfig():
+            return PrefixRows(Windows(store, data.seq_len, data.mask_documents, ahead=1), tokenizer, seed)
+        case FIMConfig():
+            return FIMRows(cfg, Windows(store, data.seq_len, data.mask_documents, ahead=1), tokenizer, seed)
         case MLMConfig():
             return MLMRows(cfg, store, tokenizer, data.seq_len, data.mask_documents, seed)
+        case SpansConfig() | UL2Config():
+            return DenoisingRows(cfg, store, tokenizer, data.seq_len, start, seed)
         case Seq2SeqConfig():
-            return Seq2SeqRows(cfg, store, tokenizer, data.seq_len, start_token)
+            return Seq2SeqRows(cfg, store, tokenizer, data.seq_len, start)
+
+
+def _start_token(model: ModelConfig, tokenizer: Tokenizer) -> int | None:
+    """What the decoder of an encoder-decoder model begins with: its own choice, else bos, else pad."""
+    if model.kind == "decoder":
+        return None
+    return tokenizer.bos if tokenizer.bos is not None else tokenizer.pad

@@ -48,7 +48,7 @@ def plain_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def ours() -> Contestant:
     tree = {
         "vocab_size": VOCAB, "max_seq_len": LENGTH, "d_model": D, "n_layers": LAYERS, "norm": {"kind": "rms"},
-        "position": {"kind": "rope"}, "attention": {"n_heads": HEADS}, "ffn": {"hidden": HIDDEN}, "tied_head": True,
+        "position": {"kind": "rope"}, "attention": {"kind": "gqa", "n_heads": HEADS}, "ffn": {"kind": "mlp", "hidden": HIDDEN},
     }  # fmt: skip
     model = build_model(from_tree(DecoderConfig, tree), seed=0)
 

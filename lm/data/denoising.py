@@ -88,7 +88,7 @@ class DenoisingRows:
         denoiser, mode, eos = self._denoisers[which], self._modes[which], np.array(self._tokenizer.suffix, np.int64)
         if denoiser.mean_span is None:
             cut = len(document) - max(1, round(len(document) * 2 * denoiser.noise_frac * chance[2, 1]))
-            ended = document[-1] == self._tokenizer.eos
+            ended = int(document[-1] == self._tokenizer.eos)
             return _Noised(np.concatenate([mode, document[:cut]]), np.concatenate([document[cut:], eos[ended:]]))
         mask = noise_mask(len(document), denoiser.noise_frac, denoiser.mean_span, chance[:2])
         left, taken = corrupted(document, mask, self._sentinels)

@@ -24,7 +24,7 @@ from lm.data.shards import TokenStore
 from lm.data.tokenizer import Tokenizer
 from lm.data.windows import Windows
 from lm.nn.batch import Batch
-from lm.nn.transformer import ModelConfig
+from lm.nn.transformer import AnyModelConfig, EncoderDecoderConfig
 
 
 class Rows(Protocol):
@@ -42,7 +42,9 @@ class Rows(Protocol):
         """One line on what was cut or left empty; '' where there is nothing to say."""
 
 
-def build_rows(cfg: ObjectiveConfig, data: DataConfig, store: TokenStore, tokenizer: Tokenizer, model: ModelConfig, seed: int = 0) -> Rows:
+def build_rows(
+    cfg: ObjectiveConfig, data: DataConfig, store: TokenStore, tokenizer: Tokenizer, model: AnyModelConfig, seed: int = 0
+) -> Rows:
     """The rows of one split; the model says whether there is a decoder beside an encoder, and what it starts with."""
     start = _start_token(model, tokenizer)
     match cfg:
@@ -60,8 +62,8 @@ def build_rows(cfg: ObjectiveConfig, data: DataConfig, store: TokenStore, tokeni
             return Seq2SeqRows(cfg, store, tokenizer, data.seq_len, start)
 
 
-def _start_token(model: ModelConfig, tokenizer: Tokenizer) -> int | None:
+def _start_token(model: AnyModelConfig, tokenizer: Tokenizer) -> int | None:
     """What the decoder of an encoder-decoder model begins with: its own choice, else bos, else pad."""
-    if model.kind == "decoder":
+    if not isinstance(model, EncoderDecoderConfig):
         return None
-    return tokenizer.bos if tokenizer.bos is not None else tokenizer.pad
+    return next(i for i in (model.start_token, tokenizer.bos, tokenizer.pad) if i is not None)

@@ -13,7 +13,7 @@ from lm.data.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED
 from lm.nn.loss import LossSums, causal_reader
-from lm.nn.transformer import DecoderLM
+from lm.nn.transformer import LM
 
 
 class Evaluation(TypedDict):
@@ -25,7 +25,7 @@ class Evaluation(TypedDict):
     bytes: int
 
 
-def evaluate(model: DecoderLM, rows: Rows, ids: NDArray[np.int64], tokenizer: Tokenizer, micro_batch: int) -> Evaluation:
+def evaluate(model: LM, rows: Rows, ids: NDArray[np.int64], tokenizer: Tokenizer, micro_batch: int) -> Evaluation:
     """Of the labels of the rows `ids`. Raises ConfigError where there is none.
 
     Bits per byte = nats / ln 2 / bytes, so that tokenizers compare.

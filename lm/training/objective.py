@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from lm.data.objective import ObjectiveBase
-from lm.nn.transformer import Reader
+from lm.nn.head import Reader
 
 
 def causal_reader(labels: Tensor, cfg: ObjectiveBase) -> Reader:

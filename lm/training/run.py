@@ -24,7 +24,7 @@ from lm.errors import CheckpointError, ConfigError, Interrupted, ResourceError
 from lm.folder import RunLock, replace_file
 from lm.model_folder import copy_weights, read_model, resolve_model, save_model
 from lm.nn.count import count
-from lm.nn.transformer import DecoderLM, ModelConfig, build_model
+from lm.nn.transformer import LM, AnyModelConfig, build_model
 from lm.training.config import TrainConfig
 from lm.training.logging import Console, build_loggers
 from lm.training.metrics import MetricsFile
@@ -84,7 +84,7 @@ class _Run:
             require_same_data(self.folder, self.cfg, self.reader.meta, data)
         return data
 
-    def _model_config(self, data: Prepared) -> ModelConfig:
+    def _model_config(self, data: Prepared) -> AnyModelConfig:
         """With vocab_size and max_seq_len filled in, checked against the tokenizer."""
         cfg, size = self.cfg.model, data.tokenizer.vocab_size
         vocab_size = cfg.vocab_size or -(-size // 64) * 64
@@ -103,7 +103,7 @@ class _Run:
         self.micro_batch, accumulation = split(self.cfg.data.global_batch, 1, self.cfg.trainer.micro_batch)
         return accumulation
 
-    def _build(self, model_cfg: ModelConfig) -> DecoderLM:
+    def _build(self, model_cfg: AnyModelConfig) -> LM:
         if self.reader is not None:
             model = self._in_precision(build_model(model_cfg))
             load_weights(model.named_parameters(), self.reader)
@@ -116,11 +116,11 @@ class _Run:
         copy_weights(model.named_parameters(), weights, str(source))
         return model
 
-    def _in_precision(self, model: DecoderLM) -> DecoderLM:
+    def _in_precision(self, model: LM) -> LM:
         """As Lightning converts it, but before the weights are read, so that a model that is only written again has the same dtype."""
         return model.to(torch.bfloat16) if self.cfg.trainer.precision == "bf16-true" else model
 
-    def _session(self, data: Prepared, model_cfg: ModelConfig, model: DecoderLM) -> tuple[Session, "TrainModule"]:
+    def _session(self, data: Prepared, model_cfg: AnyModelConfig, model: LM) -> tuple[Session, "TrainModule"]:
         from lm.training.module import TrainModule  # Lightning takes seconds, and a finished run does not need it
 
         cfg = self.cfg
@@ -160,7 +160,7 @@ class _Run:
 
         return build
 
-    def _average(self, model: DecoderLM) -> EMA | None:
+    def _average(self, model: LM) -> EMA | None:
         if self.cfg.trainer.ema_decay is None:
             return None
         average = EMA(model.named_parameters(), self.cfg.trainer.ema_decay)

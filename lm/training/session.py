@@ -23,7 +23,7 @@ from lm.folder import disk_errors, require_space
 from lm.generation.evaluate import evaluate
 from lm.generation.load import generate
 from lm.nn.count import Counts
-from lm.nn.transformer import DecoderLM
+from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
 from lm.training.logging import Console, Logger
 from lm.training.metrics import MetricsFile, memory_gib, peak_flops
@@ -54,7 +54,7 @@ class Session:
 
     cfg: TrainConfig
     folder: Path
-    model: DecoderLM
+    model: LM
     tokenizer: Tokenizer
     rows: Rows
     val_rows: Rows

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from lm.nn.transformer import DecoderLM
+from lm.nn.transformer import LM
 from lm.training.strategies.single import Single
 
 
@@ -20,10 +20,10 @@ class FSDP(Single):
     def lightning(self) -> Any:
         return ModelParallelStrategy(data_parallel_size=self.world, tensor_parallel_size=1)
 
-    def shard(self, model: DecoderLM, mesh: Any) -> None:
+    def shard(self, model: LM, mesh: Any) -> None:
         """Each block is one unit, and the root holds embedding, norm and head, so that a tied weight stays one."""
         data_parallel = mesh["data_parallel"]
-        for block in model.blocks:
+        for block in model.units():
             fully_shard(block, mesh=data_parallel)
         fully_shard(model, mesh=data_parallel)
 

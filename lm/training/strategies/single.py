@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm.nn.transformer import DecoderLM
+from lm.nn.transformer import LM
 
 Judge = Callable[[Tensor], Tensor]  # the norm of a step's whole gradient -> the optimizer's `found_inf`
 
@@ -19,7 +19,7 @@ class Single:
         """What Lightning's Trainer takes as `strategy`."""
         return "auto"
 
-    def shard(self, model: DecoderLM, mesh: Any) -> None:
+    def shard(self, model: LM, mesh: Any) -> None:
         """Split the weights over the ranks of Lightning's device mesh, before the optimizer is built."""
 
     def divisor(self, accumulation: int, world: int) -> int:

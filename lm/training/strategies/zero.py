@@ -9,7 +9,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm.nn.transformer import DecoderLM
+from lm.nn.transformer import LM
 from lm.training.strategies.single import Judge, Single
 
 
@@ -46,7 +46,7 @@ class Zero(Single):
     def lightning(self) -> Any:
         return self.plugin
 
-    def shard(self, model: DecoderLM, mesh: Any) -> None:
+    def shard(self, model: LM, mesh: Any) -> None:
         """The engine splits the weights; the head's must be whole while the chunked loss uses it outside of the head's own forward."""
         deepspeed.zero.register_external_parameter(model, model.head.weight)
 

@@ -66,4 +66,4 @@ def _start_token(model: AnyModelConfig, tokenizer: Tokenizer) -> int | None:
     """What the decoder of an encoder-decoder model begins with: its own choice, else bos, else pad."""
     if not isinstance(model, EncoderDecoderConfig):
         return None
-    return next(i for i in (model.start_token, tokenizer.bos, tokenizer.pad) if i is not None)
+    return tokenizer.start if model.start_token is None else model.start_token

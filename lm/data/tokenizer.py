@@ -110,6 +110,11 @@ class Tokenizer:
         return [self.bos] if self.bos is not None and self.bos != self.eos else []
 
     @property
+    def start(self) -> int:
+        """What the decoder of an encoder-decoder begins with, unless its model says otherwise: bos, or else pad."""
+        return self.bos if self.bos is not None else self.pad
+
+    @property
     def suffix(self) -> list[int]:
         """What ends a packed document."""
         return [self.eos] if self.eos is not None else []

@@ -72,11 +72,11 @@ def model_config(tree: Tree, where: str = "") -> AnyModelConfig:
 class LM(Stack):
     """A stack with the embedding below it and the head above. Parameter names are part of the checkpoint format."""
 
-    def __init__(self, cfg: StackConfig, causal: bool, cross: bool = False) -> None:
+    def __init__(self, cfg: AnyModelConfig, causal: bool, cross: bool = False) -> None:
         """cfg: with vocab_size and max_seq_len set."""
         assert cfg.vocab_size is not None and cfg.max_seq_len is not None
         super().__init__(cfg, cfg.n_layers, causal, cross)
-        self.cfg: StackConfig = cfg
+        self.cfg: AnyModelConfig = cfg
         self.causal = causal
         self.vocab_size, self.max_seq_len = cfg.vocab_size, cfg.max_seq_len
         self.embed = nn.Embedding(self.vocab_size, cfg.d_model)

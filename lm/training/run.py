@@ -24,7 +24,7 @@ from lm.errors import CheckpointError, ConfigError, Interrupted, ResourceError
 from lm.folder import RunLock, replace_file
 from lm.model_folder import copy_weights, read_model, resolve_model, save_model
 from lm.nn.count import count
-from lm.nn.transformer import LM, AnyModelConfig, build_model
+from lm.nn.transformer import LM, AnyModelConfig, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
 from lm.training.logging import Console, build_loggers
 from lm.training.metrics import MetricsFile
@@ -97,7 +97,10 @@ class _Run:
             raise ConfigError(
                 f"model.vocab_size={vocab_size} is below the tokenizer's {size} tokens. Set it to null, or to {size} or more."
             )
-        return cfg.replace(vocab_size=vocab_size, max_seq_len=cfg.max_seq_len or self.cfg.data.seq_len)
+        sizes: Tree = {"vocab_size": vocab_size, "max_seq_len": cfg.max_seq_len or self.cfg.data.seq_len}
+        if isinstance(cfg, EncoderDecoderConfig):
+            sizes["start_token"] = cfg.start_token if cfg.start_token is not None else data.tokenizer.start
+        return cfg.replace(**sizes)
 
     def _accumulation(self) -> int:
         self.micro_batch, accumulation = split(self.cfg.data.global_batch, 1, self.cfg.trainer.micro_batch)

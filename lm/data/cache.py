@@ -17,7 +17,10 @@ from lm.errors import ConfigError, ResourceError
 
 Log = Callable[[str], None]
 
-_ROWS = {"causal", "denoising", "fim", "joined", "loader", "mlm", "objective", "order", "prefix", "rows", "seq2seq", "spans", "windows"}
+_ROWS = {
+    "causal", "denoising", "fim", "joined", "loader", "mlm", "objective", "order", "pack", "preference", "prefix", "rows", "seq2seq", "sft",
+    "spans", "windows",
+}  # fmt: skip
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 
 

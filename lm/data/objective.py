@@ -15,6 +15,8 @@ class ObjectiveBase(Config):
 
     models: ClassVar[tuple[ModelKind, ...]]
     shapes: ClassVar[tuple[Shape, ...]] = ("text",)
+    packings: ClassVar[tuple[str, ...]] = ("split",)
+    """Those that it can be given, the usual one first."""
     needs_masked_documents: ClassVar[bool] = False
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)
@@ -40,7 +42,12 @@ class ObjectiveBase(Config):
                 f"objective={name} needs records of the kind {' or '.join(self.shapes)}, and those of data are of the kind {shape}."
                 " Choose other data or another objective, or set data.record."
             )
-        if self.needs_masked_documents and not data.mask_documents:
+        if data.packing not in (None, *self.packings):
+            raise ValueError(
+                f"objective={name} packs by {' or '.join(self.packings)}, and data.packing={data.packing}. Choose one of them."
+            )
+        if (self.needs_masked_documents or data.packing == "fit") and not data.mask_documents:
+            name += "" if self.needs_masked_documents else " with data.packing=fit"
             raise ValueError(f"objective={name} takes each document on its own, and data.mask_documents=false. Set it to true.")
 
 
@@ -49,6 +56,8 @@ class CausalConfig(ObjectiveBase):
 
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
 
+    packings: ClassVar[tuple[str, ...]] = ("split", "fit")
+
     kind: Literal["causal"] = "causal"
 
 
@@ -56,6 +65,8 @@ class MLMConfig(ObjectiveBase):
     """Predict masked tokens from both sides. Devlin et al. 2018, arXiv:1810.04805, section 3.1."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder",)
+
+    packings: ClassVar[tuple[str, ...]] = ("split", "fit")
 
     kind: Literal["mlm"] = "mlm"
     mask_frac: float = Field(0.15, gt=0, lt=1)
@@ -76,6 +87,8 @@ class PrefixConfig(ObjectiveBase):
 
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
 
+    packings: ClassVar[tuple[str, ...]] = ("split", "fit")
+
     kind: Literal["prefix"] = "prefix"
 
 
@@ -83,6 +96,7 @@ class FIMConfig(ObjectiveBase):
     """Predict the next token of documents whose middle was moved to the end. Bavarian et al. 2022, arXiv:2207.14255."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
+    packings: ClassVar[tuple[str, ...]] = ("split", "fit")
     needs_masked_documents: ClassVar[bool] = True
 
     kind: Literal["fim"] = "fim"
@@ -150,6 +164,7 @@ class Seq2SeqConfig(ObjectiveBase):
 
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder_decoder", "decoder")
     shapes: ClassVar[tuple[Shape, ...]] = ("pair",)
+    packings: ClassVar[tuple[str, ...]] = ("none",)
 
     kind: Literal["seq2seq"] = "seq2seq"
     target_len: int | None = Field(None, gt=1)
@@ -157,8 +172,21 @@ class Seq2SeqConfig(ObjectiveBase):
     model, in whose rows the two stand one behind the other, half of it."""
 
 
+class SFTConfig(ObjectiveBase):
+    """Predict what the assistant says in a chat."""
+
+    models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
+    shapes: ClassVar[tuple[Shape, ...]] = ("chat",)
+    packings: ClassVar[tuple[str, ...]] = ("fit", "none")
+    needs_masked_documents: ClassVar[bool] = True
+
+    kind: Literal["sft"] = "sft"
+    prompt_loss: bool = False
+    """Predict what the others say too."""
+
+
 ObjectiveConfig = Annotated[
-    CausalConfig | PrefixConfig | FIMConfig | SpansConfig | UL2Config | MLMConfig | Seq2SeqConfig, Field(discriminator="kind")
+    CausalConfig | PrefixConfig | FIMConfig | SpansConfig | UL2Config | MLMConfig | Seq2SeqConfig | SFTConfig, Field(discriminator="kind")
 ]
 
 

@@ -20,10 +20,11 @@ SLOTS = {"model/attention", "model/block", "model/ffn", "model/norm", "model/pos
 NEEDED = {
     "text": ["data.files=a.txt"],
     "pairs": ["data.files=a.jsonl"],
+    "chat": ["data.files=a.jsonl"],
     "hub": ["data.name=a/b"],
     "file": ["tokenizer.path=tokenizer.json"],
 }  # what an option leaves to the user
-REFUSED = {"data=pairs", "data=stdlib_docstrings", "objective=mlm", "objective=seq2seq"}  # beside the default model and objective
+REFUSED = {"data=pairs", "data=chat", "data=stdlib_docstrings", "data=stdlib_chat", "objective=mlm", "objective=seq2seq", "objective=sft"}  # beside the default model and objective
 
 
 def header(recipe: str) -> dict[str, str]:

@@ -50,7 +50,7 @@ def make_store(tmp_path: Path) -> MakeStore:
     """A store of the given documents (lists of token ids) as they are, in shards of `shard_tokens`."""
 
     def run(documents: list[list[int]], vocab_size: int = 1000, shard_tokens: int = 1 << 20) -> TokenStore:
-        folder = Path(mkdtemp(dir=tmp_path))
+        folder = Path(mkdtemp(dir=tmp_path)) if (tmp_path / "index.json").exists() else tmp_path
         writer = ShardWriter(folder, "train", vocab_size, shard_tokens)
         for document in documents:
             writer.start_document()

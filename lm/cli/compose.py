@@ -24,7 +24,7 @@ from lm.cli.naming import run_name
 from lm.cli.overrides import Given, parse
 from lm.config import Config, Tree, did_you_mean, find_field, from_tree, members, variant, variants
 from lm.errors import ConfigError
-from lm.record import flatten
+from lm.record import flatten, nest
 from lm.training.config import TrainConfig
 
 _Choices = dict[str, str | None]
@@ -50,7 +50,7 @@ class Composition:
     @property
     def tree(self) -> Tree:
         """Every value that some layer states."""
-        return catalog.nest({path: value for layer in self.layers for path, value in layer.values.items()})
+        return nest({path: value for layer in self.layers for path, value in layer.values.items()})
 
     def stated(self, path: str) -> list[tuple[Layer, Any]]:
         """Who says something about a path, the one that counts last."""
@@ -76,7 +76,7 @@ def compose(overrides: Sequence[str]) -> Composition:
     layers, notes = _file_layers(choices, _switched(choices, chosen))
     _refuse_unknown(layers)
     layers = _with_parent(layers, given)
-    tree = catalog.nest({path: value for layer in layers for path, value in layer.values.items()})
+    tree = nest({path: value for layer in layers for path, value in layer.values.items()})
     spoken = Layer("command line", "", {})
     for item in given:
         if not item.is_group:
@@ -168,7 +168,7 @@ def _file_layers(choices: _Choices, switched: set[str]) -> tuple[list[Layer], li
     layers = [_train_layer()]
     layers += [_file_layer("option", group, choices[group]) for group in plain]
     open_to_refinement = [_file_layer("preset", "model", choices["model"]), _file_layer("recipe", "recipes", choices["recipes"])]
-    tree = catalog.nest({path: value for layer in [*open_to_refinement, *layers] for path, value in layer.values.items()})
+    tree = nest({path: value for layer in [*open_to_refinement, *layers] for path, value in layer.values.items()})
     notes = []
     for layer in open_to_refinement:
         for group in sorted(switched & set(plain)):
@@ -209,7 +209,7 @@ def _of_another_kind(path: str, section: str, tree: Tree) -> bool:
 
 
 def _refuse_unknown(layers: list[Layer]) -> None:
-    tree = catalog.nest({path: value for layer in layers for path, value in layer.values.items()})
+    tree = nest({path: value for layer in layers for path, value in layer.values.items()})
     for layer in layers:
         for path in layer.values:
             try:

@@ -1,6 +1,5 @@
 """Mixture of experts: each token passes a few of many feed-forward layers.  Shazeer et al. 2017, arXiv:1701.06538."""
 
-import math
 from typing import Annotated, Literal, Self
 
 import torch
@@ -106,9 +105,9 @@ class MoE(nn.Module):
     def _within_capacity(self, experts: Tensor, real: Tensor) -> Tensor | None:
         """1.0 where the expert still has room for this token of its row, (b, s, k); a row's first choices come before its second."""
         e, (_, s, k) = self.cfg.n_experts, experts.shape
-        capacity = self.cfg.capacity
-        if self.cfg.capacity_factor is not None:
-            capacity = math.ceil(self.cfg.capacity_factor * s * k / e)
+        capacity: Tensor | int | None = self.cfg.capacity
+        if self.cfg.capacity_factor is not None:  # of the row's own tokens: how wide others make the batch changes nothing
+            capacity = (self.cfg.capacity_factor * real.sum(1, keepdim=True) * k / e).ceil()  # (b, s) -> (b, 1)
         if capacity is None:
             return None
         order = experts.transpose(1, 2).flatten(1)  # (b, s, k) -> (b, k*s)

@@ -135,14 +135,18 @@ class LM(Stack):
 
     def matrices(self) -> set[str]:
         """Names of the blocks' weights that Muon treats as matrices: 2-D, or stacks of them, (e, out, in)."""
-        return {name for name, p in self.named_parameters() if "blocks." in name and p.ndim >= 2}
+        return {name for name, p in self.named_parameters() if "blocks." in name and p.ndim >= 2 and not name.endswith("bias")}
 
     def balance(self, loads: Tensor) -> None:
         """Move the correction biases of sigmoid routers.  loads: (MoE layers, e), tokens per expert of one whole optimizer step."""
-        layers = [module for module in self.modules() if isinstance(module, MoE)]
-        for layer, load in zip(layers, loads, strict=True):
+        for layer, load in zip(self.mixtures().values(), loads, strict=True):
             if isinstance(layer.router, SigmoidRouter):
                 layer.router.balance(load)
+
+    def mixtures(self) -> dict[str, MoE]:
+        """The MoE layers by their blocks' names, in the order in which they report loads: the encoder's first."""
+        names = {module: name.removesuffix(".ffn") for name, module in self.named_modules()}
+        return {names[module]: module for unit in self.units() for module in unit.modules() if isinstance(module, MoE)}
 
 
 class DecoderLM(LM):

@@ -47,6 +47,7 @@ class TrainModule(LightningModule):
         self.strategy = strategy or Single()
         self.micro = 0
         self.nll = self.tokens_in_step = torch.zeros(())
+        self.loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this step
         self.grad_norm = torch.zeros(())
         self.bad_step = torch.full((), -1, dtype=torch.int64)
         self.bad_loss = self.bad_norm = torch.zeros(())
@@ -72,10 +73,13 @@ class TrainModule(LightningModule):
         if self.micro == 0:
             self.nll = torch.zeros((), device=self.device, dtype=torch.float32)  # bf16-true makes bf16 the default
             self.tokens_in_step = self._label_tokens(batch)
+            self.loads = None
         assert batch.labels is not None
         sums: LossSums = self.model(batch, loss=causal_reader(batch.labels, self.cfg.objective))
         self.micro += 1
         self.nll += sums.nll
+        if sums.loads is not None:
+            self.loads = sums.loads if self.loads is None else self.loads + sums.loads
         divided_by = self.strategy.divisor(self.trainer.accumulate_grad_batches, self.trainer.world_size)
         return sums.total * divided_by / self.tokens_in_step
 
@@ -111,10 +115,19 @@ class TrainModule(LightningModule):
         if self.micro < self.trainer.accumulate_grad_batches:
             return
         self.strategy.after_step(self.judge)
+        self._balance()
         self.micro = 0
         self.step += 1
         if self.after_step():
             self.trainer.should_stop = True
+
+    def _balance(self) -> None:
+        """Tell the routers the loads of the whole step. Even loads move nothing: those of a step that is not taken become 0."""
+        if self.loads is None:
+            return
+        if self.trainer.world_size > 1:
+            torch.distributed.all_reduce(self.loads)
+        self.model.balance(self.loads.masked_fill(self.bad_step >= 0, 0.0))
 
     def loss(self) -> Tensor:
         """Mean over the label tokens of the last step, all ranks, in nats. No collective: any one rank may ask."""

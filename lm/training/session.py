@@ -144,7 +144,15 @@ class Session:
         peak = peak_flops(torch.cuda.get_device_name()) if self.module.device.type == "cuda" else None
         if peak is not None:
             record["mfu_pct"] = round(100 * rate * self.counts.train_flops_per_token / peak, 2)
-        self._record(record)
+        self._record(record | self._expert_loads())
+
+    def _expert_loads(self) -> Tree:
+        """Of each MoE layer, in the last step: the tokens of its busiest expert over the mean."""
+        loads = self.module.loads
+        if loads is None:
+            return {}
+        ratios = (loads.amax(-1) / loads.mean(-1)).tolist()
+        return {f"expert_load/{name}": round(ratio, 4) for name, ratio in zip(self.model.mixtures(), ratios, strict=True)}
 
     def _lr(self) -> float:
         group: Tree = self.module.trainer.optimizers[0].param_groups[-1]

@@ -18,13 +18,8 @@ class ObjectiveBase(Config):
     packings: ClassVar[tuple[str, ...]] = ("split",)
     """Those that it can be given, the usual one first."""
     needs_masked_documents: ClassVar[bool] = False
-
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Part of the target mass spread evenly over the vocabulary (Szegedy et al. 2015, arXiv:1512.00567)."""
-    z_loss: float = Field(0.0, ge=0)
-    """Factor on the mean of log(Z)^2, which keeps logits small (Chowdhery et al. 2022, arXiv:2204.02311, section 5)."""
-    chunk: int = Field(1024, gt=0)
-    """Tokens whose logits exist at once."""
+    needs_parent: ClassVar[bool] = False
+    """Whether the loss compares with the model that training starts from."""
 
     def specials(self) -> tuple[str, ...]:
         """Special tokens that a tokenizer made for this objective needs beside bos, eos and pad."""
@@ -51,7 +46,26 @@ class ObjectiveBase(Config):
             raise ValueError(f"objective={name} takes each document on its own, and data.mask_documents=false. Set it to true.")
 
 
-class CausalConfig(ObjectiveBase):
+class LikelihoodConfig(ObjectiveBase):
+    """Objectives whose loss is the cross-entropy of labels."""
+
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """Part of the target mass spread evenly over the vocabulary (Szegedy et al. 2015, arXiv:1512.00567)."""
+    z_loss: float = Field(0.0, ge=0)
+    """Factor on the mean of log(Z)^2, which keeps logits small (Chowdhery et al. 2022, arXiv:2204.02311, section 5)."""
+    chunk: int = Field(1024, gt=0)
+    """Tokens whose logits exist at once."""
+
+
+class Sampled(LikelihoodConfig):
+    """Objectives whose inputs may be the model's own."""
+
+    own_tokens: float = Field(0.0, ge=0, le=1)
+    """Part of the decoder's inputs that the model itself draws at the last step, growing evenly from none at the first: scheduled
+    sampling (Bengio et al. 2015, arXiv:1506.03099). It costs another forward."""
+
+
+class CausalConfig(Sampled):
     """Predict the next token."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
@@ -61,7 +75,7 @@ class CausalConfig(ObjectiveBase):
     kind: Literal["causal"] = "causal"
 
 
-class MLMConfig(ObjectiveBase):
+class MLMConfig(LikelihoodConfig):
     """Predict masked tokens from both sides. Devlin et al. 2018, arXiv:1810.04805, section 3.1."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder",)
@@ -82,7 +96,7 @@ class MLMConfig(ObjectiveBase):
         return ("<|mask|>",)
 
 
-class PrefixConfig(ObjectiveBase):
+class PrefixConfig(LikelihoodConfig):
     """Predict the rest of each document from a beginning of random length that is seen from all sides. Raffel et al. 2019, section 3.2."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
@@ -92,7 +106,7 @@ class PrefixConfig(ObjectiveBase):
     kind: Literal["prefix"] = "prefix"
 
 
-class FIMConfig(ObjectiveBase):
+class FIMConfig(LikelihoodConfig):
     """Predict the next token of documents whose middle was moved to the end. Bavarian et al. 2022, arXiv:2207.14255."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
@@ -117,7 +131,7 @@ class Denoiser(NamedTuple):
     mean_span: float | None
 
 
-class SpansConfig(ObjectiveBase):
+class SpansConfig(LikelihoodConfig):
     """Predict spans that were taken out of a text. Raffel et al. 2019, arXiv:1910.10683, section 3.1.4."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder_decoder", "decoder")
@@ -139,7 +153,7 @@ class SpansConfig(ObjectiveBase):
         return [Denoiser("", self.noise_frac, self.mean_span)]
 
 
-class UL2Config(ObjectiveBase):
+class UL2Config(LikelihoodConfig):
     """Span corruption of seven kinds, each announced by a mode token. Tay et al. 2022, arXiv:2205.05131, table 1."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder_decoder", "decoder")
@@ -159,7 +173,7 @@ class UL2Config(ObjectiveBase):
         return [*regular, Denoiser("<|S|>", 0.25, None), *extreme]
 
 
-class Seq2SeqConfig(ObjectiveBase):
+class Seq2SeqConfig(Sampled):
     """Predict a target from its source. Sutskever et al. 2014, arXiv:1409.3215; Vaswani et al. 2017, arXiv:1706.03762."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder_decoder", "decoder")
@@ -172,7 +186,7 @@ class Seq2SeqConfig(ObjectiveBase):
     model, in whose rows the two stand one behind the other, half of it."""
 
 
-class SFTConfig(ObjectiveBase):
+class SFTConfig(LikelihoodConfig):
     """Predict what the assistant says in a chat."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
@@ -185,8 +199,23 @@ class SFTConfig(ObjectiveBase):
     """Predict what the others say too."""
 
 
+class PreferenceConfig(ObjectiveBase):
+    """Raise the better of two answers above the worse one, compared with the model at the start (DPO). It needs init_from."""
+
+    models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
+    shapes: ClassVar[tuple[Shape, ...]] = ("preference",)
+    packings: ClassVar[tuple[str, ...]] = ("none",)
+    needs_masked_documents: ClassVar[bool] = True
+    needs_parent: ClassVar[bool] = True
+
+    kind: Literal["preference"] = "preference"
+    beta: float = Field(0.1, gt=0)
+    """How much a departure from the model at the start costs (Rafailov et al. 2023, arXiv:2305.18290, equation 7)."""
+
+
 ObjectiveConfig = Annotated[
-    CausalConfig | PrefixConfig | FIMConfig | SpansConfig | UL2Config | MLMConfig | Seq2SeqConfig | SFTConfig, Field(discriminator="kind")
+    CausalConfig | PrefixConfig | FIMConfig | SpansConfig | UL2Config | MLMConfig | Seq2SeqConfig | SFTConfig | PreferenceConfig,
+    Field(discriminator="kind"),
 ]
 
 

@@ -12,6 +12,7 @@ from lm.data.objective import (
     FIMConfig,
     MLMConfig,
     ObjectiveConfig,
+    PreferenceConfig,
     PrefixConfig,
     Seq2SeqConfig,
     SFTConfig,
@@ -20,6 +21,7 @@ from lm.data.objective import (
 )
 from lm.data.order import Ids
 from lm.data.pack import BestFit
+from lm.data.preference import PreferenceRows
 from lm.data.prefix import PrefixRows
 from lm.data.seq2seq import Seq2SeqRows
 from lm.data.sft import SFTRows
@@ -70,6 +72,8 @@ def build_rows(
             return Seq2SeqRows(cfg, store, tokenizer, data.seq_len, start)
         case SFTConfig():
             return SFTRows(cfg, store, tokenizer, data.seq_len, packed=how == "fit")
+        case PreferenceConfig():
+            return PreferenceRows(store, tokenizer, data.seq_len)
 
 
 def _start_token(model: AnyModelConfig, tokenizer: Tokenizer) -> int | None:

@@ -25,12 +25,13 @@ class ObjectiveBase(Config):
         """Special tokens that a tokenizer made for this objective needs beside bos, eos and pad."""
         return ()
 
-    def require_fit(self, name: str, model: str, data: DataBase) -> None:
+    def require_fit(self, name: str, model: ModelKind, data: DataBase) -> None:
         """ValueError where this objective cannot train such a model, or not on such data."""
         shape = data.shape
         if model not in self.models:
             raise ValueError(
-                f"objective={name} trains model.kind={' or '.join(self.models)}, and model.kind={model}. Choose another model or objective."
+                f"objective={name} trains model.kind={' or '.join(self.models)}, and model.kind={model}."
+                f" Choose another model, or objective={usual(model).kind}."
             )
         if shape not in self.shapes:
             raise ValueError(

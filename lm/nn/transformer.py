@@ -51,6 +51,8 @@ class EncoderDecoderConfig(StackConfig):
             raise ValueError("block=parallel has no place for cross-attention. Use block=sequential in an encoder-decoder.")
         if isinstance(self.attention, MLAConfig):
             raise ValueError("attention=mla has no form for cross-attention. Use attention=gqa in an encoder-decoder.")
+        if self.start_token is not None and self.vocab_size is not None and self.start_token >= self.vocab_size:
+            raise ValueError(f"start_token={self.start_token} is not below vocab_size={self.vocab_size}. Choose a token of the vocabulary.")
         return self
 
 
@@ -95,6 +97,8 @@ class LM(Stack):
         """
         if cache is not None and batch.documents is not None:
             raise ValueError("a cache holds one document a row, and batch.documents was given. Leave it out, or decode without a cache.")
+        if cache is not None and batch.prefix is not None and cache.length:
+            raise ValueError("batch.prefix was given to a cache that holds tokens already, which cannot see it. Give it with the first.")
         ctx = self.context(batch, cache)
         if cache is not None:
             cache.begin(ctx.mask.q_positions)
@@ -202,6 +206,8 @@ class EncoderDecoderLM(LM):
             source = cache.memory_positions
         else:
             raise ConfigError("cross-attention needs a source, and batch.source_tokens is None. Give the source tokens.")
+        if (batch.documents is None) != (batch.source_documents is None):
+            raise ValueError("of batch.documents and batch.source_documents one is None. Give both, or neither.")
         square = batch.positions is None and batch.source_positions is None and batch.documents is None and cache is None
         ctx.memory_mask = Mask(q, source, batch.documents, batch.source_documents, causal=False, square=square)
         return ctx

@@ -52,7 +52,7 @@ class TrainerConfig(Config):
     early_stop: int | None = Field(None, gt=0)
     """Stop after this many validations without a better val_loss; the model is that of the last step. null: never."""
     sample_prompts: list[str] = []
-    """Prompts continued at each validation into samples.md."""
+    """Prompts continued at each validation into samples.md; sources, where the model is an encoder-decoder. Encoders leave them aside."""
     sample_tokens: int = Field(64, gt=0)
     """Tokens per sample."""
 

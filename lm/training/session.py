@@ -83,6 +83,8 @@ class Session:
         self._require_space()
         cuda = self.module.device.type == "cuda"
         self.progress.device = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+        if self.cfg.trainer.sample_prompts and self.model.cfg.kind == "encoder":
+            self.console.say("trainer.sample_prompts are left aside: an encoder continues no text")
         self.signals.defer()
         self._mark = (self.module.step, time.perf_counter())
 
@@ -188,12 +190,14 @@ class Session:
 
     def _sample(self, step: int) -> None:
         prompts = self.cfg.trainer.sample_prompts
-        if not prompts:
+        if not prompts or self.model.cfg.kind == "encoder":
             return
         options = {"max_tokens": self.cfg.trainer.sample_tokens, "temperature": 0.8, "top_p": 0.95, "seed": self.cfg.seed}
         with self._eager():
             texts = [generate(self.model, self.tokenizer, prompt, **options) for prompt in prompts]
-        blocks = "".join(f"\n{_fenced(prompt + text)}\n" for prompt, text in zip(prompts, texts, strict=True))
+        apart = self.model.cfg.kind == "encoder_decoder"
+        shown = [(prompt, text) if apart else (prompt + text,) for prompt, text in zip(prompts, texts, strict=True)]
+        blocks = "".join(f"\n{_fenced(part)}\n" for parts in shown for part in parts)
         path = self.folder / "samples.md"
         with disk_errors(path):
             with path.open("a", encoding="utf-8") as file:

@@ -1,6 +1,17 @@
 """What every shipped preset and recipe keeps to."""
 
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
 from lm.cli import catalog
+from lm.cli.compose import compose
+from lm.cli.overrides import expand
+from lm.cli.train import parse_call
+from lm.nn.count import count
+from lm.training.config import TrainConfig
 
 RECIPES = catalog.groups()["recipes"]
 PRESETS = catalog.groups()["model"]
@@ -13,14 +24,103 @@ NEEDED = {
     "hub": ["data.name=a/b"],
     "file": ["tokenizer.path=tokenizer.json"],
 }  # what an option leaves to the user
-PARTNERS = {
+BESIDE = {
     "data=pairs": ["objective=seq2seq"],
     "data=stdlib_docstrings": ["objective=seq2seq"],
     "data=chat": ["objective=sft"],
     "data=stdlib_chat": ["objective=sft"],
     "data=preferences": ["objective=preference", "init_from=runs/pretrain-tiny"],
+    "objective=mlm": ["model=bert_base"],
     "objective=seq2seq": ["data=stdlib_docstrings"],
     "objective=sft": ["data=stdlib_chat"],
     "objective=preference": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"],
 }  # what an option does not go without
-REFUSED = {"objective=mlm"}  # beside the default model
+OBJECTIVES = {"decoder": "causal", "encoder": "mlm", "encoder_decoder": "spans"}  # for texts
+
+
+def beside(group: str, option: str) -> list[str]:
+    """The overrides that an option needs to compose."""
+    if group == "model":
+        return [f"objective={OBJECTIVES[catalog.values(group, option)['model.kind']]}"]
+    return BESIDE.get(f"{group}={option}", [])
+
+
+def header(recipe: str) -> dict[str, str]:
+    lines = catalog.file_of("recipes", recipe).read_text(encoding="utf-8").splitlines()
+    return dict(re.findall(r"^# (\w+): +(.*)$", "\n".join(lines), re.MULTILINE))
+
+
+def run_line(recipe: str, extra: str = "") -> list[TrainConfig]:
+    """The configs of the header's command, with what the Shrink line adds."""
+    verb, *args = shlex.split(f"{header(recipe)['Run']} {extra}")[1:]
+    assert verb == "train"
+    return [compose(job).config() for job in expand(parse_call(args).overrides)]
+
+
+def test_the_catalog_is_complete() -> None:
+    assert len(RECIPES) >= 7
+    assert len(PRESETS) >= 22
+    assert catalog.groups().keys() >= SLOTS
+    files = [*(catalog.root() / "conf").glob("*/**/*.yaml"), *(catalog.root() / "recipes").rglob("*.yaml")]
+    assert sum(map(len, catalog.groups().values())) == len(files)
+
+
+@pytest.mark.parametrize(("group", "option"), [(group, option) for group in catalog.groups() for option in catalog.groups()[group]])
+def test_every_option_composes(default_run: Path, group: str, option: str) -> None:
+    chosen = str(compose([f"{group}={option}"]).choices["data"])
+    needed = NEEDED.get(chosen, []) + (NEEDED.get(option, []) if group == "tokenizer" else [])
+    compose([f"{group}={option}", *needed, *beside(group, option)]).config()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_chooses_an_option_for_every_slot(preset: str) -> None:
+    assert catalog.preset_slots(preset).keys() == SLOTS
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_is_short_with_its_header_in_order_and_leaves_the_model_to_presets(recipe: str) -> None:
+    lines = catalog.file_of("recipes", recipe).read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 40
+    assert lines[0] == "# @package _global_"
+    assert [line.split(":")[0] for line in lines[2:6]] == ["# Run", "# Expect", "# Tokens", "# Shrink"]
+    assert not [path for path in catalog.values("recipes", recipe) if path.startswith("model.")]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_run_line_and_shrink_line_compose(default_run: Path, recipe: str) -> None:
+    assert run_line(recipe)
+    shrunk = run_line(recipe, header(recipe)["Shrink"])
+    assert all(config.trainer.max_steps <= 10 for config in shrunk)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_token_arithmetic_is_that_of_its_config(default_run: Path, recipe: str) -> None:
+    numbers = [int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", header(recipe)["Tokens"])]
+    *factors, per_step, steps, total = numbers
+    config = run_line(recipe)[0]
+    product = 1
+    for factor in factors:
+        product *= factor
+    assert product == per_step == config.data.global_batch * config.data.seq_len
+    assert steps == config.trainer.max_steps
+    assert total == per_step * steps
+
+
+def test_jobs_of_an_ablation_have_folders_of_their_own() -> None:
+    for recipe in [name for name in RECIPES if name.startswith("ablation/")]:
+        names = [config.run.name for config in run_line(recipe)]
+        assert len(names) >= 6
+        assert len(set(names)) == len(names)
+
+
+def test_shakespeare_recipe_keeps_the_limits_of_the_comparison() -> None:
+    [config] = run_line("pretrain/shakespeare_cpu")
+    model = config.model.replace(vocab_size=320, max_seq_len=config.data.seq_len)
+    assert count(model, config.data.seq_len).parameters <= 810_000
+    assert config.data.seq_len == 64
+    assert config.data.global_batch * config.data.seq_len * config.trainer.max_steps <= 1_536_000
+
+
+def test_finetune_recipe_starts_from_the_default_run(default_run: Path) -> None:
+    [config] = run_line("finetune/tiny_on_text")
+    assert config.init_from == str(default_run)

@@ -77,7 +77,7 @@ def test_each_row_is_a_pair_with_eos_at_both_ends_and_the_start_token_first(prep
 
 def test_a_batch_is_its_rows_side_by_side(prepared: Prepared, encoder_decoder: AnyModelConfig) -> None:
     rows = build_rows(
-        Seq2SeqConfig(), TextConfig(files="", seq_len=200), prepared.train, prepared.tokenizer, encoder_decoder.replace(start_token=77)
+        Seq2SeqConfig(), TextConfig(files="", seq_len=200), prepared.train, prepared.tokenizer, encoder_decoder.replace(start_token=7)
     )
     ids = np.array([5, 0, 9, 5])
     batch = rows.batch(ids)
@@ -86,7 +86,7 @@ def test_a_batch_is_its_rows_side_by_side(prepared: Prepared, encoder_decoder: A
         for together, own in ((batch.tokens, alone.tokens), (batch.labels, alone.labels), (batch.source_tokens, alone.source_tokens)):
             assert together is not None and own is not None
             assert torch.equal(together[at, : own.shape[1]], own[0]) and len(set(together[at, own.shape[1] :].tolist())) <= 1
-    assert batch.tokens[:, 0].tolist() == [77] * 4
+    assert batch.tokens[:, 0].tolist() == [7] * 4
 
 
 def test_a_decoder_reads_the_source_and_goes_on_with_the_target(

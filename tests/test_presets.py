@@ -17,15 +17,15 @@ from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
 from lm.training.optim import build_optimizer
 
-OURS = {"tiny", "nano", "llama_tiny"}
+OURS = {"tiny", "nano", "llama_tiny", "moe_tiny", "deepseek_tiny", "bert_tiny", "t5_tiny"}
 SHAPES = {
     "gpt2": "model.vocab_size=50257 model.max_seq_len=1024",
     "transformer_base": "model.max_seq_len=256",
 }  # left to tokenizer and data
 OBJECTIVES = {
-    "bert_base": "objective=mlm",
+    **dict.fromkeys(("bert_base", "bert_tiny"), "objective=mlm"),
     **dict.fromkeys(
-        ("transformer_base", "t5_small", "t5_1_1_base", "bart_base", "switch_base_8"), "objective=seq2seq data=stdlib_docstrings"
+        ("t5_tiny", "transformer_base", "t5_small", "t5_1_1_base", "bart_base", "switch_base_8"), "objective=seq2seq data=stdlib_docstrings"
     ),
 }
 
@@ -93,6 +93,10 @@ TINY = {
     "tiny": GQA,
     "nano": "model.ffn.hidden=64",
     "llama_tiny": f"{GQA} model.ffn.hidden=64",
+    "moe_tiny": f"{GQA} {MOE}",
+    "deepseek_tiny": MOE,
+    "bert_tiny": "model.ffn.hidden=64",
+    "t5_tiny": "model.ffn.hidden=64",
     "transformer_base": "model.attention.n_heads=4 model.ffn.hidden=64 model.embed.scale=5.66",
     "bert_base": "model.attention.n_heads=4 model.ffn.hidden=64",
     "gpt2": "model.attention.n_heads=4",
@@ -133,7 +137,7 @@ def ours(preset: str) -> int:
 
 def test_every_preset_is_counted_and_shrunk() -> None:
     presets = set(catalog.groups()["model"])
-    assert len(presets) >= 22
+    assert len(presets) >= 26
     assert presets == OURS | PUBLISHED.keys() | PAPERS.keys() == TINY.keys()
 
 

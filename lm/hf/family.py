@@ -8,14 +8,14 @@ from typing import Any, ClassVar, NamedTuple
 
 from lm.config import Tree
 from lm.errors import ConfigError
-from lm.hf.transforms import Same, Transform
+from lm.hf.transforms import Copies, Same, Transform
 from lm.nn.ffn import Activation
 from lm.nn.transformer import AnyModelConfig, model_config
 from lm.record import flatten, nest
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
-    "quick_gelu": "quick_gelu", "relu2": "relu2",
+    "gelu_fast": "gelu_tanh", "quick_gelu": "quick_gelu", "relu2": "relu2",
 }  # fmt: skip
 """Hugging Face's names for activations."""
 
@@ -51,6 +51,11 @@ def modules(ours: tuple[str, ...], theirs: str, transform: Transform) -> Iterato
         yield Pair(tuple(f"{one}.{name}" for one in ours), (f"{theirs}.{name}",), transform)
 
 
+def embedding(ours: Tree, shared: str, *stacks: str) -> Pair:
+    """The embedding of an encoder-decoder; with an untied head, transformers 5 stores one for each stack too."""
+    return same("embed.weight", shared) if ours["head.tied"] else Pair(("embed.weight",), (shared, *stacks), Copies(1 + len(stacks)))
+
+
 class Family:
     """Options are named by dotted path, as on the command line without `model.`; "theirs" are the keys of config.json."""
 
@@ -59,6 +64,9 @@ class Family:
     auto: ClassVar[str] = "AutoModelForCausalLM"
     prefix: ClassVar[str] = ""  # of the keys of a model without its head, which may be missing in the file
     ignored: ClassVar[tuple[str, ...]] = ()  # patterns of keys in files that hold no weight of the model
+    older_endings: ClassVar[dict[str, str]] = {}  # of a tensor's key -> in older files
+    zero_if_missing: ClassVar[tuple[str, ...]] = ()  # keys of tensors that files leave out where they are zeros
+    renamed: ClassVar[dict[str, str]] = {}  # keys of config.json in other files -> theirs
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {}  # ours -> theirs, or (theirs, the value where it is missing)
     fixed: ClassVar[Tree] = {}  # ours that all of the family share
     fixed_there: ClassVar[Tree] = {}  # theirs that all of what we support share

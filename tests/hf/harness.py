@@ -36,6 +36,10 @@ def redraw(theirs: torch.nn.Module, embed_gain: float, seed: int = 0) -> None:
         tensor.copy_(noise * 1.5 / tensor.shape[-1] ** 0.5 if tensor.ndim > 1 else tensor + 0.5 * noise)
         if any(part in name for part in ("embed", "wte", "shared", "lm_head")):
             tensor.mul_(embed_gain)
+    for shared in [name for name in stored if name.endswith("shared.weight")]:  # one embedding, where each stack stores its own
+        for name in stored:
+            if name.endswith("coder.embed_tokens.weight"):
+                stored[name].copy_(stored[shared])
 
 
 def tokens(b: int, s: int, seed: int) -> Tensor:

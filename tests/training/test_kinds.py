@@ -14,7 +14,10 @@ from lm.training.metrics import read
 from lm.training.run import train
 from tests.training.conftest import Configure, results
 
-SWITCH = {"kind": "moe", "n_experts": 4, "top_k": 1, "expert": {"kind": "mlp", "hidden": 24}, "capacity_factor": 1.0, "balance_loss": 0.1}
+SWITCH = {
+    "kind": "moe", "n_experts": 4, "top_k": 1, "expert": {"kind": "mlp", "hidden": 24}, "router": {"kind": "softmax", "normalize": False},
+    "capacity_factor": 1.0, "balance_loss": 0.1,
+}  # fmt: skip
 OBJECTIVE = {"encoder": "mlm", "encoder_decoder": "seq2seq"}
 
 

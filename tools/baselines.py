@@ -43,12 +43,12 @@ class ExchangedSources:
         """The targets of these rows."""
         lent = self._rows.batch(self._other[ids], draw)
         own = self._rows.batch(ids, draw)
-        sources = {
-            "source_tokens": lent.source_tokens,
-            "source_positions": lent.source_positions,
-            "source_documents": lent.source_documents,
-        }
-        return replace(own, **sources)
+        return replace(
+            own,
+            source_tokens=lent.source_tokens,
+            source_positions=lent.source_positions,
+            source_documents=lent.source_documents,
+        )
 
     def describe(self) -> str:
         """Nothing."""

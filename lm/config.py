@@ -104,9 +104,8 @@ def members(annotation: Any) -> list[Any]:
 def _path_in_tree(tree: Any, loc: tuple[Any, ...]) -> list[str]:
     """pydantic's location without the union tags it inserts: a part that is the `kind` of the dict at hand and no key of it."""
     path: list[str] = []
-    for position, part in enumerate(loc):
-        is_tag = isinstance(tree, dict) and part not in tree and tree.get("kind") == part and position < len(loc) - 1
-        if is_tag:
+    for part in loc:
+        if isinstance(tree, dict) and part not in tree and tree.get("kind") == part:
             continue
         path.append(str(part))
         if isinstance(tree, dict):

@@ -108,7 +108,7 @@ class MoE(nn.Module):
 
     def _within_capacity(self, experts: Tensor, real: Tensor) -> Tensor | None:
         """1.0 where the expert still has room for this token of its row, (b, s, k); a row's first choices come before its second."""
-        e, (_, s, k) = self.cfg.n_experts, experts.shape
+        e, k = self.cfg.n_experts, experts.shape[-1]
         capacity: Tensor | int | None = self.cfg.capacity
         if self.cfg.capacity_factor is not None:  # of the row's own tokens: how wide others make the batch changes nothing
             capacity = (real.sum(1, keepdim=True).double() * self.cfg.capacity_factor * k / e).ceil()  # (b, s) -> (b, 1)

@@ -17,15 +17,15 @@ from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
 from lm.training.optim import build_optimizer
 
-OURS = {"tiny", "nano", "llama_tiny"}
+OURS = {"tiny", "nano", "llama_tiny", "moe_tiny", "deepseek_tiny", "bert_tiny", "t5_tiny"}
 SHAPES = {
     "gpt2": "model.vocab_size=50257 model.max_seq_len=1024",
     "transformer_base": "model.max_seq_len=256",
 }  # left to tokenizer and data
 OBJECTIVES = {
-    "bert_base": "objective=mlm",
+    **dict.fromkeys(("bert_base", "bert_tiny"), "objective=mlm"),
     **dict.fromkeys(
-        ("transformer_base", "t5_small", "t5_1_1_base", "bart_base", "switch_base_8"), "objective=seq2seq data=stdlib_docstrings"
+        ("t5_tiny", "transformer_base", "t5_small", "t5_1_1_base", "bart_base", "switch_base_8"), "objective=seq2seq data=stdlib_docstrings"
     ),
 }
 
@@ -87,12 +87,20 @@ PAPERS = {  # the paper's figure, and what its rounding leaves open
 }
 
 MOE = "model.ffn.n_experts=4 model.ffn.expert.hidden=24"
+MLA = (
+    "model.attention.n_heads=4 model.attention.q_rank=16 model.attention.kv_rank=12 model.attention.nope_dim=8"
+    " model.attention.rope_dim=4 model.attention.v_dim=8 model.ffn.first_dense=1 model.ffn.dense.hidden=64"
+)
 GQA = "model.attention.n_heads=4 model.attention.n_kv_heads=2"
 T5_INIT = "model.head.scale=0.177 model.init.std=0.1"  # at 0.02 three steps are too few: the head starts sqrt(d_model) times smaller
 TINY = {
     "tiny": GQA,
     "nano": "model.ffn.hidden=64",
     "llama_tiny": f"{GQA} model.ffn.hidden=64",
+    "moe_tiny": f"{GQA} {MOE}",
+    "deepseek_tiny": f"{MLA} model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 {MOE}",
+    "bert_tiny": "model.ffn.hidden=64",
+    "t5_tiny": "model.ffn.hidden=64",
     "transformer_base": "model.attention.n_heads=4 model.ffn.hidden=64 model.embed.scale=5.66",
     "bert_base": "model.attention.n_heads=4 model.ffn.hidden=64",
     "gpt2": "model.attention.n_heads=4",
@@ -110,9 +118,7 @@ TINY = {
     "qwen3_0_6b": f"{GQA} model.attention.head_dim=16 model.ffn.hidden=64",
     "gemma2_2b": f"{GQA} model.attention.head_dim=16 model.attention.window=5 model.ffn.hidden=64 model.embed.scale=5.66",
     "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=64",
-    "deepseek_v3": "model.attention.n_heads=4 model.attention.q_rank=16 model.attention.kv_rank=12 model.attention.nope_dim=8"
-    " model.attention.rope_dim=4 model.attention.v_dim=8 model.ffn.first_dense=1 model.ffn.dense.hidden=64 model.ffn.top_k=2"
-    f" model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 model.ahead.depth=1 {MOE}",
+    "deepseek_v3": f"{MLA} model.ffn.top_k=2 model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 model.ahead.depth=1 {MOE}",
     "gpt_oss_20b": f"{GQA} model.attention.head_dim=8 model.attention.window=5 model.ffn.top_k=2 {MOE}",
 }
 SMALL = "model.vocab_size=96 model.max_seq_len=16 model.d_model=32 model.n_layers=2 data.seq_len=16 optim=adamw optim.lr=1e-2"
@@ -133,7 +139,7 @@ def ours(preset: str) -> int:
 
 def test_every_preset_is_counted_and_shrunk() -> None:
     presets = set(catalog.groups()["model"])
-    assert len(presets) >= 22
+    assert len(presets) >= 26
     assert presets == OURS | PUBLISHED.keys() | PAPERS.keys() == TINY.keys()
 
 

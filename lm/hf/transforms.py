@@ -108,6 +108,21 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Copies:
+    """n equal tensors there, one here (encoder-decoders whose head is not tied: one embedding, stored for each stack)."""
+
+    n: int
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        if not all(torch.equal(theirs[0], other) for other in theirs[1:]):
+            raise ValueError(f"{self.n} tensors that are one here are not equal")
+        return theirs[:1]
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return [ours[0].clone() for _ in range(self.n)]
+
+
+@dataclass(frozen=True)
 class Chain:
     """`first`, then `second` on the way here."""
 

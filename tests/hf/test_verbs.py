@@ -222,3 +222,8 @@ def test_neither_folder_nor_hub_model(lm: Run) -> None:
         done = lm("import", f"from={name}", "out=new")
         assert done.returncode == 3
         assert name in done.stderr.splitlines()[-1]
+
+
+def test_a_folder_that_was_not_imported_says_how_to(theirs: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"this is a Hugging Face model\. Make it ours first: lm import from="):
+        load(theirs)

@@ -11,6 +11,7 @@ from lm.nn.transformer import ModelConfig
 from lm.training.objective import ObjectiveConfig
 from lm.training.optim import OptimConfig
 from lm.training.schedule import ScheduleConfig
+from lm.training.strategies.config import SingleConfig, StrategyConfig, refusal
 
 
 class RunConfig(Config):
@@ -64,12 +65,34 @@ class CheckpointConfig(Config):
     """Steps between checkpoints; the last step always saves."""
     keep_last: int = Field(2, gt=0)
     """Checkpoints kept."""
+    background: bool = False
+    """Training goes on while a checkpoint is written; takes a copy of weights and optimizer in the host's memory."""
 
 
-class SingleConfig(Config):
-    """One process on one device."""
+class LaunchConfig(Config):
+    """Which processes train."""
 
-    kind: Literal["single"] = "single"
+    devices: int = Field(1, gt=0)
+    """Processes on each machine, one per GPU."""
+    nodes: int = Field(1, gt=0)
+    """Machines; start the same command on each of them."""
+    rendezvous: str | None = None
+    """host:port of the first machine, which all machines reach; needed where nodes > 1."""
+    max_restarts: int = Field(0, ge=0)
+    """Starts anew from the last valid checkpoint after a process died."""
+    timeout_s: int = Field(1800, gt=0)
+    """Seconds that ranks wait for each other before they give up."""
+
+    @property
+    def world(self) -> int:
+        """Processes in all."""
+        return self.devices * self.nodes
+
+    @model_validator(mode="after")
+    def _nodes_can_meet(self) -> Self:
+        if self.nodes > 1 and not re.fullmatch(r"[^\s:]+:\d+", self.rendezvous or ""):
+            raise ValueError(f"nodes={self.nodes} need a place to meet, and rendezvous is {self.rendezvous}. Give one as host:29400.")
+        return self
 
 
 class JsonlLoggerConfig(Config):
@@ -120,7 +143,8 @@ class TrainConfig(Config):
     schedule: ScheduleConfig
     trainer: TrainerConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
-    strategy: SingleConfig = SingleConfig()
+    strategy: StrategyConfig = SingleConfig()
+    launch: LaunchConfig = LaunchConfig()
     logger: LoggerConfig = JsonlLoggerConfig()
     init_from: str | None = None
     """Model folder, run folder or checkpoint to start the weights from (fine-tuning)."""
@@ -135,6 +159,8 @@ class TrainConfig(Config):
                 f"schedule.warmup_steps={self.schedule.warmup_steps} is not below trainer.max_steps={self.trainer.max_steps}."
                 " Shorten the warm-up or lengthen the run."
             )
+        if (refused := refusal(self)) is not None:
+            raise ValueError(refused)
         limit = self.model.max_seq_len
         if limit is not None and self.data.seq_len > limit:
             raise ValueError(f"data.seq_len={self.data.seq_len} is over model.max_seq_len={limit}. Lower one or raise the other.")

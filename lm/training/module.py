@@ -62,6 +62,7 @@ class TrainModule(LightningModule):
     def on_train_start(self) -> None:
         self.bad_step, self.bad_loss, self.bad_norm = (t.to(self.device) for t in (self.bad_step, self.bad_loss, self.bad_norm))
         self.model.train()
+        self.strategy.ready(self.trainer.optimizers[0])
         self.on_start()
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:

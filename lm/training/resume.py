@@ -1,11 +1,12 @@
 """What a run folder holds already, and whether this config may go on from there."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
 
-from lm.checkpoint import CheckpointReader, newest_valid
+from lm.checkpoint import META, CheckpointReader, checkpoints, newest_valid
 from lm.config import Tree, from_tree
 from lm.data.config import TokenizerFileConfig
 from lm.data.prepare import Prepared, changed_files
@@ -51,9 +52,21 @@ def open_run(folder: Path, cfg: TrainConfig, say: Say) -> CheckpointReader | Non
     return reader
 
 
+def require_resumable(folder: Path, cfg: TrainConfig) -> None:
+    """ConfigError where the newest checkpoint is of another config; whether it is sound, its readers find out."""
+    with suppress(CheckpointError):
+        if found := checkpoints(folder / "checkpoints"):
+            _require_same_config(folder, read_json(found[0] / META)["config"], cfg.tree())
+
+
+def write_config(folder: Path, cfg: TrainConfig) -> None:
+    """The file that every rank reads."""
+    replace_file(folder / CONFIG, yaml.safe_dump(cfg.tree(), sort_keys=False, allow_unicode=True))
+
+
 def freeze(folder: Path, cfg: TrainConfig) -> None:
     """The folder is this config's from now on, and its run unfinished."""
-    replace_file(folder / CONFIG, yaml.safe_dump(cfg.tree(), sort_keys=False, allow_unicode=True))
+    write_config(folder, cfg)
     with disk_errors(folder / SUMMARY):
         (folder / SUMMARY).unlink(missing_ok=True)
 

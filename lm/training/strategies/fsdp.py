@@ -3,10 +3,12 @@
 from typing import Any
 
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from lm.checkpoint import Piece
 from lm.nn.transformer import DecoderLM
 from lm.training.strategies.single import Single
 
@@ -14,14 +16,17 @@ from lm.training.strategies.single import Single
 class FSDP(Single):
     """Every rank keeps a slice of each weight; a block's weights are whole only while it computes. Works on CPU with gloo."""
 
+    meta = True
+
     def __init__(self, world: int) -> None:
         self.world = world
 
     def lightning(self) -> Any:
         return ModelParallelStrategy(data_parallel_size=self.world, tensor_parallel_size=1)
 
-    def shard(self, model: DecoderLM, mesh: Any) -> None:
+    def shard(self, model: nn.Module, mesh: Any) -> None:
         """Each block is one unit, and the root holds embedding, norm and head, so that a tied weight stays one."""
+        assert isinstance(model, DecoderLM)
         data_parallel = mesh["data_parallel"]
         for block in model.blocks:
             fully_shard(block, mesh=data_parallel)
@@ -32,3 +37,13 @@ class FSDP(Single):
             return tensor.detach()
         full: Tensor = tensor.full_tensor()
         return full.detach()
+
+    def piece(self, name: str, kind: str, tensor: Tensor) -> Piece:
+        """Rows of the first dimension, which lie together in the flattened tensor."""
+        if not isinstance(tensor, DTensor):
+            return Piece.whole(name, kind, tensor)
+        mine = tensor.to_local().detach()
+        _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        row = tensor.numel() // max(1, tensor.shape[0])
+        start = offset[0] * row if mine.numel() else 0
+        return Piece(name, kind, tuple(tensor.shape), start, start + mine.numel(), mine, shared=False)

@@ -79,7 +79,8 @@ def write_pieces(folder: Path, pieces: Iterable[Piece], rank: int = 0) -> None:
     for piece in pieces:
         group = "weights" if piece.kind == "weight" else "optimizer"
         key = f"{piece.name}/{piece.kind}/{piece.start}"
-        files[group][key] = tensor = piece.tensor.detach().reshape(-1).contiguous().cpu()
+        tensor = piece.tensor.detach().reshape(-1).contiguous().cpu()
+        files[group][key] = tensor.clone() if tensor.numel() == 1 else tensor  # an engine's step counter has many names
         if group == "weights":
             require_finite(piece.name, tensor)
         empty = {"shape": list(piece.shape), "dtype": str(tensor.dtype).removeprefix("torch."), "pieces": []}

@@ -1,4 +1,4 @@
-"""A run of several processes: its config is frozen once, torch's elastic agent starts the ranks, and the first error is the one that counts."""
+"""A run of several processes: its config is frozen once, torch's elastic agent starts the ranks, and their first error is its error."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -107,10 +107,8 @@ class _Agent:
 
 
 def _send(pid: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):  # it has ended
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass  # it has ended
 
 
 @contextmanager

@@ -187,6 +187,7 @@ class _Run:
         trainer = build_trainer(cfg, cfg.trainer.max_steps - step, accumulation, module.strategy.lightning())
         with warnings.catch_warnings(), worker_faults():
             warnings.filterwarnings("ignore", module="lightning")
+            warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
             trainer.fit(module, train_dataloaders=loader)
         session.saver.wait()
         number = session.stopped_by

@@ -22,32 +22,40 @@ ADAMW: dict[str, Any] = {"kind": "adamw", "lr": 1e-2, "clip": 0.5}
 Record = dict[str, list[float]]
 
 
-def config(optim: dict[str, Any], length: int = LENGTH, **attention: Any) -> TrainConfig:
+def config(optim: dict[str, Any], length: int = LENGTH, rows: int = ROWS, steps: int = STEPS, **attention: Any) -> TrainConfig:
     model = {
         "vocab_size": VOCAB, "max_seq_len": length, "d_model": 32, "n_layers": 2, "norm": {"kind": "rms"}, "position": {"kind": "rope"},
         "attention": {"n_heads": 2, "n_kv_heads": 1, "qkv_bias": True, "qk_norm": "head"} | attention, "ffn": {"hidden": 40},
     }  # fmt: skip
     tree = {
         "run": {"name": "steps"}, "model": model, "tokenizer": {"kind": "bytes"}, "objective": {"chunk": 7}, "optim": optim,
-        "data": {"kind": "stdlib", "global_batch": ROWS, "seq_len": length}, "schedule": {"kind": "linear", "warmup_steps": 1},
-        "trainer": {"max_steps": STEPS},
+        "data": {"kind": "stdlib", "global_batch": rows, "seq_len": length}, "schedule": {"kind": "linear", "warmup_steps": 1},
+        "trainer": {"max_steps": steps},
     }  # fmt: skip
     return from_tree(TrainConfig, tree)
 
 
-def batches(length: int = LENGTH, rank: int = 0, world: int = 1, documents: bool = False) -> list[Batch]:
+def batches(
+    length: int = LENGTH,
+    rank: int = 0,
+    world: int = 1,
+    documents: bool = False,
+    rows: int = ROWS,
+    steps: int = STEPS,
+    accumulation: int = ACCUMULATION,
+) -> list[Batch]:
     """This rank's micro-batches. Row i has i + 2 label tokens, so ranks and micro-batches weigh differently."""
     source = torch.Generator().manual_seed(3)
-    places = torch.arange(length).expand(ROWS // world // ACCUMULATION, -1)
+    places = torch.arange(length).expand(rows // world // accumulation, -1)
     half = length // 2
     packed = {"positions": places % half, "documents": (places >= half).int()} if documents else {}
     found = []
-    for _ in range(STEPS):
-        tokens = torch.randint(0, VOCAB, (ROWS, length), generator=source)
-        labels = tokens.roll(-1, 1).masked_fill(torch.arange(length) >= torch.arange(ROWS)[:, None] + 2, IGNORED)
-        mine = slice(rank * ROWS // world, (rank + 1) * ROWS // world)
+    for _ in range(steps):
+        tokens = torch.randint(0, VOCAB, (rows, length), generator=source)
+        labels = tokens.roll(-1, 1).masked_fill(torch.arange(length) >= torch.arange(rows)[:, None] + 2, IGNORED)
+        mine = slice(rank * rows // world, (rank + 1) * rows // world)
         n = int((labels[mine] != IGNORED).sum())
-        parts = zip(tokens[mine].chunk(ACCUMULATION), labels[mine].chunk(ACCUMULATION), strict=True)
+        parts = zip(tokens[mine].chunk(accumulation), labels[mine].chunk(accumulation), strict=True)
         found += [Batch(t, y, **packed, step_tokens=n) for t, y in parts]
     return found
 
@@ -58,6 +66,7 @@ def train_steps(
     strategy: Single | None = None,
     kind: type[TrainModule] = TrainModule,
     steps: int = STEPS,
+    accumulation: int = ACCUMULATION,
     **options: Any,
 ) -> tuple[Record, dict[str, torch.Tensor]]:
     """Losses and norms of every step, and the weights after the last, whole. `options` are Lightning's, and `compile`."""
@@ -84,5 +93,5 @@ def train_steps(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader: Any = DataLoader(rows, batch_size=None, collate_fn=lambda batch: batch)  # type: ignore[arg-type]
-        Trainer(max_epochs=1, accumulate_grad_batches=ACCUMULATION, **given).fit(module, loader)
+        Trainer(max_epochs=1, accumulate_grad_batches=accumulation, **given).fit(module, loader)
     return record, {name: strategy.whole(p).to("cpu", copy=True) for name, p in model.named_parameters()}

@@ -1,16 +1,14 @@
 """DeepSpeed's ZeRO-1 and ZeRO-2 through Lightning, on CUDA and on CPU.  Rajbhandari et al. 2020, arXiv:1910.02054."""
 
-import os
-import sys
+import io
+import logging
 from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import redirect_stdout
 from typing import Any
 
-import torch
-
-os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja, which builds DeepSpeed's collectives
 import deepspeed
+import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -28,7 +26,8 @@ class _AnyDevice(DeepSpeedStrategy):
 
     def setup_distributed(self) -> None:
         self.set_world_ranks()
-        self._init_deepspeed_distributed()
+        with redirect_stdout(io.StringIO()):  # it reports what it has built
+            self._init_deepspeed_distributed()
 
     def _setup_model_and_optimizer(self, model: nn.Module, optimizer: Optimizer | None, lr_scheduler: Any = None) -> tuple[Any, Any]:
         """As in Lightning, but with the local rank where a CPU device has no index."""
@@ -51,7 +50,7 @@ class Zero(Single):
             zero["offload_optimizer"] = {"device": "cpu"}
         config = {"zero_optimization": zero, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
         config |= {"gradient_clipping": clip or 0.0, "train_micro_batch_size_per_gpu": 1}  # a number for DeepSpeed's logs
-        self.plugin = _AnyDevice(config=config)
+        self.plugin = _AnyDevice(config=config, logging_level=logging.ERROR)
 
     def lightning(self) -> Any:
         return self.plugin

@@ -89,7 +89,7 @@ class Session:
         if self.reader is not None:
             self._restore(self.reader)
         elif self.cfg.trainer.ema_decay is not None:
-            self.ema = EMA(self.module.strategy.weights(self.model), self.cfg.trainer.ema_decay)
+            self.ema = self._average(self.cfg.trainer.ema_decay)
         self._require_space()
         cuda = self.module.device.type == "cuda"
         self.progress.device = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
@@ -103,9 +103,13 @@ class Session:
         if not self.cfg.resume.fresh_optimizer:
             load_pieces(strategy.optimizer(self.model, self.module.trainer.optimizers[0]), reader)
         if self.cfg.trainer.ema_decay is not None:
-            self.ema = EMA(strategy.weights(self.model), self.cfg.trainer.ema_decay)
+            self.ema = self._average(self.cfg.trainer.ema_decay)
             load_pieces(self.ema.pieces(), reader)
         self.last_saved = int(reader.meta["step"])
+
+    def _average(self, decay: float) -> EMA:
+        strategy = self.module.strategy
+        return EMA(strategy.weights(self.model), decay, lambda: strategy.refresh(self.model))
 
     def after_step(self) -> bool:
         """True where training should end."""

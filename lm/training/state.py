@@ -1,6 +1,6 @@
 """Weights, optimizer state and averaged weights to and from checkpoint pieces, bit for bit."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -31,11 +31,12 @@ def require_same_weights(shapes: dict[str, tuple[int, ...]], reader: CheckpointR
 
 
 class EMA:
-    """average <- decay * average + (1 - decay) * weight, in float32, from the weights at the start on.  weights: live slices."""
+    """average <- decay * average + (1 - decay) * weight, in float32, from the weights at the start on."""
 
-    def __init__(self, weights: Iterable[Piece], decay: float) -> None:
+    def __init__(self, weights: Iterable[Piece], decay: float, refresh: Callable[[], None] = lambda: None) -> None:
+        """weights: live slices.  refresh: called whenever they have been written."""
         self._weights = list(weights)
-        self._decay = decay
+        self._decay, self._refresh = decay, refresh
         self._averages = [piece.tensor.detach().float().clone() for piece in self._weights]
 
     @torch.no_grad()
@@ -56,6 +57,7 @@ class EMA:
     def _write(self, values: list[Tensor]) -> None:
         for piece, value in zip(self._weights, values, strict=True):
             piece.tensor.copy_(value)
+        self._refresh()
 
     def pieces(self) -> Iterator[Piece]:
         return (replace(piece, kind="ema", tensor=average) for piece, average in zip(self._weights, self._averages, strict=True))

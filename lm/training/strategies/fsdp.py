@@ -4,7 +4,7 @@ from typing import Any
 
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -31,6 +31,12 @@ class FSDP(Single):
         for block in model.blocks:
             fully_shard(block, mesh=data_parallel)
         fully_shard(model, mesh=data_parallel)
+
+    def refresh(self, model: nn.Module) -> None:
+        """What an evaluation has gathered is kept for the next forward, and out of date now."""
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def whole(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, DTensor):

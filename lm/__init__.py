@@ -8,7 +8,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "Batch": "lm.nn.batch",
     "build_model": "lm.nn.transformer",
-    "ModelConfig": "lm.nn.transformer",
+    "DecoderConfig": "lm.nn.transformer",
+    "EncoderConfig": "lm.nn.transformer",
+    "EncoderDecoderConfig": "lm.nn.transformer",
     "load": "lm.generation.load",
     "generate": "lm.generation.load",
 }
@@ -16,9 +18,18 @@ _HOMES = {
 if TYPE_CHECKING:
     from lm.generation.load import generate, load
     from lm.nn.batch import Batch
-    from lm.nn.transformer import ModelConfig, build_model
+    from lm.nn.transformer import DecoderConfig, EncoderConfig, EncoderDecoderConfig, build_model
 
-__all__ = ["Batch", "ModelConfig", "__version__", "build_model", "generate", "load"]
+__all__ = [
+    "Batch",
+    "DecoderConfig",
+    "EncoderConfig",
+    "EncoderDecoderConfig",
+    "__version__",
+    "build_model",
+    "generate",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -26,11 +26,12 @@ from torch.nn import functional as F
 from lm.config import from_tree
 from lm.data.causal import CausalRows
 from lm.data.loader import train_loader
+from lm.data.objective import CausalConfig
 from lm.data.prepare import prepare
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderConfig, build_model
 from lm.training.config import TrainConfig
-from lm.training.objective import CausalConfig, causal_reader
+from lm.training.objective import causal_reader
 from lm.training.optim import build_optimizer, set_lr
 from lm.training.schedule import factor
 
@@ -47,7 +48,7 @@ def plain_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def ours() -> Contestant:
     tree = {
         "vocab_size": VOCAB, "max_seq_len": LENGTH, "d_model": D, "n_layers": LAYERS, "norm": {"kind": "rms"},
-        "position": {"kind": "rope"}, "attention": {"n_heads": HEADS}, "ffn": {"hidden": HIDDEN}, "tied_head": True,
+        "position": {"kind": "rope"}, "attention": {"kind": "gqa", "n_heads": HEADS}, "ffn": {"kind": "mlp", "hidden": HIDDEN},
     }  # fmt: skip
     model = build_model(from_tree(DecoderConfig, tree), seed=0)
 

@@ -83,6 +83,8 @@ def nest(leaves: dict[str, Any]) -> Tree:
         *parents, last = path.split(".")
         section = tree
         for key in parents:
-            section = section.setdefault(key, {})
+            if not isinstance(section.get(key), dict):  # not there yet, or null
+                section[key] = {}
+            section = section[key]
         section[last] = value
     return tree

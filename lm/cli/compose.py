@@ -22,7 +22,7 @@ from lm.cli import catalog
 from lm.cli.finetune import parent_values
 from lm.cli.naming import run_name
 from lm.cli.overrides import Given, parse
-from lm.config import Config, Tree, did_you_mean, find_field, from_tree, variant, variants
+from lm.config import Config, Tree, did_you_mean, find_field, from_tree, members, variant, variants
 from lm.errors import ConfigError
 from lm.record import flatten
 from lm.training.config import TrainConfig
@@ -226,10 +226,10 @@ def _apply(item: Given, tree: Tree, layers: list[Layer], spoken: Layer) -> None:
             for path in [path for path in layer.values if path == item.key or path.startswith(f"{item.key}.")]:
                 del layer.values[path]
         return
-    if item.key.split(".")[-1] == "kind":
-        group = item.key.removesuffix(".kind").replace(".", "/")
+    if item.key.split(".")[-1] == "kind" and (group := item.key.removesuffix(".kind").replace(".", "/")) in catalog.groups():
         raise ConfigError(f"{item.key}: the kind comes with the option. Write {group}={item.raw}.")
-    if variants(field.annotation) and not isinstance(item.value, dict):
+    may_be_null = item.value is None and type(None) in members(field.annotation)
+    if variants(field.annotation) and not isinstance(item.value, dict) and not may_be_null:
         remedy = f"Write {group}={item.raw}" if group in catalog.groups() else f"Set one of its keys, as {item.key}.x=..."
         raise ConfigError(f"{item.key}: {item.raw} was given for a section. {remedy}.")
     leaves = flatten(item.value, f"{item.key}.") if isinstance(item.value, dict) else {item.key: _text_if_text(item, field)}

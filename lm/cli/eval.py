@@ -13,6 +13,7 @@ from lm.cli.literal import parse_literal
 from lm.cli.source import HELP, take_from
 from lm.config import Config, Tree, from_tree
 from lm.data.config import DataConfig
+from lm.data.objective import ObjectiveConfig, usual
 from lm.errors import CheckpointError, ConfigError
 
 _USAGE = """\
@@ -26,7 +27,9 @@ class EvalConfig(Config):
     """What `lm eval` takes beside `from`."""
 
     data: DataConfig | None = None
-    """What to evaluate on. null: the data of the run that the model comes from."""
+    """What to evaluate on. null: the data and the objective of the run that the model comes from."""
+    objective: ObjectiveConfig | None = None
+    """What is predicted. null: what models of this kind are mostly trained for."""
     split: Literal["val", "train", "all"] = "val"
     """The part that `lm train` would hold out, the part that it would train on, or both."""
     micro_batch: int = Field(8, gt=0)
@@ -56,21 +59,29 @@ def help_text(args: Sequence[str]) -> str:
 
 
 def _evaluate(folder: str, cfg: EvalConfig) -> Tree:
-    from lm.data.causal import CausalRows
     from lm.data.order import spread
     from lm.data.prepare import prepare
+    from lm.data.rows import build_rows
     from lm.generation.evaluate import evaluate
     from lm.generation.load import load
+    from lm.nn.transformer import EncoderDecoderConfig
 
-    data = cfg.data if cfg.data is not None else _data_of_run(folder)
+    given = cfg if cfg.data is not None else _of_run(folder)
+    data, objective = given.data, cfg.objective or given.objective
+    assert data is not None
     model, tokenizer = load(folder, cfg.device)
+    objective = objective or usual(model.cfg.kind)
+    try:
+        objective.require_fit(objective.kind, model.cfg.kind, data.shape)
+    except ValueError as error:
+        raise ConfigError(f"objective: {error}") from None
     seq_len = data.seq_len if cfg.data is None or "seq_len" in data.model_fields_set else model.max_seq_len
     if seq_len > model.max_seq_len:
         raise ConfigError(f"data.seq_len={seq_len} is over model.max_seq_len={model.max_seq_len}. Lower it, or leave it out.")
     prepared = prepare(data, tokenizer, log=lambda line: print(line, file=sys.stderr))
-    parts = []
+    parts, start = [], model.cfg.start_token if isinstance(model.cfg, EncoderDecoderConfig) else None
     for store in {"val": [prepared.val], "train": [prepared.train], "all": [prepared.train, prepared.val]}[cfg.split]:
-        rows = CausalRows(store, tokenizer, seq_len, data.mask_documents)
+        rows = build_rows(objective, data.replace(seq_len=seq_len), store, tokenizer, start)
         parts.append(evaluate(model, rows, spread(len(rows), data.val_rows), tokenizer, cfg.micro_batch))
     tokens, n_bytes = sum(part["tokens"] for part in parts), sum(part["bytes"] for part in parts)
     loss = sum(part["val_loss"] * part["tokens"] for part in parts) / tokens
@@ -79,8 +90,8 @@ def _evaluate(folder: str, cfg: EvalConfig) -> Tree:
     return found if cfg.split != "val" else found | {"zlib_bits_per_byte": prepared.zlib_bits_per_byte}
 
 
-def _data_of_run(folder: str) -> DataConfig:
-    """What the config.yaml says of the run that this folder is, or that it lies in."""
+def _of_run(folder: str) -> EvalConfig:
+    """Data and objective of the config.yaml of the run that this folder is, or that it lies in."""
     from lm.model_folder import resolve_model
 
     model = resolve_model(folder)
@@ -93,8 +104,6 @@ def _data_of_run(folder: str) -> DataConfig:
         )
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-        data = from_tree(EvalConfig, {"data": tree["data"]}).data
+        return from_tree(EvalConfig, {"data": tree["data"], "objective": tree.get("objective")})
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ConfigError) as error:
         raise CheckpointError(f"{path}: its data section cannot be read ({error}). Restore the file, or give data=...") from None
-    assert data is not None
-    return data

@@ -38,6 +38,20 @@ class TokenizerFileConfig(Config):
 TokenizerConfig = Annotated[BPEConfig | BytesConfig | TokenizerFileConfig, Field(discriminator="kind")]
 
 
+class PairRecord(Config):
+    """A text and what follows from it: a translation, a summary. In the name of a field a dot leads into an object: translation.de."""
+
+    kind: Literal["pair"] = "pair"
+    source: str = "source"
+    """Field of the given text."""
+    target: str = "target"
+    """Field of the text to be learned."""
+
+
+RecordConfig = Annotated[PairRecord, Field(discriminator="kind")]
+Shape = Literal["text", "pair"]
+
+
 class DataBase(Config):
     """What every source shares."""
 
@@ -54,6 +68,11 @@ class DataBase(Config):
     workers: int = Field(0, ge=0)
     """Loader processes. 0: in the training process."""
 
+    @property
+    def shape(self) -> Shape:
+        """What a record is, which decides the objectives that it can serve."""
+        return "text"
+
 
 class StdlibConfig(DataBase):
     """The source files of the running Python's own standard library, split by a hash of the path."""
@@ -63,7 +82,34 @@ class StdlibConfig(DataBase):
     """Part of the files held out for validation."""
 
 
-class TextConfig(DataBase):
+class StdlibDocstringsConfig(DataBase):
+    """Functions of the standard library without their docstrings, each with its docstring: an embedded corpus of pairs."""
+
+    kind: Literal["stdlib_docstrings"] = "stdlib_docstrings"
+    val_frac: float = Field(0.05, gt=0, lt=1)
+    """Part of the files whose functions are held out for validation."""
+
+    @property
+    def shape(self) -> Shape:
+        return "pair"
+
+
+class Recorded(DataBase):
+    """Sources whose records are what the config says."""
+
+    field: str = "text"
+    """The field or column that holds the text, where `record` is null."""
+    record: RecordConfig | None = None
+    """What a record is. null: a text."""
+    on_bad_record: Literal["error", "skip"] = "error"
+    """What a broken record does; skipped ones are counted."""
+
+    @property
+    def shape(self) -> Shape:
+        return self.record.kind if self.record is not None else "text"
+
+
+class TextConfig(Recorded):
     """Local files: .txt, .md, .rst, .py, .jsonl, .csv, .parquet, plain or .gz or .zst; a folder means every such file below it."""
 
     kind: Literal["text"] = "text"
@@ -73,13 +119,9 @@ class TextConfig(DataBase):
     """Held-out files. null: the last val_frac of a single text file, or a hash split of the documents."""
     val_frac: float = Field(0.1, gt=0, lt=1)
     """Part held out where val_files is null."""
-    field: str = "text"
-    """The field or column that holds the text in jsonl, csv and parquet."""
-    on_bad_record: Literal["error", "skip"] = "error"
-    """What a broken record does; skipped ones are counted."""
 
 
-class HubConfig(DataBase):
+class HubConfig(Recorded):
     """A dataset of the Hugging Face hub, read through `datasets`."""
 
     kind: Literal["hub"] = "hub"
@@ -95,10 +137,8 @@ class HubConfig(DataBase):
     """Split to validate on. null: a hash split of the documents by val_frac."""
     val_frac: float = Field(0.001, gt=0, lt=1)
     """Part of the documents held out where val_split is null."""
-    field: str = "text"
-    """Column that holds the text."""
     max_documents: int | None = Field(None, gt=0)
     """Stop after this many documents. null: all."""
 
 
-DataConfig = Annotated[StdlibConfig | TextConfig | HubConfig, Field(discriminator="kind")]
+DataConfig = Annotated[StdlibConfig | StdlibDocstringsConfig | TextConfig | HubConfig, Field(discriminator="kind")]

@@ -9,33 +9,50 @@ from pathlib import Path
 from lm.config import Tree
 from lm.data.cache import file_hashes
 from lm.data.config import StdlibConfig
-from lm.data.source import Document, Source, document, hashed_frac
+from lm.data.source import Document, Source, Split, document, hashed_frac
 
 _LEFT_OUT = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages", "__pycache__"}
 
 
+class StdlibFiles:
+    """The files, each in a split by a hash of its path below the library's folder.  hashes: SHA-256 by that path."""
+
+    def __init__(self, val_frac: float, cache: Path) -> None:
+        self.root = Path(sysconfig.get_paths()["stdlib"])
+        self._val_frac = val_frac
+        self._paths = list(_python_files(self.root))
+        hashes = file_hashes(self._paths, cache)
+        self.hashes = {self._name(path): hashes[str(path)] for path in self._paths}
+        self.total = sum(path.stat().st_size for path in self._paths)
+
+    def read(self) -> Iterator[tuple[Path, Split, str | None]]:
+        """Path, split and text; None for a distribution's own odd file, which nobody can be asked to mend."""
+        for path in self._paths:
+            split: Split = "val" if hashed_frac(self._name(path).encode()) < self._val_frac else "train"
+            try:
+                with tokenize.open(path) as stream:  # heeds a coding line
+                    yield path, split, stream.read()
+            except (UnicodeDecodeError, SyntaxError):
+                yield path, split, None
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+
 class StdlibSource(Source):
-    """One document per file, split by a hash of its path below the library's folder."""
+    """One document per file."""
 
     def __init__(self, cfg: StdlibConfig, cache: Path) -> None:
-        self._root = Path(sysconfig.get_paths()["stdlib"])
-        self._paths = list(_python_files(self._root))
-        hashes = file_hashes(self._paths, cache)
-        names = {self._name(path): hashes[str(path)] for path in self._paths}
+        self._files = StdlibFiles(cfg.val_frac, cache)
         identity: Tree = {"kind": cfg.kind, "val_frac": cfg.val_frac}
-        super().__init__(names, identity, sum(path.stat().st_size for path in self._paths))
-        self._val_frac = cfg.val_frac
+        super().__init__(self._files.hashes, identity, self._files.total)
         self._position = 0
 
     def documents(self) -> Iterator[Document]:
         self._position = self.skipped = 0
-        for path in self._paths:
-            in_val = hashed_frac(self._name(path).encode()) < self._val_frac
-            try:
-                with tokenize.open(path) as stream:  # heeds a coding line
-                    found = document([stream.read()], "val" if in_val else "train")
-            except (UnicodeDecodeError, SyntaxError):  # a distribution's own odd file; nobody can be asked to mend it
-                found, self.skipped = None, self.skipped + 1
+        for path, split, text in self._files.read():
+            found = document([text], split) if text is not None else None
+            self.skipped += text is None
             if found:
                 yield found
             self._position += path.stat().st_size
@@ -44,10 +61,7 @@ class StdlibSource(Source):
         return self._position
 
     def looked_at(self) -> str:
-        return str(self._root)
-
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self._root).as_posix()
+        return str(self._files.root)
 
 
 def _python_files(root: Path) -> Iterator[Path]:

@@ -4,11 +4,9 @@ import codecs
 import csv
 import glob
 import io
-import json
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from lm.data.cache import file_hashes
 from lm.data.config import TextConfig
 from lm.data.hub import read_csv, read_parquet
 from lm.data.packed import PACKED, unpacked
+from lm.data.records import BadRecord, Line, RecordReader, not_utf8
 from lm.data.source import Document, Source, Split, document
 from lm.errors import ConfigError
 
@@ -25,19 +24,23 @@ _KINDS = (*_TEXT, ".jsonl", ".csv", ".parquet")
 _CHUNK = 1 << 20
 
 
-class BadRecord(ConfigError):
-    """A broken record, which data.on_bad_record=skip leaves out."""
-
-
 class TextSource(Source):
     """The documents of data=text, in the order of the file names; held-out files come first."""
 
     def __init__(self, cfg: TextConfig, cache: Path) -> None:
         self._cfg = cfg
+        self._reader = RecordReader(cfg.field, cfg.record)
         self._train = [LocalFile(path) for path in find_files(cfg.files, "data.files")]
         self._val = [LocalFile(path) for path in find_files(cfg.val_files, "data.val_files")] if cfg.val_files is not None else []
         paths = [file.path for file in (*self._val, *self._train)]
+        texts = [file.path for file in (*self._val, *self._train) if file.kind == ".txt"]
+        if cfg.record is not None and texts:
+            raise ConfigError(
+                f"data.files: {texts[0]} is a text, and data.record.kind={cfg.record.kind} needs records with fields."
+                " Give jsonl, csv or parquet files."
+            )
         identity: Tree = cfg.model_dump(mode="json", include={"kind", "val_frac", "field", "on_bad_record"})
+        identity |= {"record": cfg.record.tree()} if cfg.record is not None else {}
         identity["val_files"] = [str(file.path) for file in self._val]
         super().__init__(file_hashes(paths, cache), identity, sum(path.stat().st_size for path in paths))
 
@@ -65,21 +68,21 @@ class TextSource(Source):
 
     def _read(self, file: "LocalFile", split: Split | float) -> Iterator[Document]:
         if file.kind != ".txt":
-            found = (document([text], split) for text in self._texts(file))
-            yield from (text for text in found if text)
+            yield from self._records(file, split)
         elif self._is_readable(file) and (whole := document(file.text(), split)):
             yield whole
 
-    def _texts(self, file: "LocalFile") -> Iterator[str]:
+    def _records(self, file: "LocalFile", split: Split | float) -> Iterator[Document]:
         for where, record in file.records():
             try:
-                text = text_of(record, self._cfg.field, where)
+                found = self._reader.document(record, where, split)
             except BadRecord:
                 if self._cfg.on_bad_record == "error":
                     raise
                 self.skipped += 1
             else:
-                yield text
+                if found is not None:
+                    yield found
 
     def _is_readable(self, file: "LocalFile") -> bool:
         """With `skip`, whether a text file is UTF-8 to its end: it is one record, and is not begun before that is known."""
@@ -110,11 +113,11 @@ class LocalFile:
             try:
                 chunk = decoder.decode(data)
             except UnicodeDecodeError as error:
-                raise _not_utf8(str(self.path), at - held + error.start) from None
+                raise not_utf8(str(self.path), at - held + error.start) from None
             yield chunk.removeprefix("\ufeff") if at == 0 else chunk
             at += len(data)
         if decoder.getstate()[0] and stop is None:
-            raise _not_utf8(str(self.path), at - len(decoder.getstate()[0]))
+            raise not_utf8(str(self.path), at - len(decoder.getstate()[0]))
 
     def records(self) -> Iterator[tuple[str, "Line | Mapping[str, Any]"]]:
         """Each line or row with its place; blank lines are passed over."""
@@ -162,30 +165,6 @@ class LocalFile:
                     yield data[max(0, start - at + len(data)) :]
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line of a jsonl file and the byte where it begins."""
-
-    data: bytes
-    offset: int
-
-
-def text_of(record: Line | Mapping[str, Any], field: str, where: str) -> str:
-    """The text field of a record; BadRecord names place, field and fault."""
-    values = _parsed(record, where) if isinstance(record, Line) else record
-    if field not in values:
-        there = ", ".join(map(str, values)) or "none"
-        raise _bad(f"{where}: field '{field}' is missing; the fields are {there}. Set data.field, fix the record")
-    text = values[field]
-    if not isinstance(text, str):
-        raise _bad(f"{where}: field '{field}' holds {json.dumps(text, default=str)[:40]}, not a string. Fix the record")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise _bad(f"{where}: field '{field}' holds half a surrogate pair, which is no UTF-8 text. Fix the record") from None
-    return text
-
-
 def find_files(given: str | list[str], key: str) -> list[Path]:
     """Files, folders (what has a known ending below them, without dot-files and linked folders) and globs as files: each once, sorted."""
     found = {path for pattern in ([given] if isinstance(given, str) else given) for path in _matches(pattern, key)}
@@ -229,23 +208,3 @@ def _is_known(path: Path) -> bool:
 
 def _endings() -> str:
     return f"{', '.join(_KINDS)}, and all but .parquet also with {' or '.join(PACKED)}"
-
-
-def _parsed(line: Line, where: str) -> Mapping[str, Any]:
-    try:
-        values = json.loads(line.data.decode("utf-8-sig" if line.offset == 0 else "utf-8"))
-    except UnicodeDecodeError as error:
-        raise _not_utf8(where, line.offset + error.start) from None
-    except (ValueError, RecursionError) as error:
-        raise _bad(f"{where}: the line is not JSON ({error}). Fix the line") from None
-    if not isinstance(values, dict):
-        raise _bad(f"{where}: the line holds {json.dumps(values)[:40]}, not an object with fields. Fix the line")
-    return values
-
-
-def _not_utf8(where: str, offset: int) -> BadRecord:
-    return _bad(f"{where}: byte {offset} is not UTF-8. Convert the file to UTF-8")
-
-
-def _bad(problem: str) -> BadRecord:
-    return BadRecord(f"{problem}, or set data.on_bad_record=skip.")

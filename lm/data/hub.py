@@ -7,7 +7,8 @@ from typing import Any
 
 from lm.config import Tree
 from lm.data.config import HubConfig
-from lm.data.source import Document, Source, Split, document
+from lm.data.records import BadRecord, RecordReader
+from lm.data.source import Document, Source, Split
 from lm.errors import ConfigError
 
 Row = Mapping[str, Any]
@@ -20,12 +21,14 @@ class HubSource(Source):
         identity: Tree = cfg.model_dump(
             mode="json", include={"kind", "name", "config", "revision", "split", "val_split", "val_frac", "field", "max_documents"}
         )
+        identity |= {"record": cfg.record.tree()} if cfg.record is not None else {}
+        identity |= {"on_bad_record": "skip"} if cfg.on_bad_record == "skip" else {}
         super().__init__({}, identity, None)
         self._cfg = cfg
         self._read_bytes = 0
 
     def documents(self) -> Iterator[Document]:
-        self._read_bytes = 0
+        self._read_bytes = self.skipped = 0
         if self._cfg.val_split is not None:
             yield from self._split(self._cfg.val_split, "val")
         yield from self._split(self._cfg.split, self._cfg.val_frac if self._cfg.val_split is None else "train")
@@ -42,16 +45,18 @@ class HubSource(Source):
         def load(load_dataset: Callable[..., Iterable[Row]]) -> Iterable[Row]:
             return load_dataset(cfg.name, cfg.config, revision=cfg.revision, split=name, streaming=True)
 
+        reader = RecordReader(cfg.field, cfg.record)
         rows = _rows(load, f"data.name: {cfg.name}, split {name}", "Check data.name, data.config, data.split and the network")
         for number, row in enumerate(islice(rows, cfg.max_documents), 1):
-            text = row.get(cfg.field)
-            if not isinstance(text, str):
-                held = f"holds a {type(text).__name__}" if cfg.field in row else f"is missing; the columns are {', '.join(row)}"
-                where = f"{cfg.name} split {name} row {number}"
-                raise ConfigError(f"data.field: {where}: '{cfg.field}' {held}. Set data.field to a column of strings.")
-            self._read_bytes += len(text)
-            found = document([text], split)
+            try:
+                found = reader.document(row, f"{cfg.name} split {name} row {number}", split)
+            except BadRecord:
+                if cfg.on_bad_record == "error":
+                    raise
+                self.skipped += 1
+                continue
             if found:
+                self._read_bytes += sum(len(value) for value in row.values() if isinstance(value, str))
                 yield found
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from lm.data.causal import CausalRows
 from lm.data.order import step_rows
+from lm.data.rows import Rows
 from lm.errors import ConfigError, ResourceError
-from lm.nn.batch import Batch
+from lm.nn.batch import IGNORED, Batch
 
 
 def split(global_batch: int, world: int, micro_batch: int) -> tuple[int, int]:
@@ -28,7 +28,7 @@ def split(global_batch: int, world: int, micro_batch: int) -> tuple[int, int]:
 
 
 def train_loader(
-    rows: CausalRows,
+    rows: Rows,
     *,
     seed: int,
     global_batch: int,
@@ -44,10 +44,10 @@ def train_loader(
     return TrainLoader(_Steps(rows, seed, global_batch, size, rank, world), range(start_step, max_steps), accumulation, workers)
 
 
-def eval_batches(rows: CausalRows, ids: NDArray[np.int64], micro_batch: int) -> Iterator[Batch]:
+def eval_batches(rows: Rows, ids: NDArray[np.int64], micro_batch: int) -> Iterator[Batch]:
     """The rows in this order, the last batch as short as it comes."""
     for part in _parts(ids, micro_batch):
-        yield rows.batch(part, rows.label_tokens(part))
+        yield from _counted([rows.batch(part)])
 
 
 class TrainLoader(Sized):
@@ -82,7 +82,7 @@ def worker_faults() -> Iterator[None]:
 class _Steps(Dataset[list[Batch]]):
     """Item `step` is the list of this rank's micro-batches."""
 
-    rows: CausalRows
+    rows: Rows
     seed: int
     global_batch: int
     micro_batch: int
@@ -92,8 +92,15 @@ class _Steps(Dataset[list[Batch]]):
     def __getitem__(self, step: int) -> list[Batch]:
         per_rank = self.global_batch // self.world
         ids = step_rows(self.seed, step, self.global_batch, len(self.rows))[self.rank * per_rank : (self.rank + 1) * per_rank]
-        step_tokens = self.rows.label_tokens(ids)
-        return [self.rows.batch(part, step_tokens) for part in _parts(ids, self.micro_batch)]
+        return _counted([self.rows.batch(part, step) for part in _parts(ids, self.micro_batch)])
+
+
+def _counted(batches: list[Batch]) -> list[Batch]:
+    """The batches of one step, each told the label tokens of all."""
+    step_tokens = sum(int((batch.labels != IGNORED).sum()) for batch in batches if batch.labels is not None)
+    for batch in batches:
+        batch.step_tokens = step_tokens
+    return batches
 
 
 def _handed_over(steps: Iterator[list[Batch]]) -> list[Batch] | None:

@@ -38,6 +38,13 @@ def spread(n_rows: int, wanted: int | None) -> Ids:
     return np.arange(count, dtype=np.int64) * n_rows // count
 
 
+def uniforms(seed: int, draw: int, ids: Ids, n: int) -> NDArray[np.float64]:
+    """(b, n) numbers in [0, 1): a function of the seed, the draw (a step), each row id and the column, and of nothing else."""
+    rows = _mixed(ids.astype(np.uint64) ^ np.uint64(_derived(_derived(seed, draw), 0)))
+    columns = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (_mixed(rows[:, None] + columns) >> np.uint64(11)) * 2.0**-53
+
+
 @lru_cache(maxsize=4)
 def _block(seed: int, n_rows: int, start: int, size: int) -> Ids:
     """The order of a run in blocks, since permuting 8 rows takes as long as permuting hundreds."""

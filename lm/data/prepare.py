@@ -2,17 +2,16 @@
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from lm.config import Tree
 from lm.data.cache import Log, build_once, cache_root, code_version, short_hash
-from lm.data.config import BPEConfig, DataConfig, StdlibConfig, TextConfig, TokenizerConfig
+from lm.data.config import BPEConfig, DataConfig, StdlibConfig, StdlibDocstringsConfig, TextConfig, TokenizerConfig
+from lm.data.pieces import MakePieces, Piece, piece_maker
 from lm.data.progress import progress
 from lm.data.shards import ShardWriter, TokenStore, read_index, write_index
 from lm.data.source import Document, Source, Split
@@ -43,15 +42,18 @@ class Prepared:
     skipped: int
 
 
-def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Log) -> Prepared:
-    """Reads, trains and tokenises what is not in the cache yet. A BPE sees the first 256 million characters of the training split."""
+def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Log, specials: Sequence[str] = ()) -> Prepared:
+    """Reads, trains and tokenises what is not in the cache yet. A BPE sees the first 256 million characters of the training split.
+
+    specials: special tokens that a tokenizer made here gets beside its own.
+    """
     cache = cache_root(data.cache_dir, log)
     source = _open(data, cache)
     reading: list[object] = [code_version(), source.identity, source.files]
     if not isinstance(tokenizer, Tokenizer):
-        tokenizer = _tokenizer(tokenizer, source, reading, cache, log)
+        tokenizer = _tokenizer(tokenizer, specials, source, reading, cache, log)
     folder = cache / "tokens" / short_hash([reading, tokenizer.hash])
-    build_once(folder, lambda half: _tokenise(source, tokenizer, half, log), log)
+    build_once(folder, lambda half: _tokenise(source, tokenizer, piece_maker(data, tokenizer), half, log), log)
     index = read_index(folder)
     train, val = TokenStore.open(folder, "train"), TokenStore.open(folder, "val")
     for store in (train, val):
@@ -73,6 +75,10 @@ def _open(data: DataConfig, cache: Path) -> Source:
         from lm.data.corpus import StdlibSource
 
         return StdlibSource(data, cache)
+    if isinstance(data, StdlibDocstringsConfig):
+        from lm.data.docstrings import StdlibDocstringsSource
+
+        return StdlibDocstringsSource(data, cache)
     if isinstance(data, TextConfig):
         from lm.data.files import TextSource
 
@@ -82,15 +88,15 @@ def _open(data: DataConfig, cache: Path) -> Source:
     return HubSource(data)
 
 
-def _tokenizer(cfg: TokenizerConfig, source: Source, reading: list[object], cache: Path, log: Log) -> Tokenizer:
+def _tokenizer(cfg: TokenizerConfig, specials: Sequence[str], source: Source, reading: list[object], cache: Path, log: Log) -> Tokenizer:
     if not isinstance(cfg, BPEConfig):
-        return build_tokenizer(cfg, ())
+        return build_tokenizer(cfg, (), specials)
 
     def build(half: Path) -> None:
         with progress(f"Training a BPE of {cfg.vocab_size:,} tokens", source.total, log) as done:
-            build_tokenizer(cfg, _training_texts(source, done)).save(half)
+            build_tokenizer(cfg, _training_texts(source, done), specials).save(half)
 
-    return load_tokenizer(build_once(cache / "tokenizers" / short_hash([reading, cfg.tree()]), build, log))
+    return load_tokenizer(build_once(cache / "tokenizers" / short_hash([reading, cfg.tree(), *specials]), build, log))
 
 
 def _training_texts(source: Source, done: Callable[[int], None]) -> Iterator[str]:
@@ -104,10 +110,10 @@ def _training_texts(source: Source, done: Callable[[int], None]) -> Iterator[str
                 return
 
 
-def _tokenise(source: Source, tokenizer: Tokenizer, folder: Path, log: Log) -> None:
+def _tokenise(source: Source, tokenizer: Tokenizer, make_pieces: MakePieces, folder: Path, log: Log) -> None:
     stores = _Stores(folder, tokenizer)
     with progress("Tokenising", source.total, log) as done:
-        for batch in _batches(stores.parts(source.documents())):
+        for batch in _batches(piece for document in stores.counted(source.documents()) for piece in make_pieces(document)):
             stores.add(batch)
             done(source.position())
     if not stores.documents["train"]:
@@ -121,9 +127,9 @@ def _tokenise(source: Source, tokenizer: Tokenizer, folder: Path, log: Log) -> N
     write_index(folder, {**stores.close(), "tokenizer": tokenizer.hash, "files": source.files, "skipped": source.skipped})
 
 
-def _batches(parts: Iterable["_Part"]) -> Iterator[list["_Part"]]:
-    """As many parts as are worth encoding at once; the number of characters bounds the memory."""
-    batch: list[_Part] = []
+def _batches(parts: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """As many pieces as are worth encoding at once; the number of characters bounds the memory."""
+    batch: list[Piece] = []
     chars = 0
     for part in parts:
         batch.append(part)
@@ -132,15 +138,6 @@ def _batches(parts: Iterable["_Part"]) -> Iterator[list["_Part"]]:
             yield batch
             batch, chars = [], 0
     yield batch
-
-
-class _Part(NamedTuple):
-    """Some text of one document."""
-
-    split: Split
-    text: str
-    first: bool
-    last: bool
 
 
 class _Stores:
@@ -156,29 +153,28 @@ class _Stores:
         self._zlib = zlib.compressobj(9)
         self._zlib_in = self._zlib_out = 0
 
-    def parts(self, documents: Iterable[Document]) -> Iterator[_Part]:
-        """The documents in parts that can be encoded at once."""
+    def counted(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """The documents, counted as they pass."""
         for document in documents:
             self.documents[document.split] += 1
             if document.split == "val":
                 self._val_keys.add(document.key)
             else:
                 self._overlap += document.key in self._val_keys
-            for number, (text, after) in enumerate(pairwise(chain(pieces(document.chunks), [""]))):
-                yield _Part(document.split, text, number == 0, not after)
+            yield document
 
-    def add(self, batch: list[_Part]) -> None:
+    def add(self, batch: list[Piece]) -> None:
         """Encodes and writes."""
-        for part, ids in zip(batch, self._tokenizer.encode_arrays([part.text for part in batch]), strict=True):
-            writer, data = self._writers[part.split], part.text.encode()
+        for piece, ids in zip(batch, self._tokenizer.encode_arrays([piece.text for piece in batch]), strict=True):
+            writer, data = self._writers[piece.split], piece.text.encode() if piece.counted else b""
             if self._lossless is None:
-                self._lossless = self._tokenizer.decode(ids.tolist()) == part.text
-            if part.first:
+                self._lossless = self._tokenizer.decode(ids.tolist()) == piece.text
+            if piece.starts:
                 writer.start_document()
-            head = self._tokenizer.prefix if part.first else []
-            tail = self._tokenizer.suffix if part.last else []
-            writer.add(np.concatenate([np.array(head, np.uint32), ids, np.array(tail, np.uint32)]), len(data))
-            if part.split == "val" and self._zlib_in < _ZLIB_BYTES:
+            if piece.part is not None:
+                writer.start_part(piece.part)
+            writer.add(np.concatenate([np.array(piece.head, np.uint32), ids, np.array(piece.tail, np.uint32)]), len(data))
+            if piece.split == "val" and self._zlib_in < _ZLIB_BYTES:
                 self._zlib_in += len(data)
                 self._zlib_out += len(self._zlib.compress(data))
 

@@ -26,7 +26,7 @@ class ShardWriter:
         self._folder, self._split, self._shard_tokens = folder, split, shard_tokens
         self.dtype = "uint16" if vocab_size <= 1 << 16 else "uint32"
         self._shards: list[Tree] = []
-        self._starts = array("q")
+        self._starts, self._parts = array("q"), array("q")
         self._hash = hashlib.sha256()
         self._pending: list[Tokens] = []
         self._n_pending = 0
@@ -36,6 +36,10 @@ class ShardWriter:
     def start_document(self) -> None:
         """The next token begins a document."""
         self._starts.append(self.n_tokens)
+
+    def start_part(self, kind: int) -> None:
+        """The next token begins a part of its document."""
+        self._parts.extend((self.n_tokens, kind))
 
     def add(self, tokens: Tokens, n_bytes: int = 0) -> None:
         """Tokens of the current document and the UTF-8 bytes of the text that they stand for."""
@@ -65,7 +69,12 @@ class ShardWriter:
         starts = np.array(self._starts, "<i8")
         np.save(self._folder / f"{self._split}.documents.npy", starts)
         self._hash.update(starts.tobytes())
+        if self._parts:
+            parts = np.array(self._parts, "<i8").reshape(-1, 2)
+            np.save(self._folder / f"{self._split}.parts.npy", parts)
+            self._hash.update(parts.tobytes())
         found: Tree = {"dtype": self.dtype, "n_tokens": self.n_tokens, "n_documents": len(starts), "n_bytes": self.n_bytes}
+        found |= {"n_parts": len(self._parts) // 2} if self._parts else {}
         return {**found, "sha256": self._hash.hexdigest(), "shards": self._shards}
 
 
@@ -82,7 +91,9 @@ class TokenStore:
         self._files = [folder / shard["file"] for shard in index["shards"]]
         self._shards = [_mapped(file, index["dtype"], shard["n_tokens"]) for file, shard in zip(self._files, index["shards"], strict=True)]
         self._ends = np.cumsum([len(shard) for shard in self._shards])
-        self.starts = _starts(folder / f"{split}.documents.npy", self.n_documents)
+        self.starts = _array(folder / f"{split}.documents.npy", (self.n_documents,))
+        n_parts = index.get("n_parts", 0)
+        self._parts = _array(folder / f"{split}.parts.npy", (n_parts, 2)) if n_parts else None
 
     @classmethod
     def open(cls, folder: Path, split: Split) -> "TokenStore":
@@ -101,6 +112,12 @@ class TokenStore:
         if begin + len(self._shards[first]) >= stop or first + 1 == len(self._shards):
             return part
         return np.concatenate([part, self.read(int(self._ends[first]), stop)])
+
+    @property
+    def parts(self) -> NDArray[np.int64]:
+        """(parts, 2): where each part of a record starts, and its kind. Only stores of records that are more than a text have them."""
+        assert self._parts is not None
+        return self._parts
 
     def verify(self, vocab_size: int) -> None:
         """Reads every token; ConfigError names the shard with an id that the vocabulary does not have."""
@@ -133,14 +150,14 @@ def _mapped(file: Path, dtype: str, n_tokens: int) -> Tokens:
     return np.asarray(np.memmap(file, item, "r"))  # a plain array over the map: slicing a memmap is slow
 
 
-def _starts(file: Path, n_documents: int) -> NDArray[np.int64]:
+def _array(file: Path, shape: tuple[int, ...]) -> NDArray[np.int64]:
     try:
-        starts: NDArray[np.int64] = np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
+        found: NDArray[np.int64] = np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
         raise _damaged(file, f"cannot be read ({error})") from None
-    if starts.shape != (n_documents,) or starts.dtype != np.dtype("<i8"):
-        raise _damaged(file, f"holds {starts.shape} starts, and the index says {n_documents} documents")
-    return starts
+    if found.shape != shape or found.dtype != np.dtype("<i8"):
+        raise _damaged(file, f"holds an array of {found.shape}, and the index says {shape}")
+    return found
 
 
 def _damaged(file: Path, fault: str) -> ConfigError:

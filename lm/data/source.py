@@ -1,10 +1,10 @@
 """What every source of documents gives, and how documents are divided into training and validation."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lm.config import Tree
 
@@ -12,13 +12,21 @@ Split = Literal["train", "val"]
 _KEY_CHARS = 1 << 16
 
 
+class Turn(NamedTuple):
+    """A part of a record that is more than a text: who speaks (source and target of a pair; user, assistant ...), and what."""
+
+    role: str
+    text: str
+
+
 @dataclass(frozen=True)
 class Document:
-    """One text, in chunks so that a huge one is never whole in memory. `chunks` is read once."""
+    """One text, in chunks so that a huge one is never whole in memory; `chunks` is read once. Or a record of several turns."""
 
     split: Split
-    chunks: Iterable[str]
+    chunks: Iterable[str]  # of a record: the text of each turn
     key: bytes  # of the beginning; equal documents have equal keys
+    turns: tuple[Turn, ...] = ()
 
 
 class Source:
@@ -60,7 +68,25 @@ def document(chunks: Iterable[str], split: Split | float) -> Document | None:
     for chunk in rest:
         head.append(chunk)
         if chunk.strip():
-            key = hashlib.blake2b(chunk[:_KEY_CHARS].encode(), digest_size=8).digest()
-            hashed: Split = "val" if isinstance(split, float) and hashed_frac(key) < split else "train"
-            return Document(hashed if isinstance(split, float) else split, chain(head, rest), key)
+            key = _key(chunk)
+            return Document(_split(key, split), chain(head, rest), key)
     return None
+
+
+def turns_document(turns: Sequence[Turn], split: Split | float) -> Document | None:
+    """A record of several turns, divided as `document` does; None where a turn is only blank space."""
+    texts = [turn.text for turn in turns]
+    if not all(text.strip() for text in texts):
+        return None
+    key = _key("\0".join(texts))
+    return Document(_split(key, split), texts, key, tuple(turns))
+
+
+def _key(text: str) -> bytes:
+    return hashlib.blake2b(text[:_KEY_CHARS].encode(), digest_size=8).digest()
+
+
+def _split(key: bytes, split: Split | float) -> Split:
+    if not isinstance(split, float):
+        return split
+    return "val" if hashed_frac(key) < split else "train"

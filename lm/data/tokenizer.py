@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ class Specials(NamedTuple):
 
 
 _OWN = Specials("<|bos|>", "<|eos|>", "<|pad|>")
+_MASKS = ("<|mask|>", "[MASK]", "<mask>")
 _USUAL = {
     "bos": ("<|bos|>", "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[CLS]"),
     "eos": ("<|eos|>", "</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "[EOS]", "[SEP]"),
@@ -68,9 +69,19 @@ class Tokenizer:
         state = json.loads(raw.to_str())
         self.hash: str = hashlib.sha256(json.dumps([state, specials], sort_keys=True).encode()).hexdigest()
         self._special = {i: token.content for i, token in raw.get_added_tokens_decoder().items() if token.special}
+        self.mask = self.special(_MASKS)
         self._bytes = _token_bytes(raw) if _byte_level(state) else None
         self._plain = self._bytes is not None and _one_token_per_byte(state, self._bytes)
         self._leaks = self._leaking()
+
+    def special(self, names: Sequence[str]) -> int | None:
+        """The id of the first of these names that is a special token here."""
+        ids = {name: i for i, name in self._special.items()}
+        return next((ids[name] for name in names if name in ids), None)
+
+    def special_ids(self) -> NDArray[np.int64]:
+        """The ids of all special tokens, ascending."""
+        return np.array(sorted(self._special), np.int64)
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone, without bos or eos."""
@@ -97,6 +108,11 @@ class Tokenizer:
     def prefix(self) -> list[int]:
         """What starts a packed document."""
         return [self.bos] if self.bos is not None and self.bos != self.eos else []
+
+    @property
+    def start(self) -> int:
+        """What the decoder of an encoder-decoder begins with, unless its model says otherwise: bos, or else pad."""
+        return self.bos if self.bos is not None else self.pad
 
     @property
     def suffix(self) -> list[int]:
@@ -127,7 +143,8 @@ class Tokenizer:
         """tokenizer.json and tokenizer_config.json, as `transformers` names and reads them."""
         folder.mkdir(parents=True, exist_ok=True)
         self._raw.save(str(folder / "tokenizer.json"))
-        names = {f"{key}_token": name for key, name in self.specials._asdict().items() if name}
+        named = {**self.specials._asdict(), "mask": self._special.get(self.mask) if self.mask is not None else None}
+        names = {f"{key}_token": name for key, name in named.items() if name}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -193,21 +210,29 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return _load(file, Specials(**names))
 
 
-def build_tokenizer(cfg: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """What the config asks for; only BPE reads the texts."""
+def build_tokenizer(cfg: TokenizerConfig, texts: Iterable[str], extra: Sequence[str] = ()) -> Tokenizer:
+    """What the config asks for; only BPE reads the texts.
+
+    extra: special tokens beside bos, eos and pad, for tokenizers that are made here; a given file is left as it is.
+    """
     if isinstance(cfg, TokenizerFileConfig):
         return _load(Path(cfg.path).expanduser(), Specials(cfg.bos, cfg.eos, cfg.pad))
-    return _train(cfg, texts) if isinstance(cfg, BPEConfig) else _bytes_tokenizer()
+    return _train(cfg, texts, extra) if isinstance(cfg, BPEConfig) else _bytes_tokenizer(extra)
 
 
-def _train(cfg: BPEConfig, texts: Iterable[str]) -> Tokenizer:
+def _train(cfg: BPEConfig, texts: Iterable[str], extra: Sequence[str]) -> Tokenizer:
+    least = len(_ALPHABET) + len(_OWN) + len(extra)
+    if cfg.vocab_size < least:
+        raise ConfigError(
+            f"tokenizer.vocab_size={cfg.vocab_size}: 256 bytes and {least - 256} special tokens need {least} or more. Raise it to {least}."
+        )
     raw = RawTokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(_SPLIT), "isolated")
     raw.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=cfg.vocab_size,
-        special_tokens=[name for name in _OWN if name],
+        special_tokens=[*(name for name in _OWN if name), *extra],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -215,10 +240,11 @@ def _train(cfg: BPEConfig, texts: Iterable[str]) -> Tokenizer:
     return Tokenizer(raw, _OWN)
 
 
-def _bytes_tokenizer() -> Tokenizer:
+def _bytes_tokenizer(extra: Sequence[str]) -> Tokenizer:
     raw = RawTokenizer(models.BPE(vocab=_ALPHABET, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in (*_OWN, *extra) if name])
     return Tokenizer(raw, _OWN)
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from lm.errors import ConfigError, NumericsError
 from lm.generation.sampling import SamplingConfig, choose, row_keys, uniform
 from lm.nn.batch import Batch
-from lm.nn.transformer import DecoderLM, last_position
+from lm.nn.head import last_position
+from lm.nn.transformer import LM
 
 OnToken = Callable[[int, int], bool]
 _ROWS = 32  # decoded together; more prompts follow in further batches
@@ -25,7 +26,7 @@ class _Row:
 
 
 def generate(
-    model: DecoderLM,
+    model: LM,
     prompts: Sequence[Sequence[int]],
     cfg: SamplingConfig,
     *,
@@ -55,7 +56,7 @@ def generate(
     return [row.new for row in rows]
 
 
-def room(model: DecoderLM, prompt: Sequence[int], cfg: SamplingConfig) -> int:
+def room(model: LM, prompt: Sequence[int], cfg: SamplingConfig) -> int:
     """How many new tokens fit: every token that is fed back needs a place in the context, the last one is not. Raises ConfigError."""
     if not prompt:
         raise ConfigError("prompt: it has no tokens, and a model continues at least one. Start it with bos or eos.")
@@ -67,9 +68,7 @@ def room(model: DecoderLM, prompt: Sequence[int], cfg: SamplingConfig) -> int:
     return min(cfg.max_tokens, model.max_seq_len - len(prompt) + 1)
 
 
-def _decode(
-    model: DecoderLM, rows: list[_Row], cfg: SamplingConfig, eos: int | None, pad: int, n_tokens: int, on_token: OnToken | None
-) -> None:
+def _decode(model: LM, rows: list[_Row], cfg: SamplingConfig, eos: int | None, pad: int, n_tokens: int, on_token: OnToken | None) -> None:
     device = model.embed.weight.device
     batch = _left_padded(rows, pad, device)
     cache = model.new_cache(len(rows), batch.tokens.shape[1] + max(row.limit for row in rows))

@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm.data.causal import CausalRows
 from lm.data.loader import eval_batches
+from lm.data.rows import Rows
 from lm.data.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED
 from lm.nn.loss import LossSums, causal_reader
-from lm.nn.transformer import DecoderLM
+from lm.nn.transformer import LM
 
 
 class Evaluation(TypedDict):
@@ -25,8 +25,8 @@ class Evaluation(TypedDict):
     bytes: int
 
 
-def evaluate(model: DecoderLM, rows: CausalRows, ids: NDArray[np.int64], tokenizer: Tokenizer, micro_batch: int) -> Evaluation:
-    """Of the rows `ids`, each token predicted from those before it in its row. Raises ConfigError where there is none.
+def evaluate(model: LM, rows: Rows, ids: NDArray[np.int64], tokenizer: Tokenizer, micro_batch: int) -> Evaluation:
+    """Of the labels of the rows `ids`. Raises ConfigError where there is none.
 
     Bits per byte = nats / ln 2 / bytes, so that tokenizers compare.
     """
@@ -50,7 +50,7 @@ def evaluate(model: DecoderLM, rows: CausalRows, ids: NDArray[np.int64], tokeniz
     finally:
         model.train(was_training)
     if sizes is None and tokens:
-        n_bytes = round(rows.store.n_bytes * tokens / rows.label_tokens(np.arange(len(rows))))
+        n_bytes = round(rows.bytes_per_label * tokens)
     if not n_bytes:
         raise ConfigError(f"data: {len(ids)} rows have {tokens} tokens and 0 bytes to predict, and at least one is needed. Give more text.")
     nats = torch.stack(losses).double().sum().item()

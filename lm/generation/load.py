@@ -11,10 +11,10 @@ from lm.errors import CheckpointError, ConfigError
 from lm.generation.sampling import SamplingConfig
 from lm.generation.text import complete, require_fit
 from lm.model_folder import copy_weights, read_model, resolve_model
-from lm.nn.transformer import DecoderLM, ModelConfig, build_model
+from lm.nn.transformer import LM, AnyModelConfig, build_model, model_config
 
 
-def load(path: str | Path, device: str = "auto") -> tuple[DecoderLM, Tokenizer]:
+def load(path: str | Path, device: str = "auto") -> tuple[LM, Tokenizer]:
     """The model of a run, model or checkpoint folder, in eval mode and in the dtype that was saved, and its tokenizer.
 
     device: cpu, cuda, cuda:1 ..., or auto: CUDA where there is a GPU. Raises CheckpointError where the parts do not fit.
@@ -33,10 +33,10 @@ def load(path: str | Path, device: str = "auto") -> tuple[DecoderLM, Tokenizer]:
 
 
 @overload
-def generate(model: DecoderLM, tokenizer: Tokenizer, prompt: str, **options: Any) -> str: ...
+def generate(model: LM, tokenizer: Tokenizer, prompt: str, **options: Any) -> str: ...
 @overload
-def generate(model: DecoderLM, tokenizer: Tokenizer, prompt: list[str], **options: Any) -> list[str]: ...
-def generate(model: DecoderLM, tokenizer: Tokenizer, prompt: str | list[str], **options: Any) -> str | list[str]:
+def generate(model: LM, tokenizer: Tokenizer, prompt: list[str], **options: Any) -> list[str]: ...
+def generate(model: LM, tokenizer: Tokenizer, prompt: str | list[str], **options: Any) -> str | list[str]:
     """What follows the prompt, or each of several. options: the fields of SamplingConfig (max_tokens, temperature, seed, stop, ...)."""
     cfg = from_tree(SamplingConfig, options)
     texts = [found.text for found in complete(model, tokenizer, [prompt] if isinstance(prompt, str) else prompt, cfg)]
@@ -56,9 +56,9 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _model_config(tree: Tree, folder: Path) -> ModelConfig:
+def _model_config(tree: Tree, folder: Path) -> AnyModelConfig:
     try:
-        cfg = from_tree(ModelConfig, tree.get("model") or {}, f"{folder}: model")
+        cfg = model_config(tree.get("model") or {}, f"{folder}: model")
     except ConfigError as error:
         raise CheckpointError(str(error)) from None
     if cfg.vocab_size is None or cfg.max_seq_len is None:

@@ -7,7 +7,7 @@ from lm.data.tokenizer import Stream, Tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.decode import generate
 from lm.generation.sampling import SamplingConfig
-from lm.nn.transformer import DecoderLM
+from lm.nn.transformer import LM
 
 OnText = Callable[[int, str], None]
 
@@ -22,7 +22,7 @@ class Completion:
 
 
 def complete(
-    model: DecoderLM, tokenizer: Tokenizer, prompts: Sequence[str], cfg: SamplingConfig, on_text: OnText | None = None
+    model: LM, tokenizer: Tokenizer, prompts: Sequence[str], cfg: SamplingConfig, on_text: OnText | None = None
 ) -> list[Completion]:
     """One completion per prompt, and on_text(row, text) for each piece as soon as it is certain: whole characters, no part of a stop text.
 

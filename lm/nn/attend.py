@@ -21,12 +21,17 @@ class Scoring:
 
 
 class Attend(Protocol):
-    """q: (b, h, q, c); k, v: (b, g, k, c) with g dividing h; bias broadcasts to (b, h, q, k). Returns (b, h, q, c)."""
+    """q: (b, h, q, c); k: (b, g, k, c), v: (b, g, k, w) with g dividing h; bias broadcasts to (b, h, q, k). Returns (b, h, q, w).
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring) -> Tensor: ...
+    sinks (h,): one more score per head that takes its part of the softmax and has no value (gpt-oss).
+    """
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None
+    ) -> Tensor: ...
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring) -> Tensor:
+def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None) -> Tensor:
     """Scores and softmax in float32; a query that sees no key gives zeros.  Vaswani et al. 2017, arXiv:1706.03762, eq. 1."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)  # (b, g, k, c) -> (b, h, k, c)
@@ -36,29 +41,39 @@ def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, 
     if bias is not None:
         scores = scores + bias
     allowed = mask.allowed(how.window)
-    weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
-    return F.dropout(weights, how.dropout).to(v.dtype) @ v  # (b, h, q, k) -> (b, h, q, c)
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)  # (b, h, q, k+1)
+    weights = scores.softmax(-1)[..., : k.shape[2]].masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+    return F.dropout(weights, how.dropout).to(v.dtype) @ v  # (b, h, q, k) -> (b, h, q, w)
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring) -> Tensor:
-    """torch's fused kernels. Only an explicit mask can hide every key of a query, and such rows are set to zero."""
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None) -> Tensor:
+    """torch's fused kernels. A sink is one more key of zeros, whose score is its bias, and whose value is zero."""
     gqa = q.shape[1] != k.shape[1]
-    if bias is None and mask.is_plain_causal(how.window):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=how.dropout, scale=how.scale, enable_gqa=gqa)
+    plain = mask.plain(how.window) if bias is None and sinks is None else None
+    if plain is not None:
+        causal = plain == "causal"
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=how.dropout, scale=how.scale, enable_gqa=gqa)
     allowed = mask.allowed(how.window)
     shown = allowed if bias is None else bias.to(q.dtype).masked_fill(~allowed, float("-inf"))
+    if sinks is not None:
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))  # (b, g, k, c) -> (b, g, k+1, c)
+        hidden = torch.zeros(allowed.shape, dtype=q.dtype, device=q.device).masked_fill(~allowed, float("-inf")) if bias is None else shown
+        sink = sinks.to(q.dtype)[:, None, None]
+        shown = torch.cat([hidden.expand(-1, len(sinks), -1, -1), sink.expand(len(hidden), -1, hidden.shape[2], 1)], dim=-1)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=shown, dropout_p=how.dropout, scale=how.scale, enable_gqa=gqa)
     return out.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
 
 
-def choose(device: torch.device, head_dim: int, softcap: float | None, dropout: float) -> tuple[Attend, str]:
+def choose(device: torch.device, head_dim: int, how: Scoring, sinks: bool = False) -> tuple[Attend, str]:
     """The backend on this device for these options, and why."""
-    plain, why = (sdpa, "sdpa: fused") if softcap is None else (reference, "reference: fused kernels have no soft-cap")
+    plain, why = (sdpa, "sdpa: fused") if how.softcap is None else (reference, "reference: fused kernels have no soft-cap")
     if device.type != "cuda":
         return plain, why
     from lm.nn.flex import compiled_flex, obstacle
 
-    reason = obstacle(device, head_dim, dropout)
+    reason = obstacle(device, head_dim, how.dropout, sinks)
     if reason is not None:
         return plain, f"{why}; not flex: {reason}"
     return compiled_flex(), "flex: windows, documents and soft-cap in one kernel; sdpa for plain rows, and with a cache"

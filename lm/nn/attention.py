@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, Self
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -13,7 +14,8 @@ from lm.nn.attend import Scoring, choose
 from lm.nn.cache import LayerShape
 from lm.nn.context import Context
 from lm.nn.linear import Out
-from lm.nn.norm import LayerNormConfig, RMSNormConfig, build_norm
+from lm.nn.mask import Mask
+from lm.nn.norm import AnyNormConfig, build_norm
 
 
 class GQAConfig(Config):
@@ -42,6 +44,8 @@ class GQAConfig(Config):
     """Factor on the scores. null: 1 / sqrt(head_dim)."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of dropping an attention weight."""
+    gpt_oss_sinks: bool = False
+    """gpt-oss: a learned score per head that takes its part of each softmax and has no value."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -56,6 +60,14 @@ class GQAConfig(Config):
         """Width of one head."""
         return self.head_dim or d_model // self.n_heads
 
+    def rotary_width(self, d_model: int) -> int:
+        """Dimensions of a head that may rotate."""
+        return self.width(d_model)
+
+    def flops(self, d_model: int, keys: int) -> int:
+        """Of scores and weighted values for one query, 2 per multiply-add."""
+        return 4 * self.n_heads * self.width(d_model) * keys
+
     def layer_window(self, layer: int) -> int | None:
         """The window of this layer, None where it sees everything."""
         is_global = self.global_every is not None and (layer + 1) % self.global_every == 0
@@ -67,10 +79,25 @@ class GQAConfig(Config):
         return LayerShape((heads, heads), self.layer_window(layer))
 
 
+class Scores:
+    """A backend and how it scores; dropout acts in training only."""
+
+    def __init__(self, how: Scoring) -> None:
+        self.how, self.quiet = how, replace(how, dropout=0.0)
+
+    def choose(self, device: torch.device, head_dim: int, sinks: bool) -> None:
+        """The backend for this device."""
+        self.attend, self.backend = choose(device, head_dim, self.how, sinks)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, sinks: Tensor | None, training: bool) -> Tensor:
+        """As `Attend`."""
+        return self.attend(q, k, v, mask, bias, self.how if training else self.quiet, sinks)
+
+
 class GQA(nn.Module):
     """Project, norm, rotate, cache, attend, project. One body for training and for cached decoding."""
 
-    def __init__(self, cfg: GQAConfig, norm: RMSNormConfig | LayerNormConfig, d_model: int, layer: int) -> None:
+    def __init__(self, cfg: GQAConfig, norm: AnyNormConfig, d_model: int, layer: int) -> None:
         super().__init__()
         self.layer = layer
         self.head_dim = cfg.width(d_model)
@@ -83,38 +110,54 @@ class GQA(nn.Module):
         per_head = cfg.qk_norm == "head"
         self.q_norm = nn.Identity() if cfg.qk_norm == "none" else build_norm(norm, self.head_dim if per_head else q_width)
         self.k_norm = nn.Identity() if cfg.qk_norm == "none" else build_norm(norm, self.head_dim if per_head else kv_width)
-        self.scoring = Scoring(cfg.scale or 1 / math.sqrt(self.head_dim), cfg.layer_window(layer), cfg.softcap)
-        self.dropout = cfg.dropout
-        self._choose_backend()
-
-    def _choose_backend(self) -> None:
-        self.attend, self.backend = choose(self.q.weight.device, self.head_dim, self.scoring.softcap, self.dropout)
+        self.sinks = nn.Parameter(torch.empty(cfg.n_heads)) if cfg.gpt_oss_sinks else None
+        self.scores = Scores(Scoring(cfg.scale or 1 / math.sqrt(self.head_dim), cfg.layer_window(layer), cfg.softcap, cfg.dropout))
+        self.scores.choose(self.q.weight.device, self.head_dim, cfg.gpt_oss_sinks)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """What every move to a device passes through: the backend is chosen there, and not in each forward."""
         moved = super()._apply(fn, recurse)
-        self._choose_backend()
+        self.scores.choose(self.q.weight.device, self.head_dim, self.sinks is not None)
         return moved
 
+    def queries(self, x: Tensor) -> Tensor:
+        """(b, s, d) -> (b, h, s, c)."""
+        return self._heads(self.q(x), self.q_norm)
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(b, s, d) -> twice (b, g, s, c)."""
+        return self._heads(self.k(x), self.k_norm), self._heads(self.v(x), None)
+
+    def _heads(self, x: Tensor, norm: nn.Module | None) -> Tensor:
+        if norm is not None and self.norm_full:
+            x = norm(x)
+        x = x.unflatten(-1, (-1, self.head_dim))  # (b, s, h*c) -> (b, s, h, c)
+        if norm is not None and not self.norm_full:
+            x = norm(x)
+        return x.transpose(1, 2)  # (b, s, h, c) -> (b, h, s, c)
+
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        q, k, v = self.q(x), self.k(x), self.v(x)
-        if self.norm_full:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))  # (b, s, h*c) -> (b, s, h, c)
-        if not self.norm_full:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (b, s, h, c) -> (b, h, s, c)
+        q, (k, v) = self.queries(x), self.keys_values(x)
         q, k = ctx.position.rotate(q, k, ctx.angles, self.layer)
         if ctx.cache is not None:
             k, v = ctx.cache.append(self.layer, k, v)
         mask = ctx.keys(self.layer)
-        bias = ctx.position.bias(mask.q_positions, mask.k_positions, self.layer)
-        how = self.scoring if not (self.training and self.dropout) else replace(self.scoring, dropout=self.dropout)
-        out = self.attend(q, k, v, mask, bias, how)
+        bias = mask.once("bias", lambda: ctx.position.bias(mask.q_positions, mask.k_positions))
+        out = self.scores(q, k, v, mask, bias, self.sinks, self.training)
         projected: Tensor = self.o(out.transpose(1, 2).flatten(2))  # (b, h, s, c) -> (b, s, h*c)
         return projected
 
 
-def build_attention(cfg: GQAConfig, norm: RMSNormConfig | LayerNormConfig, d_model: int, layer: int) -> GQA:
-    """The attention of this kind for layer `layer`."""
-    return GQA(cfg, norm, d_model, layer)
+class CrossAttention(GQA):
+    """Queries from the decoder, keys and values from the encoder's output, with no positions.  Vaswani et al. 2017, section 3.2.3."""
+
+    def __init__(self, cfg: GQAConfig, norm: AnyNormConfig, d_model: int, layer: int) -> None:
+        everything = cfg.replace(window=None, global_every=None)
+        super().__init__(everything, norm, d_model, layer)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        assert ctx.memory_mask is not None
+        k, v = ctx.memory_keys(self.layer, self.keys_values)
+        out = self.scores(self.queries(x), k, v, ctx.memory_mask, None, self.sinks, self.training)
+        projected: Tensor = self.o(out.transpose(1, 2).flatten(2))  # (b, h, s, c) -> (b, s, h*c)
+        return projected

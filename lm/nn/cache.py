@@ -84,11 +84,17 @@ class Cache:
             n = max_len if layer.window is None else min(max_len, layer.window + slack)
             self.slots.append(self.groups.setdefault(n, Slots(batch, n, slack if n < max_len else None, device)))
             self.stores.append([torch.zeros(batch, heads, n, dim, device=device, dtype=dtype) for heads, dim in layer.tensors])
+        self.memory: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of an encoder's output, by layer, (b, g, m, c)
+        self.memory_positions: Tensor | None = None  # (b, m), -1 on padding
 
     @property
     def length(self) -> int:
         """Tokens written so far, padding included."""
         return next(iter(self.groups.values())).written
+
+    def remember(self, positions: Tensor) -> None:
+        """Start on a new memory, whose keys and values the layers will put into `memory`.  positions: (b, m)."""
+        self.memory, self.memory_positions = {}, positions
 
     def begin(self, positions: Tensor) -> None:
         """Announce the next chunk, once a forward, before any layer appends.  positions: (b, s), -1 on padding."""
@@ -108,6 +114,9 @@ class Cache:
         for slots in self.groups.values():
             slots.positions = slots.positions.index_select(0, rows)
         self.stores = [[store.index_select(0, rows) for store in layer] for layer in self.stores]
+        self.memory = {layer: (k.index_select(0, rows), v.index_select(0, rows)) for layer, (k, v) in self.memory.items()}
+        if self.memory_positions is not None:
+            self.memory_positions = self.memory_positions.index_select(0, rows)
 
     def rewind(self, n: int) -> None:
         """Forget the last n tokens; a ring can forget as many as its slack."""

@@ -1,5 +1,6 @@
 """What a block knows of the forward that it is part of, beside its input."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -10,14 +11,28 @@ from lm.nn.position import Angles, Position
 
 
 @dataclass
+class Auxiliary:
+    """What mixtures of experts report beside their output, by (stack, layer). Assigned and not added, so that a block that is run again
+    (activation checkpointing) counts once."""
+
+    losses: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # (b,), to be weighted by each row's label tokens
+    loads: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # (e,), tokens per expert, padding left out
+
+
+@dataclass
 class Context:
-    """Passed through every block of one forward; blocks read it and add to `losses`."""
+    """Passed through every block of one forward; blocks read it and add to `auxiliary`."""
 
     position: Position
     mask: Mask
     angles: Angles | None = None
     cache: Cache | None = None
-    losses: dict[str, Tensor] = field(default_factory=dict)  # name -> scalar, summed over layers
+    memory: Tensor | None = None  # (b, m, d), what a decoder's cross-attention reads; None where the cache holds its keys
+    memory_mask: Mask | None = None
+    stack: str = ""
+    auxiliary: Auxiliary = field(default_factory=Auxiliary)
+    ahead: list[Tensor] = field(default_factory=list)  # hidden states that predict 2, 3, ... tokens ahead, (b, s, d) each
+    ahead_weight: float = 0.0
     _cached_masks: dict[int, Mask] = field(default_factory=dict)
 
     def keys(self, layer: int) -> Mask:
@@ -26,5 +41,18 @@ class Context:
             return self.mask
         k_positions = self.cache.positions(layer)
         if id(k_positions) not in self._cached_masks:
-            self._cached_masks[id(k_positions)] = Mask(self.mask.q_positions, k_positions, causal=self.mask.causal)
+            first = k_positions.shape[1] == self.mask.q_positions.shape[1]  # nothing was cached before
+            prefix = self.mask.k_prefix if first else None
+            made = Mask(self.mask.q_positions, k_positions, causal=self.mask.causal, k_prefix=prefix)
+            self._cached_masks[id(k_positions)] = made
         return self._cached_masks[id(k_positions)]
+
+    def memory_keys(self, layer: int, project: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Keys and values of the memory in this layer, projected once and then cached."""
+        if self.cache is None:
+            assert self.memory is not None
+            return project(self.memory)
+        if layer not in self.cache.memory:
+            assert self.memory is not None
+            self.cache.memory[layer] = project(self.memory)
+        return self.cache.memory[layer]

@@ -1,9 +1,10 @@
 """Position-wise feed-forward layers."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -11,7 +12,7 @@ from lm.config import Config
 from lm.nn.context import Context
 from lm.nn.linear import Out
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "relu2"]
 
 
 class MLPConfig(Config):
@@ -21,17 +22,36 @@ class MLPConfig(Config):
     hidden: int | None = Field(None, gt=0)
     """Inner width. null: 4 d_model, or 8/3 d_model rounded up to a multiple of 64 when gated, so that parameters match."""
     activation: Activation = "silu"
-    """relu2 is relu squared (So et al. 2021, arXiv:2109.08668); gelu is the exact form, gelu_tanh GPT-2's."""
+    """relu2 is relu squared (So et al. 2021, arXiv:2109.08668); gelu is exact, gelu_tanh GPT-2's, quick_gelu x sigmoid(1.702 x)."""
     gated: bool = True
     """Multiply by a second projection: silu + gated is SwiGLU, gelu + gated is GeGLU."""
     bias: bool = False
     """Bias on every projection."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of dropping an inner activation."""
+    gpt_oss_limit: float | None = Field(None, gt=0)
+    """gpt-oss: gate at most this, up within +- this, and up + 1 as the other factor. null: off."""
+
+    @model_validator(mode="after")
+    def _limit_needs_a_gate(self) -> Self:
+        if self.gpt_oss_limit is not None and not self.gated:
+            raise ValueError(f"gpt_oss_limit={self.gpt_oss_limit} has no meaning without a gate. Set gated=true, or drop gpt_oss_limit.")
+        return self
 
     def width(self, d_model: int) -> int:
         """Inner width f."""
         return self.hidden or (-(-8 * d_model // 3 // 64) * 64 if self.gated else 4 * d_model)
+
+    def flops(self, d_model: int, layer: int) -> int:
+        """Multiply-adds of the matrices, times 2, per token."""
+        return 2 * (3 if self.gated else 2) * d_model * self.width(d_model)
+
+    def gate(self) -> "Gate":
+        """How gate and up are combined."""
+        act, limit = ACTIVATIONS[self.activation], self.gpt_oss_limit
+        if limit is None:
+            return lambda gate, up: act(gate) * up
+        return lambda gate, up: act(gate.clamp(max=limit)) * (up.clamp(-limit, limit) + 1)
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -44,10 +64,18 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """x sigmoid(1.702 x) (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+Gate = Callable[[Tensor, Tensor], Tensor]
+
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
     "silu": F.silu,
     "relu2": relu2,
 }
@@ -75,12 +103,13 @@ class GatedMLP(MLP):
     def __init__(self, cfg: MLPConfig, d_model: int) -> None:
         super().__init__(cfg, d_model)
         self.gate = nn.Linear(d_model, cfg.width(d_model), bias=cfg.bias)
+        self.combine = cfg.gate()
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        out: Tensor = self.down(self.dropout(self.act(self.gate(x)) * self.up(x)))
+        out: Tensor = self.down(self.dropout(self.combine(self.gate(x), self.up(x))))
         return out
 
 
-def build_ffn(cfg: MLPConfig, d_model: int, layer: int) -> MLP:
-    """The feed-forward layer of this kind; `layer` is for kinds that differ by depth."""
+def build_mlp(cfg: MLPConfig, d_model: int) -> MLP:
+    """Gated or not."""
     return GatedMLP(cfg, d_model) if cfg.gated else MLP(cfg, d_model)

@@ -27,10 +27,12 @@ class Flex:
     attention: Callable[..., Any]
     block_mask: Callable[..., Any]
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring) -> Tensor:
-        if how.softcap is None and (mask.cached or (bias is None and mask.is_plain_causal(how.window))):
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None
+    ) -> Tensor:
+        if how.softcap is None and (mask.cached or mask.explicit is not None or (bias is None and mask.plain(how.window) is not None)):
             return sdpa(q, k, v, mask, bias, how)
-        if mask.cached:
+        if mask.cached or mask.explicit is not None:
             return reference(q, k, v, mask, bias, how)
         blocks = mask.once(("flex", how.window), lambda: self._blocks(mask, how.window, len(q), q.shape[2]))
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a norm of the heads may have returned float32
@@ -47,13 +49,14 @@ def mask_mod(mask: Mask, window: int | None, b: int) -> Callable[[Tensor, Tensor
     positions = mask.q_positions.expand(b, -1).contiguous()  # (b or 1, s) -> (b, s)
     documents = torch.zeros_like(positions) if mask.q_documents is None else mask.q_documents.expand(b, -1).contiguous()
     causal = mask.causal
+    prefix = None if mask.k_prefix is None else mask.k_prefix.expand(b, -1).contiguous()
 
     def sees(r: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         query, key = positions[r, i], positions[r, j]
         seen = (query >= 0) & (key >= 0) & (documents[r, i] == documents[r, j])
         if causal:
-            seen = seen & (key <= query)
-        return seen if window is None else seen & (query - key < window)
+            seen = seen & (key <= query if prefix is None else (key <= query) | prefix[r, j])
+        return seen if window is None else seen & ((query - key).abs() < window)
 
     return sees
 
@@ -73,10 +76,10 @@ def score_mod(how: Scoring, bias: Tensor | None, q: Tensor) -> Callable[[Tensor,
     return change
 
 
-def obstacle(device: torch.device, head_dim: int, dropout: float) -> str | None:
+def obstacle(device: torch.device, head_dim: int, dropout: float, sinks: bool = False) -> str | None:
     """Why FlexAttention cannot be used on this CUDA device; None where it can."""
-    if dropout:
-        return "it has no dropout"
+    if dropout or sinks:
+        return f"it has no {'dropout' if dropout else 'sinks'}"
     if head_dim not in HEAD_DIMS:
         return f"head_dim={head_dim} is outside {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
     if torch.cuda.get_device_capability(device) < CAPABILITY:

@@ -8,8 +8,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from lm.config import Config
+from lm.nn.experts import Experts
 from lm.nn.linear import Out
-from lm.nn.norm import RMSNorm
+from lm.nn.norm import RMSNorm, ZeroCenteredRMSNorm
 
 
 class InitConfig(Config):
@@ -46,13 +47,13 @@ def init_weights(model: nn.Module, cfg: InitConfig, n_layers: int, seed: int) ->
 
 def _draw(module: nn.Module, name: str, parameter: Tensor, cfg: InitConfig, n_layers: int, source: torch.Generator) -> Tensor:
     shape = parameter.shape
-    if name == "bias":
+    if name.endswith("bias") or name == "sinks" or isinstance(module, ZeroCenteredRMSNorm):
         return torch.zeros(shape)
     if isinstance(module, RMSNorm | nn.LayerNorm):
         return torch.ones(shape)
     std = cfg.std
-    if isinstance(module, nn.Linear):
-        std = 1 / math.sqrt(module.in_features) if cfg.fan_in else std
-    if isinstance(module, Out):
+    if isinstance(module, nn.Linear | Experts):
+        std = 1 / math.sqrt(shape[-1]) if cfg.fan_in else std
+    if isinstance(module, Out) or (isinstance(module, Experts) and name == "down"):
         std *= cfg.out_scale if cfg.out_scale is not None else 1 / math.sqrt(2 * n_layers)
     return torch.randn(shape, generator=source) * std

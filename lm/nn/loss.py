@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.nn.ahead import shifted
 from lm.nn.batch import IGNORED
 from lm.nn.context import Context
-from lm.nn.transformer import Head, Reader
+from lm.nn.head import Head, Reader
 
 CHUNK = 1024  # tokens whose logits exist at once, unless told otherwise
 
@@ -20,6 +21,7 @@ class LossSums:
 
     total: Tensor
     nll: Tensor
+    loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this forward; None where there are no experts
 
 
 def token_losses(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0) -> LossSums:
@@ -86,6 +88,19 @@ def causal_reader(labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
         sums = chunked_loss(hidden, labels, head, label_smoothing, z_loss, chunk)
-        return LossSums(sum(ctx.losses.values(), sums.total), sums.nll)
+        total = sums.total
+        for n, further in enumerate(ctx.ahead, 1):
+            later = chunked_loss(further, _labels_ahead(labels, n, ctx.mask.q_documents), head, label_smoothing, z_loss, chunk)
+            total = total + later.total * (ctx.ahead_weight / len(ctx.ahead))
+        aux = ctx.auxiliary
+        if aux.losses:  # per row, each row by its labels: a mean over tokens, as the loss is
+            total = total + (torch.stack(list(aux.losses.values())).sum(0) * (labels != IGNORED).sum(-1)).sum()
+        return LossSums(total, sums.nll, torch.stack(list(aux.loads.values())) if aux.loads else None)
 
     return read
+
+
+def _labels_ahead(labels: Tensor, n: int, documents: Tensor | None) -> Tensor:
+    """The label n places later, where that is still in the same document."""
+    later = shifted(labels, n, IGNORED)
+    return later if documents is None else later.masked_fill(shifted(documents, n, -1) != documents, IGNORED)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,9 +12,10 @@ T = TypeVar("T")
 
 @dataclass
 class Mask:
-    """A query sees a key of its own document, not hidden (position >= 0), not later if causal, and less than `window` tokens back.
+    """A query sees a key of its own document, not hidden (position >= 0), not later if causal, and less than `window` tokens away.
 
     Positions are (b, q) and (b, k); b may be 1. `square` says that both are 0..s-1 in one document, the case that kernels know.
+    `k_prefix` (b, k) marks keys that may be seen from before too (prefix LM); `explicit` (b, 1 or h, q, k) hides more where False.
     """
 
     q_positions: Tensor
@@ -23,23 +24,29 @@ class Mask:
     k_documents: Tensor | None = None
     causal: bool = True
     square: bool = False
+    k_prefix: Tensor | None = None
+    explicit: Tensor | None = None
     _built: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def cached(self) -> bool:
-        """True where keys come from a cache, and False where queries and keys are the same tokens."""
+        """True where keys come from a cache or a memory, and False where queries and keys are the same tokens."""
         return self.k_positions is not self.q_positions
 
-    def is_plain_causal(self, window: int | None) -> bool:
-        """True where the lower triangle alone says everything."""
-        return self.square and self.causal and (window is None or window >= self.k_positions.shape[1])
+    def plain(self, window: int | None) -> Literal["causal", "full"] | None:
+        """Where the lower triangle alone, or nothing at all, says everything."""
+        if not self.square or self.k_prefix is not None or self.explicit is not None:
+            return None
+        if window is not None and window < self.k_positions.shape[1]:
+            return None
+        return "causal" if self.causal else "full"
 
     def allowed(self, window: int | None) -> Tensor:
-        """True where the query may see the key, (b, 1, q, k); built once per window."""
+        """True where the query may see the key, (b, 1 or h, q, k); built once per window."""
         return self.once(("allowed", window), lambda: self._build(window))
 
     def once(self, key: Hashable, build: Callable[[], T]) -> T:
-        """What `build` returns, kept for the layers to come: a backend's own form of this mask."""
+        """What `build` returns, kept for the layers to come: a backend's own form of this mask, or a bias."""
         if key not in self._built:
             self._built[key] = build()
         found: T = self._built[key]
@@ -49,12 +56,14 @@ class Mask:
         q, k = self.q_positions.unsqueeze(-1), self.k_positions.unsqueeze(-2)  # (b, q) -> (b, q, 1), (b, k) -> (b, 1, k)
         seen = (k >= 0) & (q >= 0)
         if self.causal:
-            seen = seen & (k <= q)
+            earlier = k <= q
+            seen = seen & (earlier if self.k_prefix is None else earlier | self.k_prefix.unsqueeze(-2))
         if window is not None:
-            seen = seen & (q - k < window)
+            seen = seen & ((q - k).abs() < window)
         if self.q_documents is not None and self.k_documents is not None:
             seen = seen & (self.q_documents.unsqueeze(-1) == self.k_documents.unsqueeze(-2))
-        return seen.unsqueeze(1)  # (b, q, k) -> (b, 1, q, k)
+        seen = seen.unsqueeze(1)  # (b, q, k) -> (b, 1, q, k)
+        return seen if self.explicit is None else seen & self.explicit
 
 
 def arange_positions(s: int, device: torch.device) -> Tensor:

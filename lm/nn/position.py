@@ -1,6 +1,7 @@
-"""Position: three hooks with identity defaults. A kind overrides what it needs; positions always come as a tensor."""
+"""Position: four hooks with identity defaults. A kind overrides what it needs; positions always come as a tensor."""
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -8,7 +9,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from lm.config import Config
-from lm.nn.rope import RopeConfig, rope_angles, rotate
+from lm.nn.bias import AlibiConfig, T5RelativeConfig, T5Table, alibi_slopes
+from lm.nn.rope import RopeConfig, deinterleave, rope_angles, rotate
+from lm.nn.rope_scaling import frequencies
 
 Angles = tuple[Tensor, Tensor]
 
@@ -33,6 +36,17 @@ class SinusoidalConfig(Config):
     """The longest wavelength is 2 pi theta."""
 
 
+@dataclass(frozen=True)
+class Dims:
+    """What a position kind may need to know of its stack. `rotary`: dimensions of a head that may rotate."""
+
+    d_model: int
+    n_heads: int
+    rotary: int
+    max_seq_len: int
+    causal: bool
+
+
 class Position(nn.Module):
     """No position at all; the base of every kind.  positions: (b, s) int64, -1 on padding."""
 
@@ -48,8 +62,8 @@ class Position(nn.Module):
         """Change queries and keys, (b, h, s, c) and (b, g, s, c), before keys are cached."""
         return q, k
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor, layer: int) -> Tensor | None:
-        """Add to the scores, broadcastable to (b, h, q, k)."""
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+        """Add to the scores of every layer, broadcastable to (b, h, q, k)."""
         return None
 
 
@@ -82,27 +96,67 @@ class Sinusoidal(Position):
 class Rope(Position):
     """Rotary angles on the first `rotary_dim` dimensions of each head."""
 
-    def __init__(self, rotary_dim: int, theta: float) -> None:
+    def __init__(self, cfg: RopeConfig, dims: Dims) -> None:
         super().__init__()
-        self.rotary_dim = rotary_dim
-        self.theta = theta
+        r, scaling = cfg.rotary_dim(dims.rotary), cfg.scaling
+        self.cfg, self.rotary_dim = cfg, r
+        self.amplitude = scaling.amplitude(dims.max_seq_len) if scaling is not None else 1.0
+        self.rates = scaling.frequencies(r, cfg.theta, dims.max_seq_len) if scaling is not None else frequencies(r, cfg.theta)
+        self._here = self.rates  # no buffers: a cast to bf16 would round them, and the meta device would lose them
 
     def angles(self, positions: Tensor) -> Angles | None:
-        return rope_angles(positions, self.rotary_dim, self.theta)
+        if self._here.device != positions.device:
+            self._here = self.rates.to(positions.device)
+        return rope_angles(positions, self._here, self.amplitude)
 
     def rotate(self, q: Tensor, k: Tensor, angles: Angles | None, layer: int) -> tuple[Tensor, Tensor]:
         assert angles is not None
+        if self.cfg.none_every is not None and (layer + 1) % self.cfg.none_every == 0:
+            return q, k
+        if self.cfg.interleaved:
+            q, k = deinterleave(q, self.rotary_dim), deinterleave(k, self.rotary_dim)
         return rotate(q, *angles), rotate(k, *angles)
 
 
-def build_position(
-    cfg: NoPositionConfig | LearnedConfig | SinusoidalConfig | RopeConfig, d_model: int, head_dim: int, max_seq_len: int
-) -> Position:
+class Alibi(Position):
+    """bias = -slope[head] * |query - key|."""
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.slopes = alibi_slopes(n_heads)
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+        distance = (q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)).abs().float()  # (b, q, k)
+        slopes = torch.tensor(self.slopes, device=distance.device)
+        return -slopes[:, None, None] * distance.unsqueeze(1)  # (b, 1, q, k) -> (b, h, q, k)
+
+
+class T5Relative(Position):
+    """bias = table[bucket(key - query), head]."""
+
+    def __init__(self, cfg: T5RelativeConfig, dims: Dims) -> None:
+        super().__init__()
+        self.table = T5Table(cfg, dims.n_heads, dims.causal)
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+        bias: Tensor = self.table(k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1))  # (b, q, k) -> (b, h, q, k)
+        return bias
+
+
+AnyPositionConfig = NoPositionConfig | LearnedConfig | SinusoidalConfig | RopeConfig | AlibiConfig | T5RelativeConfig
+
+
+def build_position(cfg: AnyPositionConfig, dims: Dims) -> Position:
     """The position module of this kind."""
-    if isinstance(cfg, LearnedConfig):
-        return Learned(max_seq_len, d_model)
-    if isinstance(cfg, SinusoidalConfig):
-        return Sinusoidal(cfg.theta)
-    if isinstance(cfg, RopeConfig):
-        return Rope(cfg.rotary_dim(head_dim), cfg.theta)
+    match cfg:
+        case LearnedConfig():
+            return Learned(dims.max_seq_len, dims.d_model)
+        case SinusoidalConfig():
+            return Sinusoidal(cfg.theta)
+        case RopeConfig():
+            return Rope(cfg, dims)
+        case AlibiConfig():
+            return Alibi(dims.n_heads)
+        case T5RelativeConfig():
+            return T5Relative(cfg, dims)
     return Position()

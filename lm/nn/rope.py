@@ -7,6 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from lm.config import Config
+from lm.nn.rope_scaling import ScalingConfig
 
 
 class RopeConfig(Config):
@@ -17,6 +18,12 @@ class RopeConfig(Config):
     """Base of the geometric series of frequencies."""
     fraction: float = Field(1.0, gt=0, le=1)
     """Part of each head's dimensions that is rotated (GPT-NeoX: 0.25)."""
+    interleaved: bool = False
+    """Pairs are neighbours (GPT-J, PaLM, DeepSeek) and not half a head apart."""
+    none_every: int | None = Field(None, gt=1)
+    """Every n-th layer rotates nothing (layer n-1, 2n-1, ...; Yang et al. 2025, arXiv:2501.18795). null: all rotate."""
+    scaling: ScalingConfig | None = None
+    """For contexts longer than those of pretraining. null: none."""
 
     def rotary_dim(self, head_dim: int) -> int:
         """Rotated dimensions of a head of this width; they come in pairs, so an odd number is a ValueError."""
@@ -28,14 +35,15 @@ class RopeConfig(Config):
         return r
 
 
-def rope_angles(positions: Tensor, rotary_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * theta^(-2i/r), float32, (b, s) -> (b, 1, s, r/2).
+def rope_angles(positions: Tensor, rates: Tensor, amplitude: float = 1.0) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * rate, float32, (b, s) -> (b, 1, s, r/2).  rates: (r/2,).
 
     Computed from integers at each forward: a stored buffer would be rounded by a cast to bf16 and lost on the meta device.
     """
-    exponents = torch.arange(0, rotary_dim, 2, device=positions.device, dtype=torch.float32) / rotary_dim
-    angles = positions[:, None, :, None].float() * (1.0 / theta**exponents)  # (b, s) -> (b, 1, s, r/2)
-    return angles.cos(), angles.sin()
+    angles = positions[:, None, :, None].float() * rates  # (b, s) -> (b, 1, s, r/2)
+    if amplitude == 1.0:
+        return angles.cos(), angles.sin()
+    return angles.cos() * amplitude, angles.sin() * amplitude
 
 
 def rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -76,3 +84,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         out: Tensor = _RotateHalf.apply(x, cos, sin)
         return out
     return rotate_half(x, cos, sin)
+
+
+def deinterleave(x: Tensor, rotary_dim: int) -> Tensor:
+    """Neighbouring pairs moved half a head apart, as `rotate` takes them. Queries and keys are both moved, so scores are the same."""
+    pairs = x[..., :rotary_dim].unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)  # (.., r/2, 2) -> (.., r)
+    return torch.cat([pairs, x[..., rotary_dim:]], dim=-1) if rotary_dim < x.shape[-1] else pairs

@@ -5,14 +5,19 @@ from typing import Annotated
 from pydantic import Field
 
 from lm.nn.attention import GQAConfig
+from lm.nn.bias import AlibiConfig, T5RelativeConfig
 from lm.nn.block import ParallelConfig, SequentialConfig
 from lm.nn.ffn import MLPConfig
+from lm.nn.mla import MLAConfig
+from lm.nn.moe import MoEConfig
 from lm.nn.norm import LayerNormConfig, RMSNormConfig
 from lm.nn.position import LearnedConfig, NoPositionConfig, SinusoidalConfig
 from lm.nn.rope import RopeConfig
 
 NormConfig = Annotated[RMSNormConfig | LayerNormConfig, Field(discriminator="kind")]
-PositionConfig = Annotated[NoPositionConfig | LearnedConfig | SinusoidalConfig | RopeConfig, Field(discriminator="kind")]
-AttentionConfig = GQAConfig
-FFNConfig = MLPConfig
+PositionConfig = Annotated[
+    NoPositionConfig | LearnedConfig | SinusoidalConfig | RopeConfig | AlibiConfig | T5RelativeConfig, Field(discriminator="kind")
+]
+AttentionConfig = Annotated[GQAConfig | MLAConfig, Field(discriminator="kind")]
+FFNConfig = Annotated[MLPConfig | MoEConfig, Field(discriminator="kind")]
 BlockConfig = Annotated[SequentialConfig | ParallelConfig, Field(discriminator="kind")]

@@ -1,103 +1,91 @@
-"""The decoder-only stack: embedding, blocks, head."""
+"""The models: decoder-only, encoder-only, encoder-decoder."""
 
-from collections.abc import Callable
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from lm.config import Config
+from lm.config import Tree, did_you_mean, from_tree, variants
+from lm.errors import ConfigError
+from lm.nn.ahead import AheadBlock, AheadConfig, shifted
 from lm.nn.batch import Batch
-from lm.nn.block import BlockParts, ParallelConfig, SequentialConfig, build_block
+from lm.nn.block import ParallelConfig
 from lm.nn.cache import Cache
-from lm.nn.context import Context
-from lm.nn.init import InitConfig, init_weights
+from lm.nn.context import Auxiliary, Context
+from lm.nn.head import Head, Reader
+from lm.nn.init import init_weights
 from lm.nn.mask import Mask, arange_positions
-from lm.nn.norm import build_norm
-from lm.nn.position import build_position
-from lm.nn.rope import RopeConfig
-from lm.nn.slots import AttentionConfig, BlockConfig, FFNConfig, NormConfig, PositionConfig
+from lm.nn.mla import MLAConfig
+from lm.nn.moe import MoE
+from lm.nn.router import SigmoidRouter
+from lm.nn.stack import Stack, StackConfig
 
 
-class DecoderConfig(Config):
+class DecoderConfig(StackConfig):
     """A decoder-only Transformer, assembled from slots."""
 
     kind: Literal["decoder"] = "decoder"
-    vocab_size: int | None = Field(None, gt=0)
-    """Rows of the embedding. null: the tokenizer's size, rounded up to a multiple of 64."""
-    max_seq_len: int | None = Field(None, gt=0)
-    """Longest sequence. null: data.seq_len."""
-    d_model: int = Field(gt=0)
-    """Width of the residual stream."""
-    n_layers: int = Field(gt=0)
-    """Number of blocks."""
-    norm: NormConfig
-    position: PositionConfig
-    attention: AttentionConfig
-    ffn: FFNConfig
-    block: BlockConfig = SequentialConfig()
-    init: InitConfig = InitConfig()
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """Probability of dropping an element of the embedding or of a sublayer's output."""
-    tied_head: bool = True
-    """The output head is the embedding matrix."""
-    head_softcap: float | None = Field(None, gt=0)
-    """Logits become softcap * tanh(logits / softcap) (Gemma 2). null: off."""
-    embed_scale: float = Field(1.0, gt=0)
-    """Factor on token embeddings (sqrt(d_model) in Vaswani et al. and Gemma)."""
+    ahead: AheadConfig | None = None
+    """Multi-token prediction (DeepSeek-V3). null: off."""
+
+
+class EncoderConfig(StackConfig):
+    """A bidirectional Transformer that fills in masked tokens (Devlin et al. 2018, arXiv:1810.04805)."""
+
+    kind: Literal["encoder"] = "encoder"
+
+
+class EncoderDecoderConfig(StackConfig):
+    """A bidirectional encoder, and a decoder that reads its output (Vaswani et al. 2017, arXiv:1706.03762)."""
+
+    kind: Literal["encoder_decoder"] = "encoder_decoder"
+    n_encoder_layers: int | None = Field(None, gt=0)
+    """Blocks of the encoder. null: n_layers."""
+    start_token: int | None = Field(None, ge=0)
+    """The decoder's first input. null: the tokenizer's bos, or else pad."""
 
     @model_validator(mode="after")
-    def _slots_fit(self) -> Self:
-        a = self.attention
-        if a.head_dim is None and self.d_model % a.n_heads:
-            raise ValueError(f"d_model={self.d_model} is not a multiple of n_heads={a.n_heads}. Change one, or set head_dim.")
-        if isinstance(self.position, RopeConfig):
-            self.position.rotary_dim(a.width(self.d_model))
-        if isinstance(self.block, ParallelConfig) and self.norm.place != "pre":
-            raise ValueError(f"norm.place={self.norm.place} has no meaning in block=parallel. Use place=pre, or block=sequential.")
+    def _has_cross_attention(self) -> Self:
+        if isinstance(self.block, ParallelConfig):
+            raise ValueError("block=parallel has no place for cross-attention. Use block=sequential in an encoder-decoder.")
+        if isinstance(self.attention, MLAConfig):
+            raise ValueError("attention=mla has no form for cross-attention. Use attention=gqa in an encoder-decoder.")
         return self
 
 
-ModelConfig = DecoderConfig  # a union of stacks, by `kind`, once there are several
+AnyModelConfig = DecoderConfig | EncoderConfig | EncoderDecoderConfig
+ModelConfig = Annotated[AnyModelConfig, Field(discriminator="kind")]
 
 
-class Head(nn.Linear):
-    """Hidden states to logits, soft-capped if asked."""
-
-    def __init__(self, d_model: int, vocab_size: int, softcap: float | None) -> None:
-        super().__init__(d_model, vocab_size, bias=False)
-        self.softcap = softcap
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits = F.linear(x, self.weight)
-        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
-
-
-Reader = Callable[[Tensor, Head, Context], Any]
+def model_config(tree: Tree, where: str = "") -> AnyModelConfig:
+    """The config of the kind that `tree` names; raises ConfigError as `from_tree`."""
+    kinds = variants(ModelConfig)
+    kind = str(tree.get("kind"))
+    if kind not in kinds:
+        raise ConfigError(f"{where}{': ' if where else ''}model.kind: {kind!r} is not an option. {did_you_mean(kind, kinds)}")
+    found: Any = from_tree(kinds[kind], tree, where)
+    model: AnyModelConfig = found
+    return model
 
 
-class DecoderLM(nn.Module):
-    """Token ids to logits. Parameter names are part of the checkpoint format."""
+class LM(Stack):
+    """A stack with the embedding below it and the head above. Parameter names are part of the checkpoint format."""
 
-    def __init__(self, cfg: DecoderConfig) -> None:
+    def __init__(self, cfg: AnyModelConfig, causal: bool, cross: bool = False) -> None:
         """cfg: with vocab_size and max_seq_len set."""
-        super().__init__()
         assert cfg.vocab_size is not None and cfg.max_seq_len is not None
-        self.cfg, self.vocab_size, self.max_seq_len = cfg, cfg.vocab_size, cfg.max_seq_len
+        super().__init__(cfg, cfg.n_layers, causal, cross)
+        self.cfg: AnyModelConfig = cfg
+        self.causal = causal
+        self.vocab_size, self.max_seq_len = cfg.vocab_size, cfg.max_seq_len
         self.embed = nn.Embedding(self.vocab_size, cfg.d_model)
-        self.position = build_position(cfg.position, cfg.d_model, cfg.attention.width(cfg.d_model), self.max_seq_len)
-        self.dropout = nn.Dropout(cfg.dropout)
-        parts = BlockParts(norm=cfg.norm, attention=cfg.attention, ffn=cfg.ffn, d_model=cfg.d_model, dropout=cfg.dropout)
-        self.blocks = nn.ModuleList(build_block(cfg.block, parts, layer) for layer in range(cfg.n_layers))
-        self.norm = nn.Identity() if cfg.norm.place == "post" else build_norm(cfg.norm, cfg.d_model)
-        self.head = Head(cfg.d_model, self.vocab_size, cfg.head_softcap)
+        self.head = Head(cfg.head, cfg.norm, cfg.d_model, self.vocab_size)
         self.tie()
 
     def tie(self) -> None:
         """Make the head the embedding again, where it should be; moving off the meta device separates them."""
-        if self.cfg.tied_head:
+        if self.cfg.head.tied:
             self.head.weight = self.embed.weight
 
     def forward(self, batch: Batch, loss: Reader | None = None, cache: Cache | None = None) -> Any:
@@ -107,20 +95,38 @@ class DecoderLM(nn.Module):
         """
         if cache is not None and batch.documents is not None:
             raise ValueError("a cache holds one document a row, and batch.documents was given. Leave it out, or decode without a cache.")
-        positions = batch.positions if batch.positions is not None else _next_positions(batch, cache)
-        plain = batch.positions is None and batch.documents is None and cache is None
-        mask = Mask(positions, positions, batch.documents, batch.documents, square=plain)
-        ctx = Context(self.position, mask, self.position.angles(positions), cache)
+        ctx = self.context(batch, cache)
         if cache is not None:
-            cache.begin(positions)
-        x = self.embed(batch.tokens)  # (b, s) -> (b, s, d)
-        if self.cfg.embed_scale != 1.0:
-            x = x * self.cfg.embed_scale
-        x = self.dropout(self.position.embed(x, positions))
-        for block in self.blocks:
-            x = block(x, ctx)
+            cache.begin(ctx.mask.q_positions)
+        x = self.embedded(self.embed(batch.tokens), ctx.mask.q_positions, batch.segments)  # (b, s) -> (b, s, d)
+        x = self.through_blocks(x, ctx)
+        if loss is not None:
+            self.look_ahead(x, batch, ctx)
         x = self.norm(x)
         return self.head(x) if loss is None else loss(x, self.head, ctx)
+
+    def context(self, batch: Batch, cache: Cache | None) -> Context:
+        """What the blocks know of this forward."""
+        positions = batch.positions if batch.positions is not None else _next_positions(batch, cache)
+        square = batch.positions is None and batch.documents is None and cache is None
+        mask = Mask(positions, positions, batch.documents, batch.documents, self.causal, square, batch.prefix)
+        return Context(self.position, mask, self.position.angles(positions), cache)
+
+    def look_ahead(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:
+        """Models that predict further tokens put their hidden states into the context."""
+
+    def stacks(self) -> list[Stack]:
+        """Encoder first."""
+        return [self]
+
+    def units(self) -> list[nn.Module]:
+        """The blocks, encoder's first: what is sharded, and computed again, as one."""
+        return [block for stack in self.stacks() for block in stack.blocks]
+
+    def checkpoint_blocks(self, every: int) -> None:
+        """Keep only the input of every n-th block for the backward; 0: all activations."""
+        for stack in self.stacks():
+            stack.checkpoint_every = every
 
     def new_cache(self, batch: int, max_len: int, slack: int = 8) -> Cache:
         """An empty cache for `batch` rows of up to max_len tokens, on the model's device and in its dtype."""
@@ -128,8 +134,89 @@ class DecoderLM(nn.Module):
         return Cache(shapes, batch, max_len, self.embed.weight.device, self.embed.weight.dtype, slack)
 
     def matrices(self) -> set[str]:
-        """Names of the blocks' 2-D weights, which Muon treats as matrices."""
-        return {f"blocks.{name}" for name, p in self.blocks.named_parameters() if p.ndim == 2}
+        """Names of the blocks' weights that Muon treats as matrices: 2-D, or stacks of them, (e, out, in)."""
+        return {name for name, p in self.named_parameters() if "blocks." in name and p.ndim >= 2}
+
+    def balance(self, loads: Tensor) -> None:
+        """Move the correction biases of sigmoid routers.  loads: (MoE layers, e), tokens per expert of one whole optimizer step."""
+        layers = [module for module in self.modules() if isinstance(module, MoE)]
+        for layer, load in zip(layers, loads, strict=True):
+            if isinstance(layer.router, SigmoidRouter):
+                layer.router.balance(load)
+
+
+class DecoderLM(LM):
+    """Token ids to logits of the next token."""
+
+    cfg: DecoderConfig
+
+    def __init__(self, cfg: DecoderConfig) -> None:
+        super().__init__(cfg, causal=True)
+        depth = cfg.ahead.depth if cfg.ahead is not None else 0
+        ahead = [AheadBlock(cfg.block, cfg.parts(), cfg.n_layers + k) for k in range(depth)]
+        self.ahead = nn.ModuleList(ahead)
+
+    def look_ahead(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:
+        if not self.training or self.cfg.ahead is None:
+            return
+        ctx.ahead_weight = self.cfg.ahead.weight
+        for n, block in enumerate(self.ahead, 1):
+            hidden = block(hidden, self.embed(shifted(batch.tokens, n, 0)), ctx)
+            assert isinstance(block, AheadBlock)
+            ctx.ahead.append(block.norm(hidden))
+
+    def units(self) -> list[nn.Module]:
+        return [*super().units(), *self.ahead]
+
+
+class EncoderLM(LM):
+    """Token ids, some of them masked, to logits of what stands at each place."""
+
+    def __init__(self, cfg: EncoderConfig) -> None:
+        super().__init__(cfg, causal=False)
+
+    def new_cache(self, batch: int, max_len: int, slack: int = 8) -> Cache:
+        raise ConfigError("an encoder sees all of its input at once and continues nothing. Generate with a decoder or an encoder-decoder.")
+
+
+class EncoderDecoderLM(LM):
+    """Source tokens to the encoder; decoder tokens, given the source, to logits of the next one. The decoder's names have no prefix."""
+
+    def __init__(self, cfg: EncoderDecoderConfig) -> None:
+        super().__init__(cfg, causal=True, cross=True)
+        self.encoder = Stack(cfg, cfg.n_encoder_layers or cfg.n_layers, causal=False)
+
+    def context(self, batch: Batch, cache: Cache | None) -> Context:
+        """With the source encoded, unless the cache holds it already."""
+        ctx = super().context(batch, cache)
+        q = ctx.mask.q_positions
+        if batch.source_tokens is not None:
+            ctx.memory, source = self._encode(batch, ctx.auxiliary)
+            if cache is not None:
+                cache.remember(source)
+        elif cache is not None and cache.memory_positions is not None:
+            source = cache.memory_positions
+        else:
+            raise ConfigError("cross-attention needs a source, and batch.source_tokens is None. Give the source tokens.")
+        square = batch.positions is None and batch.source_positions is None and batch.documents is None and cache is None
+        ctx.memory_mask = Mask(q, source, batch.documents, batch.source_documents, causal=False, square=square)
+        return ctx
+
+    def _encode(self, batch: Batch, auxiliary: Auxiliary) -> tuple[Tensor, Tensor]:
+        """Hidden states of the source (b, m, d) and its positions (b or 1, m)."""
+        assert batch.source_tokens is not None
+        tokens, documents, positions = batch.source_tokens, batch.source_documents, batch.source_positions
+        square = positions is None and documents is None
+        if positions is None:
+            positions = arange_positions(tokens.shape[1], tokens.device)
+        mask = Mask(positions, positions, documents, documents, causal=False, square=square)
+        encoder = self.encoder
+        ctx = Context(encoder.position, mask, encoder.position.angles(positions), stack="encoder", auxiliary=auxiliary)
+        x = encoder.through_blocks(encoder.embedded(self.embed(tokens), positions, None), ctx)  # (b, m) -> (b, m, d)
+        return encoder.norm(x), positions.expand(len(tokens), -1)
+
+    def stacks(self) -> list[Stack]:
+        return [self.encoder, self]
 
 
 def _next_positions(batch: Batch, cache: Cache | None) -> Tensor:
@@ -138,16 +225,10 @@ def _next_positions(batch: Batch, cache: Cache | None) -> Tensor:
     return positions if cache is None else (positions + cache.length).expand(b, s)
 
 
-def last_position(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
-    """A reader: logits of the last position only, (b, v)."""
-    logits: Tensor = head(hidden[:, -1])
-    return logits
-
-
-def build_model(cfg: ModelConfig, seed: int | None = None, device: torch.device | str = "cpu") -> DecoderLM:
+def build_model(cfg: AnyModelConfig, seed: int | None = None, device: torch.device | str = "cpu") -> LM:
     """The model of this config, built on the meta device first; weights drawn from `seed`, or left empty (None) to be loaded."""
     with torch.device("meta"):
-        model = DecoderLM(cfg)
+        model = _build(cfg)
     if str(device) == "meta":
         return model
     model.to_empty(device=device)
@@ -155,3 +236,13 @@ def build_model(cfg: ModelConfig, seed: int | None = None, device: torch.device 
     if seed is not None:
         init_weights(model, cfg.init, cfg.n_layers, seed)
     return model
+
+
+def _build(cfg: AnyModelConfig) -> LM:
+    match cfg:
+        case DecoderConfig():
+            return DecoderLM(cfg)
+        case EncoderConfig():
+            return EncoderLM(cfg)
+        case EncoderDecoderConfig():
+            return EncoderDecoderLM(cfg)

@@ -7,8 +7,8 @@ from pydantic import Field, field_validator, model_validator
 
 from lm.config import Config
 from lm.data.config import DataConfig, TokenizerConfig
+from lm.data.objective import ObjectiveConfig
 from lm.nn.transformer import ModelConfig
-from lm.training.objective import ObjectiveConfig
 from lm.training.optim import OptimConfig
 from lm.training.schedule import ScheduleConfig
 from lm.training.strategies.config import SingleConfig, StrategyConfig, refusal
@@ -161,6 +161,7 @@ class TrainConfig(Config):
             )
         if (refused := refusal(self)) is not None:
             raise ValueError(refused)
+        self.objective.require_fit(self.objective.kind, self.model.kind, self.data.shape)
         limit = self.model.max_seq_len
         if limit is not None and self.data.seq_len > limit:
             raise ValueError(f"data.seq_len={self.data.seq_len} is over model.max_seq_len={limit}. Lower one or raise the other.")

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from lm.nn.batch import Batch
 from lm.nn.loss import LossSums
-from lm.nn.transformer import DecoderLM
+from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
 from lm.training.objective import causal_reader
 from lm.training.optim import set_lr
@@ -34,7 +34,7 @@ class TrainModule(LightningModule):
     def __init__(
         self,
         cfg: TrainConfig,
-        model: DecoderLM,
+        model: LM,
         build_optimizer: Callable[[], Optimizer],
         after_step: Callable[[], bool],
         on_start: Callable[[], None],

@@ -7,14 +7,14 @@ from pathlib import Path
 import yaml
 
 from lm.checkpoint import META, CheckpointReader, checkpoints, newest_valid
-from lm.config import Tree, from_tree
+from lm.config import Tree
 from lm.data.config import TokenizerFileConfig
 from lm.data.prepare import Prepared, changed_files
 from lm.data.tokenizer import build_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.folder import clean, disk_errors, read_json, replace_file, verify
 from lm.model_folder import require_same_shapes
-from lm.nn.transformer import ModelConfig, build_model
+from lm.nn.transformer import AnyModelConfig, build_model, model_config
 from lm.record import flatten
 from lm.training.config import TrainConfig
 
@@ -108,9 +108,9 @@ def require_same_data(folder: Path, cfg: TrainConfig, meta: Tree, data: Prepared
         raise ConfigError(f"{folder}: {what} since the run started, and a resumed run needs the same data. Restore it, or set run.name.")
 
 
-def _require_same_weights(reader: CheckpointReader, cfg: ModelConfig) -> None:
+def _require_same_weights(reader: CheckpointReader, cfg: AnyModelConfig) -> None:
     """CheckpointError with the first weights of another shape."""
-    saved = from_tree(ModelConfig, reader.meta["model"])
+    saved = model_config(reader.meta["model"])
     full = cfg.replace(vocab_size=cfg.vocab_size or saved.vocab_size, max_seq_len=cfg.max_seq_len or saved.max_seq_len)
     model = {name: tuple(p.shape) for name, p in build_model(full, device="meta").named_parameters()}
     there = {name: reader.shape(name) for name in reader.names() if "weight" in reader.kinds(name)}

@@ -17,15 +17,15 @@ from torch.optim import Optimizer
 import lm
 from lm.checkpoint import CheckpointReader, step_folder
 from lm.config import Tree
-from lm.data.causal import CausalRows
 from lm.data.loader import split, train_loader, worker_faults
 from lm.data.prepare import Prepared, prepare
+from lm.data.rows import build_rows
 from lm.data.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError, Interrupted, ResourceError
 from lm.folder import RunLock, replace_file
 from lm.model_folder import copy_weights, read_model, resolve_model
 from lm.nn.count import count
-from lm.nn.transformer import DecoderLM, ModelConfig, build_model
+from lm.nn.transformer import LM, AnyModelConfig, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
 from lm.training.export import export_model
 from lm.training.logging import Console, build_loggers
@@ -94,12 +94,12 @@ class _Run:
     def _prepare(self) -> Prepared:
         source = str(self.reader.folder) if self.reader is not None else self.cfg.init_from
         tokenizer = load_tokenizer(resolve_model(source)) if source is not None else self.cfg.tokenizer
-        data = prepare(self.cfg.data, tokenizer, log=self.console.say)
+        data = prepare(self.cfg.data, tokenizer, log=self.console.say, specials=self.cfg.objective.specials())
         if self.reader is not None:
             require_same_data(self.folder, self.cfg, self.reader.meta, data)
         return data
 
-    def _model_config(self, data: Prepared) -> ModelConfig:
+    def _model_config(self, data: Prepared) -> AnyModelConfig:
         """With vocab_size and max_seq_len filled in, checked against the tokenizer."""
         cfg, size = self.cfg.model, data.tokenizer.vocab_size
         vocab_size = cfg.vocab_size or -(-size // 64) * 64
@@ -112,13 +112,16 @@ class _Run:
             raise ConfigError(
                 f"model.vocab_size={vocab_size} is below the tokenizer's {size} tokens. Set it to null, or to {size} or more."
             )
-        return cfg.replace(vocab_size=vocab_size, max_seq_len=cfg.max_seq_len or self.cfg.data.seq_len)
+        sizes: Tree = {"vocab_size": vocab_size, "max_seq_len": cfg.max_seq_len or self.cfg.data.seq_len}
+        if isinstance(cfg, EncoderDecoderConfig):
+            sizes["start_token"] = cfg.start_token if cfg.start_token is not None else data.tokenizer.start
+        return cfg.replace(**sizes)
 
     def _accumulation(self) -> int:
         self.micro_batch, accumulation = split(self.cfg.data.global_batch, self.ranks.world, self.cfg.trainer.micro_batch)
         return accumulation
 
-    def _build(self, model_cfg: ModelConfig) -> DecoderLM:
+    def _build(self, model_cfg: AnyModelConfig) -> LM:
         """A resumed run's weights are read when the engine stands, by each rank what it holds."""
         if self.reader is not None:
             return self._in_precision(build_model(model_cfg))
@@ -130,11 +133,11 @@ class _Run:
         copy_weights(model.named_parameters(), weights, str(source))
         return model
 
-    def _in_precision(self, model: DecoderLM) -> DecoderLM:
+    def _in_precision(self, model: LM) -> LM:
         """As Lightning converts it, but before the weights are read, so that a model that is only written again has the same dtype."""
         return model.to(torch.bfloat16) if self.cfg.trainer.precision == "bf16-true" else model
 
-    def _session(self, data: Prepared, model_cfg: ModelConfig, model: DecoderLM) -> tuple[Session, "TrainModule"]:
+    def _session(self, data: Prepared, model_cfg: AnyModelConfig, model: LM) -> tuple[Session, "TrainModule"]:
         from lm.training.module import TrainModule  # Lightning takes seconds, and a finished run does not need it
         from lm.training.strategies.build import build_strategy
 
@@ -150,8 +153,10 @@ class _Run:
             "model": model_cfg.tree(), "config": cfg.tree(), "fingerprint": data.fingerprint, "files": data.files,
             "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__,
         }  # fmt: skip
-        rows = CausalRows(data.train, data.tokenizer, cfg.data.seq_len, cfg.data.mask_documents)
-        val_rows = CausalRows(data.val, data.tokenizer, cfg.data.seq_len, cfg.data.mask_documents)
+        start = model_cfg.start_token if isinstance(model_cfg, EncoderDecoderConfig) else None
+        rows, val_rows = (build_rows(cfg.objective, cfg.data, store, data.tokenizer, start, cfg.seed) for store in (data.train, data.val))
+        for line in filter(None, (rows.describe(), val_rows.describe())):
+            self.console.say(line)
         loggers = build_loggers(cfg.logger, self.folder, cfg.tree(), step) if first else []
         where = cfg.checkpoint
         saver = Saver(self.folder / "checkpoints", where.keep_last, self.ranks, data.tokenizer.save, where.background)
@@ -217,7 +222,7 @@ class _Run:
         return summary
 
 
-def _optimizer(cfg: TrainConfig, model: DecoderLM) -> Optimizer:
+def _optimizer(cfg: TrainConfig, model: LM) -> Optimizer:
     return build_optimizer(cfg.optim, model.named_parameters(), model.matrices())
 
 

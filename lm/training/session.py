@@ -15,15 +15,15 @@ import torch
 
 from lm.checkpoint import CheckpointReader, Piece, bytes_of, checkpoints
 from lm.config import Tree
-from lm.data.causal import CausalRows
 from lm.data.order import spread, step_rows
+from lm.data.rows import Rows
 from lm.data.tokenizer import Tokenizer
 from lm.errors import NumericsError
 from lm.folder import disk_errors, require_space
 from lm.generation.evaluate import evaluate
 from lm.generation.load import generate
 from lm.nn.count import Counts
-from lm.nn.transformer import DecoderLM
+from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
 from lm.training.logging import Console, Logger
 from lm.training.metrics import MetricsFile, memory_gib, peak_flops
@@ -56,10 +56,10 @@ class Session:
 
     cfg: TrainConfig
     folder: Path
-    model: DecoderLM
+    model: LM
     tokenizer: Tokenizer
-    rows: CausalRows
-    val_rows: CausalRows
+    rows: Rows
+    val_rows: Rows
     counts: Counts
     console: Console
     loggers: list[Logger]

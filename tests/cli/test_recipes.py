@@ -10,6 +10,7 @@ from lm.cli import catalog
 from lm.cli.compose import compose
 from lm.cli.overrides import expand
 from lm.cli.train import parse_call
+from lm.errors import ConfigError
 from lm.nn.count import count
 from lm.training.config import TrainConfig
 
@@ -18,9 +19,11 @@ PRESETS = catalog.groups()["model"]
 SLOTS = {"model/attention", "model/block", "model/ffn", "model/norm", "model/position"}
 NEEDED = {
     "text": ["data.files=a.txt"],
+    "pairs": ["data.files=a.jsonl"],
     "hub": ["data.name=a/b"],
     "file": ["tokenizer.path=tokenizer.json"],
 }  # what an option leaves to the user
+REFUSED = {"data=pairs", "data=stdlib_docstrings", "objective=mlm", "objective=seq2seq"}  # beside the default model and objective
 
 
 def header(recipe: str) -> dict[str, str]:
@@ -47,7 +50,11 @@ def test_the_catalog_is_complete() -> None:
 def test_every_option_composes(default_run: Path, group: str, option: str) -> None:
     chosen = str(compose([f"{group}={option}"]).choices["data"])
     needed = NEEDED.get(chosen, []) + (NEEDED.get(option, []) if group == "tokenizer" else [])
-    compose([f"{group}={option}", *needed]).config()
+    if f"{group}={option}" in REFUSED:
+        with pytest.raises(ConfigError, match=r"config: objective=\w+ (trains model.kind|needs records of the kind)"):
+            compose([f"{group}={option}", *needed]).config()
+    else:
+        compose([f"{group}={option}", *needed]).config()
 
 
 @pytest.mark.parametrize("preset", PRESETS)

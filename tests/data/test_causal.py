@@ -58,18 +58,17 @@ def test_the_rows_cover_every_label_once(make_store: MakeStore, byte_tokenizer: 
     assert all((row != IGNORED).any() for row in labels)
 
 
-def test_label_tokens_counts_what_the_batch_holds(make_store: MakeStore, byte_tokenizer: Tokenizer) -> None:
+def test_the_labels_of_all_rows_stand_for_all_bytes(make_store: MakeStore, byte_tokenizer: Tokenizer) -> None:
     rows = CausalRows(make_store(random_documents(5, 40, 30)), byte_tokenizer, 8, mask_documents=False)
-    for i in range(len(rows)):
-        labels = rows.batch(np.array([i])).labels
-        assert labels is not None and rows.label_tokens(np.array([i])) == int((labels != IGNORED).sum())
-    assert rows.label_tokens(np.arange(len(rows))) == rows.store.n_tokens - 40
+    labels = rows.batch(np.arange(len(rows))).labels
+    assert labels is not None and int((labels != IGNORED).sum()) == rows.store.n_tokens - 40
+    assert rows.bytes_per_label * (rows.store.n_tokens - 40) == pytest.approx(rows.store.n_bytes)
 
 
 def test_rows_of_one_document_have_neither_documents_nor_positions(make_store: MakeStore, byte_tokenizer: Tokenizer) -> None:
     rows = CausalRows(make_store([[1] * 32, [2] * 30]), byte_tokenizer, 8, mask_documents=True)
-    whole = rows.batch(np.arange(4), step_tokens=31)
-    assert whole.documents is None and whole.positions is None and whole.step_tokens == 31
+    whole = rows.batch(np.arange(4))
+    assert whole.documents is None and whole.positions is None
     assert whole.labels is not None and int(whole.labels[3, -1]) == IGNORED  # the next row begins another document
     assert rows.batch(np.array([0, 7])).documents is not None  # row 7 is padded
     assert CausalRows(rows.store, byte_tokenizer, 12, mask_documents=True).batch(np.array([2])).documents is not None

@@ -108,9 +108,9 @@ def test_a_dataset_that_is_not_there_or_lacks_the_split_or_column_is_named(tmp_p
     table(tmp_path / "train.parquet", TEXTS)
     with pytest.raises(ConfigError, match=rf"data.name: {tmp_path}, split gone: cannot be read \(.*Check data.name"):
         hub(tmp_path, split="gone")
-    with pytest.raises(ConfigError, match=r"split train row 1: 'body' is missing; the columns are id, text"):
+    with pytest.raises(ConfigError, match=r"split train row 1: field 'body' is missing; the fields are id, text"):
         hub(tmp_path, field="body")
-    with pytest.raises(ConfigError, match=r"split train row 1: 'id' holds a int"):
+    with pytest.raises(ConfigError, match=r"split train row 1: field 'id' holds 0, not a string"):
         hub(tmp_path, field="id")
     with pytest.raises(ConfigError, match=r"data.name: .*nowhere, split train: cannot be read"):
         hub(tmp_path / "nowhere")

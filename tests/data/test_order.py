@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from lm.data.order import permuted, spread, step_rows
+from lm.data.order import permuted, spread, step_rows, uniforms
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 16, 17, 1000, 65_537])
@@ -55,3 +55,15 @@ def test_spread_gives_different_rows_at_even_distances(n_rows: int, wanted: int 
     assert len(set(rows.tolist())) == count and rows[0] == 0 and rows[-1] < n_rows
     steps = np.diff(rows)
     assert count == 1 or steps.max() - steps.min() <= 1
+
+
+def test_uniforms_are_even_and_a_function_of_seed_draw_row_and_column() -> None:
+    ids = np.arange(2000)
+    found = uniforms(3, 5, ids, 50)
+    assert found.min() >= 0 and found.max() < 1 and abs(found.mean() - 0.5) < 0.004
+    assert np.abs(np.histogram(found, 20, (0, 1))[0] / 5000 - 1).max() < 0.06
+    assert abs(np.corrcoef(found[:-1].ravel(), found[1:].ravel())[0, 1]) < 0.015
+    assert abs(np.corrcoef(found[:, :-1].ravel(), found[:, 1:].ravel())[0, 1]) < 0.015
+    assert np.array_equal(uniforms(3, 5, ids[::-1], 30), found[::-1, :30])
+    for other in (uniforms(4, 5, ids, 50), uniforms(3, 6, ids, 50)):
+        assert abs(np.corrcoef(found.ravel(), other.ravel())[0, 1]) < 0.015

@@ -25,7 +25,7 @@ TOKENS = torch.arange(20).view(2, 10)
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_loaded_model_gives_the_logits_of_the_saved_one(tmp_path: Path, tokenizer: Tokenizer, tied: bool) -> None:
-    model = redrawn(config(vocab_size=320, tied_head=tied, dropout=0.5))
+    model = redrawn(config(vocab_size=320, head={"tied": tied}, dropout=0.5))
     save_model(tmp_path / "m", model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {})
     loaded, its_tokenizer = lm.load(tmp_path / "m", device="cpu")
     assert not loaded.training
@@ -109,7 +109,7 @@ def test_missing_tokenizer_is_a_checkpoint_error(tmp_path: Path, model: DecoderL
 def test_damaged_file_is_named(model_folder: Path) -> None:
     path = model_folder / "config.json"
     tree = json.loads(path.read_text())
-    tree["model"]["embed_scale"] = 2.0
+    tree["model"]["embed"]["scale"] = 2.0
     path.write_text(json.dumps(tree))
     assert (model_folder / MANIFEST).is_file()
     with pytest.raises(CheckpointError, match=r"config\.json"):

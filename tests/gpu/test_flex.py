@@ -88,8 +88,8 @@ def test_compiled_flex_adds_a_bias() -> None:
 
 
 def test_the_backend_on_a_gpu_says_why() -> None:
-    assert isinstance(choose(GPU, 64, 30.0, 0.0)[0], Flex) or torch.cuda.get_device_capability() < (8, 0)
-    for attend, why, word in ((*choose(GPU, 8, None, 0.0), "head_dim=8"), (*choose(GPU, 64, None, 0.1), "dropout")):
+    assert isinstance(choose(GPU, 64, Scoring(1.0, softcap=30.0))[0], Flex) or torch.cuda.get_device_capability() < (8, 0)
+    for attend, why, word in ((*choose(GPU, 8, Scoring(1.0)), "head_dim=8"), (*choose(GPU, 64, Scoring(1.0, dropout=0.1)), "dropout")):
         assert attend is sdpa and word in why
 
 
@@ -109,4 +109,4 @@ def test_a_model_moved_to_the_gpu_and_back_gives_the_same_logits(documents: bool
     moved = model.to(GPU)(batch.to(GPU))
     torch.testing.assert_close(moved.cpu(), expected, atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(model.to("cpu")(batch), expected)
-    assert all(module.attend is sdpa for module in model.modules() if isinstance(module, GQA))
+    assert all(module.scores.attend is sdpa for module in model.modules() if isinstance(module, GQA))

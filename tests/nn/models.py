@@ -55,11 +55,18 @@ def all_slot_trees() -> Iterator[dict[str, Any]]:
         if block["kind"] == "parallel" and norm["place"] != "pre":
             continue
         tied = (ffn["activation"] in ("silu", "relu")) == (block["kind"] == "sequential")
-        yield BASE | {"norm": norm, "position": position, "attention": attention, "ffn": ffn, "block": block, "tied_head": tied}
+        yield with_kinds(
+            BASE | {"norm": norm, "position": position, "attention": attention, "ffn": ffn, "block": block, "head": {"tied": tied}}
+        )
 
 
 def config(**changes: Any) -> DecoderConfig:
-    return from_tree(DecoderConfig, BASE | changes)
+    return from_tree(DecoderConfig, with_kinds(BASE | changes))
+
+
+def with_kinds(tree: dict[str, Any]) -> dict[str, Any]:
+    """A tree whose attention and ffn may leave out the usual kind."""
+    return tree | {"attention": {"kind": "gqa", **tree["attention"]}, "ffn": {"kind": "mlp", **tree["ffn"]}}
 
 
 def redrawn(cfg: DecoderConfig, seed: int = 0) -> DecoderLM:

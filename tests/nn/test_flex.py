@@ -79,7 +79,7 @@ def with_flex(model: DecoderLM) -> DecoderLM:
     """The backend that a CUDA device would choose, without its compiler."""
     for module in model.modules():
         if isinstance(module, GQA):
-            module.attend = EAGER
+            module.scores.attend = EAGER
     return model
 
 
@@ -108,7 +108,7 @@ def test_cached_decoding_does_not_wait_for_a_compiler(softcap: float | None) -> 
     full = model(Batch(tokens(2, 12)))
     for module in model.modules():
         if isinstance(module, GQA):
-            module.attend = Flex(never, never)
+            module.scores.attend = Flex(never, never)
     cache = model.new_cache(2, 12)
     pieces = [
         model(Batch(tokens(2, 12)[:, i:j], positions=torch.arange(i, j).expand(2, -1)), cache=cache) for i, j in ((0, 7), (7, 8), (8, 12))
@@ -119,4 +119,4 @@ def test_cached_decoding_does_not_wait_for_a_compiler(softcap: float | None) -> 
 def test_moving_a_model_chooses_the_backend_anew() -> None:
     model = with_flex(redrawn(config()))
     model.to("cpu")
-    assert all(module.attend is sdpa for module in model.modules() if isinstance(module, GQA))
+    assert all(module.scores.attend is sdpa for module in model.modules() if isinstance(module, GQA))

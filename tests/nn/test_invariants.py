@@ -8,7 +8,8 @@ import torch
 
 from lm.config import from_tree
 from lm.nn.batch import Batch
-from lm.nn.transformer import DecoderConfig, DecoderLM, build_model, last_position
+from lm.nn.head import last_position
+from lm.nn.transformer import DecoderConfig, DecoderLM, build_model
 from tests.nn.models import all_slot_trees, config, packed, redrawn, tokens
 
 TREES = list(all_slot_trees())
@@ -139,7 +140,7 @@ def test_initial_weights_depend_on_seed_and_name_only() -> None:
 
 
 def test_a_tied_embedding_starts_like_an_untied_one() -> None:
-    tied, untied = (build_model(config(tied_head=tied, init={"fan_in": True}), seed=3) for tied in (True, False))
+    tied, untied = (build_model(config(head={"tied": tied}, init={"fan_in": True}), seed=3) for tied in (True, False))
     assert torch.equal(tied.embed.weight, untied.embed.weight)
     assert float(tied.embed.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
 

@@ -54,7 +54,7 @@ def test_llama_gives_the_same_logits(n_kv_heads: int, bias: bool, tied: bool) ->
         )
     ).eval()  # fmt: skip
     cfg = config(
-        d_model=48, max_seq_len=64, norm={"kind": "rms", "eps": 1e-5}, position={"kind": "rope", "theta": 500.0}, tied_head=tied,
+        d_model=48, max_seq_len=64, norm={"kind": "rms", "eps": 1e-5}, position={"kind": "rope", "theta": 500.0}, head={"tied": tied},
         attention={"n_heads": 6, "n_kv_heads": n_kv_heads, "head_dim": 10, "qkv_bias": bias, "out_bias": bias},
         ffn={"hidden": 72, "bias": bias},
     )  # fmt: skip
@@ -71,7 +71,7 @@ def test_qwen3_with_its_query_and_key_norms_gives_the_same_logits() -> None:
         )
     ).eval()  # fmt: skip
     cfg = config(
-        d_model=48, max_seq_len=64, norm={"kind": "rms", "eps": 1e-5}, position={"kind": "rope", "theta": 500.0}, tied_head=False,
+        d_model=48, max_seq_len=64, norm={"kind": "rms", "eps": 1e-5}, position={"kind": "rope", "theta": 500.0}, head={"tied": False},
         attention={"n_heads": 6, "n_kv_heads": 2, "head_dim": 10, "qk_norm": "head"}, ffn={"hidden": 72},
     )  # fmt: skip
     require_same_logits(theirs, llama_names(3, bias=False, qk_norm=True), cfg)

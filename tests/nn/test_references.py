@@ -12,8 +12,9 @@ from lm.nn.mask import Mask, arange_positions
 from lm.nn.norm import RMSNorm, rms_norm
 from lm.nn.position import Sinusoidal
 from lm.nn.rope import rope_angles, rotate, rotate_half
+from lm.nn.rope_scaling import frequencies
 from lm.nn.transformer import DecoderConfig
-from tests.nn.models import config, redrawn, tokens
+from tests.nn.models import config, redrawn, tokens, with_kinds
 
 
 def grads(out: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
@@ -36,7 +37,7 @@ def test_fast_rms_norm_equals_the_reference(dtype: torch.dtype, tolerance: float
 @pytest.mark.parametrize("rotary_dim", [8, 16])
 def test_fast_rotation_equals_the_reference(rotary_dim: int) -> None:
     q = torch.randn(2, 5, 3, 16).transpose(1, 2).requires_grad_()
-    cos, sin = rope_angles(torch.randint(0, 100, (2, 5)), rotary_dim, 10000.0)
+    cos, sin = rope_angles(torch.randint(0, 100, (2, 5)), frequencies(rotary_dim, 10000.0))
     fast, plain = rotate(q, cos, sin), rotate_half(q, cos, sin)
     torch.testing.assert_close(fast, plain)
     torch.testing.assert_close(grads(fast, q), grads(plain, q))
@@ -46,8 +47,8 @@ def test_rotary_scores_depend_on_distance_only() -> None:
     q, k = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
 
     def score(i: int, j: int) -> torch.Tensor:
-        turned_q = rotate(q, *rope_angles(torch.tensor([[i]]), 16, 100.0))
-        return (turned_q * rotate(k, *rope_angles(torch.tensor([[j]]), 16, 100.0))).sum()
+        turned_q = rotate(q, *rope_angles(torch.tensor([[i]]), frequencies(16, 100.0)))
+        return (turned_q * rotate(k, *rope_angles(torch.tensor([[j]]), frequencies(16, 100.0)))).sum()
 
     torch.testing.assert_close(score(9, 4), score(25, 20), atol=1e-5, rtol=1e-4)
     assert abs(score(9, 4) - score(9, 5)) > 1e-4
@@ -90,8 +91,8 @@ def test_a_bias_is_added_by_every_backend() -> None:
 
 def test_the_backend_says_why() -> None:
     cpu = torch.device("cpu")
-    assert choose(cpu, 64, None, 0.0)[0] is sdpa
-    attend, why = choose(cpu, 64, 30.0, 0.0)
+    assert choose(cpu, 64, Scoring(1.0))[0] is sdpa
+    attend, why = choose(cpu, 64, Scoring(1.0, softcap=30.0))
     assert attend is reference and "soft-cap" in why
 
 
@@ -128,12 +129,12 @@ def test_windows_lower_the_flops_but_not_the_parameters() -> None:
 )  # fmt: skip
 def test_slots_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        from_tree(DecoderConfig, config().tree() | changes)
+        from_tree(DecoderConfig, with_kinds(config().tree() | changes))
 
 
 @torch.no_grad()
 def test_the_heads_soft_cap_bounds_the_logits_by_its_formula() -> None:
-    plain, capped = (redrawn(config(head_softcap=cap)) for cap in (None, 2.0))
+    plain, capped = (redrawn(config(head={"softcap": cap})) for cap in (None, 2.0))
     ids = Batch(tokens(2, 9))
     torch.testing.assert_close(capped(ids), 2.0 * torch.tanh(plain(ids) / 2.0), atol=1e-5, rtol=1e-5)
     assert plain(ids).abs().max() > 2 > capped(ids).abs().max()

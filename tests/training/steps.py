@@ -24,11 +24,14 @@ Record = dict[str, list[float]]
 
 def config(optim: dict[str, Any], length: int = LENGTH, rows: int = ROWS, steps: int = STEPS, **attention: Any) -> TrainConfig:
     model = {
-        "vocab_size": VOCAB, "max_seq_len": length, "d_model": 32, "n_layers": 2, "norm": {"kind": "rms"}, "position": {"kind": "rope"},
-        "attention": {"n_heads": 2, "n_kv_heads": 1, "qkv_bias": True, "qk_norm": "head"} | attention, "ffn": {"hidden": 40},
+        "kind": "decoder", "vocab_size": VOCAB, "max_seq_len": length, "d_model": 32, "n_layers": 2,
+        "norm": {"kind": "rms"}, "position": {"kind": "rope"},
+        "attention": {"kind": "gqa", "n_heads": 2, "n_kv_heads": 1, "qkv_bias": True, "qk_norm": "head"} | attention,
+        "ffn": {"kind": "mlp", "hidden": 40},
     }  # fmt: skip
     tree = {
-        "run": {"name": "steps"}, "model": model, "tokenizer": {"kind": "bytes"}, "objective": {"chunk": 7}, "optim": optim,
+        "run": {"name": "steps"}, "model": model, "tokenizer": {"kind": "bytes"}, "optim": optim,
+        "objective": {"kind": "causal", "chunk": 7},
         "data": {"kind": "stdlib", "global_batch": rows, "seq_len": length}, "schedule": {"kind": "linear", "warmup_steps": 1},
         "trainer": {"max_steps": steps},
     }  # fmt: skip

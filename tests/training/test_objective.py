@@ -5,14 +5,17 @@ import torch
 from torch.nn import functional as F
 
 from lm.config import from_tree
+from lm.data.objective import CausalConfig
 from lm.nn.batch import IGNORED, Batch
+from lm.nn.head import Head, HeadConfig
 from lm.nn.loss import chunked_loss, token_losses
-from lm.nn.transformer import DecoderConfig, Head, build_model
-from lm.training.objective import CausalConfig, causal_reader
+from lm.nn.norm import RMSNormConfig
+from lm.nn.transformer import DecoderConfig, build_model
+from lm.training.objective import causal_reader
 
 TINY = {
     "vocab_size": 97, "max_seq_len": 16, "d_model": 16, "n_layers": 2, "norm": {"kind": "rms"}, "position": {"kind": "rope"},
-    "attention": {"n_heads": 2}, "ffn": {"hidden": 24},
+    "attention": {"kind": "gqa", "n_heads": 2}, "ffn": {"kind": "mlp", "hidden": 24},
 }  # fmt: skip
 
 
@@ -28,7 +31,7 @@ def ragged_labels(b: int, s: int, v: int) -> torch.Tensor:
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"z_loss": 0.01}, {"label_smoothing": 0.1, "z_loss": 0.01}])
 def test_chunked_loss_equals_plain_loss_with_gradients(options: dict[str, float], softcap: float | None) -> None:
     torch.manual_seed(0)
-    head = Head(16, 97, softcap)
+    head = Head(HeadConfig(softcap=softcap), RMSNormConfig(), 16, 97)
     hidden = torch.randn(50, 16, requires_grad=True)
     labels = ragged_labels(5, 10, 97).flatten()
     results = []
@@ -44,14 +47,14 @@ def test_chunked_loss_equals_plain_loss_with_gradients(options: dict[str, float]
 
 
 def test_evaluation_needs_no_gradient_and_gives_the_same_sums() -> None:
-    head, hidden, labels = Head(16, 97, None), torch.randn(50, 16), ragged_labels(5, 10, 97).flatten()
+    head, hidden, labels = Head(HeadConfig(), RMSNormConfig(), 16, 97), torch.randn(50, 16), ragged_labels(5, 10, 97).flatten()
     with torch.no_grad():
         evaluated = chunked_loss(hidden, labels, head, chunk=7)
     torch.testing.assert_close(evaluated.total, chunked_loss(hidden, labels, head, chunk=7).total.detach())
 
 
 def test_sums_are_float32_where_everything_else_is_bf16() -> None:
-    head, hidden = Head(16, 97, None).bfloat16(), torch.randn(2000, 16).bfloat16().requires_grad_()
+    head, hidden = Head(HeadConfig(), RMSNormConfig(), 16, 97).bfloat16(), torch.randn(2000, 16).bfloat16().requires_grad_()
     labels = torch.randint(0, 97, (2000,))
     expected = F.cross_entropy(head(hidden).float(), labels, reduction="sum")
     default = torch.get_default_dtype()
@@ -81,7 +84,7 @@ def test_rows_and_micro_batches_weigh_by_their_label_tokens() -> None:
 
 def test_peak_memory_is_that_of_a_chunk_of_logits() -> None:
     """Largest single tensor while the loss is taken, by the allocator's own events: a chunk of logits, not the whole batch's."""
-    head, hidden = Head(8, 5000, None), torch.randn(4096, 8, requires_grad=True)
+    head, hidden = Head(HeadConfig(), RMSNormConfig(), 8, 5000), torch.randn(4096, 8, requires_grad=True)
     labels = torch.randint(0, 5000, (4096,))
 
     def largest(chunk: int) -> int:

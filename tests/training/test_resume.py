@@ -186,7 +186,7 @@ def test_another_config_is_refused_with_the_difference(configure: Configure, sto
 
 def test_another_width_is_refused_with_the_first_five_mismatches(configure: Configure, stop: Stop) -> None:
     stop(configure(), 2)
-    with pytest.raises(CheckpointError, match=r"embed.weight is 320x32 there and 320x48 in the model.*\(5 of \d+\)") as caught:
+    with pytest.raises(CheckpointError, match=r"blocks.0.attention.q.weight is 32x32 there and 48x48 in the model.*\(5 of \d+\)") as caught:
         train(configure("model.d_model=48"))
     assert str(caught.value).count(" in the model") == 5
 
@@ -229,7 +229,7 @@ def test_a_missing_optimizer_state_is_refused_unless_a_fresh_one_is_asked_for(co
     stop(configure("optim=adamw"), 5)
     rewrite(checkpoints(tmp_path / "run" / "checkpoints")[0], lambda kind: kind == "weight")
     with pytest.raises(
-        CheckpointError, match=r"step-00000005: the optimizer's \w+ of embed.weight is missing.*resume.fresh_optimizer=true"
+        CheckpointError, match=r"step-00000005: the optimizer's \w+ of blocks.0.attention.q.weight is missing.*resume.fresh_optimizer=true"
     ):
         train(configure("optim=adamw"))
     assert train(configure("optim=adamw", "resume.fresh_optimizer=true"))["steps"] == 12

@@ -12,15 +12,21 @@ from torch import Tensor
 from lm.checkpoint import CheckpointReader
 from lm.config import from_tree
 from lm.data.causal import CausalRows
+from lm.data.objective import CausalConfig
 from lm.data.order import spread
 from lm.data.prepare import prepare
 from lm.generation.evaluate import evaluate
 from lm.generation.load import load
+from lm.nn.context import Context
+from lm.nn.head import Head, HeadConfig
 from lm.nn.loss import token_losses
-from lm.nn.transformer import DecoderConfig, DecoderLM, Head, build_model
+from lm.nn.mask import Mask, arange_positions
+from lm.nn.norm import RMSNormConfig
+from lm.nn.position import Position
+from lm.nn.transformer import DecoderConfig, DecoderLM, build_model
 from lm.training.metrics import read
 from lm.training.module import step_seed
-from lm.training.objective import CausalConfig, causal_reader
+from lm.training.objective import causal_reader
 from lm.training.run import train
 from lm.training.schedule import factor
 from tests.training.conftest import Configure
@@ -138,18 +144,15 @@ def test_averaged_weights_are_the_formula_over_every_step_and_are_what_is_valida
 
 def test_the_options_of_the_objective_reach_the_loss() -> None:
     torch.manual_seed(0)
-    head, hidden, labels = Head(8, 50, None), torch.randn(2, 6, 8), torch.randint(0, 50, (2, 6))
+    head, hidden, labels = Head(HeadConfig(), RMSNormConfig(), 8, 50), torch.randn(2, 6, 8), torch.randint(0, 50, (2, 6))
     found = causal_reader(labels, CausalConfig(label_smoothing=0.2, z_loss=0.1, chunk=5))(hidden, head, _NO_CONTEXT)
     expected = token_losses(head(hidden).flatten(0, 1), labels.flatten(), 0.2, 0.1)
     torch.testing.assert_close(found.total, expected.total)
     assert found.total > found.nll
 
 
-class _Losses:
-    losses: dict[str, Tensor] = {}
-
-
-_NO_CONTEXT: Any = _Losses()
+_PLACES = arange_positions(6, torch.device("cpu"))
+_NO_CONTEXT = Context(Position(), Mask(_PLACES, _PLACES))
 
 
 def test_compile_is_asked_of_the_model(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +166,9 @@ def test_compile_is_asked_of_the_model(configure: Configure, monkeypatch: pytest
 
 def test_a_frozen_head_trains_the_rest() -> None:
     tree = {"vocab_size": 50, "max_seq_len": 8, "d_model": 8, "n_layers": 1, "norm": {"kind": "rms"}, "position": {"kind": "rope"}}
-    cfg = from_tree(DecoderConfig, tree | {"attention": {"n_heads": 2}, "ffn": {"hidden": 8}, "tied_head": False})
+    cfg = from_tree(
+        DecoderConfig, tree | {"attention": {"kind": "gqa", "n_heads": 2}, "ffn": {"kind": "mlp", "hidden": 8}, "head": {"tied": False}}
+    )
     model = build_model(cfg, seed=0)
     model.head.weight.requires_grad_(False)
     from lm.nn.batch import Batch

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from lm.checkpoint import Piece
-from lm.nn.transformer import DecoderLM
+from lm.nn.transformer import LM
 from lm.training.strategies.single import Single
 
 
@@ -24,11 +24,10 @@ class FSDP(Single):
     def lightning(self) -> Any:
         return ModelParallelStrategy(data_parallel_size=self.world, tensor_parallel_size=1)
 
-    def shard(self, model: nn.Module, mesh: Any) -> None:
+    def shard(self, model: LM, mesh: Any) -> None:
         """Each block is one unit, and the root holds embedding, norm and head, so that a tied weight stays one."""
-        assert isinstance(model, DecoderLM)
         data_parallel = mesh["data_parallel"]
-        for block in model.blocks:
+        for block in model.units():
             fully_shard(block, mesh=data_parallel)
         fully_shard(model, mesh=data_parallel)
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.checkpoint import Piece
+from lm.nn.transformer import LM
 from lm.training.optim import begin_state, named_state
 
 Judge = Callable[[Tensor], Tensor]  # the norm of a step's whole gradient -> the optimizer's `found_inf`
@@ -22,7 +23,7 @@ class Single:
         """What Lightning's Trainer takes as `strategy`."""
         return "auto"
 
-    def shard(self, model: nn.Module, mesh: Any) -> None:
+    def shard(self, model: LM, mesh: Any) -> None:
         """Split the weights over the ranks of Lightning's device mesh, before the optimizer is built."""
 
     def divisor(self, accumulation: int, world: int) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.checkpoint import Piece
-from lm.nn.transformer import DecoderLM
+from lm.nn.transformer import LM
 from lm.training.optim import initial_state, neutral
 from lm.training.strategies.zero import Zero
 
@@ -20,9 +20,8 @@ class Zero3(Zero):
         """persistence_threshold: weights of fewer elements are never split while computing."""
         super().__init__(3, clip, offload, stage3_param_persistence_threshold=persistence_threshold)
 
-    def shard(self, model: nn.Module, mesh: Any) -> None:
+    def shard(self, model: LM, mesh: Any) -> None:
         """The engine splits the weights; the head's must be whole while the chunked loss uses it outside of the head's own forward."""
-        assert isinstance(model, DecoderLM)
         deepspeed.zero.register_external_parameter(model, model.head.weight)
 
     def ready(self, optimizer: Optimizer) -> None:

@@ -1,0 +1,56 @@
+"""Functions of the standard library and their docstrings, cut apart by their syntax trees: a corpus of pairs that is on every machine."""
+
+import ast
+import inspect
+import textwrap
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from lm.data.config import StdlibDocstringsConfig
+from lm.data.corpus import StdlibFiles
+from lm.data.source import Document, Source, Turn, turns_document
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class StdlibDocstringsSource(Source):
+    """One pair per function that has a docstring on lines of its own and a body beside it, split by the file it is in."""
+
+    def __init__(self, cfg: StdlibDocstringsConfig, cache: Path) -> None:
+        self._files = StdlibFiles(cfg.val_frac, cache)
+        super().__init__(self._files.hashes, {"kind": cfg.kind, "val_frac": cfg.val_frac}, self._files.total)
+        self._position = 0
+
+    def documents(self) -> Iterator[Document]:
+        self._position = self.skipped = 0
+        for path, split, text in self._files.read():
+            if text is None:
+                self.skipped += 1
+            for source, target in pairs(text or ""):
+                found = turns_document([Turn("source", source), Turn("target", target)], split)
+                if found is not None:
+                    yield found
+            self._position += path.stat().st_size
+
+    def position(self) -> int:
+        return self._position
+
+    def looked_at(self) -> str:
+        return str(self._files.root)
+
+
+def pairs(module: str) -> Iterator[tuple[str, str]]:
+    """(source without its docstring, docstring) of each function, both dedented; nothing of a module that does not parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # old escapes
+            tree = ast.parse(module)
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    lines = [line + "\n" for line in module.split("\n")]  # as the parser counts them: a form feed ends none
+    for node in ast.walk(tree):
+        if isinstance(node, _Function) and (doc := ast.get_docstring(node, clean=False)) and len(node.body) > 1:
+            first, last = node.body[0].lineno, node.body[0].end_lineno or 0
+            if first > node.lineno and not lines[first - 1][: node.body[0].col_offset].strip() and node.body[1].lineno > last:
+                yield textwrap.dedent("".join([*lines[node.lineno - 1 : first - 1], *lines[last : node.end_lineno]])), inspect.cleandoc(doc)

@@ -1,0 +1,45 @@
+"""Multi-token prediction: further blocks, one after another, predict more tokens ahead.  DeepSeek-V3, arXiv:2412.19437, section 2.2."""
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from lm.config import Config
+from lm.nn.block import BlockParts, ParallelConfig, SequentialConfig, build_block
+from lm.nn.context import Context
+from lm.nn.norm import build_norm
+
+
+class AheadConfig(Config):
+    """Blocks beyond the last layer that are trained with the model and left out of sampling."""
+
+    depth: int = Field(gt=0)
+    """Further tokens to predict."""
+    weight: float = Field(0.3, gt=0)
+    """Factor on the mean of their losses."""
+
+
+class AheadBlock(nn.Module):
+    """block(W [norm(embedding of the token `depth` later), norm(hidden)]), and the norm before the shared head."""
+
+    def __init__(self, cfg: SequentialConfig | ParallelConfig, parts: BlockParts, layer: int) -> None:
+        super().__init__()
+        self.token_norm = build_norm(parts.norm, parts.d_model)
+        self.hidden_norm = build_norm(parts.norm, parts.d_model)
+        self.join = nn.Linear(2 * parts.d_model, parts.d_model, bias=False)
+        self.block = build_block(cfg, parts, layer)
+        self.norm = build_norm(parts.norm, parts.d_model)
+
+    def forward(self, hidden: Tensor, embedded: Tensor, ctx: Context) -> Tensor:
+        """hidden, embedded: (b, s, d); the result before its norm."""
+        joined = torch.cat([self.token_norm(embedded), self.hidden_norm(hidden)], dim=-1)  # (b, s, 2d)
+        out: Tensor = self.block(self.join(joined), ctx)
+        return out
+
+
+def shifted(x: Tensor, n: int, fill: int) -> Tensor:
+    """x[:, i + n] at place i, `fill` at the last n places.  x: (b, s)."""
+    out = torch.full_like(x, fill)
+    if n < x.shape[1]:
+        out[:, : x.shape[1] - n] = x[:, n:]
+    return out

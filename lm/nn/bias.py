@@ -1,0 +1,60 @@
+"""Positions as biases on the attention scores."""
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from lm.config import Config
+
+
+class AlibiConfig(Config):
+    """Each head subtracts a slope of its own times the distance (Press et al. 2021, arXiv:2108.12409)."""
+
+    kind: Literal["alibi"] = "alibi"
+
+
+class T5RelativeConfig(Config):
+    """A learned bias per head and bucket of distance, shared by all layers (Raffel et al. 2019, arXiv:1910.10683, section 2.1)."""
+
+    kind: Literal["t5_relative"] = "t5_relative"
+    n_buckets: int = Field(32, gt=3, multiple_of=2)
+    """Rows of the table; bidirectional stacks use half for each direction."""
+    max_distance: int = Field(128, gt=1)
+    """Distances from here on share the last bucket."""
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """2^(-8i/n) for a power of two; else those of the power below, then every second one of the power above."""
+    below = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2 ** (-8 * i / below) for i in range(1, below + 1)]
+    return slopes + [2 ** (-4 * i / below) for i in range(1, 2 * (n_heads - below), 2)]
+
+
+def t5_buckets(distance: Tensor, n_buckets: int, max_distance: int, causal: bool) -> Tensor:
+    """The bucket of key - query: exact up to a half of the buckets, then logarithmic up to max_distance."""
+    side = torch.zeros_like(distance)
+    if causal:
+        back = -distance.clamp(max=0)
+    else:
+        n_buckets //= 2
+        side, back = (distance > 0).long() * n_buckets, distance.abs()
+    exact = n_buckets // 2
+    growth = torch.log(back.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (n_buckets - exact)
+    far = (exact + growth.long()).clamp(max=n_buckets - 1)
+    return side + torch.where(back < exact, back, far)
+
+
+class T5Table(nn.Module):
+    """weight[bucket(key - query), head]."""
+
+    def __init__(self, cfg: T5RelativeConfig, n_heads: int, causal: bool) -> None:
+        super().__init__()
+        self.cfg, self.causal = cfg, causal
+        self.weight = nn.Parameter(torch.empty(cfg.n_buckets, n_heads))
+
+    def forward(self, distance: Tensor) -> Tensor:
+        buckets = t5_buckets(distance, self.cfg.n_buckets, self.cfg.max_distance, self.causal)
+        return nn.functional.embedding(buckets, self.weight).permute(0, 3, 1, 2)  # (b, q, k, h) -> (b, h, q, k)

@@ -1,0 +1,60 @@
+"""From the last hidden states to logits."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.config import Config
+from lm.nn.context import Context
+from lm.nn.ffn import ACTIVATIONS, Activation
+from lm.nn.norm import AnyNormConfig, build_norm
+
+
+class HeadConfig(Config):
+    """The output head."""
+
+    tied: bool = True
+    """Its matrix is the embedding."""
+    bias: bool = False
+    """Bias on the logits (BERT, BART, GPT-J)."""
+    scale: float = Field(1.0, gt=0)
+    """Factor on hidden states before the matrix (T5 1.0: 1 / sqrt(d_model); Granite)."""
+    softcap: float | None = Field(None, gt=0)
+    """Logits become softcap * tanh(logits / softcap) (Gemma 2). null: off."""
+    transform: Activation | None = None
+    """A dense layer, this activation and a norm come first (BERT). null: they do not."""
+
+
+class Head(nn.Linear):
+    """softcap(W (scale * transform(x)) + b)."""
+
+    def __init__(self, cfg: HeadConfig, norm: AnyNormConfig, d_model: int, vocab_size: int) -> None:
+        super().__init__(d_model, vocab_size, bias=cfg.bias)
+        self.scale, self.softcap = cfg.scale, cfg.softcap
+        self.dense = self.norm = None
+        if cfg.transform is not None:
+            self.act = ACTIVATIONS[cfg.transform]
+            self.dense = nn.Linear(d_model, d_model)
+            self.norm = build_norm(norm, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.dense is not None and self.norm is not None:
+            x = self.norm(self.act(self.dense(x)))
+        if self.scale != 1.0:
+            x = x * self.scale
+        logits = F.linear(x, self.weight, self.bias)
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+Reader = Callable[[Tensor, Head, Context], Any]
+"""What a forward may be asked to make of the last hidden states (b, s, d) instead of logits."""
+
+
+def last_position(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
+    """A reader: logits of the last position only, (b, v)."""
+    logits: Tensor = head(hidden[:, -1])
+    return logits

@@ -1,0 +1,163 @@
+"""Rotary embeddings for contexts longer than those of pretraining: each kind changes the frequencies, and some the amplitude.
+
+Fields have the names of Hugging Face's `rope_parameters`, except `original_len` (there `original_max_position_embeddings`).
+Where a kind depends on the length, it is the configured maximum that counts, so that cached decoding equals a full forward.
+"""
+
+import math
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from lm.config import Config, Tree
+
+
+def frequencies(rotary_dim: int, theta: float) -> Tensor:
+    """theta^(-2i/r), float32, (r/2,) on the CPU."""
+    return 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32, device="cpu") / rotary_dim)
+
+
+class Scaling(Config):
+    """What every kind answers."""
+
+    def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
+        """Radians per position of each pair, float32, (r/2,)."""
+        raise AssertionError("every kind has its own")
+
+    def amplitude(self, max_len: int) -> float:
+        """Factor on cos and sin."""
+        return 1.0
+
+    def hf(self) -> Tree:
+        """As in the `rope_parameters` of a Hugging Face config."""
+        tree = {key: value for key, value in self.tree().items() if value is not None and key not in ("kind", "original_len")}
+        original = {"original_max_position_embeddings": self.tree()["original_len"]} if "original_len" in self.tree() else {}
+        return {"rope_type": self.tree()["kind"], **original, **tree}
+
+
+class LinearScaling(Scaling):
+    """Positions divided by a factor (Chen et al. 2023, arXiv:2306.15595)."""
+
+    kind: Literal["linear"] = "linear"
+    factor: float = Field(ge=1)
+    """New context length / old one."""
+
+    def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
+        return frequencies(rotary_dim, theta) / self.factor
+
+
+class DynamicScaling(Scaling):
+    """The base grows with the context, so that high frequencies stay (dynamic NTK; Peng et al. 2023, arXiv:2309.00071, section 3.3)."""
+
+    kind: Literal["dynamic"] = "dynamic"
+    factor: float = Field(ge=1)
+    """How fast the base grows."""
+    original_len: int = Field(gt=0)
+    """Context length of pretraining."""
+
+    def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
+        longer = max(max_len, self.original_len) / self.original_len
+        grown = (self.factor * longer - (self.factor - 1)) ** (rotary_dim / (rotary_dim - 2)) if rotary_dim > 2 else 1.0
+        return frequencies(rotary_dim, theta * grown)
+
+
+class YarnScaling(Scaling):
+    """High frequencies kept, low ones divided, a ramp between (Peng et al. 2023, arXiv:2309.00071, sections 3.2 to 3.4)."""
+
+    kind: Literal["yarn"] = "yarn"
+    factor: float = Field(ge=1)
+    """New context length / old one."""
+    original_len: int = Field(gt=0)
+    """Context length of pretraining."""
+    beta_fast: float = Field(32.0, gt=0)
+    """Pairs with more turns than this over the old context are kept."""
+    beta_slow: float = Field(1.0, gt=0)
+    """Pairs with fewer turns than this are divided by the factor."""
+    attention_factor: float | None = Field(None, gt=0)
+    """Factor on cos and sin. null: 0.1 ln(factor) + 1, or the ratio of that with mscale and with mscale_all_dim."""
+    mscale: float | None = None
+    """Factor before ln(factor) (DeepSeek)."""
+    mscale_all_dim: float | None = None
+    """The same for the part that the score's own scale takes over (DeepSeek)."""
+    truncate: bool = True
+    """Round the ends of the ramp to whole pairs (false in gpt-oss)."""
+
+    def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
+        low, high = (self._pair(turns, rotary_dim, theta) for turns in (self.beta_fast, self.beta_slow))
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, rotary_dim - 1)
+        ramp = ((torch.arange(rotary_dim // 2, dtype=torch.float32, device="cpu") - low) / max(high - low, 0.001)).clamp(0, 1)
+        kept = frequencies(rotary_dim, theta)
+        return kept * (1 - ramp) + kept / self.factor * ramp
+
+    def amplitude(self, max_len: int) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
+        return self._magnitude(1.0)
+
+    def score_factor(self) -> float:
+        """What DeepSeek multiplies 1/sqrt(head_dim) by."""
+        return self._magnitude(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+
+    def _magnitude(self, mscale: float) -> float:
+        return 0.1 * mscale * math.log(self.factor) + 1.0
+
+    def _pair(self, turns: float, rotary_dim: int, theta: float) -> float:
+        """The pair that makes this many turns over the old context."""
+        return rotary_dim * math.log(self.original_len / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+
+class Llama3Scaling(Scaling):
+    """As YaRN, with a ramp in wavelengths and no change of amplitude (Llama 3.1, arXiv:2407.21783)."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: float = Field(ge=1)
+    """What long wavelengths are multiplied by."""
+    low_freq_factor: float = Field(1.0, gt=0)
+    """Wavelengths over original_len / this are long."""
+    high_freq_factor: float = Field(4.0, gt=0)
+    """Wavelengths under original_len / this stay."""
+    original_len: int = Field(gt=0)
+    """Context length of pretraining."""
+
+    def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
+        kept = frequencies(rotary_dim, theta)
+        turns = self.original_len * kept / (2 * math.pi)
+        smooth = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        return kept * smooth + kept / self.factor * (1 - smooth)
+
+
+class LongRopeScaling(Scaling):
+    """A factor found for each pair, one list within the old context and one beyond (Ding et al. 2024, arXiv:2402.13753)."""
+
+    kind: Literal["longrope"] = "longrope"
+    short_factor: list[float]
+    """Divisor of each pair's frequency where max_seq_len is at most original_len."""
+    long_factor: list[float]
+    """The same beyond it."""
+    original_len: int = Field(gt=0)
+    """Context length of pretraining."""
+    factor: float | None = Field(None, gt=0)
+    """New context length / old one, for the amplitude. null: max_seq_len / original_len."""
+    attention_factor: float | None = Field(None, gt=0)
+    """Factor on cos and sin. null: sqrt(1 + ln(factor) / ln(original_len))."""
+
+    def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
+        chosen = self.long_factor if max_len > self.original_len else self.short_factor
+        if len(chosen) != rotary_dim // 2:
+            raise ValueError(f"position.scaling: {len(chosen)} factors for {rotary_dim // 2} rotated pairs. Give one factor a pair.")
+        return frequencies(rotary_dim, theta) / torch.tensor(chosen, dtype=torch.float32, device="cpu")
+
+    def amplitude(self, max_len: int) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        factor = self.factor or max_len / self.original_len
+        return math.sqrt(1 + math.log(factor) / math.log(self.original_len)) if factor > 1 else 1.0
+
+
+ScalingConfig = Annotated[LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongRopeScaling, Field(discriminator="kind")]

@@ -1,0 +1,114 @@
+"""Which experts a token goes to, and with which weights."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.config import Config
+
+
+class SoftmaxRouterConfig(Config):
+    """The top k of a softmax over all experts (Mixtral, Switch, gpt-oss)."""
+
+    kind: Literal["softmax"] = "softmax"
+    normalize: bool = True
+    """The k weights sum to 1 (Mixtral, gpt-oss); false leaves them as they are (Switch)."""
+    bias: bool = False
+    """Bias on the scores (gpt-oss)."""
+    jitter: float = Field(0.0, ge=0, lt=1)
+    """In training, inputs are multiplied by numbers from 1 - jitter to 1 + jitter (Fedus et al. 2021, arXiv:2101.03961, section 2.4)."""
+
+
+class SigmoidRouterConfig(Config):
+    """Sigmoid scores, and a bias that is moved in training until loads are even (DeepSeek-V3, arXiv:2412.19437, section 2.1.2)."""
+
+    kind: Literal["sigmoid"] = "sigmoid"
+    n_groups: int = Field(1, gt=0)
+    """Groups of neighbouring experts; divides n_experts."""
+    top_groups: int = Field(1, gt=0)
+    """Groups that a token may go to, those with the largest sum of their two best scores."""
+    normalize: bool = True
+    """The k weights sum to `scale`."""
+    scale: float = Field(1.0, gt=0)
+    """Factor on the weights."""
+    bias_rate: float = Field(0.001, ge=0)
+    """How far a step moves an expert's bias, up where its load is below the mean and down where it is above."""
+
+
+AnyRouterConfig = SoftmaxRouterConfig | SigmoidRouterConfig
+
+
+class Routing(NamedTuple):
+    """Of each token: its experts and their weights, (b, s, k); for the losses all scores, summing to 1, and logits, (b, s, e)."""
+
+    experts: Tensor
+    weights: Tensor
+    probabilities: Tensor
+    logits: Tensor
+
+
+class SoftmaxRouter(nn.Linear):
+    """Logits, softmax and weights in float32."""
+
+    def __init__(self, cfg: SoftmaxRouterConfig, d_model: int, n_experts: int, top_k: int) -> None:
+        super().__init__(d_model, n_experts, bias=cfg.bias)
+        self.cfg, self.top_k = cfg, top_k
+
+    def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
+        wide = x.float()
+        if self.training and self.cfg.jitter:
+            wide = wide * torch.empty_like(wide).uniform_(1 - self.cfg.jitter, 1 + self.cfg.jitter)
+        logits = _logits(self, wide)
+        probabilities = logits.softmax(-1)
+        weights, experts = probabilities.topk(self.top_k, dim=-1)
+        if self.cfg.normalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return Routing(experts, weights, probabilities, logits)
+
+
+class SigmoidRouter(nn.Linear):
+    """The correction bias decides who is chosen and not with which weight; it has no gradient, `balance` moves it."""
+
+    def __init__(self, cfg: SigmoidRouterConfig, d_model: int, n_experts: int, top_k: int) -> None:
+        super().__init__(d_model, n_experts, bias=False)
+        self.cfg, self.top_k = cfg, top_k
+        self.correction_bias = nn.Parameter(torch.empty(n_experts), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
+        logits = _logits(self, x.float())
+        scores = logits.sigmoid()
+        experts = self._allowed(scores.detach() + self.correction_bias.float()).topk(self.top_k, dim=-1).indices
+        weights = scores.gather(-1, experts)
+        if self.cfg.normalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return Routing(experts, weights * self.cfg.scale, scores / (scores.sum(-1, keepdim=True) + 1e-20), logits)
+
+    def _allowed(self, choice: Tensor) -> Tensor:
+        """-inf outside of each token's best groups, (b, s, e)."""
+        if self.cfg.top_groups == self.cfg.n_groups:
+            return choice
+        groups = choice.unflatten(-1, (self.cfg.n_groups, -1))  # (b, s, e) -> (b, s, groups, e/groups)
+        best = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1).topk(self.cfg.top_groups, dim=-1).indices
+        closed = torch.ones(groups.shape[:-1], dtype=torch.bool, device=choice.device).scatter(-1, best, False)
+        return groups.masked_fill(closed.unsqueeze(-1), float("-inf")).flatten(-2)
+
+    @torch.no_grad()
+    def balance(self, load: Tensor) -> None:
+        """load: (e,), the tokens of a whole optimizer step."""
+        self.correction_bias.add_(torch.sign(load.mean() - load).to(self.correction_bias.dtype), alpha=self.cfg.bias_rate)
+
+
+def _logits(router: nn.Linear, x: Tensor) -> Tensor:
+    """In float32 even under autocast: rounding here changes which expert a token goes to."""
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x, router.weight.float(), None if router.bias is None else router.bias.float())
+
+
+def build_router(cfg: AnyRouterConfig, d_model: int, n_experts: int, top_k: int) -> SoftmaxRouter | SigmoidRouter:
+    """The router of this kind."""
+    if isinstance(cfg, SigmoidRouterConfig):
+        return SigmoidRouter(cfg, d_model, n_experts, top_k)
+    return SoftmaxRouter(cfg, d_model, n_experts, top_k)

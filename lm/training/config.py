@@ -44,6 +44,8 @@ class TrainerConfig(Config):
     """Steps between lines of metrics."""
     precision: Literal["fp32", "bf16-mixed", "bf16-true"] = "fp32"
     """fp32; bf16 compute on fp32 weights; bf16 weights too."""
+    checkpoint_blocks: int | None = Field(None, gt=0)
+    """Every n-th block keeps only its input for the backward and is computed again there; 1: all blocks. null: none."""
     compile: bool = False
     """torch.compile the model."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -48,6 +48,7 @@ class TrainModule(LightningModule):
         self.micro = 0
         self.nll = self.tokens_in_step = torch.zeros(())
         self.grad_norm = torch.zeros(())
+        self.loads: Tensor | None = None  # (MoE layers, e), tokens per expert of the last step, all ranks
         self.bad_step = torch.full((), -1, dtype=torch.int64)
         self.bad_loss = self.bad_norm = torch.zeros(())
 
@@ -73,10 +74,13 @@ class TrainModule(LightningModule):
         if self.micro == 0:
             self.nll = torch.zeros((), device=self.device, dtype=torch.float32)  # bf16-true makes bf16 the default
             self.tokens_in_step = self._label_tokens(batch)
+            self.loads = None
         assert batch.labels is not None
         sums: LossSums = self.model(batch, loss=causal_reader(batch.labels, self.cfg.objective))
         self.micro += 1
         self.nll += sums.nll
+        if sums.loads is not None:
+            self.loads = sums.loads if self.loads is None else self.loads + sums.loads
         divided_by = self.strategy.divisor(self.trainer.accumulate_grad_batches, self.trainer.world_size)
         return sums.total * divided_by / self.tokens_in_step
 
@@ -112,10 +116,21 @@ class TrainModule(LightningModule):
         if self.micro < self.trainer.accumulate_grad_batches:
             return
         self.strategy.after_step(self.judge)
+        if self.loads is not None:
+            self._balance(self.loads)
         self.micro = 0
         self.step += 1
         if self.after_step():
             self.trainer.should_stop = True
+
+    def _balance(self, loads: Tensor) -> None:
+        """Once per step, by the loads of all ranks and micro-batches; even loads, which move nothing, where the step was not taken."""
+        if self.trainer.world_size > 1:
+            torch.distributed.all_reduce(loads)
+        unsteered = [p for p in self.model.parameters() if not p.requires_grad]
+        if unsteered:
+            with self.strategy.writing(unsteered):
+                self.model.balance(loads * (self.bad_step < 0))
 
     def loss(self) -> Tensor:
         """Mean over the label tokens of the last step, all ranks, in nats. No collective: any one rank may ask."""

@@ -187,6 +187,7 @@ class _Run:
             session.rows, seed=cfg.seed, global_batch=cfg.data.global_batch, micro_batch=self.micro_batch, rank=self.ranks.rank,
             world=self.ranks.world, start_step=step, max_steps=cfg.trainer.max_steps, workers=cfg.data.workers,
         )  # fmt: skip
+        session.model.checkpoint_blocks(cfg.trainer.checkpoint_blocks or 0)
         if cfg.trainer.compile:
             session.model.compile()
         trainer = build_trainer(cfg, cfg.trainer.max_steps - step, accumulation, module.strategy.lightning())

@@ -169,10 +169,19 @@ class Session:
         rate = self.cfg.data.global_batch * self.cfg.data.seq_len / step_s
         record: Tree = {"step": step, "tokens": self._tokens(step), "loss": loss, "lr": self._lr(), "grad_norm": norm}
         record |= {"tokens_per_second": round(rate, 1), "step_s": round(step_s, 5), "memory_gib": round(memory_gib(self.module.device), 3)}
+        record |= self._expert_loads()
         peak = peak_flops(torch.cuda.get_device_name()) if self.module.device.type == "cuda" else None
         if peak is not None:
             record["mfu_pct"] = round(100 * rate * self.counts.train_flops_per_token / peak, 2)
         self._record(record)
+
+    def _expert_loads(self) -> Tree:
+        """Of each MoE layer, the busiest expert's tokens over the mean; 1 is even."""
+        if self.module.loads is None:
+            return {}
+        loads = self.module.loads
+        ratio = (loads.amax(-1) / loads.mean(-1).clamp_min(1e-9)).tolist()
+        return {f"expert_load/{layer}": round(value, 3) for layer, value in enumerate(ratio)}
 
     def _lr(self) -> float:
         group: Tree = self.module.trainer.optimizers[0].param_groups[-1]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lm.checkpoint import CheckpointReader, Piece
 from lm.errors import CheckpointError
-from lm.model_folder import require_same_shapes
 
 
 @torch.no_grad()
@@ -22,12 +21,6 @@ def load_pieces(pieces: Iterable[Piece], reader: CheckpointReader) -> None:
                 " Set resume.fresh_optimizer=true to start the optimizer anew."
             )
         piece.tensor.copy_(reader.read(piece.name, piece.kind, piece.start, piece.stop).view(piece.tensor.shape))
-
-
-def require_same_weights(shapes: dict[str, tuple[int, ...]], reader: CheckpointReader) -> None:
-    """CheckpointError that names the first mismatches of name or shape."""
-    saved = {name: reader.shape(name) for name in reader.names() if "weight" in reader.kinds(name)}
-    require_same_shapes(shapes, saved, str(reader.folder))
 
 
 class EMA:

@@ -1,13 +1,14 @@
 """A few optimizer steps of the real TrainModule on fixed rows, without a run folder: losses, norms and weights to compare."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
 from lightning import Trainer
 from torch.utils.data import DataLoader
 
-from lm.config import from_tree
+from lm.config import Tree, from_tree
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import build_model
 from lm.training.config import TrainConfig
@@ -22,18 +23,31 @@ ADAMW: dict[str, Any] = {"kind": "adamw", "lr": 1e-2, "clip": 0.5}
 Record = dict[str, list[float]]
 
 
-def config(optim: dict[str, Any], length: int = LENGTH, rows: int = ROWS, steps: int = STEPS, **attention: Any) -> TrainConfig:
-    model = {
+MOE: Tree = {
+    "ffn": {
+        "kind": "moe", "n_experts": 4, "top_k": 2, "expert": {"kind": "mlp", "hidden": 24}, "n_shared": 1,
+        "router": {"kind": "sigmoid", "bias_rate": 0.02}, "balance_loss": 0.02, "router_z_loss": 0.01, "dense": {"kind": "mlp", "hidden": 40}, "first_dense": 1,
+    }
+}  # fmt: skip
+ENCODER_DECODER: Tree = {"kind": "encoder_decoder", "start_token": 0}
+
+
+def config(
+    optim: Tree, length: int = LENGTH, rows: int = ROWS, steps: int = STEPS, model: Tree | None = None, **attention: Any
+) -> TrainConfig:
+    """model: what differs from a dense decoder with grouped queries and a tied head."""
+    base = {
         "kind": "decoder", "vocab_size": VOCAB, "max_seq_len": length, "d_model": 32, "n_layers": 2,
         "norm": {"kind": "rms"}, "position": {"kind": "rope"},
         "attention": {"kind": "gqa", "n_heads": 2, "n_kv_heads": 1, "qkv_bias": True, "qk_norm": "head"} | attention,
         "ffn": {"kind": "mlp", "hidden": 40},
-    }  # fmt: skip
+    } | (model or {})  # fmt: skip
+    pairs = base["kind"] == "encoder_decoder"
     tree = {
-        "run": {"name": "steps"}, "model": model, "tokenizer": {"kind": "bytes"}, "optim": optim,
-        "objective": {"kind": "causal", "chunk": 7},
-        "data": {"kind": "stdlib", "global_batch": rows, "seq_len": length}, "schedule": {"kind": "linear", "warmup_steps": 1},
-        "trainer": {"max_steps": steps},
+        "run": {"name": "steps"}, "model": base, "tokenizer": {"kind": "bytes"}, "optim": optim,
+        "objective": {"kind": "seq2seq" if pairs else "causal", "chunk": 7},
+        "data": {"kind": "stdlib_docstrings" if pairs else "stdlib", "global_batch": rows, "seq_len": length},
+        "schedule": {"kind": "linear", "warmup_steps": 1}, "trainer": {"max_steps": steps},
     }  # fmt: skip
     return from_tree(TrainConfig, tree)
 
@@ -60,6 +74,16 @@ def batches(
         n = int((labels[mine] != IGNORED).sum())
         parts = zip(tokens[mine].chunk(accumulation), labels[mine].chunk(accumulation), strict=True)
         found += [Batch(t, y, **packed, step_tokens=n) for t, y in parts]
+    return found
+
+
+def with_sources(rows: list[Batch]) -> list[Batch]:
+    """For an encoder-decoder: each row read backwards, with one token more than it has labels."""
+    found = []
+    for batch in rows:
+        assert batch.labels is not None
+        places, n = torch.arange(batch.tokens.shape[1]), (batch.labels != IGNORED).sum(-1, keepdim=True)
+        found.append(replace(batch, source_tokens=batch.tokens.flip(1), source_positions=torch.where(places <= n, places, -1)))
     return found
 
 

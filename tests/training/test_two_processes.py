@@ -16,13 +16,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lm.config import from_tree
+from lm.config import Tree, from_tree
 from lm.nn.batch import Batch
 from lm.nn.transformer import build_model
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
 from lm.training.strategies.build import build_strategy
-from tests.training.steps import ADAMW, SGD, UNCLIPPED, Record, batches, config, train_steps
+from tests.training.steps import ADAMW, ENCODER_DECODER, MOE, SGD, UNCLIPPED, Record, batches, config, train_steps, with_sources
 
 ROWS, STEPS = 12, 20
 MOMENTUM = UNCLIPPED | {"momentum": 0.5}
@@ -37,12 +37,14 @@ class Job:
     optim: dict[str, Any]
     accumulation: int
     poisoned: bool = False
+    model: Tree | None = None
 
     def config(self) -> TrainConfig:
-        return config(self.optim, rows=ROWS, steps=STEPS)
+        return config(self.optim, rows=ROWS, steps=STEPS, model=self.model)
 
     def run(self, cfg: TrainConfig, rank: int, world: int) -> tuple[Record, dict[str, torch.Tensor]]:
         rows = batches(rank=rank, world=world, rows=ROWS, steps=STEPS, accumulation=self.accumulation)
+        rows = with_sources(rows) if self.model == ENCODER_DECODER else rows
         kind = Poisoned if self.poisoned and world > 1 else TrainModule
         steps = POISONED_STEP if self.poisoned and world == 1 else STEPS
         return train_steps(cfg, rows, build_strategy(cfg), kind, steps, self.accumulation, devices=world)
@@ -54,6 +56,10 @@ JOBS = {
     "sgd with momentum": Job(MOMENTUM, 2),
     "adamw, clipped": Job(SLOW_ADAMW, 3),
     "adamw, unclipped": Job(SLOW_ADAMW | {"clip": None}, 1),
+    "experts, sgd": Job(SGD | {"lr": 0.1}, 2, model=MOE),
+    "experts, adamw": Job(SLOW_ADAMW, 3, model=MOE),
+    "encoder-decoder, sgd": Job(SGD, 2, model=ENCODER_DECODER),
+    "encoder-decoder, adamw": Job(SLOW_ADAMW, 3, model=ENCODER_DECODER),
     "poisoned": Job(SLOW_ADAMW, 2, poisoned=True),
 }
 ZERO = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]

@@ -25,11 +25,13 @@ class FSDP(Single):
         return ModelParallelStrategy(data_parallel_size=self.world, tensor_parallel_size=1)
 
     def shard(self, model: LM, mesh: Any) -> None:
-        """Each block is one unit, and the root holds embedding, norm and head, so that a tied weight stays one."""
-        data_parallel = mesh["data_parallel"]
+        """Each block is one unit, and the root holds embedding, norm and head, so that a tied weight stays one.
+
+        What has no gradient, the correction biases of routers, stays whole."""
+        data_parallel, whole = mesh["data_parallel"], {p for p in model.parameters() if not p.requires_grad}
         for block in model.units():
-            fully_shard(block, mesh=data_parallel)
-        fully_shard(model, mesh=data_parallel)
+            fully_shard(block, mesh=data_parallel, ignored_params=whole)
+        fully_shard(model, mesh=data_parallel, ignored_params=whole)
 
     def refresh(self, model: nn.Module) -> None:
         """What an evaluation has gathered is kept for the next forward, and out of date now."""

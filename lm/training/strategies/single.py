@@ -1,6 +1,7 @@
 """One process; and, as the base of the other strategies, what training must know of an engine beside what Lightning knows."""
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -63,6 +64,10 @@ class Single:
     def piece(self, name: str, kind: str, tensor: Tensor) -> Piece:
         """The slice that this rank holds of a tensor that torch knows as whole."""
         return Piece.whole(name, kind, tensor)
+
+    def writing(self, parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
+        """Inside the block these weights are whole and may be written, by all ranks alike."""
+        return nullcontext()
 
     def refresh(self, model: nn.Module) -> None:
         """Called when all slices have been written from outside, for engines that keep a copy of the weights."""

@@ -1,6 +1,7 @@
 """DeepSpeed's ZeRO-3: the weights too are in slices, and whole only while a module computes with them."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import deepspeed
@@ -62,6 +63,10 @@ class Zero3(Zero):
         stop = min(start + p.partition_numel(), p.ds_numel)
         if start < stop:
             yield Piece(name, kind, tuple(p.ds_shape), start, stop, padded.narrow(0, 0, stop - start), shared=False)
+
+    def writing(self, parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
+        found: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)
+        return found
 
     def refresh(self, model: nn.Module) -> None:
         engine = self._engine

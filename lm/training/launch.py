@@ -19,6 +19,7 @@ from lm.training import outcome
 from lm.training.config import TrainConfig
 from lm.training.resume import CONFIG, require_resumable, write_config
 
+WORKER = "lm.training.worker"
 _POLL_S = 0.1
 _ABANDON_S = 10.0  # the others of a failed rank get that long to end
 
@@ -32,6 +33,7 @@ def launch(cfg: TrainConfig, command: str | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="lm-ranks-") as name:
         threads = str(max(1, (os.cpu_count() or 1) // cfg.launch.devices))
         told = {outcome.FOLDER: name, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        told["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else ranks that are started again find the addresses of those before
         with _environment(told | ({outcome.COMMAND: command} if command else {})):
             killed = _Agent(cfg, folder / CONFIG, Path(name)).run()
         error = outcome.verdict(outcome.read(Path(name)), killed)
@@ -99,7 +101,7 @@ class _Agent:
             shutdown_timeout=int(_ABANDON_S),
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "lm.training.worker", str(self._config))
+            elastic_launch(config, sys.executable)("-m", WORKER, str(self._config))
         except ChildFailedError as error:
             self._killed = {rank: -failure.exitcode for rank, failure in error.failures.items() if failure.exitcode < 0}
         except BaseException as error:

@@ -87,5 +87,5 @@ class Ranks:
 
 def is_lost_peer(error: BaseException) -> bool:
     """What gloo and NCCL say when the process at the other end has gone."""
-    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited", "Timed out waiting", "Socket")
+    words = ("onnection closed", "onnection reset", "onnection refused", "Broken pipe", "remote process exited", "imed out", "Socket")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

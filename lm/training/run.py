@@ -48,8 +48,8 @@ def train(cfg: TrainConfig, command: str | None = None) -> Tree:
     Every rank of a run calls it. command: what a person typed, for the summary and the report.
     """
     folder, ranks = Path(cfg.run.dir).expanduser() / cfg.run.name, Ranks.from_environment()
+    ranks.meet(cfg.launch.timeout_s)  # before signals are handled: one that comes while a rank waits in here must end it
     with RunLock(folder) if ranks.first else nullcontext(), Signals() as signals:
-        ranks.meet(cfg.launch.timeout_s)
         return _Run(cfg, folder, ranks, signals, command).go()
 
 

@@ -26,7 +26,8 @@ Record = dict[str, list[float]]
 MOE: Tree = {
     "ffn": {
         "kind": "moe", "n_experts": 4, "top_k": 2, "expert": {"kind": "mlp", "hidden": 24}, "n_shared": 1,
-        "router": {"kind": "sigmoid", "bias_rate": 0.02}, "balance_loss": 0.02, "router_z_loss": 0.01, "dense": {"kind": "mlp", "hidden": 40}, "first_dense": 1,
+        "router": {"kind": "sigmoid", "bias_rate": 0.02},
+        "balance_loss": 0.02, "router_z_loss": 0.01, "dense": {"kind": "mlp", "hidden": 40}, "first_dense": 1,
     }
 }  # fmt: skip
 ENCODER_DECODER: Tree = {"kind": "encoder_decoder", "start_token": 0}

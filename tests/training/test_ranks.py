@@ -7,34 +7,14 @@ from pathlib import Path
 import pytest
 
 from lm.checkpoint import CheckpointReader, checkpoints
-from lm.errors import ResourceError
-from lm.training.config import TrainConfig
 from lm.training.launch import launch
 from lm.training.metrics import read
 from lm.training.run import train
-from tests.training.conftest import Configure, results
+from tests.training.conftest import Configure, ranks, results
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="pip install 'slotlm[deepspeed]'")
 ZERO = ("zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 PLAIN = ("optim=adamw", "model.dropout=0")
-
-
-def ranks(strategy: str, devices: int = 2) -> list[str]:
-    return [f"strategy={strategy}", f"launch.devices={devices}"]
-
-
-@pytest.fixture
-def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainConfig, int], None]:
-    """Start a run whose rank 0 is killed right behind its n-th save."""
-
-    def run(cfg: TrainConfig, saves: int = 1) -> None:
-        with monkeypatch.context() as patch:
-            patch.setenv("LM_FAILPOINT", "renamed:kill")
-            for _ in range(saves):
-                with pytest.raises(ResourceError, match="rank 0: the process was killed by SIGKILL"):
-                    launch(cfg)
-
-    return run
 
 
 def losses(run: Path) -> list[float]:

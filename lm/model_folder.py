@@ -35,9 +35,8 @@ def read_model(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
         reader = CheckpointReader(folder)
         return reader.meta, {name: reader.read(name).view(reader.shape(name)) for name in reader.names()}
     _refuse_pickles(folder)
+    config = read_config(folder)
     verify(folder)
-    config = read_json(folder / CONFIG)
-    require_format(folder / CONFIG, config.get("format"), FORMAT)
     try:
         return config, load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
@@ -48,6 +47,8 @@ def read_config(folder: Path) -> Tree:
     """config.json of a model folder, or the meta data of a checkpoint, without the weights."""
     path = folder / META if (folder / META).is_file() else folder / CONFIG
     config = read_json(path)
+    if "model_type" in config and "format" not in config:
+        raise CheckpointError(f"{folder}: this is a Hugging Face model. Make it ours first: lm import from={folder} out=FOLDER.")
     require_format(path, config.get("format"), FORMAT)
     return config
 

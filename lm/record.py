@@ -80,6 +80,20 @@ def flatten(tree: Tree, prefix: str = "") -> Tree:
     return flat
 
 
+def nest(leaves: Tree) -> Tree:
+    """The tree of dotted paths."""
+    tree: Tree = {}
+    for path, value in leaves.items():
+        *parents, last = path.split(".")
+        section = tree
+        for key in parents:
+            if not isinstance(section.get(key), dict):  # not there yet, or null
+                section[key] = {}
+            section = section[key]
+        section[last] = value
+    return tree
+
+
 def differing(flat_trees: Sequence[Tree]) -> list[str]:
     """Dotted keys, in the order first met, whose values (or presence) are not the same in all."""
     keys = dict.fromkeys(key for flat in flat_trees for key in flat)

@@ -2,6 +2,7 @@
 
     python tools/bench.py models            # our decoder against litgpt, transformers and x-transformers (extra `bench`)
     python tools/bench.py models modes=fp32,bf16,compiled rounds=5 steps=4
+    python tools/bench.py moe               # 8 experts, top-2, against our dense model of equal active parameters
     python tools/bench.py loop              # the default recipe through `lm train` against a bare loop over the same batches
 
 Machines are shared and noisy: contestants take turns of a few steps, and the ratio is the median of per-round ratios.
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -139,12 +140,39 @@ def timed(step: Callable[[], None], steps: int) -> float:
     return steps * ROWS * LENGTH / (time.perf_counter() - begun)
 
 
+def mixture(n_experts: int) -> Contestant:
+    """d 256, 4 layers: a feed-forward of 1,024, or experts of 512 of which a token passes two."""
+    expert = {"hidden": 512}
+    moe = {"kind": "moe", "n_experts": n_experts, "top_k": 2, "expert": expert, "balance_loss": 0.01}
+    tree = {
+        "vocab_size": VOCAB, "max_seq_len": LENGTH, "d_model": 256, "n_layers": 4, "norm": {"kind": "rms"}, "position": {"kind": "rope"},
+        "attention": {"kind": "gqa", "n_heads": 4}, "ffn": moe if n_experts else {"kind": "mlp", "hidden": 1024},
+    }  # fmt: skip
+    model = build_model(from_tree(DecoderConfig, tree), seed=0)
+
+    def loss(ids: Tensor, labels: Tensor) -> Tensor:
+        total: Tensor = model(Batch(ids), loss=causal_reader(labels, CausalConfig())).total
+        return total / labels.numel()
+
+    return model, loss
+
+
+def compare_moe(modes: list[str], rounds: int, steps: int) -> list[dict[str, Any]]:
+    contestants = {"slotlm": lambda: mixture(8), "dense": lambda: mixture(0)}
+    return compare(contestants, modes, rounds, steps)
+
+
 def compare_models(modes: list[str], rounds: int, steps: int) -> list[dict[str, Any]]:
+    return compare(CONTESTANTS, modes, rounds, steps)
+
+
+def compare(contestants: Mapping[str, Callable[[], Contestant]], modes: list[str], rounds: int, steps: int) -> list[dict[str, Any]]:
+    """Tokens/s of each, and the ratio of the first one, slotlm, to the others."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     results = []
     for mode in modes:
         steppers = {}
-        for name, make in CONTESTANTS.items():
+        for name, make in contestants.items():
             torch.manual_seed(0)
             model, loss_of = make()
             model.to(device).train()
@@ -205,7 +233,7 @@ def bare_loop(config: TrainConfig, steps: int) -> float:
         if number == 1:
             begun = time.perf_counter()
         assert batch.labels is not None
-        loss = model(batch, loss=causal_reader(batch.labels, config.objective)).total / batch.step_tokens
+        loss = model(batch, loss=causal_reader(batch.labels, CausalConfig())).total / batch.step_tokens
         loss.backward()
         torch.nn.utils.clip_grad_norm_(list(model.parameters()), config.optim.clip or 1e9)
         set_lr(optimizer, factor(config.schedule, number, steps))
@@ -231,6 +259,8 @@ def main(args: list[str]) -> int:
     if args[:1] == ["models"]:
         modes = options.get("modes", "fp32,bf16,compiled").split(",")
         results = compare_models(modes, int(options.get("rounds", 5)), int(options.get("steps", 3)))
+    elif args[:1] == ["moe"]:
+        results = compare_moe(options.get("modes", "fp32").split(","), int(options.get("rounds", 5)), int(options.get("steps", 3)))
     elif args[:1] == ["loop"]:
         results = compare_loop(int(options.get("rounds", 4)), int(options.get("steps", 41)))
     else:

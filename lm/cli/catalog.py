@@ -74,17 +74,3 @@ def read(file: Path) -> Tree:
     if not isinstance(tree, dict):
         raise ConfigError(f"{shown(file)}: there must be key: value pairs. Mend the file.")
     return {str(key): value for key, value in tree.items()}
-
-
-def nest(leaves: dict[str, Any]) -> Tree:
-    """The tree of dotted paths."""
-    tree: Tree = {}
-    for path, value in leaves.items():
-        *parents, last = path.split(".")
-        section = tree
-        for key in parents:
-            if not isinstance(section.get(key), dict):  # not there yet, or null
-                section[key] = {}
-            section = section[key]
-        section[last] = value
-    return tree

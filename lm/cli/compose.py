@@ -22,9 +22,9 @@ from lm.cli import catalog
 from lm.cli.finetune import parent_values
 from lm.cli.naming import run_name
 from lm.cli.overrides import Given, parse
-from lm.config import Config, Tree, did_you_mean, find_field, from_tree, members, variant, variants
+from lm.config import C, Config, Tree, did_you_mean, find_field, from_tree, members, variant, variants
 from lm.errors import ConfigError
-from lm.record import flatten
+from lm.record import flatten, nest
 from lm.training.config import TrainConfig
 
 _Choices = dict[str, str | None]
@@ -50,7 +50,7 @@ class Composition:
     @property
     def tree(self) -> Tree:
         """Every value that some layer states."""
-        return catalog.nest({path: value for layer in self.layers for path, value in layer.values.items()})
+        return _tree(self.layers)
 
     def stated(self, path: str) -> list[tuple[Layer, Any]]:
         """Who says something about a path, the one that counts last."""
@@ -58,8 +58,12 @@ class Composition:
 
     def config(self) -> TrainConfig:
         """Raises ConfigError; a mistake in a file is told with the file."""
+        return self.checked(TrainConfig, self.tree)
+
+    def checked(self, cls: type[C], tree: Tree) -> C:
+        """As `config`, for a part of the tree."""
         try:
-            return from_tree(TrainConfig, self.tree)
+            return from_tree(cls, tree)
         except ConfigError as error:
             last = str(error).splitlines()[-1]
             said = self.stated(last.partition(":")[0])
@@ -76,11 +80,10 @@ def compose(overrides: Sequence[str]) -> Composition:
     layers, notes = _file_layers(choices, _switched(choices, chosen))
     _refuse_unknown(layers)
     layers = _with_parent(layers, given)
-    tree = catalog.nest({path: value for layer in layers for path, value in layer.values.items()})
     spoken = Layer("command line", "", {})
-    for item in given:
+    for item in sorted(given, key=lambda item: not item.key.endswith(".kind")):  # a kind before its keys
         if not item.is_group:
-            _apply(item, tree, layers, spoken)
+            _apply(item, layers, spoken)
     if "run.name" not in spoken.values:
         layers.append(Layer("derived from recipe and overrides", "", {"run.name": run_name(choices["recipes"], given)}))
     return Composition([*layers, spoken], choices, notes)
@@ -125,6 +128,9 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
     here, key = ".".join(parts[:n]), parts[n - 1]
     if n > 1 and parent is not None and not variants(parent.annotation):
         return f"{here}: {'.'.join(parts[: n - 1])} is a value and has no keys. Leave .{key} out."
+    kinds, said = variants(parent.annotation) if parent is not None else {}, at(tree, parts[: n - 1])
+    if len(kinds) > 1 and str(said.get("kind") if isinstance(said, dict) else None) not in kinds:
+        return _no_kind(".".join(parts[: n - 1]), said, kinds)
     elsewhere = [path for path, _ in fields(TrainConfig, tree) if path.endswith(f".{key}")] if n == 1 else []
     if elsewhere:
         return f"{here}: there is no such key at the top. Did you mean '{elsewhere[0]}'?"
@@ -133,6 +139,25 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
     others = [f"'{name}'" for name, sibling in siblings if key in sibling.model_fields]
     which = (f" in kind '{kind.default}'" if kind else "") + (f", only in {', '.join(others)}" if others else "")
     return f"{here}: there is no such key{which}. {did_you_mean(key, [name for name in owner.model_fields if name != 'kind'])}"
+
+
+def _no_kind(section: str, said: object, kinds: Mapping[str, object]) -> str:
+    given = said.get("kind") if isinstance(said, dict) else None
+    if given is None:
+        return f"{section}: it has no kind yet, so that its keys are unknown. Set {section}.kind to one of {', '.join(kinds)}."
+    return f"{section}.kind: {given!r} is not an option. {did_you_mean(str(given), kinds)}"
+
+
+def at(tree: Tree, path: Sequence[str]) -> object:
+    """The value at a path, None where there is none."""
+    found: object = tree
+    for key in path:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def _tree(layers: Sequence[Layer]) -> Tree:
+    return nest({path: value for layer in layers for path, value in layer.values.items()})
 
 
 def _choices(chosen: Mapping[str, str | None]) -> _Choices:
@@ -168,7 +193,7 @@ def _file_layers(choices: _Choices, switched: set[str]) -> tuple[list[Layer], li
     layers = [_train_layer()]
     layers += [_file_layer("option", group, choices[group]) for group in plain]
     open_to_refinement = [_file_layer("preset", "model", choices["model"]), _file_layer("recipe", "recipes", choices["recipes"])]
-    tree = catalog.nest({path: value for layer in [*open_to_refinement, *layers] for path, value in layer.values.items()})
+    tree = _tree([*open_to_refinement, *layers])
     notes = []
     for layer in open_to_refinement:
         for group in sorted(switched & set(plain)):
@@ -209,7 +234,7 @@ def _of_another_kind(path: str, section: str, tree: Tree) -> bool:
 
 
 def _refuse_unknown(layers: list[Layer]) -> None:
-    tree = catalog.nest({path: value for layer in layers for path, value in layer.values.items()})
+    tree = _tree(layers)
     for layer in layers:
         for path in layer.values:
             try:
@@ -218,24 +243,34 @@ def _refuse_unknown(layers: list[Layer]) -> None:
                 raise ConfigError(f"{layer.source}: {error}") from error
 
 
-def _apply(item: Given, tree: Tree, layers: list[Layer], spoken: Layer) -> None:
+def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
     """One value of the command line, after the files."""
-    field, group = check_key(item.key, tree), item.key.replace(".", "/")
+    group = item.key.replace(".", "/")
     if item.is_delete:
-        for layer in [*layers, spoken]:
-            for path in [path for path in layer.values if path == item.key or path.startswith(f"{item.key}.")]:
-                del layer.values[path]
+        check_key(item.key, _tree([*layers, spoken]))
+        _forget(item.key, [*layers, spoken])
         return
     if item.key.split(".")[-1] == "kind" and (group := item.key.removesuffix(".kind").replace(".", "/")) in catalog.groups():
         raise ConfigError(f"{item.key}: the kind comes with the option. Write {group}={item.raw}.")
+    leaves = flatten(item.value, f"{item.key}.") if isinstance(item.value, dict) else {item.key: item.value}
+    for path in [path for path in leaves if path.endswith(".kind")]:  # what follows is judged by it
+        _forget(path.removesuffix(".kind"), layers)
+        spoken.values[path] = leaves[path]
+    tree = _tree([*layers, spoken])
+    field = check_key(item.key, tree)
     may_be_null = item.value is None and type(None) in members(field.annotation)
     if variants(field.annotation) and not isinstance(item.value, dict) and not may_be_null:
         remedy = f"Write {group}={item.raw}" if group in catalog.groups() else f"Set one of its keys, as {item.key}.x=..."
         raise ConfigError(f"{item.key}: {item.raw} was given for a section. {remedy}.")
-    leaves = flatten(item.value, f"{item.key}.") if isinstance(item.value, dict) else {item.key: _text_if_text(item, field)}
     for path in leaves:
         check_key(path, tree)
-    spoken.values |= leaves
+    spoken.values |= leaves if isinstance(item.value, dict) else {item.key: _text_if_text(item, field)}
+
+
+def _forget(section: str, layers: Sequence[Layer]) -> None:
+    for layer in layers:
+        for path in [path for path in layer.values if path == section or path.startswith(f"{section}.")]:
+            del layer.values[path]
 
 
 def _text_if_text(item: Given, field: FieldInfo) -> Any:

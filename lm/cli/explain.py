@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pydantic.fields import FieldInfo
 
 from lm.cli import catalog
-from lm.cli.compose import Composition, check_key, compose, fields
+from lm.cli.compose import Composition, at, check_key, compose, fields
 from lm.cli.describe import default_text, sentence, table, type_text, value_text
-from lm.config import Config, Tree, find_field, variant
+from lm.config import Config, find_field, variant
 from lm.errors import ConfigError
 from lm.training.config import TrainConfig
 
@@ -27,7 +27,7 @@ def run(args: Sequence[str]) -> int:
         print(_section(composition, "", TrainConfig))
         return 0
     field = check_key(path, tree)
-    section = variant(field.annotation, _at(tree, path))
+    section = variant(field.annotation, at(tree, path.split(".")))
     print(_section(composition, path, section) if section else _setting(composition, path, field))
     return 0
 
@@ -64,7 +64,7 @@ def _section(composition: Composition, path: str, cls: type[Config]) -> str:
     if group in catalog.groups():
         lines.append(f"  {group}={composition.choices.get(group)}; options: {', '.join(catalog.groups()[group])}")
     tree = composition.tree
-    section = _at(tree, path) if path else tree
+    section = at(tree, path.split(".")) if path else tree
     rows = []
     for name, field in fields(cls, section if isinstance(section, dict) else {}, f"{path}." if path else ""):
         said = composition.stated(name)
@@ -72,10 +72,3 @@ def _section(composition: Composition, path: str, cls: type[Config]) -> str:
         shown = value_text(value) if layer else default_text(field)
         rows.append((name, shown, layer.label if layer else "class default", sentence(field)))
     return "\n".join([*lines, "", table(rows)] if lines else [table(rows)])
-
-
-def _at(tree: Tree, path: str) -> object:
-    value: object = tree
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value

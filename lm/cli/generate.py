@@ -1,4 +1,4 @@
-"""`lm generate from=FOLDER prompt=TEXT`: continues text."""
+"""`lm generate from=FOLDER prompt=TEXT`: continues text, or answers it."""
 
 import io
 import sys
@@ -14,7 +14,8 @@ _USAGE = """\
 usage: lm generate from=FOLDER [prompt=TEXT ...] [key=value ...]
 
 Without a prompt, standard input is the prompt. One prompt is continued as you watch; several are decoded together, each with the
-result that it has alone. Values are taken literally: a prompt or a stop text may hold '=', quotes, commas and line breaks.
+result that it has alone. To an encoder-decoder the prompt is the source, and its answer alone is printed. Values are taken
+literally: a prompt or a stop text may hold '=', quotes, commas and line breaks.
 """
 
 
@@ -22,7 +23,7 @@ class GenerateConfig(SamplingConfig):
     """What `lm generate` takes beside `from`."""
 
     prompt: str | list[str] | None = None
-    """Text to continue; may be given several times. Empty: a new document. null: standard input."""
+    """Text to continue, or the source of an encoder-decoder; may be given several times. Empty: a new document. null: standard input."""
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
 
@@ -37,17 +38,19 @@ def run(args: Sequence[str]) -> int:
     from lm.generation.text import complete, prompt_ids
 
     model, tokenizer = load(folder, cfg.device)
+    answers = model.cfg.kind == "encoder_decoder"
     for prompt in prompts:
-        room(model, prompt_ids(tokenizer, prompt), cfg)  # a prompt that does not fit is refused before anything is printed
+        room(model, prompt_ids(tokenizer, prompt, answers), cfg)  # a prompt that does not fit is refused before anything is printed
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    shown = [""] * len(prompts) if answers else prompts
     if len(prompts) == 1:
-        _write(prompts[0])
+        _write(shown[0])
         found = complete(model, tokenizer, prompts, cfg, lambda row, piece: _write(piece))
         _write("\n")
     else:
         found = complete(model, tokenizer, prompts, cfg)
-        for n, (prompt, completion) in enumerate(zip(prompts, found, strict=True), 1):
+        for n, (prompt, completion) in enumerate(zip(shown, found, strict=True), 1):
             _write(f"--- {n} of {len(prompts)} ---\n{prompt}{completion.text}\n")
     for n, completion in enumerate(found, 1):
         if completion.cut_short:

@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from keyword import iskeyword
 from typing import Protocol, cast
 
 from lm.errors import ConfigError, LmError, ResourceError
@@ -15,9 +16,12 @@ VERBS = {
     "generate": "sample text from a model",
     "eval": "loss and bits per byte of a model on any data",
     "compare": "curves and a table of several runs",
+    "import": "a Hugging Face model as a model folder",
+    "export": "a model for transformers, vLLM, llama.cpp and lm-eval",
+    "show": "the tree of a model, its parameters, FLOPs, cache and memory",
     "explain": "what a setting means and where its value comes from",
 }
-"""Verb -> one line of help. Each is a module of this folder."""
+"""Verb -> one line of help. Each is a module of this folder; a keyword of Python gets an underscore."""
 
 _EXAMPLES = """\
   lm train                                                   the tiny default, on any laptop, no network
@@ -25,6 +29,7 @@ _EXAMPLES = """\
   lm train model/ffn=swiglu,geglu seed=0,1,2 -m              an ablation by overrides
   lm train init_from=runs/base data=text data.files=a.txt    fine-tune from a checkpoint
   lm generate from=runs/base prompt="def main("              sample
+  lm export from=runs/base format=hf out=exported            hand on
   lm compare runs/a runs/b                                   compare"""
 
 
@@ -73,7 +78,7 @@ def _dispatch(args: list[str]) -> int:
         from lm.config import did_you_mean
 
         raise ConfigError(f"lm: '{rest[0]}' is not a verb. {did_you_mean(rest[0], VERBS)}")
-    verb = cast(Verb, import_module(f"lm.cli.{rest[0]}"))
+    verb = cast(Verb, import_module(f"lm.cli.{rest[0]}{'_' * iskeyword(rest[0])}"))
     return _print(verb.help_text(rest[1:])) if wants_help else verb.run(rest[1:])
 
 

@@ -1,4 +1,4 @@
-"""Prompts of token ids continued with the cache: one forward over all prompts, then one token a step."""
+"""Prompts of token ids continued, or answered, with the cache: one forward over all prompts, then one token a step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from lm.errors import ConfigError, NumericsError
 from lm.generation.sampling import SamplingConfig, choose, row_keys, uniform
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
-from lm.nn.transformer import LM
+from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig
 
 OnToken = Callable[[int, int], bool]
 _ROWS = 32  # decoded together; more prompts follow in further batches
@@ -19,7 +19,8 @@ _ROWS = 32  # decoded together; more prompts follow in further batches
 @dataclass
 class _Row:
     index: int
-    prompt: list[int]
+    source: list[int]  # empty in a decoder
+    begin: list[int]
     key: bytes
     limit: int
     new: list[int] = field(default_factory=list)
@@ -37,13 +38,16 @@ def generate(
 ) -> list[list[int]]:
     """The new tokens of each prompt, without eos, the same whether prompts come together or one by one.
 
+    A decoder continues a prompt; an encoder-decoder reads it as a source and answers behind its start token.
     A row ends at eos, at max_tokens, where its last token has filled model.max_seq_len, or where on_token(row, token) returns True.
     n_tokens: ids from here on are never drawn (rows of the embedding that the tokenizer does not use). Raises ConfigError for a prompt
     that is empty or longer than the context. `stop` is the business of lm/generation/text.py.
     """
     keys = row_keys(prompts, cfg.seed)
     limits = [room(model, prompt, cfg) for prompt in prompts]
-    rows = [_Row(i, list(prompt), keys[i], limits[i]) for i, prompt in enumerate(prompts)]
+    begins = [begin(model, prompt) for prompt in prompts]
+    sources = prompts if model.cfg.kind == "encoder_decoder" else [[]] * len(prompts)
+    rows = [_Row(i, list(sources[i]), begins[i], keys[i], limits[i]) for i in range(len(prompts))]
     device = model.embed.weight.device
     was_training = model.training
     model.eval()
@@ -65,12 +69,27 @@ def room(model: LM, prompt: Sequence[int], cfg: SamplingConfig) -> int:
             f"prompt: {len(prompt)} tokens are more than model.max_seq_len={model.max_seq_len}."
             " Shorten it, or use a model with a longer context."
         )
-    return min(cfg.max_tokens, model.max_seq_len - len(prompt) + 1)
+    return min(cfg.max_tokens, model.max_seq_len - len(begin(model, prompt)) + 1)
+
+
+def begin(model: LM, prompt: Sequence[int]) -> list[int]:
+    """The decoder's first input: the prompt, or the start token where the prompt is a source. Raises ConfigError."""
+    match model.cfg:
+        case EncoderConfig():
+            raise ConfigError(
+                "generate: the model is an encoder, which fills in masked tokens and continues nothing."
+                " Use a model of kind decoder or encoder_decoder."
+            )
+        case EncoderDecoderConfig(start_token=None):
+            raise ConfigError("generate: model.start_token is null, and the decoder begins with it. Set it to the tokenizer's bos or pad.")
+        case EncoderDecoderConfig(start_token=int(start)):
+            return [start]
+    return list(prompt)
 
 
 def _decode(model: LM, rows: list[_Row], cfg: SamplingConfig, eos: int | None, pad: int, n_tokens: int, on_token: OnToken | None) -> None:
     device = model.embed.weight.device
-    batch = _left_padded(rows, pad, device)
+    batch = _first(rows, pad, device)
     cache = model.new_cache(len(rows), batch.tokens.shape[1] + max(row.limit for row in rows))
     seen = _seen(rows, n_tokens, device) if cfg.repetition_penalty != 1 else None
     while rows:
@@ -86,7 +105,7 @@ def _decode(model: LM, rows: list[_Row], cfg: SamplingConfig, eos: int | None, p
             seen = None if seen is None else seen[kept]
         if seen is not None:
             seen.scatter_(1, ids.unsqueeze(1), True)
-        positions = [[len(row.prompt) + len(row.new) - 1] for row in rows]
+        positions = [[len(row.begin) + len(row.new) - 1] for row in rows]
         batch = Batch(ids.unsqueeze(1), positions=torch.tensor(positions, dtype=torch.int64, device=device))
 
 
@@ -98,18 +117,27 @@ def _goes_on(row: _Row, token: int, eos: int | None, on_token: OnToken | None) -
     return not ended and len(row.new) < row.limit
 
 
-def _left_padded(rows: Sequence[_Row], pad: int, device: torch.device) -> Batch:
-    """Prompts that end together; padding at position -1 is seen by nobody."""
-    longest = max(len(row.prompt) for row in rows)
-    missing = [longest - len(row.prompt) for row in rows]
-    tokens = [[pad] * n + row.prompt for n, row in zip(missing, rows, strict=True)]
+def _first(rows: Sequence[_Row], pad: int, device: torch.device) -> Batch:
+    """What the cache is filled with: the sources too, whose keys and values it keeps."""
+    tokens, positions = _left_padded([row.begin for row in rows], pad, device)
+    if not rows[0].source:
+        return Batch(tokens, positions=positions)
+    source_tokens, source_positions = _left_padded([row.source for row in rows], pad, device)
+    return Batch(tokens, positions=positions, source_tokens=source_tokens, source_positions=source_positions)
+
+
+def _left_padded(rows: Sequence[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens that end together, and their positions; padding at position -1 is seen by nobody."""
+    longest = max(map(len, rows))
+    missing = [longest - len(row) for row in rows]
+    tokens = [[pad] * n + row for n, row in zip(missing, rows, strict=True)]
     positions = [[-1] * n + list(range(longest - n)) for n in missing]
-    return Batch(torch.tensor(tokens, device=device), positions=torch.tensor(positions, device=device))
+    return torch.tensor(tokens, device=device), torch.tensor(positions, device=device)
 
 
 def _seen(rows: Sequence[_Row], n_tokens: int, device: torch.device) -> Tensor:
-    """(b, n_tokens): the tokens of each prompt."""
+    """(b, n_tokens): what each decoder has read."""
     seen = torch.zeros(len(rows), n_tokens, dtype=torch.bool)
     for marks, row in zip(seen, rows, strict=True):
-        marks[row.prompt] = True
+        marks[row.begin] = True
     return seen.to(device)

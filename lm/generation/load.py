@@ -11,7 +11,7 @@ from lm.errors import CheckpointError, ConfigError
 from lm.generation.sampling import SamplingConfig
 from lm.generation.text import complete, require_fit
 from lm.model_folder import copy_weights, read_model, resolve_model
-from lm.nn.transformer import LM, AnyModelConfig, build_model, model_config
+from lm.nn.transformer import LM, AnyModelConfig, EncoderDecoderConfig, build_model, model_config
 
 
 def load(path: str | Path, device: str = "auto") -> tuple[LM, Tokenizer]:
@@ -22,8 +22,9 @@ def load(path: str | Path, device: str = "auto") -> tuple[LM, Tokenizer]:
     where = pick_device(device)
     folder = resolve_model(str(path))
     tree, weights = read_model(folder)
-    cfg = _model_config(tree, folder)
-    tokenizer = _tokenizer(folder)
+    cfg, tokenizer = _model_config(tree, folder), _tokenizer(folder)
+    if isinstance(cfg, EncoderDecoderConfig) and cfg.start_token is None:
+        cfg = cfg.replace(start_token=tokenizer.start)
     assert cfg.vocab_size is not None
     require_fit(tokenizer, cfg.vocab_size, str(folder / "tokenizer.json"))
     dtype = next((weight.dtype for weight in weights.values()), torch.float32)
@@ -37,7 +38,10 @@ def generate(model: LM, tokenizer: Tokenizer, prompt: str, **options: Any) -> st
 @overload
 def generate(model: LM, tokenizer: Tokenizer, prompt: list[str], **options: Any) -> list[str]: ...
 def generate(model: LM, tokenizer: Tokenizer, prompt: str | list[str], **options: Any) -> str | list[str]:
-    """What follows the prompt, or each of several. options: the fields of SamplingConfig (max_tokens, temperature, seed, stop, ...)."""
+    """What follows the prompt, or each of several; from an encoder-decoder, its answer to the prompt as a source.
+
+    options: the fields of SamplingConfig (max_tokens, temperature, seed, stop, ...).
+    """
     cfg = from_tree(SamplingConfig, options)
     texts = [found.text for found in complete(model, tokenizer, [prompt] if isinstance(prompt, str) else prompt, cfg)]
     return texts[0] if isinstance(prompt, str) else texts

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lm.data.tokenizer import Stream, Tokenizer
 from lm.errors import CheckpointError, ConfigError
-from lm.generation.decode import generate
+from lm.generation.decode import begin, generate, room
 from lm.generation.sampling import SamplingConfig
 from lm.nn.transformer import LM
 
@@ -14,7 +14,7 @@ OnText = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class Completion:
-    """What follows a prompt. `cut_short`: the context was full before max_tokens were there."""
+    """What follows a prompt, or answers a source. `cut_short`: the context was full before max_tokens were there."""
 
     text: str
     n_tokens: int
@@ -29,8 +29,8 @@ def complete(
     Raises ConfigError for a prompt that is longer than the context or not valid text.
     """
     require_fit(tokenizer, model.vocab_size)
-    encoded = [prompt_ids(tokenizer, prompt) for prompt in prompts]
-    texts = [Continuation(_primed(tokenizer, ids), cfg.stops) for ids in encoded]
+    encoded = [prompt_ids(tokenizer, prompt, model.cfg.kind == "encoder_decoder") for prompt in prompts]
+    texts = [Continuation(_primed(tokenizer, begin(model, ids)), cfg.stops) for ids in encoded]
 
     def tell(row: int, piece: str) -> None:
         if piece and on_text is not None:
@@ -43,10 +43,10 @@ def complete(
     found = generate(model, encoded, cfg, eos=tokenizer.eos, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token)
     for row, text in enumerate(texts):
         tell(row, text.finish())
-    full = [model.max_seq_len - len(ids) + 1 for ids in encoded]
+    limits = [room(model, ids, cfg) for ids in encoded]
     return [
-        Completion(text.text, len(new), not text.stopped and len(new) == most < cfg.max_tokens)
-        for text, new, most in zip(texts, found, full, strict=True)
+        Completion(text.text, len(new), not text.stopped and len(new) == limit < cfg.max_tokens)
+        for text, new, limit in zip(texts, found, limits, strict=True)
     ]
 
 
@@ -58,12 +58,14 @@ def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer")
         )
 
 
-def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """What a document that starts with this text starts with; for an empty text bos, or eos where there is no bos."""
+def prompt_ids(tokenizer: Tokenizer, text: str, is_source: bool = False) -> list[int]:
+    """What a document that starts with this text starts with, or all of it where it is a source; for an empty text bos, or else eos."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"prompt: character {error.start} ({text[error.start]!r}) is not valid Unicode. Give it as UTF-8.") from None
+    if is_source:
+        return tokenizer.document(text)
     ids = [*tokenizer.prefix, *tokenizer.encode(text)] or tokenizer.suffix
     if not ids:
         raise ConfigError("prompt: it is empty, and the tokenizer has neither bos nor eos to start from. Give some text.")

@@ -1,10 +1,10 @@
 """Positions as biases on the attention scores."""
 
 import math
-from typing import Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from lm.config import Config
@@ -24,6 +24,15 @@ class T5RelativeConfig(Config):
     """Rows of the table; bidirectional stacks use half for each direction."""
     max_distance: int = Field(128, gt=1)
     """Distances from here on share the last bucket."""
+
+    @model_validator(mode="after")
+    def _far_is_far(self) -> Self:
+        if self.max_distance <= self.n_buckets // 2:
+            raise ValueError(
+                f"max_distance={self.max_distance} leaves nothing to share beyond the {self.n_buckets // 2} exact distances of"
+                f" n_buckets={self.n_buckets}. Raise max_distance, or lower n_buckets."
+            )
+        return self
 
 
 def alibi_slopes(n_heads: int) -> list[float]:

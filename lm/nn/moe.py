@@ -1,6 +1,5 @@
 """Mixture of experts: each token passes a few of many feed-forward layers.  Shazeer et al. 2017, arXiv:1701.06538."""
 
-import math
 from typing import Annotated, Literal, Self
 
 import torch
@@ -36,7 +35,8 @@ class MoEConfig(Config):
     capacity: int | None = Field(None, gt=0)
     """Tokens of one row that an expert takes; those beyond it are dropped and keep their residual. null: by capacity_factor."""
     capacity_factor: float | None = Field(None, gt=0)
-    """The same as a multiple of an even share (Fedus et al. 2021, arXiv:2101.03961, eq. 3). null: nothing is dropped."""
+    """The same as a multiple of an even share of the row's tokens (Fedus et al. 2021, arXiv:2101.03961, eq. 3), padding left out.
+    null: nothing is dropped."""
     balance_loss: float = Field(0.0, ge=0)
     """Factor on e sum_i f_i p_i, f_i the part of a row's choices and p_i the mean score of expert i (the same, eqs. 4 to 6)."""
     router_z_loss: float = Field(0.0, ge=0)
@@ -54,6 +54,9 @@ class MoEConfig(Config):
             raise ValueError(f"first_dense={self.first_dense} and every={self.every} leave dense layers. Set dense.hidden for them.")
         if self.first_dense == 0 and self.every == 1 and self.dense is not None:
             raise ValueError("dense has no effect where every layer has experts. Drop it, or set first_dense or every.")
+        if self.top_k == 1 and self.router.normalize:
+            raise ValueError("top_k=1 makes the one weight of each token 1 whatever its score, so that the router learns nothing."
+                             " Set router.normalize=false, or raise top_k.")  # fmt: skip
         self._groups_fit()
         return self
 
@@ -105,16 +108,16 @@ class MoE(nn.Module):
 
     def _within_capacity(self, experts: Tensor, real: Tensor) -> Tensor | None:
         """1.0 where the expert still has room for this token of its row, (b, s, k); a row's first choices come before its second."""
-        e, (_, s, k) = self.cfg.n_experts, experts.shape
-        capacity = self.cfg.capacity
-        if self.cfg.capacity_factor is not None:
-            capacity = math.ceil(self.cfg.capacity_factor * s * k / e)
+        e, k = self.cfg.n_experts, experts.shape[-1]
+        capacity: Tensor | int | None = self.cfg.capacity
+        if self.cfg.capacity_factor is not None:  # of the row's own tokens: how wide others make the batch changes nothing
+            capacity = (real.sum(1, keepdim=True).double() * self.cfg.capacity_factor * k / e).ceil()  # (b, s) -> (b, 1)
         if capacity is None:
             return None
         order = experts.transpose(1, 2).flatten(1)  # (b, s, k) -> (b, k*s)
         chosen = nn.functional.one_hot(order, e) * real.repeat(1, k).unsqueeze(-1)  # (b, k*s, e)
         place = chosen.cumsum(1).gather(-1, order.unsqueeze(-1)).squeeze(-1)  # (b, k*s)
-        return (place <= capacity).float().unflatten(1, (k, s)).transpose(1, 2)  # (b, k*s) -> (b, s, k)
+        return (place <= capacity).float().unflatten(1, (k, -1)).transpose(1, 2)  # (b, k*s) -> (b, s, k)
 
     def _report(self, routing: Routing, real: Tensor, ctx: Context) -> None:
         """Losses per row, so that no split into micro-batches changes them; loads over the batch. Padding counts in neither."""

@@ -26,12 +26,14 @@ class RopeConfig(Config):
     """For contexts longer than those of pretraining. null: none."""
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Rotated dimensions of a head of this width; they come in pairs, so an odd number is a ValueError."""
+        """Rotated dimensions of a head of this width; they come in pairs, so an odd number is a ValueError, as is a scaling for others."""
         r = round(head_dim * self.fraction)
         if r % 2 or r == 0:
             raise ValueError(
                 f"position.fraction={self.fraction} of head_dim={head_dim} rotates {r} dimensions. Choose an even number above 0."
             )
+        if self.scaling is not None:
+            self.scaling.require(r)
         return r
 
 

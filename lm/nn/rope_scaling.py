@@ -5,10 +5,10 @@ Where a kind depends on the length, it is the configured maximum that counts, so
 """
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from lm.config import Config, Tree
@@ -29,6 +29,9 @@ class Scaling(Config):
     def amplitude(self, max_len: int) -> float:
         """Factor on cos and sin."""
         return 1.0
+
+    def require(self, rotary_dim: int) -> None:
+        """A ValueError where this kind does not fit heads of which so many dimensions rotate."""
 
     def hf(self) -> Tree:
         """As in the `rope_parameters` of a Hugging Face config."""
@@ -84,6 +87,12 @@ class YarnScaling(Scaling):
     truncate: bool = True
     """Round the ends of the ramp to whole pairs (false in gpt-oss)."""
 
+    @model_validator(mode="after")
+    def _ramp_rises(self) -> Self:
+        if self.beta_fast <= self.beta_slow:
+            raise ValueError(f"beta_fast={self.beta_fast} is not over beta_slow={self.beta_slow}. Raise beta_fast, or lower beta_slow.")
+        return self
+
     def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
         low, high = (self._pair(turns, rotary_dim, theta) for turns in (self.beta_fast, self.beta_slow))
         if self.truncate:
@@ -125,6 +134,13 @@ class Llama3Scaling(Scaling):
     original_len: int = Field(gt=0)
     """Context length of pretraining."""
 
+    @model_validator(mode="after")
+    def _ramp_rises(self) -> Self:
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if high <= low:
+            raise ValueError(f"high_freq_factor={high} is not over low_freq_factor={low}. Raise the one, or lower the other.")
+        return self
+
     def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
         kept = frequencies(rotary_dim, theta)
         turns = self.original_len * kept / (2 * math.pi)
@@ -132,15 +148,18 @@ class Llama3Scaling(Scaling):
         return kept * smooth + kept / self.factor * (1 - smooth)
 
 
+Factor = Annotated[float, Field(gt=0)]
+
+
 class LongRopeScaling(Scaling):
     """A factor found for each pair, one list within the old context and one beyond (Ding et al. 2024, arXiv:2402.13753)."""
 
     kind: Literal["longrope"] = "longrope"
-    short_factor: list[float]
+    short_factor: list[Factor]
     """Divisor of each pair's frequency where max_seq_len is at most original_len."""
-    long_factor: list[float]
+    long_factor: list[Factor]
     """The same beyond it."""
-    original_len: int = Field(gt=0)
+    original_len: int = Field(gt=1)
     """Context length of pretraining."""
     factor: float | None = Field(None, gt=0)
     """New context length / old one, for the amplitude. null: max_seq_len / original_len."""
@@ -149,9 +168,14 @@ class LongRopeScaling(Scaling):
 
     def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
         chosen = self.long_factor if max_len > self.original_len else self.short_factor
-        if len(chosen) != rotary_dim // 2:
-            raise ValueError(f"position.scaling: {len(chosen)} factors for {rotary_dim // 2} rotated pairs. Give one factor a pair.")
         return frequencies(rotary_dim, theta) / torch.tensor(chosen, dtype=torch.float32, device="cpu")
+
+    def require(self, rotary_dim: int) -> None:
+        for name, factors in (("short_factor", self.short_factor), ("long_factor", self.long_factor)):
+            if len(factors) != rotary_dim // 2:
+                raise ValueError(
+                    f"position.scaling.{name} has {len(factors)} factors, and {rotary_dim // 2} pairs rotate. Give one factor a pair."
+                )
 
     def amplitude(self, max_len: int) -> float:
         if self.attention_factor is not None:

@@ -1,6 +1,7 @@
 """Which experts a token goes to, and with which weights."""
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field
@@ -77,10 +78,18 @@ class SigmoidRouter(nn.Linear):
         self.cfg, self.top_k = cfg, top_k
         self.correction_bias = nn.Parameter(torch.empty(n_experts), requires_grad=False)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What every cast passes through. The bias stays float32: in bf16 it would stand still where a step is below its rounding."""
+        bias = self.correction_bias.data
+        moved = super()._apply(fn, recurse)
+        if self.correction_bias.dtype != torch.float32:
+            self.correction_bias.data = bias.to(self.correction_bias.device)
+        return moved
+
     def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
         logits = _logits(self, x.float())
         scores = logits.sigmoid()
-        experts = self._allowed(scores.detach() + self.correction_bias.float()).topk(self.top_k, dim=-1).indices
+        experts = self._allowed(scores.detach() + self.correction_bias).topk(self.top_k, dim=-1).indices
         weights = scores.gather(-1, experts)
         if self.cfg.normalize:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
@@ -98,7 +107,7 @@ class SigmoidRouter(nn.Linear):
     @torch.no_grad()
     def balance(self, load: Tensor) -> None:
         """load: (e,), the tokens of a whole optimizer step."""
-        self.correction_bias.add_(torch.sign(load.mean() - load).to(self.correction_bias.dtype), alpha=self.cfg.bias_rate)
+        self.correction_bias.add_(torch.sign(load.mean() - load), alpha=self.cfg.bias_rate)
 
 
 def _logits(router: nn.Linear, x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from lm.nn.context import Context
 from lm.nn.head import HeadConfig
 from lm.nn.init import InitConfig
 from lm.nn.mla import MLAConfig
+from lm.nn.moe import MoEConfig
 from lm.nn.norm import build_norm
 from lm.nn.position import Dims, build_position
 from lm.nn.rope import RopeConfig
@@ -63,6 +64,9 @@ class StackConfig(Config):
                              " Use position=rope, or another attention.")  # fmt: skip
         if isinstance(self.block, ParallelConfig) and self.norm.place != "pre":
             raise ValueError(f"norm.place={self.norm.place} has no meaning in block=parallel. Use place=pre, or block=sequential.")
+        if isinstance(self.ffn, MoEConfig) and all(self.ffn.is_dense(layer) for layer in range(self.n_layers)):
+            raise ValueError(f"ffn.first_dense={self.ffn.first_dense} and ffn.every={self.ffn.every} leave no layer of {self.n_layers} with"
+                             " experts. Lower them, or use ffn=mlp.")  # fmt: skip
         return self
 
     def parts(self) -> BlockParts:

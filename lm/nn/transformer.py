@@ -51,6 +51,8 @@ class EncoderDecoderConfig(StackConfig):
             raise ValueError("block=parallel has no place for cross-attention. Use block=sequential in an encoder-decoder.")
         if isinstance(self.attention, MLAConfig):
             raise ValueError("attention=mla has no form for cross-attention. Use attention=gqa in an encoder-decoder.")
+        if self.start_token is not None and self.vocab_size is not None and self.start_token >= self.vocab_size:
+            raise ValueError(f"start_token={self.start_token} is not below vocab_size={self.vocab_size}. Choose a token of the vocabulary.")
         return self
 
 
@@ -95,6 +97,8 @@ class LM(Stack):
         """
         if cache is not None and batch.documents is not None:
             raise ValueError("a cache holds one document a row, and batch.documents was given. Leave it out, or decode without a cache.")
+        if cache is not None and batch.prefix is not None and cache.length:
+            raise ValueError("batch.prefix was given to a cache that holds tokens already, which cannot see it. Give it with the first.")
         ctx = self.context(batch, cache)
         if cache is not None:
             cache.begin(ctx.mask.q_positions)
@@ -135,14 +139,18 @@ class LM(Stack):
 
     def matrices(self) -> set[str]:
         """Names of the blocks' weights that Muon treats as matrices: 2-D, or stacks of them, (e, out, in)."""
-        return {name for name, p in self.named_parameters() if "blocks." in name and p.ndim >= 2}
+        return {name for name, p in self.named_parameters() if "blocks." in name and p.ndim >= 2 and not name.endswith("bias")}
 
     def balance(self, loads: Tensor) -> None:
         """Move the correction biases of sigmoid routers.  loads: (MoE layers, e), tokens per expert of one whole optimizer step."""
-        layers = [module for module in self.modules() if isinstance(module, MoE)]
-        for layer, load in zip(layers, loads, strict=True):
+        for layer, load in zip(self.mixtures().values(), loads, strict=True):
             if isinstance(layer.router, SigmoidRouter):
                 layer.router.balance(load)
+
+    def mixtures(self) -> dict[str, MoE]:
+        """The MoE layers by their blocks' names, in the order in which they report loads: the encoder's first."""
+        names = {module: name.removesuffix(".ffn") for name, module in self.named_modules()}
+        return {names[module]: module for unit in self.units() for module in unit.modules() if isinstance(module, MoE)}
 
 
 class DecoderLM(LM):
@@ -198,6 +206,8 @@ class EncoderDecoderLM(LM):
             source = cache.memory_positions
         else:
             raise ConfigError("cross-attention needs a source, and batch.source_tokens is None. Give the source tokens.")
+        if (batch.documents is None) != (batch.source_documents is None):
+            raise ValueError("of batch.documents and batch.source_documents one is None. Give both, or neither.")
         square = batch.positions is None and batch.source_positions is None and batch.documents is None and cache is None
         ctx.memory_mask = Mask(q, source, batch.documents, batch.source_documents, causal=False, square=square)
         return ctx

@@ -55,7 +55,7 @@ class TrainerConfig(Config):
     early_stop: int | None = Field(None, gt=0)
     """Stop after this many validations without a better val_loss; the model is that of the last step. null: never."""
     sample_prompts: list[str] = []
-    """Prompts continued at each validation into samples.md."""
+    """Prompts continued at each validation into samples.md; sources, where the model is an encoder-decoder. Encoders leave them aside."""
     sample_tokens: int = Field(64, gt=0)
     """Tokens per sample."""
 
@@ -163,7 +163,9 @@ class TrainConfig(Config):
             )
         if (refused := refusal(self)) is not None:
             raise ValueError(refused)
-        self.objective.require_fit(self.objective.kind, self.model.kind, self.data.shape)
+        self.objective.require_fit(self.objective.kind, self.model.kind, self.data)
+        if self.objective.needs_parent and self.init_from is None:
+            raise ValueError(f"objective={self.objective.kind} compares with the model that training starts from. Set init_from.")
         limit = self.model.max_seq_len
         if limit is not None and self.data.seq_len > limit:
             raise ValueError(f"data.seq_len={self.data.seq_len} is over model.max_seq_len={limit}. Lower one or raise the other.")

@@ -30,6 +30,7 @@ _COLUMNS = (
     ("loss", "loss", 9, "{:.4f}"),
     ("lr", "lr", 10, "{:.2e}"),
     ("grad_norm", "grad norm", 11, "{:.3f}"),
+    ("expert_load", "max load", 10, "{:.2f}x"),
     ("tokens_per_second", "tokens/s", 10, "{:,.0f}"),
     ("mfu_pct", "MFU", 7, "{:.1f}%"),
     ("memory_gib", "memory", 10, "{:.2f} GiB"),
@@ -64,7 +65,9 @@ class Console:
         self._print(text, "")
 
     def _training_line(self, record: Tree) -> None:
-        cells = [(title, width, form.format(record[key])) for key, title, width, form in _COLUMNS if key in record]
+        loads = [value for key, value in record.items() if key.startswith("expert_load/")]
+        shown = record | ({"expert_load": max(loads)} if loads else {})
+        cells = [(title, width, form.format(shown[key])) for key, title, width, form in _COLUMNS if key in shown]
         titles = [title for title, _, _ in cells]
         if titles != self._columns or self._lines % _HEADER_EVERY == 0:
             self._columns, self._lines = titles, 0

@@ -9,11 +9,11 @@ from lightning import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lm.generation.load import load
 from lm.nn.batch import Batch
-from lm.nn.loss import LossSums
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
-from lm.training.objective import causal_reader
+from lm.training.objective import build_objective
 from lm.training.optim import set_lr
 from lm.training.schedule import factor
 from lm.training.strategies.single import Single
@@ -45,10 +45,11 @@ class TrainModule(LightningModule):
         self.cfg, self.model, self.step = cfg, model, step
         self.build_optimizer, self.after_step, self.on_start = build_optimizer, after_step, on_start
         self.strategy = strategy or Single()
+        self.objective = build_objective(cfg.objective, cfg.trainer.max_steps, lambda: load(str(cfg.init_from), "cpu")[0])
         self.micro = 0
         self.nll = self.tokens_in_step = torch.zeros(())
+        self.loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this step
         self.grad_norm = torch.zeros(())
-        self.loads: Tensor | None = None  # (MoE layers, e), tokens per expert of the last step, all ranks
         self.bad_step = torch.full((), -1, dtype=torch.int64)
         self.bad_loss = self.bad_norm = torch.zeros(())
 
@@ -75,8 +76,7 @@ class TrainModule(LightningModule):
             self.nll = torch.zeros((), device=self.device, dtype=torch.float32)  # bf16-true makes bf16 the default
             self.tokens_in_step = self._label_tokens(batch)
             self.loads = None
-        assert batch.labels is not None
-        sums: LossSums = self.model(batch, loss=causal_reader(batch.labels, self.cfg.objective))
+        sums = self.objective(self.model, batch, self.step)
         self.micro += 1
         self.nll += sums.nll
         if sums.loads is not None:
@@ -116,21 +116,21 @@ class TrainModule(LightningModule):
         if self.micro < self.trainer.accumulate_grad_batches:
             return
         self.strategy.after_step(self.judge)
-        if self.loads is not None:
-            self._balance(self.loads)
+        self._balance()
         self.micro = 0
         self.step += 1
         if self.after_step():
             self.trainer.should_stop = True
 
-    def _balance(self, loads: Tensor) -> None:
-        """Once per step, by the loads of all ranks and micro-batches; even loads, which move nothing, where the step was not taken."""
+    def _balance(self) -> None:
+        """Tell the routers the loads of the whole step. Even loads move nothing: those of a step that is not taken become 0."""
+        if self.loads is None:
+            return
         if self.trainer.world_size > 1:
-            torch.distributed.all_reduce(loads)
-        unsteered = [p for p in self.model.parameters() if not p.requires_grad]
-        if unsteered:
-            with self.strategy.writing(unsteered):
-                self.model.balance(loads * (self.bad_step < 0))
+            torch.distributed.all_reduce(self.loads)
+        if steered := [p for p in self.model.parameters() if not p.requires_grad]:
+            with self.strategy.writing(steered):
+                self.model.balance(self.loads.masked_fill(self.bad_step >= 0, 0.0))
 
     def loss(self) -> Tensor:
         """Mean over the label tokens of the last step, all ranks, in nats. No collective: any one rank may ask."""

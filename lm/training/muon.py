@@ -51,14 +51,15 @@ class MuonAdamW(Skippable):
 
     def _muon_batch(self, params: list[Tensor], group: dict[str, Any]) -> None:
         lr, mu = group["lr"], group["momentum"]
-        rows, columns = params[0].shape
+        shape = params[0].shape  # (rows, columns), or a stack of such: (e, rows, columns)
         grads, old = [_grad(p).float() for p in params], [self.state[p]["momentum_buffer"] for p in params]
         momentum = torch._foreach_lerp(old, grads, 1 - mu)
         nesterov = torch._foreach_lerp(grads, momentum, mu)
         dtype = fast_dtype(params[0].device)
-        update = orthogonalize(torch.stack([x.to(dtype) for x in nesterov])).unbind()  # (n, rows, columns)
+        stacked = torch.stack([x.to(dtype) for x in nesterov]).flatten(0, -3)  # (n*e, rows, columns)
+        update = orthogonalize(stacked).view(-1, *shape).unbind()
         stepped = torch._foreach_mul([p.float() for p in params], 1 - lr * group["weight_decay"])
-        torch._foreach_add_(stepped, update, alpha=-lr * max(1, rows / columns) ** 0.5)
+        torch._foreach_add_(stepped, update, alpha=-lr * max(1, shape[-2] / shape[-1]) ** 0.5)
         self._write(old, momentum)
         self._write(params, stepped)
 

@@ -77,7 +77,7 @@ Group = dict[str, Any]
 def build_optimizer(cfg: OptimConfig, named: Iterable[tuple[str, nn.Parameter]], matrices: Container[str]) -> Optimizer:
     """One optimizer over what is trainable; each group carries the `names` of its parameters and its `peak_lr`.
 
-    matrices: names of the blocks' 2-D weights, which are Muon's.
+    matrices: names of the blocks' matrices and stacks of them, which are Muon's.
     """
     trainable = [(name, p) for name, p in named if p.requires_grad]
     if isinstance(cfg, MuonConfig):
@@ -94,10 +94,18 @@ def set_lr(optimizer: Optimizer, factor: float) -> None:
         group["lr"] = group["peak_lr"] * factor
 
 
+def state_bytes(cfg: OptimConfig, number: int) -> tuple[int, int]:
+    """What `build_optimizer` keeps per element of the blocks' matrices, and of everything else.  number: bytes of a weight."""
+    if isinstance(cfg, SGDConfig):
+        return (4, 4) if cfg.momentum else (0, 0)
+    return (4 if isinstance(cfg, MuonConfig) else 2 * number), 2 * number
+
+
 def _groups(named: Named, lr: float, weight_decay: float) -> list[Group]:
     """Matrices and embeddings decay; norms, biases and other vectors do not."""
-    matrices = [(name, p) for name, p in named if p.ndim >= 2]
-    vectors = [(name, p) for name, p in named if p.ndim < 2]
+    is_vector = {name: p.ndim < 2 or name.endswith("bias") for name, p in named}  # experts' biases are stacked, (e, out)
+    matrices = [(name, p) for name, p in named if not is_vector[name]]
+    vectors = [(name, p) for name, p in named if is_vector[name]]
     return [_group(part, lr, decay) for part, decay in ((matrices, weight_decay), (vectors, 0.0)) if part]
 
 

@@ -93,6 +93,8 @@ class Session:
         self._require_space()
         cuda = self.module.device.type == "cuda"
         self.progress.device = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+        if self.cfg.trainer.sample_prompts and self.model.cfg.kind == "encoder":
+            self.console.say("trainer.sample_prompts are left aside: an encoder continues no text")
         self.signals.defer()
         self._mark = (self.module.step, time.perf_counter())
 
@@ -173,15 +175,15 @@ class Session:
         peak = peak_flops(torch.cuda.get_device_name()) if self.module.device.type == "cuda" else None
         if peak is not None:
             record["mfu_pct"] = round(100 * rate * self.counts.train_flops_per_token / peak, 2)
-        self._record(record)
+        self._record(record | self._expert_loads())
 
     def _expert_loads(self) -> Tree:
-        """Of each MoE layer, the busiest expert's tokens over the mean; 1 is even."""
-        if self.module.loads is None:
-            return {}
+        """Of each MoE layer, in the last step: the tokens of its busiest expert over the mean."""
         loads = self.module.loads
-        ratio = (loads.amax(-1) / loads.mean(-1).clamp_min(1e-9)).tolist()
-        return {f"expert_load/{layer}": round(value, 3) for layer, value in enumerate(ratio)}
+        if loads is None:
+            return {}
+        ratios = (loads.amax(-1) / loads.mean(-1)).tolist()
+        return {f"expert_load/{name}": round(ratio, 4) for name, ratio in zip(self.model.mixtures(), ratios, strict=True)}
 
     def _lr(self) -> float:
         group: Tree = self.module.trainer.optimizers[0].param_groups[-1]
@@ -220,14 +222,16 @@ class Session:
 
     def _sample(self, step: int) -> None:
         prompts = self.cfg.trainer.sample_prompts
-        if not prompts:
+        if not prompts or self.model.cfg.kind == "encoder":
             return
         options = {"max_tokens": self.cfg.trainer.sample_tokens, "temperature": 0.8, "top_p": 0.95, "seed": self.cfg.seed}
         with self._eager():
             texts = [generate(self.model, self.tokenizer, prompt, **options) for prompt in prompts]
         if not self.ranks.first:
             return
-        blocks = "".join(f"\n{_fenced(prompt + text)}\n" for prompt, text in zip(prompts, texts, strict=True))
+        apart = self.model.cfg.kind == "encoder_decoder"
+        shown = [(prompt, text) if apart else (prompt + text,) for prompt, text in zip(prompts, texts, strict=True)]
+        blocks = "".join(f"\n{_fenced(part)}\n" for parts in shown for part in parts)
         path = self.folder / "samples.md"
         with disk_errors(path):
             with path.open("a", encoding="utf-8") as file:

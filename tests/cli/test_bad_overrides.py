@@ -29,6 +29,13 @@ MISTAKES = {
     "group deleted": (["~optim"], ["optim", "cannot be removed"]),
     "null for a group": (["optim=null"], ["optim: 'null' is not an option"]),
     "heads do not divide": (["model.attention.n_heads=7"], ["n_heads=7", "not a multiple"]),
+    "model that the objective does not train": (["model=t5_small"], ["model.kind=encoder_decoder", "objective=seq2seq"]),
+    "key of a union without kind": (["model.position.scaling.factor=8"], ["model.position.scaling: it has no kind yet", "linear"]),
+    "unknown kind in a union": (
+        ["model.position.scaling.kind=linaer"],
+        ["model.position.scaling.kind: 'linaer'", "Did you mean 'linear'?"],
+    ),
+    "more experts than there are": (["model=mixtral_8x7b", "model.ffn.top_k=9"], ["model.ffn: top_k=9", "n_experts=8"]),
     "warm-up longer than the run": (
         ["schedule.warmup_steps=99", "trainer.max_steps=9"],
         ["schedule.warmup_steps=99", "trainer.max_steps=9"],

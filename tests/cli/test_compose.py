@@ -10,6 +10,10 @@ from omegaconf import OmegaConf
 from lm.cli import catalog
 from lm.cli.compose import compose
 from lm.errors import ConfigError
+from lm.nn.moe import MoEConfig
+from lm.nn.rope import RopeConfig
+from lm.nn.rope_scaling import YarnScaling
+from lm.nn.router import SigmoidRouterConfig
 from lm.record import flatten
 
 RECIPES = catalog.groups()["recipes"]
@@ -132,3 +136,26 @@ def test_a_file_cannot_name_code_to_run(own_files: Path) -> None:
         out.write("_target_: os.system\n")
     with pytest.raises(ConfigError, match=r"optim\._target_: there is no such key"):
         compose([]).config()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["model.position.scaling.factor=8", "model.position.scaling.original_len=64", "model.position.scaling.kind=yarn"],
+        ["model.position.scaling={kind: yarn, factor: 8, original_len: 64}"],
+        ["model/position=rope_llama3", "model.position.scaling.kind=yarn", "+model.position.scaling={factor: 8, original_len: 64}"],
+        ["model/position=rope_yarn", "model.position.scaling.factor=8", "model.position.scaling.original_len=64"],
+    ],
+)
+def test_a_section_whose_kind_no_group_chooses_is_set_by_keys(given: list[str]) -> None:
+    position = compose(given).config().model.position
+    assert isinstance(position, RopeConfig)
+    assert isinstance(position.scaling, YarnScaling)
+    assert (position.scaling.factor, position.scaling.original_len) == (8.0, 64)
+
+
+def test_another_kind_of_a_nested_section_starts_afresh() -> None:
+    ffn = compose(["model=mixtral_8x7b", "model.ffn.router.kind=sigmoid", "model.ffn.expert.hidden=64"]).config().model.ffn
+    assert isinstance(ffn, MoEConfig)
+    assert ffn.router == SigmoidRouterConfig()
+    assert ffn.expert.hidden == 64

@@ -51,7 +51,7 @@ def test_value_from_the_recipe_shows_what_it_replaced(lm: Lm) -> None:
 def test_a_section_lists_its_options_and_every_field(lm: Lm) -> None:
     code, out, _ = lm("explain", "model/ffn")
     assert code == 0
-    assert "model/ffn=swiglu; options: geglu" in out
+    assert "model/ffn=swiglu; options: deepseek_moe, geglu" in out
     for field in ["model.ffn.hidden", "model.ffn.activation", "model.ffn.gated", "model.ffn.bias", "model.ffn.dropout"]:
         assert field in out
 

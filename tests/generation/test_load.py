@@ -63,7 +63,7 @@ MISFITS: dict[str, tuple[Change, str]] = {
     ),
     "misshapen": (lambda w: w.update({"norm.weight": torch.ones(7)}), r"norm\.weight is 7 there and 32 in the model"),
     "many": (lambda w: [w.pop(name) for name in list(w) if ".ffn." in name], r"(ffn.*){5} \(5 of 9\)"),
-    "none": (lambda w: w.clear(), "embed.weight is missing"),
+    "none": (lambda w: w.clear(), r"blocks\.0\.attention\.q\.weight is missing"),
 }
 
 

@@ -139,3 +139,16 @@ def test_parameters_without_a_gradient_are_left_alone() -> None:
     params["a"].grad = torch.ones(16, 16)
     optimizer.step()
     assert [name for name in params if not torch.equal(params[name], before[name])] == ["a"]
+
+
+def test_a_stack_of_matrices_steps_as_its_matrices_alone() -> None:
+    generator = torch.Generator().manual_seed(5)
+    stack, gradient = torch.randn(3, 40, 16, generator=generator), torch.randn(3, 40, 16, generator=generator)
+    together = {"experts.up": nn.Parameter(stack.clone()), "other": nn.Parameter(stack.clone())}
+    alone = {f"up{i}": nn.Parameter(matrix.clone()) for i, matrix in enumerate(stack)}
+    for params, grads in ((together, [gradient, -gradient]), (alone, list(gradient))):
+        for p, grad in zip(params.values(), grads, strict=True):
+            p.grad = grad.clone()
+        build_optimizer(CFG, params.items(), set(params)).step()
+    torch.testing.assert_close(together["experts.up"], torch.stack(list(alone.values())), rtol=0, atol=1e-3)
+    assert (together["experts.up"] - stack).abs().max() > 0.01

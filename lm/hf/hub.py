@@ -1,0 +1,24 @@
+"""Models of the Hugging Face hub, fetched into its cache: JSON and safetensors, no code and no pickles."""
+
+import re
+from pathlib import Path
+
+from lm.errors import CheckpointError
+
+_PATTERNS = ["*.json", "model*.safetensors"]
+
+
+def local_folder(source: str, revision: str | None = None) -> Path:
+    """The folder of this name, or else of this hub model (owner/name). Raises CheckpointError where there is neither."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
+        raise CheckpointError(f"{source}: this is no folder and no name of a hub model (owner/name). Check the path.")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(source, revision=revision, allow_patterns=_PATTERNS))
+    except Exception as error:  # the hub's client raises what its transport raises
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{source}: it is no folder, and the hub cannot give it ({reason}). Check the name.") from error

@@ -1,0 +1,65 @@
+"""Rotary options of config.json, in the spelling of transformers 5 (`rope_parameters`) and of 4 (`rope_theta`, `rope_scaling`)."""
+
+from typing import Any
+
+from lm.config import Tree, from_tree, variants
+from lm.errors import ConfigError
+from lm.nn.rope_scaling import Scaling, ScalingConfig
+
+
+def read_rope(hf: Tree, theta: float = 10000.0) -> Tree:
+    """Our `position.*` by dotted path.  theta: the family's, where the file names none."""
+    there: Tree = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
+    kind = there.get("rope_type", there.get("type", "default"))
+    fraction = there.get("partial_rotary_factor", hf.get("partial_rotary_factor"))
+    ours: Tree = {
+        "position.kind": "rope",
+        "position.theta": float(there.get("rope_theta") or hf.get("rope_theta") or theta),
+        "position.fraction": 1.0 if fraction is None else fraction,
+        "position.scaling": None,
+    }
+    if kind == "default":
+        return ours
+    return ours | {"position.scaling": _read_scaling(str(kind), there, hf)}
+
+
+def _read_scaling(kind: str, there: Tree, hf: Tree) -> Tree:
+    kinds = variants(ScalingConfig)
+    kind = {"su": "longrope"}.get(kind, kind)
+    if kind not in kinds:
+        raise ConfigError(f"config.json: rope_type={kind!r} is not known. Known are {', '.join(kinds)}.")
+    original = there.get("original_max_position_embeddings", hf.get("original_max_position_embeddings"))
+    known: Tree = {name: there.get(name) for name in kinds[kind].model_fields if there.get(name) is not None}
+    if "original_len" in kinds[kind].model_fields:
+        known["original_len"] = original or hf["max_position_embeddings"]
+    return {**{name: _number(value) for name, value in known.items()}, "kind": kind}
+
+
+def _number(value: Any) -> Any:
+    """Files write 8 for 8.0, and lists of such."""
+    return [float(x) for x in value] if isinstance(value, list) else value
+
+
+def write_rope(ours: Tree) -> Tree:
+    """Both spellings."""
+    scaling = _scaling(ours)
+    there = scaling.hf() if scaling is not None else {"rope_type": "default"}
+    theta, fraction = ours.get("position.theta"), ours.get("position.fraction")
+    partial = {"partial_rotary_factor": fraction} if fraction not in (None, 1.0) else {}
+    original = there.get("original_max_position_embeddings")
+    return {
+        "rope_theta": theta,
+        "rope_scaling": {**there, "type": there["rope_type"]} if scaling is not None else None,
+        "rope_parameters": {**there, **partial, "rope_theta": theta},
+        **partial,
+        **({"original_max_position_embeddings": original} if there["rope_type"] == "longrope" else {}),
+    }
+
+
+def _scaling(ours: Tree) -> Scaling | None:
+    flat = {key.removeprefix("position.scaling."): value for key, value in ours.items() if key.startswith("position.scaling.")}
+    if not flat:
+        return None
+    found: Any = from_tree(variants(ScalingConfig)[flat["kind"]], flat)
+    scaling: Scaling = found
+    return scaling

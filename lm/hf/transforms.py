@@ -1,0 +1,136 @@
+"""What is done to tensors between a Hugging Face file and a model of ours, each with its inverse, bit for bit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Transform(Protocol):
+    """From the tensors of one pair on one side to those on the other."""
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]: ...
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]: ...
+
+
+class Same:
+    """One tensor, as it is."""
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        return theirs
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return ours
+
+
+class Transpose:
+    """(..., in, out) there, (..., out, in) here; vectors as they are."""
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        return [t.transpose(-1, -2) if t.ndim > 1 else t for t in theirs]
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return self.to_ours(ours)
+
+
+@dataclass(frozen=True)
+class Split:
+    """One tensor there, several here, one after another along the first dimension."""
+
+    sizes: Sequence[int]
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        return list(theirs[0].split(list(self.sizes)))
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return [torch.cat(ours)]
+
+
+@dataclass(frozen=True)
+class SplitHeads:
+    """One tensor there whose rows are, head by head, these many rows of each of several tensors here."""
+
+    n_heads: int
+    sizes: Sequence[int]
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        parts = theirs[0].unflatten(0, (self.n_heads, -1)).split(list(self.sizes), dim=1)  # (h*sum, ...) -> (h, size, ...)
+        return [part.flatten(0, 1) for part in parts]
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return [torch.cat([t.unflatten(0, (self.n_heads, -1)) for t in ours], dim=1).flatten(0, 1)]
+
+
+class Stack:
+    """Several tensors there, one for each expert, one with a new first dimension here."""
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        return [torch.stack(theirs)]
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return list(ours[0].unbind())
+
+
+class Alternate:
+    """One tensor there whose last dimension alternates between two tensors here (gpt-oss: gate, up, gate, up, ...)."""
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        return [theirs[0][..., 0::2], theirs[0][..., 1::2]]
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return [torch.stack(ours, dim=-1).flatten(-2)]
+
+
+@dataclass(frozen=True)
+class SkipRows:
+    """The first rows there have no counterpart here; they are written as zeros (BART's positions start at 2)."""
+
+    n: int
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        return [theirs[0][self.n :]]
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return [torch.cat([torch.zeros_like(ours[0][: self.n]), ours[0]])]
+
+
+class Row:
+    """(1, n) there, (n,) here."""
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        return [theirs[0].squeeze(0)]
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return [ours[0].unsqueeze(0)]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """n equal tensors there, one here (encoder-decoders whose head is not tied: one embedding, stored for each stack)."""
+
+    n: int
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        if not all(torch.equal(theirs[0], other) for other in theirs[1:]):
+            raise ValueError(f"{self.n} tensors that are one here are not equal")
+        return theirs[:1]
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return [ours[0].clone() for _ in range(self.n)]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """`first`, then `second` on the way here."""
+
+    first: Transform
+    second: Transform
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        return self.second.to_ours(self.first.to_ours(theirs))
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return self.first.to_theirs(self.second.to_theirs(ours))

@@ -1,0 +1,87 @@
+"""From a model of ours to a folder that transformers, and all that reads its format, loads with no code of ours."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lm.config import Tree
+from lm.data.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.folder import atomic_folder, write_json
+from lm.hf.family import Family, families, resolved
+from lm.hf.reading import CONFIG, INDEX, SINGLE
+from lm.nn.transformer import AnyModelConfig, build_model
+
+SHARD_BYTES = 5_000_000_000
+
+
+def family_for(cfg: AnyModelConfig, wanted: str | None = None) -> Family:
+    """The family that can hold this model. Raises ConfigError naming the options that have no home in the nearest one."""
+    known = families()
+    if wanted is not None and wanted not in known:
+        raise ConfigError(f"family={wanted!r} is not known. Known are {', '.join(known)}.")
+    homeless = {name: known[name].homeless(cfg) for name in ([wanted] if wanted is not None else known)}
+    nearest = min(homeless, key=lambda name: sum(10 if "kind=" in option else 1 for option in homeless[name]))
+    if not homeless[nearest]:
+        return known[nearest]
+    options = ", ".join(f"model.{option}" for option in homeless[nearest][:5])
+    raise ConfigError(f"no family of transformers can hold this model: {options} has no home in {nearest}, the nearest. Train without it.")
+
+
+def to_hf(family: Family, cfg: AnyModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under the family's names; blocks that predict ahead are left out."""
+    shapes = dict(build_model(cfg, device="meta").named_parameters())
+    found: dict[str, Tensor] = {}
+    for pair in family.pairs(resolved(cfg)):
+        if pair.ours[0] in shapes:
+            theirs = pair.transform.to_theirs([weights[name] for name in pair.ours])
+            found |= {key: tensor.contiguous() for key, tensor in zip(pair.theirs, theirs, strict=True)}
+    return found
+
+
+def hf_config(family: Family, cfg: AnyModelConfig, tokenizer: Tokenizer | None, dtype: str) -> Tree:
+    """config.json, special tokens included."""
+    tokens: Tree = {}
+    if tokenizer is not None:
+        tokens = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos, "pad_token_id": tokenizer.pad}
+    return {**family.hf(cfg), **tokens, "torch_dtype": dtype, "dtype": dtype, "use_cache": True}
+
+
+def write_hf(
+    out: Path, family: Family, cfg: AnyModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer | None, card: str = ""
+) -> None:
+    """config.json, generation_config.json, safetensors (with an index beyond 5 GB), tokenizer files and README.md, whole or not at all."""
+    theirs = to_hf(family, cfg, weights)
+    dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")
+    config = hf_config(family, cfg, tokenizer, dtype)
+    with atomic_folder(out, sum(tensor.nbytes for tensor in theirs.values())) as folder:
+        _save_shards(folder, theirs)
+        write_json(folder / CONFIG, config)
+        keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+        write_json(folder / "generation_config.json", {key: config[key] for key in keys if config.get(key) is not None})
+        if tokenizer is not None:
+            tokenizer.save(folder)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _save_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for key, tensor in tensors.items():
+        if size + tensor.nbytes > SHARD_BYTES and shards[-1]:
+            shards.append({})
+            size = 0
+        shards[-1][key] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        save_file(shards[0], folder / SINGLE, metadata={"format": "pt"})
+        return
+    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    for name, shard in zip(names, shards, strict=True):
+        save_file(shard, folder / name, metadata={"format": "pt"})
+    where = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=1), encoding="utf-8")

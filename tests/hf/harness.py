@@ -1,0 +1,138 @@
+"""A family against transformers: import, logits, export, import again, and greedy decoding with the cache."""
+
+import inspect
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from lm.config import Tree
+from lm.generation.decode import generate
+from lm.generation.sampling import SamplingConfig
+from lm.hf.family import Family, resolved
+from lm.hf.reading import Imported, read_hf
+from lm.hf.writing import family_for, write_hf
+from lm.model_folder import copy_weights
+from lm.nn.batch import Batch
+from lm.nn.transformer import LM, build_model
+
+VOCAB, LENGTH = 61, 50
+CLOSE = {"atol": 1e-4, "rtol": 1e-5}
+
+
+@torch.no_grad()
+def redraw(theirs: torch.nn.Module, embed_gain: float, seed: int = 0) -> None:
+    """Every weight and stored buffer random: matrices so that activations keep their size, norms, biases and sinks far from 0 and 1."""
+    source = torch.Generator().manual_seed(seed)
+    stored = theirs.state_dict()
+    drawn: set[int] = set()
+    for name in sorted(stored):
+        tensor = stored[name]
+        if tensor.data_ptr() in drawn or not tensor.is_floating_point():
+            continue
+        drawn.add(tensor.data_ptr())
+        noise = torch.randn(tensor.shape, generator=source)
+        tensor.copy_(noise * 1.5 / tensor.shape[-1] ** 0.5 if tensor.ndim > 1 else tensor + 0.5 * noise)
+        if any(part in name for part in ("embed", "wte", "shared", "lm_head")):
+            tensor.mul_(embed_gain)
+    for shared in [name for name in stored if name.endswith("shared.weight")]:  # one embedding, where each stack stores its own
+        for name in stored:
+            if name.endswith("coder.embed_tokens.weight"):
+                stored[name].copy_(stored[shared])
+
+
+def tokens(b: int, s: int, seed: int) -> Tensor:
+    return torch.randint(1, VOCAB, (b, s), generator=torch.Generator().manual_seed(seed))
+
+
+def padding(b: int, s: int, left: bool) -> tuple[Tensor, Tensor]:
+    """A mask of rows of s, s-7, s-14, ... real tokens, and their positions, -1 on padding."""
+    real = torch.arange(s) < (s - 7 * torch.arange(b))[:, None]
+    real = real.flip(1) if left else real
+    return real, torch.where(real, real.cumsum(1) - 1, -1)
+
+
+def ours_of(found: Imported) -> LM:
+    model = build_model(found.config)
+    copy_weights(model.named_parameters(), found.weights, "imported")
+    return model.eval()
+
+
+def decoder_logits(theirs: Any, ours: LM, ids: Tensor, real: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """At real tokens, (n, v)."""
+    inputs = {"attention_mask": real.long(), "position_ids": positions.clamp_min(0)}
+    accepted = inspect.signature(theirs.forward).parameters
+    expected = theirs(ids, **{key: value for key, value in inputs.items() if key in accepted}).logits
+    return ours(Batch(ids, positions=positions))[real], expected[real]
+
+
+def seq2seq_logits(theirs: Any, ours: LM, ids: Tensor, real: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The ids are the source; the decoder gets others, without padding."""
+    inner = tokens(len(ids), 23, seed=77)
+    expected = theirs(input_ids=ids, attention_mask=real.long(), decoder_input_ids=inner).logits
+    return ours(Batch(inner, source_tokens=ids, source_positions=positions)).flatten(0, 1), expected.flatten(0, 1)
+
+
+def logits_agree(theirs: Any, ours: LM, lefts: tuple[bool, ...] = (False, False, True)) -> None:
+    """Three batches: without padding, padded on the right, padded on the left."""
+    compared = seq2seq_logits if ours.cfg.kind == "encoder_decoder" else decoder_logits
+    for seed, left in enumerate(lefts):
+        ids = tokens(3, LENGTH, seed)
+        real, positions = padding(3, LENGTH, left)
+        if seed == 0:
+            real, positions = torch.ones_like(real), torch.arange(LENGTH).expand(3, -1)
+        found, expected = compared(theirs, ours, ids, real, positions)
+        assert expected.std() >= 1, f"blind: logits of std {expected.std():.2f}"
+        torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def greedy_agrees(theirs: Any, ours: LM, n: int = 50) -> None:
+    """Token for token, both with their caches."""
+    prompt = tokens(1, 9, seed=5)
+    options = {"max_new_tokens": n, "do_sample": False, "use_cache": True}
+    for name in ("eos_token_id", "forced_bos_token_id", "forced_eos_token_id"):
+        setattr(theirs.generation_config, name, None)
+    expected = theirs.generate(prompt, **options)[0].tolist()
+    expected = expected[1 : n + 1] if ours.cfg.kind == "encoder_decoder" else expected[9:]
+    [found] = generate(ours, prompt.tolist(), SamplingConfig(max_tokens=n, temperature=0.0))
+    assert len(found) == n
+    assert found == expected
+
+
+@torch.no_grad()
+def verify(
+    theirs: Any, folder: Path, greedy: bool = True, lefts: tuple[bool, ...] = (False, False, True), embed_gain: float = 2.0
+) -> Imported:
+    """All that a family promises; returns what was imported."""
+    theirs = theirs.eval()
+    redraw(theirs, embed_gain)
+    theirs.save_pretrained(folder / "theirs")
+    found = read_hf(folder / "theirs")
+    ours = ours_of(found)
+    logits_agree(theirs, ours, lefts)
+
+    family = family_for(found.config, found.family.name)
+    write_hf(folder / "exported", family, found.config, found.weights, None)
+    auto = getattr(transformers, family.auto)
+    loaded, report = auto.from_pretrained(folder / "exported", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"], report
+    assert type(loaded).__name__ == family.architecture == type(theirs).__name__
+    logits_agree(loaded.eval(), ours, lefts)
+
+    again = read_hf(folder / "exported")
+    assert resolved(again.config) == resolved(found.config)
+    assert again.weights.keys() == found.weights.keys()
+    assert all(torch.equal(again.weights[name], tensor) for name, tensor in found.weights.items())
+    if greedy:
+        greedy_agrees(theirs, ours)
+    return found
+
+
+def old_spelling_agrees(family: Family, config: Any, old: Tree) -> None:
+    """A config.json of transformers 4 gives the options of what transformers 5 makes of it, class defaults included."""
+    new = config(**deepcopy(old)).to_dict()
+    assert "rope_scaling" not in new and "rope_parameters" in new
+    assert resolved(family.config(old)) == resolved(family.config(new))

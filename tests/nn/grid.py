@@ -1,0 +1,99 @@
+"""Which slot values meet in the tests: a covering design instead of the full product, which has hundreds of thousands of models.
+
+For each kind of stack, every pair of values of two slots that may meet does meet, and further draws are those with the most new triples.
+"""
+
+import itertools
+import random
+from functools import cache
+from typing import Any
+
+from lm.config import Tree
+from lm.errors import ConfigError
+from lm.nn.transformer import model_config
+from tests.nn.models import ATTENTIONS, BASE, BLOCKS, EMBEDS, FFNS, HEADS, NORMS, POSITIONS, with_kinds
+
+SLOTS: dict[str, list[dict[str, Any]]] = {
+    "norm": NORMS,
+    "position": POSITIONS,
+    "attention": ATTENTIONS,
+    "ffn": FFNS,
+    "block": BLOCKS,
+    "head": HEADS,
+    "embed": EMBEDS,
+}
+NAMES = list(SLOTS)
+COMBINATIONS = {"decoder": 1100, "encoder": 300, "encoder_decoder": 300}
+CANDIDATES = 6  # draws of which the one with the most new triples is taken
+
+Choice = tuple[int, ...]  # of each slot, the number of its value
+Part = tuple[tuple[int, int], ...]  # some slots, each with the number of its value
+
+
+def tree_of(kind: str, part: Part) -> Tree:
+    """A model with these slot values, the rest as in BASE."""
+    return with_kinds(BASE | {"kind": kind} | {NAMES[slot]: SLOTS[NAMES[slot]][value] for slot, value in part})
+
+
+@cache
+def refused(kind: str) -> frozenset[Part]:
+    """Values that no model of this kind takes, and pairs of others that may not meet, by asking the config."""
+    found: set[Part] = set()
+    singles = [((slot, value),) for slot, name in enumerate(NAMES) for value in range(len(SLOTS[name]))]
+    pairs = [(a, b) for (a,), (b,) in itertools.combinations(singles, 2) if a[0] != b[0]]
+    for part in [*singles, *pairs]:
+        if not any((one,) in found for one in part) and not _accepted(kind, part):
+            found.add(part)
+    return frozenset(found)
+
+
+def _accepted(kind: str, part: Part) -> bool:
+    try:
+        model_config(tree_of(kind, part))
+    except ConfigError:
+        return False
+    return True
+
+
+def parts(choice: Choice, size: int) -> list[Part]:
+    return list(itertools.combinations(enumerate(choice), size))
+
+
+def may_meet(kind: str, part: Part) -> bool:
+    """Whether it holds nothing that is refused."""
+    return not any(smaller in refused(kind) for size in (1, 2) for smaller in itertools.combinations(part, size))
+
+
+@cache
+def covering(kind: str) -> list[Choice]:
+    """COMBINATIONS[kind] different choices, the same on every machine."""
+    source = random.Random(kind)
+    chosen: list[Choice] = []
+    triples: set[Part] = set()
+    values = [[(slot, value) for value in range(len(SLOTS[name]))] for slot, name in enumerate(NAMES)]
+    missing = {pair for a, b in itertools.combinations(values, 2) for pair in itertools.product(a, b) if may_meet(kind, pair)}
+    while len(chosen) < COMBINATIONS[kind]:
+        start = min(missing) if missing else ()
+        drawn = [choice for _ in range(CANDIDATES) if (choice := _drawn(kind, start, source)) not in chosen]
+        if drawn:
+            best = max(drawn, key=lambda choice: len(set(parts(choice, 3)) - triples))
+            chosen.append(best)
+            triples.update(parts(best, 3))
+            missing.difference_update(parts(best, 2))
+    assert not missing, f"{kind}: {len(missing)} pairs of slot values do not meet"
+    return chosen
+
+
+def _drawn(kind: str, start: Part, source: random.Random) -> Choice:
+    """A random choice that holds `start` and nothing that is refused."""
+    while True:
+        choice = [source.randrange(len(SLOTS[name])) for name in NAMES]
+        for slot, value in start:
+            choice[slot] = value
+        if may_meet(kind, tuple(enumerate(choice))):
+            return tuple(choice)
+
+
+def trees(kind: str) -> list[Tree]:
+    """The models of the design."""
+    return [tree_of(kind, tuple(enumerate(choice))) for choice in covering(kind)]

@@ -1,0 +1,66 @@
+"""The key/value cache beyond the invariants: rewinding, reordering, rings, and what it refuses."""
+
+import pytest
+import torch
+
+from lm.nn.batch import Batch
+from tests.nn.models import config, packed, redrawn, tokens
+
+CLOSE = {"atol": 2e-4, "rtol": 1e-4}
+
+
+@torch.no_grad()
+def test_rewind_forgets_and_reorder_exchanges_rows() -> None:
+    for attention in ({"n_heads": 4}, {"n_heads": 4, "window": 6}, {"n_heads": 4, "window": 6, "global_every": 2}):
+        model = redrawn(config(attention=attention))
+        ids, wrong = tokens(2, 20), tokens(2, 3, seed=9)
+        full = model(Batch(ids))
+        cache = model.new_cache(2, 40, slack=4)
+        model(Batch(ids[:, :15], positions=torch.arange(15).expand(2, 15)), cache=cache)
+        for t in range(3):
+            model(Batch(wrong[:, t : t + 1], positions=torch.full((2, 1), 15 + t)), cache=cache)
+        cache.rewind(3)
+        assert cache.length == 15
+        cache.reorder(torch.tensor([1, 0]))
+        swapped = ids.flip(0)
+        out = [model(Batch(swapped[:, t : t + 1], positions=torch.full((2, 1), t)), cache=cache) for t in range(15, 20)]
+        torch.testing.assert_close(torch.cat(out, 1), full.flip(0)[:, 15:], **CLOSE)
+
+
+@torch.no_grad()
+def test_rewinding_a_ring_beyond_its_slack_is_refused() -> None:
+    model = redrawn(config(attention={"n_heads": 4, "window": 6}))
+    cache = model.new_cache(1, 40, slack=4)
+    model(Batch(tokens(1, 20), positions=torch.arange(20)[None]), cache=cache)
+    with pytest.raises(ValueError, match="cannot rewind 5 tokens"):
+        cache.rewind(5)
+
+
+def test_a_windowed_cache_does_not_grow_with_the_sequence() -> None:
+    model = redrawn(config(attention={"n_heads": 4, "window": 6, "global_every": 3}))
+    sizes = [store[0].shape[2] for store in model.new_cache(1, 1000, slack=4).stores]
+    assert sizes == [10, 10, 1000]
+
+
+@torch.no_grad()
+def test_a_cache_continues_by_itself_and_refuses_what_it_cannot_hold() -> None:
+    model = redrawn(config())
+    ids = tokens(2, 12)
+    cache = model.new_cache(2, 12)
+    out = [model(Batch(ids[:, i:j]), cache=cache) for i, j in ((0, 7), (7, 8), (8, 12))]
+    torch.testing.assert_close(torch.cat(out, 1), model(Batch(ids)), **CLOSE)
+    with pytest.raises(ValueError, match=r"the cache holds 12 tokens, and 12 \+ 1 are too many"):
+        model(Batch(ids[:, :1]), cache=cache)
+    with pytest.raises(ValueError, match="one document a row"):
+        model(packed([3, 4]), cache=model.new_cache(1, 12))
+
+
+@torch.no_grad()
+def test_rewinding_a_ring_twice_counts_from_its_furthest_token() -> None:
+    model = redrawn(config(attention={"n_heads": 4, "window": 6}))
+    cache = model.new_cache(1, 40, slack=4)
+    model(Batch(tokens(1, 20)), cache=cache)
+    cache.rewind(3)
+    with pytest.raises(ValueError, match="cannot rewind 2 tokens"):
+        cache.rewind(2)
+    cache.rewind(1)

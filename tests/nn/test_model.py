@@ -1,0 +1,60 @@
+"""What a model as a whole promises beside the invariants: its initial weights, dropout, windows, readers."""
+
+import math
+
+import pytest
+import torch
+
+from lm.nn.batch import Batch
+from lm.nn.head import last_position
+from lm.nn.transformer import build_model
+from tests.nn.models import config, redrawn, tokens
+
+
+@torch.no_grad()
+def test_the_last_position_reader_equals_the_last_logits() -> None:
+    model = redrawn(config())
+    ids = tokens(2, 9)
+    torch.testing.assert_close(model(Batch(ids), loss=last_position), model(Batch(ids))[:, -1])
+
+
+def test_initial_weights_depend_on_seed_and_name_only() -> None:
+    short, long = build_model(config(n_layers=2), seed=3), build_model(config(n_layers=3), seed=3)
+    other = build_model(config(n_layers=2), seed=4)
+    a, b, c = (dict(m.named_parameters()) for m in (short, long, other))
+    assert torch.equal(a["blocks.1.attention.q.weight"], b["blocks.1.attention.q.weight"])
+    assert not torch.equal(a["blocks.1.attention.q.weight"], c["blocks.1.attention.q.weight"])
+    assert not torch.equal(a["blocks.0.attention.q.weight"], a["blocks.1.attention.q.weight"])
+    scale = float(a["blocks.0.ffn.down.weight"].detach().std() / a["blocks.0.ffn.up.weight"].detach().std())
+    assert math.isclose(scale, 1 / math.sqrt(2 * 2), rel_tol=0.1)
+    assert short.head.weight is short.embed.weight
+
+
+def test_a_tied_embedding_starts_like_an_untied_one() -> None:
+    tied, untied = (build_model(config(head={"tied": tied}, init={"fan_in": True}), seed=3) for tied in (True, False))
+    assert torch.equal(tied.embed.weight, untied.embed.weight)
+    assert float(tied.embed.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
+
+
+@torch.no_grad()
+def test_dropout_acts_in_training_only() -> None:
+    model = redrawn(config(dropout=0.3, attention={"n_heads": 4, "dropout": 0.2}, ffn={"hidden": 40, "dropout": 0.2}))
+    ids = tokens(1, 8)
+    assert torch.equal(model(Batch(ids)), model(Batch(ids)))
+    model.train()
+    assert not torch.equal(model(Batch(ids)), model(Batch(ids)))
+
+
+@torch.no_grad()
+def test_a_window_of_w_sees_the_token_itself_and_w_minus_1_before_it() -> None:
+    model = redrawn(config(n_layers=1, attention={"n_heads": 4, "window": 4}))
+    ids = tokens(1, 16)
+    changed = ids.clone()
+    changed[0, 5] = (changed[0, 5] + 1) % 61
+    moved = (model(Batch(ids)) - model(Batch(changed)))[0].abs().amax(-1) > 1e-4
+    assert moved.nonzero().flatten().tolist() == [5, 6, 7, 8]
+
+
+def test_every_nth_layer_is_global() -> None:
+    attention = config(attention={"n_heads": 4, "window": 4, "global_every": 3}).attention
+    assert [attention.layer_window(layer) for layer in range(7)] == [4, 4, None, 4, 4, None, 4]

@@ -1,0 +1,95 @@
+"""What a loss is to be compared with, for the header of a recipe.
+
+    python tools/baselines.py runs/pretrain-t5_tiny
+
+Of the labels of the run's validation rows: the loss of unigram frequencies counted on the training labels (one added to each), that of
+the model before its first step and after its last, and of an encoder-decoder whose sources are exchanged among the rows.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from lm.config import from_tree
+from lm.data.order import Ids, spread
+from lm.data.prepare import prepare
+from lm.data.rows import Rows, build_rows
+from lm.generation.evaluate import evaluate
+from lm.generation.load import load
+from lm.nn.batch import IGNORED, Batch
+from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
+from lm.training.config import TrainConfig
+
+_ROWS = 64
+
+
+class ExchangedSources:
+    """Rows with the source of another row each; none keeps its own."""
+
+    def __init__(self, rows: Rows, seed: int = 0) -> None:
+        self._rows, self.bytes_per_label = rows, rows.bytes_per_label
+        circle = np.random.default_rng(seed).permutation(len(rows))
+        self._other = np.empty_like(circle)
+        self._other[circle] = np.roll(circle, 1)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def batch(self, ids: Ids, draw: int = 0) -> Batch:
+        """The targets of these rows."""
+        lent = self._rows.batch(self._other[ids], draw)
+        own = self._rows.batch(ids, draw)
+        return replace(
+            own,
+            source_tokens=lent.source_tokens,
+            source_positions=lent.source_positions,
+            source_documents=lent.source_documents,
+        )
+
+    def describe(self) -> str:
+        """Nothing."""
+        return ""
+
+
+def label_counts(rows: Rows, ids: Ids, vocab_size: int) -> NDArray[np.int64]:
+    """(v,) how often each token is a label of these rows."""
+    counts = np.zeros(vocab_size, np.int64)
+    for start in range(0, len(ids), _ROWS):
+        labels = rows.batch(ids[start : start + _ROWS]).labels
+        assert labels is not None
+        counts += np.bincount(labels[labels != IGNORED].numpy(), minlength=vocab_size)
+    return counts
+
+
+def unigram_loss(train: NDArray[np.int64], val: NDArray[np.int64]) -> float:
+    """Nats per label that is counted in `val`, under the frequencies of `train` with one added to each."""
+    log_p = np.log((train + 1) / (train + 1).sum())
+    return float(-(val * log_p).sum() / val.sum())
+
+
+def baselines(run: Path) -> dict[str, float]:
+    """Nats per label token, by what predicts them."""
+    cfg = from_tree(TrainConfig, yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
+    model, tokenizer = load(run)
+    data = prepare(cfg.data, tokenizer, log=lambda line: None)
+    rows, val = (build_rows(cfg.objective, cfg.data, store, tokenizer, model.cfg, cfg.seed) for store in (data.train, data.val))
+    ids = spread(len(val), cfg.data.val_rows)
+
+    def loss(by: LM, of: Rows = val) -> float:
+        return evaluate(by, of, ids, tokenizer, cfg.trainer.micro_batch)["val_loss"]
+
+    counts = [label_counts(part, which, tokenizer.vocab_size) for part, which in ((rows, np.arange(len(rows))), (val, ids))]
+    at_start = build_model(model.cfg, seed=cfg.seed, device=model.embed.weight.device)
+    found = {"unigram": unigram_loss(*counts), "at the start": loss(at_start), "at the end": loss(model)}
+    reads_sources = isinstance(model.cfg, EncoderDecoderConfig)
+    return found | ({"with the sources of other rows": loss(model, ExchangedSources(val))} if reads_sources else {})
+
+
+if __name__ == "__main__":
+    for run in sys.argv[1:]:
+        for name, nats in baselines(Path(run)).items():
+            print(f"{run}  {name:<32} {nats:.4f}")

@@ -19,12 +19,15 @@ SHARD_BYTES = 5_000_000_000
 
 
 def family_for(cfg: AnyModelConfig, wanted: str | None = None) -> Family:
-    """The family that can hold this model. Raises ConfigError naming the options that have no home in the nearest one."""
+    """The family that can hold this model; of several the most general, Llama before what is derived from it.
+
+    Raises ConfigError naming the options that have no home in the nearest one.
+    """
     known = families()
     if wanted is not None and wanted not in known:
         raise ConfigError(f"family={wanted!r} is not known. Known are {', '.join(known)}.")
     homeless = {name: known[name].homeless(cfg) for name in ([wanted] if wanted is not None else known)}
-    nearest = min(homeless, key=lambda name: sum(_distance(option) for option in homeless[name]))
+    nearest = min(homeless, key=lambda name: (sum(_distance(option) for option in homeless[name]), len(type(known[name]).mro())))
     if not homeless[nearest]:
         return known[nearest]
     options = ", ".join(f"model.{option}" for option in homeless[nearest][:5])

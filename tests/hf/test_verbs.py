@@ -17,6 +17,7 @@ from lm.data.tokenizer import build_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import generate, load
 from lm.hf.reading import read_hf
+from lm.hf.writing import family_for
 from lm.model_folder import save_model
 from tests.nn.models import config, redrawn
 
@@ -102,6 +103,12 @@ def test_an_option_without_a_home_is_named(tmp_path: Path, lm: Run, changes: dic
     assert done.returncode == 2
     assert option in done.stderr.splitlines()[-1]
     assert not (tmp_path / "hf").exists()
+
+
+def test_a_model_that_several_families_can_hold_is_of_the_most_general(theirs: Path) -> None:
+    found = read_hf(theirs).config
+    assert family_for(found, "granite").name == "granite"
+    assert family_for(found).name == "llama"
 
 
 def test_a_wanted_family_says_what_it_lacks(tmp_path: Path, lm: Run) -> None:

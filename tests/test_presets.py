@@ -81,6 +81,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {  # class, and what config.j
             "num_key_value_heads": 8, "tie_word_embeddings": True,
         },
     ),
+    "starcoder2_3b": ("Starcoder2ForCausalLM", {}),
     "gpt_oss_20b": ("GptOssForCausalLM", {"num_hidden_layers": 24, "num_local_experts": 32}),
 }  # fmt: skip
 BEYOND = {  # parameters that transformers has beyond the model
@@ -129,6 +130,7 @@ TINY = {
     "deepseek_v3": f"{MLA} model.ffn.top_k=2 model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 model.ahead.depth=1 {MOE}",
     "phi3_mini": "model.attention.n_heads=4 model.attention.window=5 model.ffn.hidden=64",
     "granite_3_1_2b": f"{GQA} model.ffn.hidden=64 model.head.scale=1.0",
+    "starcoder2_3b": f"{GQA} model.attention.window=5 model.ffn.hidden=64",
     "gpt_oss_20b": f"{GQA} model.attention.head_dim=8 model.attention.window=5 model.ffn.top_k=2 {MOE}",
 }
 SMALL = "model.vocab_size=96 model.max_seq_len=16 model.d_model=32 model.n_layers=2 data.seq_len=16 optim=adamw optim.lr=1e-2"

@@ -24,7 +24,7 @@ def family_for(cfg: AnyModelConfig, wanted: str | None = None) -> Family:
     if wanted is not None and wanted not in known:
         raise ConfigError(f"family={wanted!r} is not known. Known are {', '.join(known)}.")
     homeless = {name: known[name].homeless(cfg) for name in ([wanted] if wanted is not None else known)}
-    nearest = min(homeless, key=lambda name: sum(10 if ".kind=" in option else 1 for option in homeless[name]))
+    nearest = min(homeless, key=lambda name: sum(10 if "kind=" in option else 1 for option in homeless[name]))
     if not homeless[nearest]:
         return known[nearest]
     options = ", ".join(f"model.{option}" for option in homeless[nearest][:5])

@@ -17,6 +17,7 @@ from lm.training.objective import build_objective
 from lm.training.optim import set_lr
 from lm.training.schedule import factor
 from lm.training.strategies.single import Single
+from lm.training.weights import Fill, empty
 
 
 def step_seed(seed: int, step: int, micro: int, rank: int) -> int:
@@ -40,11 +41,12 @@ class TrainModule(LightningModule):
         on_start: Callable[[], None],
         step: int = 0,
         strategy: Single | None = None,
+        fill: Fill = empty,
     ) -> None:
         super().__init__()
         self.cfg, self.model, self.step = cfg, model, step
         self.build_optimizer, self.after_step, self.on_start = build_optimizer, after_step, on_start
-        self.strategy = strategy or Single()
+        self.strategy, self.fill = strategy or Single(), fill
         self.objective = build_objective(cfg.objective, cfg.trainer.max_steps, lambda: load(str(cfg.init_from), "cpu")[0])
         self.micro = 0
         self.nll = self.tokens_in_step = torch.zeros(())
@@ -54,7 +56,7 @@ class TrainModule(LightningModule):
         self.bad_loss = self.bad_norm = torch.zeros(())
 
     def configure_model(self) -> None:
-        self.strategy.shard(self.model, self.device_mesh)
+        self.strategy.shard(self.model, self.device_mesh, self.fill)
 
     def configure_optimizers(self) -> Optimizer:
         optimizer = self.build_optimizer()

@@ -33,8 +33,9 @@ from lm.training.metrics import MetricsFile
 from lm.training.optim import build_optimizer, vectors_of
 from lm.training.ranks import Ranks
 from lm.training.resume import SUMMARY, finished, freeze, open_run, require_same_data
+from lm.training.samples import truncate_samples
 from lm.training.saving import Saver
-from lm.training.session import Progress, Session, truncate_samples
+from lm.training.session import Progress, Session
 from lm.training.signals import Signals
 from lm.training.strategies.build import build_strategy
 from lm.training.trainer import build_trainer
@@ -42,6 +43,8 @@ from lm.training.weights import copied, drawn, empty
 
 if TYPE_CHECKING:
     from lm.training.module import TrainModule
+
+_ENDLESS = 1 << 40  # steps that the loader could give; the session says when it is enough
 
 
 def train(cfg: TrainConfig, command: str | None = None) -> Tree:
@@ -189,12 +192,12 @@ class _Run:
             return
         loader = train_loader(
             session.rows, seed=cfg.seed, global_batch=cfg.data.global_batch, micro_batch=self.micro_batch, rank=self.ranks.rank,
-            world=self.ranks.world, start_step=step, max_steps=cfg.trainer.max_steps, workers=cfg.data.workers,
+            world=self.ranks.world, start_step=step + session.progress.rows_from, max_steps=_ENDLESS, workers=cfg.data.workers,
         )  # fmt: skip
         session.model.checkpoint_blocks(cfg.trainer.checkpoint_blocks or 0)
         if cfg.trainer.compile:
             session.model.compile()
-        trainer = build_trainer(cfg, cfg.trainer.max_steps - step, accumulation, module.strategy.lightning())
+        trainer = build_trainer(cfg, accumulation, module.strategy.lightning())
         with warnings.catch_warnings(), worker_faults():
             warnings.filterwarnings("ignore", module="lightning")
             warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")

@@ -15,12 +15,13 @@ import torch
 
 from lm.checkpoint import Piece, bytes_of, checkpoints, prune, save_checkpoint, step_folder
 from lm.config import Tree
-from lm.data.order import spread, step_rows
-from lm.data.rows import Rows
+from lm.data.mixed import MixedRows, step_ids
+from lm.data.order import spread
+from lm.data.protocol import Rows
 from lm.data.tokenizer import Tokenizer
 from lm.errors import NumericsError
 from lm.folder import disk_errors, require_space
-from lm.generation.evaluate import evaluate
+from lm.generation.evaluate import Evaluation, evaluate
 from lm.generation.load import generate
 from lm.nn.count import Counts
 from lm.nn.transformer import LM
@@ -65,6 +66,7 @@ class Session:
     signals: Signals
     meta: Tree  # what every checkpoint repeats: config, model, fingerprint, tokenizer hash, parent
     progress: Progress = field(default_factory=Progress)
+    val_sets: dict[str, Rows] = field(default_factory=dict)  # validated on their own too, by name
     ema: EMA | None = None
     last_saved: int = -1
     _mark: tuple[int, float] = (0, 0.0)  # step and time of the last metrics line, pauses taken out
@@ -114,7 +116,7 @@ class Session:
         if bad < 0:
             return
         loss, norm = float(self.module.bad_loss), float(self.module.bad_norm)
-        rows = step_rows(self.cfg.seed, bad, self.cfg.data.global_batch, len(self.rows)).tolist()
+        rows = step_ids(self.rows, self.cfg.seed, bad, self.cfg.data.global_batch).tolist()
         self.metrics.append({"step": bad + 1, "event": "not finite", "rows": rows})
         raise NumericsError(
             f"train: step {bad + 1} has loss {loss:.4g} and gradient norm {norm:.4g}, and only finite steps are taken; the weights are as"
@@ -171,8 +173,8 @@ class Session:
 
     def _validate(self, step: int) -> None:
         with self._exported_weights():
-            ids = spread(len(self.val_rows), self.cfg.data.val_rows)
-            found = evaluate(self.model, self.val_rows, ids, self.tokenizer, self.cfg.trainer.micro_batch)
+            found = self._evaluate(self.val_rows)
+            named = {name: self._evaluate(rows) for name, rows in self.val_sets.items()}
             self._sample(step)
         p = self.progress
         p.val_loss, p.val_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
@@ -184,9 +186,21 @@ class Session:
         better = p.best_val_loss is None or p.val_loss < p.best_val_loss
         p.best_val_loss, p.worse_validations = (p.val_loss, 0) if better else (p.best_val_loss, p.worse_validations + 1)
         shown = {"val_loss": p.val_loss, "val_bits_per_byte": p.val_bits_per_byte}
+        for name, of in named.items():
+            shown |= {f"val_loss/{name}": of["val_loss"], f"val_bits_per_byte/{name}": of["val_bits_per_byte"]}
         self._record({"step": step, "tokens": self._tokens(step), **shown})
         if self.done and step < self.cfg.trainer.max_steps:
             self._record({"step": step, "event": "stopped early", "validations_without_improvement": p.worse_validations})
+
+    def _evaluate(self, rows: Rows) -> Evaluation:
+        ids = spread(len(rows), self.cfg.data.val_rows)
+        return evaluate(self.model, rows, ids, self.tokenizer, self.cfg.trainer.micro_batch)
+
+    def consumed(self) -> Tree | None:
+        """Rows and epochs of each source of a mixture up to now; None of a single source."""
+        if not isinstance(self.rows, MixedRows):
+            return None
+        return dict(self.rows.consumed(self.module.step * self.cfg.data.global_batch))
 
     def _sample(self, step: int) -> None:
         prompts = self.cfg.trainer.sample_prompts

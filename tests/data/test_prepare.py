@@ -78,7 +78,7 @@ def test_the_bpe_does_not_see_the_validation_split(prepare_text: Prepare, tmp_pa
 def test_a_second_preparation_reads_the_cache(prepare_text: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.txt", TEXT)
     first = prepare_text(path, BPEConfig(vocab_size=300))
-    monkeypatch.setattr("lm.data.prepare._tokenise", None)
+    monkeypatch.setattr("lm.data.prepare.build_tokens", None)
     monkeypatch.setattr("lm.data.prepare.build_tokenizer", None)
     again = prepare_text(path, BPEConfig(vocab_size=300))
     assert again.fingerprint == first.fingerprint and again.tokenizer.hash == first.tokenizer.hash
@@ -195,14 +195,14 @@ def test_a_full_disk_is_a_resource_error_that_leaves_nothing(prepare_text: Prepa
 def _prepare_slowly(folder: str, delay_s: float, queue: "multiprocessing.Queue[tuple[str, list[str]]]") -> None:
     from lm.data import prepare as module
 
-    build, lines = module._tokenise, list[str]()
+    build, lines = module.build_tokens, list[str]()
 
     def slow(*args: Any) -> None:
         time.sleep(delay_s)
         lines.append("built")
         build(*args)
 
-    setattr(module, "_tokenise", slow)  # noqa: B010
+    setattr(module, "build_tokens", slow)  # noqa: B010
     cfg = TextConfig(files=f"{folder}/a.txt", cache_dir=f"{folder}/cache")
     queue.put((prepare(cfg, BytesConfig(), log=lines.append).fingerprint, lines))
 
@@ -237,7 +237,7 @@ def test_what_a_killed_process_left_is_removed_and_built_anew(prepare_text: Prep
 def _die_while_building(folder: str) -> None:
     from lm.data import prepare as module
 
-    setattr(module, "write_index", lambda folder, index: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
+    setattr(module, "write_index", lambda *args: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
     prepare(TextConfig(files=f"{folder}/a.txt", cache_dir=f"{folder}/cache"), BytesConfig(), log=lambda line: None)
 
 

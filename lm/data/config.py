@@ -109,6 +109,8 @@ class DataBase(Config):
     packing: Literal["split", "fit", "none"] | None = None
     """split: one stream of documents, cut every seq_len tokens; fit: whole documents side by side, none cut that fits a row; none: one
     a row, padded. null: split for texts, fit for chats, none for pairs and preferences."""
+    max_overlap: float = Field(0.5, ge=0, le=1)
+    """Part of the validation documents that may be in training too, token for token; more is an error."""
     mask_documents: bool = True
     """Tokens of one packed document do not see another."""
     cache_dir: str = "~/.cache/lm"

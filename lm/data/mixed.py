@@ -55,6 +55,11 @@ def step_ids(rows: Rows, seed: int, step: int, global_batch: int) -> Ids:
     return step_rows(seed, step, global_batch, len(rows))
 
 
+def consumed(rows: Rows, count: int) -> dict[str, dict[str, float]] | None:
+    """What a run has read of each source of a mixture in its first `count` rows; None of a single source."""
+    return rows.consumed(count) if isinstance(rows, MixedRows) else None
+
+
 def build_mixture(cfg: MixConfig, parts: Mapping[str, Rows], tokens: Mapping[str, int], seed: int) -> Mixture:
     """Weights are of tokens, so those of rows are divided by the tokens of a row.  tokens: of each source."""
     size = {name: n ** (1 / cfg.temperature) for name, n in tokens.items()}

@@ -1,5 +1,7 @@
 """How much of the validation split is in the training split: whole documents, and runs of 13 tokens (Brown et al. 2020, appendix C)."""
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,55 +17,54 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Overlap(NamedTuple):
-    """documents: of training, that are in validation too.  touched: of validation, with n tokens in a row that training has too."""
+    """documents: of training, that are in validation too; copies: of validation, that are in training too.
+
+    runs: different runs of n tokens of validation; shared: those that training has too.
+    """
 
     documents: int
-    touched: int
+    copies: int
     val_documents: int
+    runs: int
+    shared: int
     n: int = _N
 
     @property
-    def touched_frac(self) -> float:
-        """Part of the validation documents that are touched."""
-        return self.touched / max(1, self.val_documents)
+    def copied_frac(self) -> float:
+        """Part of the validation documents that are in training too."""
+        return self.copies / max(1, self.val_documents)
+
+    @property
+    def shared_frac(self) -> float:
+        """Part of the runs of the validation split that are in training too."""
+        return self.shared / max(1, self.runs)
 
 
 def overlap(train: TokenStore, val: TokenStore) -> Overlap:
     """One pass over each split; the hashes of the validation split's runs are held in memory, 8 bytes a token."""
-    hashes = [_runs(tokens) for _, tokens in _slices(val)]
+    hashes = [_inner_runs(val, start, tokens) for start, tokens in _slices(val)]
     wanted = np.unique(np.concatenate(hashes)) if hashes else np.array([], np.uint64)
     seen = np.zeros(len(wanted), np.bool_)
-    for _, tokens in _slices(train):
-        found = _runs(tokens)
+    for start, tokens in _slices(train):
+        found = _inner_runs(train, start, tokens)
         at = np.searchsorted(wanted, found)
         hit = at[(at < len(wanted)) & (wanted[np.minimum(at, len(wanted) - 1)] == found)] if len(wanted) else at[:0]
         seen[hit] = True
-    return Overlap(_equal_documents(train, val), _touched(val, wanted[seen]), val.n_documents)
+    documents, copies = _equal_documents(train, val)
+    return Overlap(documents, copies, val.n_documents, len(wanted), int(seen.sum()))
 
 
-def _touched(val: TokenStore, seen: NDArray[np.uint64]) -> int:
-    """Documents of which some run is among those seen."""
-    documents: set[int] = set()
-    for start, tokens in _slices(val):
-        at = np.flatnonzero(np.isin(_runs(tokens), seen)) + start
-        first = np.searchsorted(val.starts, at, "right") - 1
-        last = np.searchsorted(val.starts, at + _N - 1, "right") - 1
-        documents.update(first[first == last].tolist())
-    return len(documents)
-
-
-def _equal_documents(train: TokenStore, val: TokenStore) -> int:
-    """Equal in length and in every token, as far as 128 bits tell."""
+def _equal_documents(train: TokenStore, val: TokenStore) -> tuple[int, int]:
+    """How many of each split are in the other: equal in length and in every token, as far as 128 bits tell."""
     lengths = set(np.diff(val.starts, append=val.n_tokens).tolist())
-    held = {_key(val, a, b) for a, b in pairwise([*val.starts.tolist(), val.n_tokens])}
+    held = Counter(_key(val, a, b) for a, b in pairwise([*val.starts.tolist(), val.n_tokens]))
     bounds = np.append(train.starts, train.n_tokens)
     alike = np.flatnonzero(np.isin(np.diff(bounds), list(lengths)))
-    return sum(_key(train, int(bounds[i]), int(bounds[i + 1])) in held for i in alike)
+    found = Counter(key for i in alike if (key := _key(train, int(bounds[i]), int(bounds[i + 1]))) in held)
+    return found.total(), sum(held[key] for key in found)
 
 
 def _key(store: TokenStore, start: int, stop: int) -> bytes:
-    import hashlib
-
     return hashlib.blake2b(np.ascontiguousarray(store.read(start, stop)).tobytes(), digest_size=16).digest()
 
 
@@ -71,6 +72,14 @@ def _slices(store: TokenStore) -> Iterator[tuple[int, NDArray[np.uint64]]]:
     """The stream in pieces that overlap, so that each run is whole in one."""
     for start in range(0, max(0, store.n_tokens - _N + 1), _SLICE):
         yield start, store.read(start, min(store.n_tokens, start + _SLICE + _N - 1)).astype(np.uint64)
+
+
+def _inner_runs(store: TokenStore, start: int, tokens: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A hash of each run that lies in one document."""
+    found = _runs(tokens)
+    at = np.arange(start, start + len(found))
+    whole = np.searchsorted(store.starts, at, "right") == np.searchsorted(store.starts, at + _N - 1, "right")
+    return found[whole]
 
 
 def _runs(tokens: NDArray[np.uint64]) -> NDArray[np.uint64]:

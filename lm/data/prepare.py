@@ -86,6 +86,7 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Lo
         build_once(folder, lambda half, cfg=cfg, name=name: build_tokens(cfg, sources[name], tokenizer, half, log), log, resume=True)  # type: ignore[misc]
         parts[name] = _opened(folder, tokenizer, cache)
         _report(f"{name} " if name else "", parts[name].index, log)
+        _require_apart(Overlap(**parts[name].index["overlap"]), data.max_overlap)
     return _prepared(data, tokenizer, parts)
 
 
@@ -196,6 +197,14 @@ def _require_documents(documents: Mapping[str, int], source: Source) -> None:
         )
 
 
+def _require_apart(found: Overlap, most: float) -> None:
+    if found.copied_frac > most:
+        raise ConfigError(
+            f"data.max_overlap={most:g}: {found.copies:,} of {found.val_documents:,} validation documents are in training too, and a"
+            " validation on those says little. Hold out other documents, or raise data.max_overlap."
+        )
+
+
 def _opened(folder: Path, tokenizer: Tokenizer, cache: Path) -> Part:
     train, val = TokenStore.open(folder, "train"), TokenStore.open(folder, "val")
     for store in (train, val):
@@ -227,8 +236,4 @@ def _report(name: str, index: Tree, log: Log) -> None:
     found = Overlap(**index["overlap"])
     if found.documents:
         log(f"data: {found.documents:,} training documents are in validation too; val_loss is too good by that.")
-    if found.touched_frac > 0.01:
-        log(
-            f"data: {found.touched_frac:.1%} of the validation documents share {found.n} tokens in a row with training;"
-            " val_loss is too good by some of that."
-        )
+    log(f"{name}val: {found.shared_frac:.1%} of its runs of {found.n} tokens are in training too")

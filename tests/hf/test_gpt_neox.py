@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from lm.errors import ConfigError
 from lm.hf.reading import CONFIG, read_hf
 
 transformers = pytest.importorskip("transformers")
@@ -46,3 +47,10 @@ def test_config_of_older_files_imports(old: dict[str, Any], tmp_path: Path) -> N
     found = read_hf(tmp_path)
     assert found.notes == []
     logits_agree(theirs, ours_of(found))
+
+
+def test_a_quarter_of_fourteen_dimensions_is_odd_and_refused(tmp_path: Path) -> None:
+    """transformers counts 3 here, rounding down, and rotates 4 by the rates of 3."""
+    (tmp_path / CONFIG).write_text(json.dumps({"model_type": "gpt_neox", **BASE, "hidden_size": 56}), encoding="utf-8")
+    with pytest.raises(ConfigError, match="rotates 3 dimensions"):
+        read_hf(tmp_path)

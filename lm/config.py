@@ -101,11 +101,14 @@ def members(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _path_in_tree(tree: Any, loc: tuple[Any, ...]) -> list[str]:
-    """pydantic's location without the union tags it inserts: a part that is the `kind` of the dict at hand and no key of it."""
+def _path_in_tree(tree: Any, loc: tuple[Any, ...], of_section: bool) -> list[str]:
+    """pydantic's location without the union tags it inserts: a part that is the `kind` of the dict at hand and no key of it.
+
+    of_section: the error is a section's as a whole, so that even the last part may be a tag.
+    """
     path: list[str] = []
     for position, part in enumerate(loc):
-        is_tag = isinstance(tree, dict) and part not in tree and tree.get("kind") == part and position < len(loc) - 1
+        is_tag = isinstance(tree, dict) and part not in tree and tree.get("kind") == part and (of_section or position < len(loc) - 1)
         if is_tag:
             continue
         path.append(str(part))
@@ -117,7 +120,7 @@ def _path_in_tree(tree: Any, loc: tuple[Any, ...]) -> list[str]:
 
 
 def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
-    path = _path_in_tree(tree, problem["loc"])
+    path = _path_in_tree(tree, problem["loc"], problem["type"] in ("value_error", "assertion_error"))
     where, kind, given = ".".join(path) or "config", problem["type"], problem.get("input")
     if kind == "extra_forbidden":
         owner, _ = find_field(cls, tree, path)

@@ -31,7 +31,7 @@ DOORS = {
     "pytorch_lightning": "lm/training/",
     "deepspeed": "lm/training/strategies/",
     "wandb": "lm/training/logging.py",
-    "tokenizers": "lm/data/tokenizer.py",
+    "tokenizers": "lm/data/tokenizer",
     "datasets": "lm/data/hub.py",
     "transformers": "lm/hf/check.py",
 }

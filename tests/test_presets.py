@@ -87,6 +87,10 @@ PAPERS = {  # the paper's figure, and what its rounding leaves open
 }
 
 MOE = "model.ffn.n_experts=4 model.ffn.expert.hidden=24"
+MLA = (
+    "model.attention.n_heads=4 model.attention.q_rank=16 model.attention.kv_rank=12 model.attention.nope_dim=8"
+    " model.attention.rope_dim=4 model.attention.v_dim=8 model.ffn.first_dense=1 model.ffn.dense.hidden=64"
+)
 GQA = "model.attention.n_heads=4 model.attention.n_kv_heads=2"
 T5_INIT = "model.head.scale=0.177 model.init.std=0.1"  # at 0.02 three steps are too few: the head starts sqrt(d_model) times smaller
 TINY = {
@@ -94,7 +98,7 @@ TINY = {
     "nano": "model.ffn.hidden=64",
     "llama_tiny": f"{GQA} model.ffn.hidden=64",
     "moe_tiny": f"{GQA} {MOE}",
-    "deepseek_tiny": MOE,
+    "deepseek_tiny": f"{MLA} model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 {MOE}",
     "bert_tiny": "model.ffn.hidden=64",
     "t5_tiny": "model.ffn.hidden=64",
     "transformer_base": "model.attention.n_heads=4 model.ffn.hidden=64 model.embed.scale=5.66",
@@ -114,9 +118,7 @@ TINY = {
     "qwen3_0_6b": f"{GQA} model.attention.head_dim=16 model.ffn.hidden=64",
     "gemma2_2b": f"{GQA} model.attention.head_dim=16 model.attention.window=5 model.ffn.hidden=64 model.embed.scale=5.66",
     "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=64",
-    "deepseek_v3": "model.attention.n_heads=4 model.attention.q_rank=16 model.attention.kv_rank=12 model.attention.nope_dim=8"
-    " model.attention.rope_dim=4 model.attention.v_dim=8 model.ffn.first_dense=1 model.ffn.dense.hidden=64 model.ffn.top_k=2"
-    f" model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 model.ahead.depth=1 {MOE}",
+    "deepseek_v3": f"{MLA} model.ffn.top_k=2 model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 model.ahead.depth=1 {MOE}",
     "gpt_oss_20b": f"{GQA} model.attention.head_dim=8 model.attention.window=5 model.ffn.top_k=2 {MOE}",
 }
 SMALL = "model.vocab_size=96 model.max_seq_len=16 model.d_model=32 model.n_layers=2 data.seq_len=16 optim=adamw optim.lr=1e-2"

@@ -42,7 +42,13 @@ class ExchangedSources:
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """The targets of these rows."""
         lent = self._rows.batch(self._other[ids], draw)
-        return replace(self._rows.batch(ids, draw), source_tokens=lent.source_tokens, source_positions=lent.source_positions)
+        own = self._rows.batch(ids, draw)
+        return replace(
+            own,
+            source_tokens=lent.source_tokens,
+            source_positions=lent.source_positions,
+            source_documents=lent.source_documents,
+        )
 
     def describe(self) -> str:
         """Nothing."""
@@ -70,8 +76,7 @@ def baselines(run: Path) -> dict[str, float]:
     cfg = from_tree(TrainConfig, yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
     model, tokenizer = load(run)
     data = prepare(cfg.data, tokenizer, log=lambda line: None)
-    start = model.cfg.start_token if isinstance(model.cfg, EncoderDecoderConfig) else None
-    rows, val = (build_rows(cfg.objective, cfg.data, store, tokenizer, start, cfg.seed) for store in (data.train, data.val))
+    rows, val = (build_rows(cfg.objective, cfg.data, store, tokenizer, model.cfg, cfg.seed) for store in (data.train, data.val))
     ids = spread(len(val), cfg.data.val_rows)
 
     def loss(by: LM, of: Rows = val) -> float:
@@ -80,7 +85,8 @@ def baselines(run: Path) -> dict[str, float]:
     counts = [label_counts(part, which, tokenizer.vocab_size) for part, which in ((rows, np.arange(len(rows))), (val, ids))]
     at_start = build_model(model.cfg, seed=cfg.seed, device=model.embed.weight.device)
     found = {"unigram": unigram_loss(*counts), "at the start": loss(at_start), "at the end": loss(model)}
-    return found if start is None else found | {"with the sources of other rows": loss(model, ExchangedSources(val))}
+    reads_sources = isinstance(model.cfg, EncoderDecoderConfig)
+    return found | ({"with the sources of other rows": loss(model, ExchangedSources(val))} if reads_sources else {})
 
 
 if __name__ == "__main__":

@@ -233,7 +233,7 @@ def bare_loop(config: TrainConfig, steps: int) -> float:
         if number == 1:
             begun = time.perf_counter()
         assert batch.labels is not None
-        loss = model(batch, loss=causal_reader(batch.labels, config.objective)).total / batch.step_tokens
+        loss = model(batch, loss=causal_reader(batch.labels, CausalConfig())).total / batch.step_tokens
         loss.backward()
         torch.nn.utils.clip_grad_norm_(list(model.parameters()), config.optim.clip or 1e9)
         set_lr(optimizer, factor(config.schedule, number, steps))

@@ -22,7 +22,7 @@ from lm.cli import catalog
 from lm.cli.finetune import parent_values
 from lm.cli.naming import run_name
 from lm.cli.overrides import Given, parse
-from lm.config import Config, Tree, did_you_mean, find_field, from_tree, members, variant, variants
+from lm.config import C, Config, Tree, did_you_mean, find_field, from_tree, members, variant, variants
 from lm.errors import ConfigError
 from lm.record import flatten, nest
 from lm.training.config import TrainConfig
@@ -58,8 +58,12 @@ class Composition:
 
     def config(self) -> TrainConfig:
         """Raises ConfigError; a mistake in a file is told with the file."""
+        return self.checked(TrainConfig, self.tree)
+
+    def checked(self, cls: type[C], tree: Tree) -> C:
+        """As `config`, for a part of the tree."""
         try:
-            return from_tree(TrainConfig, self.tree)
+            return from_tree(cls, tree)
         except ConfigError as error:
             last = str(error).splitlines()[-1]
             said = self.stated(last.partition(":")[0])

@@ -64,24 +64,26 @@ def _evaluate(folder: str, cfg: EvalConfig) -> Tree:
     from lm.data.rows import build_rows
     from lm.generation.evaluate import evaluate
     from lm.generation.load import load
-    from lm.nn.transformer import EncoderDecoderConfig
+    from lm.nn.transformer import AnyModelConfig
 
     given = cfg if cfg.data is not None else _of_run(folder)
     data, objective = given.data, cfg.objective or given.objective
     assert data is not None
     model, tokenizer = load(folder, cfg.device)
-    objective = objective or usual(model.cfg.kind)
+    model_cfg = model.cfg
+    assert isinstance(model_cfg, AnyModelConfig)
+    objective = objective or usual(model_cfg.kind)
     try:
-        objective.require_fit(objective.kind, model.cfg.kind, data.shape)
+        objective.require_fit(objective.kind, model_cfg.kind, data)
     except ValueError as error:
         raise ConfigError(f"objective: {error}") from None
     seq_len = data.seq_len if cfg.data is None or "seq_len" in data.model_fields_set else model.max_seq_len
     if seq_len > model.max_seq_len:
         raise ConfigError(f"data.seq_len={seq_len} is over model.max_seq_len={model.max_seq_len}. Lower it, or leave it out.")
     prepared = prepare(data, tokenizer, log=lambda line: print(line, file=sys.stderr))
-    parts, start = [], model.cfg.start_token if isinstance(model.cfg, EncoderDecoderConfig) else None
+    parts = []
     for store in {"val": [prepared.val], "train": [prepared.train], "all": [prepared.train, prepared.val]}[cfg.split]:
-        rows = build_rows(objective, data.replace(seq_len=seq_len), store, tokenizer, start)
+        rows = build_rows(objective, data.replace(seq_len=seq_len), store, tokenizer, model_cfg)
         parts.append(evaluate(model, rows, spread(len(rows), data.val_rows), tokenizer, cfg.micro_batch))
     tokens, n_bytes = sum(part["tokens"] for part in parts), sum(part["bytes"] for part in parts)
     loss = sum(part["val_loss"] * part["tokens"] for part in parts) / tokens

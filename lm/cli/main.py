@@ -18,6 +18,7 @@ VERBS = {
     "compare": "curves and a table of several runs",
     "import": "a Hugging Face model as a model folder",
     "export": "a model for transformers, vLLM, llama.cpp and lm-eval",
+    "show": "the tree of a model, its parameters, FLOPs, cache and memory",
     "explain": "what a setting means and where its value comes from",
 }
 """Verb -> one line of help. Each is a module of this folder; a keyword of Python gets an underscore."""

@@ -17,7 +17,10 @@ from lm.errors import ConfigError, ResourceError
 
 Log = Callable[[str], None]
 
-_AFTER = ("causal", "loader", "mlm", "objective", "order", "rows", "seq2seq", "windows")  # modules that only read what is prepared
+_ROWS = {
+    "causal", "denoising", "fim", "joined", "loader", "mlm", "objective", "order", "pack", "preference", "prefix", "rows", "seq2seq", "sft",
+    "spans", "windows",
+}  # fmt: skip
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 
 
@@ -28,7 +31,7 @@ def short_hash(value: Any) -> str:
 
 def code_version() -> str:
     """A hash of the code that turns sources into tokens: a change of it makes all older cache entries unfound."""
-    files = sorted(path for path in Path(__file__).parent.glob("*.py") if path.stem not in _AFTER)
+    files = sorted(path for path in Path(__file__).parent.glob("*.py") if path.stem not in _ROWS)
     return short_hash([version("tokenizers"), *(hashlib.sha256(path.read_bytes()).hexdigest() for path in files)])
 
 

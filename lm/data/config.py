@@ -1,8 +1,8 @@
 """Every option of `data` and `tokenizer`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lm.config import Config
 
@@ -48,8 +48,53 @@ class PairRecord(Config):
     """Field of the text to be learned."""
 
 
-RecordConfig = Annotated[PairRecord, Field(discriminator="kind")]
-Shape = Literal["text", "pair"]
+class Chatted(Config):
+    """How messages are read and written."""
+
+    role_field: str = "role"
+    """Field of a message that says who speaks; human and gpt are read as user and assistant."""
+    content_field: str = "content"
+    """Field of a message that holds its text."""
+    template: str | None = None
+    """plain, chatml, or the path of a jinja template. null: the tokenizer's own, else plain."""
+
+    def specials(self) -> tuple[str, ...]:
+        """Special tokens that the template writes, for a tokenizer made here."""
+        return ("<|im_start|>", "<|im_end|>") if self.template == "chatml" else ()
+
+
+class ChatRecord(Chatted):
+    """Messages of several speakers, of which the assistant's are learned."""
+
+    kind: Literal["chat"] = "chat"
+    messages: str | None = "messages"
+    """Field of the list of messages. null: one turn out of the fields `user` and `assistant`."""
+    user: list[str] = []
+    """Fields of what the user says, one below the other; empty ones are passed over."""
+    assistant: str | None = None
+    """Field of the answer."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.messages is None) != bool(self.user and self.assistant):
+            raise ValueError("either messages, or both user and assistant name the fields of a chat. Set messages=null to use the latter.")
+        return self
+
+
+class PreferenceRecord(Chatted):
+    """Two answers to one prompt: a text each, or messages that end with the answer."""
+
+    kind: Literal["preference"] = "preference"
+    prompt: str | None = "prompt"
+    """Field of the prompt. null: chosen and rejected are messages that hold it."""
+    chosen: str = "chosen"
+    """Field of the better answer."""
+    rejected: str = "rejected"
+    """Field of the worse answer."""
+
+
+RecordConfig = Annotated[PairRecord | ChatRecord | PreferenceRecord, Field(discriminator="kind")]
+Shape = Literal["text", "pair", "chat", "preference"]
 
 
 class DataBase(Config):
@@ -61,6 +106,9 @@ class DataBase(Config):
     """Rows per optimizer step over all ranks; does not depend on the machine."""
     val_rows: int | None = Field(None, gt=0)
     """Rows in a validation; always the same ones, spread evenly. null: all."""
+    packing: Literal["split", "fit", "none"] | None = None
+    """split: one stream of documents, cut every seq_len tokens; fit: whole documents side by side, none cut that fits a row; none: one
+    a row, padded. null: split for texts, fit for chats, none for pairs and preferences."""
     mask_documents: bool = True
     """Tokens of one packed document do not see another."""
     cache_dir: str = "~/.cache/lm"
@@ -69,9 +117,14 @@ class DataBase(Config):
     """Loader processes. 0: in the training process."""
 
     @property
+    def records(self) -> RecordConfig | None:
+        """What a record is, which decides the objectives that it can serve; None: a text."""
+        return None
+
+    @property
     def shape(self) -> Shape:
-        """What a record is, which decides the objectives that it can serve."""
-        return "text"
+        """The kind of its records."""
+        return "text" if self.records is None else self.records.kind
 
 
 class StdlibConfig(DataBase):
@@ -89,9 +142,12 @@ class StdlibDocstringsConfig(DataBase):
     val_frac: float = Field(0.05, gt=0, lt=1)
     """Part of the files whose functions are held out for validation."""
 
+    record: Annotated[PairRecord | ChatRecord, Field(discriminator="kind")] = PairRecord()
+    """Of the fields source and target: a pair, or a chat with user=[source] and assistant=target."""
+
     @property
-    def shape(self) -> Shape:
-        return "pair"
+    def records(self) -> RecordConfig | None:
+        return self.record
 
 
 class Recorded(DataBase):
@@ -105,8 +161,8 @@ class Recorded(DataBase):
     """What a broken record does; skipped ones are counted."""
 
     @property
-    def shape(self) -> Shape:
-        return self.record.kind if self.record is not None else "text"
+    def records(self) -> RecordConfig | None:
+        return self.record
 
 
 class TextConfig(Recorded):

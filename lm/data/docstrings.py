@@ -7,9 +7,11 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from lm.config import Tree
 from lm.data.config import StdlibDocstringsConfig
 from lm.data.corpus import StdlibFiles
-from lm.data.source import Document, Source, Turn, turns_document
+from lm.data.records import RecordReader
+from lm.data.source import Document, Source
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -19,7 +21,9 @@ class StdlibDocstringsSource(Source):
 
     def __init__(self, cfg: StdlibDocstringsConfig, cache: Path) -> None:
         self._files = StdlibFiles(cfg.val_frac, cache)
-        super().__init__(self._files.hashes, {"kind": cfg.kind, "val_frac": cfg.val_frac}, self._files.total)
+        identity: Tree = {"kind": cfg.kind, "val_frac": cfg.val_frac, "record": cfg.record.tree()}
+        super().__init__(self._files.hashes, identity, self._files.total)
+        self._reader = RecordReader("", cfg.record)
         self._position = 0
 
     def documents(self) -> Iterator[Document]:
@@ -28,7 +32,7 @@ class StdlibDocstringsSource(Source):
             if text is None:
                 self.skipped += 1
             for source, target in pairs(text or ""):
-                found = turns_document([Turn("source", source), Turn("target", target)], split)
+                found = self._reader.document({"source": source, "target": target}, str(path), split)
                 if found is not None:
                     yield found
             self._position += path.stat().st_size

@@ -96,8 +96,8 @@ class _Steps(Dataset[list[Batch]]):
 
 
 def _counted(batches: list[Batch]) -> list[Batch]:
-    """The batches of one step, each told the label tokens of all."""
-    step_tokens = sum(int((batch.labels != IGNORED).sum()) for batch in batches if batch.labels is not None)
+    """The batches of one step, each told the label tokens of all, or what else their rows have counted."""
+    step_tokens = sum(batch.step_tokens or int((batch.labels != IGNORED).sum()) for batch in batches if batch.labels is not None)
     for batch in batches:
         batch.step_tokens = step_tokens
     return batches

@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 
 from lm.data.objective import MLMConfig
 from lm.data.order import Ids, uniforms
-from lm.data.shards import TokenStore
 from lm.data.tokenizer import Tokenizer
-from lm.data.windows import PADDING, Windows
+from lm.data.windows import PADDING, Packing
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
 
@@ -24,23 +23,23 @@ class MLMRows:
     With whole_words the first token of a word decides for the whole; BERT takes an exact 15 % of a row, which is the same on average.
     """
 
-    def __init__(self, cfg: MLMConfig, store: TokenStore, tokenizer: Tokenizer, seq_len: int, mask_documents: bool, seed: int) -> None:
+    def __init__(self, cfg: MLMConfig, packing: Packing, tokenizer: Tokenizer, seed: int) -> None:
         if tokenizer.mask is None:
             raise ConfigError("objective=mlm: the tokenizer has no mask token (<|mask|>, [MASK] or <mask>). Use one that has.")
         self._cfg, self._seed, self._mask = cfg, seed, tokenizer.mask
-        self._windows = Windows(store, seq_len, mask_documents, ahead=0)
+        self._packing = packing
         self._pad, special = tokenizer.pad, tokenizer.special_ids()
         self._plain = np.setdiff1d(np.arange(tokenizer.vocab_size), special)
         self._special = np.isin(np.arange(tokenizer.vocab_size), special)
         self._continues = _continues(tokenizer) if cfg.whole_words else None
-        self.bytes_per_label = store.n_bytes / store.n_tokens
+        self.bytes_per_label = packing.store.n_bytes / packing.store.n_tokens
 
     def __len__(self) -> int:
-        return len(self._windows)
+        return len(self._packing)
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """Another draw predicts other tokens."""
-        packed = self._windows.read(ids)
+        packed = self._packing.read(ids)
         tokens, s = packed.tokens, packed.tokens.shape[1]
         chance = uniforms(self._seed, draw, ids, 2 * s)
         chosen, shown_as = chance[:, :s], chance[:, s:]
@@ -57,8 +56,8 @@ class MLMRows:
         return Batch(packed.padded(self._pad), torch.from_numpy(labels), packed.positions, packed.documents)
 
     def describe(self) -> str:
-        """Nothing that the run does not say already."""
-        return ""
+        """What the packing has to say."""
+        return self._packing.describe()
 
 
 def _continues(tokenizer: Tokenizer) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from lm.config import Tree
 from lm.data.cache import Log, build_once, cache_root, code_version, short_hash
-from lm.data.config import BPEConfig, DataConfig, StdlibConfig, StdlibDocstringsConfig, TextConfig, TokenizerConfig
+from lm.data.config import BPEConfig, Chatted, DataConfig, StdlibConfig, StdlibDocstringsConfig, TextConfig, TokenizerConfig
 from lm.data.pieces import MakePieces, Piece, piece_maker
 from lm.data.progress import progress
 from lm.data.shards import ShardWriter, TokenStore, read_index, write_index
@@ -50,16 +50,22 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Lo
     cache = cache_root(data.cache_dir, log)
     source = _open(data, cache)
     reading: list[object] = [code_version(), source.identity, source.files]
+    if isinstance(data.records, Chatted):
+        specials = [*specials, *data.records.specials()]
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = _tokenizer(tokenizer, specials, source, reading, cache, log)
-    folder = cache / "tokens" / short_hash([reading, tokenizer.hash])
-    build_once(folder, lambda half: _tokenise(source, tokenizer, piece_maker(data, tokenizer), half, log), log)
+    make_pieces, template = piece_maker(data, tokenizer)
+    if template is not None:
+        tokenizer.chat_template = template
+    folder = cache / "tokens" / short_hash([reading, tokenizer.hash, *([template] if template is not None else [])])
+    build_once(folder, lambda half: _tokenise(source, tokenizer, make_pieces, half, log), log)
     index = read_index(folder)
     train, val = TokenStore.open(folder, "train"), TokenStore.open(folder, "val")
     for store in (train, val):
         store.verify(tokenizer.vocab_size)
     _report(index, log)
-    fingerprint = short_hash([train.sha256, val.sha256, tokenizer.hash, data.seq_len, data.mask_documents])
+    packing = [] if data.packing is None else [data.packing]
+    fingerprint = short_hash([train.sha256, val.sha256, tokenizer.hash, data.seq_len, data.mask_documents, *packing])
     numbers = index["zlib_bits_per_byte"], index["files"], index["overlap"], index["skipped"]
     return Prepared(tokenizer, train, val, fingerprint, *numbers)
 

@@ -4,13 +4,32 @@ from typing import Protocol
 
 from lm.data.causal import CausalRows
 from lm.data.config import DataConfig
+from lm.data.denoising import DenoisingRows
+from lm.data.fim import FIMRows
 from lm.data.mlm import MLMRows
-from lm.data.objective import CausalConfig, MLMConfig, ObjectiveConfig, Seq2SeqConfig
+from lm.data.objective import (
+    CausalConfig,
+    FIMConfig,
+    MLMConfig,
+    ObjectiveConfig,
+    PreferenceConfig,
+    PrefixConfig,
+    Seq2SeqConfig,
+    SFTConfig,
+    SpansConfig,
+    UL2Config,
+)
 from lm.data.order import Ids
+from lm.data.pack import BestFit
+from lm.data.preference import PreferenceRows
+from lm.data.prefix import PrefixRows
 from lm.data.seq2seq import Seq2SeqRows
+from lm.data.sft import SFTRows
 from lm.data.shards import TokenStore
 from lm.data.tokenizer import Tokenizer
+from lm.data.windows import Packing, Windows
 from lm.nn.batch import Batch
+from lm.nn.transformer import AnyModelConfig, EncoderDecoderConfig
 
 
 class Rows(Protocol):
@@ -29,13 +48,36 @@ class Rows(Protocol):
 
 
 def build_rows(
-    cfg: ObjectiveConfig, data: DataConfig, store: TokenStore, tokenizer: Tokenizer, start_token: int | None = None, seed: int = 0
+    cfg: ObjectiveConfig, data: DataConfig, store: TokenStore, tokenizer: Tokenizer, model: AnyModelConfig, seed: int = 0
 ) -> Rows:
-    """start_token: what the decoder of an encoder-decoder begins with. None: the tokenizer's."""
+    """The rows of one split; the model says whether there is a decoder beside an encoder, and what it starts with."""
+    start = _start_token(model, tokenizer)
+    how = data.packing or cfg.packings[0]
+
+    def packing(ahead: int) -> Packing:
+        return BestFit(store, data.seq_len, ahead) if how == "fit" else Windows(store, data.seq_len, data.mask_documents, ahead)
+
     match cfg:
         case CausalConfig():
-            return CausalRows(store, tokenizer, data.seq_len, data.mask_documents)
+            return CausalRows(store, tokenizer, data.seq_len, data.mask_documents, packing(ahead=1))
+        case PrefixConfig():
+            return PrefixRows(packing(ahead=1), tokenizer, seed)
+        case FIMConfig():
+            return FIMRows(cfg, packing(ahead=1), tokenizer, seed)
         case MLMConfig():
-            return MLMRows(cfg, store, tokenizer, data.seq_len, data.mask_documents, seed)
+            return MLMRows(cfg, packing(ahead=0), tokenizer, seed)
+        case SpansConfig() | UL2Config():
+            return DenoisingRows(cfg, store, tokenizer, data.seq_len, start, seed)
         case Seq2SeqConfig():
-            return Seq2SeqRows(cfg, store, tokenizer, data.seq_len, tokenizer.start if start_token is None else start_token)
+            return Seq2SeqRows(cfg, store, tokenizer, data.seq_len, start)
+        case SFTConfig():
+            return SFTRows(cfg, store, tokenizer, data.seq_len, packed=how == "fit")
+        case PreferenceConfig():
+            return PreferenceRows(store, tokenizer, data.seq_len)
+
+
+def _start_token(model: AnyModelConfig, tokenizer: Tokenizer) -> int | None:
+    """What the decoder of an encoder-decoder model begins with; None for other models."""
+    if not isinstance(model, EncoderDecoderConfig):
+        return None
+    return tokenizer.start if model.start_token is None else model.start_token

@@ -11,25 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from lm.config import did_you_mean
-from lm.data.config import BPEConfig, TokenizerConfig, TokenizerFileConfig
+from lm.data.config import TokenizerConfig, TokenizerFileConfig
 from lm.errors import ConfigError
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # chosen explicitly, or the library warns at every later fork
 
 PIECE = 1 << 18  # characters of a long document that are encoded at once
 
-# GPT-4's split, except that a line break keeps the indentation after it (all but the last space, which belongs to the word), together
-# with the punctuation before it: "):\n       " is one token. Bytes a token on held-out stdlib files at 4,096 tokens: 3.58; with
-# GPT-4's split 3.37, with GPT-2's 3.42.
-_INDENT = r"(?:[ \t]+(?!\S))?"
-_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    rf"| ?[^\s\p{{L}}\p{{N}}]+(?:[\r\n]+{_INDENT})?|\s*[\r\n]+{_INDENT}|\s+(?!\S)|\s+"
-)
 _LAST_CUT = re.compile(r".*[^\W_](?=[ \t\n])", re.DOTALL)
 
 
@@ -41,7 +33,6 @@ class Specials(NamedTuple):
     pad: str | None
 
 
-_OWN = Specials("<|bos|>", "<|eos|>", "<|pad|>")
 _MASKS = ("<|mask|>", "[MASK]", "<mask>")
 _USUAL = {
     "bos": ("<|bos|>", "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[CLS]"),
@@ -73,6 +64,7 @@ class Tokenizer:
         self._bytes = _token_bytes(raw) if _byte_level(state) else None
         self._plain = self._bytes is not None and _one_token_per_byte(state, self._bytes)
         self._leaks = self._leaking()
+        self.chat_template: str | None = None
 
     def special(self, names: Sequence[str]) -> int | None:
         """The id of the first of these names that is a special token here."""
@@ -82,6 +74,17 @@ class Tokenizer:
     def special_ids(self) -> NDArray[np.int64]:
         """The ids of all special tokens, ascending."""
         return np.array(sorted(self._special), np.int64)
+
+    def special_name(self, token: int) -> str:
+        """The text of a special token."""
+        return self._special[token]
+
+    def split_specials(self, text: str) -> list[int | str]:
+        """The text with every special token that it spells as its id: for what a template writes, never for what a user does."""
+        ids = {name: i for i, name in self._special.items()}
+        names = "|".join(re.escape(name) for name in sorted(ids, key=len, reverse=True))
+        parts = re.split(f"({names})", text) if names else [text]
+        return [ids.get(part, part) for part in parts if part]
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone, without bos or eos."""
@@ -145,6 +148,7 @@ class Tokenizer:
         self._raw.save(str(folder / "tokenizer.json"))
         named = {**self.specials._asdict(), "mask": self._special.get(self.mask) if self.mask is not None else None}
         names = {f"{key}_token": name for key, name in named.items() if name}
+        names |= {"chat_template": self.chat_template} if self.chat_template is not None else {}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -207,45 +211,21 @@ def load_tokenizer(path: Path) -> Tokenizer:
     config = file.with_name("tokenizer_config.json")
     named = _read_json(config) if config.is_file() else {}
     names = {key: _content(named.get(f"{key}_token")) for key in _USUAL}
-    return _load(file, Specials(**names))
+    tokenizer = _load(file, Specials(**names))
+    tokenizer.chat_template = _chat_template(file.with_name("chat_template.jinja"), named.get("chat_template"))
+    return tokenizer
 
 
 def build_tokenizer(cfg: TokenizerConfig, texts: Iterable[str], extra: Sequence[str] = ()) -> Tokenizer:
-    """What the config asks for; only BPE reads the texts.
+    """What the config asks for; only trained kinds read the texts.
 
     extra: special tokens beside bos, eos and pad, for tokenizers that are made here; a given file is left as it is.
     """
     if isinstance(cfg, TokenizerFileConfig):
         return _load(Path(cfg.path).expanduser(), Specials(cfg.bos, cfg.eos, cfg.pad))
-    return _train(cfg, texts, extra) if isinstance(cfg, BPEConfig) else _bytes_tokenizer(extra)
+    from lm.data.tokenizer_train import train_tokenizer
 
-
-def _train(cfg: BPEConfig, texts: Iterable[str], extra: Sequence[str]) -> Tokenizer:
-    least = len(_ALPHABET) + len(_OWN) + len(extra)
-    if cfg.vocab_size < least:
-        raise ConfigError(
-            f"tokenizer.vocab_size={cfg.vocab_size}: 256 bytes and {least - 256} special tokens need {least} or more. Raise it to {least}."
-        )
-    raw = RawTokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(_SPLIT), "isolated")
-    raw.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    raw.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=cfg.vocab_size,
-        special_tokens=[*(name for name in _OWN if name), *extra],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    raw.train_from_iterator((piece for text in texts for piece in pieces([text])), trainer)
-    return Tokenizer(raw, _OWN)
-
-
-def _bytes_tokenizer(extra: Sequence[str]) -> Tokenizer:
-    raw = RawTokenizer(models.BPE(vocab=_ALPHABET, merges=[]))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    raw.decoder = decoders.ByteLevel()
-    raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in (*_OWN, *extra) if name])
-    return Tokenizer(raw, _OWN)
+    return train_tokenizer(cfg, texts, extra)
 
 
 def _load(file: Path, named: Specials) -> Tokenizer:
@@ -272,6 +252,15 @@ def _read_json(path: Path) -> dict[str, Any]:
     return tree if isinstance(tree, dict) else {}
 
 
+def _chat_template(file: Path, given: Any) -> str | None:
+    """Of a file of its own, or of tokenizer_config.json: a text, or several with names, of which one is the default."""
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    if isinstance(given, list):
+        given = next((entry.get("template") for entry in given if isinstance(entry, dict) and entry.get("name") == "default"), None)
+    return given if isinstance(given, str) else None
+
+
 def _content(token: Any) -> str | None:
     """A special token in tokenizer_config.json is a text or an object that holds it."""
     text = token.get("content") if isinstance(token, dict) else token
@@ -285,13 +274,13 @@ def _alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
-_ALPHABET = _alphabet()
+ALPHABET = _alphabet()
 
 
 def _token_bytes(raw: RawTokenizer) -> dict[int, bytes]:
     """What each id stands for: an added token its own text, a special one nothing, any other the bytes of its characters."""
     added = raw.get_added_tokens_decoder()
-    found = {i: bytes(_ALPHABET.get(c, 0) for c in token) for token, i in raw.get_vocab(with_added_tokens=False).items()}
+    found = {i: bytes(ALPHABET.get(c, 0) for c in token) for token, i in raw.get_vocab(with_added_tokens=False).items()}
     return {**found, **{i: b"" if token.special else token.content.encode() for i, token in added.items()}}
 
 

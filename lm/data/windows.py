@@ -1,6 +1,9 @@
 """Rows cut out of a stream of documents every seq_len tokens (concatenate and split)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,9 +26,36 @@ class Packed:
     documents: Tensor | None  # (b, s) int32, restarting in each row; -1 in the padding
     positions: Tensor | None  # (b, s) int64, restarting in each document; -1 in the padding
 
+    def texts(self, following: bool) -> list[list[Ids]]:
+        """The documents of each row as far as they are in it; following: and the token after that, where there is one."""
+        return [list(self._texts(row, following)) for row in range(len(self.tokens))]
+
+    def _texts(self, row: int, following: bool) -> Iterator[Ids]:
+        inside = self.tokens[row] != PADDING
+        starts = np.array([0]) if self.positions is None else np.flatnonzero(self.positions[row].numpy() == 0)
+        for start, stop in pairwise([*starts.tolist(), int(inside.sum())]):
+            after = self.following[row, stop - 1 : stop * following]
+            yield np.concatenate([self.tokens[row, start:stop], after[after != IGNORED]])
+
     def padded(self, pad: int) -> Tensor:
         """The tokens with `pad` in the padding."""
         return torch.from_numpy(np.where(self.tokens == PADDING, pad, self.tokens))
+
+
+class Packing(Protocol):
+    """How documents are laid into rows."""
+
+    store: TokenStore
+    seq_len: int
+
+    def __len__(self) -> int:
+        """How many rows."""
+
+    def read(self, ids: Ids) -> Packed:
+        """The rows of these ids."""
+
+    def describe(self) -> str:
+        """One line on what stays empty; '' where there is nothing to say."""
 
 
 class Windows:
@@ -62,6 +92,10 @@ class Windows:
             shown = inside if self._mask_documents else np.zeros_like(inside)
             documents, positions = places(tokens, row[shown], column[shown])
         return Packed(tokens, following, documents, positions)
+
+    def describe(self) -> str:
+        """All rows but the last are full."""
+        return ""
 
     def _stream(self, first: Ids) -> Ids:
         stream = np.empty((len(first), self.seq_len + 1), np.int64)

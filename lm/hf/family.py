@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from lm.config import Tree
 from lm.errors import ConfigError
-from lm.hf.transforms import Copies, Same, Transform
+from lm.hf.transforms import Copies, Same, Stack, Transform
 from lm.nn.ffn import Activation
 from lm.nn.transformer import AnyModelConfig, model_config
 from lm.record import flatten, nest
@@ -51,6 +51,11 @@ def modules(ours: tuple[str, ...], theirs: str, transform: Transform) -> Iterato
         yield Pair(tuple(f"{one}.{name}" for one in ours), (f"{theirs}.{name}",), transform)
 
 
+def experts(ours: str, theirs: str, n: int) -> Pair:
+    """One tensor stacked here, one for each expert there; `*` stands for its number."""
+    return Pair((ours,), tuple(theirs.replace("*", str(i)) for i in range(n)), Stack())
+
+
 def embedding(ours: Tree, shared: str, *stacks: str) -> Pair:
     """The embedding of an encoder-decoder; with an untied head, transformers 5 stores one for each stack too."""
     return same("embed.weight", shared) if ours["head.tied"] else Pair(("embed.weight",), (shared, *stacks), Copies(1 + len(stacks)))
@@ -82,6 +87,10 @@ class Family:
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         """Of a model with these options. Pairs whose tensors it does not have are left out."""
         raise NotImplementedError
+
+    def ignores(self, hf: Tree) -> tuple[str, ...]:
+        """`ignored`, where patterns depend on config.json."""
+        return self.ignored
 
     def config(self, hf: Tree) -> AnyModelConfig:
         """Raises ConfigError naming what is missing or does not fit."""
@@ -124,18 +133,23 @@ def alike(a: Any, b: Any) -> bool:
 
 
 def resolved(cfg: AnyModelConfig) -> Tree:
-    """All options by dotted path, with the numbers that null stands for."""
+    """All options by dotted path, with the numbers that null stands for, and without windows that no layer has."""
     ours = flatten(cfg.tree())
     a = cfg.attention
     if a.kind == "gqa":
         width = a.width(cfg.d_model)
         ours |= {"attention.n_kv_heads": a.n_kv_heads or a.n_heads, "attention.head_dim": width, "attention.scale": a.scale or width**-0.5}
+        windows = {a.layer_window(layer) for layer in range(cfg.n_layers)}
+        ours["attention.window"] = None if windows == {None} else a.window
+        ours["attention.global_every"] = a.global_every if len(windows) == 2 else None
     else:
         ours["attention.scale"] = a.scale or (a.nope_dim + a.rope_dim) ** -0.5
     if cfg.ffn.kind == "mlp":
         ours["ffn.hidden"] = cfg.ffn.width(cfg.d_model)
     else:
         ours["ffn.expert.hidden"] = cfg.ffn.expert.width(cfg.d_model)
+        if cfg.ffn.dense is not None:
+            ours["ffn.dense.hidden"] = cfg.ffn.dense.width(cfg.d_model)
     if cfg.kind == "encoder_decoder":
         ours["n_encoder_layers"] = cfg.n_encoder_layers or cfg.n_layers
     return ours
@@ -149,11 +163,12 @@ def families() -> dict[str, Family]:
     return {family.name: family for family in found if isinstance(family, Family)}
 
 
-def activation(hf: Tree, key: str) -> Activation:
-    """Ours, of the name that config.json has under this key."""
-    if hf.get(key) not in ACTIVATIONS:
-        raise ConfigError(f"config.json: {key}={hf.get(key)!r} is not known. Known are {', '.join(ACTIVATIONS)}.")
-    return ACTIVATIONS[hf[key]]
+def activation(hf: Tree, key: str, missing: str | None = None) -> Activation:
+    """Ours, of the name that config.json has under this key, or of `missing` where it has none."""
+    name = hf.get(key, missing)
+    if name not in ACTIVATIONS:
+        raise ConfigError(f"config.json: {key}={name!r} is not known. Known are {', '.join(ACTIVATIONS)}.")
+    return ACTIVATIONS[name]
 
 
 def hf_activation(ours: Activation | None) -> str | None:

@@ -14,6 +14,7 @@ class Llama(Family):
     name = "llama"
     architecture = "LlamaForCausalLM"
     prefix = "model."
+    theta: ClassVar[float] = 10000.0  # where the file names none
     ignored = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         "vocab_size": "vocab_size",
@@ -37,7 +38,7 @@ class Llama(Family):
     }  # fmt: skip
 
     def read(self, hf: Tree) -> Tree:
-        return {"ffn.activation": activation(hf, "hidden_act"), **read_rope(hf)}
+        return {"ffn.activation": activation(hf, "hidden_act", "silu"), **read_rope(hf, self.theta)}
 
     def write(self, ours: Tree) -> Tree:
         return {"hidden_act": hf_activation(ours.get("ffn.activation")), **write_rope(ours)}

@@ -21,7 +21,8 @@ INDEX, SINGLE, CONFIG = "model.safetensors.index.json", "model.safetensors", "co
 _NEUTRAL = re.compile(
     r"architectures|model_type|transformers_version|_.*|.*_token_ids?|use_cache|initializer_\w+|.*dropout\w*|dropout\w*|pretraining_tp|id2label|"
     r"label2id|output_\w+|return_dict|is_decoder|is_encoder_decoder|tie_word_embeddings|rope_\w+|partial_rotary_factor|torch_dtype|dtype|gradient_checkpointing|problem_type|"
-    r"chunk_size_feed_forward|task_specific_params|finetuning_task|auto_map|name_or_path|prefix|.*loss_coef|.*_aux_loss\w*"
+    r"chunk_size_feed_forward|task_specific_params|finetuning_task|auto_map|name_or_path|prefix|.*loss_coef|.*_aux_loss\w*|"
+    r"num_nextn_predict_layers|num_mtp_layers"
 )  # fmt: skip
 
 
@@ -45,7 +46,7 @@ def read_hf(folder: Path) -> Imported:
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None
     notes = _unheard(folder, hf, family, cfg)
-    weights = _weights(folder, family, cfg)
+    weights = _weights(folder, family, cfg, family.ignores(hf))
     return Imported(cfg, weights, family, notes)
 
 
@@ -80,15 +81,17 @@ def _meant(value: Any) -> Any:
     return ACTIVATIONS.get(value, value) if isinstance(value, str) else value
 
 
-def _weights(folder: Path, family: Family, cfg: AnyModelConfig) -> dict[str, Tensor]:
-    """Every tensor of the model, checked by name and shape, all in the type that most of them have."""
-    shapes = {name: p.shape for name, p in build_model(cfg, device="meta").named_parameters()}
+def _weights(folder: Path, family: Family, cfg: AnyModelConfig, ignored: tuple[str, ...]) -> dict[str, Tensor]:
+    """Every tensor of the model, checked by name and shape, all in the type that most of them have; what no gradient moves (the correction
+    bias of a router, float32 beside bf16 matrices) stays as it is."""
+    parameters = dict(build_model(cfg, device="meta").named_parameters())
+    shapes = {name: p.shape for name, p in parameters.items()}
     files = _Files(folder)
     stored = list(_stored(family, list(family.pairs(resolved(cfg))), files.names))
     named = [pair for pair in stored if pair.ours[0] in shapes and not _left_out(family, pair, files.names)]
     missing = [key for pair in named for key in pair.theirs if key not in files.names]
     used = {key for pair in named for key in pair.theirs} | _tied_copy(folder, stored, shapes.keys(), files)
-    extra = [key for key in files.names if key not in used and not _ignored(key, family)]
+    extra = [key for key in files.names if key not in used and not any(re.fullmatch(pattern, key) for pattern in ignored)]
     if missing or extra:
         raise CheckpointError(f"{folder}: {_listed('missing', missing)}{_listed('not known', extra)}the config names another model.")
     weights = {name: torch.zeros(shapes[name]) for pair in stored if _left_out(family, pair, files.names) for name in pair.ours}
@@ -108,7 +111,7 @@ def _weights(folder: Path, family: Family, cfg: AnyModelConfig) -> dict[str, Ten
             weights[name] = tensor.contiguous()
     assert weights.keys() == shapes.keys(), f"{family.name} has no pair for {sorted(shapes.keys() - weights.keys())[:5]}"
     dtype = Counter(tensor.dtype for tensor in weights.values()).most_common(1)[0][0]
-    return {name: tensor.to(dtype) for name, tensor in weights.items()}
+    return {name: tensor.to(dtype) if parameters[name].requires_grad else tensor for name, tensor in weights.items()}
 
 
 def _stored(family: Family, pairs: list[Pair], names: set[str]) -> Iterator[Pair]:
@@ -140,10 +143,6 @@ def _tied_copy(folder: Path, stored: list[Pair], ours: Collection[str], files: "
             f"{folder}: {head} differs from {embed}, and config.json says that they are one. Set tie_word_embeddings to false in it."
         )
     return {head}
-
-
-def _ignored(key: str, family: Family) -> bool:
-    return any(re.fullmatch(pattern, key) for pattern in family.ignored)
 
 
 def _listed(what: str, keys: list[str]) -> str:

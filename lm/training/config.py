@@ -135,7 +135,9 @@ class TrainConfig(Config):
                 f"schedule.warmup_steps={self.schedule.warmup_steps} is not below trainer.max_steps={self.trainer.max_steps}."
                 " Shorten the warm-up or lengthen the run."
             )
-        self.objective.require_fit(self.objective.kind, self.model.kind, self.data.shape)
+        self.objective.require_fit(self.objective.kind, self.model.kind, self.data)
+        if self.objective.needs_parent and self.init_from is None:
+            raise ValueError(f"objective={self.objective.kind} compares with the model that training starts from. Set init_from.")
         limit = self.model.max_seq_len
         if limit is not None and self.data.seq_len > limit:
             raise ValueError(f"data.seq_len={self.data.seq_len} is over model.max_seq_len={limit}. Lower one or raise the other.")

@@ -9,11 +9,11 @@ from lightning import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lm.generation.load import load
 from lm.nn.batch import Batch
-from lm.nn.loss import LossSums
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
-from lm.training.objective import causal_reader
+from lm.training.objective import build_objective
 from lm.training.optim import set_lr
 from lm.training.schedule import factor
 from lm.training.strategies.single import Single
@@ -45,6 +45,7 @@ class TrainModule(LightningModule):
         self.cfg, self.model, self.step = cfg, model, step
         self.build_optimizer, self.after_step, self.on_start = build_optimizer, after_step, on_start
         self.strategy = strategy or Single()
+        self.objective = build_objective(cfg.objective, cfg.trainer.max_steps, lambda: load(str(cfg.init_from), "cpu")[0])
         self.micro = 0
         self.nll = self.tokens_in_step = torch.zeros(())
         self.loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this step
@@ -74,8 +75,7 @@ class TrainModule(LightningModule):
             self.nll = torch.zeros((), device=self.device, dtype=torch.float32)  # bf16-true makes bf16 the default
             self.tokens_in_step = self._label_tokens(batch)
             self.loads = None
-        assert batch.labels is not None
-        sums: LossSums = self.model(batch, loss=causal_reader(batch.labels, self.cfg.objective))
+        sums = self.objective(self.model, batch, self.step)
         self.micro += 1
         self.nll += sums.nll
         if sums.loads is not None:

@@ -94,6 +94,13 @@ def set_lr(optimizer: Optimizer, factor: float) -> None:
         group["lr"] = group["peak_lr"] * factor
 
 
+def state_bytes(cfg: OptimConfig, number: int) -> tuple[int, int]:
+    """What `build_optimizer` keeps per element of the blocks' matrices, and of everything else.  number: bytes of a weight."""
+    if isinstance(cfg, SGDConfig):
+        return (4, 4) if cfg.momentum else (0, 0)
+    return (4 if isinstance(cfg, MuonConfig) else 2 * number), 2 * number
+
+
 def _groups(named: Named, lr: float, weight_decay: float) -> list[Group]:
     """Matrices and embeddings decay; norms, biases and other vectors do not."""
     is_vector = {name: p.ndim < 2 or name.endswith("bias") for name, p in named}  # experts' biases are stacked, (e, out)

@@ -137,8 +137,9 @@ class _Run:
             "model": model_cfg.tree(), "config": cfg.tree(), "fingerprint": data.fingerprint, "files": data.files,
             "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__,
         }  # fmt: skip
-        start = model_cfg.start_token if isinstance(model_cfg, EncoderDecoderConfig) else None
-        rows, val_rows = (build_rows(cfg.objective, cfg.data, store, data.tokenizer, start, cfg.seed) for store in (data.train, data.val))
+        rows, val_rows = (
+            build_rows(cfg.objective, cfg.data, store, data.tokenizer, model_cfg, cfg.seed) for store in (data.train, data.val)
+        )
         for line in filter(None, (rows.describe(), val_rows.describe())):
             self.console.say(line)
         counts = count(model_cfg, cfg.data.seq_len)

@@ -35,7 +35,7 @@ MISTAKES = {
         ["model.position.scaling.kind=linaer"],
         ["model.position.scaling.kind: 'linaer'", "Did you mean 'linear'?"],
     ),
-    "more experts than there are": (["model=mixtral_8x7b", "model.ffn.top_k=9"], ["model.ffn", "top_k=9", "n_experts=8"]),
+    "more experts than there are": (["model=mixtral_8x7b", "model.ffn.top_k=9"], ["model.ffn: top_k=9", "n_experts=8"]),
     "warm-up longer than the run": (
         ["schedule.warmup_steps=99", "trainer.max_steps=9"],
         ["schedule.warmup_steps=99", "trainer.max_steps=9"],

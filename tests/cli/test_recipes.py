@@ -10,7 +10,6 @@ from lm.cli import catalog
 from lm.cli.compose import compose
 from lm.cli.overrides import expand
 from lm.cli.train import parse_call
-from lm.errors import ConfigError
 from lm.nn.count import count
 from lm.training.config import TrainConfig
 
@@ -20,12 +19,30 @@ SLOTS = {"model/attention", "model/block", "model/ffn", "model/norm", "model/pos
 NEEDED = {
     "text": ["data.files=a.txt"],
     "pairs": ["data.files=a.jsonl"],
+    "chat": ["data.files=a.jsonl"],
+    "preferences": ["data.files=a.jsonl"],
     "hub": ["data.name=a/b"],
     "file": ["tokenizer.path=tokenizer.json"],
 }  # what an option leaves to the user
-REFUSED = {"data=pairs", "data=stdlib_docstrings", "objective=mlm", "objective=seq2seq"} | {
-    f"model={preset}" for preset in PRESETS if catalog.values("model", preset)["model.kind"] != "decoder"
-}  # beside the default model and objective
+BESIDE = {
+    "data=pairs": ["objective=seq2seq"],
+    "data=stdlib_docstrings": ["objective=seq2seq"],
+    "data=chat": ["objective=sft"],
+    "data=stdlib_chat": ["objective=sft"],
+    "data=preferences": ["objective=preference", "init_from=runs/pretrain-tiny"],
+    "objective=mlm": ["model=bert_base"],
+    "objective=seq2seq": ["data=stdlib_docstrings"],
+    "objective=sft": ["data=stdlib_chat"],
+    "objective=preference": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"],
+}  # what an option does not go without
+OBJECTIVES = {"decoder": "causal", "encoder": "mlm", "encoder_decoder": "spans"}  # for texts
+
+
+def beside(group: str, option: str) -> list[str]:
+    """The overrides that an option needs to compose."""
+    if group == "model":
+        return [f"objective={OBJECTIVES[catalog.values(group, option)['model.kind']]}"]
+    return BESIDE.get(f"{group}={option}", [])
 
 
 def header(recipe: str) -> dict[str, str]:
@@ -52,11 +69,7 @@ def test_the_catalog_is_complete() -> None:
 def test_every_option_composes(default_run: Path, group: str, option: str) -> None:
     chosen = str(compose([f"{group}={option}"]).choices["data"])
     needed = NEEDED.get(chosen, []) + (NEEDED.get(option, []) if group == "tokenizer" else [])
-    if f"{group}={option}" in REFUSED:
-        with pytest.raises(ConfigError, match=r"config: objective=\w+ (trains model.kind|needs records of the kind)"):
-            compose([f"{group}={option}", *needed]).config()
-    else:
-        compose([f"{group}={option}", *needed]).config()
+    compose([f"{group}={option}", *needed, *beside(group, option)]).config()
 
 
 @pytest.mark.parametrize("preset", PRESETS)

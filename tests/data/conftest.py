@@ -1,17 +1,31 @@
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import pytest
 
+from lm.config import from_tree
 from lm.data.config import BytesConfig, TextConfig
 from lm.data.prepare import Prepared, prepare
 from lm.data.shards import ShardWriter, TokenStore, write_index
 from lm.data.tokenizer import Tokenizer, build_tokenizer
+from lm.nn.transformer import AnyModelConfig, EncoderDecoderConfig
+from tests.nn.models import BASE, config, with_kinds
 
 Prepare = Callable[..., Prepared]
 MakeStore = Callable[..., TokenStore]
+
+
+@pytest.fixture(scope="session")
+def decoder() -> AnyModelConfig:
+    return config()
+
+
+@pytest.fixture(scope="session")
+def encoder_decoder() -> AnyModelConfig:
+    return from_tree(EncoderDecoderConfig, with_kinds(BASE))
 
 
 @pytest.fixture(scope="session")
@@ -36,11 +50,12 @@ def make_store(tmp_path: Path) -> MakeStore:
     """A store of the given documents (lists of token ids) as they are, in shards of `shard_tokens`."""
 
     def run(documents: list[list[int]], vocab_size: int = 1000, shard_tokens: int = 1 << 20) -> TokenStore:
-        writer = ShardWriter(tmp_path, "train", vocab_size, shard_tokens)
+        folder = Path(mkdtemp(dir=tmp_path)) if (tmp_path / "index.json").exists() else tmp_path
+        writer = ShardWriter(folder, "train", vocab_size, shard_tokens)
         for document in documents:
             writer.start_document()
             writer.add(np.array(document, np.uint32), n_bytes=len(document))
-        write_index(tmp_path, {"splits": {"train": writer.close()}})
-        return TokenStore.open(tmp_path, "train")
+        write_index(folder, {"splits": {"train": writer.close()}})
+        return TokenStore.open(folder, "train")
 
     return run

@@ -11,6 +11,7 @@ from lm.data.mlm import MLMRows
 from lm.data.objective import MLMConfig
 from lm.data.shards import TokenStore
 from lm.data.tokenizer import Tokenizer, build_tokenizer
+from lm.data.windows import Windows
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
 
@@ -28,7 +29,7 @@ def documents(tokenizer: Tokenizer, count: int, length: int) -> list[list[int]]:
 
 
 def make(store: TokenStore, tokenizer: Tokenizer, seq_len: int, mask: bool = True, **options: object) -> MLMRows:
-    return MLMRows(MLMConfig(**options), store, tokenizer, seq_len, mask, seed=1)  # type: ignore[arg-type]
+    return MLMRows(MLMConfig(**options), Windows(store, seq_len, mask, ahead=0), tokenizer, seed=1)  # type: ignore[arg-type]
 
 
 def labels(batch: Batch) -> torch.Tensor:
@@ -42,7 +43,7 @@ def restored(batch: Batch) -> torch.Tensor:
 
 def test_parts_are_those_of_the_paper_within_a_percent_over_a_million_tokens(make_store: MakeStore, tokenizer: Tokenizer) -> None:
     rows = make(make_store(documents(tokenizer, 1, 1_200_000), vocab_size=300), tokenizer, 512)
-    original = torch.from_numpy(rows._windows.read(np.arange(2200)).tokens)
+    original = torch.from_numpy(rows._packing.read(np.arange(2200)).tokens)
     batch = rows.batch(np.arange(2200), draw=7)
     predicted = labels(batch) != IGNORED
     assert predicted.float().mean().item() == pytest.approx(0.15, rel=0.01)
@@ -81,7 +82,10 @@ def test_masks_are_a_function_of_seed_draw_and_row(make_store: MakeStore, tokeni
     whole, turned = rows.batch(np.arange(16), 3), rows.batch(np.arange(16)[::-1].copy(), 3)
     assert torch.equal(whole.tokens, turned.tokens.flip(0)) and torch.equal(labels(whole), labels(turned).flip(0))
     assert torch.equal(rows.batch(np.array([5]), 3).tokens[0], whole.tokens[5])
-    other_draw, other_seed = rows.batch(np.arange(16), 4), MLMRows(MLMConfig(), store, tokenizer, 64, True, 2).batch(np.arange(16), 3)
+    other_draw, other_seed = (
+        rows.batch(np.arange(16), 4),
+        MLMRows(MLMConfig(), Windows(store, 64, True, 0), tokenizer, 2).batch(np.arange(16), 3),
+    )
     for other in (other_draw, other_seed):
         both = ((labels(other) != IGNORED) & (labels(whole) != IGNORED)).float().mean().item()
         assert both == pytest.approx(0.15**2, abs=0.02)

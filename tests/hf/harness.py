@@ -1,6 +1,7 @@
 """A family against transformers: import, logits, export, import again, and greedy decoding with the cache."""
 
 import inspect
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import torch
 import transformers
 from torch import Tensor
 
+from lm.config import Tree
 from lm.generation.decode import generate
 from lm.generation.sampling import SamplingConfig
-from lm.hf.family import resolved
+from lm.hf.family import Family, resolved
 from lm.hf.reading import Imported, read_hf
 from lm.hf.writing import family_for, write_hf
 from lm.model_folder import copy_weights
@@ -127,3 +129,10 @@ def verify(
     if greedy:
         greedy_agrees(theirs, ours)
     return found
+
+
+def old_spelling_agrees(family: Family, config: Any, old: Tree) -> None:
+    """A config.json of transformers 4 gives the options of what transformers 5 makes of it, class defaults included."""
+    new = config(**deepcopy(old)).to_dict()
+    assert "rope_scaling" not in new and "rope_parameters" in new
+    assert resolved(family.config(old)) == resolved(family.config(new))

@@ -1,0 +1,132 @@
+"""`lm show model=PRESET [overrides]`: what `lm train` with these overrides would build, without building its weights."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+
+from lm.cli.compose import Composition, compose
+from lm.cli.describe import table
+from lm.cli.outline import outline
+from lm.cli.train import parse_call
+from lm.config import Config
+from lm.data.config import BPEConfig, BytesConfig, DataBase, TokenizerConfig
+from lm.data.objective import ObjectiveConfig
+from lm.errors import ConfigError
+from lm.nn.count import Counts, count
+from lm.nn.memory import Memory, Setting, memory
+from lm.nn.transformer import AnyModelConfig, EncoderConfig, ModelConfig, build_model
+from lm.training.config import TrainerConfig
+from lm.training.optim import OptimConfig, state_bytes
+
+_USAGE = """\
+usage: lm show [model=PRESET] [overrides of lm train]
+
+Prints the modules with their parameters (equal blocks once), parameters in all and for one token, FLOPs and cache bytes per token, and
+the memory that training needs. Weights are not built, and neither data nor tokenizer is read. Memory depends on trainer.micro_batch,
+data.seq_len, trainer.precision, optim and objective.chunk:
+
+  weights      4 bytes each, 2 in bf16-true; in bf16-mixed 2 more for the cast of each matrix
+  gradients    as many bytes as the weights
+  optimizer    adamw 2 numbers a weight, muon 1 a matrix weight, sgd 1 with momentum
+  activations  what the backward needs of each block: inputs of norms and matrices, q, k, v, and what activations and gates keep
+  loss         12 bytes (16 in bf16) per logit of a chunk, and the head's gradient while it is summed
+"""
+
+
+class Shown(Config):
+    """The parts of a training run that its size depends on."""
+
+    model: ModelConfig
+    data: DataBase
+    objective: ObjectiveConfig
+    optim: OptimConfig
+    trainer: TrainerConfig
+
+
+class _Tokenized(Config):
+    tokenizer: TokenizerConfig
+
+
+def run(args: Sequence[str]) -> int:
+    """Prints the tree and the figures."""
+    call = parse_call(args)
+    if call.multirun or call.show_config:
+        raise ConfigError("show: -m and --cfg belong to lm train. Leave them out, and show one model at a time.")
+    composition = compose(call.overrides)
+    tree = composition.tree
+    seq_len = {key: value for key, value in tree["data"].items() if key == "seq_len"}
+    shown = composition.checked(Shown, {key: tree[key] for key in ("model", "objective", "optim", "trainer")} | {"data": seq_len})
+    for note in composition.notes:
+        print(note, file=sys.stderr)
+    cfg, assumed = _filled(composition, shown)
+    if shown.data.seq_len > (cfg.max_seq_len or 0):
+        raise ConfigError(f"data.seq_len={shown.data.seq_len} is over model.max_seq_len={cfg.max_seq_len}. Lower one or raise the other.")
+    model = build_model(cfg, device="meta")
+    trainer, number = shown.trainer, 2 if shown.trainer.precision == "bf16-true" else 4
+    states = state_bytes(shown.optim, number)
+    setting = Setting(trainer.micro_batch, shown.data.seq_len, shown.objective.chunk, trainer.precision, states)
+    print(table(outline(model), ""))
+    print("\n" + table([*assumed, *_figures(cfg, count(cfg, setting.seq_len), setting.seq_len)], ""))
+    print(f"\nmemory of a step of {setting.micro_batch} x {setting.seq_len} tokens in {setting.precision} with {shown.optim.kind}")
+    print(table(_memory(memory(model, setting))))
+    return 0
+
+
+def help_text(args: Sequence[str]) -> str:
+    """Usage."""
+    return _USAGE
+
+
+def _filled(composition: Composition, shown: Shown) -> tuple[AnyModelConfig, list[tuple[str, str]]]:
+    """The config with its sizes, and a row for each that neither preset nor command line states."""
+    cfg, changes, assumed = shown.model, {}, []
+    if cfg.vocab_size is None:
+        changes["vocab_size"] = _vocab_size(composition)
+        assumed.append(
+            ("vocabulary", f"{changes['vocab_size']:,}, from tokenizer={composition.choices['tokenizer']}, for model.vocab_size=null")
+        )
+    if cfg.max_seq_len is None:
+        changes["max_seq_len"] = shown.data.seq_len
+        assumed.append(("positions", f"{shown.data.seq_len:,}, from data.seq_len, for model.max_seq_len=null"))
+    return cfg.replace(**changes), assumed
+
+
+def _vocab_size(composition: Composition) -> int:
+    """As training rounds it up."""
+    tokenizer = composition.checked(_Tokenized, {"tokenizer": composition.tree["tokenizer"]}).tokenizer
+    match tokenizer:
+        case BPEConfig():
+            size = tokenizer.vocab_size
+        case BytesConfig():
+            size = 259
+        case _:
+            raise ConfigError("model.vocab_size: null, and show does not read tokenizer.path. Set model.vocab_size.")
+    return -(-size // 64) * 64
+
+
+def _figures(cfg: AnyModelConfig, counts: Counts, seq_len: int) -> list[tuple[str, str]]:
+    active = f"{counts.active:,} for one token, " if counts.active != counts.parameters else ""
+    forward, backward = counts.forward_flops_per_token, counts.train_flops_per_token - counts.forward_flops_per_token
+    rows = [
+        ("parameters", f"{counts.parameters:,}; {active}{counts.non_embedding:,} without embeddings and head"),
+        ("FLOPs", f"{_metric(forward)} forward and {_metric(backward)} backward per token, in rows of {seq_len:,}"),
+    ]
+    cache = f"{counts.cache_bytes_per_token:,} bytes per token in bf16, while no window is full"
+    return rows if isinstance(cfg, EncoderConfig) else [*rows, ("cache", cache)]
+
+
+def _memory(found: Memory) -> list[tuple[str, str]]:
+    rows = [(field.name, getattr(found, field.name)) for field in fields(found)]
+    return [(name, f"{_binary(size):>12}") for name, size in [*rows, ("total", found.total)]]
+
+
+def _metric(n: float) -> str:
+    for unit in ("", "k", "M", "G"):
+        if n < 1000:
+            return f"{n:.3g} {unit}".rstrip()
+        n /= 1000
+    return f"{n:,.3g} T"
+
+
+def _binary(n: float) -> str:
+    return f"{n / 2**30:,.2f} GiB" if n >= 2**30 else f"{n / 2**20:,.2f} MiB"

@@ -1,0 +1,111 @@
+"""DeepSeek-V3.  arXiv:2412.19437."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.config import Tree, from_tree
+from lm.errors import ConfigError
+from lm.hf.family import Pair, activation, experts, hf_activation, module, same
+from lm.hf.llama import Llama
+from lm.hf.rope import read_rope, write_rope
+from lm.hf.transforms import SplitHeads
+from lm.nn.rope_scaling import YarnScaling
+
+LATENT = {"kv_down": "kv_a_proj_with_mqa", "kv_norm": "kv_a_layernorm", "o": "o_proj"}
+QUERY = {"q": "q_proj", "q_down": "q_a_proj", "q_norm": "q_a_layernorm", "q_up": "q_b_proj"}
+
+
+class DeepSeekV3(Llama):
+    """Latent attention, and after the first layers a mixture of experts with a correction bias and shared experts."""
+
+    name = "deepseek_v3"
+    architecture = "DeepseekV3ForCausalLM"
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.startswith(("attention.", "ffn."))},
+        "attention.n_heads": "num_attention_heads",
+        "attention.q_rank": ("q_lora_rank", 1536),
+        "attention.kv_rank": ("kv_lora_rank", 512),
+        "attention.nope_dim": ("qk_nope_head_dim", 128),
+        "attention.rope_dim": ("qk_rope_head_dim", 64),
+        "attention.v_dim": ("v_head_dim", 128),
+        "attention.bias": ("attention_bias", False),
+        "attention.dropout": ("attention_dropout", 0.0),
+        "ffn.expert.hidden": ("moe_intermediate_size", 2048),
+        "ffn.n_experts": ("n_routed_experts", 256),
+        "ffn.n_shared": ("n_shared_experts", 1),
+        "ffn.top_k": ("num_experts_per_tok", 8),
+        "ffn.first_dense": ("first_k_dense_replace", 3),
+        "ffn.router.n_groups": ("n_group", 8),
+        "ffn.router.top_groups": ("topk_group", 4),
+        "ffn.router.normalize": ("norm_topk_prob", True),
+        "ffn.router.scale": ("routed_scaling_factor", 2.5),
+        "position.interleaved": ("rope_interleave", True),
+    }
+    fixed: ClassVar[Tree] = {
+        "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "mla", "attention.latent_eps": 1e-6,
+        "ffn.kind": "moe", "ffn.expert.gated": True, "ffn.router.kind": "sigmoid", "block.kind": "sequential",
+    }  # fmt: skip
+    fixed_there: ClassVar[Tree] = {
+        "moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 0,
+    }  # fmt: skip
+
+    def ignores(self, hf: Tree) -> tuple[str, ...]:
+        """The layers that predict further tokens, after the last one."""
+        last = hf["num_hidden_layers"] + (hf.get("num_nextn_predict_layers") or 1)
+        beyond = "|".join(map(str, range(hf["num_hidden_layers"], last)))
+        return (*self.ignored, rf"(model\.)?layers\.({beyond})\..*")
+
+    def read(self, hf: Tree) -> Tree:
+        if not hf.get("n_shared_experts", 1):
+            raise ConfigError("config.json: n_shared_experts=0 has no form in transformers, which wants one or more.")
+        if hf.get("n_routed_experts", 256) < 2 * hf.get("n_group", 8):
+            raise ConfigError(
+                f"config.json: n_group={hf.get('n_group', 8)} leaves fewer than two experts a group, which transformers wants."
+            )
+        act = activation(hf, "hidden_act", "silu")
+        dense: Tree = {"ffn.dense": None}
+        if hf.get("first_k_dense_replace", 3):
+            dense = {"ffn.dense.hidden": hf.get("intermediate_size", 18432), "ffn.dense.activation": act}
+        return {"ffn.expert.activation": act, **dense, **self._scaled(hf)}
+
+    def _scaled(self, hf: Tree) -> Tree:
+        """Scores of a model with YaRN have a factor of their own."""
+        rope = read_rope(hf)
+        width = hf.get("qk_nope_head_dim", 128) + hf.get("qk_rope_head_dim", 64)
+        scaling = rope["position.scaling"]
+        if scaling is None or scaling["kind"] != "yarn":
+            return rope
+        yarn: YarnScaling = from_tree(YarnScaling, scaling, "config.json")
+        return rope | {"attention.scale": width**-0.5 * yarn.score_factor()}
+
+    def write(self, ours: Tree) -> Tree:
+        a = {name: ours[f"attention.{name}"] for name in ("n_heads", "nope_dim", "rope_dim")}
+        return {
+            "hidden_act": hf_activation(ours["ffn.expert.activation"]),
+            "num_key_value_heads": a["n_heads"],
+            "qk_head_dim": a["nope_dim"] + a["rope_dim"],
+            "head_dim": a["rope_dim"],
+            **({"intermediate_size": ours["ffn.dense.hidden"]} if ours["ffn.first_dense"] else {}),
+            **write_rope(ours),
+        }
+
+    def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        yield from self.norms(here, there)
+        for name, theirs in (LATENT | QUERY).items():
+            yield from module(f"{here}.attention.{name}", f"{there}.self_attn.{theirs}")
+        up = (f"{here}.attention.k_up.weight", f"{here}.attention.v_up.weight")
+        heads = SplitHeads(ours["attention.n_heads"], (ours["attention.nope_dim"], ours["attention.v_dim"]))
+        yield Pair(up, (f"{there}.self_attn.kv_b_proj.weight",), heads)
+        yield from self.ffn(here, there, ours)
+
+    def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        """Of a dense layer, and of one with experts."""
+        yield same(f"{here}.ffn.router.weight", f"{there}.mlp.gate.weight")
+        yield same(f"{here}.ffn.router.correction_bias", f"{there}.mlp.gate.e_score_correction_bias")
+        for name in ("gate", "up", "down"):
+            yield same(f"{here}.ffn.{name}.weight", f"{there}.mlp.{name}_proj.weight")
+            yield same(f"{here}.ffn.shared.{name}.weight", f"{there}.mlp.shared_experts.{name}_proj.weight")
+            yield experts(f"{here}.ffn.experts.{name}", f"{there}.mlp.experts.*.{name}_proj.weight", ours["ffn.n_experts"])
+
+
+FAMILY = DeepSeekV3()

@@ -1,0 +1,36 @@
+"""Windows in some of the layers: `layer_types` and `sliding_window` of config.json, and our window and global_every."""
+
+from lm.config import Tree
+from lm.errors import ConfigError
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def layer_types(n_layers: int, every: int | None) -> list[str]:
+    """Windows in all layers but every n-th."""
+    return [FULL if every is not None and (layer + 1) % every == 0 else SLIDING for layer in range(n_layers)]
+
+
+def read_windows(hf: Tree, usual: list[str], window: int | None, said_by: str = "layer_types") -> Tree:
+    """Our options by dotted path.  usual, window: of the family, where the file has no layer_types and no sliding_window.
+
+    Raises ConfigError for layers that no global_every describes, naming the key that says so.
+    """
+    types, window = hf.get("layer_types") or usual, hf.get("sliding_window", window)
+    if SLIDING not in types and len(types) == hf["num_hidden_layers"]:
+        return {"attention.window": None, "attention.global_every": None}
+    every = types.index(FULL) + 1 if FULL in types else None
+    if types != layer_types(hf["num_hidden_layers"], every) or window is None:
+        raise ConfigError(
+            f"config.json: {said_by}={hf.get(said_by)!r} with sliding_window={window} is not a window in all layers but every n-th."
+            " lm has no other pattern; import another model."
+        )
+    return {"attention.window": window, "attention.global_every": every}
+
+
+def write_windows(ours: Tree) -> Tree:
+    """Both keys; no sliding_window where no layer has one."""
+    window, n_layers = ours.get("attention.window"), ours["n_layers"]
+    if window is None:
+        return {"layer_types": [FULL] * n_layers}
+    return {"layer_types": layer_types(n_layers, ours.get("attention.global_every")), "sliding_window": window}

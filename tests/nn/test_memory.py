@@ -1,0 +1,95 @@
+"""Memory by formula against what autograd and the optimizers really hold."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from lm.cli.compose import compose
+from lm.nn.batch import Batch
+from lm.nn.loss import causal_reader
+from lm.nn.memory import Setting, memory
+from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
+from lm.training.config import TrainConfig
+from lm.training.optim import build_optimizer, state_bytes
+
+SMALL = "model.vocab_size=96 model.d_model=128 model.n_layers=4 model.max_seq_len=64 model.dropout=0 data.seq_len=64"
+SETTING = Setting(micro_batch=2, seq_len=64, chunk=16)
+FUSED = {  # none has a window, a soft-cap or MLA, for which no kernel on a CPU is fused
+    "tiny": "",
+    "llama_tiny": "model.attention.n_heads=4 model.ffn.hidden=256",
+    "gpt2": "model.attention.n_heads=4",
+    "bert_base": "objective=mlm model.attention.n_heads=4 model.attention.dropout=0",
+    "bart_base": "objective=seq2seq data=stdlib_docstrings model.attention.n_heads=4 model.attention.dropout=0 model.ffn.dropout=0",
+    "transformer_base": "objective=seq2seq data=stdlib_docstrings model.attention.n_heads=4",
+    "t5_small": "objective=seq2seq data=stdlib_docstrings model.attention.n_heads=4",
+    "gpt_neox_20b": "model.attention.n_heads=4",
+    "palm_8b": "model.attention.n_heads=4 model.attention.head_dim=32 model.ffn.hidden=512",
+    "mixtral_8x7b": "model.attention.n_heads=4 model.attention.n_kv_heads=2 model.ffn.expert.hidden=256",
+    "qwen3_0_6b": "model.attention.n_heads=4 model.attention.n_kv_heads=2 model.attention.head_dim=32 model.ffn.hidden=256",
+    "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=256",
+}
+
+
+def composed(*overrides: str) -> TrainConfig:
+    return compose([part for text in overrides for part in text.split()]).config()
+
+
+def kept_bytes(model: LM) -> int:
+    """Bytes of the distinct storages, weights aside, that the forward of SETTING saves for its backward."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in weights:
+            storages[storage.data_ptr()] = storage  # kept alive, so that no address comes twice
+        return x
+
+    rows = torch.randint(0, 96, (SETTING.micro_batch, SETTING.seq_len))
+    source = rows if isinstance(model.cfg, EncoderDecoderConfig) else None
+    with saved_tensors_hooks(pack, lambda x: x):
+        model(Batch(rows, source_tokens=source), causal_reader(rows, chunk=SETTING.chunk))
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+@pytest.mark.parametrize("preset", FUSED)
+def test_activations_by_formula_are_what_autograd_keeps(preset: str) -> None:
+    model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
+    head = 4 * sum(p.numel() for p in model.head.parameters())  # the loss keeps its gradient, which the formula counts there
+    assert memory(model, SETTING).activations + head == pytest.approx(kept_bytes(model), rel=0.07)
+
+
+@pytest.mark.parametrize("optim", ["adamw", "muon", "sgd", "sgd optim.momentum=0.9"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_and_optimizer_by_formula_are_what_is_allocated(optim: str, dtype: torch.dtype) -> None:
+    cfg = composed("model=deepseek_v3", f"optim={optim}")
+    model = build_model(cfg.model, device="meta").to(dtype)
+    optimizer = build_optimizer(cfg.optim, model.named_parameters(), model.matrices())
+    held = sum(x.nbytes for state in optimizer.state.values() for name, x in state.items() if name != "step")
+    found = memory(
+        model, replace(SETTING, precision="fp32" if dtype == torch.float32 else "bf16-true", states=state_bytes(cfg.optim, dtype.itemsize))
+    )
+    assert found.optimizer == held
+    assert found.weights == sum(p.nbytes for p in model.parameters())
+    assert found.gradients == sum(p.nbytes for p in model.parameters() if p.requires_grad)  # not of a correction bias
+
+
+def test_each_stage_cuts_one_thing_more_into_slices() -> None:
+    model = build_model(composed("model=llama3_8b").model, device="meta")
+    whole, *stages = [memory(model, replace(SETTING, stage=stage, world=8)) for stage in range(4)]
+    gathered = whole.weights - 31 * sum(p.numel() for p in model.blocks[0].parameters()) * 4  # all but the other blocks
+    assert [found.optimizer for found in stages] == [whole.optimizer // 8] * 3
+    assert [found.gradients for found in stages] == [whole.gradients, whole.gradients // 8, whole.gradients // 8]
+    assert [found.weights for found in stages] == [whole.weights, whole.weights, whole.weights // 8 + gathered]
+    assert {found.activations for found in stages} == {whole.activations}
+
+
+def test_checkpointed_blocks_keep_their_input_and_one_is_computed_again() -> None:
+    model = build_model(composed("model=llama3_8b").model, device="meta")
+    tokens, d = SETTING.micro_batch * SETTING.seq_len, model.cfg.d_model
+    plain, all_blocks, half = (memory(model, replace(SETTING, checkpoint_every=n)).activations for n in (0, 1, 2))
+    one = (plain - 3 * d * 4 * tokens) // 32
+    assert all_blocks == 3 * d * 4 * tokens + 32 * d * 4 * tokens + one
+    assert half == (all_blocks - one + plain) // 2 + one

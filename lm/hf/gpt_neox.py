@@ -45,13 +45,9 @@ class GPTNeoX(Family):
         }
 
     def write(self, ours: Tree) -> Tree:
-        there, fraction = write_rope(ours), ours.get("position.fraction")
-        parameters = {**there["rope_parameters"], "partial_rotary_factor": fraction}  # where it is missing, a quarter is meant
         return {
-            **there,
-            "rope_parameters": parameters,
-            "partial_rotary_factor": fraction,
-            "rotary_pct": fraction,
+            **write_rope(ours),
+            "rotary_pct": ours.get("position.fraction"),  # a quarter, where it is missing
             "rotary_emb_base": ours.get("position.theta"),
             "use_parallel_residual": ours["block.kind"] == "parallel",
             "hidden_act": hf_activation(ours["ffn.activation"]),

@@ -31,8 +31,8 @@ class GPTNeoX(Family):
         "head.tied": ("tie_word_embeddings", False),
     }
     fixed: ClassVar[Tree] = {
-        "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "attention.kind": "gqa", "ffn.kind": "mlp", "ffn.gated": False,
-        "ffn.bias": True,
+        "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "position.kind": "rope", "attention.kind": "gqa", "ffn.kind": "mlp",
+        "ffn.gated": False, "ffn.bias": True,
     }  # fmt: skip
     renamed: ClassVar[dict[str, str]] = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
 
@@ -45,9 +45,10 @@ class GPTNeoX(Family):
         }
 
     def write(self, ours: Tree) -> Tree:
+        fraction = {"partial_rotary_factor": ours.get("position.fraction"), "rotary_pct": ours.get("position.fraction")}
         return {
             **write_rope(ours),
-            "rotary_pct": ours.get("position.fraction"),  # a quarter, where it is missing
+            **fraction,  # where it is missing, a quarter is meant
             "rotary_emb_base": ours.get("position.theta"),
             "use_parallel_residual": ours["block.kind"] == "parallel",
             "hidden_act": hf_activation(ours["ffn.activation"]),

@@ -53,7 +53,8 @@ class Switch(T5):
         if len(steps) > 1 or not steps <= {1, 2}:
             raise ConfigError(
                 f"config.json: num_sparse_encoder_layers={sparse[0]} of {layers[0]} and"
-                f" num_sparse_decoder_layers={sparse[1]} of {layers[1]} have no place in lm's switch_transformers, which has experts in all layers or in every second. Import another model."
+                f" num_sparse_decoder_layers={sparse[1]} of {layers[1]} have no place in lm's switch_transformers,"
+                " which has experts in all layers or in every second. Import another model."
             )
         return steps.pop()
 

@@ -10,15 +10,20 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from lm.nn.attend import Scoring, reference, sdpa
 from lm.nn.attention import GQA
 from lm.nn.batch import Batch
-from lm.nn.flex import Flex
+from lm.nn.flex import Flex, obstacle
 from lm.nn.mask import Mask, arange_positions
 from lm.nn.transformer import DecoderLM
 from tests.nn.models import config, packed, redrawn, tokens
 
 EAGER = Flex(flex_attention, create_block_mask)
 CPU = torch.device("cpu")
+CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+
+
+def never(*args: object, **options: object) -> object:
+    raise AssertionError("flex was called")
 
 
 def masks() -> dict[str, Mask]:
@@ -32,6 +37,8 @@ def masks() -> dict[str, Mask]:
         "plain": Mask(row, row, square=True),
         "documents and padding": Mask(positions, positions, documents, documents),
         "both ways": Mask(positions, positions, documents, documents, causal=False),
+        "prefix": Mask(positions, positions, documents, documents, k_prefix=positions % 40 < 9),
+        "prefix of plain rows": Mask(row, row, square=True, k_prefix=row < 30),
     }
 
 
@@ -41,7 +48,7 @@ def inputs(heads: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-@pytest.mark.parametrize("name", ["plain", "documents and padding", "both ways"])
+@pytest.mark.parametrize("name", ["plain", "documents and padding", "both ways", "prefix", "prefix of plain rows"])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (None, 2.0), (7, None), (130, 2.0)])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 1)])
 def test_flex_equals_the_reference(name: str, window: int | None, softcap: float | None, heads: tuple[int, int]) -> None:
@@ -49,7 +56,7 @@ def test_flex_equals_the_reference(name: str, window: int | None, softcap: float
     how = Scoring(0.3, window, softcap)
     fast, plain = EAGER(q, k, v, masks()[name], None, how), reference(q, k, v, masks()[name], None, how)
     torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-4)
-    if name != "plain":
+    if "plain" not in name:
         assert (fast[1, :, :20] == 0).all()
 
 
@@ -101,9 +108,6 @@ def test_a_model_on_flex_equals_one_on_the_reference(softcap: float | None) -> N
 @torch.no_grad()
 @pytest.mark.parametrize("softcap", [None, 8.0])
 def test_cached_decoding_does_not_wait_for_a_compiler(softcap: float | None) -> None:
-    def never(*args: object, **options: object) -> object:
-        raise AssertionError("flex was called")
-
     model = redrawn(config(attention={"n_heads": 2, "window": 5, "softcap": softcap}))
     full = model(Batch(tokens(2, 12)))
     for module in model.modules():
@@ -114,6 +118,30 @@ def test_cached_decoding_does_not_wait_for_a_compiler(softcap: float | None) -> 
         model(Batch(tokens(2, 12)[:, i:j], positions=torch.arange(i, j).expand(2, -1)), cache=cache) for i, j in ((0, 7), (7, 8), (8, 12))
     ]
     torch.testing.assert_close(torch.cat(pieces, 1), full, atol=1e-4, rtol=1e-4)
+
+
+def test_explicit_masks_and_memories_go_to_other_backends() -> None:
+    q, k, v = inputs((4, 2))
+    explicit = torch.rand(2, 1, 140, 140, generator=torch.Generator().manual_seed(2)) > 0.5
+    row = arange_positions(140, CPU)
+    memory = Mask(row, arange_positions(140, CPU), causal=False)
+    for mask in (Mask(row, row, square=True, explicit=explicit), memory):
+        for how in (Scoring(0.3), Scoring(0.3, softcap=2.0)):
+            torch.testing.assert_close(Flex(never, never)(q, k, v, mask, None, how), reference(q, k, v, mask, None, how), **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["alibi", "t5_relative"])
+def test_biases_of_positions_are_the_same_on_flex(position: str) -> None:
+    model = redrawn(config(attention={"n_heads": 2}, position={"kind": position}))
+    batch = packed([9, 3, 20])
+    expected = model(batch)
+    torch.testing.assert_close(with_flex(model)(batch), expected, atol=2e-4, rtol=1e-4)
+
+
+def test_sinks_keep_a_model_from_flex() -> None:
+    assert obstacle(CPU, 64, 0.0, sinks=True) == "it has no sinks"
+    assert obstacle(CPU, 64, 0.1) == "it has no dropout"
 
 
 def test_moving_a_model_chooses_the_backend_anew() -> None:

@@ -1,0 +1,110 @@
+"""What a user can get wrong in a model's config: each message names the key, the value, the rule and the remedy."""
+
+import re
+from typing import Any
+
+import pytest
+
+from lm.config import Tree
+from lm.errors import ConfigError
+from lm.nn.transformer import model_config
+from tests.nn.models import BASE, EXPERT, MIXTURES, MLA, with_kinds
+
+MOE = MIXTURES[0]
+DENSE = {"kind": "mlp", "hidden": 24}
+LONG = {"kind": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_len": 16}
+
+
+def scaled(**scaling: Any) -> Tree:
+    return {"position": {"kind": "rope", "scaling": scaling}}
+
+
+def attention(**fields: Any) -> Tree:
+    return {"attention": {"n_heads": 4} | fields}
+
+
+def moe(**fields: Any) -> Tree:
+    return {"ffn": MOE | fields}
+
+
+def sigmoid(**fields: Any) -> Tree:
+    return {"ffn": MOE | {"router": {"kind": "sigmoid"} | fields}}
+
+
+MISTAKES: list[tuple[Tree, str]] = [
+    (attention(window=0), "attention.window: 0 does not fit. The value must be greater than 0."),
+    (attention(window=-3), "attention.window: -3 does not fit. The value must be greater than 0."),
+    (attention(softcap=0.0), "attention.softcap: 0.0 does not fit. The value must be greater than 0."),
+    (attention(global_every=2), "attention: global_every=2 has no effect without a window. Set window, or drop global_every."),
+    (attention(n_kv_heads=3), "attention: n_heads=4 is not a multiple of n_kv_heads=3. Choose one of 1, 2, 4."),
+    (attention(qk_norm="heads"), "attention.qk_norm: 'heads' is not an option. Did you mean 'head'?"),
+    (attention(dropout=1.0), "attention.dropout: 1.0 does not fit. The value must be less than 1."),
+    (attention(sinks=True), "attention.sinks: there is no such key."),
+    (attention(kind="mqa"), "attention.kind: 'mqa' is not an option."),
+    (attention(n_heads=5), "d_model=32 is not a multiple of n_heads=5. Change one, or set head_dim."),
+    (attention(head_dim=9), "position.fraction=1.0 of head_dim=9 rotates 9 dimensions. Choose an even number above 0."),
+    ({"position": {"kind": "rope", "fraction": 0.4}}, "position.fraction=0.4 of head_dim=8 rotates 3 dimensions. Choose an even number"),
+    ({"position": {"kind": "rope", "fraction": 0.01}}, "position.fraction=0.01 of head_dim=8 rotates 0 dimensions. Choose an even number"),
+    ({"position": {"kind": "rope", "none_every": 1}}, "position.none_every: 1 does not fit. The value must be greater than 1."),
+    ({"position": {"kind": "t5_relative", "n_buckets": 7}}, "position.n_buckets: 7 does not fit. The value must be a multiple of 2."),
+    ({"position": {"kind": "t5_relative", "max_distance": 16}}, "max_distance=16 leaves nothing to share beyond the 16 exact distances of"),
+    (scaled(kind="linear", factor=0.5), "position.scaling.factor: 0.5 does not fit. The value must be greater than or equal to 1."),
+    (scaled(kind="linear"), "position.scaling.factor: a value is missing. Set it."),
+    (scaled(kind="ntk", factor=2.0), "position.scaling.kind: 'ntk' is not an option."),
+    (scaled(kind="yarn", factor=2.0, original_len=16, beta_fast=1.0), "beta_fast=1.0 is not over beta_slow=1.0. Raise beta_fast, or lower"),
+    (scaled(kind="llama3", factor=2.0, original_len=16, low_freq_factor=4.0), "high_freq_factor=4.0 is not over low_freq_factor=4.0."),
+    (scaled(**LONG | {"long_factor": [1.0] * 3}), "scaling.long_factor has 3 factors, and 4 pairs rotate. Give one factor a pair."),
+    (scaled(**LONG | {"short_factor": []}), "position.scaling.short_factor has 0 factors, and 4 pairs rotate. Give one factor a pair."),
+    (scaled(**LONG | {"short_factor": [1.0, 1.0, 0.0, 1.0]}), "position.scaling.short_factor.2: 0.0 does not fit."),
+    ({"attention": MLA, "position": {"kind": "alibi"}}, "keeps 8 dimensions for rotation, and position=alibi does not rotate."),
+    ({"attention": MLA | {"rope_dim": 7}}, "attention.rope_dim: 7 does not fit. The value must be a multiple of 2."),
+    ({"attention": {"kind": "mla", "n_heads": 4}}, "attention.kv_rank: a value is missing. Set it."),
+    ({"attention": MLA | {"window": 8}}, "attention.window: there is no such key."),
+    (moe(top_k=5), "ffn: top_k=5 is over n_experts=4. Lower top_k, or add experts."),
+    (moe(top_k=0), "ffn.top_k: 0 does not fit. The value must be greater than 0."),
+    (moe(top_k=1), "ffn: top_k=1 makes the one weight of each token 1 whatever its score, so that the router learns nothing."),
+    (moe(n_experts=1), "ffn.n_experts: 1 does not fit. The value must be greater than 1."),
+    (moe(capacity=3, capacity_factor=1.0), "ffn: capacity=3 and capacity_factor=1.0 say the same twice. Set one of them."),
+    (moe(capacity_factor=0.0), "ffn.capacity_factor: 0.0 does not fit. The value must be greater than 0."),
+    (moe(first_dense=1), "ffn: first_dense=1 and every=1 leave dense layers. Set dense.hidden for them."),
+    (moe(every=2), "ffn: first_dense=0 and every=2 leave dense layers. Set dense.hidden for them."),
+    (moe(dense=DENSE), "ffn: dense has no effect where every layer has experts. Drop it, or set first_dense or every."),
+    (moe(dense=DENSE, first_dense=3), "ffn.first_dense=3 and ffn.every=1 leave no layer of 3 with experts. Lower them, or use ffn=mlp."),
+    (moe(dense=DENSE, every=4), "ffn.first_dense=0 and ffn.every=4 leave no layer of 3 with experts."),
+    (moe(expert=EXPERT | {"kind": "moe"}), "ffn.expert.kind: 'moe' is not an option."),
+    (moe(router={"kind": "softmax", "jitter": 1.0}), "ffn.router.jitter: 1.0 does not fit. The value must be less than 1."),
+    (sigmoid(n_groups=3), "ffn: router.n_groups=3 does not divide n_experts=4. Choose a divisor."),
+    (sigmoid(n_groups=2, top_groups=3), "ffn: router.top_groups=3 is over router.n_groups=2. Lower top_groups."),
+    (sigmoid(n_groups=4, top_groups=1), "ffn: top_k=2 experts are not in 1 groups of 1. Lower top_k, or raise router.top_groups."),
+    (sigmoid(bias=True), "ffn.router.bias: there is no such key."),
+    ({"ffn": {"gated": False, "gpt_oss_limit": 7.0}}, "ffn: gpt_oss_limit=7.0 has no meaning without a gate. Set gated=true, or drop"),
+    ({"ffn": {"activation": "swish"}}, "ffn.activation: 'swish' is not an option."),
+    ({"norm": {"kind": "layer", "zero_centered": True}}, "norm.zero_centered: there is no such key."),
+    ({"norm": {"kind": "rms", "place": "front"}}, "norm.place: 'front' is not an option."),
+    ({"norm": {"kind": "rms", "place": "post"}, "block": {"kind": "parallel"}}, "place=post has no meaning in block=parallel. Use"),
+    ({"block": {"kind": "parallel", "residual_scale": 0.5}}, "block.residual_scale: there is no such key."),
+    ({"head": {"transform": "tanh"}}, "head.transform: 'tanh' is not an option."),
+    ({"head": {"scale": 0.0}}, "head.scale: 0.0 does not fit. The value must be greater than 0."),
+    ({"embed": {"segments": 0}}, "embed.segments: 0 does not fit. The value must be greater than 0."),
+    ({"ahead": {"depth": 0}}, "ahead.depth: 0 does not fit. The value must be greater than 0."),
+    ({"n_layers": 0}, "n_layers: 0 does not fit. The value must be greater than 0."),
+    ({"kind": "encoder", "ahead": {"depth": 1}}, "ahead: there is no such key."),
+    ({"kind": "encoder_decoder", "block": {"kind": "parallel"}}, "block=parallel has no place for cross-attention. Use block=sequential"),
+    ({"kind": "encoder_decoder", "attention": MLA}, "attention=mla has no form for cross-attention. Use attention=gqa"),
+    ({"kind": "encoder_decoder", "start_token": 61}, "start_token=61 is not below vocab_size=61. Choose a token of the vocabulary."),
+    ({"kind": "encoder_decoder", "n_encoder_layers": 0}, "n_encoder_layers: 0 does not fit. The value must be greater than 0."),
+    ({"kind": "prefix_lm"}, "model.kind: 'prefix_lm' is not an option."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), MISTAKES, ids=lambda value: value[:60] if isinstance(value, str) else "")
+def test_a_mistake_is_named_with_its_remedy(changes: Tree, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        model_config(with_kinds(BASE | {"kind": "decoder"} | changes), "model.yaml")
+    line = str(error.value).splitlines()[-1]
+    assert line.startswith("model.yaml: ") and line.endswith(".") and message in line
+
+
+def test_what_the_mistakes_were_made_from_is_right() -> None:
+    for changes in ({}, moe(), sigmoid(n_groups=2, top_groups=2), scaled(**LONG), {"attention": MLA}, {"kind": "encoder_decoder"}):
+        model_config(with_kinds(BASE | {"kind": "decoder"} | changes))

@@ -6,9 +6,9 @@ Only safetensors and JSON. Each rank writes the slices that it owns, and any num
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from safetensors import safe_open
@@ -33,10 +33,18 @@ class Piece:
     start: int
     stop: int
     tensor: Tensor
+    shared: bool = True  # every rank holds it; otherwise this rank alone
 
     @classmethod
     def whole(cls, name: str, kind: str, tensor: Tensor) -> Self:
         return cls(name, kind, tuple(tensor.shape), 0, tensor.numel(), tensor.detach())
+
+    def part(self, rank: int, world: int) -> Self:
+        """What this rank writes: all of a slice that it alone holds, else its share."""
+        if not self.shared or world == 1:
+            return self
+        low, high = (self.tensor.numel() * edge // world for edge in (rank, rank + 1))
+        return replace(self, start=self.start + low, stop=self.start + high, tensor=self.tensor.reshape(-1)[low:high])
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -55,7 +63,7 @@ def bytes_of(pieces: Iterable[Piece]) -> int:
 
 
 def save_checkpoint(folder: Path, pieces: Iterable[Piece], meta: Tree, save_tokenizer: Callable[[Path], None] | None = None) -> None:
-    """The whole checkpoint from one process. N ranks share an `atomic_folder` of rank 0 and call `write_pieces` between barriers."""
+    """The whole checkpoint from one process; `lm.training.saving` does it from many."""
     pieces = list(pieces)
     with atomic_folder(folder, bytes_of(pieces)) as temporary:
         write_pieces(temporary, pieces)
@@ -71,7 +79,8 @@ def write_pieces(folder: Path, pieces: Iterable[Piece], rank: int = 0) -> None:
     for piece in pieces:
         group = "weights" if piece.kind == "weight" else "optimizer"
         key = f"{piece.name}/{piece.kind}/{piece.start}"
-        files[group][key] = tensor = piece.tensor.detach().reshape(-1).contiguous().cpu()
+        tensor = piece.tensor.detach().reshape(-1).contiguous().cpu()
+        files[group][key] = tensor.clone() if tensor.numel() == 1 else tensor  # an engine's step counter has many names
         if group == "weights":
             require_finite(piece.name, tensor)
         empty = {"shape": list(piece.shape), "dtype": str(tensor.dtype).removeprefix("torch."), "pieces": []}
@@ -104,11 +113,14 @@ def require_format(where: Path, found: object, known: int) -> None:
 
 
 class CheckpointReader:
-    """A verified checkpoint; raises CheckpointError where a file is missing or damaged."""
+    """A checkpoint; raises CheckpointError where a file is missing or damaged."""
 
-    def __init__(self, folder: Path) -> None:
-        verify(folder)
+    def __init__(self, folder: Path, verified: bool = False) -> None:
+        """verified: another rank has hashed every file already."""
+        if not verified:
+            verify(folder)
         self.folder = folder
+        self._files: dict[str, Any] = {}
         self.meta = read_json(folder / META)
         require_format(folder / META, self.meta.get("format"), FORMAT)
         self._index: dict[str, dict[str, Tree]] = {}
@@ -130,21 +142,29 @@ class CheckpointReader:
     def shape(self, name: str, kind: str = "weight") -> tuple[int, ...]:
         return tuple(self._entry(name, kind)["shape"])
 
+    def dtype(self, name: str, kind: str = "weight") -> torch.dtype:
+        found: torch.dtype = getattr(torch, self._entry(name, kind)["dtype"])
+        return found
+
     def read(self, name: str, kind: str = "weight", start: int = 0, stop: int | None = None) -> Tensor:
         """Elements start..stop of the flattened tensor, in the dtype that was saved."""
         entry = self._entry(name, kind)
         stop = math.prod(entry["shape"]) if stop is None else stop
-        out = torch.empty(stop - start, dtype=getattr(torch, entry["dtype"]))
+        out = torch.empty(stop - start, dtype=self.dtype(name, kind))
         filled = 0
         for file, key, first, last in entry["pieces"]:
             low, high = max(start, first), min(stop, last)
             if low < high:
-                with safe_open(self.folder / file, framework="pt") as tensors:
-                    out[low - start : high - start] = tensors.get_slice(key)[low - first : high - first]
+                out[low - start : high - start] = self._open(file).get_slice(key)[low - first : high - first]
                 filled += high - low
         if filled != stop - start:
             raise CheckpointError(f"{self.folder}: {kind} of {name} is only partly there. Use another checkpoint.")
         return out
+
+    def _open(self, file: str) -> Any:
+        if file not in self._files:
+            self._files[file] = safe_open(self.folder / file, framework="pt")
+        return self._files[file]
 
     def _entry(self, name: str, kind: str) -> Tree:
         try:

@@ -69,13 +69,18 @@ def _no_space(path: Path, needed: int, free: int) -> str:
     return f"{path}: no space left: {needed:,} bytes are needed and {free:,} are free. Free some, or choose another folder."
 
 
+def temporary_of(path: Path) -> Path:
+    """Where `path` is written until it is complete."""
+    return path.with_name(TEMPORARY + path.name)
+
+
 @contextmanager
 def atomic_folder(path: Path, needed_bytes: int = 0) -> Iterator[Path]:
     """A temporary folder to write into; it becomes `path`, with a manifest, when the block ends well, and vanishes otherwise.
 
     A folder already at `path` stays until the new one is complete; `clean` undoes a kill between the two renames.
     """
-    temporary = path.with_name(TEMPORARY + path.name)
+    temporary = temporary_of(path)
     with disk_errors(path, needed_bytes):
         path.parent.mkdir(parents=True, exist_ok=True)
         require_space(path, needed_bytes)
@@ -116,7 +121,7 @@ def _publish(temporary: Path, path: Path) -> None:
 
 def discard(path: Path) -> None:
     """Remove a folder so that a kill midway leaves no damaged one under its name."""
-    doomed = path.with_name(TEMPORARY + path.name)
+    doomed = temporary_of(path)
     remove(doomed)
     path.rename(doomed)
     failpoint("prune")
@@ -174,7 +179,7 @@ def write_json(path: Path, tree: Tree) -> None:
 
 def replace_file(path: Path, text: str) -> None:
     """Whoever reads it, and whenever the writer is killed, the file is the old one or the new one."""
-    temporary = path.with_name(TEMPORARY + path.name)
+    temporary = temporary_of(path)
     with disk_errors(path):
         try:
             temporary.write_text(text, encoding="utf-8")

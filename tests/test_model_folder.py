@@ -8,7 +8,7 @@ import torch
 from lm.checkpoint import Piece, save_checkpoint
 from lm.errors import CheckpointError, NumericsError, ResourceError
 from lm.folder import verify
-from lm.model_folder import read_model, resolve_model, save_model
+from lm.model_folder import read_model, require_same_shapes, resolve_model, save_model
 
 WEIGHTS = {"embed": torch.arange(6.0).view(3, 2), "head": torch.tensor([1.5, -2.0]).bfloat16()}
 
@@ -104,3 +104,17 @@ def test_other_paths_are_refused_with_what_was_found(tmp_path: Path) -> None:
     for path, message in {"run": "no model/ yet", "file": "is a file", "nothing": "does not exist", ".": "no run or model folder"}.items():
         with pytest.raises(CheckpointError, match=message):
             resolve_model(str(tmp_path / path))
+
+
+def test_another_width_names_the_first_mismatches() -> None:
+    saved, model = {"embed": (10, 8), "inner": (8, 8)}, {"embed": (10, 4), "inner": (4, 4)}
+    with pytest.raises(CheckpointError, match=r"x: .* embed is 10x8 there and 10x4 in the model; inner is 8x8 there and 4x4"):
+        require_same_shapes(model, saved, "x")
+
+
+def test_at_most_five_of_many_mismatches_are_shown() -> None:
+    shapes: dict[str, tuple[int, ...]] = {f"w{i}": (2,) for i in range(9)}
+    with pytest.raises(CheckpointError, match=r"w2 is missing there and 2 in the model;.*w6 .*model \(5 of 7\)"):
+        require_same_shapes(shapes, {"w0": (2,), "w1": (2,)}, "x")
+    with pytest.raises(CheckpointError, match=r"w1 is 2 there and missing in the model"):
+        require_same_shapes({"w0": (2,)}, {"w0": (2,), "w1": (2,)}, "x")

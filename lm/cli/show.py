@@ -10,9 +10,10 @@ from lm.cli.outline import outline
 from lm.cli.train import parse_call
 from lm.config import Config
 from lm.data.config import BPEConfig, BytesConfig, DataBase, TokenizerConfig
-from lm.data.objective import ObjectiveConfig
+from lm.data.objective import LikelihoodConfig, ObjectiveConfig
 from lm.errors import ConfigError
 from lm.nn.count import Counts, count
+from lm.nn.loss import CHUNK
 from lm.nn.memory import Memory, Setting, memory
 from lm.nn.transformer import AnyModelConfig, EncoderConfig, ModelConfig, build_model
 from lm.training.config import TrainerConfig
@@ -64,7 +65,8 @@ def run(args: Sequence[str]) -> int:
     model = build_model(cfg, device="meta")
     trainer, number = shown.trainer, 2 if shown.trainer.precision == "bf16-true" else 4
     states = state_bytes(shown.optim, number)
-    setting = Setting(trainer.micro_batch, shown.data.seq_len, shown.objective.chunk, trainer.precision, states)
+    chunk = shown.objective.chunk if isinstance(shown.objective, LikelihoodConfig) else CHUNK
+    setting = Setting(trainer.micro_batch, shown.data.seq_len, chunk, trainer.precision, states)
     print(table(outline(model), ""))
     print("\n" + table([*assumed, *_figures(cfg, count(cfg, setting.seq_len), setting.seq_len)], ""))
     print(f"\nmemory of a step of {setting.micro_batch} x {setting.seq_len} tokens in {setting.precision} with {shown.optim.kind}")

@@ -40,16 +40,26 @@ def run(args: Sequence[str]) -> int:
 
         return multirun(jobs)
     config = compose_config(call.overrides)
-    from lm.training.run import train
-
     command = shlex.join(["lm", "train", *args])
     try:
-        train(config, command)
+        _train(config, command)
     except Interrupted:
         print(f"resume: {command}", file=sys.stderr)
         raise
     _report(Path(config.run.dir).expanduser() / config.run.name)
     return 0
+
+
+def _train(config: TrainConfig, command: str) -> None:
+    """In this process, or in ranks of its own."""
+    if config.strategy.kind == "single":
+        from lm.training.run import train
+
+        train(config, command)
+    else:
+        from lm.training.launch import launch
+
+        launch(config, command)
 
 
 def _report(folder: Path) -> None:

@@ -24,11 +24,16 @@ def family_for(cfg: AnyModelConfig, wanted: str | None = None) -> Family:
     if wanted is not None and wanted not in known:
         raise ConfigError(f"family={wanted!r} is not known. Known are {', '.join(known)}.")
     homeless = {name: known[name].homeless(cfg) for name in ([wanted] if wanted is not None else known)}
-    nearest = min(homeless, key=lambda name: sum(10 if "kind=" in option else 1 for option in homeless[name]))
+    nearest = min(homeless, key=lambda name: sum(_distance(option) for option in homeless[name]))
     if not homeless[nearest]:
         return known[nearest]
     options = ", ".join(f"model.{option}" for option in homeless[nearest][:5])
     raise ConfigError(f"no family of transformers can hold this model: {options} has no home in {nearest}, the nearest. Train without it.")
+
+
+def _distance(option: str) -> int:
+    """Another kind of model is farther than another kind of a slot, and that than another number."""
+    return 100 if option.startswith("kind=") else 10 if ".kind=" in option else 1
 
 
 def to_hf(family: Family, cfg: AnyModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from lm.data.objective import ObjectiveConfig
 from lm.nn.transformer import ModelConfig
 from lm.training.optim import OptimConfig
 from lm.training.schedule import ScheduleConfig
+from lm.training.strategies.config import SingleConfig, StrategyConfig, refusal
 
 
 class RunConfig(Config):
@@ -43,6 +44,8 @@ class TrainerConfig(Config):
     """Steps between lines of metrics."""
     precision: Literal["fp32", "bf16-mixed", "bf16-true"] = "fp32"
     """fp32; bf16 compute on fp32 weights; bf16 weights too."""
+    checkpoint_blocks: int | None = Field(None, gt=0)
+    """Every n-th block keeps only its input for the backward and is computed again there; 1: all blocks. null: none."""
     compile: bool = False
     """torch.compile the model."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -64,12 +67,34 @@ class CheckpointConfig(Config):
     """Steps between checkpoints; the last step always saves."""
     keep_last: int = Field(2, gt=0)
     """Checkpoints kept."""
+    background: bool = False
+    """Training goes on while a checkpoint is written; takes a copy of weights and optimizer in the host's memory."""
 
 
-class SingleConfig(Config):
-    """One process on one device."""
+class LaunchConfig(Config):
+    """Which processes train."""
 
-    kind: Literal["single"] = "single"
+    devices: int = Field(1, gt=0)
+    """Processes on each machine, one per GPU."""
+    nodes: int = Field(1, gt=0)
+    """Machines; start the same command on each of them."""
+    rendezvous: str | None = None
+    """host:port of the first machine, which all machines reach; needed where nodes > 1."""
+    max_restarts: int = Field(0, ge=0)
+    """Starts anew from the last valid checkpoint after a process died."""
+    timeout_s: int = Field(1800, gt=0)
+    """Seconds that ranks wait for each other before they give up."""
+
+    @property
+    def world(self) -> int:
+        """Processes in all."""
+        return self.devices * self.nodes
+
+    @model_validator(mode="after")
+    def _nodes_can_meet(self) -> Self:
+        if self.nodes > 1 and not re.fullmatch(r"[^\s:]+:\d+", self.rendezvous or ""):
+            raise ValueError(f"nodes={self.nodes} need a place to meet, and rendezvous is {self.rendezvous}. Give one as host:29400.")
+        return self
 
 
 class JsonlLoggerConfig(Config):
@@ -120,7 +145,8 @@ class TrainConfig(Config):
     schedule: ScheduleConfig
     trainer: TrainerConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
-    strategy: SingleConfig = SingleConfig()
+    strategy: StrategyConfig = SingleConfig()
+    launch: LaunchConfig = LaunchConfig()
     logger: LoggerConfig = JsonlLoggerConfig()
     init_from: str | None = None
     """Model folder, run folder or checkpoint to start the weights from (fine-tuning)."""
@@ -135,6 +161,8 @@ class TrainConfig(Config):
                 f"schedule.warmup_steps={self.schedule.warmup_steps} is not below trainer.max_steps={self.trainer.max_steps}."
                 " Shorten the warm-up or lengthen the run."
             )
+        if (refused := refusal(self)) is not None:
+            raise ValueError(refused)
         self.objective.require_fit(self.objective.kind, self.model.kind, self.data)
         if self.objective.needs_parent and self.init_from is None:
             raise ValueError(f"objective={self.objective.kind} compares with the model that training starts from. Set init_from.")

@@ -40,13 +40,13 @@ _COLUMNS = (
 class Console:
     """One aligned line per record; with colour on a terminal, plain otherwise. A stdout that is closed only ends the printing."""
 
-    def __init__(self, max_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, max_steps: int, clock: Callable[[], float] = time.monotonic, silent: bool = False) -> None:
         self._max_steps = max_steps
         self._clock = clock
         self._since: tuple[int, float] | None = None  # step and time of the first record, after compilation and the like
         self._columns: list[str] = []
         self._lines = 0
-        self._closed = False
+        self._closed = silent
 
     def log(self, record: Tree) -> None:
         """A training record, a validation record or an event, told apart by their keys."""

@@ -64,6 +64,7 @@ class TrainModule(LightningModule):
     def on_train_start(self) -> None:
         self.bad_step, self.bad_loss, self.bad_norm = (t.to(self.device) for t in (self.bad_step, self.bad_loss, self.bad_norm))
         self.model.train()
+        self.strategy.ready(self.trainer.optimizers[0])
         self.on_start()
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
@@ -127,7 +128,9 @@ class TrainModule(LightningModule):
             return
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(self.loads)
-        self.model.balance(self.loads.masked_fill(self.bad_step >= 0, 0.0))
+        if steered := [p for p in self.model.parameters() if not p.requires_grad]:
+            with self.strategy.writing(steered):
+                self.model.balance(self.loads.masked_fill(self.bad_step >= 0, 0.0))
 
     def loss(self) -> Tensor:
         """Mean over the label tokens of the last step, all ranks, in nats. No collective: any one rank may ask."""

@@ -1,9 +1,9 @@
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.config import Config
@@ -81,11 +81,11 @@ def build_optimizer(cfg: OptimConfig, named: Iterable[tuple[str, nn.Parameter]],
     """
     trainable = [(name, p) for name, p in named if p.requires_grad]
     if isinstance(cfg, MuonConfig):
-        return _with_state(MuonAdamW(_muon_groups(cfg, trainable, matrices)))
+        return MuonAdamW(_muon_groups(cfg, trainable, matrices))
     groups = _groups(trainable, cfg.lr, cfg.weight_decay)
     if isinstance(cfg, SGDConfig):
-        return _with_state(SGD([group | {"momentum": cfg.momentum} for group in groups]))
-    return _with_state(torch.optim.AdamW(groups, lr=cfg.lr, betas=(cfg.beta1, cfg.beta2), eps=cfg.eps, fused=True))
+        return SGD([group | {"momentum": cfg.momentum} for group in groups])
+    return torch.optim.AdamW(groups, lr=cfg.lr, betas=(cfg.beta1, cfg.beta2), eps=cfg.eps, fused=True)
 
 
 def set_lr(optimizer: Optimizer, factor: float) -> None:
@@ -129,13 +129,32 @@ def _muon_groups(cfg: MuonConfig, named: Named, matrices: Container[str]) -> lis
     return groups
 
 
-def _with_state(optimizer: Optimizer) -> Optimizer:
-    """All state from the start, so that it can be saved and loaded at any step; momentum in float32, AdamW's as its kernel wants it."""
+def initial_state(optimizer: Optimizer, group: Group, p: Tensor) -> dict[str, Tensor]:
+    """Of one parameter, or a flat slice of several: momentum in float32, AdamW's as its kernel wants it."""
+    if "betas" in group:
+        zero = torch.zeros((), dtype=torch.float32, device=p.device)
+        return {"step": zero, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+    if group["momentum"] or isinstance(optimizer, MuonAdamW):
+        return {"momentum_buffer": torch.zeros_like(p, dtype=torch.float32)}
+    return {}
+
+
+@torch.no_grad()
+def begin_state(optimizer: Optimizer) -> None:
+    """All state before the first step, so that it can be saved and loaded at any step."""
     for group in optimizer.param_groups:
         for p in group["params"]:
-            if "betas" in group:
-                zero = torch.zeros((), dtype=torch.float32, device=p.device)
-                optimizer.state[p] = {"step": zero, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-            elif group["momentum"] or isinstance(optimizer, MuonAdamW):
-                optimizer.state[p] = {"momentum_buffer": torch.zeros_like(p, dtype=torch.float32)}
-    return optimizer
+            optimizer.state[p] = initial_state(optimizer, group, p)
+
+
+def neutral(key: str) -> str:
+    """A state tensor's name in checkpoints, given torch's."""
+    return "momentum" if key == "momentum_buffer" else key
+
+
+def named_state(optimizer: Optimizer) -> Iterator[tuple[str, str, Tensor]]:
+    """(parameter, kind, tensor) of all state."""
+    for group in optimizer.param_groups:
+        for name, p in zip(group["names"], group["params"], strict=True):
+            for key, tensor in optimizer.state[p].items():
+                yield name, neutral(key), tensor

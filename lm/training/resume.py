@@ -1,11 +1,12 @@
 """What a run folder holds already, and whether this config may go on from there."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
 
-from lm.checkpoint import CheckpointReader, newest_valid
+from lm.checkpoint import META, CheckpointReader, checkpoints, newest_valid
 from lm.config import Tree
 from lm.data.config import TokenizerFileConfig
 from lm.data.prepare import Prepared, changed_files
@@ -22,7 +23,8 @@ CONFIG, SUMMARY = "config.yaml", "summary.json"
 
 _MAY_CHANGE = (
     "run.", "launch.", "strategy.", "logger.", "checkpoint.", "resume.", "traceback", "trainer.micro_batch", "trainer.val_every",
-    "trainer.log_every", "trainer.sample_", "trainer.device", "trainer.compile", "trainer.early_stop", "data.workers", "data.cache_dir",
+    "trainer.log_every", "trainer.sample_", "trainer.device", "trainer.compile", "trainer.checkpoint_blocks",
+    "trainer.early_stop", "data.workers", "data.cache_dir",
 )  # fmt: skip
 
 
@@ -51,9 +53,21 @@ def open_run(folder: Path, cfg: TrainConfig, say: Say) -> CheckpointReader | Non
     return reader
 
 
+def require_resumable(folder: Path, cfg: TrainConfig) -> None:
+    """ConfigError where the newest checkpoint is of another config; whether it is sound, its readers find out."""
+    with suppress(CheckpointError):
+        if found := checkpoints(folder / "checkpoints"):
+            _require_same_config(folder, read_json(found[0] / META)["config"], cfg.tree())
+
+
+def write_config(folder: Path, cfg: TrainConfig) -> None:
+    """The file that every rank reads."""
+    replace_file(folder / CONFIG, yaml.safe_dump(cfg.tree(), sort_keys=False, allow_unicode=True))
+
+
 def freeze(folder: Path, cfg: TrainConfig) -> None:
     """The folder is this config's from now on, and its run unfinished."""
-    replace_file(folder / CONFIG, yaml.safe_dump(cfg.tree(), sort_keys=False, allow_unicode=True))
+    write_config(folder, cfg)
     with disk_errors(folder / SUMMARY):
         (folder / SUMMARY).unlink(missing_ok=True)
 

@@ -6,8 +6,8 @@ import platform
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 import lm
+from lm.checkpoint import CheckpointReader, step_folder
 from lm.config import Tree
 from lm.data.loader import split, train_loader, worker_faults
 from lm.data.prepare import Prepared, prepare
@@ -22,17 +23,19 @@ from lm.data.rows import build_rows
 from lm.data.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError, Interrupted, ResourceError
 from lm.folder import RunLock, replace_file
-from lm.model_folder import copy_weights, read_model, resolve_model, save_model
+from lm.model_folder import copy_weights, read_model, resolve_model
 from lm.nn.count import count
 from lm.nn.transformer import LM, AnyModelConfig, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
+from lm.training.export import export_model
 from lm.training.logging import Console, build_loggers
 from lm.training.metrics import MetricsFile
 from lm.training.optim import build_optimizer
+from lm.training.ranks import Ranks
 from lm.training.resume import SUMMARY, finished, freeze, open_run, require_same_data
+from lm.training.saving import Saver
 from lm.training.session import Progress, Session, truncate_samples
 from lm.training.signals import Signals
-from lm.training.state import EMA, load_optimizer, load_weights
 from lm.training.trainer import build_trainer
 
 if TYPE_CHECKING:
@@ -42,27 +45,28 @@ if TYPE_CHECKING:
 def train(cfg: TrainConfig, command: str | None = None) -> Tree:
     """Train to the end, or resume, and return the summary. Raises LmError; Interrupted after a signal, with all saved.
 
-    command: what a person typed, for the summary and the report.
+    Every rank of a run calls it. command: what a person typed, for the summary and the report.
     """
-    folder = Path(cfg.run.dir).expanduser() / cfg.run.name
-    with RunLock(folder), Signals() as signals:
-        return _Run(cfg, folder, signals, command).go()
+    folder, ranks = Path(cfg.run.dir).expanduser() / cfg.run.name, Ranks.from_environment()
+    ranks.meet(cfg.launch.timeout_s)  # before signals are handled: one that comes while a rank waits in here must end it
+    with RunLock(folder) if ranks.first else nullcontext(), Signals() as signals:
+        return _Run(cfg, folder, ranks, signals, command).go()
 
 
 class _Run:
     """The steps of `train`, in order; each leaves what the next one needs."""
 
-    def __init__(self, cfg: TrainConfig, folder: Path, signals: Signals, command: str | None) -> None:
-        self.cfg, self.folder, self.signals, self.command = cfg, folder, signals, command
-        self.console = Console(cfg.trainer.max_steps)
+    def __init__(self, cfg: TrainConfig, folder: Path, ranks: Ranks, signals: Signals, command: str | None) -> None:
+        self.cfg, self.folder, self.ranks, self.signals, self.command = cfg, folder, ranks, signals, command
+        self.console = Console(cfg.trainer.max_steps, silent=not ranks.first)
 
     def go(self) -> Tree:
-        self.reader = open_run(self.folder, self.cfg, self.console.say)
-        summary = finished(self.folder, self.cfg, self.reader, self.console.say)
+        self.reader = self._open()
+        summary = self.ranks.from_first(lambda: finished(self.folder, self.cfg, self.reader, self.console.say))
         if summary is not None:
             self.console.say(f"{self.folder}: finished already at step {summary['steps']:,}; nothing to do.")
             return summary
-        data = self._prepare()
+        data = self.ranks.first_here(self._prepare)
         model_cfg = self._model_config(data)
         accumulation = self._accumulation()
         with _memory_errors(self.cfg):
@@ -75,6 +79,17 @@ class _Run:
             finally:
                 for logger in session.loggers:
                     logger.close()
+
+    def _open(self) -> CheckpointReader | None:
+        """The checkpoint to go on from, which rank 0 chooses and verifies."""
+        found: list[CheckpointReader | None] = []
+
+        def choose() -> Path | None:
+            found.append(open_run(self.folder, self.cfg, self.console.say))
+            return found[0].folder if found[0] is not None else None
+
+        path = self.ranks.from_first(choose)
+        return found[0] if found else CheckpointReader(path, verified=True) if path is not None else None
 
     def _prepare(self) -> Prepared:
         source = str(self.reader.folder) if self.reader is not None else self.cfg.init_from
@@ -103,14 +118,13 @@ class _Run:
         return cfg.replace(**sizes)
 
     def _accumulation(self) -> int:
-        self.micro_batch, accumulation = split(self.cfg.data.global_batch, 1, self.cfg.trainer.micro_batch)
+        self.micro_batch, accumulation = split(self.cfg.data.global_batch, self.ranks.world, self.cfg.trainer.micro_batch)
         return accumulation
 
     def _build(self, model_cfg: AnyModelConfig) -> LM:
+        """A resumed run's weights are read when the engine stands, by each rank what it holds."""
         if self.reader is not None:
-            model = self._in_precision(build_model(model_cfg))
-            load_weights(model.named_parameters(), self.reader)
-            return model
+            return self._in_precision(build_model(model_cfg))
         if self.cfg.init_from is None:
             return self._in_precision(build_model(model_cfg, seed=self.cfg.seed))
         model = self._in_precision(build_model(model_cfg))
@@ -125,14 +139,16 @@ class _Run:
 
     def _session(self, data: Prepared, model_cfg: AnyModelConfig, model: LM) -> tuple[Session, "TrainModule"]:
         from lm.training.module import TrainModule  # Lightning takes seconds, and a finished run does not need it
+        from lm.training.strategies.build import build_strategy
 
-        cfg = self.cfg
+        cfg, first = self.cfg, self.ranks.first
         step = int(self.reader.meta["step"]) if self.reader is not None else 0
-        freeze(self.folder, cfg)
         metrics = MetricsFile(self.folder / "metrics.jsonl")
-        metrics.truncate(step)
         progress = Progress(**self.reader.meta["progress"]) if self.reader is not None else Progress()
-        truncate_samples(self.folder / "samples.md", progress.samples_bytes)
+        if first:
+            freeze(self.folder, cfg)
+            metrics.truncate(step)
+            truncate_samples(self.folder / "samples.md", progress.samples_bytes)
         meta: Tree = {
             "model": model_cfg.tree(), "config": cfg.tree(), "fingerprint": data.fingerprint, "files": data.files,
             "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__,
@@ -142,34 +158,18 @@ class _Run:
         )
         for line in filter(None, (rows.describe(), val_rows.describe())):
             self.console.say(line)
-        counts = count(model_cfg, cfg.data.seq_len)
-        loggers = build_loggers(cfg.logger, self.folder, cfg.tree(), step)
+        loggers = build_loggers(cfg.logger, self.folder, cfg.tree(), step) if first else []
+        where = cfg.checkpoint
+        saver = Saver(self.folder / "checkpoints", where.keep_last, self.ranks, data.tokenizer.save, where.background)
         session = Session(
-            cfg, self.folder, model, data.tokenizer, rows, val_rows, counts, self.console, loggers, metrics, self.signals, meta, progress
-        )
-        if self.reader is not None:
-            session.last_saved = step
-        module = TrainModule(cfg, model, self._optimizer(session), session.after_step, session.start, step)
+            cfg=cfg, folder=self.folder, model=model, tokenizer=data.tokenizer, rows=rows, val_rows=val_rows,
+            counts=count(model_cfg, cfg.data.seq_len), console=self.console, loggers=loggers, metrics=metrics, signals=self.signals,
+            meta=meta, progress=progress, ranks=self.ranks, saver=saver, reader=self.reader,
+        )  # fmt: skip
+        strategy = build_strategy(cfg)
+        module = TrainModule(cfg, model, lambda: _optimizer(cfg, model), session.after_step, session.start, step, strategy)
         session.attach(module)
         return session, module
-
-    def _optimizer(self, session: Session) -> Callable[[], Optimizer]:
-        def build() -> Optimizer:
-            optimizer = build_optimizer(self.cfg.optim, session.model.named_parameters(), session.model.matrices())
-            if self.reader is not None and not self.cfg.resume.fresh_optimizer:
-                load_optimizer(optimizer, self.reader)
-            session.ema = self._average(session.model)
-            return optimizer
-
-        return build
-
-    def _average(self, model: LM) -> EMA | None:
-        if self.cfg.trainer.ema_decay is None:
-            return None
-        average = EMA(model.named_parameters(), self.cfg.trainer.ema_decay)
-        if self.reader is not None:
-            average.load(self.reader)
-        return average
 
     def _describe(self, session: Session, data: Prepared, accumulation: int) -> None:
         counts, cfg = session.counts, self.cfg
@@ -183,19 +183,21 @@ class _Run:
     def _fit(self, session: Session, module: "TrainModule", accumulation: int) -> None:
         cfg, step = self.cfg, module.step
         if session.done:  # killed before the model was written
-            session.ema = self._average(session.model)
             return
         loader = train_loader(
-            session.rows, seed=cfg.seed, global_batch=cfg.data.global_batch, micro_batch=self.micro_batch, rank=0, world=1,
-            start_step=step, max_steps=cfg.trainer.max_steps, workers=cfg.data.workers,
+            session.rows, seed=cfg.seed, global_batch=cfg.data.global_batch, micro_batch=self.micro_batch, rank=self.ranks.rank,
+            world=self.ranks.world, start_step=step, max_steps=cfg.trainer.max_steps, workers=cfg.data.workers,
         )  # fmt: skip
+        session.model.checkpoint_blocks(cfg.trainer.checkpoint_blocks or 0)
         if cfg.trainer.compile:
             session.model.compile()
-        trainer = build_trainer(cfg, cfg.trainer.max_steps - step, accumulation)
+        trainer = build_trainer(cfg, cfg.trainer.max_steps - step, accumulation, module.strategy.lightning())
         with warnings.catch_warnings(), worker_faults():
             warnings.filterwarnings("ignore", module="lightning")
+            warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
             trainer.fit(module, train_dataloaders=loader)
-        number = self.signals.received
+        session.saver.wait()
+        number = session.stopped_by
         if number is not None and not session.done:
             what = f"{signal.Signals(number).name} ended the run after step {module.step:,}, which is saved"
             raise Interrupted(f"{self.folder}: {what}. Train again to resume.", number)
@@ -203,7 +205,10 @@ class _Run:
     def _finish(self, session: Session, data: Prepared) -> Tree:
         cfg, p, counts = self.cfg, session.progress, session.counts
         extra = {"parent": cfg.init_from, "run": cfg.run.name, "step": session.module.step, "tokenizer_hash": data.tokenizer.hash}
-        session.exported(lambda weights: save_model(self.folder / "model", session.meta["model"], weights, data.tokenizer.save, extra))
+        if not self.ranks.first:
+            return {}
+        saved = step_folder(self.folder / "checkpoints", session.module.step)
+        export_model(self.folder / "model", CheckpointReader(saved, verified=True), data.tokenizer.save, extra)
         tokens = session.module.step * cfg.data.global_batch * cfg.data.seq_len
         summary: Tree = {
             "name": cfg.run.name, "command": self.command,
@@ -217,6 +222,10 @@ class _Run:
         }  # fmt: skip
         replace_file(self.folder / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False))
         return summary
+
+
+def _optimizer(cfg: TrainConfig, model: LM) -> Optimizer:
+    return build_optimizer(cfg.optim, model.named_parameters(), model.matrices())
 
 
 @contextmanager

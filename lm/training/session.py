@@ -5,15 +5,15 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from lm.checkpoint import Piece, bytes_of, checkpoints, prune, save_checkpoint, step_folder
+from lm.checkpoint import CheckpointReader, Piece, bytes_of, checkpoints
 from lm.config import Tree
 from lm.data.order import spread, step_rows
 from lm.data.rows import Rows
@@ -27,9 +27,11 @@ from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
 from lm.training.logging import Console, Logger
 from lm.training.metrics import MetricsFile, memory_gib, peak_flops
+from lm.training.ranks import Ranks
 from lm.training.resume import has_stopped_early
+from lm.training.saving import Saver
 from lm.training.signals import Signals
-from lm.training.state import EMA, optimizer_pieces, weight_pieces
+from lm.training.state import EMA, load_pieces
 
 if TYPE_CHECKING:  # Lightning takes seconds, and a run that is finished does not need it
     from lm.training.module import TrainModule
@@ -50,7 +52,7 @@ class Progress:
 
 @dataclass
 class Session:
-    """One run from its first to its last step in this process. `after_step` is called by the module."""
+    """One run from its first to its last step in this process. `after_step` is called by the module, on every rank."""
 
     cfg: TrainConfig
     folder: Path
@@ -64,9 +66,13 @@ class Session:
     metrics: MetricsFile
     signals: Signals
     meta: Tree  # what every checkpoint repeats: config, model, fingerprint, tokenizer hash, parent
-    progress: Progress = field(default_factory=Progress)
+    progress: Progress
+    ranks: Ranks
+    saver: Saver
+    reader: CheckpointReader | None  # of the checkpoint that the run goes on from
     ema: EMA | None = None
     last_saved: int = -1
+    stopped_by: int | None = None  # the signal that ends the run, the same on all ranks
     _mark: tuple[int, float] = (0, 0.0)  # step and time of the last metrics line, pauses taken out
 
     def attach(self, module: "TrainModule") -> None:
@@ -79,7 +85,11 @@ class Session:
         return self.module.step >= self.cfg.trainer.max_steps or has_stopped_early(self.cfg, self.progress.worse_validations)
 
     def start(self) -> None:
-        """Training begins now: signals wait for the end of a step, and the clock starts."""
+        """Training begins now: weights and optimizer are where they were, signals wait for the end of a step, and the clock starts."""
+        if self.reader is not None:
+            self._restore(self.reader)
+        elif self.cfg.trainer.ema_decay is not None:
+            self.ema = self._average(self.cfg.trainer.ema_decay)
         self._require_space()
         cuda = self.module.device.type == "cuda"
         self.progress.device = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
@@ -87,6 +97,21 @@ class Session:
             self.console.say("trainer.sample_prompts are left aside: an encoder continues no text")
         self.signals.defer()
         self._mark = (self.module.step, time.perf_counter())
+
+    def _restore(self, reader: CheckpointReader) -> None:
+        strategy = self.module.strategy
+        load_pieces(strategy.weights(self.model), reader)
+        strategy.refresh(self.model)
+        if not self.cfg.resume.fresh_optimizer:
+            load_pieces(strategy.optimizer(self.model, self.module.trainer.optimizers[0]), reader)
+        if self.cfg.trainer.ema_decay is not None:
+            self.ema = self._average(self.cfg.trainer.ema_decay)
+            load_pieces(self.ema.pieces(), reader)
+        self.last_saved = int(reader.meta["step"])
+
+    def _average(self, decay: float) -> EMA:
+        strategy = self.module.strategy
+        return EMA(strategy.weights(self.model), decay, lambda: strategy.refresh(self.model))
 
     def after_step(self) -> bool:
         """True where training should end."""
@@ -96,7 +121,9 @@ class Session:
             self.ema.update()
         logs = step % cfg.log_every == 0 or last or step == 1
         validates = step % cfg.val_every == 0 or last
-        stop = last or self.signals.received is not None
+        (number,) = self.ranks.most(self.signals.received or 0)
+        self.stopped_by = int(number) or None
+        stop = last or self.stopped_by is not None
         saves = step % self.cfg.checkpoint.every == 0 or stop
         if logs or validates or saves or self.module.device.type == "cpu":  # waits for the device
             self._require_finite()
@@ -115,7 +142,7 @@ class Session:
             return
         loss, norm = float(self.module.bad_loss), float(self.module.bad_norm)
         rows = step_rows(self.cfg.seed, bad, self.cfg.data.global_batch, len(self.rows)).tolist()
-        self.metrics.append({"step": bad + 1, "event": "not finite", "rows": rows})
+        self._record({"step": bad + 1, "event": "not finite", "rows": rows})
         raise NumericsError(
             f"train: step {bad + 1} has loss {loss:.4g} and gradient norm {norm:.4g}, and only finite steps are taken; the weights are as"
             f" before it, and {self._last_checkpoint()}. Lower optim.lr={self.cfg.optim.lr:g} or optim.clip, or look at the rows of that"
@@ -128,10 +155,11 @@ class Session:
 
     def _require_space(self) -> None:
         """For the checkpoints to be kept and one more, as far as they are not there yet."""
+        (size,) = self.ranks.total(bytes_of(piece.part(self.ranks.rank, self.ranks.world) for piece in self._pieces()))
         every, kept = self.cfg.checkpoint.every, checkpoints(self.folder / "checkpoints")
         to_come = -(-(self.cfg.trainer.max_steps - self.module.step) // every)
         more = min(self.cfg.checkpoint.keep_last + 1 - len(kept), to_come)
-        require_space(self.folder / "checkpoints", bytes_of(self._pieces()) * max(1, more))
+        require_space(self.folder / "checkpoints", int(size) * max(1, more))
 
     def _log_step(self, step: int) -> None:
         since, at = self._mark
@@ -143,6 +171,7 @@ class Session:
         rate = self.cfg.data.global_batch * self.cfg.data.seq_len / step_s
         record: Tree = {"step": step, "tokens": self._tokens(step), "loss": loss, "lr": self._lr(), "grad_norm": norm}
         record |= {"tokens_per_second": round(rate, 1), "step_s": round(step_s, 5), "memory_gib": round(memory_gib(self.module.device), 3)}
+        record |= self._expert_loads()
         peak = peak_flops(torch.cuda.get_device_name()) if self.module.device.type == "cuda" else None
         if peak is not None:
             record["mfu_pct"] = round(100 * rate * self.counts.train_flops_per_token / peak, 2)
@@ -164,6 +193,8 @@ class Session:
         return step * self.cfg.data.global_batch * self.cfg.data.seq_len
 
     def _record(self, record: Tree) -> None:
+        if not self.ranks.first:
+            return
         self.metrics.append(record)
         self.console.log(record)
         for logger in self.loggers:
@@ -173,6 +204,7 @@ class Session:
         with self._exported_weights():
             ids = spread(len(self.val_rows), self.cfg.data.val_rows)
             found = evaluate(self.model, self.val_rows, ids, self.tokenizer, self.cfg.trainer.micro_batch)
+            found = self.ranks.from_first(lambda: found)  # equal but for rounding, and all must decide alike
             self._sample(step)
         p = self.progress
         p.val_loss, p.val_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
@@ -195,6 +227,8 @@ class Session:
         options = {"max_tokens": self.cfg.trainer.sample_tokens, "temperature": 0.8, "top_p": 0.95, "seed": self.cfg.seed}
         with self._eager():
             texts = [generate(self.model, self.tokenizer, prompt, **options) for prompt in prompts]
+        if not self.ranks.first:
+            return
         apart = self.model.cfg.kind == "encoder_decoder"
         shown = [(prompt, text) if apart else (prompt + text,) for prompt, text in zip(prompts, texts, strict=True)]
         blocks = "".join(f"\n{_fenced(part)}\n" for parts in shown for part in parts)
@@ -229,23 +263,16 @@ class Session:
         step = self.module.step
         if step == self.last_saved:
             return
-        meta = self.meta | {"step": step, "tokens": self._tokens(step), "progress": vars(self.progress)}
-        folder = self.folder / "checkpoints"
-        save_checkpoint(step_folder(folder, step), self._pieces(), meta, self.tokenizer.save)
-        with disk_errors(folder):
-            prune(folder, self.cfg.checkpoint.keep_last)
+        meta = self.meta | {"step": step, "tokens": self._tokens(step), "progress": dict(vars(self.progress))}
+        self.saver.save(step, self._pieces(), meta)
         self.last_saved = step
 
     def _pieces(self) -> Iterator[Piece]:
-        yield from weight_pieces(self.model.named_parameters())
-        yield from optimizer_pieces(self.module.trainer.optimizers[0])
+        strategy = self.module.strategy
+        yield from strategy.weights(self.model)
+        yield from strategy.optimizer(self.model, self.module.trainer.optimizers[0])
         if self.ema is not None:
             yield from self.ema.pieces()
-
-    def exported(self, use: Callable[[dict[str, torch.Tensor]], None]) -> None:
-        """Call `use` with the named weights that the model folder holds."""
-        with self.ema.swapped() if self.ema is not None else nullcontext():
-            use(dict(self.model.named_parameters()))
 
 
 def _fenced(text: str) -> str:

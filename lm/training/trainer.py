@@ -24,7 +24,7 @@ def keep_freed_memory() -> None:
     mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def build_trainer(cfg: TrainConfig, steps: int, accumulation: int) -> Any:
+def build_trainer(cfg: TrainConfig, steps: int, accumulation: int, strategy: Any) -> Any:
     """A silent Trainer of `steps` optimizer steps; saving, validating and logging are ours. ConfigError for a device that is not here."""
     for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -33,11 +33,14 @@ def build_trainer(cfg: TrainConfig, steps: int, accumulation: int) -> Any:
     cuda = cfg.trainer.device == "cuda" or (cfg.trainer.device == "auto" and torch.cuda.is_available())
     if cuda and not torch.cuda.is_available():
         raise ConfigError("trainer.device=cuda, but torch finds no GPU here. Use trainer.device=auto or cpu.")
+    if cuda and (found := torch.cuda.device_count()) < cfg.launch.devices:
+        raise ConfigError(f"launch.devices={cfg.launch.devices}, but torch finds {found} GPUs here. Use as many, or fewer.")
     if not cuda:
         keep_freed_memory()
     precision: Any = _PRECISION[cfg.trainer.precision]
     return Trainer(
-        accelerator="cuda" if cuda else "cpu", devices=1, precision=precision, max_steps=steps, max_epochs=-1, min_epochs=0,
+        accelerator="cuda" if cuda else "cpu", devices=cfg.launch.devices, num_nodes=cfg.launch.nodes, strategy=strategy,
+        precision=precision, max_steps=steps, max_epochs=-1, min_epochs=0,
         accumulate_grad_batches=accumulation, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0, use_distributed_sampler=False,
     )  # fmt: skip

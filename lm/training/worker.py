@@ -1,26 +1,59 @@
-"""`python -m lm.training.worker config.yaml`: train what a frozen config says. No composition, so every process of a run reads the same."""
+"""`python -m lm.training.worker config.yaml`: train what a frozen config says, as one process or, under torchrun, as one of its ranks.
 
+No composition, so every process of a run reads the same.
+"""
+
+import os
 import sys
+import traceback
 from pathlib import Path
 
 import yaml
 
 from lm.config import from_tree
-from lm.errors import ConfigError, LmError
+from lm.errors import ConfigError, Interrupted, LmError
+from lm.training import outcome
 from lm.training.config import TrainConfig
+from lm.training.ranks import PeerLost, Ranks, is_lost_peer
 from lm.training.run import train
 
 
 def main(args: list[str]) -> int:
-    """Exit code 0 or that of the error; the last line on stderr says why."""
+    """Exit code 0 or that of the error; the last line on stderr says why, with the rank where there are several.
+
+    Under torchrun a run that a signal has stopped and saved exits 0: any other code would have it started again.
+    """
+    ranks = Ranks.from_environment()
+    outcome.begins(ranks.rank)
     try:
-        if len(args) != 1:
-            raise ConfigError(f"worker: {len(args)} arguments were given, and one config.yaml is needed. Give the path of one.")
-        train(_read(Path(args[0])))
+        _train(args, os.environ.get(outcome.COMMAND))
     except LmError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+        outcome.ends(ranks.rank, error)
+        if outcome.FOLDER not in os.environ:
+            print(f"rank {ranks.rank}: {error}" if ranks.world > 1 else error, file=sys.stderr)
+        stopped_and_saved = isinstance(error, Interrupted) and "TORCHELASTIC_RUN_ID" in os.environ
+        return 0 if stopped_and_saved else error.exit_code
+    outcome.ends(ranks.rank, None)
     return 0
+
+
+def _train(args: list[str], command: str | None) -> None:
+    if len(args) != 1:
+        raise ConfigError(f"worker: {len(args)} arguments were given, and one config.yaml is needed. Give the path of one.")
+    cfg = _read(Path(args[0]))
+    try:
+        train(cfg, command)
+    except Exception as error:
+        if cfg.traceback:
+            traceback.print_exc()
+        if isinstance(error, LmError):
+            raise
+        said = " ".join(str(error).split())
+        if is_lost_peer(error):
+            raise PeerLost(f"train: another rank has ended ({said[:200]}). Its own error says why.") from error
+        raise LmError(
+            f"internal error: {type(error).__name__}: {said}. Run again with traceback=true to see where, and report it."
+        ) from error
 
 
 def _read(path: Path) -> TrainConfig:
@@ -34,4 +67,6 @@ def _read(path: Path) -> TrainConfig:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)  # threads of a broken process group may never end

@@ -93,7 +93,7 @@ def test_config_json_has_the_rotary_keys_of_both_versions(tmp_path: Path, lm: Ru
     [
         ({"attention": {"n_heads": 4, "softcap": 5.0, "qk_norm": "full"}}, "model.attention."),
         ({"position": {"kind": "sinusoidal"}}, "model.position."),
-        ({"norm": {"kind": "layer", "place": "output"}, "position": {"kind": "learned"}}, "model.norm.place=output"),
+        ({"norm": {"kind": "layer", "place": "output"}, "position": {"kind": "learned"}}, "model.norm."),
     ],
 )  # fmt: skip
 def test_an_option_without_a_home_is_named(tmp_path: Path, lm: Run, changes: dict[str, Any], option: str) -> None:

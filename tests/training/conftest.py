@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from lm.cli.train import compose_config
+from lm.errors import ResourceError
 from lm.training.config import TrainConfig
+from lm.training.launch import launch
 from lm.training.metrics import read
 
 ROOT = Path(__file__).parents[2]
@@ -131,5 +133,23 @@ def lm_process(server: "subprocess.Popen[str]", tmp_path: Path) -> Callable[...,
         folder = tmp_path / "output"
         folder.mkdir(exist_ok=True)
         return Process(server, folder, list(args))
+
+    return run
+
+
+def ranks(strategy: str, devices: int = 2) -> list[str]:
+    return [f"strategy={strategy}", f"launch.devices={devices}"]
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainConfig, int], None]:
+    """Start a run whose rank 0 is killed right behind its n-th save."""
+
+    def run(cfg: TrainConfig, saves: int = 1) -> None:
+        with monkeypatch.context() as patch:
+            patch.setenv("LM_FAILPOINT", "renamed:kill")
+            for _ in range(saves):
+                with pytest.raises(ResourceError, match="rank 0: the process was killed by SIGKILL"):
+                    launch(cfg)
 
     return run

@@ -1,13 +1,14 @@
 """A few optimizer steps of the real TrainModule on fixed rows, without a run folder: losses, norms and weights to compare."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
 from lightning import Trainer
 from torch.utils.data import DataLoader
 
-from lm.config import from_tree
+from lm.config import Tree, from_tree
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import build_model
 from lm.training.config import TrainConfig
@@ -22,36 +23,68 @@ ADAMW: dict[str, Any] = {"kind": "adamw", "lr": 1e-2, "clip": 0.5}
 Record = dict[str, list[float]]
 
 
-def config(optim: dict[str, Any], length: int = LENGTH, **attention: Any) -> TrainConfig:
-    model = {
+MOE: Tree = {
+    "ffn": {
+        "kind": "moe", "n_experts": 4, "top_k": 2, "expert": {"kind": "mlp", "hidden": 24}, "n_shared": 1,
+        "router": {"kind": "sigmoid", "bias_rate": 0.02},
+        "balance_loss": 0.02, "router_z_loss": 0.01, "dense": {"kind": "mlp", "hidden": 40}, "first_dense": 1,
+    }
+}  # fmt: skip
+ENCODER_DECODER: Tree = {"kind": "encoder_decoder", "start_token": 0}
+
+
+def config(
+    optim: Tree, length: int = LENGTH, rows: int = ROWS, steps: int = STEPS, model: Tree | None = None, **attention: Any
+) -> TrainConfig:
+    """model: what differs from a dense decoder with grouped queries and a tied head."""
+    base = {
         "kind": "decoder", "vocab_size": VOCAB, "max_seq_len": length, "d_model": 32, "n_layers": 2,
         "norm": {"kind": "rms"}, "position": {"kind": "rope"},
         "attention": {"kind": "gqa", "n_heads": 2, "n_kv_heads": 1, "qkv_bias": True, "qk_norm": "head"} | attention,
         "ffn": {"kind": "mlp", "hidden": 40},
-    }  # fmt: skip
+    } | (model or {})  # fmt: skip
+    pairs = base["kind"] == "encoder_decoder"
     tree = {
-        "run": {"name": "steps"}, "model": model, "tokenizer": {"kind": "bytes"}, "optim": optim,
-        "objective": {"kind": "causal", "chunk": 7},
-        "data": {"kind": "stdlib", "global_batch": ROWS, "seq_len": length}, "schedule": {"kind": "linear", "warmup_steps": 1},
-        "trainer": {"max_steps": STEPS},
+        "run": {"name": "steps"}, "model": base, "tokenizer": {"kind": "bytes"}, "optim": optim,
+        "objective": {"kind": "seq2seq" if pairs else "causal", "chunk": 7},
+        "data": {"kind": "stdlib_docstrings" if pairs else "stdlib", "global_batch": rows, "seq_len": length},
+        "schedule": {"kind": "linear", "warmup_steps": 1}, "trainer": {"max_steps": steps},
     }  # fmt: skip
     return from_tree(TrainConfig, tree)
 
 
-def batches(length: int = LENGTH, rank: int = 0, world: int = 1, documents: bool = False) -> list[Batch]:
+def batches(
+    length: int = LENGTH,
+    rank: int = 0,
+    world: int = 1,
+    documents: bool = False,
+    rows: int = ROWS,
+    steps: int = STEPS,
+    accumulation: int = ACCUMULATION,
+) -> list[Batch]:
     """This rank's micro-batches. Row i has i + 2 label tokens, so ranks and micro-batches weigh differently."""
     source = torch.Generator().manual_seed(3)
-    places = torch.arange(length).expand(ROWS // world // ACCUMULATION, -1)
+    places = torch.arange(length).expand(rows // world // accumulation, -1)
     half = length // 2
     packed = {"positions": places % half, "documents": (places >= half).int()} if documents else {}
     found = []
-    for _ in range(STEPS):
-        tokens = torch.randint(0, VOCAB, (ROWS, length), generator=source)
-        labels = tokens.roll(-1, 1).masked_fill(torch.arange(length) >= torch.arange(ROWS)[:, None] + 2, IGNORED)
-        mine = slice(rank * ROWS // world, (rank + 1) * ROWS // world)
+    for _ in range(steps):
+        tokens = torch.randint(0, VOCAB, (rows, length), generator=source)
+        labels = tokens.roll(-1, 1).masked_fill(torch.arange(length) >= torch.arange(rows)[:, None] + 2, IGNORED)
+        mine = slice(rank * rows // world, (rank + 1) * rows // world)
         n = int((labels[mine] != IGNORED).sum())
-        parts = zip(tokens[mine].chunk(ACCUMULATION), labels[mine].chunk(ACCUMULATION), strict=True)
+        parts = zip(tokens[mine].chunk(accumulation), labels[mine].chunk(accumulation), strict=True)
         found += [Batch(t, y, **packed, step_tokens=n) for t, y in parts]
+    return found
+
+
+def with_sources(rows: list[Batch]) -> list[Batch]:
+    """For an encoder-decoder: each row read backwards, with one token more than it has labels."""
+    found = []
+    for batch in rows:
+        assert batch.labels is not None
+        places, n = torch.arange(batch.tokens.shape[1]), (batch.labels != IGNORED).sum(-1, keepdim=True)
+        found.append(replace(batch, source_tokens=batch.tokens.flip(1), source_positions=torch.where(places <= n, places, -1)))
     return found
 
 
@@ -61,6 +94,7 @@ def train_steps(
     strategy: Single | None = None,
     kind: type[TrainModule] = TrainModule,
     steps: int = STEPS,
+    accumulation: int = ACCUMULATION,
     **options: Any,
 ) -> tuple[Record, dict[str, torch.Tensor]]:
     """Losses and norms of every step, and the weights after the last, whole. `options` are Lightning's, and `compile`."""
@@ -87,5 +121,5 @@ def train_steps(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader: Any = DataLoader(rows, batch_size=None, collate_fn=lambda batch: batch)  # type: ignore[arg-type]
-        Trainer(max_epochs=1, accumulate_grad_batches=ACCUMULATION, **given).fit(module, loader)
+        Trainer(max_epochs=1, accumulate_grad_batches=accumulation, **given).fit(module, loader)
     return record, {name: strategy.whole(p).to("cpu", copy=True) for name, p in model.named_parameters()}

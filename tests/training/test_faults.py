@@ -21,7 +21,6 @@ from lm.training.metrics import read
 from lm.training.module import TrainModule
 from lm.training.run import train
 from lm.training.session import Session
-from lm.training.state import optimizer_pieces, weight_pieces
 from tests.training.conftest import Configure, results
 
 Watch = Callable[[Callable[[TrainModule], None]], list[TrainModule]]
@@ -91,7 +90,8 @@ def test_an_infinite_gradient_takes_no_step_and_names_the_rows(
     require_unharmed(tmp_path / "run", [5, 4])
     reader = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000005")
     module = seen[0]
-    pieces = [*weight_pieces(module.model.named_parameters()), *optimizer_pieces(module.trainer.optimizers[0])]
+    strategy, model = module.strategy, module.model
+    pieces = [*strategy.weights(model), *strategy.optimizer(model, module.trainer.optimizers[0])]
     assert len(pieces) > 10
     assert all(torch.equal(reader.read(piece.name, piece.kind), piece.tensor.flatten()) for piece in pieces)
     rows = step_rows(cfg.seed, 5, cfg.data.global_batch, 59).tolist()

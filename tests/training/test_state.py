@@ -4,10 +4,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lm.checkpoint import CheckpointReader, save_checkpoint
+from lm.checkpoint import CheckpointReader, Piece, save_checkpoint, step_folder
 from lm.errors import CheckpointError
-from lm.training.optim import AdamWConfig, MuonConfig, OptimConfig, SGDConfig, build_optimizer
-from lm.training.state import EMA, load_optimizer, load_weights, optimizer_pieces, weight_pieces
+from lm.training.optim import AdamWConfig, MuonConfig, OptimConfig, SGDConfig, begin_state, build_optimizer
+from lm.training.ranks import Ranks
+from lm.training.saving import Saver
+from lm.training.state import EMA, load_pieces
+from lm.training.strategies.single import Single
 
 CONFIGS: list[OptimConfig] = [AdamWConfig(), MuonConfig(), SGDConfig(momentum=0.9), SGDConfig()]
 IDS = ["adamw", "muon", "sgd-momentum", "sgd"]
@@ -36,30 +39,36 @@ def train(model: Tied, optimizer: torch.optim.Optimizer, steps: range, ema: EMA 
             ema.update()
 
 
+def prepared(cfg: OptimConfig, model: Tied) -> tuple[torch.optim.Optimizer, EMA]:
+    optimizer = build_optimizer(cfg, model.named_parameters(), MATRICES)
+    begin_state(optimizer)
+    return optimizer, EMA(Single().weights(model), 0.9)
+
+
+def pieces(model: Tied, optimizer: torch.optim.Optimizer, ema: EMA) -> list[Piece]:
+    return [*Single().weights(model), *Single().optimizer(model, optimizer), *ema.pieces()]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("cfg", CONFIGS, ids=IDS)
 def test_a_resumed_optimizer_goes_on_bitwise(cfg: OptimConfig, dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Tied(dtype=dtype)
-    optimizer = build_optimizer(cfg, model.named_parameters(), MATRICES)
-    ema = EMA(model.named_parameters(), 0.9)
+    optimizer, ema = prepared(cfg, model)
     train(model, optimizer, range(4), ema)
-    pieces = [*weight_pieces(model.named_parameters()), *optimizer_pieces(optimizer), *ema.pieces()]
-    assert all(piece.tensor.dtype == (dtype if piece.kind == "weight" else torch.float32) for piece in pieces)
-    save_checkpoint(tmp_path / "x", pieces, {"step": 4})
+    Saver(tmp_path, 1, Ranks(), lambda folder: None, background=False).save(4, pieces(model, optimizer, ema), {"step": 4})
     train(model, optimizer, range(4, 8), ema)
 
     torch.manual_seed(1)
     other = Tied(dtype=dtype)
-    resumed = build_optimizer(cfg, other.named_parameters(), MATRICES)
-    average = EMA(other.named_parameters(), 0.9)
+    resumed, average = prepared(cfg, other)
     train(other, resumed, range(2), average)
-    reader = CheckpointReader(tmp_path / "x")
-    load_weights(other.named_parameters(), reader)
-    load_optimizer(resumed, reader)
-    average.load(reader)
+    reader = CheckpointReader(step_folder(tmp_path, 4))
+    load_pieces(pieces(other, resumed, average), reader)
     train(other, resumed, range(4, 8), average)
     assert reader.names() == ["embed.weight", "inner.weight", "inner.bias"]  # the tied head once
+    saved = {kind: reader.dtype(name, kind) for name in reader.names() for kind in reader.kinds(name)}
+    assert saved == {kind: dtype if kind == "weight" else torch.float32 for kind in saved}
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(p, q)
         for key, tensor in optimizer.state[p].items():
@@ -72,7 +81,7 @@ def test_pieces_carry_neutral_names(tmp_path: Path) -> None:
     found = {}
     for cfg, label in zip(CONFIGS, IDS, strict=True):
         model = Tied()
-        found[label] = {(p.name, p.kind) for p in optimizer_pieces(build_optimizer(cfg, model.named_parameters(), MATRICES))}
+        found[label] = {(p.name, p.kind) for p in Single().optimizer(model, prepared(cfg, model)[0])}
     names = ["embed.weight", "inner.weight", "inner.bias"]
     adam = {(name, kind) for name in names for kind in ("step", "exp_avg", "exp_avg_sq")}
     assert found["adamw"] == adam
@@ -83,25 +92,10 @@ def test_pieces_carry_neutral_names(tmp_path: Path) -> None:
 
 def test_a_missing_optimizer_state_names_the_remedy(tmp_path: Path) -> None:
     model = Tied()
-    save_checkpoint(tmp_path / "x", weight_pieces(model.named_parameters()), {})
-    optimizer = build_optimizer(AdamWConfig(), model.named_parameters(), MATRICES)
+    save_checkpoint(tmp_path / "x", Single().weights(model), {})
+    optimizer, _ = prepared(AdamWConfig(), model)
     with pytest.raises(CheckpointError, match=r"optimizer's step of embed\.weight is missing.*resume\.fresh_optimizer=true"):
-        load_optimizer(optimizer, CheckpointReader(tmp_path / "x"))
-
-
-def test_another_width_names_the_first_mismatches(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "x", weight_pieces(Tied(8).named_parameters()), {})
-    with pytest.raises(CheckpointError, match=r"embed\.weight is 10x8 there and 10x4 in the model; inner\.weight is 8x8 there and 4x4"):
-        load_weights(Tied(4).named_parameters(), CheckpointReader(tmp_path / "x"))
-
-
-def test_at_most_five_of_many_mismatches_are_shown(tmp_path: Path) -> None:
-    named = [(f"w{i}", nn.Parameter(torch.zeros(2))) for i in range(9)]
-    save_checkpoint(tmp_path / "x", weight_pieces(named[:2]), {})
-    with pytest.raises(CheckpointError, match=r"w2 is missing there and 2 in the model;.*w6 .*model \(5 of 7\)"):
-        load_weights(named, CheckpointReader(tmp_path / "x"))
-    with pytest.raises(CheckpointError, match=r"w1 is 2 there and missing in the model"):
-        load_weights(named[:1], CheckpointReader(tmp_path / "x"))
+        load_pieces(Single().optimizer(model, optimizer), CheckpointReader(tmp_path / "x"))
 
 
 def test_the_average_follows_its_formula_and_swapping_gives_the_weights_back_bitwise() -> None:
@@ -109,7 +103,7 @@ def test_the_average_follows_its_formula_and_swapping_gives_the_weights_back_bit
     model = Tied()
     optimizer = build_optimizer(SGDConfig(lr=0.5), model.named_parameters(), MATRICES)
     expected = model.inner.weight.detach().double()
-    ema = EMA(model.named_parameters(), 0.75)
+    ema = EMA(Single().weights(model), 0.75)
     for step in range(5):
         train(model, optimizer, range(step, step + 1), ema)
         expected = 0.75 * expected + 0.25 * model.inner.weight.detach().double()
@@ -123,7 +117,7 @@ def test_the_average_follows_its_formula_and_swapping_gives_the_weights_back_bit
 def test_an_error_while_swapped_gives_the_weights_back() -> None:
     model = Tied()
     own = model.inner.weight.detach().clone()
-    ema = EMA(model.named_parameters(), 0.5)
+    ema = EMA(Single().weights(model), 0.5)
     nn.init.zeros_(model.inner.weight)
     with pytest.raises(KeyError), ema.swapped():
         assert torch.equal(model.inner.weight, own)

@@ -1,4 +1,4 @@
-"""Two processes = one: the same module on the same rows under FSDP2 and ZeRO-3, on CPU with gloo. SGD shows what AdamW hides: a gradient
+"""Two processes = one: the same module on the same rows under every strategy, on CPU with gloo. SGD shows what AdamW hides: a gradient
 of the wrong scale. As a program, this file is one of the processes."""
 
 import importlib.util
@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,53 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lm.config import Tree, from_tree
 from lm.nn.batch import Batch
 from lm.nn.transformer import build_model
+from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
-from lm.training.strategies.single import Single
-from tests.training.steps import ADAMW, SGD, STEPS, UNCLIPPED, batches, config, train_steps
+from lm.training.strategies.build import build_strategy
+from tests.training.steps import ADAMW, ENCODER_DECODER, MOE, SGD, UNCLIPPED, Record, batches, config, train_steps, with_sources
 
-OPTIMIZERS: dict[str, dict[str, Any]] = {"sgd": SGD, "unclipped": UNCLIPPED, "adamw": ADAMW}
+ROWS, STEPS = 12, 20
+MOMENTUM = UNCLIPPED | {"momentum": 0.5}
+SLOW_ADAMW = ADAMW | {"lr": 3e-3}  # larger steps amplify the rounding of small gradients
 POISONED_STEP = 2
+
+
+@dataclass(frozen=True)
+class Job:
+    """What both the two processes and the one train."""
+
+    optim: dict[str, Any]
+    accumulation: int
+    poisoned: bool = False
+    model: Tree | None = None
+
+    def config(self) -> TrainConfig:
+        return config(self.optim, rows=ROWS, steps=STEPS, model=self.model)
+
+    def run(self, cfg: TrainConfig, rank: int, world: int) -> tuple[Record, dict[str, torch.Tensor]]:
+        rows = batches(rank=rank, world=world, rows=ROWS, steps=STEPS, accumulation=self.accumulation)
+        rows = with_sources(rows) if self.model == ENCODER_DECODER else rows
+        kind = Poisoned if self.poisoned and world > 1 else TrainModule
+        steps = POISONED_STEP if self.poisoned and world == 1 else STEPS
+        return train_steps(cfg, rows, build_strategy(cfg), kind, steps, self.accumulation, devices=world)
+
+
+JOBS = {
+    "sgd, clipped": Job(SGD, 2),
+    "sgd, unclipped": Job(UNCLIPPED, 3),
+    "sgd with momentum": Job(MOMENTUM, 2),
+    "adamw, clipped": Job(SLOW_ADAMW, 3),
+    "adamw, unclipped": Job(SLOW_ADAMW | {"clip": None}, 1),
+    "experts, sgd": Job(SGD | {"lr": 0.1}, 2, model=MOE),
+    "experts, adamw": Job(SLOW_ADAMW, 3, model=MOE),
+    "encoder-decoder, sgd": Job(SGD, 2, model=ENCODER_DECODER),
+    "encoder-decoder, adamw": Job(SLOW_ADAMW, 3, model=ENCODER_DECODER),
+    "poisoned": Job(SLOW_ADAMW, 2, poisoned=True),
+}
+ZERO = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
 
 
 class Poisoned(TrainModule):
@@ -33,27 +73,21 @@ class Poisoned(TrainModule):
         return loss * float("nan") if self.step == POISONED_STEP and self.global_rank == 1 else loss
 
 
-def strategy_of(kind: str, optim: dict[str, Any], world: int) -> Single:
-    if kind == "fsdp":
-        from lm.training.strategies.fsdp import FSDP
-
-        return FSDP(world)
-    from lm.training.strategies.zero import Zero
-
-    return Zero(3, optim["clip"], persistence_threshold=0)  # even the smallest weights are split
+def spread(cfg: TrainConfig, kind: str, world: int) -> TrainConfig:
+    """Under ZeRO-3 even the smallest weights are split."""
+    threshold = {"persistence_threshold": 0} if kind.startswith("zero3") else {}
+    return from_tree(TrainConfig, {**cfg.tree(), "strategy": {"kind": kind, **threshold}, "launch": {"devices": world}})
 
 
 def process(kind: str, out: Path) -> None:
     """What each of the launched processes does; rank 0 writes."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    jobs = [(name, optim, TrainModule) for name, optim in OPTIMIZERS.items()] + [("poisoned", ADAMW, Poisoned)]
-    for name, optim, module in jobs:
-        rows = batches(rank=rank, world=world)
-        record, weights = train_steps(config(optim), rows, strategy_of(kind, optim, world), module, devices=world)
+    for name, job in JOBS.items():
+        record, weights = job.run(spread(job.config(), kind, world), rank, world)
         if rank == 0:
             (out / f"{name}.json").write_text(json.dumps(record))
             save_file(weights, out / f"{name}.safetensors")
-    torch.distributed.destroy_process_group()
+    torch.distributed.barrier()
 
 
 def launch(kind: str, out: Path, timeout_s: int) -> None:
@@ -61,8 +95,7 @@ def launch(kind: str, out: Path, timeout_s: int) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja, which DeepSpeed calls
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "NODE_RANK": "0", "PATH": path}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "NODE_RANK": "0"}
     env = os.environ | shared | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parents[2])}
     jobs: list[subprocess.Popen[bytes]] = []
     try:
@@ -82,39 +115,38 @@ def launch(kind: str, out: Path, timeout_s: int) -> None:
     assert codes == [0, 0], f"exit codes {codes} (None: was still running)\n{said}"
 
 
-def require_same_as_one_process(out: Path) -> None:
-    for name, optim in OPTIMIZERS.items():
-        cfg = config(optim)
-        expected, weights = train_steps(cfg, batches())
-        found = json.loads((out / f"{name}.json").read_text())
-        assert found["bad_step"] == expected["bad_step"] == [-1.0] * STEPS
+@pytest.fixture(scope="module")
+def expected() -> dict[str, tuple[Record, dict[str, torch.Tensor]]]:
+    """What one process makes of every job."""
+    return {name: job.run(job.config(), 0, 1) for name, job in JOBS.items()}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "ddp",
+        "fsdp",
+        # DeepSpeed compiles its shared-memory collectives at the first start
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ZERO),
+    ],
+)
+def test_two_processes_train_as_one(kind: str, tmp_path: Path, expected: dict[str, tuple[Record, dict[str, torch.Tensor]]]) -> None:
+    """And where one rank's gradient is not finite, every rank leaves the weights as the steps before it made them."""
+    if kind.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed: pip install 'slotlm[deepspeed]'")
+    launch(kind, tmp_path, timeout_s=300)
+    for name, job in JOBS.items():
+        found = json.loads((tmp_path / f"{name}.json").read_text())
+        record, weights = expected[name]
+        taken = POISONED_STEP if job.poisoned else STEPS
+        assert found["bad_step"] == [-1.0] * taken + [float(taken)] * (STEPS - taken), name
         for key in ("loss", "grad_norm"):
-            assert found[key] == pytest.approx(expected[key], rel=1e-5), (name, key)
-        torch.testing.assert_close(load_file(out / f"{name}.safetensors"), weights, rtol=1e-5, atol=1e-5)
-        moved = weights["embed.weight"] - build_model(cfg.model, seed=1).embed.weight
+            assert found[key][:taken] == pytest.approx(record[key], rel=1e-5), (name, key)
+        torch.testing.assert_close(load_file(tmp_path / f"{name}.safetensors"), weights, rtol=1e-5, atol=1e-5, msg=name)
+        moved = weights["embed.weight"] - build_model(job.config().model, seed=1).embed.weight
         assert moved.abs().max() > 1e-3
-
-
-def require_no_step_from_the_poisoned_one_on(out: Path) -> None:
-    """Every rank sees that one rank's gradient is not finite, and leaves the weights as the steps before it made them."""
-    assert json.loads((out / "poisoned.json").read_text())["bad_step"] == [-1.0, -1.0, POISONED_STEP, POISONED_STEP]
-    _, weights = train_steps(config(ADAMW), batches(), steps=POISONED_STEP)
-    torch.testing.assert_close(load_file(out / "poisoned.safetensors"), weights, rtol=1e-5, atol=1e-5)
-
-
-def test_two_processes_under_fsdp2_train_as_one_process(tmp_path: Path) -> None:
-    launch("fsdp", tmp_path, timeout_s=150)
-    require_same_as_one_process(tmp_path)
-    require_no_step_from_the_poisoned_one_on(tmp_path)
-
-
-@pytest.mark.slow  # DeepSpeed compiles its shared-memory collectives at the first start
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed: pip install slotlm[deepspeed]")
-def test_two_processes_under_zero3_train_as_one_process(tmp_path: Path) -> None:
-    launch("zero", tmp_path, timeout_s=300)
-    require_same_as_one_process(tmp_path)
-    require_no_step_from_the_poisoned_one_on(tmp_path)
 
 
 if __name__ == "__main__":
     process(sys.argv[1], Path(sys.argv[2]))
+    os._exit(0)  # gloo's threads may abort at a regular end

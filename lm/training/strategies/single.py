@@ -1,19 +1,24 @@
 """One process; and, as the base of the other strategies, what training must know of an engine beside what Lightning knows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lm.checkpoint import Piece
 from lm.nn.transformer import LM
+from lm.training.optim import begin_state, named_state
 
 Judge = Callable[[Tensor], Tensor]  # the norm of a step's whole gradient -> the optimizer's `found_inf`
 
 
 class Single:
     """Gradients are whole, or sharded tensors that behave so; they are clipped here, before the optimizer's step."""
+
+    meta = False  # whether weights are filled in only after `shard`, so that no rank ever holds all of them
 
     def lightning(self) -> Any:
         """What Lightning's Trainer takes as `strategy`."""
@@ -29,6 +34,10 @@ class Single:
     def prepare(self, optimizer: Optimizer, judge: Judge) -> None:
         """Called once with the optimizer that the module has built."""
 
+    def ready(self, optimizer: Optimizer) -> None:
+        """Called once when the engine stands, before the first step: from now on there is state to save and load."""
+        begin_state(optimizer)
+
     def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None, judge: Judge) -> None:
         """Scale a step's gradient down to the norm `limit`, and tell the optimizer whether to skip the step."""
         grads = [p.grad for p in model.parameters() if p.grad is not None]
@@ -43,3 +52,22 @@ class Single:
     def whole(self, tensor: Tensor) -> Tensor:
         """All of a weight or norm that may be split over the ranks. Every rank must call it, in the same order."""
         return tensor.detach()
+
+    def weights(self, model: nn.Module) -> Iterator[Piece]:
+        """The live slices of all weights that this rank holds; a tied weight once."""
+        return (self.piece(name, "weight", p) for name, p in model.named_parameters())
+
+    def optimizer(self, model: nn.Module, optimizer: Optimizer) -> Iterator[Piece]:
+        """The live slices of the optimizer's state that this rank holds, under the name of their parameter."""
+        return (self.piece(name, kind, tensor) for name, kind, tensor in named_state(optimizer))
+
+    def piece(self, name: str, kind: str, tensor: Tensor) -> Piece:
+        """The slice that this rank holds of a tensor that torch knows as whole."""
+        return Piece.whole(name, kind, tensor)
+
+    def writing(self, parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
+        """Inside the block these weights are whole and may be written, by all ranks alike."""
+        return nullcontext()
+
+    def refresh(self, model: nn.Module) -> None:
+        """Called when all slices have been written from outside, for engines that keep a copy of the weights."""

@@ -1,6 +1,10 @@
-"""DeepSpeed's ZeRO through Lightning, on CUDA and on CPU.  Rajbhandari et al. 2020, arXiv:1910.02054."""
+"""DeepSpeed's ZeRO-1 and ZeRO-2 through Lightning, on CUDA and on CPU.  Rajbhandari et al. 2020, arXiv:1910.02054."""
 
+import io
+import logging
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import redirect_stdout
 from typing import Any
 
 import deepspeed
@@ -9,7 +13,8 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm.nn.transformer import LM
+from lm.checkpoint import Piece
+from lm.training.optim import begin_state, neutral
 from lm.training.strategies.single import Judge, Single
 
 
@@ -21,7 +26,8 @@ class _AnyDevice(DeepSpeedStrategy):
 
     def setup_distributed(self) -> None:
         self.set_world_ranks()
-        self._init_deepspeed_distributed()
+        with redirect_stdout(io.StringIO()):  # it reports what it has built
+            self._init_deepspeed_distributed()
 
     def _setup_model_and_optimizer(self, model: nn.Module, optimizer: Optimizer | None, lr_scheduler: Any = None) -> tuple[Any, Any]:
         """As in Lightning, but with the local rank where a CPU device has no index."""
@@ -37,31 +43,34 @@ class _AnyDevice(DeepSpeedStrategy):
 class Zero(Single):
     """The engine accumulates, averages, clips and steps, over flat slices of the weights: no optimizer of matrices works under it."""
 
-    def __init__(self, stage: int, clip: float | None, persistence_threshold: int = 100_000) -> None:
-        """persistence_threshold: weights of fewer elements are never split."""
-        zero = {"stage": stage, "stage3_param_persistence_threshold": persistence_threshold}
-        config = {"zero_optimization": zero, "zero_allow_untested_optimizer": True, "gradient_clipping": clip or 0.0}
-        self.plugin = _AnyDevice(config=config | {"train_micro_batch_size_per_gpu": 1})  # a number for DeepSpeed's logs
+    def __init__(self, stage: int, clip: float | None, offload: bool = False, **zero: Any) -> None:
+        """zero: more keys of DeepSpeed's `zero_optimization`."""
+        zero["stage"] = stage
+        if offload:
+            zero["offload_optimizer"] = {"device": "cpu"}
+        config = {"zero_optimization": zero, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+        config |= {"gradient_clipping": clip or 0.0, "train_micro_batch_size_per_gpu": 1}  # a number for DeepSpeed's logs
+        self.plugin = _AnyDevice(config=config, logging_level=logging.ERROR)
 
     def lightning(self) -> Any:
         return self.plugin
-
-    def shard(self, model: LM, mesh: Any) -> None:
-        """The engine splits the weights; the head's must be whole while the chunked loss uses it outside of the head's own forward."""
-        deepspeed.zero.register_external_parameter(model, model.head.weight)
 
     def divisor(self, accumulation: int, world: int) -> int:
         """Lightning divides by the accumulation, and DeepSpeed does so again."""
         return accumulation**2 * world
 
     def prepare(self, optimizer: Optimizer, judge: Judge) -> None:
-        """The engine replaces the parameters by flat slices, whose state begins with their first step."""
+        """The engine replaces the parameters by flat slices, which are given their state in `ready`."""
         optimizer.state.clear()
 
         def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-            optimizer.found_inf = judge(self._norm())
+            stepped = next(p for group in optimizer.param_groups for p in group["params"])
+            optimizer.found_inf = judge(self._norm()).to(stepped.device)
 
         optimizer.register_step_pre_hook(before_step)
+
+    def ready(self, optimizer: Optimizer) -> None:
+        begin_state(self._engine.optimizer)
 
     def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None, judge: Judge) -> None:
         """The engine clips, inside its step."""
@@ -69,10 +78,40 @@ class Zero(Single):
     def after_step(self, judge: Judge) -> None:
         judge(self._norm())  # again, for a step that the engine itself has skipped
 
-    def _norm(self) -> Tensor:
+    @property
+    def _engine(self) -> Any:
+        """DeepSpeed's optimizer around ours."""
         engine: Any = self.plugin.deepspeed_engine
-        return torch.as_tensor(engine.optimizer._global_grad_norm, dtype=torch.float32, device=self.plugin.root_device)
+        return engine.optimizer
 
-    def whole(self, tensor: Tensor) -> Tensor:
-        with deepspeed.zero.GatheredParameters([tensor]):
-            return tensor.detach().clone()
+    def _norm(self) -> Tensor:
+        return torch.as_tensor(self._engine._global_grad_norm, dtype=torch.float32, device=self.plugin.root_device)
+
+    def weights(self, model: nn.Module) -> Iterator[Piece]:
+        """The engine's float32 masters."""
+        p: Any  # a parameter with DeepSpeed's notes on it
+        for name, p in model.named_parameters():
+            if not p.requires_grad:
+                yield Piece.whole(name, "weight", p)
+            elif (found := p._hp_mapping) is not None:
+                yield _slice(name, "weight", p, found, found.hp_fragment)
+
+    def optimizer(self, model: nn.Module, optimizer: Optimizer) -> Iterator[Piece]:
+        names = {id(p): name for name, p in model.named_parameters()}
+        for params, flat in zip(self._engine.bit16_groups, self._engine.single_partition_of_fp32_groups, strict=True):
+            for key, tensor in self._engine.optimizer.state[flat].items():
+                for p in params:
+                    if tensor.shape != flat.shape:
+                        yield Piece.whole(names[id(p)], neutral(key), tensor)
+                    elif (found := p._hp_mapping) is not None:
+                        at = found.hp_fragment_address
+                        yield _slice(names[id(p)], neutral(key), p, found, tensor.narrow(0, at.start, at.numel))
+
+    def refresh(self, model: nn.Module) -> None:
+        self._engine.update_lp_params()
+
+
+def _slice(name: str, kind: str, p: nn.Parameter, found: Any, tensor: Tensor) -> Piece:
+    """found: DeepSpeed's note of which elements of p this rank keeps."""
+    at = found.lp_fragment_address
+    return Piece(name, kind, tuple(p.shape), at.start, at.start + at.numel, tensor, shared=False)

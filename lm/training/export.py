@@ -1,0 +1,51 @@
+"""The model folder of a finished run, out of its last checkpoint: one weight in memory at a time, however many ranks wrote it."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lm.checkpoint import CheckpointReader, require_finite
+from lm.config import Tree
+from lm.folder import atomic_folder, write_json
+from lm.model_folder import CONFIG, FORMAT, WEIGHTS
+
+_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}  # of the safetensors format
+
+
+def export_model(folder: Path, reader: CheckpointReader, save_tokenizer: Callable[[Path], None], extra: Tree) -> None:
+    """The averaged weights where there are some, in the dtype of the weights. `extra` lands in config.json beside the model."""
+    names = sorted(reader.names(), key=lambda name: (-reader.dtype(name).itemsize, name))  # so that every tensor is aligned
+    dtypes = {name: reader.dtype(name) for name in names}
+    size = sum(math.prod(reader.shape(name)) * dtype.itemsize for name, dtype in dtypes.items())
+    with atomic_folder(folder, size) as temporary:
+        _write_weights(temporary / WEIGHTS, reader, dtypes)
+        write_json(temporary / CONFIG, {"format": FORMAT, "model": reader.meta["model"], **extra})
+        save_tokenizer(temporary)
+
+
+def _write_weights(path: Path, reader: CheckpointReader, dtypes: dict[str, torch.dtype]) -> None:
+    """A safetensors file: the length of the header, the header, and the tensors in its order."""
+    header: Tree = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, dtype in dtypes.items():
+        shape = reader.shape(name)
+        end = at + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, dtype in dtypes.items():
+            file.write(_bytes(name, reader, dtype))
+
+
+def _bytes(name: str, reader: CheckpointReader, dtype: torch.dtype) -> Any:
+    tensor: Tensor = reader.read(name, "ema" if "ema" in reader.kinds(name) else "weight").to(dtype)
+    require_finite(name, tensor)
+    return tensor.view(torch.uint8).numpy().data

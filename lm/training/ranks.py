@@ -1,0 +1,91 @@
+"""The processes of a run, and what they tell each other beside gradients: small things, through the host's memory."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed
+
+from lm.errors import LmError
+
+T = TypeVar("T")
+
+
+class PeerLost(LmError):
+    """Another rank has ended, so this one cannot go on; that rank's own error says why."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of a run. All methods are collective, and free of cost where there is one process."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    group: Any = None  # of torch.distributed; None: the one that all share
+
+    @classmethod
+    def from_environment(cls) -> "Ranks":
+        """As torchrun has set it; one process otherwise."""
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            return cls()
+        return cls(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+
+    @property
+    def first(self) -> bool:
+        """The rank that writes what is written once."""
+        return self.rank == 0
+
+    def meet(self, timeout_s: int) -> None:
+        """Form the process group: gloo for what is on the CPU, and NCCL for what is on GPUs."""
+        if "TORCHELASTIC_RUN_ID" in os.environ and not distributed.is_initialized():
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            distributed.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+
+    def total(self, *values: float) -> list[float]:
+        """Each value summed over the ranks."""
+        return self._reduced(values, distributed.ReduceOp.SUM)
+
+    def most(self, *values: float) -> list[float]:
+        """The largest of each value over the ranks."""
+        return self._reduced(values, distributed.ReduceOp.MAX)
+
+    def _reduced(self, values: tuple[float, ...], how: Any) -> list[float]:
+        if self.world == 1:
+            return list(values)
+        numbers = torch.tensor(values, dtype=torch.float64)
+        distributed.all_reduce(numbers, how, group=self.group)
+        return numbers.tolist()
+
+    def apart(self) -> "Ranks":
+        """The same ranks with a line of their own, for another thread."""
+        return self if self.world == 1 else replace(self, group=distributed.new_group(backend="gloo"))
+
+    def barrier(self) -> None:
+        self.total(0.0)
+
+    def from_first(self, find: Callable[[], T]) -> T:
+        """What rank 0 finds; the others wait for it."""
+        if self.world == 1:
+            return find()
+        box: list[Any] = [find() if self.first else None]
+        distributed.broadcast_object_list(box, 0, group=self.group, device=torch.device("cpu"))
+        return box[0]
+
+    def first_here(self, find: Callable[[], T]) -> T:
+        """Done by the first rank of each machine, and only then by its others, who find it done."""
+        if self.local_rank == 0:
+            found = find()
+            self.barrier()
+            return found
+        self.barrier()
+        return find()
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """What gloo and NCCL say when the process at the other end has gone."""
+    words = ("onnection closed", "onnection reset", "onnection refused", "Broken pipe", "remote process exited", "imed out", "Socket")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

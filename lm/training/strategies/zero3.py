@@ -1,0 +1,81 @@
+"""DeepSpeed's ZeRO-3: the weights too are in slices, and whole only while a module computes with them."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import deepspeed
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lm.checkpoint import Piece
+from lm.nn.transformer import LM
+from lm.training.optim import initial_state, neutral
+from lm.training.strategies.zero import Zero
+
+
+class Zero3(Zero):
+    """Every weight is padded to a multiple of the ranks and cut into as many equal slices."""
+
+    def __init__(self, clip: float | None, persistence_threshold: int, offload: bool = False) -> None:
+        """persistence_threshold: weights of fewer elements are never split while computing."""
+        super().__init__(3, clip, offload, stage3_param_persistence_threshold=persistence_threshold)
+
+    def shard(self, model: LM, mesh: Any) -> None:
+        """The engine splits the weights; the head's must be whole while the chunked loss uses it outside of the head's own forward."""
+        deepspeed.zero.register_external_parameter(model, model.head.weight)
+
+    def ready(self, optimizer: Optimizer) -> None:
+        inner = self._engine.optimizer
+        for number, flat in enumerate(self._engine.fp32_partitioned_groups_flat):
+            group = inner.param_groups[self._engine.sub_group_to_group_id[number]]
+            inner.state[flat] = initial_state(inner, group, flat)
+
+    def weights(self, model: nn.Module) -> Iterator[Piece]:
+        p: Any  # a parameter with DeepSpeed's notes on it
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                flat, at = self._place(p)
+                yield from self._slice(name, "weight", p, flat.narrow(0, at, p.partition_numel()))
+            else:
+                yield from self._slice(name, "weight", p, p.ds_tensor)
+
+    def optimizer(self, model: nn.Module, optimizer: Optimizer) -> Iterator[Piece]:
+        p: Any
+        for name, p in model.named_parameters():
+            if not p.requires_grad:
+                continue
+            flat, at = self._place(p)
+            for key, tensor in self._engine.optimizer.state[flat].items():
+                if tensor.shape == flat.shape:
+                    yield from self._slice(name, neutral(key), p, tensor.narrow(0, at, p.partition_numel()))
+                else:
+                    yield Piece.whole(name, neutral(key), tensor)
+
+    def _place(self, p: Any) -> tuple[Tensor, int]:
+        """The flat float32 tensor that holds this rank's slice of p, and where in it."""
+        number, at, _ = self._engine.grad_position[self._engine.get_param_id(p)]
+        return self._engine.fp32_partitioned_groups_flat[number], at
+
+    def _slice(self, name: str, kind: str, p: Any, padded: Tensor) -> Iterator[Piece]:
+        """Without the padding, of which the last rank's slice may consist."""
+        start = self.plugin.global_rank * p.partition_numel()
+        stop = min(start + p.partition_numel(), p.ds_numel)
+        if start < stop:
+            yield Piece(name, kind, tuple(p.ds_shape), start, stop, padded.narrow(0, 0, stop - start), shared=False)
+
+    def writing(self, parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
+        found: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)
+        return found
+
+    def refresh(self, model: nn.Module) -> None:
+        engine = self._engine
+        engine._partition_all_parameters()
+        for number in range(len(engine.fp32_partitioned_groups_flat)):
+            engine._reassign_or_swap_out_partitioned_parameters(number)
+        if engine.persistent_parameters:
+            engine.persistent_parameters[0].all_gather(engine.persistent_parameters)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        with deepspeed.zero.GatheredParameters([tensor]):
+            return tensor.detach().clone()

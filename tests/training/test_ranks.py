@@ -1,0 +1,72 @@
+"""Whole runs of several ranks: killed and resumed, moved between strategies and numbers of ranks, failing and stopped."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lm.checkpoint import CheckpointReader, checkpoints
+from lm.training.launch import launch
+from lm.training.metrics import read
+from lm.training.run import train
+from tests.training.conftest import Configure, ranks, results
+
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="pip install 'slotlm[deepspeed]'")
+ZERO = ("zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
+PLAIN = ("optim=adamw", "model.dropout=0")
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in read(run / "metrics.jsonl") if "loss" in line]
+
+
+EXACT = [
+    pytest.param("ddp", 2, []),
+    pytest.param("fsdp", 2, ["trainer.ema_decay=0.9"], marks=pytest.mark.slow),
+    pytest.param("ddp", 3, ["optim=muon", "data.global_batch=12"], marks=pytest.mark.slow),
+    pytest.param("fsdp", 3, ["data.global_batch=12"], marks=pytest.mark.slow),
+    *(pytest.param(kind, 2, [], marks=[pytest.mark.slow, needs_deepspeed]) for kind in ZERO),
+    pytest.param("zero2", 2, ["trainer.precision=bf16-mixed", "trainer.micro_batch=2"], marks=[pytest.mark.slow, needs_deepspeed]),
+]
+
+
+@pytest.mark.parametrize(("strategy", "devices", "more"), EXACT)
+def test_a_killed_run_of_several_ranks_is_bitwise_the_run_left_alone(
+    configure: Configure, killed: Callable[..., None], tmp_path: Path, strategy: str, devices: int, more: list[str]
+) -> None:
+    """With dropout 0.1; killed behind the saves of steps 4 and 8."""
+    given = ["optim=adamw", *ranks(strategy, devices), *more]
+    launch(configure(*given, "run.name=whole"))
+    killed(configure(*given), saves=2)
+    assert checkpoints(tmp_path / "run" / "checkpoints")[0].name == "step-00000008"
+    launch(configure(*given))
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+
+
+MOVES = [
+    pytest.param([("ddp", 2), ("single", 1)]),
+    pytest.param([("single", 1), ("fsdp", 2)], marks=pytest.mark.slow),
+    pytest.param([("fsdp", 3), ("ddp", 2), ("single", 1)], marks=pytest.mark.slow),
+    pytest.param([("zero2", 2), ("fsdp", 2), ("ddp", 2)], marks=[pytest.mark.slow, needs_deepspeed]),
+    pytest.param([("zero3", 2), ("zero1", 2), ("single", 1)], marks=[pytest.mark.slow, needs_deepspeed]),
+    pytest.param([("single", 1), ("zero3", 2), ("zero2_offload", 2)], marks=[pytest.mark.slow, needs_deepspeed]),
+]
+
+
+@pytest.mark.parametrize("path", MOVES, ids=lambda path: " to ".join(f"{n}x{kind}" for kind, n in path))
+def test_a_run_goes_on_under_another_strategy_and_number_of_ranks(
+    configure: Configure, killed: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: list[tuple[str, int]]
+) -> None:
+    """The rows of each step, and so the losses but for rounding, are those of one process."""
+    shared = [*PLAIN, "data.global_batch=12", f"trainer.max_steps={4 * len(path)}"]
+    train(configure(*shared, "run.name=whole"))
+    for kind, devices in path[:-1]:
+        killed(configure(*shared, *ranks(kind, devices)))
+    kind, devices = path[-1]
+    launch(configure(*shared, *ranks(kind, devices)))
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+    found, whole = (CheckpointReader(tmp_path / name / "checkpoints" / f"step-{4 * len(path):08d}") for name in ("run", "whole"))
+    for name in whole.names():
+        for state in whole.kinds(name):
+            assert found.read(name, state).tolist() == pytest.approx(whole.read(name, state).tolist(), rel=1e-4, abs=1e-6), (name, state)

@@ -1,18 +1,10 @@
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lm.training.muon import MuonAdamW, orthogonalize
-from lm.training.optim import AdamWConfig, MuonConfig, begin_state, build_optimizer
-
-
-def begun(*args: Any) -> Any:
-    """An optimizer with its first state, as training has it before the first step."""
-    optimizer = build_optimizer(*args)
-    begin_state(optimizer)
-    return optimizer
+from lm.training.optim import AdamWConfig, MuonConfig
+from tests.training.optimizers import begun
 
 
 def newton_schulz_of_one(gradient: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from lm.config import Tree
 
 Split = Literal["train", "val"]
+SPLITS: tuple[Split, ...] = ("train", "val")
 _KEY_CHARS = 1 << 16
 
 

@@ -18,8 +18,9 @@ import lm
 from lm.checkpoint import CheckpointReader, step_folder
 from lm.config import Tree
 from lm.data.loader import split, train_loader, worker_faults
+from lm.data.mixed import consumed
 from lm.data.prepare import Prepared, prepare
-from lm.data.rows import build_rows
+from lm.data.rows import build_splits
 from lm.data.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError, Interrupted, ResourceError
 from lm.folder import RunLock, replace_file
@@ -155,10 +156,8 @@ class _Run:
             "model": model_cfg.tree(), "config": cfg.tree(), "fingerprint": data.fingerprint, "files": data.files,
             "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__,
         }  # fmt: skip
-        rows, val_rows = (
-            build_rows(cfg.objective, cfg.data, store, data.tokenizer, model_cfg, cfg.seed) for store in (data.train, data.val)
-        )
-        for line in filter(None, (rows.describe(), val_rows.describe())):
+        rows, val_rows, val_sets = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seed)
+        for line in filter(None, "\n".join([rows.describe(), val_rows.describe()]).splitlines()):
             self.console.say(line)
         loggers = build_loggers(cfg.logger, self.folder, cfg.tree(), step) if first else []
         where = cfg.checkpoint
@@ -166,7 +165,7 @@ class _Run:
         session = Session(
             cfg=cfg, folder=self.folder, model=model, tokenizer=data.tokenizer, rows=rows, val_rows=val_rows,
             counts=count(model_cfg, cfg.data.seq_len), console=self.console, loggers=loggers, metrics=metrics, signals=self.signals,
-            meta=meta, progress=progress, ranks=self.ranks, saver=saver, reader=self.reader,
+            meta=meta, progress=progress, ranks=self.ranks, saver=saver, reader=self.reader, val_sets=val_sets,
         )  # fmt: skip
         matrices, vectors = model.matrices(), vectors_of(model.named_parameters())
 
@@ -182,7 +181,7 @@ class _Run:
         at = f"resumes at step {session.module.step:,}" if session.module.step else "starts"
         self.console.say(
             f"{self.folder} {at}: {counts.parameters / 1e6:.2f} M parameters, {counts.train_flops_per_token / 1e6:.1f} MFLOPs/token,"
-            f" {data.train.n_tokens:,} train and {data.val.n_tokens:,} validation tokens, {cfg.data.global_batch} x"
+            f" {data.n_tokens('train'):,} train and {data.n_tokens('val'):,} validation tokens, {cfg.data.global_batch} x"
             f" {cfg.data.seq_len} tokens a step ({accumulation} x {self.micro_batch} rows), {cfg.trainer.max_steps:,} steps"
         )
 
@@ -224,6 +223,7 @@ class _Run:
             "val_loss": p.val_loss, "val_bits_per_byte": p.val_bits_per_byte, "zlib_bits_per_byte": data.zlib_bits_per_byte,
             "tokens_per_second": round(tokens / p.train_s, 1) if p.train_s else None, "train_s": round(p.train_s, 2), "device": p.device,
             "torch": torch.__version__, "python": platform.python_version(), "parent": cfg.init_from, "version": lm.__version__,
+            "consumed": consumed(session.rows, session.module.step * cfg.data.global_batch),
             "data_fingerprint": data.fingerprint, "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }  # fmt: skip
         replace_file(self.folder / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False))

@@ -13,12 +13,13 @@ import torch
 
 from lm.checkpoint import CheckpointReader, Piece, bytes_of, checkpoints, newest_valid
 from lm.config import Tree
-from lm.data.order import spread, step_rows
-from lm.data.rows import Rows
+from lm.data.mixed import step_ids
+from lm.data.order import spread
+from lm.data.protocol import Rows
 from lm.data.tokenizer import Tokenizer
 from lm.errors import NumericsError
 from lm.folder import require_space
-from lm.generation.evaluate import evaluate
+from lm.generation.evaluate import Evaluation, evaluate
 from lm.generation.load import generate
 from lm.nn.count import Counts
 from lm.nn.transformer import LM
@@ -74,6 +75,7 @@ class Session:
     ranks: Ranks
     saver: Saver
     reader: CheckpointReader | None  # of the checkpoint that the run goes on from
+    val_sets: dict[str, Rows]  # validated on their own too, by name
     ema: EMA | None = None
     last_saved: int = -1
     stopped_by: int | None = None  # the signal that ends the run, the same on all ranks
@@ -160,7 +162,7 @@ class Session:
 
     def _rows_of(self, step: int) -> list[int]:
         """Row ids of a step, counted from 0."""
-        rows: list[int] = step_rows(self.cfg.seed, step + self.progress.rows_from, self.cfg.data.global_batch, len(self.rows)).tolist()
+        rows: list[int] = step_ids(self.rows, self.cfg.seed, step + self.progress.rows_from, self.cfg.data.global_batch).tolist()
         return rows
 
     def _roll_back(self, step: int) -> bool:
@@ -234,9 +236,9 @@ class Session:
 
     def _validate(self, step: int) -> None:
         with self._exported_weights():
-            ids = spread(len(self.val_rows), self.cfg.data.val_rows)
-            found = evaluate(self.model, self.val_rows, ids, self.tokenizer, self.cfg.trainer.micro_batch)
+            found = self._evaluate(self.val_rows)
             found = self.ranks.from_first(lambda: found)  # equal but for rounding, and all must decide alike
+            named = {name: self._evaluate(rows) for name, rows in self.val_sets.items()}
             self._sample(step)
         p = self.progress
         p.val_loss, p.val_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
@@ -248,9 +250,15 @@ class Session:
         better = p.best_val_loss is None or p.val_loss < p.best_val_loss
         p.best_val_loss, p.worse_validations = (p.val_loss, 0) if better else (p.best_val_loss, p.worse_validations + 1)
         shown = {"val_loss": p.val_loss, "val_bits_per_byte": p.val_bits_per_byte}
+        for name, of in named.items():
+            shown |= {f"val_loss/{name}": of["val_loss"], f"val_bits_per_byte/{name}": of["val_bits_per_byte"]}
         self._record({"step": step, "tokens": self._tokens(step), **shown})
         if self.done and step < self.cfg.trainer.max_steps:
             self._record({"step": step, "event": "stopped early", "validations_without_improvement": p.worse_validations})
+
+    def _evaluate(self, rows: Rows) -> Evaluation:
+        ids = spread(len(rows), self.cfg.data.val_rows)
+        return evaluate(self.model, rows, ids, self.tokenizer, self.cfg.trainer.micro_batch)
 
     def _sample(self, step: int) -> None:
         prompts = self.cfg.trainer.sample_prompts

@@ -19,6 +19,7 @@ SLOTS = {"model/attention", "model/block", "model/ffn", "model/norm", "model/pos
 NEEDED = {
     "text": ["data.files=a.txt"],
     "pairs": ["data.files=a.jsonl"],
+    "mix": ["data.sources=[{name:a,data:{kind:stdlib}}]"],
     "chat": ["data.files=a.jsonl"],
     "preferences": ["data.files=a.jsonl"],
     "hub": ["data.name=a/b"],

@@ -70,8 +70,9 @@ def require_gone(run: Path, within_s: float = 30.0) -> None:
         ("raise ValueError('one of mine')", 1, r"^rank 1: internal error: ValueError: one of mine"),
         ("raise MemoryError('no more')", 5, r"^rank 1: train: out of memory with trainer.micro_batch=8"),
         ("os.kill(os.getpid(), 9)", 5, r"^rank 1: the process was killed by SIGKILL"),
+        ("os.environ.update(LM_FAILPOINT='optimizer:enospc')", 5, r"^rank 1: \S+/step-00000008: no space left"),
     ],
-    ids=["raises", "runs out of memory", "is killed"],
+    ids=["raises", "runs out of memory", "is killed", "finds no space"],
 )
 def test_the_end_of_one_rank_ends_all_and_is_told_with_the_rank(
     configure: Configure, failing: Failing, tmp_path: Path, act: str, code: int, said: str
@@ -231,3 +232,13 @@ def wait_for_steps(run: Path, process: "subprocess.Popen[str]", steps: int = 3) 
     metrics = run / "metrics.jsonl"
     while process.poll() is None and (not metrics.exists() or len(metrics.read_bytes().splitlines()) < steps):
         time.sleep(0.05)
+
+
+def test_a_port_in_use_is_no_matter(configure: Configure) -> None:
+    """Those that torch uses where it is told nothing."""
+    with socket.socket() as first, socket.socket() as second:
+        for taken, port in ((first, 29400), (second, 29500)):
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("127.0.0.1", port))
+            taken.listen()
+        launch(configure("optim=adamw", "trainer.max_steps=4", *ranks("ddp")))

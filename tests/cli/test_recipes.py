@@ -32,6 +32,7 @@ BESIDE = {
     "data=stdlib_chat": ["objective=sft"],
     "data=preferences": ["objective=preference", "init_from=runs/pretrain-tiny"],
     "objective=mlm": ["model=bert_base"],
+    "strategy=fsdp": ["optim=adamw"],
     "objective=seq2seq": ["data=stdlib_docstrings"],
     "objective=sft": ["data=stdlib_chat"],
     "objective=preference": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"],

@@ -24,23 +24,28 @@ from lm.data.rows import build_splits
 from lm.data.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError, Interrupted, ResourceError
 from lm.folder import RunLock, replace_file
-from lm.model_folder import copy_weights, read_model, resolve_model
+from lm.model_folder import resolve_model
 from lm.nn.count import count
 from lm.nn.transformer import LM, AnyModelConfig, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
 from lm.training.export import export_model
 from lm.training.logging import Console, build_loggers
 from lm.training.metrics import MetricsFile
-from lm.training.optim import build_optimizer
+from lm.training.optim import build_optimizer, vectors_of
 from lm.training.ranks import Ranks
 from lm.training.resume import SUMMARY, finished, freeze, open_run, require_same_data
+from lm.training.samples import truncate_samples
 from lm.training.saving import Saver
-from lm.training.session import Progress, Session, truncate_samples
+from lm.training.session import Progress, Session
 from lm.training.signals import Signals
+from lm.training.strategies.build import build_strategy
 from lm.training.trainer import build_trainer
+from lm.training.weights import copied, drawn, empty
 
 if TYPE_CHECKING:
     from lm.training.module import TrainModule
+
+_ENDLESS = 1 << 40  # steps that the loader could give; the session says when it is enough
 
 
 def train(cfg: TrainConfig, command: str | None = None) -> Tree:
@@ -71,6 +76,7 @@ class _Run:
         model_cfg = self._model_config(data)
         accumulation = self._accumulation()
         with _memory_errors(self.cfg):
+            self.strategy = build_strategy(self.cfg)
             model = self._build(model_cfg)
             session, module = self._session(data, model_cfg, model)
             self._describe(session, data, accumulation)
@@ -123,15 +129,12 @@ class _Run:
         return accumulation
 
     def _build(self, model_cfg: AnyModelConfig) -> LM:
-        """A resumed run's weights are read when the engine stands, by each rank what it holds."""
-        if self.reader is not None:
-            return self._in_precision(build_model(model_cfg))
-        if self.cfg.init_from is None:
-            return self._in_precision(build_model(model_cfg, seed=self.cfg.seed))
-        model = self._in_precision(build_model(model_cfg))
-        source = resolve_model(self.cfg.init_from)
-        _, weights = read_model(source)
-        copy_weights(model.named_parameters(), weights, str(source))
+        """Filled, or on the meta device where the strategy fills it part by part."""
+        cfg = self.cfg
+        self.fill = empty if self.reader is not None else drawn(cfg.seed) if cfg.init_from is None else copied(cfg.init_from)
+        model = self._in_precision(build_model(model_cfg, device="meta" if self.strategy.meta else "cpu"))
+        if not self.strategy.meta:
+            self.fill(model, {name for name, _ in model.named_parameters()})
         return model
 
     def _in_precision(self, model: LM) -> LM:
@@ -140,7 +143,6 @@ class _Run:
 
     def _session(self, data: Prepared, model_cfg: AnyModelConfig, model: LM) -> tuple[Session, "TrainModule"]:
         from lm.training.module import TrainModule  # Lightning takes seconds, and a finished run does not need it
-        from lm.training.strategies.build import build_strategy
 
         cfg, first = self.cfg, self.ranks.first
         step = int(self.reader.meta["step"]) if self.reader is not None else 0
@@ -165,8 +167,12 @@ class _Run:
             counts=count(model_cfg, cfg.data.seq_len), console=self.console, loggers=loggers, metrics=metrics, signals=self.signals,
             meta=meta, progress=progress, ranks=self.ranks, saver=saver, reader=self.reader, val_sets=val_sets,
         )  # fmt: skip
-        strategy = build_strategy(cfg)
-        module = TrainModule(cfg, model, lambda: _optimizer(cfg, model), session.after_step, session.start, step, strategy)
+        matrices, vectors = model.matrices(), vectors_of(model.named_parameters())
+
+        def build() -> Optimizer:
+            return build_optimizer(cfg.optim, model.named_parameters(), matrices, vectors)
+
+        module = TrainModule(cfg, model, build, session.after_step, session.start, step, self.strategy, self.fill)
         session.attach(module)
         return session, module
 
@@ -185,12 +191,12 @@ class _Run:
             return
         loader = train_loader(
             session.rows, seed=cfg.seed, global_batch=cfg.data.global_batch, micro_batch=self.micro_batch, rank=self.ranks.rank,
-            world=self.ranks.world, start_step=step, max_steps=cfg.trainer.max_steps, workers=cfg.data.workers,
+            world=self.ranks.world, start_step=step + session.progress.rows_from, max_steps=_ENDLESS, workers=cfg.data.workers,
         )  # fmt: skip
         session.model.checkpoint_blocks(cfg.trainer.checkpoint_blocks or 0)
         if cfg.trainer.compile:
             session.model.compile()
-        trainer = build_trainer(cfg, cfg.trainer.max_steps - step, accumulation, module.strategy.lightning())
+        trainer = build_trainer(cfg, accumulation, module.strategy.lightning())
         with warnings.catch_warnings(), worker_faults():
             warnings.filterwarnings("ignore", module="lightning")
             warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
@@ -222,10 +228,6 @@ class _Run:
         }  # fmt: skip
         replace_file(self.folder / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False))
         return summary
-
-
-def _optimizer(cfg: TrainConfig, model: LM) -> Optimizer:
-    return build_optimizer(cfg.optim, model.named_parameters(), model.matrices())
 
 
 @contextmanager

@@ -1,35 +1,35 @@
 """What happens between steps: metrics, validation, samples, checkpoints, and the decision to stop."""
 
 import math
-import os
 import platform
-import re
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from lm.checkpoint import CheckpointReader, Piece, bytes_of, checkpoints
+from lm.checkpoint import CheckpointReader, Piece, bytes_of, checkpoints, newest_valid
 from lm.config import Tree
 from lm.data.mixed import step_ids
 from lm.data.order import spread
 from lm.data.protocol import Rows
 from lm.data.tokenizer import Tokenizer
 from lm.errors import NumericsError
-from lm.folder import disk_errors, require_space
+from lm.folder import require_space
 from lm.generation.evaluate import Evaluation, evaluate
 from lm.generation.load import generate
 from lm.nn.count import Counts
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
 from lm.training.logging import Console, Logger
-from lm.training.metrics import MetricsFile, memory_gib, peak_flops
+from lm.training.metrics import MetricsFile, expert_loads, memory_gib, peak_flops
+from lm.training.numerics import is_spike
 from lm.training.ranks import Ranks
 from lm.training.resume import has_stopped_early
+from lm.training.samples import append_samples, truncate_samples
 from lm.training.saving import Saver
 from lm.training.signals import Signals
 from lm.training.state import EMA, load_pieces
@@ -48,6 +48,10 @@ class Progress:
     val_bits_per_byte: float | None = None
     train_s: float = 0.0  # seconds spent stepping, over all resumes
     samples_bytes: int = 0  # length of samples.md
+    recent_losses: list[float] = field(default_factory=list)  # what the next logged loss is compared with
+    skipped: int = 0  # steps left out because they were not finite
+    rolled_back: int = 0  # times
+    rows_from: int = 0  # step n reads the rows of step n + this, since those before were left out
     device: str = ""  # what the steps run on
 
 
@@ -75,6 +79,7 @@ class Session:
     ema: EMA | None = None
     last_saved: int = -1
     stopped_by: int | None = None  # the signal that ends the run, the same on all ranks
+    _bad_told: int = 0  # steps that were not finite, in this process
     _mark: tuple[int, float] = (0, 0.0)  # step and time of the last metrics line, pauses taken out
 
     def attach(self, module: "TrainModule") -> None:
@@ -128,9 +133,9 @@ class Session:
         stop = last or self.stopped_by is not None
         saves = step % self.cfg.checkpoint.every == 0 or stop
         if logs or validates or saves or self.module.device.type == "cpu":  # waits for the device
-            self._require_finite()
-        if logs:
-            self._log_step(step)
+            self._tell_bad_steps()
+        if logs and self._log_step(step) and self._roll_back(step):
+            return False
         with self._pause():
             if validates:
                 self._validate(step)
@@ -138,18 +143,47 @@ class Session:
                 self.save()
         return stop or self.done
 
-    def _require_finite(self) -> None:
-        bad = int(self.module.bad_step)
-        if bad < 0:
-            return
-        loss, norm = float(self.module.bad_loss), float(self.module.bad_norm)
-        rows = step_ids(self.rows, self.cfg.seed, bad, self.cfg.data.global_batch).tolist()
-        self._record({"step": bad + 1, "event": "not finite", "rows": rows})
-        raise NumericsError(
-            f"train: step {bad + 1} has loss {loss:.4g} and gradient norm {norm:.4g}, and only finite steps are taken; the weights are as"
-            f" before it, and {self._last_checkpoint()}. Lower optim.lr={self.cfg.optim.lr:g} or optim.clip, or look at the rows of that"
-            f" step, which {self.folder / 'metrics.jsonl'} names."
-        )
+    def _tell_bad_steps(self) -> None:
+        """Names the rows of steps that were left out; NumericsError where too many follow each other."""
+        verdicts = self.module.verdicts
+        bad, stuck = verdicts.bad_steps(self._bad_told), bool(verdicts.stuck)
+        for step in bad:
+            event = "not finite" if stuck and step == bad[-1] else "skipped"
+            self._record({"step": step + 1, "event": event, "rows": self._rows_of(step)})
+        self._bad_told = int(verdicts.n_bad)
+        self.progress.skipped += len(bad)
+        if stuck:
+            raise NumericsError(
+                f"train: step {bad[-1] + 1} has loss {float(verdicts.loss):.4g} and gradient norm {float(verdicts.norm):.4g}, and only"
+                f" finite steps are taken; the weights are as before it, and {self._last_checkpoint()}. Lower optim.lr="
+                f"{self.cfg.optim.lr:g} or optim.clip, set numerics.skip_in_a_row, or look at the rows of that step, which"
+                f" {self.folder / 'metrics.jsonl'} names."
+            )
+
+    def _rows_of(self, step: int) -> list[int]:
+        """Row ids of a step, counted from 0."""
+        rows: list[int] = step_ids(self.rows, self.cfg.seed, step + self.progress.rows_from, self.cfg.data.global_batch).tolist()
+        return rows
+
+    def _roll_back(self, step: int) -> bool:
+        """To the last checkpoint, and on with the rows that come next; False where that is not wanted or there is none."""
+        self.saver.wait()
+        folder, before = self.folder / "checkpoints", self.progress
+        wanted = before.rolled_back < self.cfg.numerics.rollbacks
+        path = self.ranks.from_first(lambda: newest_valid(folder)[0]) if wanted else None
+        if path is None:
+            return False
+        reader = CheckpointReader(path, verified=True)
+        self._restore(reader)
+        at = int(reader.meta["step"])
+        rows_from = before.rows_from + step - at
+        self.progress = Progress(**reader.meta["progress"] | {"rolled_back": before.rolled_back + 1, "rows_from": rows_from})
+        self.module.step, self._mark, self.last_saved = at, (at, time.perf_counter()), -1
+        if self.ranks.first:
+            self.metrics.truncate(at)
+            truncate_samples(self.folder / "samples.md", self.progress.samples_bytes)
+        self._record({"step": at, "event": "rolled back", "from_step": step, "rows_left_out": (step - at) * self.cfg.data.global_batch})
+        return True
 
     def _last_checkpoint(self) -> str:
         kept = checkpoints(self.folder / "checkpoints")
@@ -163,7 +197,8 @@ class Session:
         more = min(self.cfg.checkpoint.keep_last + 1 - len(kept), to_come)
         require_space(self.folder / "checkpoints", int(size) * max(1, more))
 
-    def _log_step(self, step: int) -> None:
+    def _log_step(self, step: int) -> bool:
+        """True where the loss stands out."""
         since, at = self._mark
         loss, norm = float(self.module.loss()), float(self.module.grad_norm)  # waits for the device
         now = time.perf_counter()
@@ -173,19 +208,16 @@ class Session:
         rate = self.cfg.data.global_batch * self.cfg.data.seq_len / step_s
         record: Tree = {"step": step, "tokens": self._tokens(step), "loss": loss, "lr": self._lr(), "grad_norm": norm}
         record |= {"tokens_per_second": round(rate, 1), "step_s": round(step_s, 5), "memory_gib": round(memory_gib(self.module.device), 3)}
-        record |= self._expert_loads()
         peak = peak_flops(torch.cuda.get_device_name()) if self.module.device.type == "cuda" else None
         if peak is not None:
             record["mfu_pct"] = round(100 * rate * self.counts.train_flops_per_token / peak, 2)
-        self._record(record | self._expert_loads())
-
-    def _expert_loads(self) -> Tree:
-        """Of each MoE layer, in the last step: the tokens of its busiest expert over the mean."""
         loads = self.module.loads
-        if loads is None:
-            return {}
-        ratios = (loads.amax(-1) / loads.mean(-1)).tolist()
-        return {f"expert_load/{name}": round(ratio, 4) for name, ratio in zip(self.model.mixtures(), ratios, strict=True)}
+        self._record(record | (expert_loads(loads, self.model.mixtures()) if loads is not None else {}))
+        factor = self.cfg.numerics.spike_factor
+        spike = math.isfinite(loss) and is_spike(loss, self.progress.recent_losses, factor)
+        if spike:
+            self._record({"step": step, "event": "loss spike", "loss": loss, "rows": self._rows_of(step - 1)})
+        return spike
 
     def _lr(self) -> float:
         group: Tree = self.module.trainer.optimizers[0].param_groups[-1]
@@ -239,12 +271,7 @@ class Session:
             return
         apart = self.model.cfg.kind == "encoder_decoder"
         shown = [(prompt, text) if apart else (prompt + text,) for prompt, text in zip(prompts, texts, strict=True)]
-        blocks = "".join(f"\n{_fenced(part)}\n" for parts in shown for part in parts)
-        path = self.folder / "samples.md"
-        with disk_errors(path):
-            with path.open("a", encoding="utf-8") as file:
-                file.write(f"## step {step}\n{blocks}\n")
-            self.progress.samples_bytes = path.stat().st_size
+        self.progress.samples_bytes = append_samples(self.folder / "samples.md", step, shown)
 
     def _eager(self) -> AbstractContextManager[None]:
         """Sampling changes shapes at each token, which would compile anew each time."""
@@ -271,7 +298,7 @@ class Session:
         step = self.module.step
         if step == self.last_saved:
             return
-        meta = self.meta | {"step": step, "tokens": self._tokens(step), "progress": dict(vars(self.progress))}
+        meta = self.meta | {"step": step, "tokens": self._tokens(step), "progress": asdict(self.progress)}
         self.saver.save(step, self._pieces(), meta)
         self.last_saved = step
 
@@ -281,17 +308,3 @@ class Session:
         yield from strategy.optimizer(self.model, self.module.trainer.optimizers[0])
         if self.ema is not None:
             yield from self.ema.pieces()
-
-
-def _fenced(text: str) -> str:
-    """A code block whose fence is longer than any run of backticks inside."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}\n{text}\n{fence}"
-
-
-def truncate_samples(path: Path, size: int) -> None:
-    """Drop what was written after the checkpoint; a resumed run draws those samples again."""
-    with disk_errors(path):
-        if path.exists() and path.stat().st_size > size:
-            os.truncate(path, size)

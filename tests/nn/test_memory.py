@@ -61,6 +61,17 @@ def test_activations_by_formula_are_what_autograd_keeps(preset: str) -> None:
     assert memory(model, SETTING).activations + head == pytest.approx(kept_bytes(model), rel=0.07)
 
 
+@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b"])
+def test_activations_by_formula_are_what_autocast_keeps(preset: str) -> None:
+    model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
+    setting = replace(SETTING, precision="bf16-mixed")
+    found, head = memory(model, setting), 4 * sum(p.numel() for p in model.head.parameters())
+    casts = found.weights - memory(model, SETTING).weights
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        kept = kept_bytes(model)
+    assert found.activations + head + casts == pytest.approx(kept, rel=0.07)
+
+
 @pytest.mark.parametrize("optim", ["adamw", "muon", "sgd", "sgd optim.momentum=0.9"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_and_optimizer_by_formula_are_what_is_allocated(optim: str, dtype: torch.dtype) -> None:

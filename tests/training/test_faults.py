@@ -98,6 +98,83 @@ def test_an_infinite_gradient_takes_no_step_and_names_the_rows(
     assert read(tmp_path / "run" / "metrics.jsonl")[-1] == {"step": 6, "event": "not finite", "rows": rows}
 
 
+@pytest.mark.parametrize("optim", ["adamw", "muon", "sgd"])
+def test_skipped_steps_change_nothing_name_their_rows_and_are_counted(
+    configure: Configure, at_each_step: Watch, tmp_path: Path, optim: str
+) -> None:
+    def poison(module: TrainModule) -> None:
+        if module.step in (4, 5, 8):
+            module.model.embed.weight.register_hook(lambda grad: grad * torch.nan if module.step in (4, 5, 8) else grad)
+
+    at_each_step(poison)
+    cfg = configure(f"optim={optim}", "checkpoint.every=1", "checkpoint.keep_last=99", "numerics.skip_in_a_row=2")
+    assert train(cfg)["steps"] == 12
+    events = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "event" in line]
+    rows = [step_rows(cfg.seed, step, cfg.data.global_batch, 59).tolist() for step in (4, 5, 8)]
+    assert events == [{"step": step, "event": "skipped", "rows": ids} for step, ids in zip((5, 6, 9), rows, strict=True)]
+    before, first, second, after = (CheckpointReader(tmp_path / "run" / "checkpoints" / f"step-{step:08d}") for step in (4, 5, 6, 7))
+    for name in before.names():
+        for kind in before.kinds(name):
+            assert torch.equal(before.read(name, kind), first.read(name, kind))
+            assert torch.equal(before.read(name, kind), second.read(name, kind))
+    assert not torch.equal(before.read("embed.weight"), after.read("embed.weight"))
+    assert CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012").meta["progress"]["skipped"] == 3
+
+
+def test_one_more_bad_step_in_a_row_than_allowed_ends_the_run(configure: Configure, at_each_step: Watch, tmp_path: Path) -> None:
+    def poison(module: TrainModule) -> None:
+        if module.step == 4:
+            module.model.embed.weight.register_hook(lambda grad: grad * torch.inf)
+
+    at_each_step(poison)
+    with pytest.raises(NumericsError, match=r"step 7 has loss \d.*only finite steps are taken"):
+        train(configure("numerics.skip_in_a_row=2", "optim=adamw"))
+    events = [(line["step"], line["event"]) for line in read(tmp_path / "run" / "metrics.jsonl") if "event" in line]
+    assert events == [(5, "skipped"), (6, "skipped"), (7, "not finite")]
+    require_unharmed(tmp_path / "run", [4])
+
+
+@pytest.mark.parametrize("rollbacks", [0, 1])
+def test_a_leap_of_the_loss_is_told_and_takes_the_run_back_where_that_is_wanted(
+    configure: Configure, at_each_step: Watch, tmp_path: Path, rollbacks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten times the loss at step 11: from the checkpoint of step 8 the run goes on without the rows of steps 9 to 11."""
+    leapt: list[int] = []
+    own = TrainModule.loss
+
+    def loss(module: TrainModule) -> torch.Tensor:
+        if module.step == 11 and len(leapt) < 1:
+            leapt.append(11)
+            return own(module) * 10
+        return own(module)
+
+    seen: list[list[int]] = []
+    at_each_step(lambda module: None)
+    own_step = TrainModule.training_step
+
+    def step(module: TrainModule, batch: Any, *args: Any) -> torch.Tensor:
+        seen.append(batch.tokens[:, 0].tolist())
+        return own_step(module, batch, *args)
+
+    monkeypatch.setattr(TrainModule, "loss", loss)
+    monkeypatch.setattr(TrainModule, "training_step", step)
+    monkeypatch.setattr(TrainModule, "judge", lambda module, norm: module.verdicts.judge(module.nll, _noted(module, norm)))
+    cfg = configure("optim=adamw", f"numerics.rollbacks={rollbacks}")
+    assert train(cfg)["steps"] == 12
+    lines = read(tmp_path / "run" / "metrics.jsonl")
+    events = [(line["step"], line["event"]) for line in lines if "event" in line]
+    assert events == ([(8, "rolled back")] if rollbacks else [(11, "loss spike")])
+    assert [line["step"] for line in lines if "loss" in line and "event" not in line] == list(range(1, 13))
+    assert len(seen) == (15 if rollbacks else 12)
+    progress = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012").meta["progress"]
+    assert (progress["rolled_back"], progress["rows_from"]) == ((1, 3) if rollbacks else (0, 0))
+
+
+def _noted(module: TrainModule, norm: torch.Tensor) -> torch.Tensor:
+    module.grad_norm = norm
+    return norm
+
+
 def test_a_run_that_diverges_ends_with_exit_code_4_and_can_be_resumed_to_the_same_end(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

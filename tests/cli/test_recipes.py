@@ -36,7 +36,6 @@ BESIDE = {
     "data=alpaca": ["objective=sft"],
     "data=ultrafeedback": ["objective=preference", "init_from=runs/pretrain-tiny"],
     "objective=mlm": ["model=bert_base"],
-    "strategy=fsdp": ["optim=adamw"],
     "objective=seq2seq": ["data=stdlib_docstrings"],
     "objective=sft": ["data=stdlib_chat"],
     "objective=preference": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"],
@@ -48,6 +47,8 @@ def beside(group: str, option: str) -> list[str]:
     """The overrides that an option needs to compose."""
     if group == "model":
         return [f"objective={OBJECTIVES[catalog.values(group, option)['model.kind']]}"]
+    if group == "strategy" and option.startswith(("zero", "fsdp")):
+        return ["optim=adamw"]  # muon needs whole matrices
     return BESIDE.get(f"{group}={option}", [])
 
 

@@ -153,6 +153,8 @@ class TrainConfig(Config):
     init_from: str | None = None
     """Model folder, run folder or checkpoint to start the weights from (fine-tuning)."""
     resume: ResumeConfig = ResumeConfig()
+    check: bool = False
+    """Try everything once and small, tell what it takes, and stop."""
     traceback: bool = False
     """Print the whole traceback of an error."""
 

@@ -31,6 +31,7 @@ BESIDE = {
     "data=chat": ["objective=sft"],
     "data=stdlib_chat": ["objective=sft"],
     "data=preferences": ["objective=preference", "init_from=runs/pretrain-tiny"],
+    **{f"strategy={name}": ["optim=adamw"] for name in catalog.groups()["strategy"] if name not in ("single", "ddp")},
     "data=wmt14_de_en": ["objective=seq2seq"],
     "data=cnn_dailymail": ["objective=seq2seq"],
     "data=alpaca": ["objective=sft"],

@@ -1,5 +1,7 @@
 """What goes wrong in the middle of a run: every checkpoint that was valid before still is, and the next start goes on from it."""
 
+import hashlib
+import json
 import multiprocessing
 import os
 import resource
@@ -12,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from lm.checkpoint import CheckpointReader, checkpoints
+from lm.checkpoint import META, CheckpointReader, checkpoints
 from lm.cli.main import main
 from lm.data.order import step_rows
 from lm.errors import LmError, NumericsError, ResourceError
-from lm.folder import verify
+from lm.folder import MANIFEST, verify
 from lm.training.metrics import read
 from lm.training.module import TrainModule
 from lm.training.run import train
@@ -343,3 +345,47 @@ def test_a_killed_loader_worker_is_named_and_the_next_start_goes_on(
     require_unharmed(stopped_at_five, [int(path.name[5:]) for path in checkpoints(stopped_at_five / "checkpoints")])
     assert train(configure("data.workers=1", "trainer.max_steps=30"))["steps"] == 30
     assert multiprocessing.active_children() == []
+
+
+def test_a_secret_of_the_environment_is_nowhere_in_the_run_folder(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loggers and hubs read their keys from there; nothing copies it."""
+    secret = "b7f3c1d9e5a24680b7f3c1d9e5a24680b7f3c1d9"
+    for name in ("WANDB_API_KEY", "HF_TOKEN"):
+        monkeypatch.setenv(name, secret)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    train(configure("logger=wandb"))
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert (tmp_path / "run" / "wandb").is_dir() and len(files) > 10
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize("where", ["", "model", "model.norm", "model.attention"])
+def test_a_config_that_names_code_is_refused_and_runs_nothing(
+    stopped_at_five: Path, tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the model folder and, with a manifest that agrees, in a checkpoint."""
+    code = {"_target_": "os.system", "command": f"touch {tmp_path / 'canary'}"}
+    folder = checkpoints(stopped_at_five / "checkpoints")[0]
+    meta = json.loads((folder / META).read_text())
+    place = meta
+    for key in where.split(".") if where else []:
+        place = place[key]
+    place |= code
+    (folder / META).write_text(json.dumps(meta))
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | {META: hashlib.sha256((folder / META).read_bytes()).hexdigest()}))
+    code_of = main(["generate", f"from={folder}", "prompt=def", "max_tokens=1"])
+    assert code_of == (3 if where else 0)  # what is beside the model in the meta data is never looked at
+    assert not where or "there is no such key" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_run_needs_neither_a_network_nor_a_home(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise OSError("no network here")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setenv("HOME", "/dev/null")
+    assert main(["train", *(given for given in tiny if not given.startswith("data.cache_dir="))]) == 0

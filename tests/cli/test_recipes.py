@@ -48,6 +48,8 @@ def beside(group: str, option: str) -> list[str]:
     """The overrides that an option needs to compose."""
     if group == "model":
         return [f"objective={OBJECTIVES[catalog.values(group, option)['model.kind']]}"]
+    if group == "strategy" and option.startswith(("zero", "fsdp")):
+        return ["optim=adamw"]  # muon needs whole matrices
     return BESIDE.get(f"{group}={option}", [])
 
 

@@ -85,7 +85,11 @@ def test_text_fields_take_numbers_as_typed() -> None:
 
 
 def test_a_section_may_be_given_as_a_dict() -> None:
-    assert compose(["checkpoint={every: 7, keep_last: 3}"]).config().checkpoint.tree() == {"every": 7, "keep_last": 3}
+    assert compose(["checkpoint={every: 7, keep_last: 3}"]).config().checkpoint.tree() == {
+        "every": 7,
+        "keep_last": 3,
+        "background": False,
+    }
 
 
 @pytest.fixture

@@ -73,6 +73,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {  # class, and what config.j
         },
     ),
     "deepseek_v3": ("DeepseekV3ForCausalLM", {}),
+    "phi3_mini": ("Phi3ForCausalLM", {}),
     "gpt_oss_20b": ("GptOssForCausalLM", {"num_hidden_layers": 24, "num_local_experts": 32}),
 }  # fmt: skip
 BEYOND = {  # parameters that transformers has beyond the model
@@ -119,6 +120,7 @@ TINY = {
     "gemma2_2b": f"{GQA} model.attention.head_dim=16 model.attention.window=5 model.ffn.hidden=64 model.embed.scale=5.66",
     "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=64",
     "deepseek_v3": f"{MLA} model.ffn.top_k=2 model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 model.ahead.depth=1 {MOE}",
+    "phi3_mini": "model.attention.n_heads=4 model.attention.window=5 model.ffn.hidden=64",
     "gpt_oss_20b": f"{GQA} model.attention.head_dim=8 model.attention.window=5 model.ffn.top_k=2 {MOE}",
 }
 SMALL = "model.vocab_size=96 model.max_seq_len=16 model.d_model=32 model.n_layers=2 data.seq_len=16 optim=adamw optim.lr=1e-2"

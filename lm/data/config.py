@@ -7,12 +7,35 @@ from pydantic import Field, model_validator
 from lm.config import Config
 
 
-class BPEConfig(Config):
-    """Byte-level BPE trained on the training split of the corpus; specials <|bos|>, <|eos|>, <|pad|>."""
+class TrainedConfig(Config):
+    """Tokenizers trained on the training split, over bytes, so that every text comes back; specials <|bos|>, <|eos|>, <|pad|>."""
+
+    vocab_size: int = Field(4096, ge=260)
+    """Size of the vocabulary, with the 256 bytes and the special tokens."""
+    pattern: Literal["own", "gpt2", "gpt4", "llama3"] = "own"
+    """How text is cut into words before: GPT-4's way with whole indentations, or that of one of these."""
+    specials: list[str] = []
+    """Further special tokens."""
+    max_chars: int = Field(1 << 28, gt=0)
+    """Characters to train on; of a larger corpus an even sample of its documents."""
+
+
+class BPEConfig(TrainedConfig):
+    """Byte-pair encoding: Sennrich et al. 2015, arXiv:1508.07909; over bytes: Radford et al. 2019."""
 
     kind: Literal["bpe"] = "bpe"
-    vocab_size: int = Field(4096, ge=260)
-    """Size of the vocabulary, with the 256 bytes and the 3 special tokens."""
+
+
+class UnigramConfig(TrainedConfig):
+    """The likeliest cut under a unigram model: Kudo 2018, arXiv:1804.10959; here over bytes."""
+
+    kind: Literal["unigram"] = "unigram"
+
+
+class WordPieceConfig(TrainedConfig):
+    """The longest piece first: Wu et al. 2016, arXiv:1609.08144; here over bytes and without a continuation mark."""
+
+    kind: Literal["wordpiece"] = "wordpiece"
 
 
 class BytesConfig(Config):
@@ -35,7 +58,8 @@ class TokenizerFileConfig(Config):
     """Text of the padding token. null: found among the usual names, else eos."""
 
 
-TokenizerConfig = Annotated[BPEConfig | BytesConfig | TokenizerFileConfig, Field(discriminator="kind")]
+AnyTrained = BPEConfig | UnigramConfig | WordPieceConfig
+TokenizerConfig = Annotated[AnyTrained | BytesConfig | TokenizerFileConfig, Field(discriminator="kind")]
 
 
 class PairRecord(Config):

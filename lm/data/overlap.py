@@ -45,13 +45,28 @@ def overlap(train: TokenStore, val: TokenStore) -> Overlap:
     hashes = [_inner_runs(val, start, tokens) for start, tokens in _slices(val)]
     wanted = np.unique(np.concatenate(hashes)) if hashes else np.array([], np.uint64)
     seen = np.zeros(len(wanted), np.bool_)
+    sieve = _Sieve(wanted)
     for start, tokens in _slices(train):
-        found = _inner_runs(train, start, tokens)
+        found = sieve.possible(_inner_runs(train, start, tokens))
         at = np.searchsorted(wanted, found)
         hit = at[(at < len(wanted)) & (wanted[np.minimum(at, len(wanted) - 1)] == found)] if len(wanted) else at[:0]
         seen[hit] = True
     documents, copies = _equal_documents(train, val)
     return Overlap(documents, copies, val.n_documents, len(wanted), int(seen.sum()))
+
+
+class _Sieve:
+    """Lets all wanted hashes through, and few others: to look up each in the sorted ones takes many times as long."""
+
+    def __init__(self, wanted: NDArray[np.uint64]) -> None:
+        bits = min(27, max(10, len(wanted).bit_length() + 4))
+        self._mask = np.uint64((1 << bits) - 1)
+        self._held = np.zeros(1 << bits, np.bool_)
+        self._held[wanted & self._mask] = True
+
+    def possible(self, found: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Those that may be wanted."""
+        return found[self._held[found & self._mask]]
 
 
 def _equal_documents(train: TokenStore, val: TokenStore) -> tuple[int, int]:
@@ -77,9 +92,12 @@ def _slices(store: TokenStore) -> Iterator[tuple[int, NDArray[np.uint64]]]:
 def _inner_runs(store: TokenStore, start: int, tokens: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A hash of each run that lies in one document."""
     found = _runs(tokens)
-    at = np.arange(start, start + len(found))
-    whole = np.searchsorted(store.starts, at, "right") == np.searchsorted(store.starts, at + _N - 1, "right")
-    return found[whole]
+    low, high = np.searchsorted(store.starts, [start + 1, start + len(tokens)])
+    inner = np.asarray(store.starts[low:high]) - start
+    whole = np.ones(len(tokens) + _N, np.bool_)
+    for before in range(1, _N):  # the runs that begin in one document and end in the next; a negative place is past the end
+        whole[inner - before] = False
+    return found[whole[: len(found)]]
 
 
 def _runs(tokens: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from lm.config import Tree
 from lm.data.cache import Log, build_once, cache_root, code_version, short_hash
 from lm.data.config import (
-    BPEConfig,
+    AnyTrained,
     Chatted,
     DataConfig,
     MixConfig,
@@ -22,18 +22,17 @@ from lm.data.overlap import Overlap, overlap
 from lm.data.pieces import piece_maker
 from lm.data.progress import progress
 from lm.data.shards import TokenStore, read_index, write_index
-from lm.data.source import SPLITS, Source, Split
+from lm.data.source import SPLITS, Source, Split, hashed_frac
 from lm.data.tokenise import tokenise
 from lm.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, pieces
 from lm.errors import ConfigError
-
-_TRAINING_CHARS = 1 << 28
 
 
 @dataclass(frozen=True)
 class Part:
     """One source, tokenised.  index: what index.json says."""
 
+    folder: Path
     train: TokenStore
     val: TokenStore
     index: Tree
@@ -73,7 +72,7 @@ class Prepared:
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Log, specials: Sequence[str] = ()) -> Prepared:
-    """Reads, trains and tokenises what is not in the cache yet. A tokenizer that is trained sees the first 256 million characters.
+    """Reads, trains and tokenises what is not in the cache yet.
 
     specials: special tokens that a tokenizer made here gets beside its own.
     """
@@ -123,7 +122,7 @@ def find_tokenizer(
         tokenizer = given
     else:
         extra = [*specials, *(records.specials() if isinstance(records, Chatted) else ())]
-        tokenizer = _trained(given, extra, sources, cache, log) if isinstance(given, BPEConfig) else build_tokenizer(given, (), extra)
+        tokenizer = _trained(given, extra, sources, cache, log) if isinstance(given, AnyTrained) else build_tokenizer(given, (), extra)
     _, template = piece_maker(data, tokenizer)
     if template is not None:
         tokenizer.chat_template = template
@@ -140,7 +139,8 @@ def build_tokens(data: SourceConfig, source: Source, tokenizer: Tokenizer, folde
     """Tokenises a source into a folder.  whole: it is no part of something larger, so that both splits must have documents."""
     found = tokenise(source, tokenizer, piece_maker(data, tokenizer)[0], folder, log)
     if whole:
-        _require_documents(found.pop("documents"), source)
+        require_documents(found["documents"], source.looked_at(), source.skipped)
+    del found["documents"]
     finish_tokens(folder, {**found, "tokenizer": tokenizer.hash, "files": source.files}, whole)
 
 
@@ -162,13 +162,13 @@ def _reading(source: Source) -> list[object]:
     return [code_version(), source.identity, source.files]
 
 
-def _trained(cfg: BPEConfig, specials: Sequence[str], sources: Mapping[str, Source], cache: Path, log: Log) -> Tokenizer:
+def _trained(cfg: AnyTrained, specials: Sequence[str], sources: Mapping[str, Source], cache: Path, log: Log) -> Tokenizer:
     sizes = [source.total for source in sources.values()]
     total = None if None in sizes else sum(filter(None, sizes))
 
     def build(half: Path) -> None:
         with progress(f"Training a tokenizer of {cfg.vocab_size:,} tokens", total, log) as done:
-            texts = chain(*(_training_texts(source, done, _TRAINING_CHARS // len(sources)) for source in sources.values()))
+            texts = chain(*(_training_texts(source, done, cfg.max_chars // len(sources)) for source in sources.values()))
             build_tokenizer(cfg, texts, specials).save(half)
 
     reading = [_reading(source) for source in sources.values()]
@@ -177,8 +177,12 @@ def _trained(cfg: BPEConfig, specials: Sequence[str], sources: Mapping[str, Sour
 
 
 def _training_texts(source: Source, done: Callable[[int], None], left: int) -> Iterator[str]:
+    """The training split; of one that is larger than `left` characters those documents that a hash picks."""
+    frac = 1.0 if source.total is None else left / max(1, source.total)
     for document in source.documents():
-        for text in pieces(document.chunks) if document.split == "train" else ():
+        if document.split != "train" or (frac < 1 and hashed_frac(document.key) >= frac):
+            continue
+        for text in pieces(document.chunks):
             done(source.position())
             yield text
             left -= len(text)
@@ -186,13 +190,14 @@ def _training_texts(source: Source, done: Callable[[int], None], left: int) -> I
                 return
 
 
-def _require_documents(documents: Mapping[str, int], source: Source) -> None:
+def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: int) -> None:
+    """ConfigError where a split has none."""
     if not documents.get("train"):
-        skipped = f" ({source.skipped} broken records were skipped)" if source.skipped else ""
-        raise ConfigError(f"data: 0 documents for training in {source.looked_at()}{skipped}. Give files with text in them.")
+        skipped = f" ({n_skipped} broken records were skipped)" if n_skipped else ""
+        raise ConfigError(f"data: 0 documents for training in {looked_at}{skipped}. Give files with text in them.")
     if not documents.get("val"):
         raise ConfigError(
-            f"data: 0 documents for validation in {source.looked_at()}, and {documents['train']} for training."
+            f"data: 0 documents for validation in {looked_at}, and {documents['train']} for training."
             " Raise data.val_frac, or name held-out data."
         )
 
@@ -209,7 +214,7 @@ def _opened(folder: Path, tokenizer: Tokenizer, cache: Path) -> Part:
     train, val = TokenStore.open(folder, "train"), TokenStore.open(folder, "val")
     for store in (train, val):
         store.verify(tokenizer.vocab_size, cache / "verified")
-    return Part(train, val, read_index(folder))
+    return Part(folder, train, val, read_index(folder))
 
 
 def _prepared(data: DataConfig, tokenizer: Tokenizer, parts: dict[str, Part]) -> Prepared:

@@ -48,6 +48,12 @@ class ShardWriter:
         """The next token begins a part of its document."""
         self._parts.add(self.n_tokens, kind)
 
+    def starts_at(self, documents: NDArray[np.int64], parts: NDArray[np.int64] | None) -> None:
+        """Where documents and parts begin in the tokens to come, counted from the next one."""
+        self._starts.add(*(documents + self.n_tokens).tolist())
+        if parts is not None:
+            self._parts.add(*(parts + np.array([self.n_tokens, 0])).ravel().tolist())
+
     def add(self, tokens: Tokens, n_bytes: int = 0) -> None:
         """Tokens of the current document and the UTF-8 bytes of the text that they stand for."""
         self._pending.append(tokens.astype(_ITEM[self.dtype]))
@@ -177,6 +183,11 @@ class TokenStore:
         if begin + len(self._shards[first]) >= stop or first + 1 == len(self._shards):
             return part
         return np.concatenate([part, self.read(int(self._ends[first]), stop)])
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether its records are more than a text each."""
+        return self._parts is not None
 
     @property
     def parts(self) -> NDArray[np.int64]:

@@ -31,7 +31,8 @@ def tokenise(source: Source, tokenizer: Tokenizer, make_pieces: MakePieces, fold
     """Writes both splits into `folder`, going on where a killed process left off, and returns their part of index.json."""
     stores = _Stores(folder, tokenizer, log)
     with progress("Tokenising", source.total, log) as done:
-        batches = _batches(piece for document in stores.counted(source.documents()) for piece in make_pieces(document))
+        pieces = (piece for document in stores.counted(source.documents()) for piece in make_pieces(document))
+        batches = _batches(stores.measured(pieces))
         for batch, position in _read_ahead(batches, source.position):
             stores.add(batch)
             done(position)
@@ -117,7 +118,6 @@ class _Stores:
         for piece in batch:
             if self._done >= self._skip:
                 to_write.append(piece)
-            self._measure(piece)
             self._done += piece.ends
         for piece, ids in zip(to_write, self._tokenizer.encode_arrays([piece.text for piece in to_write]), strict=True):
             if self._lossless is None:
@@ -137,11 +137,14 @@ class _Stores:
         n_bytes = len(piece.text.encode()) if piece.counted else 0
         writer.add(np.concatenate([np.array(piece.head, np.uint32), ids, np.array(piece.tail, np.uint32)]), n_bytes)
 
-    def _measure(self, piece: Piece) -> None:
-        if piece.split == "val" and piece.counted and self._zlib_in < _ZLIB_BYTES:
-            data = piece.text.encode()
-            self._zlib_in += len(data)
-            self._zlib_out += len(self._zlib.compress(data))
+    def measured(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """The pieces, those of the validation packed as they pass."""
+        for piece in pieces:
+            if piece.split == "val" and piece.counted and self._zlib_in < _ZLIB_BYTES:
+                data = piece.text.encode()
+                self._zlib_in += len(data)
+                self._zlib_out += len(self._zlib.compress(data))
+            yield piece
 
     def _save_state(self) -> None:
         splits = {split: writer.save() for split, writer in self._writers.items()}

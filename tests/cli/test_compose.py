@@ -15,6 +15,7 @@ from lm.nn.rope import RopeConfig
 from lm.nn.rope_scaling import YarnScaling
 from lm.nn.router import SigmoidRouterConfig
 from lm.record import flatten
+from lm.training.config import CheckpointConfig
 
 RECIPES = catalog.groups()["recipes"]
 
@@ -85,11 +86,7 @@ def test_text_fields_take_numbers_as_typed() -> None:
 
 
 def test_a_section_may_be_given_as_a_dict() -> None:
-    assert compose(["checkpoint={every: 7, keep_last: 3}"]).config().checkpoint.tree() == {
-        "every": 7,
-        "keep_last": 3,
-        "background": False,
-    }
+    assert compose(["checkpoint={every: 7, keep_last: 3}"]).config().checkpoint == CheckpointConfig(every=7, keep_last=3)
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from lm.nn.loss import causal_reader
 from lm.nn.memory import Setting, memory
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
-from lm.training.optim import begin_state, build_optimizer, state_bytes
+from lm.training.optim import state_bytes
+from tests.training.optimizers import begun
 
 SMALL = "model.vocab_size=96 model.d_model=128 model.n_layers=4 model.max_seq_len=64 model.dropout=0 data.seq_len=64"
 SETTING = Setting(micro_batch=2, seq_len=64, chunk=16)
@@ -77,8 +78,7 @@ def test_activations_by_formula_are_what_autocast_keeps(preset: str) -> None:
 def test_weights_and_optimizer_by_formula_are_what_is_allocated(optim: str, dtype: torch.dtype) -> None:
     cfg = composed("model=deepseek_v3", f"optim={optim}")
     model = build_model(cfg.model, device="meta").to(dtype)
-    optimizer = build_optimizer(cfg.optim, model.named_parameters(), model.matrices())
-    begin_state(optimizer)
+    optimizer = begun(cfg.optim, model.named_parameters(), model.matrices())
     held = sum(x.nbytes for state in optimizer.state.values() for name, x in state.items() if name != "step")
     found = memory(
         model, replace(SETTING, precision="fp32" if dtype == torch.float32 else "bf16-true", states=state_bytes(cfg.optim, dtype.itemsize))

@@ -236,6 +236,16 @@ def test_the_split_into_micro_batches_changes_neither_loss_nor_gradients_nor_loa
     torch.testing.assert_close(split, gradients, atol=1e-3, rtol=1e-3)
 
 
+@torch.no_grad()
+def test_a_rows_losses_are_weighed_by_its_labels() -> None:
+    model, ids, labels = redrawn(config(ffn=MIXTURES[0] | {"router_z_loss": 0.2})), tokens(3, 12), tokens(3, 12, seed=2)
+    for row, n in enumerate((0, 5, 12)):
+        labels[row, :n] = IGNORED
+    sums, ctx = loss_of(model, ids, labels), model(Batch(ids), loss=lambda hidden, head, ctx: ctx)
+    rows = torch.stack(list(ctx.auxiliary.losses.values())).sum(0)
+    torch.testing.assert_close(sums.total - sums.nll, rows[0] * 12 + rows[1] * 7)
+
+
 def test_blocks_that_are_run_again_for_the_backward_count_once() -> None:
     model = redrawn(config(ffn=MIXTURES[2] | {"balance_loss": 0.5, "router_z_loss": 0.2})).train()
     ids, labels = tokens(2, 12), tokens(2, 12, seed=2)

@@ -1,0 +1,62 @@
+"""Phi-3."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+
+from lm.errors import ConfigError  # noqa: E402
+from lm.hf.phi3 import FAMILY  # noqa: E402
+from tests.hf.harness import VOCAB, old_spelling_agrees, verify  # noqa: E402
+
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": None,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}  # fmt: skip
+LISTS: dict[str, Any] = {"short_factor": [1.1, 1.0, 1.3, 1.2, 1.5, 1.4], "long_factor": [1.2, 1.7, 2.1, 3.3, 4.8, 6.5]}
+LONG = {"rope_type": "longrope", "rope_theta": 500.0, **LISTS}
+HALF = {
+    "rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.5, "factor": 4.0,
+    **{name: factors[::2] for name, factors in LISTS.items()},
+}  # fmt: skip
+CASES: dict[str, dict[str, Any]] = {
+    "one key per head": {"num_key_value_heads": None},
+    "window": {"sliding_window": 11, "hidden_act": "gelu"},
+    "beyond the original length": {"rope_parameters": LONG, "original_max_position_embeddings": 8, "sliding_window": 31},
+    "within the original length": {"rope_parameters": LONG, "original_max_position_embeddings": 128},
+    "half rotated, tied": {
+        "rope_parameters": HALF,
+        "original_max_position_embeddings": 8,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_phi3(case: str, tmp_path: Path) -> None:
+    verify(transformers.Phi3ForCausalLM(transformers.Phi3Config(**deepcopy(BASE | CASES[case]))), tmp_path)
+
+
+def test_an_exported_longrope_has_the_three_keys_that_transformers_4_demands() -> None:
+    there = FAMILY.hf(FAMILY.config(BASE | CASES["beyond the original length"]))
+    assert there["rope_scaling"] == {"type": "longrope", **LISTS}
+    assert there["original_max_position_embeddings"] == 8
+
+
+OLD = {"rope_scaling": {"type": "longrope", **LISTS}, "original_max_position_embeddings": 8, "rope_theta": 500.0, "sliding_window": 11}
+
+
+@pytest.mark.parametrize("more", [{}, OLD])
+def test_phi3_of_transformers_4(more: dict[str, Any]) -> None:
+    sizes = {key: BASE[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "pad_token_id")}
+    old_spelling_agrees(FAMILY, transformers.Phi3Config, sizes | {"num_attention_heads": 4, "max_position_embeddings": 128} | more)
+
+
+def test_other_scalings_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="rope_type='linear' is not one that phi3 has"):
+        FAMILY.config(BASE | {"rope_parameters": {"rope_type": "linear", "factor": 2.0}})

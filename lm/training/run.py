@@ -32,11 +32,12 @@ from lm.training.export import export_model
 from lm.training.logging import Console, build_loggers
 from lm.training.metrics import MetricsFile
 from lm.training.optim import build_optimizer, vectors_of
+from lm.training.progress import Progress
 from lm.training.ranks import Ranks
 from lm.training.resume import SUMMARY, finished, freeze, open_run, require_same_data
 from lm.training.samples import truncate_samples
 from lm.training.saving import Saver
-from lm.training.session import Progress, Session
+from lm.training.session import Session
 from lm.training.signals import Signals
 from lm.training.strategies.build import build_strategy
 from lm.training.trainer import build_trainer
@@ -221,7 +222,8 @@ class _Run:
             "flops_per_token": counts.train_flops_per_token, "cache_bytes_per_token": counts.cache_bytes_per_token,
             "steps": session.module.step, "stopped_early": session.module.step < cfg.trainer.max_steps, "tokens": tokens,
             "val_loss": p.val_loss, "val_bits_per_byte": p.val_bits_per_byte, "zlib_bits_per_byte": data.zlib_bits_per_byte,
-            "tokens_per_second": round(tokens / p.train_s, 1) if p.train_s else None, "train_s": round(p.train_s, 2), "device": p.device,
+            "tokens_per_second": round(tokens / p.train_s, 1) if p.train_s else None, "train_s": round(p.train_s, 2),
+            "save_s": p.save_s, "device": p.device,
             "torch": torch.__version__, "python": platform.python_version(), "parent": cfg.init_from, "version": lm.__version__,
             "consumed": consumed(session.rows, session.module.step * cfg.data.global_batch),
             "data_fingerprint": data.fingerprint, "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -2,6 +2,7 @@
 
 import math
 import platform
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,6 +28,7 @@ from lm.training.config import TrainConfig
 from lm.training.logging import Console, Logger
 from lm.training.metrics import MetricsFile, expert_loads, memory_gib, peak_flops
 from lm.training.numerics import is_spike
+from lm.training.progress import Progress
 from lm.training.ranks import Ranks
 from lm.training.resume import has_stopped_early
 from lm.training.samples import append_samples, truncate_samples
@@ -36,23 +38,6 @@ from lm.training.state import EMA, load_pieces
 
 if TYPE_CHECKING:  # Lightning takes seconds, and a run that is finished does not need it
     from lm.training.module import TrainModule
-
-
-@dataclass
-class Progress:
-    """The counters that a checkpoint carries beside weights and optimizer."""
-
-    best_val_loss: float | None = None
-    worse_validations: int = 0
-    val_loss: float | None = None
-    val_bits_per_byte: float | None = None
-    train_s: float = 0.0  # seconds spent stepping, over all resumes
-    samples_bytes: int = 0  # length of samples.md
-    recent_losses: list[float] = field(default_factory=list)  # what the next logged loss is compared with
-    skipped: int = 0  # steps left out because they were not finite
-    rolled_back: int = 0  # times
-    rows_from: int = 0  # step n reads the rows of step n + this, since those before were left out
-    device: str = ""  # what the steps run on
 
 
 @dataclass
@@ -79,6 +64,7 @@ class Session:
     ema: EMA | None = None
     last_saved: int = -1
     stopped_by: int | None = None  # the signal that ends the run, the same on all ranks
+    save_s: list[float] = field(default_factory=list)  # how long each save of this process has held up the loop
     _bad_told: int = 0  # steps that were not finite, in this process
     _mark: tuple[int, float] = (0, 0.0)  # step and time of the last metrics line, pauses taken out
 
@@ -298,8 +284,11 @@ class Session:
         step = self.module.step
         if step == self.last_saved:
             return
+        self.progress.save_s = statistics.median(self.save_s) if self.save_s else self.progress.save_s
         meta = self.meta | {"step": step, "tokens": self._tokens(step), "progress": asdict(self.progress)}
+        begun = time.perf_counter()
         self.saver.save(step, self._pieces(), meta)
+        self.save_s.append(time.perf_counter() - begun)
         self.last_saved = step
 
     def _pieces(self) -> Iterator[Piece]:

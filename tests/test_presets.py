@@ -74,6 +74,13 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {  # class, and what config.j
     ),
     "deepseek_v3": ("DeepseekV3ForCausalLM", {}),
     "phi3_mini": ("Phi3ForCausalLM", {}),
+    "granite_3_1_2b": (
+        "GraniteForCausalLM",
+        {
+            "vocab_size": 49152, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 40, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "tie_word_embeddings": True,
+        },
+    ),
     "gpt_oss_20b": ("GptOssForCausalLM", {"num_hidden_layers": 24, "num_local_experts": 32}),
 }  # fmt: skip
 BEYOND = {  # parameters that transformers has beyond the model
@@ -121,6 +128,7 @@ TINY = {
     "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=64",
     "deepseek_v3": f"{MLA} model.ffn.top_k=2 model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 model.ahead.depth=1 {MOE}",
     "phi3_mini": "model.attention.n_heads=4 model.attention.window=5 model.ffn.hidden=64",
+    "granite_3_1_2b": f"{GQA} model.ffn.hidden=64 model.head.scale=1.0",
     "gpt_oss_20b": f"{GQA} model.attention.head_dim=8 model.attention.window=5 model.ffn.top_k=2 {MOE}",
 }
 SMALL = "model.vocab_size=96 model.max_seq_len=16 model.d_model=32 model.n_layers=2 data.seq_len=16 optim=adamw optim.lr=1e-2"

@@ -15,7 +15,7 @@ from lm.nn.batch import Batch
 from lm.nn.loss import LossSums, causal_reader
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
-from lm.training.optim import build_optimizer
+from lm.training.optim import begin_state, build_optimizer
 
 OURS = {"tiny", "nano", "llama_tiny", "moe_tiny", "deepseek_tiny", "bert_tiny", "t5_tiny"}
 SHAPES = {
@@ -187,6 +187,7 @@ def three_steps(cfg: TrainConfig, model: LM) -> list[Tensor]:
     source = torch.randint(0, 96, (4, 16)) if isinstance(cfg.model, EncoderDecoderConfig) else None
     batch, labels = Batch(torch.randint(0, 96, (4, 16)), source_tokens=source), torch.randint(0, 96, (4, 16))
     optimizer = build_optimizer(cfg.optim, model.named_parameters(), model.matrices())
+    begin_state(optimizer)
     losses = []
     for _ in range(3):
         sums: LossSums = model(batch, causal_reader(labels))

@@ -67,3 +67,8 @@ def test_every_recipe_stands_in_the_readmes_table() -> None:
     assert len(recipes) >= 11
     text = README.read_text(encoding="utf-8")
     assert [str(recipe) for recipe in recipes if f"`{recipe}`" not in text] == []
+
+
+def test_the_output_of_lm_show_is_what_it_prints(folder: Path) -> None:
+    [shown] = [text for n in range(2) if (text := block("text", n))[0].startswith("$ lm show")]
+    assert shell(shown[0].removeprefix("$ "), folder).splitlines() == shown[1:]

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from lm.config import from_tree
 from lm.data.order import Ids, spread
 from lm.data.prepare import prepare
-from lm.data.rows import Rows, build_rows
+from lm.data.protocol import Rows
+from lm.data.rows import build_rows
 from lm.generation.evaluate import evaluate
 from lm.generation.load import load
 from lm.nn.batch import IGNORED, Batch

@@ -33,7 +33,7 @@ from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderConfig, build_model
 from lm.training.config import TrainConfig
 from lm.training.objective import causal_reader
-from lm.training.optim import build_optimizer, set_lr
+from lm.training.optim import begin_state, build_optimizer, set_lr
 from lm.training.schedule import factor
 
 VOCAB, D, LAYERS, HEADS, HIDDEN, ROWS, LENGTH = 8192, 384, 6, 6, 1024, 8, 256
@@ -228,6 +228,7 @@ def bare_loop(config: TrainConfig, steps: int) -> float:
     vocab_size = -(-data.tokenizer.vocab_size // 64) * 64
     model = build_model(config.model.replace(vocab_size=vocab_size, max_seq_len=config.data.seq_len), seed=config.seed)
     optimizer = build_optimizer(config.optim, model.named_parameters(), model.matrices())
+    begin_state(optimizer)
     batches, begun = list(loader), 0.0
     for number, batch in enumerate(batches):
         if number == 1:

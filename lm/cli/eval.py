@@ -82,7 +82,9 @@ def _evaluate(folder: str, cfg: EvalConfig) -> Tree:
         raise ConfigError(f"data.seq_len={seq_len} is over model.max_seq_len={model.max_seq_len}. Lower it, or leave it out.")
     prepared = prepare(data, tokenizer, log=lambda line: print(line, file=sys.stderr))
     parts = []
-    for store in {"val": [prepared.val], "train": [prepared.train], "all": [prepared.train, prepared.val]}[cfg.split]:
+    found_parts = prepared.parts.values()
+    stores = {"val": [part.val for part in found_parts], "train": [part.train for part in found_parts]}
+    for store in stores.get(cfg.split, [*stores["train"], *stores["val"]]):
         rows = build_rows(objective, data.replace(seq_len=seq_len), store, tokenizer, model_cfg)
         parts.append(evaluate(model, rows, spread(len(rows), data.val_rows), tokenizer, cfg.micro_batch))
     tokens, n_bytes = sum(part["tokens"] for part in parts), sum(part["bytes"] for part in parts)

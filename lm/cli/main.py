@@ -19,6 +19,9 @@ VERBS = {
     "import": "a Hugging Face model as a model folder",
     "export": "a model for transformers, vLLM, llama.cpp and lm-eval",
     "show": "the tree of a model, its parameters, FLOPs, cache and memory",
+    "prepare": "tokenise data ahead of a training, on one machine or several",
+    "tokenizer": "train a tokenizer",
+    "data": "look at the rows that a model is trained on",
     "explain": "what a setting means and where its value comes from",
 }
 """Verb -> one line of help. Each is a module of this folder; a keyword of Python gets an underscore."""

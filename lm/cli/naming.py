@@ -9,7 +9,7 @@ from lm.cli.overrides import Given
 _LONGEST = 120  # of RunConfig.name
 
 WHERE_AND_HOW = (
-    *("run", "logger", "checkpoint", "resume", "launch", "traceback"),
+    *("run", "logger", "checkpoint", "resume", "launch", "traceback", "check"),
     *("trainer.device", "trainer.log_every", "data.cache_dir", "data.workers"),
 )
 """Keys that change where and how a run goes, not what comes out: two runs that differ in these only are one run."""

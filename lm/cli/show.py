@@ -9,7 +9,7 @@ from lm.cli.describe import table
 from lm.cli.outline import outline
 from lm.cli.train import parse_call
 from lm.config import Config
-from lm.data.config import BPEConfig, BytesConfig, DataBase, TokenizerConfig
+from lm.data.config import BytesConfig, DataBase, TokenizerConfig, TrainedConfig
 from lm.data.objective import LikelihoodConfig, ObjectiveConfig
 from lm.errors import ConfigError
 from lm.nn.count import Counts, count
@@ -97,7 +97,7 @@ def _vocab_size(composition: Composition) -> int:
     """As training rounds it up."""
     tokenizer = composition.checked(_Tokenized, {"tokenizer": composition.tree["tokenizer"]}).tokenizer
     match tokenizer:
-        case BPEConfig():
+        case TrainedConfig():
             size = tokenizer.vocab_size
         case BytesConfig():
             size = 259

@@ -15,6 +15,7 @@ from lm.cli.overrides import expand
 from lm.config import did_you_mean
 from lm.errors import ConfigError, Interrupted
 from lm.training.config import TrainConfig
+from lm.training.signals import requeue
 
 _FLAGS = ("-m", "--multirun", "--cfg", "--help")
 
@@ -40,17 +41,23 @@ def run(args: Sequence[str]) -> int:
 
         return multirun(jobs)
     config = compose_config(call.overrides)
+    if config.check:
+        from lm.training.check import check
+
+        check(config, _train, print)
+        return 0
     command = shlex.join(["lm", "train", *args])
     try:
         _train(config, command)
-    except Interrupted:
+    except Interrupted as stopped:
         print(f"resume: {command}", file=sys.stderr)
+        requeue(stopped)
         raise
     _report(Path(config.run.dir).expanduser() / config.run.name)
     return 0
 
 
-def _train(config: TrainConfig, command: str) -> None:
+def _train(config: TrainConfig, command: str | None = None) -> None:
     """In this process, or in ranks of its own."""
     if config.strategy.kind == "single":
         from lm.training.run import train

@@ -55,15 +55,18 @@ def cache_root(cache_dir: str, log: Log) -> Path:
     return spare
 
 
-def build_once(folder: Path, build: Callable[[Path], None], log: Log) -> Path:
-    """`folder`, after `build(temporary folder)` where it does not exist. A second process waits; what a killed one left is removed."""
+def build_once(folder: Path, build: Callable[[Path], None], log: Log, resume: bool = False) -> Path:
+    """`folder`, after `build(temporary folder)` where it does not exist. A second process waits.
+
+    What a killed process left is removed, or with `resume` given to `build`.
+    """
     if folder.is_dir():
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.with_name(f"{folder.name}.lock"), log):
             if not folder.is_dir():
-                _build(folder, build)
+                _build(folder, build, resume)
     except OSError as error:
         if error.errno not in _DISK:
             raise
@@ -73,15 +76,17 @@ def build_once(folder: Path, build: Callable[[Path], None], log: Log) -> Path:
     return folder
 
 
-def _build(folder: Path, build: Callable[[Path], None]) -> None:
+def _build(folder: Path, build: Callable[[Path], None], resume: bool) -> None:
     half = folder.with_name(f"{folder.name}.half")
-    shutil.rmtree(half, ignore_errors=True)
-    half.mkdir()
+    if not resume:
+        shutil.rmtree(half, ignore_errors=True)
+    half.mkdir(exist_ok=True)
     try:
         build(half)
         half.rename(folder)
-    finally:
+    except Exception:
         shutil.rmtree(half, ignore_errors=True)
+        raise
 
 
 def file_hashes(paths: Sequence[Path], root: Path) -> dict[str, str]:

@@ -7,12 +7,35 @@ from pydantic import Field, model_validator
 from lm.config import Config
 
 
-class BPEConfig(Config):
-    """Byte-level BPE trained on the training split of the corpus; specials <|bos|>, <|eos|>, <|pad|>."""
+class TrainedConfig(Config):
+    """Tokenizers trained on the training split, over bytes, so that every text comes back; specials <|bos|>, <|eos|>, <|pad|>."""
+
+    vocab_size: int = Field(4096, ge=260)
+    """Size of the vocabulary, with the 256 bytes and the special tokens."""
+    pattern: Literal["own", "gpt2", "gpt4", "llama3"] = "own"
+    """How text is cut into words before: GPT-4's way with whole indentations, or that of one of these."""
+    specials: list[str] = []
+    """Further special tokens."""
+    max_chars: int = Field(1 << 28, gt=0)
+    """Characters to train on; of a larger corpus an even sample of its documents."""
+
+
+class BPEConfig(TrainedConfig):
+    """Byte-pair encoding: Sennrich et al. 2015, arXiv:1508.07909; over bytes: Radford et al. 2019."""
 
     kind: Literal["bpe"] = "bpe"
-    vocab_size: int = Field(4096, ge=260)
-    """Size of the vocabulary, with the 256 bytes and the 3 special tokens."""
+
+
+class UnigramConfig(TrainedConfig):
+    """The likeliest cut under a unigram model: Kudo 2018, arXiv:1804.10959; here over bytes."""
+
+    kind: Literal["unigram"] = "unigram"
+
+
+class WordPieceConfig(TrainedConfig):
+    """The longest piece first: Wu et al. 2016, arXiv:1609.08144; here over bytes and without a continuation mark."""
+
+    kind: Literal["wordpiece"] = "wordpiece"
 
 
 class BytesConfig(Config):
@@ -35,7 +58,8 @@ class TokenizerFileConfig(Config):
     """Text of the padding token. null: found among the usual names, else eos."""
 
 
-TokenizerConfig = Annotated[BPEConfig | BytesConfig | TokenizerFileConfig, Field(discriminator="kind")]
+AnyTrained = BPEConfig | UnigramConfig | WordPieceConfig
+TokenizerConfig = Annotated[AnyTrained | BytesConfig | TokenizerFileConfig, Field(discriminator="kind")]
 
 
 class PairRecord(Config):
@@ -109,6 +133,8 @@ class DataBase(Config):
     packing: Literal["split", "fit", "none"] | None = None
     """split: one stream of documents, cut every seq_len tokens; fit: whole documents side by side, none cut that fits a row; none: one
     a row, padded. null: split for texts, fit for chats, none for pairs and preferences."""
+    max_overlap: float = Field(0.5, ge=0, le=1)
+    """Part of the validation documents that may be in training too, token for token; more is an error."""
     mask_documents: bool = True
     """Tokens of one packed document do not see another."""
     cache_dir: str = "~/.cache/lm"
@@ -197,4 +223,78 @@ class HubConfig(Recorded):
     """Stop after this many documents. null: all."""
 
 
-DataConfig = Annotated[StdlibConfig | StdlibDocstringsConfig | TextConfig | HubConfig, Field(discriminator="kind")]
+SourceConfig = Annotated[StdlibConfig | StdlibDocstringsConfig | TextConfig | HubConfig, Field(discriminator="kind")]
+
+
+class MixSource(Config):
+    """One source of a mixture."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")
+    """What it is called in phases, reports and metrics."""
+    data: SourceConfig
+    """Where its documents come from. Rows are the mixture's: seq_len and the like are set there."""
+    weight: float | None = Field(None, ge=0)
+    """Its share of the tokens, against the other weights; 0: only validated. null: its size ** (1 / temperature), if that is so for all."""
+    max_epochs: float | None = Field(None, gt=0)
+    """How often its rows may be read; after that the others share its part. null: without end."""
+
+
+class Phase(Config):
+    """Other weights for the first steps."""
+
+    until_step: int = Field(gt=0)
+    """The step up to which they hold, after the phase before; behind the last phase the sources' own weights hold."""
+    weights: dict[str, Annotated[float, Field(ge=0)]]
+    """Weight by name; a source that is not named has none."""
+
+
+class MixConfig(DataBase):
+    """Several sources by weight. Each is validated on its own too, under its name."""
+
+    kind: Literal["mix"] = "mix"
+    sources: list[MixSource] = Field(min_length=1)
+    """What is mixed; all of one kind of record."""
+    phases: list[Phase] = []
+    """Weights that change with the steps."""
+    temperature: float = Field(1.0, gt=0)
+    """Above 1, small sources without weights get more than their size (Conneau et al. 2019, arXiv:1911.02116)."""
+
+    @property
+    def records(self) -> RecordConfig | None:
+        return self.sources[0].data.records
+
+    @model_validator(mode="after")
+    def _sources_agree(self) -> Self:
+        names = [source.name for source in self.sources]
+        if len(set(names)) < len(names):
+            raise ValueError(f"sources: the names {', '.join(names)} are not all different. Rename one.")
+        if len(shapes := {source.data.shape for source in self.sources}) > 1:
+            raise ValueError(f"sources: their records are of the kinds {', '.join(sorted(shapes))}. Mix sources of one kind.")
+        if len({source.weight is None for source in self.sources}) > 1:
+            raise ValueError("sources: some have a weight and some have none. Give all or none of them one.")
+        if not any(source.weight is None or source.weight > 0 for source in self.sources):
+            raise ValueError("sources: no weight is above 0, so there is nothing to train on. Raise one.")
+        return self
+
+    @model_validator(mode="after")
+    def _shared_keys_are_the_mixtures(self) -> Self:
+        for source in self.sources:
+            for key, field in DataBase.model_fields.items():
+                if getattr(source.data, key) != field.default:
+                    raise ValueError(f"sources: {source.name} sets {key}, which is one for all. Set data.{key} instead.")
+        return self
+
+    @model_validator(mode="after")
+    def _phases_are_in_order(self) -> Self:
+        steps, names = [phase.until_step for phase in self.phases], {source.name for source in self.sources}
+        if steps != sorted(set(steps)):
+            raise ValueError(f"phases: until_step is {', '.join(map(str, steps))}, and must rise from phase to phase. Sort them.")
+        for phase in self.phases:
+            if unknown := phase.weights.keys() - names:
+                raise ValueError(f"phases: {min(unknown)} is no source. Options: {', '.join(sorted(names))}.")
+            if not sum(phase.weights.values()):
+                raise ValueError(f"phases: no weight until step {phase.until_step} is above 0. Raise one.")
+        return self
+
+
+DataConfig = Annotated[StdlibConfig | StdlibDocstringsConfig | TextConfig | HubConfig | MixConfig, Field(discriminator="kind")]

@@ -9,7 +9,7 @@ from pathlib import Path
 from lm.config import Tree
 from lm.data.cache import file_hashes
 from lm.data.config import StdlibConfig
-from lm.data.source import Document, Source, Split, document, hashed_frac
+from lm.data.source import Document, Source, Split, document, hashed_frac, share
 
 _LEFT_OUT = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages", "__pycache__"}
 
@@ -23,6 +23,11 @@ class StdlibFiles:
         self._paths = list(_python_files(self.root))
         hashes = file_hashes(self._paths, cache)
         self.hashes = {self._name(path): hashes[str(path)] for path in self._paths}
+        self.total = sum(path.stat().st_size for path in self._paths)
+
+    def select(self, part: int, parts: int) -> None:
+        """Read only these from now on."""
+        self._paths = share(self._paths, part, parts, "files")
         self.total = sum(path.stat().st_size for path in self._paths)
 
     def read(self) -> Iterator[tuple[Path, Split, str | None]]:
@@ -56,6 +61,10 @@ class StdlibSource(Source):
             if found:
                 yield found
             self._position += path.stat().st_size
+
+    def select(self, part: int, parts: int) -> None:
+        self._files.select(part, parts)
+        self.total = self._files.total
 
     def position(self) -> int:
         return self._position

@@ -37,6 +37,10 @@ class StdlibDocstringsSource(Source):
                     yield found
             self._position += path.stat().st_size
 
+    def select(self, part: int, parts: int) -> None:
+        self._files.select(part, parts)
+        self.total = self._files.total
+
     def position(self) -> int:
         return self._position
 

@@ -16,7 +16,7 @@ from lm.data.config import TextConfig
 from lm.data.hub import read_csv, read_parquet
 from lm.data.packed import PACKED, unpacked
 from lm.data.records import BadRecord, Line, RecordReader, not_utf8
-from lm.data.source import Document, Source, Split, document
+from lm.data.source import Document, Source, Split, document, share
 from lm.errors import ConfigError
 
 _TEXT = (".txt", ".md", ".rst", ".py")  # one document each
@@ -29,6 +29,7 @@ class TextSource(Source):
 
     def __init__(self, cfg: TextConfig, cache: Path) -> None:
         self._cfg = cfg
+        self._is_part = False
         self._reader = RecordReader(cfg.field, cfg.record)
         self._train = [LocalFile(path) for path in find_files(cfg.files, "data.files")]
         self._val = [LocalFile(path) for path in find_files(cfg.val_files, "data.val_files")] if cfg.val_files is not None else []
@@ -50,11 +51,17 @@ class TextSource(Source):
             file.position = 0
         for file in self._val:
             yield from self._read(file, "val")
-        if not self._val and [file.kind for file in self._train] == [".txt"]:
+        if self._cfg.val_files is None and not self._is_part and [file.kind for file in self._train] == [".txt"]:
             yield from self._divide(self._train[0])
             return
         for file in self._train:
-            yield from self._read(file, "train" if self._val else self._cfg.val_frac)
+            yield from self._read(file, "train" if self._cfg.val_files is not None else self._cfg.val_frac)
+
+    def select(self, part: int, parts: int) -> None:
+        self._train = share(self._train, part, parts, "files")
+        self._val = self._val if part == 1 else []
+        self._is_part = True
+        self.total = sum(file.path.stat().st_size for file in (*self._val, *self._train))
 
     def position(self) -> int:
         return sum(file.position for file in (*self._val, *self._train))

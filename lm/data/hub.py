@@ -26,12 +26,16 @@ class HubSource(Source):
         super().__init__({}, identity, None)
         self._cfg = cfg
         self._read_bytes = 0
+        self._part = 1, 1
 
     def documents(self) -> Iterator[Document]:
         self._read_bytes = self.skipped = 0
-        if self._cfg.val_split is not None:
+        if self._cfg.val_split is not None and self._part[0] == 1:
             yield from self._split(self._cfg.val_split, "val")
         yield from self._split(self._cfg.split, self._cfg.val_frac if self._cfg.val_split is None else "train")
+
+    def select(self, part: int, parts: int) -> None:
+        self._part = part, parts
 
     def position(self) -> int:
         return self._read_bytes
@@ -42,8 +46,12 @@ class HubSource(Source):
     def _split(self, name: str, split: Split | float) -> Iterator[Document]:
         cfg = self._cfg
 
-        def load(load_dataset: Callable[..., Iterable[Row]]) -> Iterable[Row]:
-            return load_dataset(cfg.name, cfg.config, revision=cfg.revision, split=name, streaming=True)
+        part, parts = self._part if name == cfg.split else (1, 1)
+
+        def load(load_dataset: Callable[..., Any]) -> Iterable[Row]:
+            found = load_dataset(cfg.name, cfg.config, revision=cfg.revision, split=name, streaming=True)
+            rows: Iterable[Row] = found if parts == 1 else found.shard(parts, part - 1, contiguous=True)
+            return rows
 
         reader = RecordReader(cfg.field, cfg.record)
         rows = _rows(load, f"data.name: {cfg.name}, split {name}", "Check data.name, data.config, data.split and the network")

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from lm.data.order import step_rows
-from lm.data.rows import Rows
+from lm.data.mixed import step_ids
+from lm.data.protocol import Rows
 from lm.errors import ConfigError, ResourceError
 from lm.nn.batch import IGNORED, Batch
 
@@ -91,7 +91,7 @@ class _Steps(Dataset[list[Batch]]):
 
     def __getitem__(self, step: int) -> list[Batch]:
         per_rank = self.global_batch // self.world
-        ids = step_rows(self.seed, step, self.global_batch, len(self.rows))[self.rank * per_rank : (self.rank + 1) * per_rank]
+        ids = step_ids(self.rows, self.seed, step, self.global_batch)[self.rank * per_rank : (self.rank + 1) * per_rank]
         return _counted([self.rows.batch(part, step) for part in _parts(ids, self.micro_batch)])
 
 

@@ -40,7 +40,7 @@ def spread(n_rows: int, wanted: int | None) -> Ids:
 
 def uniforms(seed: int, draw: int, ids: Ids, n: int) -> NDArray[np.float64]:
     """(b, n) numbers in [0, 1): a function of the seed, the draw (a step), each row id and the column, and of nothing else."""
-    rows = _mixed(ids.astype(np.uint64) ^ np.uint64(_derived(_derived(seed, draw), 0)))
+    rows = _mixed(ids.astype(np.uint64) ^ np.uint64(derived(derived(seed, draw), 0)))
     columns = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return (_mixed(rows[:, None] + columns) >> np.uint64(11)) * 2.0**-53
 
@@ -50,18 +50,18 @@ def _block(seed: int, n_rows: int, start: int, size: int) -> Ids:
     """The order of a run in blocks, since permuting 8 rows takes as long as permuting hundreds."""
     place = np.arange(start, start + size, dtype=np.int64)
     epochs = place // n_rows
-    return np.concatenate([permuted(place[epochs == e] % n_rows, n_rows, _derived(seed, int(e))) for e in np.unique(epochs)])
+    return np.concatenate([permuted(place[epochs == e] % n_rows, n_rows, derived(seed, int(e))) for e in np.unique(epochs)])
 
 
 def _feistel(value: NDArray[np.uint64], half: np.uint64, seed: int) -> NDArray[np.uint64]:
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = value >> half, value & mask
     for turn in range(_ROUNDS):
-        left, right = right, left ^ (_mixed(right ^ np.uint64(_derived(seed, turn))) & mask)
+        left, right = right, left ^ (_mixed(right ^ np.uint64(derived(seed, turn))) & mask)
     return (left << half) | right
 
 
-def _derived(seed: int, number: int) -> int:
+def derived(seed: int, number: int) -> int:
     """A 64-bit seed in which neighbours differ in all bits."""
     at = (seed * 0x9E3779B97F4A7C15 + (number + 1) * 0xD1342543DE82EF95) % 2**64
     return int(_mixed(np.array([at], np.uint64))[0])

@@ -23,6 +23,7 @@ class Piece(NamedTuple):
     head: list[int]
     tail: list[int]
     starts: bool  # a document
+    ends: bool
     part: int | None = None  # the kind of the part that starts here
     counted: bool = True  # its bytes are those that a model is measured by
 
@@ -49,7 +50,7 @@ class _Texts:
     def __call__(self, document: Document) -> Iterator[Piece]:
         for number, (text, after) in enumerate(pairwise(chain(pieces(document.chunks), [""]))):
             head, tail = self._prefix if number == 0 else [], [] if after else self._suffix
-            yield Piece(document.split, text, head, tail, number == 0)
+            yield Piece(document.split, text, head, tail, number == 0, not after)
 
 
 class _Pairs:
@@ -60,8 +61,8 @@ class _Pairs:
 
     def __call__(self, document: Document) -> Iterator[Piece]:
         source, target = document.turns
-        yield Piece(document.split, source.text, self._prefix, self._suffix, True, GIVEN, counted=False)
-        yield Piece(document.split, target.text, [], self._suffix, False, LEARNED)
+        yield Piece(document.split, source.text, self._prefix, self._suffix, True, False, GIVEN, counted=False)
+        yield Piece(document.split, target.text, [], self._suffix, False, True, LEARNED)
 
 
 class _Chats:
@@ -71,8 +72,8 @@ class _Chats:
         self._template = template
 
     def __call__(self, document: Document) -> Iterator[Piece]:
-        for number, run in enumerate(self._template.runs(document.turns)):
-            yield from _run_pieces(document.split, run, number == 0, LEARNED if run.learned else GIVEN)
+        runs = self._template.runs(document.turns)
+        return _run_pieces(document.split, [(run, LEARNED if run.learned else GIVEN) for run in runs])
 
 
 class _Preferences:
@@ -83,16 +84,27 @@ class _Preferences:
 
     def __call__(self, document: Document) -> Iterator[Piece]:
         *prompt, chosen, rejected = document.turns
+        found: list[tuple[Run, int]] = []
         for offset, answer in ((0, chosen), (OTHER, rejected)):
             runs = self._template.runs([*prompt, Turn(ASSISTANT, answer.text)])
             last = max((number for number, run in enumerate(runs) if run.learned), default=-1)
-            for number, run in enumerate(runs):
-                kind = LEARNED if number == last else GIVEN
-                yield from _run_pieces(document.split, run, number == offset == 0, kind + offset)
+            found += [(run, offset + (LEARNED if number == last else GIVEN)) for number, run in enumerate(runs)]
+        return _run_pieces(document.split, found)
 
 
-def _run_pieces(split: Split, run: Run, starts: bool, kind: int) -> Iterator[Piece]:
-    """A piece for each text, with the special tokens before it; the last one has those at the end too."""
+def _run_pieces(split: Split, runs: list[tuple[Run, int]]) -> Iterator[Piece]:
+    """A piece for each text of each run, which is of the given kind, with the special tokens before it; the last has those behind too."""
+    for number, (run, kind) in enumerate(runs):
+        texts, tail = _with_heads(run)
+        for at, (head, text) in enumerate(texts):
+            first, last = at == 0, at == len(texts) - 1
+            starts, ends = first and number == 0, last and number == len(runs) - 1
+            part = kind if first else None
+            yield Piece(split, text, head, tail if last else [], starts, ends, part, counted=kind % OTHER == LEARNED)
+
+
+def _with_heads(run: Run) -> tuple[list[tuple[list[int], str]], list[int]]:
+    """Each text with the special tokens before it, at least one; and those behind the last."""
     head: list[int] = []
     texts: list[tuple[list[int], str]] = []
     for part in run.parts:
@@ -101,8 +113,4 @@ def _run_pieces(split: Split, run: Run, starts: bool, kind: int) -> Iterator[Pie
         else:
             texts.append((head, part))
             head = []
-    texts = texts or [([], "")]
-    for number, (before, text) in enumerate(texts):
-        tail = head if number == len(texts) - 1 else []
-        first = number == 0
-        yield Piece(split, text, before, tail, starts and first, kind if first else None, counted=kind % OTHER == LEARNED)
+    return texts or [([], "")], head

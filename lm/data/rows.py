@@ -1,11 +1,12 @@
-"""What the rows of every objective offer, and the one place that knows which class makes them."""
+"""The one place that knows which class makes the rows of an objective."""
 
-from typing import Protocol
+from typing import NamedTuple
 
 from lm.data.causal import CausalRows
-from lm.data.config import DataConfig
+from lm.data.config import DataConfig, MixConfig
 from lm.data.denoising import DenoisingRows
 from lm.data.fim import FIMRows
+from lm.data.mixed import MixedRows, build_mixture
 from lm.data.mlm import MLMRows
 from lm.data.objective import (
     CausalConfig,
@@ -19,39 +20,51 @@ from lm.data.objective import (
     SpansConfig,
     UL2Config,
 )
-from lm.data.order import Ids
+from lm.data.order import derived
 from lm.data.pack import BestFit
 from lm.data.preference import PreferenceRows
 from lm.data.prefix import PrefixRows
+from lm.data.prepare import Prepared
+from lm.data.protocol import Rows
 from lm.data.seq2seq import Seq2SeqRows
 from lm.data.sft import SFTRows
 from lm.data.shards import TokenStore
 from lm.data.tokenizer import Tokenizer
 from lm.data.windows import Packing, Windows
-from lm.nn.batch import Batch
 from lm.nn.transformer import AnyModelConfig, EncoderDecoderConfig
 
 
-class Rows(Protocol):
-    """Rows by id. What is random in them is a function of (seed, draw, row id, column): draw is the step, and 0 in a validation."""
+class Splits(NamedTuple):
+    """named: what is validated on its own beside `val`, by name."""
 
-    bytes_per_label: float  # of text, on average in this split: for tokenizers whose tokens are not bytes
+    train: Rows
+    val: Rows
+    named: dict[str, Rows]
 
-    def __len__(self) -> int:
-        """How many."""
 
-    def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        """These rows in this order."""
+def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, model: AnyModelConfig | None, seed: int) -> Splits:
+    """The rows that a run trains on and is validated on; of a mixture also those of each source."""
 
-    def describe(self) -> str:
-        """One line on what was cut or left empty; '' where there is nothing to say."""
+    def rows(store: TokenStore, number: int) -> Rows:
+        return build_rows(cfg, data, store, prepared.tokenizer, model, derived(seed, number) % 2**63 if number else seed)
+
+    if not isinstance(data, MixConfig):
+        return Splits(rows(prepared.train, 0), rows(prepared.val, 0), {})
+    trained = {source.name for source in data.sources if source.weight is None or source.weight > 0}
+    trained |= {name for phase in data.phases for name, weight in phase.weights.items() if weight > 0}
+    parts = prepared.parts.items()
+    train = {name: rows(part.train, number) for number, (name, part) in enumerate(parts) if name in trained}
+    mixture = build_mixture(data, train, {name: part.train.n_tokens for name, part in parts}, seed)
+    val = {name: rows(part.val, number) for number, (name, part) in enumerate(parts)}
+    pad = prepared.tokenizer.pad
+    return Splits(MixedRows(train, pad, mixture), MixedRows(val, pad), val)
 
 
 def build_rows(
-    cfg: ObjectiveConfig, data: DataConfig, store: TokenStore, tokenizer: Tokenizer, model: AnyModelConfig, seed: int = 0
+    cfg: ObjectiveConfig, data: DataConfig, store: TokenStore, tokenizer: Tokenizer, model: AnyModelConfig | None, seed: int = 0
 ) -> Rows:
     """The rows of one split; the model says whether there is a decoder beside an encoder, and what it starts with."""
-    start = _start_token(model, tokenizer)
+    start = _start_token(cfg, model, tokenizer)
     how = data.packing or cfg.packings[0]
 
     def packing(ahead: int) -> Packing:
@@ -76,8 +89,10 @@ def build_rows(
             return PreferenceRows(store, tokenizer, data.seq_len)
 
 
-def _start_token(model: AnyModelConfig, tokenizer: Tokenizer) -> int | None:
-    """What the decoder of an encoder-decoder model begins with; None for other models."""
+def _start_token(cfg: ObjectiveConfig, model: AnyModelConfig | None, tokenizer: Tokenizer) -> int | None:
+    """What the decoder of an encoder-decoder model begins with; None for other models. No model: that of the first kind it trains."""
+    if model is None:
+        return tokenizer.start if cfg.models[0] == "encoder_decoder" else None
     if not isinstance(model, EncoderDecoderConfig):
         return None
     return tokenizer.start if model.start_token is None else model.start_token

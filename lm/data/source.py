@@ -4,11 +4,14 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from lm.config import Tree
+from lm.errors import ConfigError
 
+T = TypeVar("T")
 Split = Literal["train", "val"]
+SPLITS: tuple[Split, ...] = ("train", "val")
 _KEY_CHARS = 1 << 16
 
 
@@ -46,6 +49,10 @@ class Source:
         """All documents; a broken one raises ConfigError with its place."""
         raise NotImplementedError
 
+    def select(self, part: int, parts: int) -> None:
+        """From now on give only part `part` of 1..parts of the documents; the parts in their order are the whole."""
+        raise ConfigError(f"prepare.part={part}/{parts}: {self.looked_at()} cannot be divided. Prepare it whole.")
+
     def position(self) -> int:
         """Bytes read of `total`, for a progress bar."""
         raise NotImplementedError
@@ -54,6 +61,13 @@ class Source:
         """The names of what was read, for an error message."""
         names = list(self.files)
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def share(items: Sequence[T], part: int, parts: int, what: str) -> list[T]:
+    """Part `part` of 1..parts, in order. ConfigError where there are fewer items than parts."""
+    if len(items) < parts:
+        raise ConfigError(f"prepare.part={part}/{parts}: {len(items)} {what} are too few to be divided by {parts}. Use fewer parts.")
+    return list(items[(part - 1) * len(items) // parts : part * len(items) // parts])
 
 
 def hashed_frac(data: bytes) -> float:

@@ -75,6 +75,10 @@ class Tokenizer:
         """The ids of all special tokens, ascending."""
         return np.array(sorted(self._special), np.int64)
 
+    def names(self) -> dict[int, str]:
+        """The texts of the special tokens by id."""
+        return dict(self._special)
+
     def special_name(self, token: int) -> str:
         """The text of a special token."""
         return self._special[token]

@@ -1,11 +1,12 @@
 """Tokenizers that are made here: trained on texts, or plain bytes."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RawTokenizer
 
-from lm.data.config import BPEConfig, BytesConfig
+from lm.data.config import BytesConfig, TrainedConfig, UnigramConfig, WordPieceConfig
 from lm.data.tokenizer import ALPHABET, Specials, Tokenizer, pieces
 from lm.errors import ConfigError
 
@@ -13,36 +14,51 @@ from lm.errors import ConfigError
 # with the punctuation before it: "):\n       " is one token. Bytes a token on held-out stdlib files at 4,096 tokens: 3.58; with
 # GPT-4's split 3.37, with GPT-2's 3.42.
 _INDENT = r"(?:[ \t]+(?!\S))?"
-_SPLIT = (
+_OWN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     rf"| ?[^\s\p{{L}}\p{{N}}]+(?:[\r\n]+{_INDENT})?|\s*[\r\n]+{_INDENT}|\s+(?!\S)|\s+"
 )
+_GPT4 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLITS = {
+    "own": _OWN_SPLIT,
+    "gpt2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "gpt4": _GPT4,
+    "llama3": _GPT4,  # the same
+}
+_LONGEST_WORD = 1 << 16  # characters that WordPiece looks at; what is longer would be unknown to it
 _OWN = Specials("<|bos|>", "<|eos|>", "<|pad|>")
 
 
-def train_tokenizer(cfg: BPEConfig | BytesConfig, texts: Iterable[str], extra: Sequence[str]) -> Tokenizer:
-    """extra: special tokens beside bos, eos and pad."""
-    return _train(cfg, texts, extra) if isinstance(cfg, BPEConfig) else _bytes_tokenizer(extra)
-
-
-def _train(cfg: BPEConfig, texts: Iterable[str], extra: Sequence[str]) -> Tokenizer:
-    least = len(ALPHABET) + len(_OWN) + len(extra)
+def train_tokenizer(cfg: TrainedConfig | BytesConfig, texts: Iterable[str], extra: Sequence[str]) -> Tokenizer:
+    """extra: special tokens beside bos, eos and pad, and those of the config."""
+    if isinstance(cfg, BytesConfig):
+        return _bytes_tokenizer(extra)
+    specials = [*(name for name in _OWN if name), *dict.fromkeys([*extra, *cfg.specials])]
+    least = len(ALPHABET) + len(specials)
     if cfg.vocab_size < least:
         raise ConfigError(
-            f"tokenizer.vocab_size={cfg.vocab_size}: 256 bytes and {least - 256} special tokens need {least} or more. Raise it to {least}."
+            f"tokenizer.vocab_size={cfg.vocab_size}: 256 bytes and {len(specials)} special tokens need {least}. Raise it to that or more."
         )
-    raw = RawTokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(_SPLIT), "isolated")
+    raw, trainer = _untrained(cfg, specials)
+    split = pre_tokenizers.Split(Regex(_SPLITS[cfg.pattern]), "isolated")
     raw.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     raw.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=cfg.vocab_size,
-        special_tokens=[*(name for name in _OWN if name), *extra],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
     raw.train_from_iterator((piece for text in texts for piece in pieces([text])), trainer)
     return Tokenizer(raw, _OWN)
+
+
+def _untrained(cfg: TrainedConfig, specials: list[str]) -> tuple[RawTokenizer, Any]:
+    """A tokenizer without a vocabulary, and what gives it one."""
+    shared: dict[str, Any] = {"vocab_size": cfg.vocab_size, "special_tokens": specials, "show_progress": False}
+    shared["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
+    match cfg:
+        case UnigramConfig():
+            return RawTokenizer(models.Unigram()), trainers.UnigramTrainer(**shared)
+        case WordPieceConfig():
+            model = models.WordPiece(unk_token=specials[-1], continuing_subword_prefix="", max_input_chars_per_word=_LONGEST_WORD)
+            return RawTokenizer(model), trainers.WordPieceTrainer(**shared, continuing_subword_prefix="")
+        case _:
+            return RawTokenizer(models.BPE()), trainers.BpeTrainer(**shared)
 
 
 def _bytes_tokenizer(extra: Sequence[str]) -> Tokenizer:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from lm.data.loader import eval_batches
-from lm.data.rows import Rows
+from lm.data.protocol import Rows
 from lm.data.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED

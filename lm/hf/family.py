@@ -150,6 +150,8 @@ def resolved(cfg: AnyModelConfig) -> Tree:
         ours["ffn.expert.hidden"] = cfg.ffn.expert.width(cfg.d_model)
         if cfg.ffn.dense is not None:
             ours["ffn.dense.hidden"] = cfg.ffn.dense.width(cfg.d_model)
+        if cfg.ffn.dense is not None:
+            ours["ffn.dense.hidden"] = cfg.ffn.dense.width(cfg.d_model)
     if cfg.kind == "encoder_decoder":
         ours["n_encoder_layers"] = cfg.n_encoder_layers or cfg.n_layers
     return ours

@@ -61,13 +61,17 @@ class T5(Family):
         return {"d_ff": ours.get("ffn.hidden"), "feed_forward_proj": name}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
-        yield same("embed.weight", "shared.weight")
+        yield self.embedding(ours)
         yield same("head.weight", "lm_head.weight")
         for here, there, layers in (("encoder.", "encoder", ours["n_encoder_layers"]), ("", "decoder", ours["n_layers"])):
             yield same(f"{here}position.table.weight", f"{there}.block.0.layer.0.SelfAttention.relative_attention_bias.weight")
             yield from module(f"{here}norm", f"{there}.final_layer_norm")
             for i in range(layers):
                 yield from self.block(f"{here}blocks.{i}", f"{there}.block.{i}.layer", ours, cross=there == "decoder")
+
+    def embedding(self, ours: Tree) -> Pair:
+        """One for both stacks."""
+        return same("embed.weight", "shared.weight")
 
     def block(self, here: str, there: str, ours: Tree, cross: bool) -> Iterator[Pair]:
         """The tensors of one layer."""

@@ -41,6 +41,8 @@ class Experts(nn.Module):
     def grouped(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """The same with each expert's tokens side by side, so that every matrix is multiplied once."""
         k = experts.shape[1]
+        if torch.is_autocast_enabled(x.device.type):  # which knows nothing of the grouped kernel
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         chosen, order = experts.flatten().sort(stable=True)  # (t, k) -> (t*k)
         counts = torch.bincount(chosen, minlength=self.n)
         rows = x[order // k]  # (t, d) -> (t*k, d)
@@ -59,4 +61,4 @@ def _each(x: Tensor, weight: Tensor, bias: Tensor | None, counts: Tensor, chosen
     else:
         parts = zip(x.split(counts.tolist()), weight.unbind(), strict=True)
         out = torch.cat([part @ w.t() for part, w in parts])
-    return out if bias is None else out + bias[chosen]
+    return out if bias is None else out + bias[chosen].to(out.dtype)

@@ -30,9 +30,11 @@ class Flex:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None
     ) -> Tensor:
-        if how.softcap is None and (mask.cached or mask.explicit is not None or (bias is None and mask.plain(how.window) is not None)):
+        learned = bias is not None and bias.requires_grad  # whose gradient flex would gather by one atomic addition a score
+        other = mask.cached or mask.explicit is not None or learned
+        if how.softcap is None and (other or (bias is None and mask.plain(how.window) is not None)):
             return sdpa(q, k, v, mask, bias, how)
-        if mask.cached or mask.explicit is not None:
+        if other:
             return reference(q, k, v, mask, bias, how)
         blocks = mask.once(("flex", how.window), lambda: self._blocks(mask, how.window, len(q), q.shape[2]))
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a norm of the heads may have returned float32

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Container
 
 import torch
 from pydantic import Field
@@ -31,8 +32,9 @@ def generator(seed: int, *name: object) -> torch.Generator:
 
 
 @torch.no_grad()
-def init_weights(model: nn.Module, cfg: InitConfig, n_layers: int, seed: int) -> None:
-    """Draw every parameter in float32 on the CPU: normal matrices and embeddings, ones for norm weights, zeros for biases.
+def init_weights(model: nn.Module, cfg: InitConfig, n_layers: int, seed: int, names: Container[str] | None = None) -> None:
+    """Draw every parameter, or those of these names, in float32 on the CPU: normal matrices and embeddings, ones for norm weights, zeros
+    for biases.
 
     Projections into the residual are scaled by 1/sqrt(2 n_layers), as in GPT-2 (Radford et al. 2019, section 2.3).
     """
@@ -42,6 +44,8 @@ def init_weights(model: nn.Module, cfg: InitConfig, n_layers: int, seed: int) ->
             if id(parameter) in drawn:  # a tied head is the embedding, which has its draw already
                 continue
             drawn.add(id(parameter))
+            if names is not None and f"{prefix}.{name}" not in names:
+                continue
             parameter.copy_(_draw(module, name, parameter, cfg, n_layers, generator(seed, f"{prefix}.{name}")))
 
 

@@ -48,16 +48,19 @@ class Memory:
 
 
 class Kept(NamedTuple):
-    """Numbers kept for the backward: inputs of norms, which autocast leaves in float32; others; and dropout masks of one byte."""
+    """Numbers kept for the backward: inputs of norms, which autocast leaves in float32; others; dropout masks of one byte; and
+    further copies that autocast makes of an input that several matrices read."""
 
     wide: int
     narrow: int
     masks: int = 0
+    casts: int = 0
 
     def bytes(self, precision: Precision) -> int:
         """In this precision."""
         narrow = 4 if precision == "fp32" else 2
-        return self.wide * (2 if precision == "bf16-true" else 4) + self.narrow * narrow + self.masks
+        casts = 2 * self.casts if precision == "bf16-mixed" else 0
+        return self.wide * (2 if precision == "bf16-true" else 4) + self.narrow * narrow + self.masks + casts
 
 
 def memory(model: LM, setting: Setting) -> Memory:
@@ -117,7 +120,8 @@ def block_keeps(cfg: AnyModelConfig, layer: int, seq_len: int, cross: bool = Fal
     if isinstance(cfg.position, T5RelativeConfig):  # its bias has a gradient, for which no kernel is fused
         inner.append(Kept(0, cfg.attention.n_heads * seq_len))
     if isinstance(cfg.block, ParallelConfig):
-        around = Kept(d, d if cfg.block.shared_norm else 2 * d, d if cfg.dropout else 0)
+        shared = cfg.block.shared_norm
+        around = Kept(d, d if shared else 2 * d, d if cfg.dropout else 0, d if shared else 0)
         return _sum([around, *inner])
     sublayers = 3 if cross else 2
     norms = 2 if cfg.norm.place == "sandwich" else 1
@@ -130,9 +134,9 @@ def _attention(cfg: AnyModelConfig) -> Kept:
     a, d = cfg.attention, cfg.d_model
     if isinstance(a, MLAConfig):
         latents, width = (a.q_rank or 0) + a.kv_rank, a.n_heads * (a.nope_dim + a.rope_dim)
-        return Kept(0, 2 * latents + 2 * width + 2 * a.n_heads * a.v_dim)
+        return Kept(0, 2 * latents + 2 * width + 2 * a.n_heads * a.v_dim, 0, d)
     q, kv = a.n_heads * a.width(d), (a.n_kv_heads or a.n_heads) * a.width(d)
-    return Kept(0, 2 * q + 2 * kv + (q + kv if a.qk_norm != "none" else 0))
+    return Kept(0, 2 * q + 2 * kv + (q + kv if a.qk_norm != "none" else 0), 0, 2 * d)
 
 
 def _ffn(cfg: AnyModelConfig, layer: int) -> Kept:
@@ -149,7 +153,7 @@ def _moe(cfg: MoEConfig, d: int) -> Kept:
     """Per choice an expert's numbers, its input and its output; the router's input and three rows of scores in float32."""
     one = _mlp(cfg.expert, d)
     times = cfg.top_k + cfg.n_shared
-    return Kept(d + 3 * cfg.n_experts, times * one.narrow + 2 * cfg.top_k * d, times * one.masks)
+    return Kept(d + 3 * cfg.n_experts, times * one.narrow + 2 * cfg.top_k * d, times * one.masks, times * one.casts)
 
 
 _STEPS: dict[Activation, int] = {"relu": 1, "relu2": 2, "gelu": 2, "gelu_tanh": 2, "silu": 2, "quick_gelu": 3}
@@ -160,7 +164,7 @@ def _mlp(cfg: MLPConfig, d: int) -> Kept:
     """Gated: up and the product too; gpt-oss keeps gate and up before and after they are limited."""
     tensors = _STEPS[cfg.activation] + (2 if cfg.gated else 0) + (2 if cfg.gpt_oss_limit is not None else 0)
     width = cfg.width(d)
-    return Kept(0, tensors * width, width if cfg.dropout else 0)
+    return Kept(0, tensors * width, width if cfg.dropout else 0, d if cfg.gated else 0)
 
 
 def _sum(parts: Iterable[Kept]) -> Kept:

@@ -27,7 +27,7 @@ class RopeConfig(Config):
 
     def rotary_dim(self, head_dim: int) -> int:
         """Rotated dimensions of a head of this width; they come in pairs, so an odd number is a ValueError, as is a scaling for others."""
-        r = round(head_dim * self.fraction)
+        r = int(head_dim * self.fraction)  # as transformers counts them
         if r % 2 or r == 0:
             raise ValueError(
                 f"position.fraction={self.fraction} of head_dim={head_dim} rotates {r} dimensions. Choose an even number above 0."

@@ -111,6 +111,8 @@ class LM(Stack):
 
     def context(self, batch: Batch, cache: Cache | None) -> Context:
         """What the blocks know of this forward."""
+        if batch.documents is not None and batch.positions is None:
+            raise ValueError("batch.documents was given without batch.positions, which restart in each document. Give both.")
         positions = batch.positions if batch.positions is not None else _next_positions(batch, cache)
         square = batch.positions is None and batch.documents is None and cache is None
         mask = Mask(positions, positions, batch.documents, batch.documents, self.causal, square, batch.prefix)
@@ -208,6 +210,8 @@ class EncoderDecoderLM(LM):
             raise ConfigError("cross-attention needs a source, and batch.source_tokens is None. Give the source tokens.")
         if (batch.documents is None) != (batch.source_documents is None):
             raise ValueError("of batch.documents and batch.source_documents one is None. Give both, or neither.")
+        if batch.source_documents is not None and batch.source_positions is None:
+            raise ValueError("batch.source_documents was given without batch.source_positions. Give both.")
         square = batch.positions is None and batch.source_positions is None and batch.documents is None and cache is None
         ctx.memory_mask = Mask(q, source, batch.documents, batch.source_documents, causal=False, square=square)
         return ctx

@@ -9,6 +9,7 @@ from lm.config import Config
 from lm.data.config import DataConfig, TokenizerConfig
 from lm.data.objective import ObjectiveConfig
 from lm.nn.transformer import ModelConfig
+from lm.training.numerics import NumericsConfig
 from lm.training.optim import OptimConfig
 from lm.training.schedule import ScheduleConfig
 from lm.training.strategies.config import SingleConfig, StrategyConfig, refusal
@@ -145,12 +146,15 @@ class TrainConfig(Config):
     schedule: ScheduleConfig
     trainer: TrainerConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
+    numerics: NumericsConfig = NumericsConfig()
     strategy: StrategyConfig = SingleConfig()
     launch: LaunchConfig = LaunchConfig()
     logger: LoggerConfig = JsonlLoggerConfig()
     init_from: str | None = None
     """Model folder, run folder or checkpoint to start the weights from (fine-tuning)."""
     resume: ResumeConfig = ResumeConfig()
+    check: bool = False
+    """Try everything once and small, tell what it takes, and stop."""
     traceback: bool = False
     """Print the whole traceback of an error."""
 

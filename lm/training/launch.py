@@ -27,15 +27,20 @@ _ABANDON_S = 10.0  # the others of a failed rank get that long to end
 def launch(cfg: TrainConfig, command: str | None = None) -> None:
     """Train with the ranks of `cfg.launch` on this machine. Raises the first rank's error; Interrupted after a signal, with all saved."""
     folder = Path(cfg.run.dir).expanduser() / cfg.run.name
-    with RunLock(folder):
-        require_resumable(folder, cfg)
-        write_config(folder, cfg)
+    require_resumable(folder, cfg)
     with tempfile.TemporaryDirectory(prefix="lm-ranks-") as name:
+        where = folder
+        if cfg.launch.nodes == 1:
+            with RunLock(folder):
+                write_config(folder, cfg)
+        else:  # each machine its own, and rank 0 the one in the run folder
+            where = Path(name)
+            write_config(where, cfg)
         threads = str(max(1, (os.cpu_count() or 1) // cfg.launch.devices))
         told = {outcome.FOLDER: name, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         told["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else ranks that are started again find the addresses of those before
         with _environment(told | ({outcome.COMMAND: command} if command else {})):
-            killed = _Agent(cfg, folder / CONFIG, Path(name)).run()
+            killed = _Agent(cfg, where / CONFIG, Path(name)).run()
         error = outcome.verdict(outcome.read(Path(name)), killed)
     if error is not None:
         raise error

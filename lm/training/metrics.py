@@ -5,6 +5,7 @@ import logging
 import math
 import resource
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,12 @@ def memory_gib(device: torch.device) -> float:
         return torch.cuda.max_memory_reserved(device) / 2**30
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def expert_loads(loads: torch.Tensor, names: Iterable[str]) -> Tree:
+    """Of each MoE layer, in the last step: the tokens of its busiest expert over the mean.  loads: (layers, e)."""
+    ratios = (loads.amax(-1) / loads.mean(-1)).tolist()
+    return {f"expert_load/{name}": round(ratio, 4) for name, ratio in zip(names, ratios, strict=True)}
 
 
 class MetricsFile:

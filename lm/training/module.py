@@ -13,10 +13,12 @@ from lm.generation.load import load
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
+from lm.training.numerics import StepJudge
 from lm.training.objective import build_objective
 from lm.training.optim import set_lr
 from lm.training.schedule import factor
 from lm.training.strategies.single import Single
+from lm.training.weights import Fill, empty
 
 
 def step_seed(seed: int, step: int, micro: int, rank: int) -> int:
@@ -28,7 +30,7 @@ class TrainModule(LightningModule):
     """Loss = sum over tokens / label tokens of the whole step, over all ranks and micro-batches.
 
     `step` counts finished optimizer steps and is ours: Lightning's counters start at 0 in every process. A step whose loss or
-    gradient is not finite changes nothing, and neither does any step after it: `bad_step` is set on the device, with no host sync.
+    gradient is not finite changes nothing, which is decided on the device, with no host sync.
     """
 
     def __init__(
@@ -40,21 +42,21 @@ class TrainModule(LightningModule):
         on_start: Callable[[], None],
         step: int = 0,
         strategy: Single | None = None,
+        fill: Fill = empty,
     ) -> None:
         super().__init__()
         self.cfg, self.model, self.step = cfg, model, step
         self.build_optimizer, self.after_step, self.on_start = build_optimizer, after_step, on_start
-        self.strategy = strategy or Single()
+        self.strategy, self.fill = strategy or Single(), fill
         self.objective = build_objective(cfg.objective, cfg.trainer.max_steps, lambda: load(str(cfg.init_from), "cpu")[0])
         self.micro = 0
         self.nll = self.tokens_in_step = torch.zeros(())
         self.loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this step
         self.grad_norm = torch.zeros(())
-        self.bad_step = torch.full((), -1, dtype=torch.int64)
-        self.bad_loss = self.bad_norm = torch.zeros(())
+        self.verdicts = StepJudge(cfg.numerics.skip_in_a_row)
 
     def configure_model(self) -> None:
-        self.strategy.shard(self.model, self.device_mesh)
+        self.strategy.shard(self.model, self.device_mesh, self.fill)
 
     def configure_optimizers(self) -> Optimizer:
         optimizer = self.build_optimizer()
@@ -62,7 +64,7 @@ class TrainModule(LightningModule):
         return optimizer
 
     def on_train_start(self) -> None:
-        self.bad_step, self.bad_loss, self.bad_norm = (t.to(self.device) for t in (self.bad_step, self.bad_loss, self.bad_norm))
+        self.verdicts.to(self.device)
         self.model.train()
         self.strategy.ready(self.trainer.optimizers[0])
         self.on_start()
@@ -102,11 +104,12 @@ class TrainModule(LightningModule):
     def judge(self, grad_norm: Tensor) -> Tensor:
         """1 where this step must change nothing, else 0, given the norm of its whole gradient."""
         self.grad_norm = grad_norm
-        finite = torch.isfinite(grad_norm) & torch.isfinite(self.nll)
-        first_bad = ~finite & (self.bad_step < 0)
-        self.bad_loss, self.bad_norm = torch.where(first_bad, self.loss(), self.bad_loss), torch.where(first_bad, grad_norm, self.bad_norm)
-        self.bad_step = self.bad_step.masked_fill(first_bad, self.step)
-        return (self.bad_step >= 0).to(torch.float32)
+        return self.verdicts.judge(self.loss(), grad_norm)
+
+    @property
+    def bad_step(self) -> Tensor:
+        """The last step, where its loss or gradient is not finite, or the one that ended all stepping; else -1."""
+        return self.verdicts.last_bad
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None) -> None:
         set_lr(optimizer, factor(self.cfg.schedule, self.step, self.cfg.trainer.max_steps))
@@ -117,6 +120,7 @@ class TrainModule(LightningModule):
             return
         self.strategy.after_step(self.judge)
         self._balance()
+        self.verdicts.count(self.step)
         self.micro = 0
         self.step += 1
         if self.after_step():
@@ -130,7 +134,7 @@ class TrainModule(LightningModule):
             torch.distributed.all_reduce(self.loads)
         if steered := [p for p in self.model.parameters() if not p.requires_grad]:
             with self.strategy.writing(steered):
-                self.model.balance(self.loads.masked_fill(self.bad_step >= 0, 0.0))
+                self.model.balance(self.loads.masked_fill(self.verdicts.refused, 0.0))
 
     def loss(self) -> Tensor:
         """Mean over the label tokens of the last step, all ranks, in nats. No collective: any one rank may ask."""

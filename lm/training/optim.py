@@ -74,15 +74,24 @@ Named = list[tuple[str, nn.Parameter]]
 Group = dict[str, Any]
 
 
-def build_optimizer(cfg: OptimConfig, named: Iterable[tuple[str, nn.Parameter]], matrices: Container[str]) -> Optimizer:
+def vectors_of(named: Iterable[tuple[str, nn.Parameter]]) -> set[str]:
+    """Norms, biases and other vectors, which do not decay; experts' biases are stacked, (e, out)."""
+    return {name for name, p in named if p.ndim < 2 or name.endswith("bias")}
+
+
+def build_optimizer(
+    cfg: OptimConfig, named: Iterable[tuple[str, nn.Parameter]], matrices: Container[str], vectors: Container[str] | None = None
+) -> Optimizer:
     """One optimizer over what is trainable; each group carries the `names` of its parameters and its `peak_lr`.
 
-    matrices: names of the blocks' matrices and stacks of them, which are Muon's.
+    matrices: names of the blocks' matrices and stacks of them, which are Muon's.  vectors: names that do not decay, where an engine has
+    cut the weights already, so that their shapes no longer tell.
     """
     trainable = [(name, p) for name, p in named if p.requires_grad]
+    vectors = vectors_of(trainable) if vectors is None else vectors
     if isinstance(cfg, MuonConfig):
-        return MuonAdamW(_muon_groups(cfg, trainable, matrices))
-    groups = _groups(trainable, cfg.lr, cfg.weight_decay)
+        return MuonAdamW(_muon_groups(cfg, trainable, matrices, vectors))
+    groups = _groups(trainable, cfg.lr, cfg.weight_decay, vectors)
     if isinstance(cfg, SGDConfig):
         return SGD([group | {"momentum": cfg.momentum} for group in groups])
     return torch.optim.AdamW(groups, lr=cfg.lr, betas=(cfg.beta1, cfg.beta2), eps=cfg.eps, fused=True)
@@ -101,12 +110,11 @@ def state_bytes(cfg: OptimConfig, number: int) -> tuple[int, int]:
     return (4 if isinstance(cfg, MuonConfig) else 2 * number), 2 * number
 
 
-def _groups(named: Named, lr: float, weight_decay: float) -> list[Group]:
-    """Matrices and embeddings decay; norms, biases and other vectors do not."""
-    is_vector = {name: p.ndim < 2 or name.endswith("bias") for name, p in named}  # experts' biases are stacked, (e, out)
-    matrices = [(name, p) for name, p in named if not is_vector[name]]
-    vectors = [(name, p) for name, p in named if is_vector[name]]
-    return [_group(part, lr, decay) for part, decay in ((matrices, weight_decay), (vectors, 0.0)) if part]
+def _groups(named: Named, lr: float, weight_decay: float, vectors: Container[str]) -> list[Group]:
+    """Matrices and embeddings decay; vectors do not."""
+    decaying = [(name, p) for name, p in named if name not in vectors]
+    others = [(name, p) for name, p in named if name in vectors]
+    return [_group(part, lr, decay) for part, decay in ((decaying, weight_decay), (others, 0.0)) if part]
 
 
 def _group(named: Named, lr: float, weight_decay: float) -> Group:
@@ -119,11 +127,11 @@ def _group(named: Named, lr: float, weight_decay: float) -> Group:
     }
 
 
-def _muon_groups(cfg: MuonConfig, named: Named, matrices: Container[str]) -> list[Group]:
+def _muon_groups(cfg: MuonConfig, named: Named, matrices: Container[str], vectors: Container[str]) -> list[Group]:
     inner = [(name, p) for name, p in named if name in matrices]
     outer = [(name, p) for name, p in named if name not in matrices]
     adam = {"betas": (cfg.beta1, cfg.beta2), "eps": cfg.eps}
-    groups = [group | adam for group in _groups(outer, cfg.adam_lr, cfg.adam_weight_decay)]
+    groups = [group | adam for group in _groups(outer, cfg.adam_lr, cfg.adam_weight_decay, vectors)]
     if inner:
         groups.append(_group(inner, cfg.lr, cfg.weight_decay) | {"momentum": cfg.momentum})
     return groups

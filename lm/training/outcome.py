@@ -35,6 +35,7 @@ class Outcome:
     exit_code: int | None = None
     message: str = ""
     peer_lost: bool = False
+    stopped: bool = False  # by a signal, with all saved
 
     def tell(self) -> None:
         """To whoever launched this process, if someone did."""
@@ -51,7 +52,7 @@ def begins(rank: int) -> None:
 
 def ends(rank: int, error: LmError | None) -> None:
     code, message = (error.exit_code, str(error)) if error is not None else (0, "")
-    Outcome(rank, os.getpid(), time.time(), code, message, isinstance(error, PeerLost)).tell()
+    Outcome(rank, os.getpid(), time.time(), code, message, isinstance(error, PeerLost), isinstance(error, Interrupted)).tell()
 
 
 def read(folder: Path) -> list[Outcome]:
@@ -62,7 +63,7 @@ def read(folder: Path) -> list[Outcome]:
 def verdict(outcomes: list[Outcome], killed: dict[int, int]) -> LmError | None:
     """The error that ended a run: the first that is not the mere loss of another rank. killed: rank -> signal number."""
     errors = sorted((found for found in outcomes if found.exit_code), key=lambda found: found.at)
-    own = [found for found in errors if not found.peer_lost and found.exit_code not in (130, 143)]
+    own = [found for found in errors if not found.peer_lost and not found.stopped]
     if own:
         return RankFailed(_with_rank(own[0]), own[0].exit_code or 1)
     silent = [rank for rank in killed if all(found.rank != rank or found.exit_code is None for found in outcomes)]
@@ -70,7 +71,7 @@ def verdict(outcomes: list[Outcome], killed: dict[int, int]) -> LmError | None:
         name = signal.Signals(killed[silent[0]]).name
         hint = ", as the system does where memory runs out" if name == "SIGKILL" else ""
         return ResourceError(f"rank {silent[0]}: the process was killed by {name}{hint}. Train again to go on from the last checkpoint.")
-    stopped = [found for found in errors if not found.peer_lost]
+    stopped = [found for found in errors if found.stopped]
     if stopped:
         return Interrupted(stopped[0].message, (stopped[0].exit_code or 0) - 128)
     return RankFailed(_with_rank(errors[0]), errors[0].exit_code or 1) if errors else None

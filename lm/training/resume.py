@@ -22,9 +22,9 @@ Say = Callable[[str], None]
 CONFIG, SUMMARY = "config.yaml", "summary.json"
 
 _MAY_CHANGE = (
-    "run.", "launch.", "strategy.", "logger.", "checkpoint.", "resume.", "traceback", "trainer.micro_batch", "trainer.val_every",
+    "run.", "launch.", "strategy.", "logger.", "checkpoint.", "resume.", "traceback", "check", "trainer.micro_batch", "trainer.val_every",
     "trainer.log_every", "trainer.sample_", "trainer.device", "trainer.compile", "trainer.checkpoint_blocks",
-    "trainer.early_stop", "data.workers", "data.cache_dir",
+    "trainer.early_stop", "data.workers", "numerics.", "data.cache_dir",
 )  # fmt: skip
 
 

@@ -18,28 +18,35 @@ import lm
 from lm.checkpoint import CheckpointReader, step_folder
 from lm.config import Tree
 from lm.data.loader import split, train_loader, worker_faults
+from lm.data.mixed import consumed
 from lm.data.prepare import Prepared, prepare
-from lm.data.rows import build_rows
+from lm.data.rows import build_splits
 from lm.data.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError, Interrupted, ResourceError
 from lm.folder import RunLock, replace_file
-from lm.model_folder import copy_weights, read_model, resolve_model
+from lm.model_folder import resolve_model
 from lm.nn.count import count
 from lm.nn.transformer import LM, AnyModelConfig, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
 from lm.training.export import export_model
 from lm.training.logging import Console, build_loggers
 from lm.training.metrics import MetricsFile
-from lm.training.optim import build_optimizer
+from lm.training.optim import build_optimizer, vectors_of
+from lm.training.progress import Progress
 from lm.training.ranks import Ranks
 from lm.training.resume import SUMMARY, finished, freeze, open_run, require_same_data
+from lm.training.samples import truncate_samples
 from lm.training.saving import Saver
-from lm.training.session import Progress, Session, truncate_samples
+from lm.training.session import Session
 from lm.training.signals import Signals
+from lm.training.strategies.build import build_strategy
 from lm.training.trainer import build_trainer
+from lm.training.weights import copied, drawn, empty
 
 if TYPE_CHECKING:
     from lm.training.module import TrainModule
+
+_ENDLESS = 1 << 40  # steps that the loader could give; the session says when it is enough
 
 
 def train(cfg: TrainConfig, command: str | None = None) -> Tree:
@@ -70,6 +77,7 @@ class _Run:
         model_cfg = self._model_config(data)
         accumulation = self._accumulation()
         with _memory_errors(self.cfg):
+            self.strategy = build_strategy(self.cfg)
             model = self._build(model_cfg)
             session, module = self._session(data, model_cfg, model)
             self._describe(session, data, accumulation)
@@ -122,15 +130,12 @@ class _Run:
         return accumulation
 
     def _build(self, model_cfg: AnyModelConfig) -> LM:
-        """A resumed run's weights are read when the engine stands, by each rank what it holds."""
-        if self.reader is not None:
-            return self._in_precision(build_model(model_cfg))
-        if self.cfg.init_from is None:
-            return self._in_precision(build_model(model_cfg, seed=self.cfg.seed))
-        model = self._in_precision(build_model(model_cfg))
-        source = resolve_model(self.cfg.init_from)
-        _, weights = read_model(source)
-        copy_weights(model.named_parameters(), weights, str(source))
+        """Filled, or on the meta device where the strategy fills it part by part."""
+        cfg = self.cfg
+        self.fill = empty if self.reader is not None else drawn(cfg.seed) if cfg.init_from is None else copied(cfg.init_from)
+        model = self._in_precision(build_model(model_cfg, device="meta" if self.strategy.meta else "cpu"))
+        if not self.strategy.meta:
+            self.fill(model, {name for name, _ in model.named_parameters()})
         return model
 
     def _in_precision(self, model: LM) -> LM:
@@ -139,7 +144,6 @@ class _Run:
 
     def _session(self, data: Prepared, model_cfg: AnyModelConfig, model: LM) -> tuple[Session, "TrainModule"]:
         from lm.training.module import TrainModule  # Lightning takes seconds, and a finished run does not need it
-        from lm.training.strategies.build import build_strategy
 
         cfg, first = self.cfg, self.ranks.first
         step = int(self.reader.meta["step"]) if self.reader is not None else 0
@@ -153,10 +157,8 @@ class _Run:
             "model": model_cfg.tree(), "config": cfg.tree(), "fingerprint": data.fingerprint, "files": data.files,
             "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__,
         }  # fmt: skip
-        rows, val_rows = (
-            build_rows(cfg.objective, cfg.data, store, data.tokenizer, model_cfg, cfg.seed) for store in (data.train, data.val)
-        )
-        for line in filter(None, (rows.describe(), val_rows.describe())):
+        rows, val_rows, val_sets = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seed)
+        for line in filter(None, "\n".join([rows.describe(), val_rows.describe()]).splitlines()):
             self.console.say(line)
         loggers = build_loggers(cfg.logger, self.folder, cfg.tree(), step) if first else []
         where = cfg.checkpoint
@@ -164,10 +166,14 @@ class _Run:
         session = Session(
             cfg=cfg, folder=self.folder, model=model, tokenizer=data.tokenizer, rows=rows, val_rows=val_rows,
             counts=count(model_cfg, cfg.data.seq_len), console=self.console, loggers=loggers, metrics=metrics, signals=self.signals,
-            meta=meta, progress=progress, ranks=self.ranks, saver=saver, reader=self.reader,
+            meta=meta, progress=progress, ranks=self.ranks, saver=saver, reader=self.reader, val_sets=val_sets,
         )  # fmt: skip
-        strategy = build_strategy(cfg)
-        module = TrainModule(cfg, model, lambda: _optimizer(cfg, model), session.after_step, session.start, step, strategy)
+        matrices, vectors = model.matrices(), vectors_of(model.named_parameters())
+
+        def build() -> Optimizer:
+            return build_optimizer(cfg.optim, model.named_parameters(), matrices, vectors)
+
+        module = TrainModule(cfg, model, build, session.after_step, session.start, step, self.strategy, self.fill)
         session.attach(module)
         return session, module
 
@@ -176,7 +182,7 @@ class _Run:
         at = f"resumes at step {session.module.step:,}" if session.module.step else "starts"
         self.console.say(
             f"{self.folder} {at}: {counts.parameters / 1e6:.2f} M parameters, {counts.train_flops_per_token / 1e6:.1f} MFLOPs/token,"
-            f" {data.train.n_tokens:,} train and {data.val.n_tokens:,} validation tokens, {cfg.data.global_batch} x"
+            f" {data.n_tokens('train'):,} train and {data.n_tokens('val'):,} validation tokens, {cfg.data.global_batch} x"
             f" {cfg.data.seq_len} tokens a step ({accumulation} x {self.micro_batch} rows), {cfg.trainer.max_steps:,} steps"
         )
 
@@ -186,12 +192,12 @@ class _Run:
             return
         loader = train_loader(
             session.rows, seed=cfg.seed, global_batch=cfg.data.global_batch, micro_batch=self.micro_batch, rank=self.ranks.rank,
-            world=self.ranks.world, start_step=step, max_steps=cfg.trainer.max_steps, workers=cfg.data.workers,
+            world=self.ranks.world, start_step=step + session.progress.rows_from, max_steps=_ENDLESS, workers=cfg.data.workers,
         )  # fmt: skip
         session.model.checkpoint_blocks(cfg.trainer.checkpoint_blocks or 0)
         if cfg.trainer.compile:
             session.model.compile()
-        trainer = build_trainer(cfg, cfg.trainer.max_steps - step, accumulation, module.strategy.lightning())
+        trainer = build_trainer(cfg, accumulation, module.strategy.lightning())
         with warnings.catch_warnings(), worker_faults():
             warnings.filterwarnings("ignore", module="lightning")
             warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
@@ -216,16 +222,14 @@ class _Run:
             "flops_per_token": counts.train_flops_per_token, "cache_bytes_per_token": counts.cache_bytes_per_token,
             "steps": session.module.step, "stopped_early": session.module.step < cfg.trainer.max_steps, "tokens": tokens,
             "val_loss": p.val_loss, "val_bits_per_byte": p.val_bits_per_byte, "zlib_bits_per_byte": data.zlib_bits_per_byte,
-            "tokens_per_second": round(tokens / p.train_s, 1) if p.train_s else None, "train_s": round(p.train_s, 2), "device": p.device,
+            "tokens_per_second": round(tokens / p.train_s, 1) if p.train_s else None, "train_s": round(p.train_s, 2),
+            "save_s": p.save_s, "device": p.device,
             "torch": torch.__version__, "python": platform.python_version(), "parent": cfg.init_from, "version": lm.__version__,
+            "consumed": consumed(session.rows, session.module.step * cfg.data.global_batch),
             "data_fingerprint": data.fingerprint, "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }  # fmt: skip
         replace_file(self.folder / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False))
         return summary
-
-
-def _optimizer(cfg: TrainConfig, model: LM) -> Optimizer:
-    return build_optimizer(cfg.optim, model.named_parameters(), model.matrices())
 
 
 @contextmanager

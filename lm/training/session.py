@@ -1,53 +1,43 @@
 """What happens between steps: metrics, validation, samples, checkpoints, and the decision to stop."""
 
 import math
-import os
 import platform
-import re
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from lm.checkpoint import CheckpointReader, Piece, bytes_of, checkpoints
+from lm.checkpoint import CheckpointReader, Piece, bytes_of, checkpoints, newest_valid
 from lm.config import Tree
-from lm.data.order import spread, step_rows
-from lm.data.rows import Rows
+from lm.data.mixed import step_ids
+from lm.data.order import spread
+from lm.data.protocol import Rows
 from lm.data.tokenizer import Tokenizer
 from lm.errors import NumericsError
-from lm.folder import disk_errors, require_space
-from lm.generation.evaluate import evaluate
+from lm.folder import require_space
+from lm.generation.evaluate import Evaluation, evaluate
 from lm.generation.load import generate
 from lm.nn.count import Counts
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
 from lm.training.logging import Console, Logger
-from lm.training.metrics import MetricsFile, memory_gib, peak_flops
+from lm.training.metrics import MetricsFile, expert_loads, memory_gib, peak_flops
+from lm.training.numerics import is_spike
+from lm.training.progress import Progress
 from lm.training.ranks import Ranks
 from lm.training.resume import has_stopped_early
+from lm.training.samples import append_samples, truncate_samples
 from lm.training.saving import Saver
 from lm.training.signals import Signals
 from lm.training.state import EMA, load_pieces
 
 if TYPE_CHECKING:  # Lightning takes seconds, and a run that is finished does not need it
     from lm.training.module import TrainModule
-
-
-@dataclass
-class Progress:
-    """The counters that a checkpoint carries beside weights and optimizer."""
-
-    best_val_loss: float | None = None
-    worse_validations: int = 0
-    val_loss: float | None = None
-    val_bits_per_byte: float | None = None
-    train_s: float = 0.0  # seconds spent stepping, over all resumes
-    samples_bytes: int = 0  # length of samples.md
-    device: str = ""  # what the steps run on
 
 
 @dataclass
@@ -70,9 +60,12 @@ class Session:
     ranks: Ranks
     saver: Saver
     reader: CheckpointReader | None  # of the checkpoint that the run goes on from
+    val_sets: dict[str, Rows]  # validated on their own too, by name
     ema: EMA | None = None
     last_saved: int = -1
     stopped_by: int | None = None  # the signal that ends the run, the same on all ranks
+    save_s: list[float] = field(default_factory=list)  # how long each save of this process has held up the loop
+    _bad_told: int = 0  # steps that were not finite, in this process
     _mark: tuple[int, float] = (0, 0.0)  # step and time of the last metrics line, pauses taken out
 
     def attach(self, module: "TrainModule") -> None:
@@ -126,9 +119,9 @@ class Session:
         stop = last or self.stopped_by is not None
         saves = step % self.cfg.checkpoint.every == 0 or stop
         if logs or validates or saves or self.module.device.type == "cpu":  # waits for the device
-            self._require_finite()
-        if logs:
-            self._log_step(step)
+            self._tell_bad_steps()
+        if logs and self._log_step(step) and self._roll_back(step):
+            return False
         with self._pause():
             if validates:
                 self._validate(step)
@@ -136,18 +129,47 @@ class Session:
                 self.save()
         return stop or self.done
 
-    def _require_finite(self) -> None:
-        bad = int(self.module.bad_step)
-        if bad < 0:
-            return
-        loss, norm = float(self.module.bad_loss), float(self.module.bad_norm)
-        rows = step_rows(self.cfg.seed, bad, self.cfg.data.global_batch, len(self.rows)).tolist()
-        self._record({"step": bad + 1, "event": "not finite", "rows": rows})
-        raise NumericsError(
-            f"train: step {bad + 1} has loss {loss:.4g} and gradient norm {norm:.4g}, and only finite steps are taken; the weights are as"
-            f" before it, and {self._last_checkpoint()}. Lower optim.lr={self.cfg.optim.lr:g} or optim.clip, or look at the rows of that"
-            f" step, which {self.folder / 'metrics.jsonl'} names."
-        )
+    def _tell_bad_steps(self) -> None:
+        """Names the rows of steps that were left out; NumericsError where too many follow each other."""
+        verdicts = self.module.verdicts
+        bad, stuck = verdicts.bad_steps(self._bad_told), bool(verdicts.stuck)
+        for step in bad:
+            event = "not finite" if stuck and step == bad[-1] else "skipped"
+            self._record({"step": step + 1, "event": event, "rows": self._rows_of(step)})
+        self._bad_told = int(verdicts.n_bad)
+        self.progress.skipped += len(bad)
+        if stuck:
+            raise NumericsError(
+                f"train: step {bad[-1] + 1} has loss {float(verdicts.loss):.4g} and gradient norm {float(verdicts.norm):.4g}, and only"
+                f" finite steps are taken; the weights are as before it, and {self._last_checkpoint()}. Lower optim.lr="
+                f"{self.cfg.optim.lr:g} or optim.clip, set numerics.skip_in_a_row, or look at the rows of that step, which"
+                f" {self.folder / 'metrics.jsonl'} names."
+            )
+
+    def _rows_of(self, step: int) -> list[int]:
+        """Row ids of a step, counted from 0."""
+        rows: list[int] = step_ids(self.rows, self.cfg.seed, step + self.progress.rows_from, self.cfg.data.global_batch).tolist()
+        return rows
+
+    def _roll_back(self, step: int) -> bool:
+        """To the last checkpoint, and on with the rows that come next; False where that is not wanted or there is none."""
+        self.saver.wait()
+        folder, before = self.folder / "checkpoints", self.progress
+        wanted = before.rolled_back < self.cfg.numerics.rollbacks
+        path = self.ranks.from_first(lambda: newest_valid(folder)[0]) if wanted else None
+        if path is None:
+            return False
+        reader = CheckpointReader(path, verified=True)
+        self._restore(reader)
+        at = int(reader.meta["step"])
+        rows_from = before.rows_from + step - at
+        self.progress = Progress(**reader.meta["progress"] | {"rolled_back": before.rolled_back + 1, "rows_from": rows_from})
+        self.module.step, self._mark, self.last_saved = at, (at, time.perf_counter()), -1
+        if self.ranks.first:
+            self.metrics.truncate(at)
+            truncate_samples(self.folder / "samples.md", self.progress.samples_bytes)
+        self._record({"step": at, "event": "rolled back", "from_step": step, "rows_left_out": (step - at) * self.cfg.data.global_batch})
+        return True
 
     def _last_checkpoint(self) -> str:
         kept = checkpoints(self.folder / "checkpoints")
@@ -161,7 +183,8 @@ class Session:
         more = min(self.cfg.checkpoint.keep_last + 1 - len(kept), to_come)
         require_space(self.folder / "checkpoints", int(size) * max(1, more))
 
-    def _log_step(self, step: int) -> None:
+    def _log_step(self, step: int) -> bool:
+        """True where the loss stands out."""
         since, at = self._mark
         loss, norm = float(self.module.loss()), float(self.module.grad_norm)  # waits for the device
         now = time.perf_counter()
@@ -171,19 +194,16 @@ class Session:
         rate = self.cfg.data.global_batch * self.cfg.data.seq_len / step_s
         record: Tree = {"step": step, "tokens": self._tokens(step), "loss": loss, "lr": self._lr(), "grad_norm": norm}
         record |= {"tokens_per_second": round(rate, 1), "step_s": round(step_s, 5), "memory_gib": round(memory_gib(self.module.device), 3)}
-        record |= self._expert_loads()
         peak = peak_flops(torch.cuda.get_device_name()) if self.module.device.type == "cuda" else None
         if peak is not None:
             record["mfu_pct"] = round(100 * rate * self.counts.train_flops_per_token / peak, 2)
-        self._record(record | self._expert_loads())
-
-    def _expert_loads(self) -> Tree:
-        """Of each MoE layer, in the last step: the tokens of its busiest expert over the mean."""
         loads = self.module.loads
-        if loads is None:
-            return {}
-        ratios = (loads.amax(-1) / loads.mean(-1)).tolist()
-        return {f"expert_load/{name}": round(ratio, 4) for name, ratio in zip(self.model.mixtures(), ratios, strict=True)}
+        self._record(record | (expert_loads(loads, self.model.mixtures()) if loads is not None else {}))
+        factor = self.cfg.numerics.spike_factor
+        spike = math.isfinite(loss) and is_spike(loss, self.progress.recent_losses, factor)
+        if spike:
+            self._record({"step": step, "event": "loss spike", "loss": loss, "rows": self._rows_of(step - 1)})
+        return spike
 
     def _lr(self) -> float:
         group: Tree = self.module.trainer.optimizers[0].param_groups[-1]
@@ -202,9 +222,9 @@ class Session:
 
     def _validate(self, step: int) -> None:
         with self._exported_weights():
-            ids = spread(len(self.val_rows), self.cfg.data.val_rows)
-            found = evaluate(self.model, self.val_rows, ids, self.tokenizer, self.cfg.trainer.micro_batch)
+            found = self._evaluate(self.val_rows)
             found = self.ranks.from_first(lambda: found)  # equal but for rounding, and all must decide alike
+            named = {name: self._evaluate(rows) for name, rows in self.val_sets.items()}
             self._sample(step)
         p = self.progress
         p.val_loss, p.val_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
@@ -216,9 +236,15 @@ class Session:
         better = p.best_val_loss is None or p.val_loss < p.best_val_loss
         p.best_val_loss, p.worse_validations = (p.val_loss, 0) if better else (p.best_val_loss, p.worse_validations + 1)
         shown = {"val_loss": p.val_loss, "val_bits_per_byte": p.val_bits_per_byte}
+        for name, of in named.items():
+            shown |= {f"val_loss/{name}": of["val_loss"], f"val_bits_per_byte/{name}": of["val_bits_per_byte"]}
         self._record({"step": step, "tokens": self._tokens(step), **shown})
         if self.done and step < self.cfg.trainer.max_steps:
             self._record({"step": step, "event": "stopped early", "validations_without_improvement": p.worse_validations})
+
+    def _evaluate(self, rows: Rows) -> Evaluation:
+        ids = spread(len(rows), self.cfg.data.val_rows)
+        return evaluate(self.model, rows, ids, self.tokenizer, self.cfg.trainer.micro_batch)
 
     def _sample(self, step: int) -> None:
         prompts = self.cfg.trainer.sample_prompts
@@ -231,12 +257,7 @@ class Session:
             return
         apart = self.model.cfg.kind == "encoder_decoder"
         shown = [(prompt, text) if apart else (prompt + text,) for prompt, text in zip(prompts, texts, strict=True)]
-        blocks = "".join(f"\n{_fenced(part)}\n" for parts in shown for part in parts)
-        path = self.folder / "samples.md"
-        with disk_errors(path):
-            with path.open("a", encoding="utf-8") as file:
-                file.write(f"## step {step}\n{blocks}\n")
-            self.progress.samples_bytes = path.stat().st_size
+        self.progress.samples_bytes = append_samples(self.folder / "samples.md", step, shown)
 
     def _eager(self) -> AbstractContextManager[None]:
         """Sampling changes shapes at each token, which would compile anew each time."""
@@ -263,8 +284,11 @@ class Session:
         step = self.module.step
         if step == self.last_saved:
             return
-        meta = self.meta | {"step": step, "tokens": self._tokens(step), "progress": dict(vars(self.progress))}
+        self.progress.save_s = statistics.median(self.save_s) if self.save_s else self.progress.save_s
+        meta = self.meta | {"step": step, "tokens": self._tokens(step), "progress": asdict(self.progress)}
+        begun = time.perf_counter()
         self.saver.save(step, self._pieces(), meta)
+        self.save_s.append(time.perf_counter() - begun)
         self.last_saved = step
 
     def _pieces(self) -> Iterator[Piece]:
@@ -273,17 +297,3 @@ class Session:
         yield from strategy.optimizer(self.model, self.module.trainer.optimizers[0])
         if self.ema is not None:
             yield from self.ema.pieces()
-
-
-def _fenced(text: str) -> str:
-    """A code block whose fence is longer than any run of backticks inside."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}\n{text}\n{fence}"
-
-
-def truncate_samples(path: Path, size: int) -> None:
-    """Drop what was written after the checkpoint; a resumed run draws those samples again."""
-    with disk_errors(path):
-        if path.exists() and path.stat().st_size > size:
-            os.truncate(path, size)

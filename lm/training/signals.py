@@ -1,14 +1,19 @@
-"""Ctrl-C and SIGTERM: finish the step, save, exit 130 or 143. A second one within five seconds exits at once."""
+"""Ctrl-C, SIGTERM and SIGUSR1: finish the step, save, exit 130, 143 or 138. A second one within five seconds exits at once.
+
+SIGUSR1 is what a cluster sends some time before it takes the machine away: a job of SLURM is then put back into its queue.
+"""
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from lm.errors import Interrupted
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _IMPATIENT_S = 5.0
 
 
@@ -46,3 +51,14 @@ class Signals:
         if not self._deferred:
             name = signal.Signals(number).name
             raise Interrupted(f"train: {name} came before the first step, so there is nothing new to save. Train again to start.", number)
+
+
+def requeue(stopped: Interrupted) -> None:
+    """After SIGUSR1 the first machine of a SLURM job asks for it to be run again; it goes on in the same run folder."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None or stopped.exit_code != 128 + signal.SIGUSR1 or os.environ.get("SLURM_NODEID", "0") != "0":
+        return
+    try:
+        subprocess.run(["scontrol", "requeue", job], check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"scontrol: job {job} is not put back into the queue ({error}). Submit it again; the run goes on.", file=sys.stderr)

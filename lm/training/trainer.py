@@ -24,8 +24,8 @@ def keep_freed_memory() -> None:
     mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def build_trainer(cfg: TrainConfig, steps: int, accumulation: int, strategy: Any) -> Any:
-    """A silent Trainer of `steps` optimizer steps; saving, validating and logging are ours. ConfigError for a device that is not here."""
+def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any) -> Any:
+    """A silent Trainer; ending, saving, validating and logging are ours. ConfigError for a device that is not here."""
     for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
     from lightning import Trainer
@@ -40,7 +40,7 @@ def build_trainer(cfg: TrainConfig, steps: int, accumulation: int, strategy: Any
     precision: Any = _PRECISION[cfg.trainer.precision]
     return Trainer(
         accelerator="cuda" if cuda else "cpu", devices=cfg.launch.devices, num_nodes=cfg.launch.nodes, strategy=strategy,
-        precision=precision, max_steps=steps, max_epochs=-1, min_epochs=0,
+        precision=precision, max_steps=-1, max_epochs=-1, min_epochs=0,
         accumulate_grad_batches=accumulation, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0, use_distributed_sampler=False,
     )  # fmt: skip

@@ -19,6 +19,7 @@ SLOTS = {"model/attention", "model/block", "model/ffn", "model/norm", "model/pos
 NEEDED = {
     "text": ["data.files=a.txt"],
     "pairs": ["data.files=a.jsonl"],
+    "mix": ["data.sources=[{name:a,data:{kind:stdlib}}]"],
     "chat": ["data.files=a.jsonl"],
     "preferences": ["data.files=a.jsonl"],
     "hub": ["data.name=a/b"],
@@ -30,6 +31,11 @@ BESIDE = {
     "data=chat": ["objective=sft"],
     "data=stdlib_chat": ["objective=sft"],
     "data=preferences": ["objective=preference", "init_from=runs/pretrain-tiny"],
+    **{f"strategy={name}": ["optim=adamw"] for name in catalog.groups()["strategy"] if name not in ("single", "ddp")},
+    "data=wmt14_de_en": ["objective=seq2seq"],
+    "data=cnn_dailymail": ["objective=seq2seq"],
+    "data=alpaca": ["objective=sft"],
+    "data=ultrafeedback": ["objective=preference", "init_from=runs/pretrain-tiny"],
     "objective=mlm": ["model=bert_base"],
     "objective=seq2seq": ["data=stdlib_docstrings"],
     "objective=sft": ["data=stdlib_chat"],
@@ -42,6 +48,8 @@ def beside(group: str, option: str) -> list[str]:
     """The overrides that an option needs to compose."""
     if group == "model":
         return [f"objective={OBJECTIVES[catalog.values(group, option)['model.kind']]}"]
+    if group == "strategy" and option.startswith(("zero", "fsdp")):
+        return ["optim=adamw"]  # muon needs whole matrices
     return BESIDE.get(f"{group}={option}", [])
 
 

@@ -11,7 +11,8 @@ import pytest
 from lm.data.config import PreferenceRecord, TextConfig
 from lm.data.objective import PreferenceConfig
 from lm.data.prepare import Prepared
-from lm.data.rows import Rows, build_rows
+from lm.data.protocol import Rows
+from lm.data.rows import build_rows
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED
 from lm.nn.transformer import AnyModelConfig

@@ -64,7 +64,7 @@ def test_a_document_in_pieces_is_one_document(
 ) -> None:
     monkeypatch.setattr("lm.data.tokenizer.PIECE", 100)
     path = write(tmp_path / "a.txt", TEXT)
-    found = prepare_text(path, tokenizer, val_files=str(path))
+    found = prepare_text(path, tokenizer, val_files=str(path), max_overlap=1.0)
     assert found.train.starts.tolist() == [0] and found.train.n_bytes == len(TEXT.encode())
     assert found.train.read(0, found.train.n_tokens).tolist() == found.tokenizer.document(TEXT)
 
@@ -78,7 +78,7 @@ def test_the_bpe_does_not_see_the_validation_split(prepare_text: Prepare, tmp_pa
 def test_a_second_preparation_reads_the_cache(prepare_text: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.txt", TEXT)
     first = prepare_text(path, BPEConfig(vocab_size=300))
-    monkeypatch.setattr("lm.data.prepare._tokenise", None)
+    monkeypatch.setattr("lm.data.prepare.build_tokens", None)
     monkeypatch.setattr("lm.data.prepare.build_tokenizer", None)
     again = prepare_text(path, BPEConfig(vocab_size=300))
     assert again.fingerprint == first.fingerprint and again.tokenizer.hash == first.tokenizer.hash
@@ -108,9 +108,9 @@ def test_training_and_held_out_files_can_change_places(prepare_text: Prepare, tm
 
 def test_a_changed_file_is_named(prepare_text: Prepare, tmp_path: Path) -> None:
     a, b, c = (write(tmp_path / f"{name}.txt", TEXT + name) for name in "abc")
-    before = prepare_text([a, b], val_files=str(a))
+    before = prepare_text([a, b], val_files=str(a), max_overlap=1.0)
     write(a, TEXT)
-    after = prepare_text([a, c], val_files=str(a))
+    after = prepare_text([a, c], val_files=str(a), max_overlap=1.0)
     assert changed_files(before.files, after.files) == [f"{a} has changed", f"{b} is gone", f"{c} is new"]
     assert changed_files(after.files, after.files) == []
 
@@ -167,6 +167,15 @@ def test_documents_in_both_splits_are_counted_and_reported(tmp_path: Path) -> No
     assert any("3 training documents are in validation too" in line for line in lines)
 
 
+def test_a_validation_that_is_mostly_in_training_is_refused(tmp_path: Path) -> None:
+    records = ["".join(json.dumps({"text": f"text {n}"}) + "\n" for n in numbers) for numbers in (range(10), range(7, 11))]
+    train, val = (write(tmp_path / f"{name}.jsonl", text) for name, text in zip("ab", records, strict=True))
+    cfg = TextConfig(files=str(train), val_files=str(val), cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(ConfigError, match=r"data.max_overlap=0.5: 3 of 4 validation documents are in training too"):
+        prepare(cfg, BytesConfig(), log=lambda line: None)
+    assert prepare(cfg.replace(max_overlap=0.8), BytesConfig(), log=lambda line: None).overlap == 3
+
+
 def test_a_cache_that_cannot_be_written_is_replaced_by_one_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     write(tmp_path / "file", "")
@@ -195,14 +204,14 @@ def test_a_full_disk_is_a_resource_error_that_leaves_nothing(prepare_text: Prepa
 def _prepare_slowly(folder: str, delay_s: float, queue: "multiprocessing.Queue[tuple[str, list[str]]]") -> None:
     from lm.data import prepare as module
 
-    build, lines = module._tokenise, list[str]()
+    build, lines = module.build_tokens, list[str]()
 
     def slow(*args: Any) -> None:
         time.sleep(delay_s)
         lines.append("built")
         build(*args)
 
-    setattr(module, "_tokenise", slow)  # noqa: B010
+    setattr(module, "build_tokens", slow)  # noqa: B010
     cfg = TextConfig(files=f"{folder}/a.txt", cache_dir=f"{folder}/cache")
     queue.put((prepare(cfg, BytesConfig(), log=lines.append).fingerprint, lines))
 
@@ -237,7 +246,7 @@ def test_what_a_killed_process_left_is_removed_and_built_anew(prepare_text: Prep
 def _die_while_building(folder: str) -> None:
     from lm.data import prepare as module
 
-    setattr(module, "write_index", lambda folder, index: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
+    setattr(module, "write_index", lambda *args: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
     prepare(TextConfig(files=f"{folder}/a.txt", cache_dir=f"{folder}/cache"), BytesConfig(), log=lambda line: None)
 
 
@@ -270,7 +279,7 @@ def test_a_line_of_50_mb_stays_below_1500_mb_of_memory(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("held out")
     code = (
         "import resource; from lm.data.prepare import prepare; from lm.data.config import *\n"
-        f"cfg = TextConfig(files='{tmp_path}/a.jsonl', val_files='{tmp_path}/b.txt', cache_dir='{tmp_path}/cache')\n"
+        f"cfg = TextConfig(files='{tmp_path}/a.jsonl', val_files='{tmp_path}/b.txt', max_overlap=1.0, cache_dir='{tmp_path}/cache')\n"
         "found = prepare(cfg, BPEConfig(vocab_size=300), log=print)\n"
         "print(found.train.n_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
     )

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from lm.data import tokenizer as module
-from lm.data.config import BPEConfig, TokenizerFileConfig
+from lm.data.config import BPEConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
 from lm.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, pieces
 from lm.errors import ConfigError
 
@@ -208,3 +209,35 @@ def test_transformers_reads_the_saved_folder(bpe: Tokenizer, byte_tokenizer: Tok
         assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (ours.bos, ours.eos, ours.pad)
         ids = theirs.encode(CODE + SCRIPTS, add_special_tokens=False)
         assert ids == ours.encode(CODE + SCRIPTS) and theirs.decode(ids) == CODE + SCRIPTS
+
+
+WORLD = [
+    "中文维基百科，自由的百科全书。", "مرحبا بالعالم، كيف حالك؟", "हिन्दी और தமிழ்", "👩‍👩‍👧‍👦🇩🇪🏳️‍🌈 ok",
+    "Mixed: naïve Ünïcode 日本語 العربية 🎉\n\tкод",
+    "\u200d\ufeff\u2028 odd", "x" * 700, "漢" * 400, "<|eos|> is <|bos|> text",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", ["own", "gpt2", "gpt4", "llama3"])
+@pytest.mark.parametrize("kind", [BPEConfig, UnigramConfig, WordPieceConfig])
+def test_every_kind_gives_text_of_any_script_back_and_streams_it_whole(kind: Any, pattern: Any, tmp_path: Path) -> None:
+    built = build_tokenizer(kind(vocab_size=420, pattern=pattern), ["The quick brown fox. 中文 naïve\n    def f(x):\n" * 40, *WORLD[:3]])
+    built.save(tmp_path)
+    for tokenizer in (built, load_tokenizer(tmp_path)):
+        for text in WORLD:
+            ids = tokenizer.encode(text)
+            assert tokenizer.decode(ids) == text and not set(ids) & set(tokenizer.special_ids().tolist())
+            stream = tokenizer.stream()
+            chunks = [stream.push(token) for token in ids]
+            assert "".join(chunks) + stream.flush() == text and "\ufffd" not in "".join(chunks)
+
+
+def test_patterns_cut_as_their_models_do() -> None:
+    """Numbers whole in GPT-2's, in threes in the others; a line's end joined to the punctuation before it only in GPT-4's."""
+    texts = ["1234567 1234567;\n1234567;\n"] * 50
+    cuts = {}
+    for pattern in ("gpt2", "gpt4", "llama3"):
+        tokenizer = build_tokenizer(BPEConfig(vocab_size=300, pattern=pattern), texts)
+        cuts[pattern] = [tokenizer.token_text(i) for i in tokenizer.encode("1234567;\n")]
+    assert cuts["gpt2"] == [b"1234567", b";", b"\n"]
+    assert cuts["gpt4"] == cuts["llama3"] == [b"123", b"456", b"7", b";\n"]

@@ -23,7 +23,7 @@ from tests.nn.models import config, redrawn
 def prepared(tmp_path: Path, tokenizer: Tokenizer, lines: int = 60) -> Prepared:
     path = tmp_path / "data.jsonl"
     path.write_text("".join(f'{{"text": "café number {i * i} costs {i} €"}}\n' for i in range(lines)), encoding="utf-8")
-    data = TextConfig(files=str(path), val_frac=0.4, cache_dir=str(tmp_path / "cache"))
+    data = TextConfig(files=str(path), val_frac=0.4, max_overlap=1.0, cache_dir=str(tmp_path / "cache"))
     return prepare(data, tokenizer, log=lambda line: None)
 
 

@@ -32,3 +32,15 @@ def test_gemma2(case: str, tmp_path: Path) -> None:
 def test_gemma2_of_transformers_4(more: dict[str, Any]) -> None:
     sizes = {key: BASE[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
     old_spelling_agrees(FAMILY, transformers.Gemma2Config, sizes | {"num_attention_heads": 8, "max_position_embeddings": 128} | more)
+
+
+def test_windows_stay_where_the_model_ends_before_the_first_global_layer() -> None:
+    cfg = FAMILY.config(BASE)
+    assert FAMILY.homeless(cfg) == []
+    assert FAMILY.homeless(cfg.replace(n_layers=1)) == []
+
+
+def test_what_its_config_cannot_say_has_no_home() -> None:
+    cfg = FAMILY.config(BASE)
+    assert FAMILY.homeless(cfg.replace(attention=cfg.attention.replace(scale=0.3))) == ["attention.scale=0.3"]
+    assert FAMILY.homeless(cfg.replace(embed=cfg.embed.replace(scale=7.5))) == ["embed.scale=7.5"]

@@ -139,6 +139,18 @@ def test_biases_of_positions_are_the_same_on_flex(position: str) -> None:
     torch.testing.assert_close(with_flex(model)(batch), expected, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_bias_that_is_learned_gets_its_gradient_elsewhere(softcap: float | None) -> None:
+    q, k, v = inputs((4, 2))
+    bias, mask, how = torch.randn(1, 4, 140, 140, requires_grad=True), masks()["documents and padding"], Scoring(0.3, None, softcap)
+    fast, plain = Flex(never, never)(q, k, v, mask, bias, how), reference(q, k, v, mask, bias, how)
+    torch.testing.assert_close(fast, plain, **CLOSE)
+    for other in (fast, plain):
+        other.sum().backward()
+    (gradient,) = torch.autograd.grad(reference(q, k, v, mask, bias, how).sum(), bias)
+    torch.testing.assert_close(bias.grad, 2 * gradient, **CLOSE)
+
+
 def test_sinks_keep_a_model_from_flex() -> None:
     assert obstacle(CPU, 64, 0.0, sinks=True) == "it has no sinks"
     assert obstacle(CPU, 64, 0.1) == "it has no dropout"

@@ -12,7 +12,8 @@ from lm.nn.loss import causal_reader
 from lm.nn.memory import Setting, memory
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
-from lm.training.optim import build_optimizer, state_bytes
+from lm.training.optim import state_bytes
+from tests.training.optimizers import begun
 
 SMALL = "model.vocab_size=96 model.d_model=128 model.n_layers=4 model.max_seq_len=64 model.dropout=0 data.seq_len=64"
 SETTING = Setting(micro_batch=2, seq_len=64, chunk=16)
@@ -61,12 +62,23 @@ def test_activations_by_formula_are_what_autograd_keeps(preset: str) -> None:
     assert memory(model, SETTING).activations + head == pytest.approx(kept_bytes(model), rel=0.07)
 
 
+@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b"])
+def test_activations_by_formula_are_what_autocast_keeps(preset: str) -> None:
+    model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
+    setting = replace(SETTING, precision="bf16-mixed")
+    found, head = memory(model, setting), 4 * sum(p.numel() for p in model.head.parameters())
+    casts = found.weights - memory(model, SETTING).weights
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        kept = kept_bytes(model)
+    assert found.activations + head + casts == pytest.approx(kept, rel=0.07)
+
+
 @pytest.mark.parametrize("optim", ["adamw", "muon", "sgd", "sgd optim.momentum=0.9"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_and_optimizer_by_formula_are_what_is_allocated(optim: str, dtype: torch.dtype) -> None:
     cfg = composed("model=deepseek_v3", f"optim={optim}")
     model = build_model(cfg.model, device="meta").to(dtype)
-    optimizer = build_optimizer(cfg.optim, model.named_parameters(), model.matrices())
+    optimizer = begun(cfg.optim, model.named_parameters(), model.matrices())
     held = sum(x.nbytes for state in optimizer.state.values() for name, x in state.items() if name != "step")
     found = memory(
         model, replace(SETTING, precision="fp32" if dtype == torch.float32 else "bf16-true", states=state_bytes(cfg.optim, dtype.itemsize))

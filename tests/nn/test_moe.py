@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lm.config import from_tree
+from lm.nn import experts as experts_module
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.experts import Experts
@@ -59,6 +60,22 @@ def test_grouped_experts_equal_the_loop_in_values_and_gradients(expert: dict[str
     for name, fast, plain in zip(["out", "x", "weights", *dict(experts.named_parameters())], *results[::-1], strict=True):
         assert name.endswith("bias") or plain.abs().max() > 0
         torch.testing.assert_close(fast, plain, **CLOSE, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("expert", [EXPERT, GPT_OSS])
+def test_under_autocast_every_product_of_the_grouped_experts_is_of_its_type(
+    expert: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grouped kernel takes bf16 alone, and norms hand on float32."""
+    experts, x = drawn(Experts(from_tree(MLPConfig, expert), 5, D)), torch.randn(12, D)
+    weights, chosen = torch.rand(12, 2), torch.randint(0, 5, (12, 2))
+    seen: list[torch.dtype] = []
+    each = experts_module._each
+    monkeypatch.setattr(experts_module, "_each", lambda x, *given: (seen.append(x.dtype), each(x, *given))[1])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, plain = experts.grouped(x, chosen, weights), experts.loop(x, chosen, weights)
+    assert seen == [torch.bfloat16] * 3
+    torch.testing.assert_close(out.float(), plain.float(), atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize("tree", [{key: m[key] for key in m if key not in ("kind", "reference")} for m in MIXTURES])
@@ -217,6 +234,16 @@ def test_the_split_into_micro_batches_changes_neither_loss_nor_gradients_nor_loa
     assert torch.equal(sum(part.loads for part in parts), whole.loads)  # type: ignore[arg-type,misc]
     split = torch.autograd.grad(sum(part.total for part in parts), list(model.parameters()))  # type: ignore[arg-type]
     torch.testing.assert_close(split, gradients, atol=1e-3, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_a_rows_losses_are_weighed_by_its_labels() -> None:
+    model, ids, labels = redrawn(config(ffn=MIXTURES[0] | {"router_z_loss": 0.2})), tokens(3, 12), tokens(3, 12, seed=2)
+    for row, n in enumerate((0, 5, 12)):
+        labels[row, :n] = IGNORED
+    sums, ctx = loss_of(model, ids, labels), model(Batch(ids), loss=lambda hidden, head, ctx: ctx)
+    rows = torch.stack(list(ctx.auxiliary.losses.values())).sum(0)
+    torch.testing.assert_close(sums.total - sums.nll, rows[0] * 12 + rows[1] * 7)
 
 
 def test_blocks_that_are_run_again_for_the_backward_count_once() -> None:

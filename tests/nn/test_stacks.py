@@ -217,6 +217,12 @@ def test_what_a_stack_cannot_read_is_refused() -> None:
     half.source_tokens = tokens(1, 5)
     with pytest.raises(ValueError, match=r"documents and batch.source_documents one is None\. Give both"):
         model(half)
+    half.source_documents = torch.zeros_like(half.source_tokens, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"source_documents was given without batch\.source_positions\. Give both"):
+        model(half)
+    half.positions = None
+    with pytest.raises(ValueError, match=r"documents was given without batch\.positions, which restart in each document\. Give both"):
+        model(half)
     encoder = redrawn_any(model_config(with_kinds(BASE | {"kind": "encoder"})))
     with pytest.raises(ConfigError, match="an encoder sees all of its input at once"):
         encoder.new_cache(1, 4)

@@ -13,8 +13,9 @@ from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import build_model
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
-from lm.training.optim import build_optimizer
+from lm.training.optim import build_optimizer, vectors_of
 from lm.training.strategies.single import Single
+from lm.training.weights import drawn
 
 STEPS, ACCUMULATION, ROWS, LENGTH, VOCAB = 4, 2, 8, 16, 61
 SGD: dict[str, Any] = {"kind": "sgd", "lr": 0.5, "clip": 1.0}
@@ -99,10 +100,11 @@ def train_steps(
 ) -> tuple[Record, dict[str, torch.Tensor]]:
     """Losses and norms of every step, and the weights after the last, whole. `options` are Lightning's, and `compile`."""
     torch.manual_seed(0)
-    model = build_model(cfg.model, seed=1)
+    strategy = strategy or Single()
+    model = build_model(cfg.model, device="meta") if strategy.meta else build_model(cfg.model, seed=1)
+    matrices, vectors = model.matrices(), vectors_of(model.named_parameters())
     if options.pop("compile", False):
         model.compile()
-    strategy = strategy or Single()
     record: Record = {"loss": [], "grad_norm": [], "bad_step": []}
 
     def after_step() -> bool:
@@ -111,9 +113,9 @@ def train_steps(
         return module.step == steps
 
     def build() -> torch.optim.Optimizer:
-        return build_optimizer(cfg.optim, model.named_parameters(), model.matrices())
+        return build_optimizer(cfg.optim, model.named_parameters(), matrices, vectors)
 
-    module = kind(cfg, model, build, after_step, lambda: None, strategy=strategy)
+    module = kind(cfg, model, build, after_step, lambda: None, strategy=strategy, fill=drawn(1))
     quiet = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler"), False
     )

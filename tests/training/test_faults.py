@@ -1,5 +1,7 @@
 """What goes wrong in the middle of a run: every checkpoint that was valid before still is, and the next start goes on from it."""
 
+import hashlib
+import json
 import multiprocessing
 import os
 import resource
@@ -12,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from lm.checkpoint import CheckpointReader, checkpoints
+from lm.checkpoint import META, CheckpointReader, checkpoints
 from lm.cli.main import main
 from lm.data.order import step_rows
 from lm.errors import LmError, NumericsError, ResourceError
-from lm.folder import verify
+from lm.folder import MANIFEST, verify
 from lm.training.metrics import read
 from lm.training.module import TrainModule
 from lm.training.run import train
@@ -96,6 +98,83 @@ def test_an_infinite_gradient_takes_no_step_and_names_the_rows(
     assert all(torch.equal(reader.read(piece.name, piece.kind), piece.tensor.flatten()) for piece in pieces)
     rows = step_rows(cfg.seed, 5, cfg.data.global_batch, 59).tolist()
     assert read(tmp_path / "run" / "metrics.jsonl")[-1] == {"step": 6, "event": "not finite", "rows": rows}
+
+
+@pytest.mark.parametrize("optim", ["adamw", "muon", "sgd"])
+def test_skipped_steps_change_nothing_name_their_rows_and_are_counted(
+    configure: Configure, at_each_step: Watch, tmp_path: Path, optim: str
+) -> None:
+    def poison(module: TrainModule) -> None:
+        if module.step in (4, 5, 8):
+            module.model.embed.weight.register_hook(lambda grad: grad * torch.nan if module.step in (4, 5, 8) else grad)
+
+    at_each_step(poison)
+    cfg = configure(f"optim={optim}", "checkpoint.every=1", "checkpoint.keep_last=99", "numerics.skip_in_a_row=2")
+    assert train(cfg)["steps"] == 12
+    events = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "event" in line]
+    rows = [step_rows(cfg.seed, step, cfg.data.global_batch, 59).tolist() for step in (4, 5, 8)]
+    assert events == [{"step": step, "event": "skipped", "rows": ids} for step, ids in zip((5, 6, 9), rows, strict=True)]
+    before, first, second, after = (CheckpointReader(tmp_path / "run" / "checkpoints" / f"step-{step:08d}") for step in (4, 5, 6, 7))
+    for name in before.names():
+        for kind in before.kinds(name):
+            assert torch.equal(before.read(name, kind), first.read(name, kind))
+            assert torch.equal(before.read(name, kind), second.read(name, kind))
+    assert not torch.equal(before.read("embed.weight"), after.read("embed.weight"))
+    assert CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012").meta["progress"]["skipped"] == 3
+
+
+def test_one_more_bad_step_in_a_row_than_allowed_ends_the_run(configure: Configure, at_each_step: Watch, tmp_path: Path) -> None:
+    def poison(module: TrainModule) -> None:
+        if module.step == 4:
+            module.model.embed.weight.register_hook(lambda grad: grad * torch.inf)
+
+    at_each_step(poison)
+    with pytest.raises(NumericsError, match=r"step 7 has loss \d.*only finite steps are taken"):
+        train(configure("numerics.skip_in_a_row=2", "optim=adamw"))
+    events = [(line["step"], line["event"]) for line in read(tmp_path / "run" / "metrics.jsonl") if "event" in line]
+    assert events == [(5, "skipped"), (6, "skipped"), (7, "not finite")]
+    require_unharmed(tmp_path / "run", [4])
+
+
+@pytest.mark.parametrize("rollbacks", [0, 1])
+def test_a_leap_of_the_loss_is_told_and_takes_the_run_back_where_that_is_wanted(
+    configure: Configure, at_each_step: Watch, tmp_path: Path, rollbacks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten times the loss at step 11: from the checkpoint of step 8 the run goes on without the rows of steps 9 to 11."""
+    leapt: list[int] = []
+    own = TrainModule.loss
+
+    def loss(module: TrainModule) -> torch.Tensor:
+        if module.step == 11 and len(leapt) < 1:
+            leapt.append(11)
+            return own(module) * 10
+        return own(module)
+
+    seen: list[list[int]] = []
+    at_each_step(lambda module: None)
+    own_step = TrainModule.training_step
+
+    def step(module: TrainModule, batch: Any, *args: Any) -> torch.Tensor:
+        seen.append(batch.tokens[:, 0].tolist())
+        return own_step(module, batch, *args)
+
+    monkeypatch.setattr(TrainModule, "loss", loss)
+    monkeypatch.setattr(TrainModule, "training_step", step)
+    monkeypatch.setattr(TrainModule, "judge", lambda module, norm: module.verdicts.judge(module.nll, _noted(module, norm)))
+    cfg = configure("optim=adamw", f"numerics.rollbacks={rollbacks}")
+    assert train(cfg)["steps"] == 12
+    lines = read(tmp_path / "run" / "metrics.jsonl")
+    events = [(line["step"], line["event"]) for line in lines if "event" in line]
+    assert events == ([(8, "rolled back")] if rollbacks else [(11, "loss spike")])
+    assert [line["step"] for line in lines if "loss" in line and "event" not in line] == list(range(1, 13))
+    assert len(seen) == (15 if rollbacks else 12)
+    progress = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012").meta["progress"]
+    assert (progress["rolled_back"], progress["rows_from"]) == ((1, 3) if rollbacks else (0, 0))
+
+
+def _noted(module: TrainModule, norm: torch.Tensor) -> torch.Tensor:
+    module.grad_norm = norm
+    return norm
 
 
 def test_a_run_that_diverges_ends_with_exit_code_4_and_can_be_resumed_to_the_same_end(
@@ -266,3 +345,47 @@ def test_a_killed_loader_worker_is_named_and_the_next_start_goes_on(
     require_unharmed(stopped_at_five, [int(path.name[5:]) for path in checkpoints(stopped_at_five / "checkpoints")])
     assert train(configure("data.workers=1", "trainer.max_steps=30"))["steps"] == 30
     assert multiprocessing.active_children() == []
+
+
+def test_a_secret_of_the_environment_is_nowhere_in_the_run_folder(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loggers and hubs read their keys from there; nothing copies it."""
+    secret = "b7f3c1d9e5a24680b7f3c1d9e5a24680b7f3c1d9"
+    for name in ("WANDB_API_KEY", "HF_TOKEN"):
+        monkeypatch.setenv(name, secret)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    train(configure("logger=wandb"))
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert (tmp_path / "run" / "wandb").is_dir() and len(files) > 10
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize("where", ["", "model", "model.norm", "model.attention"])
+def test_a_config_that_names_code_is_refused_and_runs_nothing(
+    stopped_at_five: Path, tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the model folder and, with a manifest that agrees, in a checkpoint."""
+    code = {"_target_": "os.system", "command": f"touch {tmp_path / 'canary'}"}
+    folder = checkpoints(stopped_at_five / "checkpoints")[0]
+    meta = json.loads((folder / META).read_text())
+    place = meta
+    for key in where.split(".") if where else []:
+        place = place[key]
+    place |= code
+    (folder / META).write_text(json.dumps(meta))
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | {META: hashlib.sha256((folder / META).read_bytes()).hexdigest()}))
+    code_of = main(["generate", f"from={folder}", "prompt=def", "max_tokens=1"])
+    assert code_of == (3 if where else 0)  # what is beside the model in the meta data is never looked at
+    assert not where or "there is no such key" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_run_needs_neither_a_network_nor_a_home(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise OSError("no network here")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setenv("HOME", "/dev/null")
+    assert main(["train", *(given for given in tiny if not given.startswith("data.cache_dir="))]) == 0

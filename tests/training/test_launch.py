@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from lm.checkpoint import checkpoints
+from lm.cli.train import compose_config
 from lm.errors import LmError
 from lm.folder import verify
+from lm.training.config import TrainConfig
 from lm.training.launch import launch
 from lm.training.metrics import read
 from tests.training.conftest import ROOT, Configure, ranks, results
@@ -67,8 +70,9 @@ def require_gone(run: Path, within_s: float = 30.0) -> None:
         ("raise ValueError('one of mine')", 1, r"^rank 1: internal error: ValueError: one of mine"),
         ("raise MemoryError('no more')", 5, r"^rank 1: train: out of memory with trainer.micro_batch=8"),
         ("os.kill(os.getpid(), 9)", 5, r"^rank 1: the process was killed by SIGKILL"),
+        ("os.environ.update(LM_FAILPOINT='optimizer:enospc')", 5, r"^rank 1: \S+/step-00000008: no space left"),
     ],
-    ids=["raises", "runs out of memory", "is killed"],
+    ids=["raises", "runs out of memory", "is killed", "finds no space"],
 )
 def test_the_end_of_one_rank_ends_all_and_is_told_with_the_rank(
     configure: Configure, failing: Failing, tmp_path: Path, act: str, code: int, said: str
@@ -99,9 +103,7 @@ def test_a_signal_to_the_launcher_ends_all_ranks_behind_the_same_step_which_is_s
 ) -> None:
     args = [sys.executable, "-m", "lm", "train", *tiny, "optim=adamw", *ENDLESS, *ranks("ddp")]
     with subprocess.Popen(args, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        metrics = tmp_path / "run" / "metrics.jsonl"
-        while process.poll() is None and (not metrics.exists() or len(metrics.read_bytes().splitlines()) < 3):
-            time.sleep(0.05)
+        wait_for_steps(tmp_path / "run", process)
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number, err
@@ -110,16 +112,14 @@ def test_a_signal_to_the_launcher_ends_all_ranks_behind_the_same_step_which_is_s
     *_, resume, last = err.splitlines()
     step = int(newest.name.removeprefix("step-"))
     assert f"{number.name} ended the run after step {step}, which is saved" in last and resume.startswith("resume: lm train ")
-    assert [line["step"] for line in read(metrics)] == list(range(1, step + 1))
+    assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl")] == list(range(1, step + 1))
     require_gone(tmp_path / "run", within_s=1)
 
 
 def test_ranks_end_and_save_when_their_launcher_is_killed(tiny: list[str], tmp_path: Path) -> None:
     args = [sys.executable, "-m", "lm", "train", *tiny, "optim=adamw", *ENDLESS, *ranks("ddp")]
-    with subprocess.Popen(args, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        metrics = tmp_path / "run" / "metrics.jsonl"
-        while process.poll() is None and (not metrics.exists() or len(metrics.read_bytes().splitlines()) < 3):
-            time.sleep(0.05)
+    with subprocess.Popen(args, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True) as process:
+        wait_for_steps(tmp_path / "run", process)
         process.kill()
     require_gone(tmp_path / "run")
     verify(checkpoints(tmp_path / "run" / "checkpoints")[0])
@@ -168,3 +168,77 @@ def test_a_sweep_of_runs_of_two_ranks_runs_each_once(tiny: list[str], tmp_path: 
     for folder in folders:
         assert json.loads((folder / "summary.json").read_text())["steps"] == 12
         assert [line["step"] for line in read(folder / "metrics.jsonl") if "loss" in line] == list(range(1, 13))
+
+
+def test_two_machines_train_one_run(tiny: list[str], tmp_path: Path) -> None:
+    """Both commands on this machine, which find each other at the rendezvous."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    args = [
+        sys.executable,
+        "-m",
+        "lm",
+        "train",
+        *tiny,
+        "optim=adamw",
+        "strategy=ddp",
+        "launch.nodes=2",
+        f"launch.rendezvous=localhost:{port}",
+    ]
+    machines = [subprocess.Popen(args, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [machine.communicate(timeout=120)[1] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    launch(configure_like(tiny))
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+
+
+def configure_like(tiny: list[str]) -> TrainConfig:
+    """The same run on one machine."""
+    return compose_config([*(given for given in tiny if not given.startswith("run.name=")), "run.name=whole", "optim=adamw", *ranks("ddp")])
+
+
+FAKE = """#!/bin/sh
+echo "$@" >> {log}
+"""
+
+
+ASKED = ["requeue 77"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "node", "asked"),
+    [([], "0", ASKED), (ranks("ddp"), "0", ASKED), ([], "1", [])],
+    ids=["one rank", "two ranks", "another machine than the first"],
+)
+def test_sigusr1_saves_and_puts_the_job_back_into_the_queue_once(
+    tiny: list[str], tmp_path: Path, strategy: list[str], node: str, asked: list[str]
+) -> None:
+    (tmp_path / "scontrol").write_text(FAKE.format(log=tmp_path / "asked"))
+    (tmp_path / "scontrol").chmod(0o755)
+    slurm = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "77", "SLURM_NODEID": node}
+    args = [sys.executable, "-m", "lm", "train", *tiny, "optim=adamw", *ENDLESS, *strategy]
+    with subprocess.Popen(args, cwd=ROOT, env=os.environ | slurm, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        wait_for_steps(tmp_path / "run", process)
+        process.send_signal(signal.SIGUSR1)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGUSR1, err
+    assert "SIGUSR1 ended the run after step" in err.splitlines()[-1]
+    assert ((tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []) == asked
+    verify(checkpoints(tmp_path / "run" / "checkpoints")[0])
+
+
+def wait_for_steps(run: Path, process: "subprocess.Popen[str]", steps: int = 3) -> None:
+    metrics = run / "metrics.jsonl"
+    while process.poll() is None and (not metrics.exists() or len(metrics.read_bytes().splitlines()) < steps):
+        time.sleep(0.05)
+
+
+def test_a_port_in_use_is_no_matter(configure: Configure) -> None:
+    """Those that torch uses where it is told nothing."""
+    with socket.socket() as first, socket.socket() as second:
+        for taken, port in ((first, 29400), (second, 29500)):
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("127.0.0.1", port))
+            taken.listen()
+        launch(configure("optim=adamw", "trainer.max_steps=4", *ranks("ddp")))

@@ -3,7 +3,8 @@ import torch
 from torch import Tensor, nn
 
 from lm.training.muon import MuonAdamW, orthogonalize
-from lm.training.optim import AdamWConfig, MuonConfig, build_optimizer
+from lm.training.optim import AdamWConfig, MuonConfig
+from tests.training.optimizers import begun
 
 
 def newton_schulz_of_one(gradient: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ MATRICES = {"a", "b", "wide", "tall"}
 def test_steps_equal_a_plain_loop_over_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lm.training.muon.fast_dtype", lambda device: torch.float32)
     params, plain = parameters(), parameters()
-    optimizer = build_optimizer(CFG, params.items(), MATRICES)
+    optimizer = begun(CFG, params.items(), MATRICES)
     momenta = {name: torch.zeros_like(plain[name]) for name in MATRICES}
     for seed in range(3):
         set_gradients(params, seed)
@@ -84,8 +85,8 @@ def test_steps_equal_a_plain_loop_over_matrices(monkeypatch: pytest.MonkeyPatch)
 def test_the_rest_steps_as_adamw_alone_would() -> None:
     params, plain = parameters(), parameters()
     rest = ["embed", "bias"]
-    optimizer = build_optimizer(CFG, params.items(), MATRICES)
-    reference = build_optimizer(AdamWConfig(lr=0.01, weight_decay=0.1), [(name, plain[name]) for name in rest], ())
+    optimizer = begun(CFG, params.items(), MATRICES)
+    reference = begun(AdamWConfig(lr=0.01, weight_decay=0.1), [(name, plain[name]) for name in rest], ())
     for seed in range(3):
         set_gradients(params, seed)
         set_gradients(plain, seed)
@@ -96,8 +97,8 @@ def test_the_rest_steps_as_adamw_alone_would() -> None:
 
 def test_batched_steps_equal_an_optimizer_per_matrix() -> None:
     params, alone = parameters(), parameters()
-    together = build_optimizer(CFG, params.items(), MATRICES)
-    singles = [build_optimizer(CFG, [(name, p)], MATRICES) for name, p in alone.items()]
+    together = begun(CFG, params.items(), MATRICES)
+    singles = [begun(CFG, [(name, p)], MATRICES) for name, p in alone.items()]
     set_gradients(params, 0)
     set_gradients(alone, 0)
     together.step()
@@ -111,7 +112,7 @@ def test_an_update_does_not_depend_on_the_scale_of_the_gradient() -> None:
     results = []
     for scale in (1.0, 1024.0):
         params = parameters()
-        optimizer = build_optimizer(CFG, params.items(), MATRICES)
+        optimizer = begun(CFG, params.items(), MATRICES)
         set_gradients(params, 0)
         for p in params.values():
             p.grad.mul_(scale)
@@ -122,7 +123,7 @@ def test_an_update_does_not_depend_on_the_scale_of_the_gradient() -> None:
 
 def test_bf16_weights_keep_a_float32_momentum() -> None:
     params = parameters(torch.bfloat16)
-    optimizer = build_optimizer(CFG, params.items(), MATRICES)
+    optimizer = begun(CFG, params.items(), MATRICES)
     before = params["a"].detach().clone()
     set_gradients(params, 0)
     optimizer.step()
@@ -133,7 +134,7 @@ def test_bf16_weights_keep_a_float32_momentum() -> None:
 
 def test_parameters_without_a_gradient_are_left_alone() -> None:
     params = parameters()
-    optimizer = build_optimizer(CFG, params.items(), MATRICES)
+    optimizer = begun(CFG, params.items(), MATRICES)
     assert isinstance(optimizer, MuonAdamW)
     before = {name: p.detach().clone() for name, p in params.items()}
     params["a"].grad = torch.ones(16, 16)
@@ -149,6 +150,6 @@ def test_a_stack_of_matrices_steps_as_its_matrices_alone() -> None:
     for params, grads in ((together, [gradient, -gradient]), (alone, list(gradient))):
         for p, grad in zip(params.values(), grads, strict=True):
             p.grad = grad.clone()
-        build_optimizer(CFG, params.items(), set(params)).step()
+        begun(CFG, params.items(), set(params)).step()
     torch.testing.assert_close(together["experts.up"], torch.stack(list(alone.values())), rtol=0, atol=1e-3)
     assert (together["experts.up"] - stack).abs().max() > 0.01

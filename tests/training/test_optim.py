@@ -3,8 +3,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm.training.optim import AdamWConfig, MuonConfig, OptimConfig, SGDConfig, build_optimizer, set_lr
+from lm.training.optim import AdamWConfig, MuonConfig, OptimConfig, SGDConfig, set_lr
 from lm.training.skippable import Skippable
+from tests.training.optimizers import begun
 
 CONFIGS: list[OptimConfig] = [AdamWConfig(), MuonConfig(weight_decay=0.1), SGDConfig(), SGDConfig(momentum=0.9, weight_decay=0.1)]
 IDS = ["adamw", "muon", "sgd", "sgd-momentum"]
@@ -17,7 +18,7 @@ def model() -> nn.Sequential:
 
 
 def build(cfg: OptimConfig, net: nn.Module) -> Optimizer:
-    return build_optimizer(cfg, net.named_parameters(), MATRICES)
+    return begun(cfg, net.named_parameters(), MATRICES)
 
 
 def backward(net: nn.Module, seed: int) -> None:
@@ -153,7 +154,7 @@ def test_bf16_weights_step_as_float32_weights_do_up_to_their_rounding(cfg: Optim
     for dtype in (torch.float32, torch.bfloat16):
         p = nn.Parameter(torch.linspace(-2, 2, 64 * 64).view(64, 64).to(dtype))
         before = p.detach().clone()
-        optimizer = build_optimizer(cfg, [("0.weight", p)], MATRICES)
+        optimizer = begun(cfg, [("0.weight", p)], MATRICES)
         set_lr(optimizer, {"adamw": 300, "muon": 200, "sgd": 3}[cfg.kind])
         p.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
         optimizer.step()

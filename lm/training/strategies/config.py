@@ -63,6 +63,8 @@ class Zero3OffloadConfig(Config):
     """Weights of fewer elements stay whole on every rank."""
 
 
+STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero2_offload": 2, "zero3": 3, "zero3_offload": 3, "fsdp": 3}
+"""Kind -> what is in slices: 1 optimizer states, 2 gradients too, 3 weights too."""
 ZeroConfig = Zero1Config | Zero2Config | Zero3Config | Zero2OffloadConfig | Zero3OffloadConfig
 StrategyConfig = Annotated[SingleConfig | DDPConfig | FSDPConfig | ZeroConfig, Field(discriminator="kind")]
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -11,6 +12,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from lm.checkpoint import Piece
 from lm.nn.transformer import LM
 from lm.training.strategies.single import Single
+from lm.training.weights import Fill, materialized
 
 
 class FSDP(Single):
@@ -24,14 +26,15 @@ class FSDP(Single):
     def lightning(self) -> Any:
         return ModelParallelStrategy(data_parallel_size=self.world, tensor_parallel_size=1)
 
-    def shard(self, model: LM, mesh: Any) -> None:
+    def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
         """Each block is one unit, and the root holds embedding, norm and head, so that a tied weight stays one.
 
         What has no gradient, the correction biases of routers, stays whole."""
-        data_parallel, whole = mesh["data_parallel"], {p for p in model.parameters() if not p.requires_grad}
-        for block in model.units():
-            fully_shard(block, mesh=data_parallel, ignored_params=whole)
-        fully_shard(model, mesh=data_parallel, ignored_params=whole)
+        data_parallel = mesh["data_parallel"]
+        device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
+        for part in materialized(model, model.units(), device, fill):
+            whole = {p for p in part.parameters() if not p.requires_grad}
+            fully_shard(part, mesh=data_parallel, ignored_params=whole)
 
     def refresh(self, model: nn.Module) -> None:
         """What an evaluation has gathered is kept for the next forward, and out of date now."""

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from lm.checkpoint import Piece
 from lm.nn.transformer import LM
 from lm.training.optim import begin_state, named_state
+from lm.training.weights import Fill
 
 Judge = Callable[[Tensor], Tensor]  # the norm of a step's whole gradient -> the optimizer's `found_inf`
 
@@ -18,14 +19,14 @@ Judge = Callable[[Tensor], Tensor]  # the norm of a step's whole gradient -> the
 class Single:
     """Gradients are whole, or sharded tensors that behave so; they are clipped here, before the optimizer's step."""
 
-    meta = False  # whether weights are filled in only after `shard`, so that no rank ever holds all of them
+    meta = False  # whether `shard` takes a model on the meta device, so that no rank ever holds all of it
 
     def lightning(self) -> Any:
         """What Lightning's Trainer takes as `strategy`."""
         return "auto"
 
-    def shard(self, model: LM, mesh: Any) -> None:
-        """Split the weights over the ranks of Lightning's device mesh, before the optimizer is built."""
+    def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
+        """Split the weights over the ranks of Lightning's device mesh, before the optimizer is built; `fill` them where they are meta."""
 
     def divisor(self, accumulation: int, world: int) -> int:
         """What Lightning and the engine divide the sum of a step's gradients by: micro-batches, and ranks when they average."""

@@ -12,17 +12,22 @@ from lm.checkpoint import Piece
 from lm.nn.transformer import LM
 from lm.training.optim import initial_state, neutral
 from lm.training.strategies.zero import Zero
+from lm.training.weights import Fill, materialized
 
 
 class Zero3(Zero):
     """Every weight is padded to a multiple of the ranks and cut into as many equal slices."""
 
+    meta = True
+
     def __init__(self, clip: float | None, persistence_threshold: int, offload: bool = False) -> None:
         """persistence_threshold: weights of fewer elements are never split while computing."""
         super().__init__(3, clip, offload, stage3_param_persistence_threshold=persistence_threshold)
 
-    def shard(self, model: LM, mesh: Any) -> None:
+    def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
         """The engine splits the weights; the head's must be whole while the chunked loss uses it outside of the head's own forward."""
+        for part in materialized(model, [*model.units()], self.plugin.root_device, fill):
+            deepspeed.zero.Init(module=part, config_dict_or_path=self.plugin.config)
         deepspeed.zero.register_external_parameter(model, model.head.weight)
 
     def ready(self, optimizer: Optimizer) -> None:

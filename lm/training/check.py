@@ -1,0 +1,73 @@
+"""`lm train check=true`: everything that a run does, once and small, on the real data and strategy, before the real run starts."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from lm.config import Tree, from_tree
+from lm.data.objective import LikelihoodConfig
+from lm.folder import TEMPORARY, free_bytes, remove, require_space
+from lm.model_folder import read_config
+from lm.nn.loss import CHUNK
+from lm.nn.memory import Memory, Setting, memory
+from lm.nn.transformer import build_model, model_config
+from lm.training.config import TrainConfig
+from lm.training.metrics import read
+from lm.training.optim import state_bytes
+from lm.training.strategies.config import STAGES
+
+_SAMPLE_TOKENS = 8
+
+
+def check(cfg: TrainConfig, run: Callable[[TrainConfig], None], say: Callable[[str], None]) -> None:
+    """Two steps with a save and a resume between them, a validation and samples, in a folder that is removed again. Raises LmError where
+    the real run would, and ResourceError where its checkpoints would not fit. run: trains a config."""
+    folder = Path(cfg.run.dir).expanduser()
+    trial = folder / f"{TEMPORARY}check-{cfg.run.name}"
+    remove(trial)
+    try:
+        for steps in (1, 2):
+            run(_small(cfg, trial, steps))
+        _report(cfg, trial / "run", folder, say)
+    finally:
+        remove(trial)
+
+
+def _small(cfg: TrainConfig, trial: Path, steps: int) -> TrainConfig:
+    """The second one goes on from the first one's checkpoint."""
+    tree = cfg.tree()
+    tree |= {"check": False, "run": {"dir": str(trial), "name": "run"}, "logger": {"kind": "jsonl"}}
+    tree["schedule"] |= {"warmup_steps": 0}
+    tree["data"] |= {"val_rows": min(cfg.data.val_rows or cfg.trainer.micro_batch, cfg.trainer.micro_batch)}
+    tree["trainer"] |= {"max_steps": steps, "log_every": 1, "sample_tokens": min(cfg.trainer.sample_tokens, _SAMPLE_TOKENS)}
+    tree["checkpoint"] |= {"every": 1, "keep_last": 1}
+    return from_tree(TrainConfig, tree)
+
+
+def _report(cfg: TrainConfig, run: Path, folder: Path, say: Callable[[str], None]) -> None:
+    line = [record for record in read(run / "metrics.jsonl") if "loss" in record][-1]
+    (checkpoint,) = (run / "checkpoints").glob("step-*")
+    size = sum(path.stat().st_size for path in checkpoint.iterdir())
+    kept = cfg.checkpoint.keep_last + 1  # the newest is complete before the oldest goes
+    expected = estimate(cfg, read_config(run / "model")["model"])
+    peak, tensors = f"{line['memory_gib']:.2f} GiB", f"{expected.total / 2**20:,.1f} MiB"
+    say(f"check: step 2 has loss {line['loss']:.4f} and gradient norm {line['grad_norm']:.3g}, and took {line['step_s']:.3g} s")
+    say(f"check: memory of rank 0 is {peak} at its peak, with the program itself; by formula its tensors are {tensors}")
+    say(f"check: {kept} checkpoints of {size:,} bytes are {kept * size:,}, and {free_bytes(folder):,} are free")
+    require_space(folder, kept * size)
+    say(f"check: saved, resumed, validated and {'sampled' if cfg.trainer.sample_prompts else 'exported'}; the run can start")
+
+
+def estimate(cfg: TrainConfig, model: Tree) -> Memory:
+    """Of one rank, by formula.  model: with its sizes filled in."""
+    trainer, number = cfg.trainer, 2 if cfg.trainer.precision == "bf16-true" else 4
+    setting = Setting(
+        micro_batch=min(trainer.micro_batch, cfg.data.global_batch // cfg.launch.world),
+        seq_len=cfg.data.seq_len,
+        chunk=cfg.objective.chunk if isinstance(cfg.objective, LikelihoodConfig) else CHUNK,
+        precision=trainer.precision,
+        states=state_bytes(cfg.optim, number),
+        checkpoint_every=trainer.checkpoint_blocks or 0,
+        stage=STAGES[cfg.strategy.kind],
+        world=cfg.launch.world,
+    )
+    return memory(build_model(model_config(model), device="meta"), setting)

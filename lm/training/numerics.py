@@ -1,0 +1,75 @@
+"""Steps whose numbers are not right: which of them must change nothing, and which losses stand out."""
+
+import statistics
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from lm.config import Config
+
+_KEPT = 64  # bad steps that are remembered by number until the host looks
+_WINDOW, _FEWEST = 16, 4  # losses that a loss is compared with
+
+
+class NumericsConfig(Config):
+    """What happens where a loss or gradient is not finite, or a loss leaps."""
+
+    skip_in_a_row: int = Field(0, ge=0)
+    """Steps in a row that are left out if loss or gradient is not finite, their rows named in metrics.jsonl. 0: stop at the first."""
+    spike_factor: float | None = Field(2.0, gt=1)
+    """A logged loss of so many times the median of the 16 before is an event in metrics.jsonl. null: none is."""
+    rollbacks: int = Field(0, ge=0)
+    """So often may such a loss take the run back to its last checkpoint, to go on without the rows since."""
+
+
+class StepJudge:
+    """Counts the steps that are not finite on the device, so that no step waits for it. More than `allowed` in a row end all stepping."""
+
+    def __init__(self, allowed: int) -> None:
+        self._allowed = allowed
+        self.refused = torch.zeros((), dtype=torch.bool)  # the step at hand changes nothing
+        self._bad = torch.zeros((), dtype=torch.bool)
+        self._steps = torch.full((_KEPT,), -1, dtype=torch.int64)
+        self.n_bad = torch.zeros((), dtype=torch.int64)
+        self._streak = torch.zeros((), dtype=torch.int64)
+        self.loss = self.norm = torch.zeros(())  # of the last bad step
+
+    def to(self, device: torch.device) -> None:
+        vars(self).update({name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)})
+
+    @property
+    def stuck(self) -> Tensor:
+        return self._streak > self._allowed
+
+    @property
+    def last_bad(self) -> Tensor:
+        """The step that is not finite, if the last one was so; else -1."""
+        return torch.where(self._streak > 0, self._steps[(self.n_bad - 1) % _KEPT], -1)
+
+    def judge(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """The optimizer's `found_inf` for a step of this loss and gradient norm. May be asked more than once in a step."""
+        finite = torch.isfinite(norm) & torch.isfinite(loss)
+        self.refused, self._bad = ~finite | self.stuck, ~finite & ~self.stuck
+        self.loss, self.norm = torch.where(self._bad, loss, self.loss), torch.where(self._bad, norm, self.norm)
+        return self.refused.to(torch.float32)
+
+    def count(self, step: int) -> None:
+        """Once, when the step is over."""
+        here = torch.arange(_KEPT, device=self._bad.device) == self.n_bad % _KEPT
+        self._steps = torch.where(here & self._bad, step, self._steps)
+        self.n_bad = self.n_bad + self._bad
+        self._streak = torch.where(self.stuck, self._streak, torch.where(self._bad, self._streak + 1, 0))
+
+    def bad_steps(self, first: int) -> list[int]:
+        """The steps from the `first`-th bad one on, as far as they are remembered. Waits for the device."""
+        steps, n = self._steps.tolist(), int(self.n_bad)
+        return [steps[number % _KEPT] for number in range(max(first, n - _KEPT), n)]
+
+
+def is_spike(loss: float, recent: list[float], factor: float | None) -> bool:
+    """Whether a loss stands out from the recent ones; if not, it becomes one of them."""
+    if factor is not None and len(recent) >= _FEWEST and loss > factor * statistics.median(recent):
+        return True
+    recent[:] = [*recent, loss][-_WINDOW:]
+    return False

@@ -1,0 +1,61 @@
+"""Where the weights of a run come from before its first step; and models built piece by piece, so that no rank holds one whole."""
+
+from collections.abc import Callable, Container, Iterator
+
+import torch
+from torch import nn
+
+from lm.model_folder import copy_weights, read_model, require_same_shapes, resolve_model
+from lm.nn.init import init_weights
+from lm.nn.transformer import LM
+
+Fill = Callable[[LM, Container[str]], None]  # write the parameters of these names, which are on a device and whole
+
+
+def drawn(seed: int) -> Fill:
+    """From the seed and each parameter's name."""
+
+    def fill(model: LM, names: Container[str]) -> None:
+        init_weights(model, model.cfg.init, model.cfg.n_layers, seed, names)
+
+    return fill
+
+
+def copied(path: str) -> Fill:
+    """Of a run, model or checkpoint folder; raises CheckpointError where the shapes differ."""
+    source = resolve_model(path)
+    _, weights = read_model(source)
+
+    def fill(model: LM, names: Container[str]) -> None:
+        require_same_shapes(_shapes(model), {name: tuple(weight.shape) for name, weight in weights.items()}, str(source))
+        mine = [(name, p) for name, p in model.named_parameters() if name in names]
+        copy_weights(mine, {name: weights[name] for name, _ in mine}, str(source))
+
+    return fill
+
+
+def empty(model: LM, names: Container[str]) -> None:
+    """A checkpoint is read when the engine stands, by each rank what it holds."""
+
+
+def _shapes(model: LM) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters()}
+
+
+def materialized(model: LM, parts: list[nn.Module], device: torch.device, fill: Fill) -> Iterator[nn.Module]:
+    """Each part of a model on the meta device, filled and ready to be sharded before the next one; at last what lies outside of them."""
+    for part in parts:
+        prefix = next(name for name, module in model.named_modules() if module is part)
+        names = {f"{prefix}.{name}" for name, p in part.named_parameters() if p.is_meta}
+        if names:
+            part.to_empty(device=device)
+            fill(model, names)
+        yield part
+    rest = {name for name, p in model.named_parameters() if p.is_meta}
+    for module in model.modules():
+        if any(p.is_meta for p in module.parameters(recurse=False)):
+            module.to_empty(device=device, recurse=False)
+    model.tie()
+    if rest:
+        fill(model, rest)
+    yield model

@@ -1,0 +1,91 @@
+"""Norms, residual branches, embedding and head by their formulas."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.nn.batch import Batch
+from lm.nn.head import Head
+from lm.nn.norm import LayerNormConfig, RMSNormConfig, build_norm, build_residual, rms_norm
+from lm.nn.transformer import build_model
+from tests.nn.models import config, redraw, redrawn, tokens
+
+D = 12
+CLOSE = {"atol": 1e-5, "rtol": 1e-4}
+
+
+def drawn(module: nn.Module) -> nn.Module:
+    redraw(module)
+    return module
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_zero_centred_weight_is_the_difference_from_one(requires_grad: bool) -> None:
+    norm = drawn(build_norm(RMSNormConfig(zero_centered=True), D))
+    x = torch.randn(3, D, requires_grad=requires_grad)
+    assert isinstance(norm.weight, Tensor)
+    torch.testing.assert_close(norm(x), rms_norm(x, 1 + norm.weight, 1e-6), **CLOSE)
+
+
+def test_a_zero_centred_weight_starts_at_zero_and_others_at_one() -> None:
+    for zero_centered, start in ((True, 0.0), (False, 1.0)):
+        model = build_model(config(norm={"kind": "rms", "zero_centered": zero_centered}), seed=0)
+        assert (model.norm.weight == start).all() and (model.blocks[0].ffn_residual.norm.weight == start).all()
+
+
+@pytest.mark.parametrize("cfg", [RMSNormConfig(place="pre"), LayerNormConfig(place="pre")])
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_each_place_of_the_norm_follows_its_formula(cfg: RMSNormConfig | LayerNormConfig, scale: float) -> None:
+    x, double = torch.randn(3, D), (lambda h: h * h + 2)
+    for place in ("pre", "post", "sandwich", "output"):
+        residual = build_residual(cfg.replace(place=place), D, 0.0, scale)
+        redraw(residual)
+        n = residual.norm
+        expected = {
+            "pre": lambda n=n: x + scale * double(n(x)),
+            "post": lambda n=n: n(x + scale * double(x)),
+            "output": lambda n=n: x + scale * n(double(x)),
+            "sandwich": lambda n=n, residual=residual: x + scale * residual.norm_out(double(n(x))),
+        }[place]()
+        torch.testing.assert_close(residual(x, double), expected, **CLOSE)
+
+
+def test_dropout_of_a_branch_leaves_the_residual_whole() -> None:
+    residual = build_residual(RMSNormConfig(place="pre"), D, 0.5).train()
+    x = torch.randn(64, D)
+    added = residual(x, torch.ones_like) - x
+    assert set(added.round(decimals=3).unique().tolist()) == {0.0, 2.0}
+
+
+@torch.no_grad()
+def test_the_head_scales_transforms_and_caps_in_this_order() -> None:
+    options: dict[str, Any] = {"tied": False, "bias": True, "scale": 0.5, "softcap": 4.0, "transform": "gelu"}
+    model = redrawn(config(head=options))
+    head, hidden = model.head, torch.randn(2, 5, 32)
+    assert isinstance(head, Head) and head.dense is not None and head.norm is not None
+    inner = head.norm(F.gelu(F.linear(hidden, head.dense.weight, head.dense.bias)))
+    logits = (0.5 * inner) @ head.weight.t() + head.bias
+    torch.testing.assert_close(head(hidden), 4 * torch.tanh(logits / 4), **CLOSE)
+
+
+@torch.no_grad()
+def test_the_embedding_is_scaled_joined_and_then_normed() -> None:
+    model = redrawn(config(embed={"scale": 3.0, "segments": 2, "norm": True}, position={"kind": "learned"}))
+    ids, segments, at = tokens(1, 6), torch.tensor([[0, 1, 1, 0, 1, 0]]), torch.arange(6)[None]
+    assert model.segment is not None and model.embed_norm is not None
+    expected = model.embed_norm(3 * model.embed(ids) + model.segment(segments) + model.position.weight[:6])
+    torch.testing.assert_close(model.embedded(model.embed(ids), at, segments), expected, **CLOSE)
+    assert model(Batch(ids, segments=segments)).isfinite().all()
+
+
+def test_an_expert_and_a_head_start_as_matrices_of_their_size() -> None:
+    ffn = {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": {"kind": "mlp", "hidden": 64, "bias": True}}
+    model = build_model(config(ffn=ffn, d_model=64, init={"fan_in": True}), seed=0)
+    experts = model.blocks[0].ffn.experts
+    stds = [float(p.detach().std()) for p in (experts.up, experts.gate, experts.down)]
+    assert stds == pytest.approx([1 / 8, 1 / 8, 1 / 8 / 6**0.5], rel=0.1)
+    assert all((p == 0).all() for p in (experts.up_bias, experts.gate_bias, experts.down_bias))
+    assert not torch.equal(experts.up[0], experts.up[1])

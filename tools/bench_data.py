@@ -1,0 +1,155 @@
+"""Speed and memory of lm/data, each in turn.
+
+python tools/bench_data.py tokenise     # MB/s of preparing against the encoder library alone, on the same text and cores
+python tools/bench_data.py batches      # tokens/s of packed rows from warm shards, split and best fit
+python tools/bench_data.py packing      # seconds and fill of best-fit packing of 10 M tokens
+python tools/bench_data.py shards       # seconds to open 1,000 shards that were verified before
+python tools/bench_data.py memory mb=1000   # most memory while that much text is prepared
+"""
+
+import json
+import random
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer as RawTokenizer
+
+from lm.data.causal import CausalRows
+from lm.data.config import BPEConfig, BytesConfig, StdlibConfig, TextConfig
+from lm.data.corpus import StdlibFiles
+from lm.data.order import step_rows
+from lm.data.pack import BestFit, best_fit
+from lm.data.prepare import prepare
+from lm.data.protocol import Rows
+from lm.data.shards import ShardWriter, TokenStore, write_index
+from lm.data.tokenizer import build_tokenizer
+
+CACHE, ROUNDS = Path("~/.cache/lm-bench").expanduser(), 5
+
+
+def quiet(line: str) -> None:
+    """Nothing."""
+
+
+def texts() -> list[str]:
+    """The standard library's files."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    return [text for _, _, text in StdlibFiles(0.05, CACHE).read() if text]
+
+
+def corpus(folder: Path, mb: int) -> Path:
+    """A jsonl file of so much text: the standard library again and again, with a word changed in each file."""
+    source, draw, left = texts(), random.Random(0), mb * 1_000_000
+    path = folder / "a.jsonl"
+    with path.open("w") as stream:
+        while left > 0:
+            for text in source:
+                changed = text.replace("self", f"this_{draw.randrange(10**6)}", 3)
+                stream.write(json.dumps({"text": changed}) + "\n")
+                left -= len(changed)
+                if left <= 0:
+                    break
+    return path
+
+
+def tokenise() -> dict[str, float]:
+    """Turn about, since machines are shared: the ratio is the median of the rounds'."""
+    given = texts()
+    size = sum(len(text.encode()) for text in given) / 1e6
+    tokenizer = build_tokenizer(BPEConfig(), given[:200])
+    ours, alone = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save(Path(folder))
+        raw = RawTokenizer.from_file(f"{folder}/tokenizer.json")
+        path = Path(folder) / "a.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in given))
+        for turn in range(ROUNDS):
+            data = TextConfig(files=str(path), cache_dir=f"{folder}/cache-{turn}")
+            begun = time.perf_counter()
+            prepare(data, tokenizer, log=quiet)
+            between = time.perf_counter()
+            raw.encode_batch_fast(given, add_special_tokens=False)
+            ours.append(size / (between - begun))
+            alone.append(size / (time.perf_counter() - between))
+    ratio = statistics.median(a / b for a, b in zip(ours, alone, strict=True))
+    return {"prepare_mb_s": statistics.median(ours), "library_mb_s": statistics.median(alone), "ratio": ratio}
+
+
+def batches() -> dict[str, float]:
+    """8 rows of 1,024 tokens a step, as a run reads them."""
+    found = prepare(StdlibConfig(cache_dir=str(CACHE), seq_len=1024), BPEConfig(), log=quiet)
+    split = CausalRows(found.train, found.tokenizer, 1024, True)
+    fit = CausalRows(found.train, found.tokenizer, 1024, True, BestFit(found.train, 1024, ahead=1))
+    return {"split_tokens_s": rate(split), "fit_tokens_s": rate(fit)}
+
+
+def rate(rows: Rows, steps: int = 2000) -> float:
+    """Tokens per second, the best of a few rounds."""
+
+    def once() -> float:
+        begun = time.perf_counter()
+        for step in range(steps):
+            rows.batch(step_rows(0, step, 8, len(rows)), step)
+        return steps * 8 * 1024 / (time.perf_counter() - begun)
+
+    return max(once() for _ in range(ROUNDS))
+
+
+def packing() -> dict[str, float]:
+    """Log-normal lengths, 2,048 tokens a row."""
+    draw = np.random.default_rng(0)
+    lengths = np.minimum(draw.lognormal(5.8, 1.1, 40_000).astype(np.int64) + 1, 2048)
+    lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), 10_000_000))]
+    begun = time.perf_counter()
+    _, bounds = best_fit(lengths, 2048)
+    took = time.perf_counter() - begun
+    return {"tokens": float(lengths.sum()), "seconds": took, "fill": float(lengths.sum() / (2048 * (len(bounds) - 1)))}
+
+
+def shards() -> dict[str, float]:
+    """1,000 shards of 1,000 tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        writer = ShardWriter(path, "train", 1000, shard_tokens=1000)
+        writer.start_document()
+        writer.add(np.arange(1_000_000, dtype=np.uint32) % 1000)
+        write_index(path, {"splits": {"train": writer.close()}})
+        TokenStore.open(path, "train").verify(1000, path / "verified")
+        begun = time.perf_counter()
+        TokenStore.open(path, "train").verify(1000, path / "verified")
+        return {"seconds": time.perf_counter() - begun}
+
+
+def memory(mb: int) -> dict[str, float]:
+    """The process's most memory, by bytes and by a BPE that exists already."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = corpus(Path(folder), mb)
+        tokenizer = build_tokenizer(BPEConfig(), texts()[:50]) if mb <= 100 else build_tokenizer(BytesConfig(), ())
+        prepare(TextConfig(files=str(path), cache_dir=f"{folder}/cache"), tokenizer, log=print)
+        return {"mb": path.stat().st_size / 1e6, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def main(args: list[str]) -> int:
+    """One benchmark by name, as JSON."""
+    named: dict[str, Callable[[], dict[str, float]]] = {
+        "tokenise": tokenise,
+        "batches": batches,
+        "packing": packing,
+        "shards": shards,
+        "memory": lambda: memory(int(dict(arg.split("=") for arg in args[1:]).get("mb", 1000))),
+    }
+    if not args or args[0] not in named:
+        print(__doc__)
+        return 2
+    print(json.dumps({args[0]: {key: round(value, 4) for key, value in named[args[0]]().items()}}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,73 @@
+"""What several processes cost on this machine's CPU, and what saving costs the step loop.
+
+    python tools/bench_ranks.py overhead [steps=60]    # ddp and zero2 on 2 pinned processes against twice a single pinned one
+    python tools/bench_ranks.py save [d_model=640]     # the stall of a step that saves, synchronous and in the background (50 M parameters)
+
+Each contestant is a run of its own in a temporary folder; speeds are medians over its steps, the first ones left out. Prints JSON.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from lm.config import Tree
+from lm.training.metrics import read
+
+ROOT = Path(__file__).parents[1]
+WARMUP = 5  # steps that are left out
+
+
+def train(folder: Path, name: str, cores: str, *overrides: str) -> list[Tree]:
+    """The training records of one run, on these cores."""
+    where = [f"run.dir={folder}", f"run.name={name}", "trainer.device=cpu", "trainer.log_every=1", "trainer.sample_prompts=[]"]
+    seldom = ["trainer.val_every=1000000", "data.val_rows=8", "schedule.warmup_steps=1", "optim=adamw"]
+    command = ["taskset", "-c", cores, sys.executable, "-m", "lm", "train", *where, *seldom, *overrides]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=sys.stderr)
+    return [record for record in read(folder / name / "metrics.jsonl") if "step_s" in record and record["step"] > WARMUP]
+
+
+def overhead(folder: Path, steps: int = 60) -> Tree:
+    """Tokens per second, and each strategy's against twice those of one process on one core."""
+    shared = [f"trainer.max_steps={steps}", "checkpoint.every=1000000"]
+    speed: dict[str, float] = {}
+    for kind, cores, devices in (("single", "0", 1), ("ddp", "0,1", 2), ("zero2", "0,1", 2)):
+        lines = train(folder, kind, cores, f"strategy={kind}", f"launch.devices={devices}", *shared)
+        speed[kind] = statistics.median(line["tokens_per_second"] for line in lines)
+    against = {f"{kind} / 2 single": round(speed[kind] / (2 * speed["single"]), 3) for kind in ("ddp", "zero2")}
+    return {"tokens_per_second": speed, **against, "zero2 / ddp": round(speed["zero2"] / speed["ddp"], 3)}
+
+
+def save(folder: Path, d_model: int = 640) -> Tree:
+    """Seconds that the step loop stands still per save, and how much slower the steps behind a save are while it is written."""
+    size = ["model.n_layers=8", f"model.d_model={d_model}", "model.attention.n_heads=10", "model.attention.n_kv_heads=10"]
+    shared = [*size, "model.ffn.hidden=1792", "data.seq_len=64", "data.global_batch=2", "trainer.max_steps=40"]
+    found: dict[str, Tree] = {}
+    for name, overrides in (("synchronous", []), ("background", ["checkpoint.background=true"])):
+        train(folder, name, "0,1", *shared, "checkpoint.every=10", *overrides)
+        lines = {line["step"]: line["step_s"] for line in read(folder / name / "metrics.jsonl") if "step_s" in line}
+        behind = [lines[step + n] for step in (10, 20, 30) for n in (1, 2, 3)]
+        usual = statistics.median(lines[step + n] for step in (10, 20, 30) for n in (6, 7, 8, 9))
+        saves = json.loads((folder / name / "summary.json").read_text())["save_s"]
+        found[name] = {"stall_s": saves, "usual_step_s": usual, "slower_s": sum(behind) / 3 - 3 * usual}
+    ratio = found["background"]["stall_s"] / found["synchronous"]["stall_s"]
+    return {**found, "background / synchronous": round(ratio, 3)}
+
+
+def main(args: list[str]) -> int:
+    verbs = {"overhead": overhead, "save": save}
+    if not args or args[0] not in verbs:
+        print(__doc__)
+        return 2
+    options = {key: int(value) for key, _, value in (arg.partition("=") for arg in args[1:])}
+    with tempfile.TemporaryDirectory() as name:
+        print(json.dumps(verbs[args[0]](Path(name), **options), indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

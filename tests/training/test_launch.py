@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,10 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Failing:
 
 def processes_of(run: Path) -> list[str]:
     """Command lines of living processes that train this run."""
-    found = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            found.append(path.read_bytes())
     return [line.decode() for line in found if str(run).encode() in line]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from lm.errors import Interrupted, LmError, ResourceError
 from lm.folder import replace_file
 from lm.training.ranks import PeerLost
+from lm.training.signals import ORPHANED
 
 FOLDER, COMMAND = "LM_OUTCOMES", "LM_COMMAND"  # environment variables that the launching process sets
 _PR_SET_PDEATHSIG = 1  # prctl.h
@@ -47,7 +48,7 @@ def begins(rank: int) -> None:
     """This rank lives; and should the launching process die, it shall end too, with its step finished and saved."""
     Outcome(rank, os.getpid(), time.time()).tell()
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ORPHANED)
 
 
 def ends(rank: int, error: LmError | None) -> None:

@@ -13,7 +13,8 @@ from typing import Any, Self
 
 from lm.errors import Interrupted
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+ORPHANED = signal.SIGUSR2  # the system sends it to a rank whose launcher has died, once for each thread of the launcher
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, ORPHANED)
 _IMPATIENT_S = 5.0
 
 
@@ -45,6 +46,10 @@ class Signals:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == ORPHANED:  # as SIGTERM, but however often it comes, no one is impatient
+            if self.received is not None:
+                return
+            number = signal.SIGTERM
         if self.received is not None and time.monotonic() - self._at < _IMPATIENT_S:
             os._exit(128 + number)
         self.received, self._at = number, time.monotonic()

@@ -34,7 +34,7 @@ class Llama(Family):
     }
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "ffn.kind": "mlp", "ffn.gated": True,
-        "block.kind": "sequential",
+        "position.kind": "rope", "block.kind": "sequential",
     }  # fmt: skip
 
     def read(self, hf: Tree) -> Tree:

@@ -29,7 +29,7 @@ class ExportConfig(Config):
     out: str
     """Folder to write; it must not exist."""
     family: str | None = None
-    """Model type to write (llama, gpt2, t5, ...). null: the first that can hold the model."""
+    """Model type to write (llama, gpt2, t5, ...). null: the most general that can hold the model."""
     dtype: Literal["keep", "fp32", "bf16", "fp16"] = "keep"
     """Type of the weights. keep: as they are."""
     check: bool = True
@@ -47,12 +47,15 @@ def run(args: Sequence[str]) -> int:
     from lm.hf import check
     from lm.hf.card import model_card
     from lm.hf.writing import family_for, write_hf
+    from lm.nn.transformer import DecoderConfig
 
     model, tokenizer = load(source, "cpu")
     family = family_for(model.cfg, cfg.family)
     if cfg.dtype != "keep":
         model = model.to(getattr(torch, _DTYPES[cfg.dtype]))
     weights = {name: p.detach() for name, p in model.named_parameters()}
+    if isinstance(model.cfg, DecoderConfig) and model.cfg.ahead is not None:
+        print(f"model.ahead: the {model.cfg.ahead.depth} blocks that predict ahead are left out", file=sys.stderr)
     write_hf(out, family, model.cfg, weights, tokenizer, model_card(source, family, model))
     print(f"{out}: {family.architecture}, {sum(w.numel() for w in weights.values()) / 1e6:,.1f} M parameters")
     if not cfg.check or not check.available():

@@ -100,7 +100,13 @@ class Family:
             values[ours] = hf.get(key, missing)
             if values[ours] is _NEEDED:
                 raise ConfigError(f"config.json: '{key}' is missing, and {self.name} needs it. Restore the file.")
-        return model_config(nest(values | self.read(hf)), "config.json")
+        try:
+            values |= self.read(hf)
+        except KeyError as error:
+            raise ConfigError(f"config.json: {error} is missing, and {self.name} needs it. Restore the file.") from None
+        except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            raise ConfigError(f"config.json: a value does not fit {self.name} ({error}). Restore the file.") from None
+        return model_config(nest(values), "config.json")
 
     def hf(self, cfg: AnyModelConfig) -> Tree:
         """config.json; what has no place in it is lost, see `homeless`."""
@@ -148,8 +154,6 @@ def resolved(cfg: AnyModelConfig) -> Tree:
         ours["ffn.hidden"] = cfg.ffn.width(cfg.d_model)
     else:
         ours["ffn.expert.hidden"] = cfg.ffn.expert.width(cfg.d_model)
-        if cfg.ffn.dense is not None:
-            ours["ffn.dense.hidden"] = cfg.ffn.dense.width(cfg.d_model)
         if cfg.ffn.dense is not None:
             ours["ffn.dense.hidden"] = cfg.ffn.dense.width(cfg.d_model)
     if cfg.kind == "encoder_decoder":

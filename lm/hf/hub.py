@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from lm.errors import CheckpointError
+from lm.errors import CheckpointError, ConfigError
 
 _PATTERNS = ["*.json", "model*.safetensors"]
 
@@ -12,6 +12,8 @@ def local_folder(source: str, revision: str | None = None) -> Path:
     """The folder of this name, or else of this hub model (owner/name). Raises CheckpointError where there is neither."""
     folder = Path(source).expanduser()
     if folder.is_dir():
+        if revision is not None:
+            raise ConfigError(f"revision={revision}: {source} is a folder, and only models of the hub have revisions. Leave it out.")
         return folder
     if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
         raise CheckpointError(f"{source}: this is no folder and no name of a hub model (owner/name). Check the path.")

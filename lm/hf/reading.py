@@ -52,12 +52,12 @@ def read_hf(folder: Path) -> Imported:
 
 def _family(folder: Path, hf: Tree) -> Family:
     known = families()
-    kind = hf.get("model_type")
+    kind = str(hf.get("model_type"))
     if hf.get("quantization_config"):
         raise ConfigError(f"{folder / CONFIG}: quantization_config is set, and weights are read as they are. Use the unquantised model.")
     if kind not in known:
-        raise ConfigError(f"{folder / CONFIG}: model_type={kind!r} is not known. {did_you_mean(str(kind), known)}")
-    return known[str(kind)]
+        raise ConfigError(f"{folder / CONFIG}: model_type={hf.get('model_type')!r} is not known. {did_you_mean(kind, known)}")
+    return known[kind]
 
 
 def _unheard(folder: Path, hf: Tree, family: Family, cfg: AnyModelConfig) -> list[str]:

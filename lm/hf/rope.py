@@ -14,7 +14,7 @@ def read_rope(hf: Tree, theta: float = 10000.0) -> Tree:
     fraction = there.get("partial_rotary_factor", hf.get("partial_rotary_factor"))
     ours: Tree = {
         "position.kind": "rope",
-        "position.theta": float(there.get("rope_theta") or hf.get("rope_theta") or theta),
+        "position.theta": float(next((t for t in (there.get("rope_theta"), hf.get("rope_theta")) if t is not None), theta)),
         "position.fraction": 1.0 if fraction is None else fraction,
         "position.scaling": None,
     }

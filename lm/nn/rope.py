@@ -14,7 +14,7 @@ class RopeConfig(Config):
     """Rotate queries and keys by an angle proportional to their position (Su et al. 2021, arXiv:2104.09864)."""
 
     kind: Literal["rope"] = "rope"
-    theta: float = Field(10000.0, gt=0)
+    theta: float = Field(10000.0, gt=1)
     """Base of the geometric series of frequencies."""
     fraction: float = Field(1.0, gt=0, le=1)
     """Part of each head's dimensions that is rotated (GPT-NeoX: 0.25)."""

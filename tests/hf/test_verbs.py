@@ -16,9 +16,11 @@ from lm.data.config import BytesConfig
 from lm.data.tokenizer import build_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import generate, load
+from lm.hf.family import families
 from lm.hf.reading import read_hf
-from lm.hf.writing import family_for
+from lm.hf.writing import family_for, write_hf
 from lm.model_folder import save_model
+from lm.nn.batch import Batch
 from tests.nn.models import config, redrawn
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -210,6 +212,13 @@ def test_sharded_files_are_read_as_one(theirs: Path) -> None:
         ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
         ({"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None}, "d_model=32 is not a multiple of n_heads=5"),
         ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type='spiral' is not known"),
+        ({"model_type": ["llama"]}, "model_type=['llama'] is not known"),
+        ({"hidden_act": ["silu"]}, "a value does not fit llama"),
+        ({"rope_parameters": None, "rope_scaling": "linear"}, "a value does not fit llama"),
+        ({"rope_parameters": None, "rope_theta": "x"}, "a value does not fit llama"),
+        ({"rope_parameters": None, "rope_theta": 0.0}, "position.theta"),
+        ({"model_type": "t5", "d_model": 0, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2}, "a value does not fit t5"),
+        ({"model_type": "gpt_oss", "layer_types": 5, "num_local_experts": 4}, "gpt_oss"),
     ],
 )  # fmt: skip
 def test_configs_that_do_not_fit_are_refused(theirs: Path, keys: dict[str, Any], message: str) -> None:
@@ -234,3 +243,31 @@ def test_neither_folder_nor_hub_model(lm: Run) -> None:
 def test_a_folder_that_was_not_imported_says_how_to(theirs: Path) -> None:
     with pytest.raises(CheckpointError, match=r"this is a Hugging Face model\. Make it ours first: lm import from="):
         load(theirs)
+
+
+def test_a_revision_of_a_folder_is_refused(theirs: Path, lm: Run) -> None:
+    done = lm("import", f"from={theirs}", "out=new", "revision=main")
+    assert done.returncode == 2
+    assert "only models of the hub have revisions" in done.stderr
+
+
+def test_asking_every_family_never_fails() -> None:
+    for attention in ({"n_heads": 4, "scale": 2.0}, {"n_heads": 4, "window": 5, "global_every": 3}, {"n_heads": 4, "softcap": 5.0}):
+        cfg = config(attention=attention)
+        assert all(isinstance(family.homeless(cfg), list) for family in families().values())
+
+
+@torch.no_grad()
+def test_what_is_over_the_size_of_a_shard_is_written_in_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = redrawn(config(vocab_size=320))
+    weights = dict(model.named_parameters())
+    monkeypatch.setattr("lm.hf.writing.SHARD_BYTES", 20_000)
+    family = family_for(model.cfg)
+    write_hf(tmp_path / "hf", family, model.cfg, weights, None)
+    assert len(list((tmp_path / "hf").glob("model-*-of-*.safetensors"))) > 1
+    again = read_hf(tmp_path / "hf").weights
+    assert all(torch.equal(again[name], weight) for name, weight in weights.items())
+    ids = torch.arange(20)[None]
+    theirs = getattr(transformers, family.auto).from_pretrained(tmp_path / "hf").eval()
+    torch.testing.assert_close(theirs(ids).logits, model(Batch(ids)), atol=1e-4, rtol=0)

@@ -217,7 +217,7 @@ def test_sharded_files_are_read_as_one(theirs: Path) -> None:
         ({"rope_parameters": None, "rope_scaling": "linear"}, "a value does not fit llama"),
         ({"rope_parameters": None, "rope_theta": "x"}, "a value does not fit llama"),
         ({"rope_parameters": None, "rope_theta": 0.0}, "position.theta"),
-        ({"model_type": "t5", "d_model": 0, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2}, "a value does not fit t5"),
+        ({"model_type": "t5", "d_model": 0, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2}, "d_model: 0 does not fit"),
         ({"model_type": "gpt_oss", "layer_types": 5, "num_local_experts": 4}, "gpt_oss"),
     ],
 )  # fmt: skip

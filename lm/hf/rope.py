@@ -56,6 +56,8 @@ def _read_scaling(kind: str, there: Tree, hf: Tree) -> Tree:
     kinds = variants(ScalingConfig)
     original = there.get("original_max_position_embeddings", hf.get("original_max_position_embeddings"))
     known: Tree = {name: there.get(name) for name in kinds[kind].model_fields if there.get(name) is not None}
+    if kind == "dynamic":
+        original = None  # transformers looks at max_position_embeddings alone
     if "original_len" in kinds[kind].model_fields:
         known["original_len"] = original or hf["max_position_embeddings"]
     return {**{name: _number(value) for name, value in known.items()}, "kind": kind}

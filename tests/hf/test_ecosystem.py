@@ -1,5 +1,6 @@
 """An exported folder in the hands of transformers' Auto classes: the same ids, the same text, the same end."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lm.data.tokenizer import ALPHABET, Specials, Tokenizer, build_tokenizer, lo
 from lm.generation.load import load  # noqa: E402
 from lm.generation.sampling import SamplingConfig  # noqa: E402
 from lm.generation.text import complete, prompt_ids  # noqa: E402
+from lm.hf.bert import FAMILY as BERT  # noqa: E402
 from lm.hf.t5 import FAMILY as T5  # noqa: E402
 from lm.hf.writing import family_for, write_hf  # noqa: E402
 from lm.model_folder import save_model  # noqa: E402
@@ -61,6 +63,11 @@ def t5(tokenizer: Tokenizer) -> AnyModelConfig:
     return T5.config({**sizes, "decoder_start_token_id": tokenizer.start, "tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"})
 
 
+def bert(tokenizer: Tokenizer) -> AnyModelConfig:
+    sizes: Tree = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return BERT.config({**sizes, "vocab_size": tokenizer.vocab_size})
+
+
 @pytest.mark.parametrize("name", ["bytes", "bpe", "unigram", "one special"])
 def test_the_ids_of_a_text_are_those_of_autotokenizer(tmp_path: Path, name: str) -> None:
     tokenizer = tokenizer_of(name)
@@ -76,9 +83,10 @@ def test_the_ids_of_a_text_are_those_of_autotokenizer(tmp_path: Path, name: str)
     assert (again.prefix, again.suffix, again.encode(TEXTS[0])) == (tokenizer.prefix, tokenizer.suffix, tokenizer.encode(TEXTS[0]))
 
 
-def test_a_source_ends_with_eos_for_both(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stack", [t5, bert])
+def test_what_is_read_as_a_whole_ends_with_eos_for_both(tmp_path: Path, stack: Callable[[Tokenizer], AnyModelConfig]) -> None:
     tokenizer = tokenizer_of("bpe")
-    exported(tmp_path, t5(tokenizer), tokenizer)
+    exported(tmp_path, stack(tokenizer), tokenizer)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert all(theirs(text).input_ids == prompt_ids(tokenizer, text, is_source=True) for text in TEXTS)
 

@@ -1,0 +1,51 @@
+"""Which keys of config.json the families know."""
+
+from typing import Any
+
+import pytest
+
+from lm.hf.family import families
+from lm.hf.keys import unheard
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "starcoder2": {
+        "activation_function": "gelu", "attention_dropout": 0.1, "embedding_dropout": 0.1, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 3072, "intermediate_size": 12288, "layer_norm_epsilon": 1e-05, "max_position_embeddings": 16384,
+        "norm_epsilon": 1e-05, "num_attention_heads": 24, "num_hidden_layers": 30, "num_key_value_heads": 2, "residual_dropout": 0.1,
+        "rope_theta": 999999.44, "scale_attn_weights": True, "sliding_window": 4096, "use_bias": True, "vocab_size": 49152,
+    },
+    "bart": {
+        "activation_dropout": 0.1, "activation_function": "gelu", "add_final_layer_norm": False, "attention_dropout": 0.0, "d_model": 1024,
+        "decoder_attention_heads": 16, "decoder_ffn_dim": 4096, "decoder_layers": 6, "decoder_start_token_id": 2, "dropout": 0.1,
+        "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "encoder_layers": 12, "max_position_embeddings": 1024,
+        "normalize_before": False, "normalize_embedding": True, "num_hidden_layers": 12, "scale_embedding": False,
+        "static_position_embeddings": False, "vocab_size": 50264,
+    },
+    "switch_transformers": {
+        "d_ff": 3072, "d_kv": 64, "d_model": 768, "decoder_sparse_step": 2, "decoder_start_token_id": 0, "dense_act_fn": "relu",
+        "dropout_rate": 0.1, "encoder_sparse_step": 2, "expert_capacity": 64, "feed_forward_proj": "relu", "is_gated_act": False,
+        "layer_norm_epsilon": 1e-06, "num_decoder_layers": 12, "num_experts": 8, "num_heads": 12, "num_layers": 12,
+        "num_sparse_decoder_layers": 6, "num_sparse_encoder_layers": 6, "router_bias": False, "router_dtype": "float32",
+        "router_jitter_noise": 0.01, "vocab_size": 32128,
+    },
+    "gemma2": {
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "intermediate_size": 9216, "max_position_embeddings": 8192,
+        "num_attention_heads": 8, "num_hidden_layers": 26, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
+        "rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 256000,
+    },
+    "qwen3_moe": {
+        "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [],
+        "moe_intermediate_size": 768, "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+        "num_hidden_layers": 48, "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0,
+        "sliding_window": None, "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
+    },
+}  # fmt: skip
+"""Of files whose keys are names in other families too."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_published_files_say_is_known(name: str) -> None:
+    family, hf = families()[name], PUBLISHED[name]
+    assert unheard("config.json", hf, family, family.config(hf)) == []

@@ -120,7 +120,7 @@ def test_only_what_another_start_may_mend_is_started_again(
     configure: Configure, failing: Failing, tmp_path: Path, act: str, n_starts: int
 ) -> None:
     failing(act)
-    with pytest.raises(LmError, match="^rank 1: one of mine"):
+    with pytest.raises(LmError, match=r"^rank 1: one of mine"):
         launch(configure("optim=adamw", *ranks("ddp"), "launch.max_restarts=1"))
     assert starts(tmp_path) == n_starts
 

@@ -23,7 +23,7 @@ class StdlibDocstringsSource(Source):
         self._files = StdlibFiles(cfg.val_frac, cache)
         identity: Tree = {"kind": cfg.kind, "val_frac": cfg.val_frac, "record": cfg.record.tree()}
         super().__init__(self._files.hashes, identity, self._files.total)
-        self._reader = RecordReader("", cfg.record)
+        self._reader, self._compares = RecordReader("", cfg.record), cfg.record.kind == "preference"
         self._position = 0
 
     def documents(self) -> Iterator[Document]:
@@ -31,11 +31,19 @@ class StdlibDocstringsSource(Source):
         for path, split, text in self._files.read():
             if text is None:
                 self.skipped += 1
-            for source, target in pairs(text or ""):
-                found = self._reader.document({"source": source, "target": target}, str(path), split)
+            for record in self._records(text or ""):
+                found = self._reader.document(record, str(path), split)
                 if found is not None:
                     yield found
             self._position += path.stat().st_size
+
+    def _records(self, module: str) -> Iterator[dict[str, str]]:
+        """A preference needs another function in the file whose docstring is another."""
+        found = list(pairs(module))
+        for number, (source, target) in enumerate(found):
+            other = found[number - 1][1]
+            if not self._compares or other != target:
+                yield {"source": source, "target": target, "other": other}
 
     def select(self, part: int, parts: int) -> None:
         self._files.select(part, parts)

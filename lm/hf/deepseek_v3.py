@@ -46,6 +46,7 @@ class DeepSeekV3(Llama):
         "ffn.router.scale": ("routed_scaling_factor", 2.5),
         "position.interleaved": ("rope_interleave", True),
     }
+    further: ClassVar[tuple[str, ...]] = (*Llama.further, "intermediate_size", "num_key_value_heads", "qk_head_dim", "head_dim", AHEAD)
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "mla", "attention.latent_eps": 1e-6,
         "ffn.kind": "moe", "ffn.expert.gated": True, "ffn.router.kind": "sigmoid", "block.kind": "sequential",
@@ -77,7 +78,7 @@ class DeepSeekV3(Llama):
         dense: Tree = {"ffn.dense": None}
         if hf.get("first_k_dense_replace", 3):
             dense = {"ffn.dense.hidden": hf.get("intermediate_size", 18432), "ffn.dense.activation": act}
-        ahead: Tree = {"ahead.depth": hf[AHEAD]} if hf.get(AHEAD) else {"ahead": None}
+        ahead: Tree = {"ahead.depth": hf.get(AHEAD, 1)} if hf.get(AHEAD, 1) else {"ahead": None}
         return {"ffn.expert.activation": act, **dense, **ahead, **self._scaled(hf)}
 
     def _scaled(self, hf: Tree) -> Tree:

@@ -75,6 +75,7 @@ class Family(ABC):
     zero_if_missing: ClassVar[tuple[str, ...]] = ()  # keys of tensors that files leave out where they are zeros
     renamed: ClassVar[dict[str, str]] = {}  # keys of config.json in other files -> theirs
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {}  # ours -> theirs, or (theirs, the value where it is missing)
+    further: ClassVar[tuple[str, ...]] = ()  # keys of config.json that read and write know, or that files have to no effect
     fixed: ClassVar[Tree] = {}  # ours that all of the family share
     fixed_there: ClassVar[Tree] = {}  # theirs that all of what we support share
 
@@ -93,6 +94,10 @@ class Family(ABC):
     def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
         """config.json, corrected where it says more than tensors of these names hold."""
         return hf
+
+    def known_keys(self) -> set[str]:
+        """All of config.json that this family knows."""
+        return {theirs if isinstance(theirs, str) else theirs[0] for theirs in self.fields.values()} | {*self.further, *self.fixed_there}
 
     def ignores(self, hf: Tree) -> tuple[str, ...]:
         """`ignored`, where patterns depend on config.json."""

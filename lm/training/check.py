@@ -4,16 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lm.config import Tree, from_tree
-from lm.data.objective import LikelihoodConfig
 from lm.folder import TEMPORARY, free_bytes, remove, require_space
 from lm.model_folder import read_config
-from lm.nn.loss import CHUNK
-from lm.nn.memory import Memory, Setting, memory
+from lm.nn.memory import Memory, memory
 from lm.nn.transformer import build_model, model_config
 from lm.training.config import TrainConfig
 from lm.training.metrics import read
-from lm.training.optim import state_bytes
-from lm.training.strategies.config import STAGES
+from lm.training.setting import setting
 
 _SAMPLE_TOKENS = 8
 
@@ -60,15 +57,4 @@ def _report(cfg: TrainConfig, run: Path, folder: Path, say: Callable[[str], None
 
 def estimate(cfg: TrainConfig, model: Tree) -> Memory:
     """Of one rank, by formula.  model: with its sizes filled in."""
-    trainer, number = cfg.trainer, 2 if cfg.trainer.precision == "bf16-true" else 4
-    setting = Setting(
-        micro_batch=min(trainer.micro_batch, cfg.data.global_batch // cfg.launch.world),
-        seq_len=cfg.data.seq_len,
-        chunk=cfg.objective.chunk if isinstance(cfg.objective, LikelihoodConfig) else CHUNK,
-        precision=trainer.precision,
-        states=state_bytes(cfg.optim, number),
-        checkpoint_every=trainer.checkpoint_blocks or 0,
-        stage=STAGES[cfg.strategy.kind],
-        world=cfg.launch.world,
-    )
-    return memory(build_model(model_config(model), device="meta"), setting)
+    return memory(build_model(model_config(model), device="meta"), setting(cfg))

@@ -45,7 +45,7 @@ class Validation:
         prompts = self.cfg.trainer.sample_prompts
         if not prompts or self.model.cfg.kind == "encoder":
             return []
-        options = {"max_tokens": self.cfg.trainer.sample_tokens, "temperature": 0.8, "top_p": 0.95, "seed": self.cfg.seed}
+        options: Tree = {"max_tokens": self.cfg.trainer.sample_tokens, "temperature": 0.8, "top_p": 0.95, "seed": self.cfg.seed}
         with self._eager():
             texts = [generate(self.model, self.tokenizer, prompt, **options) for prompt in prompts]
         apart = self.model.cfg.kind == "encoder_decoder"

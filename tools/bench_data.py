@@ -4,7 +4,7 @@ python tools/bench_data.py tokenise     # MB/s of preparing against the encoder 
 python tools/bench_data.py batches      # tokens/s of packed rows from warm shards, split and best fit
 python tools/bench_data.py packing      # seconds and fill of best-fit packing of 10 M tokens
 python tools/bench_data.py shards       # seconds to open 1,000 shards that were verified before
-python tools/bench_data.py memory mb=1000   # most memory while that much text is prepared
+python tools/bench_data.py memory mb=1000 tokenizer=bytes   # most memory while that much text is prepared; tokenizer=bpe takes minutes more
 """
 
 import json
@@ -21,7 +21,7 @@ import numpy as np
 from tokenizers import Tokenizer as RawTokenizer
 
 from lm.data.causal import CausalRows
-from lm.data.config import BPEConfig, BytesConfig, StdlibConfig, TextConfig
+from lm.data.config import BPEConfig, BytesConfig, StdlibConfig, TextConfig, TokenizerConfig
 from lm.data.corpus import StdlibFiles
 from lm.data.order import step_rows
 from lm.data.pack import BestFit, best_fit
@@ -30,6 +30,7 @@ from lm.data.protocol import Rows
 from lm.data.shards import ShardWriter, TokenStore, write_index
 from lm.data.tokenizer import build_tokenizer
 
+KINDS: dict[str, TokenizerConfig] = {"bpe": BPEConfig(), "bytes": BytesConfig()}
 CACHE, ROUNDS = Path("~/.cache/lm-bench").expanduser(), 5
 
 
@@ -126,23 +127,24 @@ def shards() -> dict[str, float]:
         return {"seconds": time.perf_counter() - begun}
 
 
-def memory(mb: int) -> dict[str, float]:
-    """The process's most memory, by bytes and by a BPE that exists already."""
+def memory(mb: int, kind: str) -> dict[str, float]:
+    """The process's most memory, with a tokenizer that exists already."""
     with tempfile.TemporaryDirectory() as folder:
         path = corpus(Path(folder), mb)
-        tokenizer = build_tokenizer(BPEConfig(), texts()[:50]) if mb <= 100 else build_tokenizer(BytesConfig(), ())
+        tokenizer = build_tokenizer(KINDS[kind], texts()[:50])
         prepare(TextConfig(files=str(path), cache_dir=f"{folder}/cache"), tokenizer, log=print)
         return {"mb": path.stat().st_size / 1e6, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
 def main(args: list[str]) -> int:
     """One benchmark by name, as JSON."""
+    options = dict(arg.split("=") for arg in args[1:])
     named: dict[str, Callable[[], dict[str, float]]] = {
         "tokenise": tokenise,
         "batches": batches,
         "packing": packing,
         "shards": shards,
-        "memory": lambda: memory(int(dict(arg.split("=") for arg in args[1:]).get("mb", 1000))),
+        "memory": lambda: memory(int(options.get("mb", 1000)), options.get("tokenizer", "bpe")),
     }
     if not args or args[0] not in named:
         print(__doc__)

@@ -167,7 +167,7 @@ def _trained(cfg: AnyTrained, specials: Sequence[str], sources: Mapping[str, Sou
     total = None if None in sizes else sum(filter(None, sizes))
 
     def build(half: Path) -> None:
-        with progress(f"Training a tokenizer of {cfg.vocab_size:,} tokens", total, log) as done:
+        with progress(f"Training a tokenizer of {cfg.vocab_size:,} tokens", total) as done:
             texts = chain(*(_training_texts(source, done, cfg.max_chars // len(sources)) for source in sources.values()))
             build_tokenizer(cfg, texts, specials).save(half)
 

@@ -6,8 +6,9 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RawTokenizer
 
+from lm.data.bytelevel import ALPHABET
 from lm.data.config import BytesConfig, TrainedConfig, UnigramConfig, WordPieceConfig
-from lm.data.tokenizer import ALPHABET, Specials, Tokenizer, pieces
+from lm.data.tokenizer import Specials, Tokenizer, pieces
 from lm.errors import ConfigError
 
 # GPT-4's split, except that a line break keeps the indentation after it (all but the last space, which belongs to the word), together

@@ -48,7 +48,7 @@ OBJECTIVES = {"decoder": "causal", "encoder": "mlm", "encoder_decoder": "spans"}
 def beside(group: str, option: str) -> list[str]:
     """The overrides that an option needs to compose."""
     if group == "model":
-        return [f"objective={OBJECTIVES[catalog.values(group, option)['model.kind']]}"]
+        return [f"objective={OBJECTIVES[catalog.values(group, catalog.lineage(option)[0])['model.kind']]}"]
     if group == "strategy" and option.startswith(("zero", "fsdp")):
         return ["optim=adamw"]  # muon needs whole matrices
     return BESIDE.get(f"{group}={option}", [])
@@ -68,7 +68,7 @@ def run_line(recipe: str, extra: str = "") -> list[TrainConfig]:
 
 def test_the_catalog_is_complete() -> None:
     assert len(RECIPES) >= 20
-    assert len(PRESETS) >= 26
+    assert len(PRESETS) >= 35
     assert catalog.groups().keys() >= SLOTS
     files = [*(catalog.root() / "conf").glob("*/**/*.yaml"), *(catalog.root() / "recipes").rglob("*.yaml")]
     assert sum(map(len, catalog.groups().values())) == len(files)

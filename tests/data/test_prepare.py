@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -258,12 +259,15 @@ def test_changed_code_is_another_cache_entry(prepare_text: Prepare, tmp_path: Pa
     assert len([found for found in (tmp_path / "cache" / "tokens").iterdir() if found.is_dir()]) == 2
 
 
-def test_long_preparation_tells_its_progress_off_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_preparation_tells_how_far_how_fast_and_how_long_off_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("lm.data.progress._EVERY_S", 0.0)
-    lines: list[str] = []
     path = write(tmp_path / "a.txt", TEXT * 500)
-    prepare(TextConfig(files=str(path), cache_dir=str(tmp_path / "cache")), BytesConfig(), log=lines.append)
-    assert [line for line in lines if line.startswith("Tokenising: ") and line.endswith(" of 6 MB")]
+    prepare(TextConfig(files=str(path), cache_dir=str(tmp_path / "cache")), BytesConfig(), log=lambda line: None)
+    out, err = capsys.readouterr()
+    assert not out and "\x1b" not in err
+    assert re.search(r"^Tokenising: 6 of 6 MB, [\d,]+\.\d MB/s, 0:00:00 left$", err, re.MULTILINE)
 
 
 def test_a_given_tokenizer_is_used_as_it_is(prepare_text: Prepare, tmp_path: Path) -> None:

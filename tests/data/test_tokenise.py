@@ -32,9 +32,9 @@ def build(cfg: TextConfig, tokenizer: Tokenizer, kill_after: int | None, told: "
         setattr(module, name, value)
     add, count = module._Stores.add, 0
 
-    def counted(self: Any, batch: Any) -> None:
+    def counted(self: Any, batch: Any, ids: Any) -> None:
         nonlocal count
-        add(self, batch)
+        add(self, batch, ids)
         count += 1
         if count == kill_after:
             for writer in self._writers.values():

@@ -1,6 +1,7 @@
 """A family against transformers: import, logits, export, import again, and greedy decoding with the cache."""
 
 import inspect
+import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,12 @@ from lm.nn.transformer import LM, build_model
 
 VOCAB, LENGTH = 61, 50
 CLOSE = {"atol": 1e-4, "rtol": 1e-5}
+
+
+def change(folder: Path, **keys: Any) -> None:
+    """Of config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
 
 
 @torch.no_grad()

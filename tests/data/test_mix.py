@@ -89,7 +89,7 @@ def mixed(tmp_path: Path) -> Callable[..., tuple[MixConfig, Prepared]]:
         data = [{"kind": "text", "files": str(tmp_path / f"{name}.jsonl"), "val_frac": 0.3} for name in ("one", "two", "only_val")]
         weights, most = options.pop("weights", [3.0, 1.0, 0.0]), options.pop("max_epochs", [None] * 3)
         names = [Path(str(each["files"])).stem for each in data]
-        sources = [dict(name=n, data=d, weight=w, max_epochs=e) for n, d, w, e in zip(names, data, weights, most, strict=True)]
+        sources = [{"name": n, "data": d, "weight": w, "max_epochs": e} for n, d, w, e in zip(names, data, weights, most, strict=True)]
         tree = {"sources": sources, "seq_len": 32, "cache_dir": str(tmp_path / "cache"), **options}
         cfg = from_tree(MixConfig, tree)
         return cfg, prepare(cfg, BytesConfig(), log=lambda line: None)

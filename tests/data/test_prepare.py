@@ -311,9 +311,10 @@ def test_a_tokenizer_that_loses_text_is_told(tmp_path: Path) -> None:
     raw = RawTokenizer(models.WordLevel({"[UNK]": 0, "word": 1, "</s>": 2}, unk_token="[UNK]"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     raw.save(str(tmp_path / "word.json"))
-    (tmp_path / "a.txt").write_text("word  word\nother " * 200)
+    (tmp_path / "a.jsonl").write_text('{"text": "word"}\n' * 200 + '{"text": "other"}\n')  # the first document comes back
     said: list[str] = []
-    cfg = from_tree(TextConfig, {"files": str(tmp_path / "a.txt"), "cache_dir": str(tmp_path / "cache")})
+    cfg = from_tree(TextConfig, {"files": str(tmp_path / "a.jsonl"), "val_files": str(tmp_path / "a.jsonl"), "max_overlap": 1.0})
+    cfg = cfg.replace(cache_dir=str(tmp_path / "cache"))
     tokenizers: list[TokenizerConfig] = [TokenizerFileConfig(path=str(tmp_path / "word.json")), BytesConfig()]
     for tokenizer in tokenizers:
         said.clear()

@@ -186,9 +186,16 @@ def test_a_folder_without_a_known_file_is_refused(tmp_path: Path) -> None:
         find_files(str(tmp_path), "data.files")
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root reads everything")
-def test_an_unreadable_file_is_named(read: Read, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.txt", "x")
-    path.chmod(0)
-    with pytest.raises(ConfigError, match=r"a.txt cannot be read \(Permission denied\)"):
-        read(path)
+def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root reads everything, and is nobody meanwhile."""
+    write(tmp_path / "a.txt", "x").chmod(0)
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(65534)
+    try:
+        with pytest.raises(ConfigError, match=r"a.txt cannot be read \(Permission denied\)"):
+            TextSource(TextConfig(files="a.txt"), Path("cache"))
+    finally:
+        os.seteuid(own)

@@ -87,6 +87,18 @@ def test_a_second_preparation_reads_the_cache(prepare_text: Prepare, tmp_path: P
     assert prepare_text(path, BPEConfig(vocab_size=300)).fingerprint == first.fingerprint
 
 
+def test_a_trained_tokenizer_that_was_replaced_is_refused(prepare_text: Prepare, tmp_path: Path) -> None:
+    path, cfg = write(tmp_path / "a.txt", TEXT), BPEConfig(vocab_size=300)
+    own = prepare_text(path, cfg).tokenizer
+    other = build_tokenizer(cfg, [TEXT[::-1]])
+    (file,) = (tmp_path / "cache" / "tokenizers").rglob("tokenizer.json")
+    folder = file.parent
+    other.save(folder)
+    assert other.vocab_size == own.vocab_size
+    with pytest.raises(ConfigError, match=rf"{folder}/tokenizer.json: it is not the one that was trained here. Delete {folder}"):
+        prepare_text(path, cfg)
+
+
 def test_what_changes_the_tokens_changes_the_fingerprint(prepare_text: Prepare, tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", TEXT)
     first = prepare_text(path)
@@ -311,9 +323,10 @@ def test_a_tokenizer_that_loses_text_is_told(tmp_path: Path) -> None:
     raw = RawTokenizer(models.WordLevel({"[UNK]": 0, "word": 1, "</s>": 2}, unk_token="[UNK]"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     raw.save(str(tmp_path / "word.json"))
-    (tmp_path / "a.txt").write_text("word  word\nother " * 200)
+    (tmp_path / "a.jsonl").write_text('{"text": "word"}\n' * 200 + '{"text": "other"}\n')  # the first document comes back
     said: list[str] = []
-    cfg = from_tree(TextConfig, {"files": str(tmp_path / "a.txt"), "cache_dir": str(tmp_path / "cache")})
+    cfg = from_tree(TextConfig, {"files": str(tmp_path / "a.jsonl"), "val_files": str(tmp_path / "a.jsonl"), "max_overlap": 1.0})
+    cfg = cfg.replace(cache_dir=str(tmp_path / "cache"))
     tokenizers: list[TokenizerConfig] = [TokenizerFileConfig(path=str(tmp_path / "word.json")), BytesConfig()]
     for tokenizer in tokenizers:
         said.clear()

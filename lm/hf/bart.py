@@ -51,7 +51,7 @@ class Bart(Family):
 
     def read(self, hf: Tree) -> Tree:
         scale = math.sqrt(hf["d_model"]) if hf.get("scale_embedding") else 1.0
-        return {"embed.scale": scale, "ffn.activation": activation({"activation_function": "gelu", **hf}, "activation_function")}
+        return {"embed.scale": scale, "ffn.activation": activation(hf, "activation_function", "gelu")}
 
     def write(self, ours: Tree) -> Tree:
         return {

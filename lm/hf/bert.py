@@ -42,7 +42,7 @@ class Bert(Family):
         for key, needed in (("tie_word_embeddings", True), ("is_decoder", False)):
             if hf.get(key, needed) != needed:
                 raise ConfigError(f"config.json: {key}={hf[key]} has no place in lm's bert, which has {needed}. Import another model.")
-        act = activation({"hidden_act": "gelu", **hf}, "hidden_act")
+        act = activation(hf, "hidden_act", "gelu")
         return {"embed.segments": hf.get("type_vocab_size") or 2, "ffn.activation": act, "head.transform": act}
 
     def write(self, ours: Tree) -> Tree:

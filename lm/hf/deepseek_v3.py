@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from lm.config import Tree, from_tree
 from lm.errors import ConfigError
-from lm.hf.family import Pair, activation, experts, hf_activation, module, same
+from lm.hf.family import Pair, activation, gated, hf_activation, module, same
 from lm.hf.llama import Llama
 from lm.hf.rope import read_rope, write_rope
 from lm.hf.transforms import Copies, SplitHeads
@@ -129,12 +129,10 @@ class DeepSeekV3(Llama):
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         """Of a dense layer, and of one with experts."""
-        yield same(f"{here}.ffn.router.weight", f"{there}.mlp.gate.weight")
+        yield from gated(f"{here}.ffn", f"{there}.mlp", ours["ffn.n_experts"])
         yield same(f"{here}.ffn.router.correction_bias", f"{there}.mlp.gate.e_score_correction_bias")
         for name in ("gate", "up", "down"):
-            yield same(f"{here}.ffn.{name}.weight", f"{there}.mlp.{name}_proj.weight")
             yield same(f"{here}.ffn.shared.{name}.weight", f"{there}.mlp.shared_experts.{name}_proj.weight")
-            yield experts(f"{here}.ffn.experts.{name}", f"{there}.mlp.experts.*.{name}_proj.weight", ours["ffn.n_experts"])
 
 
 FAMILY = DeepSeekV3()

@@ -58,6 +58,14 @@ def experts(ours: str, theirs: str, n: int) -> Pair:
     return Pair((ours,), tuple(theirs.replace("*", str(i)) for i in range(n)), Stack())
 
 
+def gated(here: str, there: str, n_experts: int) -> Iterator[Pair]:
+    """A gated feed-forward of one kind, and of experts, with their router: what a layer has of it."""
+    yield same(f"{here}.router.weight", f"{there}.gate.weight")
+    for name in ("gate", "up", "down"):
+        yield same(f"{here}.{name}.weight", f"{there}.{name}_proj.weight")
+        yield experts(f"{here}.experts.{name}", f"{there}.experts.*.{name}_proj.weight", n_experts)
+
+
 def embedding(ours: Tree, shared: str, *stacks: str) -> Pair:
     """The embedding of an encoder-decoder; with an untied head, transformers 5 stores one for each stack too."""
     return same("embed.weight", shared) if ours["head.tied"] else Pair(("embed.weight",), (shared, *stacks), Copies(1 + len(stacks)))

@@ -40,7 +40,7 @@ class GPTNeoX(Family):
     def read(self, hf: Tree) -> Tree:
         block: Tree = {"block.kind": "parallel", "block.shared_norm": False}
         return {
-            "ffn.activation": activation({"hidden_act": "gelu", **hf}, "hidden_act"),
+            "ffn.activation": activation(hf, "hidden_act", "gelu"),
             **(block if hf.get("use_parallel_residual", True) else {"block.kind": "sequential"}),
             **read_rope({"partial_rotary_factor": 0.25, **hf}),
         }

@@ -56,6 +56,8 @@ class Llama(Family):
         yield from self.norms(here, there)
         for name in "qkvo":
             yield from module(f"{here}.attention.{name}", f"{there}.self_attn.{name}_proj")
+        for name in "qk":
+            yield from module(f"{here}.attention.{name}_norm", f"{there}.self_attn.{name}_norm")  # Qwen3, OLMo 2
         yield from self.ffn(here, there, ours)
 
     def norms(self, here: str, there: str) -> Iterator[Pair]:

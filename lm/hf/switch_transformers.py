@@ -38,7 +38,7 @@ class Switch(T5):
 
     def read_ffn(self, hf: Tree) -> Tree:
         one: Tree = {
-            "kind": "mlp", "hidden": hf["d_ff"], "gated": False, "activation": activation({"dense_act_fn": "relu", **hf}, "dense_act_fn"),
+            "kind": "mlp", "hidden": hf["d_ff"], "gated": False, "activation": activation(hf, "dense_act_fn", "relu"),
             "dropout": hf.get("dropout_rate", 0.1),
         }  # fmt: skip
         every = self.step(hf)

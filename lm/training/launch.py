@@ -114,7 +114,7 @@ class _Launcher:
             min_nodes=where.nodes,
             max_nodes=where.nodes,
             nproc_per_node=where.devices,
-            run_id=f"{self._cfg.run.name}/{number}" if where.nodes > 1 else uuid.uuid4().hex,
+            run_id=f"{self._cfg.run.name}-{number}" if where.nodes > 1 else uuid.uuid4().hex,
             rdzv_backend="c10d",
             rdzv_endpoint=where.rendezvous or "localhost:0",
             rdzv_configs={"join_timeout": where.timeout_s},

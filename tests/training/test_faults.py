@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +23,7 @@ from lm.training.metrics import read
 from lm.training.module import TrainModule
 from lm.training.run import train
 from lm.training.session import Session
-from tests.training.conftest import Configure, edit, results
+from tests.training.conftest import ROOT, Configure, edit, results
 
 Watch = Callable[[Callable[[TrainModule], None]], list[TrainModule]]
 
@@ -379,6 +381,18 @@ def test_a_config_that_names_code_is_refused_and_runs_nothing(
     assert code_of == (3 if where else 0)  # what is beside the model in the meta data is never looked at
     assert not where or "there is no such key" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "canary").exists()
+
+
+def test_a_process_that_is_cut_off_from_every_network_trains(tiny: list[str]) -> None:
+    """In a network namespace of its own, which has not even a loopback that is up."""
+    cut_off = ["unshare", "--map-root-user", "--net"]
+    if subprocess.run([*cut_off, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("the system gives no network namespace here")
+    command = [*cut_off, sys.executable, "-m", "lm", "train", *(given for given in tiny if not given.startswith("data.cache_dir="))]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"HOME": "/dev/null"}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_run_needs_neither_a_network_nor_a_home(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ def require_equal(jobs: dict[str, Job], kind: str, tmp_path: Path, expected: Res
         record, weights = expected[name]
         taken = POISONED_STEP if job.poisoned else STEPS
         assert found["bad_step"] == [-1.0] * taken + [float(taken)] * (STEPS - taken), name
-        close, near = (1e-3, 3e-2) if job.rounded else (1e-5, 1e-5)
+        close, near = (5e-3, 5e-2) if job.rounded else (1e-5, 1e-5)
         for key in ("loss",) if job.rounded else ("loss", "grad_norm"):
             assert found[key][:taken] == pytest.approx(record[key], rel=close), (name, key)
         torch.testing.assert_close(load_file(tmp_path / f"{name}.safetensors"), weights, rtol=near, atol=near, msg=name)

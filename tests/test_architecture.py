@@ -16,7 +16,7 @@ TOOLS = sorted((ROOT / "tools").rglob("*.py"))
 ROOMS = {
     -1: ["lm.config", "lm.errors"],
     0: ["lm.nn"],
-    1: ["lm.data", "lm.folder", "lm.checkpoint", "lm.model_folder", "lm.record"],
+    1: ["lm.data", "lm.folder", "lm.formats", "lm.checkpoint", "lm.model_folder", "lm.record"],
     2: ["lm.generation", "lm.hf"],
     3: ["lm.training", "lm.ablation"],
     4: ["lm.cli"],

@@ -51,6 +51,10 @@ class ExchangedSources:
             source_documents=lent.source_documents,
         )
 
+    def widest(self, n: int) -> Ids:
+        """By their own sources."""
+        return self._rows.widest(n)
+
     def describe(self) -> str:
         """Nothing."""
         return ""

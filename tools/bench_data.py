@@ -119,9 +119,12 @@ def loading() -> dict[str, float]:
         step_s = statistics.median(line["step_s"] for line in read(Path(folder) / "run" / "metrics.jsonl") if line.get("step_s"))
     found = prepare(cfg.data, cfg.tokenizer, log=quiet)
     rows = build_splits(cfg.objective, cfg.data, found, None, cfg.seed).train
-    options = {"seed": cfg.seed, "global_batch": cfg.data.global_batch, "micro_batch": cfg.trainer.micro_batch, "workers": 0}
+    loader = train_loader(
+        rows, seed=cfg.seed, global_batch=cfg.data.global_batch, micro_batch=cfg.trainer.micro_batch, rank=0, world=1,
+        start_step=0, max_steps=500, workers=0,
+    )  # fmt: skip
     begun = time.perf_counter()
-    n = len(list(train_loader(rows, rank=0, world=1, start_step=0, max_steps=500, **options)))
+    n = len(list(loader))
     took = (time.perf_counter() - begun) / 500
     return {"batch_ms": 1000 * took, "step_ms": 1000 * step_s, "frac": took / step_s, "micro_batches": n / 500}
 

@@ -24,7 +24,7 @@ BAD = f"{INPUT}a_mistake_ends_with_its_exit_code_and_one_sentence"
 FIT = f"{INPUT}what_does_not_fit_a_trained_model_ends_with_its_exit_code_and_one_sentence"
 OVERRIDES = "tests/cli/test_bad_overrides.py::test_bad_override_ends_with_one_sentence_and_exit_code_2"
 FILES, PREPARE, CHAT = "tests/data/test_files.py::test_", "tests/data/test_prepare.py::test_", "tests/data/test_chat.py::test_"
-LOGGING, SWEEP = f"{T}test_logging.py::test_", "tests/cli/test_multirun.py::test_"
+LOGGING, CONSOLE, SWEEP = f"{T}test_logging.py::test_", f"{T}test_console.py::test_", "tests/cli/test_multirun.py::test_"
 STOPPED = f"{RESUME}a_run_that_was_stopped_four_times_is_bitwise_the_run_left_alone"
 
 # id -> what is injected, and the tests that do it
@@ -85,6 +85,9 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
     ]),
     "R11": ("another width", [f"{RESUME}another_width_is_refused_with_the_first_five_mismatches"]),
     "R12": ("another format", [
+        f"{RESUME}a_run_of_format_1_goes_on_to_the_same_end",
+        f"{RESUME}a_finished_run_of_format_1_is_finished_still",
+        "tests/test_formats.py::test_a_model_config_of_format_1_means_the_same_model",
         f"{RESUME}a_checkpoint_of_the_future_is_refused_by_number",
         f"{CHECKPOINT}a_format_from_the_future_is_refused_by_number",
     ]),
@@ -169,8 +172,8 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
     "L2": ("metrics deleted", [f"{RUN}metrics_deleted_during_a_run_start_again_with_one_warning"]),
     "L3": ("odd terminals", [
         f"{RUN}a_closed_stdout_does_not_end_a_run",
-        f"{LOGGING}a_terminal_gets_colour_and_whole_lines_at_any_width",
-        f"{LOGGING}no_escape_codes_off_a_terminal_even_if_colour_is_forced",
+        f"{CONSOLE}a_terminal_gets_colour_and_whole_lines_at_any_width",
+        f"{CONSOLE}no_escape_codes_off_a_terminal_even_if_colour_is_forced",
     ]),
     "S1": ("a malicious pickle", [
         f"{MODEL}a_pickle_is_refused_by_name_and_never_run",

@@ -20,11 +20,18 @@ class StdlibDocstringsSource(StdlibFileSource):
 
     def __init__(self, cfg: StdlibDocstringsConfig, cache: Path) -> None:
         super().__init__(cfg.val_frac, {"kind": cfg.kind, "val_frac": cfg.val_frac, "record": cfg.record.tree()}, cache)
-        self._reader = RecordReader("", cfg.record)
+        self._reader, self._compares = RecordReader("", cfg.record), cfg.record.kind == "preference"
 
     def _of_file(self, text: str, where: str, split: Split) -> Iterator[Document]:
-        found = (self._reader.document({"source": source, "target": target}, where, split) for source, target in pairs(text))
-        return filter(None, found)
+        return filter(None, (self._reader.document(record, where, split) for record in self._records(text)))
+
+    def _records(self, module: str) -> Iterator[dict[str, str]]:
+        """A preference needs another function in the file whose docstring is another."""
+        found = list(pairs(module))
+        for number, (source, target) in enumerate(found):
+            other = found[number - 1][1]
+            if not self._compares or other != target:
+                yield {"source": source, "target": target, "other": other}
 
 
 def pairs(module: str) -> Iterator[tuple[str, str]]:

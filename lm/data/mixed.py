@@ -30,6 +30,13 @@ class MixedRows:
         parts = [self._parts[which].batch(ids[source == which] - self.offsets[which], draw) for which in np.unique(source)]
         return merged(parts, places, self._pad)
 
+    def widest(self, n: int) -> Ids:
+        """Of the source whose widest row is the widest."""
+        first = [part.batch(part.widest(1)) for part in self._parts]
+        widths = [batch.tokens.numel() + (0 if batch.source_tokens is None else batch.source_tokens.numel()) for batch in first]
+        which = int(np.argmax(widths))
+        return np.asarray(self.offsets[which] + self._parts[which].widest(n))
+
     def describe(self) -> str:
         """What each has to say."""
         return "\n".join(f"{name} {said}" for name, part in zip(self.names, self._parts, strict=True) if (said := part.describe()))

@@ -5,6 +5,7 @@ import numpy as np
 from lm.data.joined import Example, joined_batch
 from lm.data.order import Ids
 from lm.data.pieces import LEARNED, OTHER
+from lm.data.protocol import widest
 from lm.data.seq2seq import rounded
 from lm.data.shards import TokenStore
 from lm.data.tokenizer import Tokenizer
@@ -26,8 +27,8 @@ class PreferenceRows:
         other = np.flatnonzero((parts[:, 1] >= OTHER) & np.append(True, parts[:-1, 1] < OTHER))
         self._middle = parts[other, 0]  # where the second answer's side begins
         ends = np.append(store.starts[1:], store.n_tokens)
-        longest = np.maximum(self._middle - store.starts, ends - self._middle)
-        self._kept = np.flatnonzero(longest - 1 <= seq_len)
+        self._longest = np.maximum(self._middle - store.starts, ends - self._middle)
+        self._kept = np.flatnonzero(self._longest - 1 <= seq_len)
         self._ends, n = ends, len(ends)
         if n - len(self._kept) > _MOST_DROPPED * n or not len(self._kept):
             raise ConfigError(
@@ -46,6 +47,10 @@ class PreferenceRows:
         batch = joined_batch(rows, rounded(max(len(row[0].tokens) - 1 for row in rows)), self._pad)
         batch.step_tokens = len(ids) if self._both else 0
         return batch
+
+    def widest(self, n: int) -> Ids:
+        """By the longer of the two answers, its prompt included."""
+        return widest(n, self._longest[self._kept])
 
     def describe(self) -> str:
         """How many pairs are too long."""

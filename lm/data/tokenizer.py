@@ -113,6 +113,10 @@ class Tokenizer:
         arrays = [[np.array(next(encoded).ids, np.uint32) for _ in split] for split in parts]
         return [found[0] if len(found) == 1 else np.concatenate(found) for found in arrays]
 
+    def encode_as_saved(self, text: str) -> list[int]:
+        """Ids of the text with the special tokens that tokenizer.json itself puts around it, which nothing here reads."""
+        return list(self._raw.encode(text, add_special_tokens=True).ids)
+
     def document(self, text: str) -> list[int]:
         """[bos] text [eos], as far as the tokenizer has them; one separator where bos is eos."""
         return [*self.prefix, *self.encode(text), *self.suffix]

@@ -30,6 +30,7 @@ class Bert(Family):
         "dropout": ("hidden_dropout_prob", 0.1),
         "ffn.hidden": "intermediate_size",
     }
+    further: ClassVar[tuple[str, ...]] = ("type_vocab_size", "hidden_act", "tie_word_embeddings", "is_decoder")
     fixed: ClassVar[Tree] = {
         "kind": "encoder", "norm.kind": "layer", "norm.place": "post", "position.kind": "learned", "attention.kind": "gqa",
         "attention.qkv_bias": True, "attention.out_bias": True, "ffn.kind": "mlp", "ffn.gated": False, "ffn.bias": True,

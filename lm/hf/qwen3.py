@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from lm.config import Tree
 from lm.hf.family import Pair, module
 from lm.hf.llama import Llama
-from lm.hf.windows import FULL, SLIDING, read_windows, write_windows
+from lm.hf.windows import FULL, SLIDING, WINDOW_KEYS, read_windows, write_windows
 
 
 class Qwen3(Llama):
@@ -19,6 +19,7 @@ class Qwen3(Llama):
         "attention.n_kv_heads": ("num_key_value_heads", 32),
         "attention.head_dim": ("head_dim", 128),
     }
+    further: ClassVar[tuple[str, ...]] = (*Llama.further, *WINDOW_KEYS, "use_sliding_window", "max_window_layers")
     fixed: ClassVar[Tree] = {**Llama.fixed, "attention.qk_norm": "head"}
 
     def read(self, hf: Tree) -> Tree:

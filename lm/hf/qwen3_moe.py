@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from lm.config import Tree
 from lm.errors import ConfigError
 from lm.hf.family import Pair, activation, experts, hf_activation, same
+from lm.hf.llama import Llama
 from lm.hf.qwen3 import Qwen3
 from lm.hf.rope import read_rope, write_rope
 
@@ -24,6 +25,10 @@ class Qwen3MoE(Qwen3):
         "ffn.every": ("decoder_sparse_step", 1),
         "ffn.router.normalize": ("norm_topk_prob", False),
     }
+    further: ClassVar[tuple[str, ...]] = (
+        *Llama.further, "sliding_window", "use_sliding_window", "max_window_layers", "num_experts", "num_local_experts", "mlp_only_layers",
+        "intermediate_size",
+    )  # fmt: skip
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "attention.qk_norm": "head", "ffn.kind": "moe",
         "ffn.expert.gated": True, "ffn.router.kind": "softmax", "block.kind": "sequential",

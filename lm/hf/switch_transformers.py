@@ -23,6 +23,10 @@ class Switch(T5):
         "ffn.balance_loss": ("router_aux_loss_coef", 0.001),
         "ffn.router_z_loss": ("router_z_loss_coef", 0.001),
     }
+    further: ClassVar[tuple[str, ...]] = (
+        *T5.further, "expert_capacity", "num_sparse_encoder_layers", "num_sparse_decoder_layers", "encoder_sparse_step",
+        "decoder_sparse_step",
+    )  # fmt: skip
     fixed: ClassVar[Tree] = {**T5.fixed, "ffn.kind": "moe", "ffn.top_k": 1, "ffn.router.kind": "softmax", "ffn.router.normalize": False}
     fixed_there: ClassVar[Tree] = {"router_dtype": "float32"}
 

@@ -1,7 +1,5 @@
 """What goes wrong in the middle of a run: every checkpoint that was valid before still is, and the next start goes on from it."""
 
-import hashlib
-import json
 import multiprocessing
 import os
 import resource
@@ -18,12 +16,12 @@ from lm.checkpoint import META, CheckpointReader, checkpoints
 from lm.cli.main import main
 from lm.data.order import step_rows
 from lm.errors import LmError, NumericsError, ResourceError
-from lm.folder import MANIFEST, verify
+from lm.folder import verify
 from lm.training.metrics import read
 from lm.training.module import TrainModule
 from lm.training.run import train
 from lm.training.session import Session
-from tests.training.conftest import Configure, results
+from tests.training.conftest import Configure, edit, results
 
 Watch = Callable[[Callable[[TrainModule], None]], list[TrainModule]]
 
@@ -368,14 +366,15 @@ def test_a_config_that_names_code_is_refused_and_runs_nothing(
     """In the model folder and, with a manifest that agrees, in a checkpoint."""
     code = {"_target_": "os.system", "command": f"touch {tmp_path / 'canary'}"}
     folder = checkpoints(stopped_at_five / "checkpoints")[0]
-    meta = json.loads((folder / META).read_text())
-    place = meta
-    for key in where.split(".") if where else []:
-        place = place[key]
-    place |= code
-    (folder / META).write_text(json.dumps(meta))
-    manifest = json.loads((folder / MANIFEST).read_text())
-    (folder / MANIFEST).write_text(json.dumps(manifest | {META: hashlib.sha256((folder / META).read_bytes()).hexdigest()}))
+
+    def plant(meta: dict[str, Any]) -> dict[str, Any]:
+        place = meta
+        for key in where.split(".") if where else []:
+            place = place[key]
+        place |= code
+        return meta
+
+    edit(folder, META, plant)
     code_of = main(["generate", f"from={folder}", "prompt=def", "max_tokens=1"])
     assert code_of == (3 if where else 0)  # what is beside the model in the meta data is never looked at
     assert not where or "there is no such key" in capsys.readouterr().err.splitlines()[-1]

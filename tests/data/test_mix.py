@@ -35,6 +35,7 @@ def test_shares_are_exact_in_each_block_and_near_everywhere() -> None:
 
 @pytest.mark.parametrize("weights", [{0: [0.5, 0.2, 0.3]}, {0: [1, 0, 1], 40: [0, 1, 0], 90: [3, 2, 1]}])
 def test_no_row_is_missing_or_repeated_within_an_epoch_of_its_source(weights: dict[int, list[float]]) -> None:
+    """Seen to fail with what a source gave before a phase forgotten."""
     mixture = Mixture(1, FREE, weights, 8)
     source, row = mixture.read(0, 8 * 800)
     for which, share in enumerate(FREE):

@@ -136,9 +136,9 @@ class Session:
         self.progress.skipped += len(bad)
         if stuck:
             raise NumericsError(
-                f"train: step {bad[-1] + 1} has loss {float(verdicts.loss):.4g} and gradient norm {float(verdicts.norm):.4g}, and only"
-                f" finite steps are taken; the weights are as before it, and {self._last_checkpoint()}. Lower optim.lr="
-                f"{self.cfg.optim.lr:g} or optim.clip, set numerics.skip_in_a_row, or look at the rows of that step, which"
+                f"train: step {bad[-1] + 1} has loss {float(verdicts.loss):.4g} over {float(verdicts.labels):.0f} labels and gradient norm"
+                f" {float(verdicts.norm):.4g}, and only finite steps are taken; the weights are as before it, and {self._last_checkpoint()}"
+                f". Lower optim.lr={self.cfg.optim.lr:g} or optim.clip, set numerics.skip_in_a_row, or look at the rows of that step, which"
                 f" {self.folder / 'metrics.jsonl'} names."
             )
 

@@ -1,6 +1,7 @@
 """Presets with published sizes have the published number of parameters, and shrink by plain overrides to models that train."""
 
 import math
+import re
 import shlex
 from typing import Any
 
@@ -19,71 +20,110 @@ from lm.training.optim import begin_state, build_optimizer
 
 OURS = {"tiny", "nano", "llama_tiny", "moe_tiny", "deepseek_tiny", "bert_tiny", "t5_tiny"}
 SHAPES = {
-    "gpt2": "model.vocab_size=50257 model.max_seq_len=1024",
+    **dict.fromkeys(("gpt2", "gpt2_medium", "gpt2_xl"), "model.vocab_size=50257 model.max_seq_len=1024"),
     "transformer_base": "model.max_seq_len=256",
 }  # left to tokenizer and data
 OBJECTIVES = {
-    **dict.fromkeys(("bert_base", "bert_tiny"), "objective=mlm"),
+    **dict.fromkeys(("bert_base", "bert_large", "bert_tiny"), "objective=mlm"),
     **dict.fromkeys(
         ("t5_tiny", "transformer_base", "t5_small", "t5_1_1_base", "bart_base", "switch_base_8"), "objective=seq2seq data=stdlib_docstrings"
     ),
 }
 
-T5: dict[str, Any] = {"d_model": 768, "d_kv": 64, "num_layers": 12, "num_heads": 12}
-PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {  # class, and what config.json of the release says beside the class's defaults
-    "bert_base": ("BertForMaskedLM", {}),
-    "gpt2": ("GPT2LMHeadModel", {}),
-    "t5_small": ("T5ForConditionalGeneration", {}),
-    "t5_1_1_base": ("T5ForConditionalGeneration", T5 | {"d_ff": 2048, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+Published = tuple[str, dict[str, Any]]
+
+
+def llama_like(architecture: str, sizes: tuple[int, int, int, int, int, int, int], positions: int, tied: bool, **more: Any) -> Published:
+    """sizes: vocabulary, width, feed-forward's width, layers, heads, key-value heads, width of a head."""
+    names = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    )
+    return architecture, dict(zip(names, sizes, strict=True)) | {"max_position_embeddings": positions, "tie_word_embeddings": tied} | more
+
+
+def gpt2(width: int, layers: int, heads: int) -> Published:
+    sizes = {"vocab_size": 50257, "n_positions": 1024, "n_embd": width, "n_inner": 4 * width, "n_layer": layers, "n_head": heads}
+    return "GPT2LMHeadModel", sizes | {"tie_word_embeddings": True}
+
+
+def bert(width: int, layers: int, heads: int) -> Published:
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers, "num_attention_heads": heads}
+    texts = {"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2}
+    return "BertForMaskedLM", sizes | texts | {"tie_word_embeddings": True}
+
+
+def t5_like(architecture: str, width: int, hidden: int, layers: int, heads: int, tied: bool = True, **more: Any) -> Published:
+    sizes = {"d_model": width, "d_ff": hidden, "num_layers": layers, "num_decoder_layers": layers, "num_heads": heads, "d_kv": 64}
+    return architecture, sizes | {"vocab_size": 32128, "relative_attention_num_buckets": 32, "tie_word_embeddings": tied} | more
+
+
+UNBIASED = {"attention_bias": False}
+LLAMA = UNBIASED | {"mlp_bias": False}
+T5, SWITCH = "T5ForConditionalGeneration", "SwitchTransformersForConditionalGeneration"
+PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of the release
+    "bert_base": bert(768, 12, 12),
+    "bert_large": bert(1024, 24, 16),
+    "gpt2": gpt2(768, 12, 12),
+    "gpt2_medium": gpt2(1024, 24, 16),
+    "gpt2_xl": gpt2(1600, 48, 25),
+    "t5_small": t5_like(T5, 512, 2048, 6, 8, feed_forward_proj="relu"),
+    "t5_1_1_base": t5_like(T5, 768, 2048, 12, 12, tied=False, feed_forward_proj="gated-gelu"),
+    "switch_base_8": t5_like(
+        SWITCH, 768, 3072, 12, 12, num_experts=8, num_sparse_encoder_layers=6, num_sparse_decoder_layers=6, router_bias=False
+    ),
     "bart_base": (
         "BartForConditionalGeneration",
         {
-            "d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 12, "decoder_attention_heads": 12,
-            "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072,
-        },
-    ),
-    "bloom_560m": ("BloomForCausalLM", {"hidden_size": 1024, "n_layer": 24, "n_head": 16}),
-    "gpt_neox_20b": ("GPTNeoXForCausalLM", {"hidden_act": "gelu_fast"}),
-    "switch_base_8": (
-        "SwitchTransformersForConditionalGeneration",
-        T5 | {"d_ff": 3072, "num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6},
-    ),
-    "llama3_8b": (
-        "LlamaForCausalLM",
-        {
-            "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-            "num_key_value_heads": 8, "tie_word_embeddings": False,
-        },
-    ),
-    "mistral_7b": ("MistralForCausalLM", {}),
-    "mixtral_8x7b": ("MixtralForCausalLM", {}),
-    "qwen3_0_6b": (
-        "Qwen3ForCausalLM",
-        {
-            "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+            "vocab_size": 50265, "max_position_embeddings": 1024, "d_model": 768, "encoder_layers": 6, "decoder_layers": 6,
+            "encoder_attention_heads": 12, "decoder_attention_heads": 12, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072,
             "tie_word_embeddings": True,
         },
     ),
-    "gemma2_2b": ("Gemma2ForCausalLM", {}),
-    "olmo2_1b": (
-        "Olmo2ForCausalLM",
+    "bloom_560m": (
+        "BloomForCausalLM",
+        {"vocab_size": 250880, "hidden_size": 1024, "n_layer": 24, "n_head": 16, "tie_word_embeddings": True},
+    ),
+    "gpt_neox_20b": (
+        "GPTNeoXForCausalLM",
         {
-            "vocab_size": 100352, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 16,
-            "num_key_value_heads": 16,
+            "vocab_size": 50432, "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 44, "num_attention_heads": 64,
+            "max_position_embeddings": 2048, "attention_bias": True, "tie_word_embeddings": False, "hidden_act": "gelu_fast",
         },
     ),
-    "deepseek_v3": ("DeepseekV3ForCausalLM", {}),
-    "phi3_mini": ("Phi3ForCausalLM", {}),
-    "granite_3_1_2b": (
-        "GraniteForCausalLM",
+    "llama3_8b": llama_like("LlamaForCausalLM", (128256, 4096, 14336, 32, 32, 8, 128), 8192, tied=False, **LLAMA),
+    "llama3_70b": llama_like("LlamaForCausalLM", (128256, 8192, 28672, 80, 64, 8, 128), 8192, tied=False, **LLAMA),
+    "llama3_2_1b": llama_like("LlamaForCausalLM", (128256, 2048, 8192, 16, 32, 8, 64), 131072, tied=True, **LLAMA),
+    "mistral_7b": llama_like("MistralForCausalLM", (32000, 4096, 14336, 32, 32, 8, 128), 32768, tied=False),
+    "mixtral_8x7b": llama_like("MixtralForCausalLM", (32000, 4096, 14336, 32, 32, 8, 128), 32768, tied=False, num_local_experts=8),
+    "qwen3_0_6b": llama_like("Qwen3ForCausalLM", (151936, 1024, 3072, 28, 16, 8, 128), 40960, tied=True, **UNBIASED),
+    "qwen3_1_7b": llama_like("Qwen3ForCausalLM", (151936, 2048, 6144, 28, 16, 8, 128), 40960, tied=True, **UNBIASED),
+    "gemma2_2b": llama_like("Gemma2ForCausalLM", (256000, 2304, 9216, 26, 8, 4, 256), 8192, tied=True, **UNBIASED),
+    "olmo2_1b": llama_like("Olmo2ForCausalLM", (100352, 2048, 8192, 16, 16, 16, 128), 4096, tied=False, **UNBIASED),
+    "phi3_mini": llama_like("Phi3ForCausalLM", (32064, 3072, 8192, 32, 32, 32, 96), 4096, tied=False),
+    "granite_3_1_2b": llama_like("GraniteForCausalLM", (49152, 2048, 8192, 40, 32, 8, 64), 131072, tied=True, **LLAMA),
+    "starcoder2_3b": llama_like("Starcoder2ForCausalLM", (49152, 3072, 12288, 30, 24, 2, 128), 16384, tied=True, use_bias=True),
+    "gpt_oss_20b": llama_like(
+        "GptOssForCausalLM", (201088, 2880, 2880, 24, 64, 8, 64), 131072, tied=False, num_local_experts=32, attention_bias=True
+    ),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
         {
-            "vocab_size": 49152, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 40, "num_attention_heads": 32,
-            "num_key_value_heads": 8, "tie_word_embeddings": True,
+            "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61,
+            "num_attention_heads": 128, "num_key_value_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256, "kv_lora_rank": 512,
+            "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "first_k_dense_replace": 3,
+            "max_position_embeddings": 4096, "attention_bias": False, "tie_word_embeddings": False, "head_dim": 64,
         },
     ),
-    "starcoder2_3b": ("Starcoder2ForCausalLM", {}),
-    "gpt_oss_20b": ("GptOssForCausalLM", {"num_hidden_layers": 24, "num_local_experts": 32}),
 }  # fmt: skip
+NO_SIZE = re.compile(  # numbers of a config that no weight's shape depends on, and those that follow from others
+    "token_id|chunk_size|pretraining_tp|window|scalar|per_tok|group|capacity|max_distance|original_max|sparse_step|nextn|qk_head_dim|output_"
+)
 BEYOND = {  # parameters that transformers has beyond the model
     "bart_base": 2 * 2 * 768,  # rows 0 and 1 of its position tables, which nothing reads
     "t5_1_1_base": -32128 * 768,  # version 5 ties the head, which the released weights do not
@@ -112,7 +152,8 @@ TINY = {
     "t5_tiny": "model.ffn.hidden=64",
     "transformer_base": "model.attention.n_heads=4 model.ffn.hidden=64 model.embed.scale=5.66",
     "bert_base": "model.attention.n_heads=4 model.ffn.hidden=64",
-    "gpt2": "model.attention.n_heads=4",
+    "bert_large": "model.attention.n_heads=4 model.ffn.hidden=64",
+    **dict.fromkeys(("gpt2", "gpt2_medium", "gpt2_xl"), "model.attention.n_heads=4"),
     "gpt3_6_7b": "model.attention.n_heads=4 model.attention.window=5",
     "t5_small": f"model.attention.n_heads=4 model.attention.head_dim=8 model.ffn.hidden=64 {T5_INIT}",
     "t5_1_1_base": "model.attention.n_heads=4 model.attention.head_dim=8 model.ffn.hidden=64",
@@ -121,10 +162,10 @@ TINY = {
     "gpt_neox_20b": "model.attention.n_heads=4",
     "palm_8b": "model.attention.n_heads=4 model.attention.head_dim=8 model.ffn.hidden=64 model.head.scale=0.177",
     "switch_base_8": f"model.attention.n_heads=4 model.attention.head_dim=8 model.ffn.dense.hidden=64 {T5_INIT} {MOE}",
-    "llama3_8b": f"{GQA} model.ffn.hidden=64",
+    **dict.fromkeys(("llama3_8b", "llama3_70b", "llama3_2_1b"), f"{GQA} model.ffn.hidden=64"),
     "mistral_7b": f"{GQA} model.ffn.hidden=64 model.attention.window=5",
     "mixtral_8x7b": f"{GQA} {MOE}",
-    "qwen3_0_6b": f"{GQA} model.attention.head_dim=16 model.ffn.hidden=64",
+    **dict.fromkeys(("qwen3_0_6b", "qwen3_1_7b"), f"{GQA} model.attention.head_dim=16 model.ffn.hidden=64"),
     "gemma2_2b": f"{GQA} model.attention.head_dim=16 model.attention.window=5 model.ffn.hidden=64 model.embed.scale=5.66",
     "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=64",
     "deepseek_v3": f"{MLA} model.ffn.top_k=2 model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 model.ahead.depth=1 {MOE}",
@@ -151,7 +192,7 @@ def ours(preset: str) -> int:
 
 def test_every_preset_is_counted_and_shrunk() -> None:
     presets = set(catalog.groups()["model"])
-    assert len(presets) >= 26
+    assert len(presets) >= 35
     assert presets == OURS | PUBLISHED.keys() | PAPERS.keys() == TINY.keys()
 
 
@@ -162,6 +203,21 @@ def test_a_preset_has_the_parameters_of_transformers_model(preset: str) -> None:
     with torch.device("meta"):
         theirs = found(found.config_class(**changes))
     assert ours(preset) == trained_parameters(theirs) - BEYOND.get(preset, 0)
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_no_size_is_left_to_the_defaults_of_transformers(preset: str) -> None:
+    name, sizes = PUBLISHED[preset]
+    config = getattr(transformers, name).config_class().to_dict()
+    numbers = {key for key, value in config.items() if isinstance(value, int) and not isinstance(value, bool) and not NO_SIZE.search(key)}
+    assert numbers | {key for key in config if key.endswith("bias") or key == "tie_word_embeddings"} <= sizes.keys()
+
+
+def test_a_further_size_of_a_family_is_a_dozen_lines() -> None:
+    derived = [preset for preset in PUBLISHED if len(catalog.lineage(preset)) > 1]
+    assert len(derived) >= 6 and len({catalog.lineage(preset)[0] for preset in derived}) >= 4
+    lengths = {preset: len(catalog.file_of("model", preset).read_text(encoding="utf-8").splitlines()) for preset in derived}
+    assert max(lengths.values()) <= 16 and sum(lengths.values()) <= 12 * len(lengths)
 
 
 @pytest.mark.parametrize("preset", PAPERS)

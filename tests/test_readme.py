@@ -5,8 +5,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic.fields import FieldInfo
+
+from lm.cli import catalog
+from lm.config import find_field, members, variants
+from lm.hf.family import families
+from lm.training.config import LaunchConfig, TrainConfig
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -67,6 +74,58 @@ def test_every_recipe_stands_in_the_readmes_table() -> None:
     assert len(recipes) >= 11
     text = README.read_text(encoding="utf-8")
     assert [str(recipe) for recipe in recipes if f"`{recipe}`" not in text] == []
+
+
+def section(title: str) -> str:
+    [text] = re.findall(rf"^## {title}\n(.*?)^## ", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return str(text)
+
+
+def quoted(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def table(title: str) -> dict[str, list[str]]:
+    """First cell -> the others, without the heading."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section(title).splitlines() if line.startswith("|")]
+    return {row[0].strip("`"): row[1:] for row in rows[2:]}
+
+
+def vocabulary(field: FieldInfo, prefix: str = "") -> set[str]:
+    """Every key below a section, by dotted path, and every value that a key chooses from."""
+    found = {str(option) for part in members(field.annotation) for option in get_args(part)}
+    for cls in variants(field.annotation).values():
+        for key, inner in cls.model_fields.items():
+            found |= {f"{prefix}{key}"} | vocabulary(inner, f"{prefix}{key}.")
+    return found
+
+
+def test_the_table_of_slots_has_every_group_and_option() -> None:
+    shown = {slot: sorted(quoted(cells[0])) for slot, cells in table("Slots").items() if not slot.startswith("the rest")}
+    assert shown == {group: sorted(options) for group, options in catalog.groups().items() if group not in ("model", "recipes")}
+
+
+@pytest.mark.parametrize("slot", table("Slots"))
+def test_the_options_in_the_table_of_slots_exist(slot: str) -> None:
+    path = ["model"] if slot.startswith("the rest") else slot.split("/")
+    _, field = find_field(TrainConfig, {"model": {"kind": "decoder"}}, path)
+    known = vocabulary(field) if field is not None else set()
+    known |= {f"launch.{key}" for key in LaunchConfig.model_fields} | {"metrics.jsonl"}
+    assert [option for option in quoted(table("Slots")[slot][1]) if option not in known] == []
+
+
+def test_the_table_of_models_has_every_preset_in_the_row_of_its_kind() -> None:
+    shown = {stack.replace("-", "_"): sorted(quoted(" ".join(cells))) for stack, cells in table("Models").items()}
+    expected: dict[str, list[str]] = {}
+    for preset in catalog.groups()["model"]:
+        expected.setdefault(catalog.values("model", catalog.lineage(preset)[0])["model.kind"], []).append(preset)
+    assert shown == expected
+
+
+def test_every_family_stands_in_the_readme() -> None:
+    [named] = re.findall(r"Families: (.*?)\. Each is", README.read_text(encoding="utf-8"), re.DOTALL)
+    names = {re.sub(r"\(.*\)|\W", "", name).lower() for name in named.split(",")}
+    assert names == {family.replace("_", "") for family in families()}
 
 
 def test_the_output_of_lm_show_is_what_it_prints(folder: Path) -> None:

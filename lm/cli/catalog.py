@@ -51,10 +51,20 @@ def values(group: str, option: str) -> dict[str, Any]:
     return flatten(tree, "" if group in GLOBAL else f"{group.replace('/', '.')}.")
 
 
+def lineage(preset: str) -> list[str]:
+    """A model preset and those that it inherits from, the most general first."""
+    bases = [entry for entry in _defaults(preset) if isinstance(entry, str) and entry != "_self_"]
+    return [*(name for base in bases for name in lineage(base)), preset]
+
+
 def preset_slots(preset: str) -> dict[str, str]:
-    """The slot options that a model preset chooses: group -> option."""
-    entries = read(file_of("model", preset)).get("defaults", [])
-    return {f"model/{slot}": option for entry in entries if isinstance(entry, dict) for slot, option in entry.items()}
+    """The slot options that a model preset chooses or inherits: group -> option."""
+    entries = [entry for name in lineage(preset) for entry in _defaults(name) if isinstance(entry, dict)]
+    return {f"model/{slot.removeprefix('override ')}": option for entry in entries for slot, option in entry.items()}
+
+
+def _defaults(preset: str) -> list[Any]:
+    return list(read(file_of("model", preset)).get("defaults", []))
 
 
 def headline(group: str, option: str) -> str:

@@ -10,26 +10,29 @@ from lm.cli.outline import outline
 from lm.cli.train import parse_call
 from lm.config import Config
 from lm.data.config import BytesConfig, DataBase, TokenizerConfig, TrainedConfig
-from lm.data.objective import LikelihoodConfig, ObjectiveConfig
+from lm.data.objective import ObjectiveConfig
 from lm.errors import ConfigError
 from lm.nn.count import Counts, count
-from lm.nn.loss import CHUNK
 from lm.nn.memory import Memory, Setting, memory
 from lm.nn.transformer import AnyModelConfig, EncoderConfig, ModelConfig, build_model
-from lm.training.config import TrainerConfig
-from lm.training.optim import OptimConfig, state_bytes
+from lm.training.config import LaunchConfig, TrainerConfig
+from lm.training.optim import OptimConfig
+from lm.training.setting import setting
+from lm.training.strategies.config import SingleConfig, StrategyConfig, refusal
 
 _USAGE = """\
 usage: lm show [model=PRESET] [overrides of lm train]
 
 Prints the modules with their parameters (equal blocks once), parameters in all and for one token, FLOPs and cache bytes per token, and
-the memory that training needs. Weights are not built, and neither data nor tokenizer is read. Memory depends on trainer.micro_batch,
-data.seq_len, trainer.precision, optim and objective.chunk:
+the memory that training needs on each rank. Weights are not built, and neither data nor tokenizer is read. Memory depends on
+data.seq_len, data.global_batch, trainer.micro_batch, trainer.precision, trainer.checkpoint_blocks, optim, objective.chunk, strategy,
+launch.devices and launch.nodes:
 
-  weights      4 bytes each, 2 in bf16-true; in bf16-mixed 2 more for the cast of each matrix
-  gradients    as many bytes as the weights
-  optimizer    adamw 2 numbers a weight, muon 1 a matrix weight, sgd 1 with momentum
-  activations  what the backward needs of each block: inputs of norms and matrices, q, k, v, and what activations and gates keep
+  weights      4 bytes each, 2 in bf16-true; in bf16-mixed 2 more for the cast of each matrix; fsdp, zero3: a slice, and one block whole
+  gradients    as many bytes as the weights; fsdp, zero2, zero3: a slice
+  optimizer    adamw 2 numbers a weight, muon 1 a matrix weight, sgd 1 with momentum; fsdp, zero1 to zero3: a slice
+  activations  what the backward needs of each block: inputs of norms and matrices, q, k, v, and what activations and gates keep;
+               of every n-th block only its input with trainer.checkpoint_blocks=n, and of one of these everything
   loss         12 bytes (16 in bf16) per logit of a chunk, and the head's gradient while it is summed
 """
 
@@ -42,6 +45,8 @@ class Shown(Config):
     objective: ObjectiveConfig
     optim: OptimConfig
     trainer: TrainerConfig
+    strategy: StrategyConfig = SingleConfig()
+    launch: LaunchConfig = LaunchConfig()
 
 
 class _Tokenized(Config):
@@ -55,22 +60,20 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError("show: -m and --cfg belong to lm train. Leave them out, and show one model at a time.")
     composition = compose(call.overrides)
     tree = composition.tree
-    seq_len = {key: value for key, value in tree["data"].items() if key == "seq_len"}
-    shown = composition.checked(Shown, {key: tree[key] for key in ("model", "objective", "optim", "trainer")} | {"data": seq_len})
+    data = {key: value for key, value in tree["data"].items() if key in DataBase.model_fields}  # whatever its kind
+    shown = composition.checked(Shown, {key: tree[key] for key in Shown.model_fields if key in tree} | {"data": data})
     for note in composition.notes:
         print(note, file=sys.stderr)
     cfg, assumed = _filled(composition, shown)
     if shown.data.seq_len > (cfg.max_seq_len or 0):
         raise ConfigError(f"data.seq_len={shown.data.seq_len} is over model.max_seq_len={cfg.max_seq_len}. Lower one or raise the other.")
-    model = build_model(cfg, device="meta")
-    trainer, number = shown.trainer, 2 if shown.trainer.precision == "bf16-true" else 4
-    states = state_bytes(shown.optim, number)
-    chunk = shown.objective.chunk if isinstance(shown.objective, LikelihoodConfig) else CHUNK
-    setting = Setting(trainer.micro_batch, shown.data.seq_len, chunk, trainer.precision, states)
+    if (refused := refusal(shown)) is not None:
+        raise ConfigError(refused)
+    model, how = build_model(cfg, device="meta"), setting(shown)
     print(table(outline(model), ""))
-    print("\n" + table([*assumed, *_figures(cfg, count(cfg, setting.seq_len), setting.seq_len)], ""))
-    print(f"\nmemory of a step of {setting.micro_batch} x {setting.seq_len} tokens in {setting.precision} with {shown.optim.kind}")
-    print(table(_memory(memory(model, setting))))
+    print("\n" + table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len)], ""))
+    print("\n" + _heading(shown, how))
+    print(table(_memory(memory(model, how), shown.strategy.kind.endswith("offload"))))
     return 0
 
 
@@ -117,9 +120,20 @@ def _figures(cfg: AnyModelConfig, counts: Counts, seq_len: int) -> list[tuple[st
     return rows if isinstance(cfg, EncoderConfig) else [*rows, ("cache", cache)]
 
 
-def _memory(found: Memory) -> list[tuple[str, str]]:
+def _heading(shown: Shown, how: Setting) -> str:
+    ranks = f", on each of {how.world} ranks with {shown.strategy.kind}" if how.world > 1 else ""
+    return f"memory of a step of {how.micro_batch} x {how.seq_len} tokens in {how.precision} with {shown.optim.kind}{ranks}"
+
+
+def _memory(found: Memory, offload: bool) -> list[tuple[str, str]]:
+    """offload: the optimizer is in the host's memory."""
     rows = [(field.name, getattr(found, field.name)) for field in fields(found)]
-    return [(name, f"{_binary(size):>12}") for name, size in [*rows, ("total", found.total)]]
+    total = found.total - (found.optimizer if offload else 0)
+    return [(name, _placed(name, size, offload)) for name, size in [*rows, ("total", total)]]
+
+
+def _placed(name: str, size: int, offload: bool) -> str:
+    return f"{_binary(size):>12}" + ("  of the host's memory, not in the total" if offload and name == "optimizer" else "")
 
 
 def _metric(n: float) -> str:

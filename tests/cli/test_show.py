@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from lm.cli.compose import compose
+from lm.training.check import estimate
 from tests.cli.conftest import Lm
 
 
@@ -56,16 +58,70 @@ def test_sizes_that_nothing_states_are_said_to_be_assumed(lm: Lm) -> None:
     assert "vocabulary" not in out
 
 
-def test_memory_follows_the_trainer(lm: Lm) -> None:
-    def rows(*args: str) -> dict[str, str]:
-        lines = lm("show", "model=llama3_8b", *args)[1].split("\n\n")[-1].splitlines()[1:]
-        return dict(line.strip().split(maxsplit=1) for line in lines)
+LLAMA, BLOCK, WIDTH = 8_030_261_248, 218_112_000, 4096  # parameters in all and of a block; d_model
+EVERY, RENDEZVOUS = "trainer.checkpoint_blocks", "launch.rendezvous=a:1"
 
-    plain, other = rows("optim=adamw"), rows("optim=sgd", "trainer.precision=bf16-true", "trainer.micro_batch=4")
-    assert plain["weights"].split() == plain["gradients"].split() == [f"{8_030_261_248 * 4 / 2**30:.2f}", "GiB"]
-    assert other["weights"].split()[0] == f"{8_030_261_248 * 2 / 2**30:.2f}"
-    assert other["optimizer"].split() == ["0.00", "MiB"]
-    assert float(plain["activations"].split()[0]) == pytest.approx(4 * float(other["activations"].split()[0]), rel=0.01)
+
+def memory_rows(lm: Lm, *args: str) -> dict[str, float]:
+    """MiB, as printed."""
+    code, out, err = lm("show", "model=llama3_8b", "trainer.micro_batch=1", *args)
+    assert (code, err) == (0, "")
+    rows = [line.split() for line in out.split("\n\n")[-1].splitlines()[1:]]
+    return {row[0]: float(row[1].replace(",", "")) * (1024 if row[2] == "GiB" else 1) for row in rows}
+
+
+def mib(n: float) -> object:
+    """Bytes, as closely as they are printed."""
+    return pytest.approx(n / 2**20, abs=0.006 * (1024 if n >= 2**30 else 1))
+
+
+def test_memory_follows_the_trainer(lm: Lm) -> None:
+    plain, other = memory_rows(lm, "optim=adamw"), memory_rows(lm, "optim=sgd", "trainer.precision=bf16-true", "trainer.micro_batch=4")
+    assert plain["weights"] == plain["gradients"] == mib(LLAMA * 4)
+    assert other["weights"] == mib(LLAMA * 2)
+    assert other["optimizer"] == 0
+    assert other["activations"] == pytest.approx(4 / 2 * plain["activations"], rel=0.01)
+
+
+def test_memory_is_that_of_one_rank(lm: Lm) -> None:
+    whole, ddp, sliced = (
+        memory_rows(lm, "optim=adamw", *spread)
+        for spread in ([], ["strategy=ddp", "launch.devices=8"], ["strategy=fsdp", "launch.devices=4", "launch.nodes=2", RENDEZVOUS])
+    )
+    assert whole == ddp
+    assert sliced["weights"] == mib(LLAMA * 4 / 8 + (LLAMA - 31 * BLOCK) * 4)  # a slice, and whole what lies outside of the other blocks
+    assert (sliced["gradients"], sliced["optimizer"]) == (mib(LLAMA * 4 / 8), mib(LLAMA * 8 / 8))
+    assert (sliced["activations"], sliced["loss"]) == (whole["activations"], whole["loss"])
+
+
+def test_rows_of_a_micro_batch_are_those_that_training_takes(lm: Lm) -> None:
+    def heading(*args: str) -> str:
+        return next(line for line in lm("show", "model=llama3_8b", *args)[1].splitlines() if line.startswith("memory"))
+
+    assert "step of 6 x 256 tokens in fp32" in heading("data.global_batch=12", "trainer.micro_batch=8")  # 2 x 6, for 8 does not divide 12
+    spread = heading("data.global_batch=12", "trainer.micro_batch=8", "optim=adamw", "strategy=zero1", "launch.devices=3")
+    assert spread == "memory of a step of 4 x 256 tokens in fp32 with adamw, on each of 3 ranks with zero1"
+
+
+def test_checkpointed_blocks_take_less_memory(lm: Lm) -> None:
+    plain, all_blocks, half = (memory_rows(lm, *every)["activations"] for every in ([], [f"{EVERY}=1"], [f"{EVERY}=2"]))
+    inputs = 256 * WIDTH * 4  # of a block, or of the last norm
+    one = (plain * 2**20 - 3 * inputs) / 32
+    expected = [35 * inputs + one, 19 * inputs + 17 * one]  # three inputs beside those of blocks; one block is computed again at a time
+    assert [all_blocks, half] == [pytest.approx(n / 2**20, rel=0.005) for n in expected]
+
+
+def test_an_offloaded_optimizer_is_not_in_the_total(lm: Lm) -> None:
+    spread = ["optim=adamw", "launch.devices=8"]
+    here, there = memory_rows(lm, *spread, "strategy=zero3"), memory_rows(lm, *spread, "strategy=zero3_offload")
+    assert there["total"] == pytest.approx(here["total"] - here["optimizer"], abs=21)
+    assert there | {"total": 0.0} == here | {"total": 0.0}
+
+
+def test_show_and_the_check_before_a_run_estimate_the_same(lm: Lm) -> None:
+    args = ["optim=adamw", "strategy=zero2", "launch.devices=2", f"{EVERY}=2", "trainer.precision=bf16-mixed"]
+    cfg = compose(["model=llama3_8b", "trainer.micro_batch=1", *args]).config()
+    assert memory_rows(lm, *args)["total"] == mib(estimate(cfg, cfg.model.tree()).total)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +132,9 @@ def test_memory_follows_the_trainer(lm: Lm) -> None:
         (["model=bert_base", "data.seq_len=1024"], "data.seq_len=1024 is over model.max_seq_len=512"),
         (["model=gpt2", "tokenizer=file", "tokenizer.path=x.json"], "Set model.vocab_size"),
         (["model=gpt2,tiny", "-m"], "one model at a time"),
+        (["launch.devices=8"], "strategy: single is one process, and launch asks for 8"),
+        (["strategy=fsdp", "launch.devices=8"], "optim=muon works on whole matrices"),
+        (["strategy=ddp", "launch.devices=3"], "data.global_batch=8 is not a multiple of the 3 ranks"),
     ],
 )
 def test_mistakes_meet_one_sentence(lm: Lm, args: list[str], expected: str) -> None:

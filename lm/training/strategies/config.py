@@ -8,7 +8,7 @@ from pydantic import Field
 from lm.config import Config
 
 if TYPE_CHECKING:
-    from lm.training.config import TrainConfig
+    from lm.training.setting import Sized
 
 
 class SingleConfig(Config):
@@ -69,7 +69,7 @@ ZeroConfig = Zero1Config | Zero2Config | Zero3Config | Zero2OffloadConfig | Zero
 StrategyConfig = Annotated[SingleConfig | DDPConfig | FSDPConfig | ZeroConfig, Field(discriminator="kind")]
 
 
-def refusal(cfg: "TrainConfig") -> str | None:
+def refusal(cfg: "Sized") -> str | None:
     """Why this strategy cannot train this config, as one sentence with the remedy; None where it can."""
     kind, world = cfg.strategy.kind, cfg.launch.world
     if kind == "single" and world > 1:
@@ -82,11 +82,11 @@ def refusal(cfg: "TrainConfig") -> str | None:
     return None
 
 
-def _zero(cfg: "TrainConfig") -> bool:
+def _zero(cfg: "Sized") -> bool:
     return cfg.strategy.kind.startswith("zero")
 
 
-_REFUSED: tuple[tuple[Callable[["TrainConfig"], Any], str], ...] = (
+_REFUSED: tuple[tuple[Callable[["Sized"], Any], str], ...] = (
     (
         lambda cfg: cfg.optim.kind == "muon" and (_zero(cfg) or cfg.strategy.kind == "fsdp"),
         "optim=muon works on whole matrices, and this strategy cuts them into slices. Use optim=adamw, or strategy=ddp.",

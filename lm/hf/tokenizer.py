@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from lm.config import Tree
+from lm.data.chat import ChatTemplate
 from lm.data.tokenizer import Tokenizer
 from lm.nn.transformer import AnyModelConfig
 
@@ -16,6 +17,15 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, cfg: AnyModelConfig) -> N
         _change(folder / "tokenizer.json", post_processor=_around(tokenizer, before, after))
     adds = {"add_bos_token": bool(before), "add_eos_token": bool(after)} if cfg.kind != "encoder" else {}
     _change(folder / "tokenizer_config.json", model_max_length=cfg.max_seq_len, **adds)
+
+
+def ends(tokenizer: Tokenizer) -> int | list[int] | None:
+    """What ends a text: eos, and with a chat template what it ends an answer with, where that is another token. Raises ConfigError."""
+    if tokenizer.chat_template is None:
+        return tokenizer.eos
+    last = ChatTemplate(tokenizer.chat_template, "the tokenizer", tokenizer).end()
+    found = [token for token in dict.fromkeys((tokenizer.eos, last)) if token is not None]
+    return found if len(found) > 1 else next(iter(found), None)
 
 
 def _around(tokenizer: Tokenizer, before: list[int], after: list[int]) -> Tree:

@@ -14,7 +14,7 @@ from lm.folder import atomic_folder, write_json
 from lm.hf.family import Family, families, resolved
 from lm.hf.files import INDEX, SINGLE
 from lm.hf.reading import CONFIG
-from lm.hf.tokenizer import save_tokenizer
+from lm.hf.tokenizer import ends, save_tokenizer
 from lm.nn.transformer import LM, AnyModelConfig, DecoderConfig, DecoderLM, build_model
 
 SHARD_BYTES = 5_000_000_000
@@ -80,11 +80,13 @@ def write_hf(
     theirs = to_hf(family, cfg, weights)
     dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")
     config = hf_config(family, cfg, tokenizer, dtype)
+    said = {**config, "eos_token_id": ends(tokenizer) if tokenizer is not None else None}
+    keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    generation = {key: said[key] for key in keys if said.get(key) is not None}
     with atomic_folder(out, sum(tensor.nbytes for tensor in theirs.values())) as folder:
         _save_shards(folder, theirs)
         write_json(folder / CONFIG, config)
-        keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-        write_json(folder / "generation_config.json", {key: config[key] for key in keys if config.get(key) is not None})
+        write_json(folder / "generation_config.json", generation)
         if tokenizer is not None:
             save_tokenizer(folder, tokenizer, cfg)
         (folder / "README.md").write_text(card, encoding="utf-8")

@@ -12,10 +12,11 @@ from tokenizers import decoders, models, pre_tokenizers
 transformers = pytest.importorskip("transformers")
 
 from lm.config import Tree, from_tree  # noqa: E402
+from lm.data.bytelevel import ALPHABET  # noqa: E402
 from lm.data.chat import ChatTemplate, template_source  # noqa: E402
 from lm.data.config import BPEConfig, BytesConfig, ChatRecord, UnigramConfig  # noqa: E402
 from lm.data.source import Turn  # noqa: E402
-from lm.data.tokenizer import ALPHABET, Specials, Tokenizer, build_tokenizer, load_tokenizer  # noqa: E402
+from lm.data.tokenizer import Specials, Tokenizer, build_tokenizer, load_tokenizer  # noqa: E402
 from lm.generation.load import load  # noqa: E402
 from lm.generation.sampling import SamplingConfig  # noqa: E402
 from lm.generation.text import complete, prompt_ids  # noqa: E402
@@ -71,10 +72,10 @@ def bert(tokenizer: Tokenizer) -> AnyModelConfig:
 @pytest.mark.parametrize("name", ["bytes", "bpe", "unigram", "one special"])
 def test_the_ids_of_a_text_are_those_of_autotokenizer(tmp_path: Path, name: str) -> None:
     tokenizer = tokenizer_of(name)
-    exported(tmp_path, config(vocab_size=tokenizer.vocab_size), tokenizer)
+    ours = exported(tmp_path, config(vocab_size=tokenizer.vocab_size), tokenizer)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     for text in TEXTS:
-        assert theirs(text).input_ids == prompt_ids(tokenizer, text)
+        assert theirs(text).input_ids == prompt_ids(ours, tokenizer, text)
         assert theirs(text, add_special_tokens=False).input_ids == tokenizer.encode(text)
         assert theirs.decode(tokenizer.encode(text), skip_special_tokens=True) == text
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.model_max_length) == (tokenizer.bos, tokenizer.eos, 48)
@@ -88,7 +89,7 @@ def test_what_is_read_as_a_whole_ends_with_eos_for_both(tmp_path: Path, stack: C
     tokenizer = tokenizer_of("bpe")
     exported(tmp_path, stack(tokenizer), tokenizer)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    assert all(theirs(text).input_ids == prompt_ids(tokenizer, text, is_source=True) for text in TEXTS)
+    assert all(theirs(text).input_ids == tokenizer.document(text) for text in TEXTS)
 
 
 @pytest.mark.parametrize("stack", ["decoder", "encoder_decoder"])
@@ -122,3 +123,6 @@ def test_a_chat_is_the_same_ids(tmp_path: Path, template: str) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     messages = [{"role": turn.role, "content": turn.text} for turn in turns]
     assert theirs.apply_chat_template(messages, return_dict=False) == [i for part in parts for i in part]
+    end = tokenizer.special(["<|im_end|>"])
+    said = transformers.GenerationConfig.from_pretrained(tmp_path / "hf").eos_token_id
+    assert said == ([tokenizer.eos, end] if template == "chatml" else tokenizer.eos)

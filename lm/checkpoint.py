@@ -18,8 +18,8 @@ from torch import Tensor
 from lm.config import Tree
 from lm.errors import CheckpointError, NumericsError
 from lm.folder import atomic_folder, discard, failpoint, read_json, verify, write_json
+from lm.formats import FORMAT, current
 
-FORMAT = 1
 META = "meta.json"
 
 
@@ -100,16 +100,15 @@ def write_meta(folder: Path, meta: Tree) -> None:
     write_json(folder / META, {"format": FORMAT, **meta})
 
 
+def read_meta(folder: Path) -> Tree:
+    """In today's format, whichever it was written in."""
+    return current(read_json(folder / META), folder / META)
+
+
 def require_finite(name: str, tensor: Tensor) -> None:
     """A checkpoint of broken weights would push out the last good one."""
     if not torch.isfinite(tensor).all():
         raise NumericsError(f"save: the weight {name} holds NaN or infinity, and such weights are never saved. Resume the last checkpoint.")
-
-
-def require_format(where: Path, found: object, known: int) -> None:
-    if type(found) is not int or not 1 <= found <= known:
-        rule = f"this version reads formats 1 to {known}"
-        raise CheckpointError(f"{where}: the format is {found!r}, but {rule}. Use the version of slotlm that wrote it, or a newer one.")
 
 
 class CheckpointReader:
@@ -121,8 +120,7 @@ class CheckpointReader:
             verify(folder)
         self.folder = folder
         self._files: dict[str, Any] = {}
-        self.meta = read_json(folder / META)
-        require_format(folder / META, self.meta.get("format"), FORMAT)
+        self.meta = read_meta(folder)
         self._index: dict[str, dict[str, Tree]] = {}
         for path in sorted(folder.glob("rank-*.json")):
             self._merge(read_json(path))

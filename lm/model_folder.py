@@ -8,12 +8,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from lm.checkpoint import META, CheckpointReader, require_finite, require_format
+from lm.checkpoint import META, CheckpointReader, read_meta, require_finite
 from lm.config import Tree
 from lm.errors import CheckpointError
 from lm.folder import atomic_folder, read_json, verify, write_json
+from lm.formats import FORMAT, current
 
-FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
@@ -44,13 +44,13 @@ def read_model(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
 
 
 def read_config(folder: Path) -> Tree:
-    """config.json of a model folder, or the meta data of a checkpoint, without the weights."""
-    path = folder / META if (folder / META).is_file() else folder / CONFIG
-    config = read_json(path)
+    """config.json of a model folder, or the meta data of a checkpoint, in today's format and without the weights."""
+    if (folder / META).is_file():
+        return read_meta(folder)
+    config = read_json(folder / CONFIG)
     if "model_type" in config and "format" not in config:
         raise CheckpointError(f"{folder}: this is a Hugging Face model. Make it ours first: lm import from={folder} out=FOLDER.")
-    require_format(path, config.get("format"), FORMAT)
-    return config
+    return current(config, folder / CONFIG)
 
 
 def resolve_model(path: str) -> Path:

@@ -16,7 +16,7 @@ TOOLS = sorted((ROOT / "tools").rglob("*.py"))
 ROOMS = {
     -1: ["lm.config", "lm.errors"],
     0: ["lm.nn"],
-    1: ["lm.data", "lm.folder", "lm.checkpoint", "lm.model_folder", "lm.record"],
+    1: ["lm.data", "lm.folder", "lm.formats", "lm.checkpoint", "lm.model_folder", "lm.record"],
     2: ["lm.generation", "lm.hf"],
     3: ["lm.training", "lm.ablation"],
     4: ["lm.cli"],
@@ -32,6 +32,7 @@ DOORS = {
     "deepspeed": "lm/training/strategies/",
     "wandb": "lm/training/logging.py",
     "tokenizers": "lm/data/tokenizer",
+    "tiktoken": "lm/data/fast.py",
     "datasets": "lm/data/hub.py",
     "transformers": "lm/hf/check.py",
 }

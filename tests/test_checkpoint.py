@@ -24,6 +24,7 @@ from lm.checkpoint import (
 )
 from lm.errors import CheckpointError, NumericsError, ResourceError
 from lm.folder import MANIFEST, atomic_folder, clean, read_json, verify, write_json
+from lm.formats import FORMAT
 
 ROOT = Path(__file__).parents[1]
 POINTS = ["made", "weights", "optimizer", "manifest", "rename", "renamed", "prune"]
@@ -144,7 +145,7 @@ def test_a_checkpoint_round_trips_bitwise_in_every_dtype(tmp_path: Path) -> None
     save_checkpoint(tmp_path / "x", (Piece.whole(name, "weight", tensor) for name, tensor in tensors.items()), {"step": 1, "é": ["ü"]})
     reader = CheckpointReader(tmp_path / "x")
     assert reader.names() == list(tensors)
-    assert reader.meta == {"format": 1, "step": 1, "é": ["ü"]}
+    assert reader.meta == {"format": FORMAT, "step": 1, "é": ["ü"]}
     for name, tensor in tensors.items():
         found = reader.read(name).view(reader.shape(name))
         assert found.dtype == tensor.dtype
@@ -185,12 +186,12 @@ def test_weights_that_are_not_finite_are_never_saved(value: float, tmp_path: Pat
     assert list(tmp_path.iterdir()) == [step_folder(tmp_path, 100)]
 
 
-@pytest.mark.parametrize("found", [2, 0, "1", None, True])
+@pytest.mark.parametrize("found", [FORMAT + 1, 0, "1", None, True])
 def test_a_format_from_the_future_is_refused_by_number(found: object, tmp_path: Path) -> None:
     with atomic_folder(tmp_path / "x") as folder:
         write_pieces(folder, pieces(1))
         write_json(folder / "meta.json", {"format": found})
-    with pytest.raises(CheckpointError, match=f"format is {found!r}, but this version reads formats 1 to 1"):
+    with pytest.raises(CheckpointError, match=f"format is {found!r}, but this version reads formats 1 to {FORMAT}"):
         CheckpointReader(tmp_path / "x")
 
 

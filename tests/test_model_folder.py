@@ -8,6 +8,7 @@ import torch
 from lm.checkpoint import Piece, save_checkpoint
 from lm.errors import CheckpointError, NumericsError, ResourceError
 from lm.folder import verify
+from lm.formats import FORMAT
 from lm.model_folder import read_model, require_same_shapes, resolve_model, save_model
 
 WEIGHTS = {"embed": torch.arange(6.0).view(3, 2), "head": torch.tensor([1.5, -2.0]).bfloat16()}
@@ -24,7 +25,7 @@ def save(folder: Path, scale: float = 1.0) -> None:
 def test_a_model_folder_round_trips(tmp_path: Path) -> None:
     save(tmp_path / "model")
     config, weights = read_model(tmp_path / "model")
-    assert config == {"format": 1, "model": {"d_model": 2}, "parent": "runs/x"}
+    assert config == {"format": FORMAT, "model": {"d_model": 2}, "parent": "runs/x"}
     assert weights.keys() == WEIGHTS.keys()
     for name, weight in weights.items():
         assert weight.dtype == WEIGHTS[name].dtype
@@ -58,8 +59,8 @@ def test_a_damaged_model_folder_is_refused_and_named(name: str, tmp_path: Path) 
 
 
 def test_a_model_format_from_the_future_is_refused_by_number(tmp_path: Path) -> None:
-    save_model(tmp_path / "model", {}, WEIGHTS, save_tokenizer, {"format": 3})
-    with pytest.raises(CheckpointError, match="format is 3, but this version reads formats 1 to 1"):
+    save_model(tmp_path / "model", {}, WEIGHTS, save_tokenizer, {"format": FORMAT + 1})
+    with pytest.raises(CheckpointError, match=f"format is {FORMAT + 1}, but this version reads formats 1 to {FORMAT}"):
         read_model(tmp_path / "model")
 
 

@@ -2,9 +2,10 @@
 
 python tools/bench_data.py tokenise     # MB/s of preparing against the encoder library alone, on the same text and cores
 python tools/bench_data.py batches      # tokens/s of packed rows from warm shards, split and best fit
+python tools/bench_data.py loading      # part of a step of the default recipe that goes into its batch
 python tools/bench_data.py packing      # seconds and fill of best-fit packing of 10 M tokens
 python tools/bench_data.py shards       # seconds to open 1,000 shards that were verified before
-python tools/bench_data.py memory mb=1000   # most memory while that much text is prepared
+python tools/bench_data.py memory mb=1000 tokenizer=bytes   # most memory while that much text is prepared; tokenizer=bpe takes minutes more
 """
 
 import json
@@ -21,15 +22,18 @@ import numpy as np
 from tokenizers import Tokenizer as RawTokenizer
 
 from lm.data.causal import CausalRows
-from lm.data.config import BPEConfig, BytesConfig, StdlibConfig, TextConfig
+from lm.data.config import BPEConfig, BytesConfig, StdlibConfig, TextConfig, TokenizerConfig
 from lm.data.corpus import StdlibFiles
+from lm.data.loader import train_loader
 from lm.data.order import step_rows
 from lm.data.pack import BestFit, best_fit
 from lm.data.prepare import prepare
 from lm.data.protocol import Rows
+from lm.data.rows import build_splits
 from lm.data.shards import ShardWriter, TokenStore, write_index
 from lm.data.tokenizer import build_tokenizer
 
+KINDS: dict[str, TokenizerConfig] = {"bpe": BPEConfig(), "bytes": BytesConfig()}
 CACHE, ROUNDS = Path("~/.cache/lm-bench").expanduser(), 5
 
 
@@ -101,6 +105,30 @@ def rate(rows: Rows, steps: int = 2000) -> float:
     return max(once() for _ in range(ROUNDS))
 
 
+def loading() -> dict[str, float]:
+    """Making a step's batches in the training process, against the median of a short run's steps."""
+    from lm.cli.train import compose_config
+    from lm.training.metrics import read
+    from lm.training.run import train
+
+    with tempfile.TemporaryDirectory() as folder:
+        cfg = compose_config(
+            [f"run.dir={folder}", "run.name=run", f"data.cache_dir={CACHE}", "trainer.max_steps=40", "trainer.log_every=1"]
+        )
+        train(cfg)
+        step_s = statistics.median(line["step_s"] for line in read(Path(folder) / "run" / "metrics.jsonl") if line.get("step_s"))
+    found = prepare(cfg.data, cfg.tokenizer, log=quiet)
+    rows = build_splits(cfg.objective, cfg.data, found, None, cfg.seed).train
+    loader = train_loader(
+        rows, seed=cfg.seed, global_batch=cfg.data.global_batch, micro_batch=cfg.trainer.micro_batch, rank=0, world=1,
+        start_step=0, max_steps=500, workers=0,
+    )  # fmt: skip
+    begun = time.perf_counter()
+    n = len(list(loader))
+    took = (time.perf_counter() - begun) / 500
+    return {"batch_ms": 1000 * took, "step_ms": 1000 * step_s, "frac": took / step_s, "micro_batches": n / 500}
+
+
 def packing() -> dict[str, float]:
     """Log-normal lengths, 2,048 tokens a row."""
     draw = np.random.default_rng(0)
@@ -126,23 +154,25 @@ def shards() -> dict[str, float]:
         return {"seconds": time.perf_counter() - begun}
 
 
-def memory(mb: int) -> dict[str, float]:
-    """The process's most memory, by bytes and by a BPE that exists already."""
+def memory(mb: int, kind: str) -> dict[str, float]:
+    """The process's most memory, with a tokenizer that exists already."""
     with tempfile.TemporaryDirectory() as folder:
         path = corpus(Path(folder), mb)
-        tokenizer = build_tokenizer(BPEConfig(), texts()[:50]) if mb <= 100 else build_tokenizer(BytesConfig(), ())
+        tokenizer = build_tokenizer(KINDS[kind], texts()[:50])
         prepare(TextConfig(files=str(path), cache_dir=f"{folder}/cache"), tokenizer, log=print)
         return {"mb": path.stat().st_size / 1e6, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
 def main(args: list[str]) -> int:
     """One benchmark by name, as JSON."""
+    options = dict(arg.split("=") for arg in args[1:])
     named: dict[str, Callable[[], dict[str, float]]] = {
         "tokenise": tokenise,
         "batches": batches,
+        "loading": loading,
         "packing": packing,
         "shards": shards,
-        "memory": lambda: memory(int(dict(arg.split("=") for arg in args[1:]).get("mb", 1000))),
+        "memory": lambda: memory(int(options.get("mb", 1000)), options.get("tokenizer", "bpe")),
     }
     if not args or args[0] not in named:
         print(__doc__)

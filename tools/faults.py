@@ -2,7 +2,8 @@
 
 python tools/faults.py [--only K3,R1] [--list]      exit code 0 where all are survived
 
-A fault is survived when each of its tests ran and passed. One without a test counts in `total` and is never survived.
+A fault is survived when each of its tests ran and passed. `total` counts the ids that ran, all of them without --only. A name that no
+test has is an error before any test runs.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ BAD = f"{INPUT}a_mistake_ends_with_its_exit_code_and_one_sentence"
 FIT = f"{INPUT}what_does_not_fit_a_trained_model_ends_with_its_exit_code_and_one_sentence"
 OVERRIDES = "tests/cli/test_bad_overrides.py::test_bad_override_ends_with_one_sentence_and_exit_code_2"
 FILES, PREPARE, CHAT = "tests/data/test_files.py::test_", "tests/data/test_prepare.py::test_", "tests/data/test_chat.py::test_"
-LOGGING, SWEEP = f"{T}test_logging.py::test_", "tests/cli/test_multirun.py::test_"
+LOGGING, CONSOLE, SWEEP = f"{T}test_logging.py::test_", f"{T}test_console.py::test_", "tests/cli/test_multirun.py::test_"
 STOPPED = f"{RESUME}a_run_that_was_stopped_four_times_is_bitwise_the_run_left_alone"
 
 # id -> what is injected, and the tests that do it
@@ -71,7 +73,10 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
         f"{RUN}a_signal_finishes_the_step_saves_and_tells_how_to_resume",
         f"{SWEEP}a_signal_ends_the_running_job_and_the_sweep",
     ]),
-    "K15": ("SIGUSR1 from SLURM", [f"{LAUNCH}sigusr1_saves_and_puts_the_job_back_into_the_queue_once"]),
+    "K15": ("SIGUSR1 from SLURM", [
+        f"{LAUNCH}sigusr1_saves_and_puts_the_job_back_into_the_queue_once",
+        f"{T}test_cluster.py::test_the_sbatch_file_saves_at_sigusr1_asks_for_the_queue_once_and_goes_on",
+    ]),
     "R1": ("stop at five places and resume", [STOPPED]),
     "R2": ("the same with loader workers", [f"{RESUME}loader_workers_change_nothing_in_a_resumed_run"]),
     "R3": ("the same with two processes", [f"{RANKS}a_killed_run_of_several_ranks_is_bitwise_the_run_left_alone"]),
@@ -85,6 +90,9 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
     ]),
     "R11": ("another width", [f"{RESUME}another_width_is_refused_with_the_first_five_mismatches"]),
     "R12": ("another format", [
+        f"{RESUME}a_run_of_format_1_goes_on_to_the_same_end",
+        f"{RESUME}a_finished_run_of_format_1_is_finished_still",
+        "tests/test_formats.py::test_a_model_config_of_format_1_means_the_same_model",
         f"{RESUME}a_checkpoint_of_the_future_is_refused_by_number",
         f"{CHECKPOINT}a_format_from_the_future_is_refused_by_number",
     ]),
@@ -133,7 +141,8 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
     "C4": ("an option that is not used", [f"{OVERRIDES}[key that the chosen kind lacks]"]),
     "C5": ("an unknown option", [f"{OVERRIDES}[unknown option]", f"{OVERRIDES}[unknown slot option]"]),
     "C6": ("every shipped config", [
-        "tests/cli/test_recipes.py::test_every_option_composes",
+        "tests/test_shipped.py::test_every_option_passes_a_check",
+        "tests/test_shipped.py::test_every_recipe_passes_a_check",
         "tests/cli/test_recipes.py::test_recipe_run_line_and_shrink_line_compose",
     ]),
     "C7": ("a secret in the environment", [f"{FAULTS}a_secret_of_the_environment_is_nowhere_in_the_run_folder"]),
@@ -151,7 +160,10 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
         f"{FAULTS}broken_weights_are_not_saved",
         f"{FAULTS}a_validation_loss_that_is_not_finite_is_not_saved",
     ]),
-    "N4": ("ten times the loss", [f"{FAULTS}a_leap_of_the_loss_is_told_and_takes_the_run_back_where_that_is_wanted"]),
+    "N4": ("ten times the loss", [
+        f"{FAULTS}a_leap_of_the_loss_is_told_and_takes_the_run_back_where_that_is_wanted",
+        f"{RANKS}a_leap_of_the_loss_takes_all_ranks_back_together",
+    ]),
     "N5": ("memory runs out", [
         f"{FAULTS}a_batch_that_does_not_fit_in_memory_is_exit_code_5_with_its_size",
         f"{LAUNCH}the_end_of_one_rank_ends_all_and_is_told_with_the_rank[runs out of memory]",
@@ -169,8 +181,8 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
     "L2": ("metrics deleted", [f"{RUN}metrics_deleted_during_a_run_start_again_with_one_warning"]),
     "L3": ("odd terminals", [
         f"{RUN}a_closed_stdout_does_not_end_a_run",
-        f"{LOGGING}a_terminal_gets_colour_and_whole_lines_at_any_width",
-        f"{LOGGING}no_escape_codes_off_a_terminal_even_if_colour_is_forced",
+        f"{CONSOLE}a_terminal_gets_colour_and_whole_lines_at_any_width",
+        f"{CONSOLE}no_escape_codes_off_a_terminal_even_if_colour_is_forced",
     ]),
     "S1": ("a malicious pickle", [
         f"{MODEL}a_pickle_is_refused_by_name_and_never_run",
@@ -184,15 +196,23 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
         f"{CHAT}a_template_of_a_megabyte_is_refused",
     ]),
     "S9": ("odd run names", [f"{OVERRIDES}[run name that leaves the folder]", f"{OVERRIDES}[run name too long]"]),
-    "S10": ("no network, no home", [f"{FAULTS}a_run_needs_neither_a_network_nor_a_home"]),
+    "S10": ("no network, no home", [
+        f"{FAULTS}a_run_needs_neither_a_network_nor_a_home",
+        f"{FAULTS}a_process_that_is_cut_off_from_every_network_trains",
+    ]),
 }  # fmt: skip
 
 
 class Outcomes:
-    """A pytest plugin: what became of each test, by node id and by function."""
+    """A pytest plugin: which tests there are, and what became of each, by node id."""
 
     def __init__(self) -> None:
         self.by_test: dict[str, bool] = {}
+        self.found: list[str] = []
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        """All that were asked for, before one runs."""
+        self.found = [item.nodeid for item in session.items]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """A test has passed when none of its phases failed and its call was not skipped."""
@@ -201,8 +221,23 @@ class Outcomes:
 
     def passed(self, selector: str) -> bool:
         """All cases of it ran and passed."""
-        cases = [passed for test, passed in self.by_test.items() if test == selector or test.startswith(f"{selector}[")]
+        cases = [passed for test, passed in self.by_test.items() if _means(selector, test)]
         return bool(cases) and all(cases)
+
+    def unknown(self, selectors: Iterable[str]) -> list[str]:
+        """Those that mean no test."""
+        return [selector for selector in selectors if not any(_means(selector, test) for test in self.found)]
+
+
+def _means(selector: str, test: str) -> bool:
+    return test == selector or test.startswith(f"{selector}[")
+
+
+def unknown(selectors: Iterable[str]) -> list[str]:
+    """Those that mean no test, by a collection of all of their files: pytest itself would run nothing and not say which."""
+    outcomes, files = Outcomes(), dict.fromkeys(selector.partition("::")[0] for selector in selectors)
+    pytest.main(["-qq", "--collect-only", "-p", "no:cacheprovider", *files], plugins=[outcomes])
+    return outcomes.unknown(selectors)
 
 
 def main() -> int:
@@ -211,8 +246,8 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print ids and what they inject")
     options = parser.parse_args()
     chosen = options.only.split(",") if options.only else list(REGISTRY)
-    if unknown := [name for name in chosen if name not in REGISTRY]:
-        parser.error(f"there is no fault {', '.join(unknown)}; --list shows all")
+    if strange := [name for name in chosen if name not in REGISTRY]:
+        parser.error(f"there is no fault {', '.join(strange)}; --list shows all")
     if options.list:
         print("\n".join(f"{name:<4} {REGISTRY[name][0]}" for name in chosen))
         return 0
@@ -220,6 +255,8 @@ def main() -> int:
     os.chdir(ROOT)
     outcomes, selectors = Outcomes(), list(dict.fromkeys(test for name in chosen for test in REGISTRY[name][1]))
     with contextlib.redirect_stdout(sys.stderr):
+        if nameless := unknown(selectors):
+            parser.error(f"no test is called {', '.join(nameless)}")
         pytest.main(["-q", "--show-capture=no", "-p", "no:cacheprovider", *selectors], plugins=[outcomes])
     failed = {name: [test for test in REGISTRY[name][1] if not outcomes.passed(test)] for name in chosen}
     lost = {name: tests for name, tests in failed.items() if tests or not REGISTRY[name][1]}

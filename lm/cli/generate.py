@@ -14,8 +14,9 @@ _USAGE = """\
 usage: lm generate from=FOLDER [prompt=TEXT ...] [key=value ...]
 
 Without a prompt, standard input is the prompt. One prompt is continued as you watch; several are decoded together, each with the
-result that it has alone. To an encoder-decoder the prompt is the source, and its answer alone is printed. Values are taken
-literally: a prompt or a stop text may hold '=', quotes, commas and line breaks.
+result that it has alone. To an encoder-decoder the prompt is the source, with chat=true it is a user's message to a
+model fine-tuned on chats, and the answer alone is printed. Values are taken literally: a prompt or a stop text may hold '=', quotes,
+commas and line breaks.
 """
 
 
@@ -24,6 +25,8 @@ class GenerateConfig(SamplingConfig):
 
     prompt: str | list[str] | None = None
     """Text to continue, or the source of an encoder-decoder; may be given several times. Empty: a new document. null: standard input."""
+    chat: bool = False
+    """The prompt is a user's message under the tokenizer's chat template."""
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
 
@@ -35,21 +38,22 @@ def run(args: Sequence[str]) -> int:
     prompts = _prompts(cfg)
     from lm.generation.decode import room
     from lm.generation.load import load
-    from lm.generation.text import complete, prompt_ids
+    from lm.generation.text import chat_template, complete, prompt_ids
 
     model, tokenizer = load(folder, cfg.device)
-    answers = model.cfg.kind == "encoder_decoder"
+    answers = cfg.chat or model.cfg.kind == "encoder_decoder"
+    chat = chat_template(tokenizer) if cfg.chat else None
     for prompt in prompts:
-        room(model, prompt_ids(tokenizer, prompt, answers), cfg)  # a prompt that does not fit is refused before anything is printed
+        room(model, prompt_ids(model, tokenizer, prompt, chat), cfg)  # a prompt that does not fit is refused before anything is printed
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     shown = [""] * len(prompts) if answers else prompts
     if len(prompts) == 1:
         _write(shown[0])
-        found = complete(model, tokenizer, prompts, cfg, lambda row, piece: _write(piece))
+        found = complete(model, tokenizer, prompts, cfg, lambda row, piece: _write(piece), chat)
         _write("\n")
     else:
-        found = complete(model, tokenizer, prompts, cfg)
+        found = complete(model, tokenizer, prompts, cfg, chat=chat)
         for n, (prompt, completion) in enumerate(zip(shown, found, strict=True), 1):
             _write(f"--- {n} of {len(prompts)} ---\n{prompt}{completion.text}\n")
     for n, completion in enumerate(found, 1):

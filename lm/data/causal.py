@@ -1,5 +1,6 @@
 """Rows for next-token prediction."""
 
+import numpy as np
 import torch
 
 from lm.data.order import Ids
@@ -27,6 +28,10 @@ class CausalRows:
         packed = self._packing.read(ids)
         documents, positions = (packed.documents, packed.positions) if self._mask_documents else (None, None)
         return Batch(packed.padded(self._pad), torch.from_numpy(packed.following), positions, documents)
+
+    def widest(self, n: int) -> Ids:
+        """All are of one width."""
+        return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
 
     def describe(self) -> str:
         """What the packing has to say."""

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from lm.data.config import ChatRecord, PreferenceRecord
 from lm.data.records import ASSISTANT
-from lm.data.sandbox import CLOSE, OPEN, compiled
+from lm.data.rendering import CLOSE, OPEN
+from lm.data.sandbox import compiled
 from lm.data.source import Turn
 from lm.data.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -39,9 +40,20 @@ class ChatTemplate:
 
     def runs(self, turns: Sequence[Turn]) -> list[Run]:
         """Without empty ones."""
-        messages = [{"role": turn.role, "content": self._plain(turn.text)} for turn in turns]
+        messages = self._messages(turns)
         texts = self._marked(messages) if self._marks else self._compared(messages)
         return [Run(self._split(text), learned) for text, learned in texts if text]
+
+    def question(self, turns: Sequence[Turn]) -> list[int | str]:
+        """All up to where the assistant's next answer begins."""
+        return self._split(self._text(self._messages(turns), ask=True))
+
+    def end(self) -> int | None:
+        """The special token that the template writes behind an answer; None where it writes none."""
+        answer = "\ufdd3"
+        text = self._text([{"role": "user", "content": answer}, {"role": ASSISTANT, "content": answer}])
+        behind = self._split(text.rpartition(answer)[2])
+        return next((part for part in behind if isinstance(part, int)), None)
 
     def _marked(self, messages: list[dict[str, str]]) -> Iterator[tuple[str, bool]]:
         for number, part in enumerate(self._text(messages).split(OPEN)):
@@ -67,6 +79,9 @@ class ChatTemplate:
 
     def _text(self, messages: list[dict[str, str]], ask: bool = False) -> str:
         return self._render(messages, {**self._names, "add_generation_prompt": ask})
+
+    def _messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
+        return [{"role": turn.role, "content": self._plain(turn.text)} for turn in turns]
 
     def _plain(self, text: str) -> str:
         """The text with every special token in it broken."""

@@ -168,8 +168,8 @@ class StdlibDocstringsConfig(DataBase):
     val_frac: float = Field(0.05, gt=0, lt=1)
     """Part of the files whose functions are held out for validation."""
 
-    record: Annotated[PairRecord | ChatRecord, Field(discriminator="kind")] = PairRecord()
-    """Of the fields source and target: a pair, or a chat with user=[source] and assistant=target."""
+    record: RecordConfig = PairRecord()
+    """Of the fields source, target and other, the docstring of the function before it in the file: a pair, a chat or a preference."""
 
     @property
     def records(self) -> RecordConfig | None:

@@ -44,23 +44,25 @@ class StdlibFiles:
         return path.relative_to(self.root).as_posix()
 
 
-class StdlibSource(Source):
-    """One document per file."""
+class StdlibFileSource(Source):
+    """What the files hold; how a file becomes documents is the subclass's."""
 
-    def __init__(self, cfg: StdlibConfig, cache: Path) -> None:
-        self._files = StdlibFiles(cfg.val_frac, cache)
-        identity: Tree = {"kind": cfg.kind, "val_frac": cfg.val_frac}
+    def __init__(self, val_frac: float, identity: Tree, cache: Path) -> None:
+        self._files = StdlibFiles(val_frac, cache)
         super().__init__(self._files.hashes, identity, self._files.total)
         self._position = 0
 
     def documents(self) -> Iterator[Document]:
         self._position = self.skipped = 0
         for path, split, text in self._files.read():
-            found = document([text], split) if text is not None else None
-            self.skipped += text is None
-            if found:
-                yield found
+            if text is None:
+                self.skipped += 1
+            else:
+                yield from self._of_file(text, str(path), split)
             self._position += path.stat().st_size
+
+    def _of_file(self, text: str, where: str, split: Split) -> Iterator[Document]:
+        raise NotImplementedError
 
     def select(self, part: int, parts: int) -> None:
         self._files.select(part, parts)
@@ -71,6 +73,17 @@ class StdlibSource(Source):
 
     def looked_at(self) -> str:
         return str(self._files.root)
+
+
+class StdlibSource(StdlibFileSource):
+    """One document per file."""
+
+    def __init__(self, cfg: StdlibConfig, cache: Path) -> None:
+        super().__init__(cfg.val_frac, {"kind": cfg.kind, "val_frac": cfg.val_frac}, cache)
+
+    def _of_file(self, text: str, where: str, split: Split) -> Iterator[Document]:
+        found = document([text], split)
+        return iter([found] if found else [])
 
 
 def _python_files(root: Path) -> Iterator[Path]:

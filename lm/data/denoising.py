@@ -7,6 +7,7 @@ import numpy as np
 from lm.data.joined import Example, joined_batch
 from lm.data.objective import Denoiser, SpansConfig, UL2Config
 from lm.data.order import Ids, uniforms
+from lm.data.protocol import widest
 from lm.data.seq2seq import seq2seq_batch
 from lm.data.shards import TokenStore
 from lm.data.spans import Chance, corrupted, counts, most_raw, noise_mask
@@ -14,6 +15,8 @@ from lm.data.tokenizer import Tokenizer
 from lm.data.windows import Windows
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
+
+_TRIED = 256  # rows that are made to find wide ones
 
 
 class _Noised(NamedTuple):
@@ -57,6 +60,12 @@ class DenoisingRows:
             joined = [[Example.of(part.given, part.learned) for part in row] for row in rows]
             return joined_batch(joined, self._seq_len, self._tokenizer.pad, prefix=True)
         return seq2seq_batch([[(part.given, part.learned) for part in row] for row in rows], self._start, self._tokenizer.pad)
+
+    def widest(self, n: int) -> Ids:
+        """Of the first rows, as the first step would see them; what chance takes out makes the widths of an encoder-decoder's."""
+        some = [self.batch(np.array([i])) for i in range(min(len(self), max(n, _TRIED)))]
+        sources = np.array([0 if batch.source_tokens is None else batch.source_tokens.shape[1] for batch in some])
+        return widest(n, sources, np.array([batch.tokens.shape[1] for batch in some]))
 
     def describe(self) -> str:
         """How much text a row holds."""

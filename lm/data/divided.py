@@ -36,7 +36,7 @@ def merge(data: DataConfig, tokenizer: TokenizerConfig, parts: int, *, log: Log,
         raise ConfigError(
             f"merge={parts}: of {parts} parts {len(missing)} are missing in {folder.parent} ({', '.join(missing[:3])}). Prepare them first."
         )
-    return build_once(folder, lambda half: _join(folders, found, half, log), log)
+    return build_once(folder, lambda half: _join(folders, found, half), log)
 
 
 def _where(data: DataConfig, tokenizer: TokenizerConfig, log: Log, specials: Sequence[str]) -> tuple[Path, Tokenizer, Path]:
@@ -53,14 +53,14 @@ def _part_folder(folder: Path, part: int, parts: int) -> Path:
     return folder.with_name(f"{folder.name}.part-{part}-of-{parts}")
 
 
-def _join(folders: list[Path], tokenizer: Tokenizer, half: Path, log: Log) -> None:
+def _join(folders: list[Path], tokenizer: Tokenizer, half: Path) -> None:
     indices = [read_index(folder) for folder in folders]
     documents: dict[str, int] = {split: sum(index["splits"][split]["n_documents"] for index in indices) for split in SPLITS}
     require_documents(documents, f"the {len(folders)} parts", sum(index["skipped"] for index in indices))
-    total = sum(index["splits"][split]["n_tokens"] for index in indices for split in SPLITS)
+    total = sum(index["splits"][split]["n_bytes"] for index in indices for split in SPLITS)
     done = 0
     splits: Tree = {}
-    with progress("Joining", total, log) as told:
+    with progress("Joining", total) as told:
         for split in SPLITS:
             writer = ShardWriter(half, split, tokenizer.vocab_size)
             for folder in folders:
@@ -76,7 +76,7 @@ def _append(writer: ShardWriter, folder: Path, split: Split) -> int:
     for at in range(0, store.n_tokens, _CHUNK):
         writer.add(store.read(at, min(store.n_tokens, at + _CHUNK)))
     writer.n_bytes += store.n_bytes
-    return store.n_tokens
+    return store.n_bytes
 
 
 def _totals(indices: list[Tree]) -> Tree:

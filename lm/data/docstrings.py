@@ -7,45 +7,31 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from lm.config import Tree
 from lm.data.config import StdlibDocstringsConfig
-from lm.data.corpus import StdlibFiles
+from lm.data.corpus import StdlibFileSource
 from lm.data.records import RecordReader
-from lm.data.source import Document, Source
+from lm.data.source import Document, Split
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class StdlibDocstringsSource(Source):
+class StdlibDocstringsSource(StdlibFileSource):
     """One pair per function that has a docstring on lines of its own and a body beside it, split by the file it is in."""
 
     def __init__(self, cfg: StdlibDocstringsConfig, cache: Path) -> None:
-        self._files = StdlibFiles(cfg.val_frac, cache)
-        identity: Tree = {"kind": cfg.kind, "val_frac": cfg.val_frac, "record": cfg.record.tree()}
-        super().__init__(self._files.hashes, identity, self._files.total)
-        self._reader = RecordReader("", cfg.record)
-        self._position = 0
+        super().__init__(cfg.val_frac, {"kind": cfg.kind, "val_frac": cfg.val_frac, "record": cfg.record.tree()}, cache)
+        self._reader, self._compares = RecordReader("", cfg.record), cfg.record.kind == "preference"
 
-    def documents(self) -> Iterator[Document]:
-        self._position = self.skipped = 0
-        for path, split, text in self._files.read():
-            if text is None:
-                self.skipped += 1
-            for source, target in pairs(text or ""):
-                found = self._reader.document({"source": source, "target": target}, str(path), split)
-                if found is not None:
-                    yield found
-            self._position += path.stat().st_size
+    def _of_file(self, text: str, where: str, split: Split) -> Iterator[Document]:
+        return filter(None, (self._reader.document(record, where, split) for record in self._records(text)))
 
-    def select(self, part: int, parts: int) -> None:
-        self._files.select(part, parts)
-        self.total = self._files.total
-
-    def position(self) -> int:
-        return self._position
-
-    def looked_at(self) -> str:
-        return str(self._files.root)
+    def _records(self, module: str) -> Iterator[dict[str, str]]:
+        """A preference needs another function in the file whose docstring is another."""
+        found = list(pairs(module))
+        for number, (source, target) in enumerate(found):
+            other = found[number - 1][1]
+            if not self._compares or other != target:
+                yield {"source": source, "target": target, "other": other}
 
 
 def pairs(module: str) -> Iterator[tuple[str, str]]:

@@ -70,8 +70,10 @@ class TextSource(Source):
         """A lone text: its beginning trains, its end validates."""
         if self._is_readable(file):
             cut = file.boundary(int(file.text_bytes() * (1 - self._cfg.val_frac)))
-            parts = document(file.text(0, cut), "train"), document(file.text(cut), "val")
-            yield from (part for part in parts if part)
+            spans: list[tuple[int, int | None, Split]] = [(0, cut, "train"), (cut, None, "val")]
+            for start, stop, split in spans:
+                if part := document(file.text(start, stop), split):
+                    yield part
 
     def _read(self, file: "LocalFile", split: Split | float) -> Iterator[Document]:
         if file.kind != ".txt":

@@ -47,6 +47,10 @@ class FIMRows:
         ]
         return joined_batch(rows, s, self._tokenizer.pad)
 
+    def widest(self, n: int) -> Ids:
+        """All are of one width."""
+        return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
+
     def describe(self) -> str:
         """What the packing has to say."""
         return self._packing.describe()

@@ -38,10 +38,15 @@ def train_loader(
     start_step: int,
     max_steps: int,
     workers: int,
+    widest_first: bool = False,
 ) -> "TrainLoader":
-    """One rank's micro-batches of the steps start_step..max_steps-1, each with the label tokens of this rank's whole step."""
+    """One rank's micro-batches of the steps start_step..max_steps-1, each with the label tokens of this rank's whole step.
+
+    widest_first: the first micro-batch of each step is as wide as any can be, whatever its rows should have been.
+    """
     size, accumulation = split(global_batch, world, micro_batch)
-    return TrainLoader(_Steps(rows, seed, global_batch, size, rank, world), range(start_step, max_steps), accumulation, workers)
+    steps = _Steps(rows, seed, global_batch, size, rank, world, widest_first)
+    return TrainLoader(steps, range(start_step, max_steps), accumulation, workers)
 
 
 def eval_batches(rows: Rows, ids: NDArray[np.int64], micro_batch: int) -> Iterator[Batch]:
@@ -88,11 +93,15 @@ class _Steps(Dataset[list[Batch]]):
     micro_batch: int
     rank: int
     world: int
+    widest_first: bool
 
     def __getitem__(self, step: int) -> list[Batch]:
         per_rank = self.global_batch // self.world
         ids = step_ids(self.rows, self.seed, step, self.global_batch)[self.rank * per_rank : (self.rank + 1) * per_rank]
-        return _counted([self.rows.batch(part, step) for part in _parts(ids, self.micro_batch)])
+        parts = list(_parts(ids, self.micro_batch))
+        if self.widest_first:
+            parts[0] = self.rows.widest(len(parts[0]))
+        return _counted([self.rows.batch(part, step) for part in parts])
 
 
 def _counted(batches: list[Batch]) -> list[Batch]:

@@ -55,6 +55,10 @@ class MLMRows:
         packed.tokens = np.where(hidden, self._mask, np.where(replaced, others, tokens))
         return Batch(packed.padded(self._pad), torch.from_numpy(labels), packed.positions, packed.documents)
 
+    def widest(self, n: int) -> Ids:
+        """All are of one width."""
+        return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
+
     def describe(self) -> str:
         """What the packing has to say."""
         return self._packing.describe()

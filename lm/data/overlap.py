@@ -1,9 +1,7 @@
 """How much of the validation split is in the training split: whole documents, and runs of 13 tokens (Brown et al. 2020, appendix C)."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +10,8 @@ from numpy.typing import NDArray
 from lm.data.shards import TokenStore
 
 _N = 13
-_SLICE = 1 << 22  # tokens that are hashed at once
+_SLICE = 1 << 18  # tokens that are hashed at once
+_RELEASE = 1 << 12  # documents between two releases of what was read
 _MOST_RUNS = 1 << 22
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
@@ -72,23 +71,31 @@ class _Sieve:
 
 
 def _equal_documents(train: TokenStore, val: TokenStore) -> tuple[int, int]:
-    """How many of each split are in the other: equal in length and in every token, as far as 128 bits tell."""
-    lengths = set(np.diff(val.starts, append=val.n_tokens).tolist())
-    held = Counter(_key(val, a, b) for a, b in pairwise([*val.starts.tolist(), val.n_tokens]))
-    bounds = np.append(train.starts, train.n_tokens)
-    alike = np.flatnonzero(np.isin(np.diff(bounds), list(lengths)))
-    found = Counter(key for i in alike if (key := _key(train, int(bounds[i]), int(bounds[i + 1]))) in held)
-    return found.total(), sum(held[key] for key in found)
+    """How many of each split are in the other: equal in length and in every token, as far as 64 bits tell."""
+    lengths = [np.diff(store.starts, append=store.n_tokens) for store in (train, val)]
+    alike = np.flatnonzero(np.isin(lengths[0], np.unique(lengths[1])))
+    found = _keys(train, alike, lengths[0])
+    held, times = np.unique(_keys(val, np.arange(val.n_documents), lengths[1]), return_counts=True)
+    return int(np.isin(found, held).sum()), int(times[np.isin(held, found)].sum())
 
 
-def _key(store: TokenStore, start: int, stop: int) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(store.read(start, stop)).tobytes(), digest_size=16).digest()
+def _keys(store: TokenStore, documents: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """A hash of each of these documents."""
+    found = np.empty(len(documents), np.uint64)
+    spans = zip(np.asarray(store.starts)[documents].tolist(), lengths[documents].tolist(), strict=True)
+    for number, (start, length) in enumerate(spans):
+        data = np.ascontiguousarray(store.read(start, start + length)).tobytes()
+        found[number] = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+        if number % _RELEASE == 0:
+            store.release()
+    return found
 
 
 def _slices(store: TokenStore) -> Iterator[tuple[int, NDArray[np.uint64]]]:
     """The stream in pieces that overlap, so that each run is whole in one."""
     for start in range(0, max(0, store.n_tokens - _N + 1), _SLICE):
         yield start, store.read(start, min(store.n_tokens, start + _SLICE + _N - 1)).astype(np.uint64)
+        store.release()
 
 
 def _inner_runs(store: TokenStore, start: int, tokens: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -108,8 +115,10 @@ def _sampled(found: NDArray[np.uint64], every: np.uint64) -> NDArray[np.uint64]:
 
 def _runs(tokens: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A hash of each run of n tokens, modulo 2^64 (polynomial, then mixed)."""
-    n = len(tokens) - _N + 1
-    found = np.zeros(max(0, n), np.uint64)
-    for offset in range(_N):
-        found = found * _BASE + tokens[offset : offset + n] + np.uint64(1)
+    single = tokens + np.uint64(1)
+    found, n = single, 1
+    for bit in f"{_N:b}"[1:]:  # runs of n to runs of 2 n, and where the bit is set of one more
+        found, n = found[:-n] * np.uint64(pow(int(_BASE), n, 1 << 64)) + found[n:], 2 * n
+        if bit == "1":
+            found, n = found[:-1] * _BASE + single[n:], n + 1
     return found ^ (found >> np.uint64(29))

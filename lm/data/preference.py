@@ -1,10 +1,13 @@
 """Rows of preference pairs: a prompt with the better answer, and the same with the worse one."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from lm.data.joined import Example, joined_batch
 from lm.data.order import Ids
 from lm.data.pieces import LEARNED, OTHER
+from lm.data.protocol import widest
 from lm.data.seq2seq import rounded
 from lm.data.shards import TokenStore
 from lm.data.tokenizer import Tokenizer
@@ -26,8 +29,8 @@ class PreferenceRows:
         other = np.flatnonzero((parts[:, 1] >= OTHER) & np.append(True, parts[:-1, 1] < OTHER))
         self._middle = parts[other, 0]  # where the second answer's side begins
         ends = np.append(store.starts[1:], store.n_tokens)
-        longest = np.maximum(self._middle - store.starts, ends - self._middle)
-        self._kept = np.flatnonzero(longest - 1 <= seq_len)
+        self._longest = np.maximum(self._middle - store.starts, ends - self._middle)
+        self._kept = np.flatnonzero(self._longest - 1 <= seq_len)
         self._ends, n = ends, len(ends)
         if n - len(self._kept) > _MOST_DROPPED * n or not len(self._kept):
             raise ConfigError(
@@ -41,21 +44,32 @@ class PreferenceRows:
         return len(self._kept)
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        """The step counts pairs, not labels, where both answers are there."""
-        rows = [[example] for pair in self._kept[ids] for example in self._examples(int(pair))]
-        batch = joined_batch(rows, rounded(max(len(row[0].tokens) - 1 for row in rows)), self._pad)
-        batch.step_tokens = len(ids) if self._both else 0
+        """Nothing is random here."""
+        return self.pairs(ids) if self._both else self._answers(ids, 1)
+
+    def pairs(self, ids: Ids) -> Batch:
+        """Both answers of each, in a validation too; the step counts pairs, not labels."""
+        batch = self._answers(ids, 2)
+        batch.step_tokens = len(ids)
         return batch
+
+    def widest(self, n: int) -> Ids:
+        """By the longer of the two answers, its prompt included."""
+        return widest(n, self._longest[self._kept])
 
     def describe(self) -> str:
         """How many pairs are too long."""
         dropped = self._store.n_documents - len(self)
         return f"{self._store.split}: {dropped:,} of {self._store.n_documents:,} pairs are too long and dropped" if dropped else ""
 
+    def _answers(self, ids: Ids, n: int) -> Batch:
+        """A row for each of the first n answers."""
+        rows = [[example] for pair in self._kept[ids] for example in self._examples(int(pair))[:n]]
+        return joined_batch(rows, rounded(max(len(row[0].tokens) - 1 for row in rows)), self._pad)
+
     def _examples(self, pair: int) -> list[Example]:
         bounds = [int(self._store.starts[pair]), int(self._middle[pair]), int(self._ends[pair])]
-        sides = [(bounds[0], bounds[1]), (bounds[1], bounds[2])]
-        return [self._example(*side) for side in (sides if self._both else sides[:1])]
+        return [self._example(*side) for side in pairwise(bounds)]
 
     def _example(self, begin: int, end: int) -> Example:
         parts = self._store.parts

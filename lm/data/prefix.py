@@ -32,6 +32,10 @@ class PrefixRows:
         tokens = packed.padded(self._pad)
         return Batch(tokens, torch.from_numpy(labels), packed.positions, packed.documents, prefix=torch.from_numpy(prefix))
 
+    def widest(self, n: int) -> Ids:
+        """All are of one width."""
+        return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
+
     def describe(self) -> str:
         """What the packing has to say."""
         return self._packing.describe()

@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+import numpy as np
+
 from lm.data.order import Ids
 from lm.nn.batch import Batch
 
@@ -17,5 +19,14 @@ class Rows(Protocol):
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """These rows in this order."""
 
+    def widest(self, n: int) -> Ids:
+        """n rows, repeated where there are fewer, that make as wide a batch as any n."""
+
     def describe(self) -> str:
         """Lines on what was cut or left empty; '' where there is nothing to say."""
+
+
+def widest(n: int, *widths: Ids) -> Ids:
+    """n rows, repeated where there are fewer: the widest by each of these measures in turn.  widths: of every row."""
+    by_turns = np.stack([np.argsort(-width, kind="stable")[:n] for width in widths], axis=1).ravel()
+    return np.resize(np.array(list(dict.fromkeys(by_turns.tolist())), np.int64), n)

@@ -8,6 +8,7 @@ from lm.data.joined import Example, joined_batch
 from lm.data.objective import Seq2SeqConfig
 from lm.data.order import Ids
 from lm.data.pieces import LEARNED
+from lm.data.protocol import widest
 from lm.data.shards import Tokens, TokenStore
 from lm.data.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -50,6 +51,11 @@ class Seq2SeqRows:
             return seq2seq_batch(rows, self._start, self._pad)
         width = max(len(source) + len(target) - 1 for [(source, target)] in rows)
         return joined_batch([[Example.of(*pair) for pair in row] for row in rows], rounded(width), self._pad)
+
+    def widest(self, n: int) -> Ids:
+        """By source and target, or where these stand in one row by their sum."""
+        sources, targets = (np.minimum(lengths, limit) for lengths, limit in zip(self._lengths, self._limits, strict=True))
+        return widest(n, sources + targets) if self._start is None else widest(n, sources, targets)
 
     def describe(self) -> str:
         """How many are too long."""

@@ -8,6 +8,7 @@ from lm.data.objective import SFTConfig
 from lm.data.order import Ids
 from lm.data.pack import best_fit
 from lm.data.pieces import LEARNED
+from lm.data.protocol import widest
 from lm.data.seq2seq import rounded
 from lm.data.shards import TokenStore
 from lm.data.tokenizer import Tokenizer
@@ -41,6 +42,10 @@ class SFTRows:
         rows = [[self._example(int(chat)) for chat in self._chats[self._bounds[i] : self._bounds[i + 1]]] for i in ids]
         width = self._seq_len if self._packed else min(self._seq_len, rounded(max(len(row[0].tokens) - 1 for row in rows)))
         return joined_batch(rows, width, self._pad)
+
+    def widest(self, n: int) -> Ids:
+        """The longest chats, where each has a row of its own."""
+        return widest(n, np.zeros(len(self), np.int64) if self._packed else np.minimum(self._lengths[self._chats], self._seq_len + 1))
 
     def describe(self) -> str:
         """How full the rows are, and what was cut."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import mmap
 import os
 from array import array
 from pathlib import Path
@@ -160,7 +161,8 @@ class TokenStore:
         self.sha256: str = index["sha256"]
         self._hashes = [shard["sha256"] for shard in index["shards"]]
         self._files = [folder / shard["file"] for shard in index["shards"]]
-        self._shards = [_mapped(file, index["dtype"], shard["n_tokens"]) for file, shard in zip(self._files, index["shards"], strict=True)]
+        self._maps = [_mapped(file, index["dtype"], shard["n_tokens"]) for file, shard in zip(self._files, index["shards"], strict=True)]
+        self._shards = [np.frombuffer(shard, _ITEM[index["dtype"]]) for shard in self._maps]
         self._ends = np.cumsum([len(shard) for shard in self._shards])
         self.starts = _array(folder / f"{split}.documents.npy", (self.n_documents,))
         n_parts = index.get("n_parts", 0)
@@ -183,6 +185,11 @@ class TokenStore:
         if begin + len(self._shards[first]) >= stop or first + 1 == len(self._shards):
             return part
         return np.concatenate([part, self.read(int(self._ends[first]), stop)])
+
+    def release(self) -> None:
+        """What was read stops counting as memory of this process; after a pass through the maps all of it would."""
+        for shard in self._maps:
+            shard.madvise(mmap.MADV_DONTNEED)
 
     @property
     def has_parts(self) -> bool:
@@ -211,6 +218,7 @@ class TokenStore:
                 if (highest := int(tokens.max())) >= vocab_size:
                     raise _damaged(file, f"holds token id {highest}, and the vocabulary has {vocab_size} ids")
                 found.update(tokens.data)
+                self.release()
             if found.hexdigest() != wanted:
                 raise _damaged(file, "has another checksum than the index says")
         memory.mkdir(exist_ok=True)
@@ -230,13 +238,14 @@ def read_index(folder: Path) -> Tree:
         raise _damaged(folder / "index.json", f"cannot be read ({error})") from None
 
 
-def _mapped(file: Path, dtype: str, n_tokens: int) -> Tokens:
+def _mapped(file: Path, dtype: str, n_tokens: int) -> mmap.mmap:
     item = _ITEM[dtype]
     size = file.stat().st_size if file.is_file() else None
     if size != n_tokens * item.itemsize:
         fault = "is missing" if size is None else f"has {size:,} bytes, and the index says {n_tokens * item.itemsize:,}"
         raise _damaged(file, fault)
-    return np.asarray(np.memmap(file, item, "r"))  # a plain array over the map: slicing a memmap is slow
+    with file.open("rb") as stream:
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _array(file: Path, shape: tuple[int, ...]) -> NDArray[np.int64]:

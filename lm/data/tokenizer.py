@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
-from lm.config import did_you_mean
+from lm.config import Tree, did_you_mean
+from lm.data.bytelevel import is_plain, token_bytes, unknown_token
 from lm.data.config import TokenizerConfig, TokenizerFileConfig
 from lm.errors import ConfigError
 
@@ -57,14 +58,19 @@ class Tokenizer:
         self.pad: int = next((i for i in (pad, self.eos, self.bos) if i is not None), 0)
         vocab = raw.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocab.values()) + 1
-        state = json.loads(raw.to_str())
+        state = self.content()
         self.hash: str = hashlib.sha256(json.dumps([state, specials], sort_keys=True).encode()).hexdigest()
         self._special = {i: token.content for i, token in raw.get_added_tokens_decoder().items() if token.special}
         self.mask = self.special(_MASKS)
-        self._bytes = _token_bytes(raw) if _byte_level(state) else None
-        self._plain = self._bytes is not None and _one_token_per_byte(state, self._bytes)
+        self.unknown = unknown_token(state)
+        self._bytes = token_bytes(state)
+        self._plain = self._bytes is not None and is_plain(state, self._bytes)
         self._leaks = self._leaking()
         self.chat_template: str | None = None
+
+    def content(self) -> Tree:
+        """Of its tokenizer.json."""
+        return dict(json.loads(self._raw.to_str()))
 
     def special(self, names: Sequence[str]) -> int | None:
         """The id of the first of these names that is a special token here."""
@@ -106,6 +112,10 @@ class Tokenizer:
         encoded = iter(self._raw.encode_batch_fast([part for split in parts for part in split], add_special_tokens=False))
         arrays = [[np.array(next(encoded).ids, np.uint32) for _ in split] for split in parts]
         return [found[0] if len(found) == 1 else np.concatenate(found) for found in arrays]
+
+    def encode_as_saved(self, text: str) -> list[int]:
+        """Ids of the text with the special tokens that tokenizer.json itself puts around it, which nothing here reads."""
+        return list(self._raw.encode(text, add_special_tokens=True).ids)
 
     def document(self, text: str) -> list[int]:
         """[bos] text [eos], as far as the tokenizer has them; one separator where bos is eos."""
@@ -269,30 +279,3 @@ def _content(token: Any) -> str | None:
     """A special token in tokenizer_config.json is a text or an object that holds it."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
-
-
-def _alphabet() -> dict[str, int]:
-    """Each byte's character in byte-level vocabularies (Radford et al. 2019): itself where printable, else the next from U+0100."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
-
-
-ALPHABET = _alphabet()
-
-
-def _token_bytes(raw: RawTokenizer) -> dict[int, bytes]:
-    """What each id stands for: an added token its own text, a special one nothing, any other the bytes of its characters."""
-    added = raw.get_added_tokens_decoder()
-    found = {i: bytes(ALPHABET.get(c, 0) for c in token) for token, i in raw.get_vocab(with_added_tokens=False).items()}
-    return {**found, **{i: b"" if token.special else token.content.encode() for i, token in added.items()}}
-
-
-def _one_token_per_byte(state: dict[str, Any], found: dict[int, bytes]) -> bool:
-    return state["model"].get("merges") == [] and state["normalizer"] is None and all(found.get(i) == bytes([i]) for i in range(256))
-
-
-def _byte_level(state: dict[str, Any]) -> bool:
-    decoder = state.get("decoder")
-    parts = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
-    return any(part["type"] == "ByteLevel" for part in parts)

@@ -1,6 +1,6 @@
 """Prompts of token ids continued, or answered, with the cache: one forward over all prompts, then one token a step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,17 +31,17 @@ def generate(
     prompts: Sequence[Sequence[int]],
     cfg: SamplingConfig,
     *,
-    eos: int | None = None,
+    ends: Collection[int] = (),
     pad: int = 0,
     n_tokens: int | None = None,
     on_token: OnToken | None = None,
 ) -> list[list[int]]:
-    """The new tokens of each prompt, without eos, the same whether prompts come together or one by one.
+    """The new tokens of each prompt, without the one that ends it, the same whether prompts come together or one by one.
 
     A decoder continues a prompt; an encoder-decoder reads it as a source and answers behind its start token.
-    A row ends at eos, at max_tokens, where its last token has filled model.max_seq_len, or where on_token(row, token) returns True.
-    n_tokens: ids from here on are never drawn (rows of the embedding that the tokenizer does not use). Raises ConfigError for a prompt
-    that is empty or longer than the context. `stop` is the business of lm/generation/text.py.
+    A row ends at one of `ends`, at max_tokens, where its last token has filled model.max_seq_len, or where on_token(row, token) returns
+    True.  n_tokens: ids from here on are never drawn (rows of the embedding that the tokenizer does not use). Raises ConfigError for a
+    prompt that is empty or longer than the context. `stop` is the business of lm/generation/text.py.
     """
     keys = row_keys(prompts, cfg.seed)
     limits = [room(model, prompt, cfg) for prompt in prompts]
@@ -54,7 +54,7 @@ def generate(
     try:
         with torch.inference_mode(), torch.autocast(device.type, enabled=False):  # the cache has the weights' dtype
             for start in range(0, len(rows), _ROWS):
-                _decode(model, rows[start : start + _ROWS], cfg, eos, pad, n_tokens or model.vocab_size, on_token)
+                _decode(model, rows[start : start + _ROWS], cfg, ends, pad, n_tokens or model.vocab_size, on_token)
     finally:
         model.train(was_training)
     return [row.new for row in rows]
@@ -87,7 +87,9 @@ def begin(model: LM, prompt: Sequence[int]) -> list[int]:
     return list(prompt)
 
 
-def _decode(model: LM, rows: list[_Row], cfg: SamplingConfig, eos: int | None, pad: int, n_tokens: int, on_token: OnToken | None) -> None:
+def _decode(
+    model: LM, rows: list[_Row], cfg: SamplingConfig, ends: Collection[int], pad: int, n_tokens: int, on_token: OnToken | None
+) -> None:
     device = model.embed.weight.device
     batch = _first(rows, pad, device)
     cache = model.new_cache(len(rows), batch.tokens.shape[1] + max(row.limit for row in rows))
@@ -97,7 +99,7 @@ def _decode(model: LM, rows: list[_Row], cfg: SamplingConfig, eos: int | None, p
         if not torch.isfinite(logits).all():
             raise NumericsError("generate: the model's logits hold NaN or infinity, and no token can be drawn. Use another checkpoint.")
         ids = choose(logits, seen, cfg, [uniform(row.key, len(row.new)) for row in rows])
-        going = [i for i, token in enumerate(ids.tolist()) if _goes_on(rows[i], token, eos, on_token)]
+        going = [i for i, token in enumerate(ids.tolist()) if _goes_on(rows[i], token, ends, on_token)]
         if len(going) < len(rows):
             kept = torch.tensor(going, dtype=torch.int64, device=device)
             rows, ids = [rows[i] for i in going], ids[kept]
@@ -109,8 +111,8 @@ def _decode(model: LM, rows: list[_Row], cfg: SamplingConfig, eos: int | None, p
         batch = Batch(ids.unsqueeze(1), positions=torch.tensor(positions, dtype=torch.int64, device=device))
 
 
-def _goes_on(row: _Row, token: int, eos: int | None, on_token: OnToken | None) -> bool:
-    if token == eos:
+def _goes_on(row: _Row, token: int, ends: Collection[int], on_token: OnToken | None) -> bool:
+    if token in ends:
         return False
     row.new.append(token)
     ended = on_token is not None and on_token(row.index, token)

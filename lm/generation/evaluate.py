@@ -1,7 +1,7 @@
 """Loss and bits per byte of a model on rows of tokens."""
 
 import math
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from lm.data.protocol import Rows
 from lm.data.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED
+from lm.nn.head import last_position
 from lm.nn.loss import LossSums, causal_reader
 from lm.nn.transformer import LM
 
@@ -25,20 +26,60 @@ class Evaluation(TypedDict):
     bytes: int
 
 
-def evaluate(model: LM, rows: Rows, ids: NDArray[np.int64], tokenizer: Tokenizer, micro_batch: int) -> Evaluation:
+class Sharers(Protocol):
+    """The processes that evaluate together, each a part of the rows (lm.training.ranks)."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world(self) -> int: ...
+
+    def total(self, *values: float) -> list[float]:
+        """Each value summed over the processes."""
+
+
+class _Alone:
+    rank, world = 0, 1
+
+    def total(self, *values: float) -> list[float]:
+        return list(values)
+
+
+def evaluate(
+    model: LM, rows: Rows, ids: NDArray[np.int64], tokenizer: Tokenizer, micro_batch: int, among: Sharers | None = None
+) -> Evaluation:
     """Of the labels of the rows `ids`. Raises ConfigError where there is none.
 
-    Bits per byte = nats / ln 2 / bytes, so that tokenizers compare.
+    Bits per byte = nats / ln 2 / bytes, so that tokenizers compare.  among: each process passes all ids.
     """
+    among = among or _Alone()
+    nats, tokens, n_bytes = among.total(*_sums(model, rows, ids, tokenizer, micro_batch, among))
+    if tokenizer.token_bytes() is None and tokens:
+        n_bytes = round(rows.bytes_per_label * tokens)
+    if not n_bytes:
+        raise ConfigError(
+            f"data: {len(ids)} rows have {tokens:.0f} tokens and 0 bytes to predict, and at least one is needed. Give more text."
+        )
+    return Evaluation(val_loss=nats / tokens, val_bits_per_byte=nats / math.log(2) / n_bytes, tokens=int(tokens), bytes=int(n_bytes))
+
+
+def _sums(
+    model: LM, rows: Rows, ids: NDArray[np.int64], tokenizer: Tokenizer, micro_batch: int, among: Sharers
+) -> tuple[float, float, float]:
+    """Nats, tokens and bytes of this process's part. One with fewer batches than the others goes through some that do not count, since
+    where weights are in slices all must come to each forward."""
     device = model.embed.weight.device
     sizes = tokenizer.token_bytes()
-    losses: list[torch.Tensor] = []
+    mine = ids[among.rank :: among.world]
+    idle = -(-len(ids[:: among.world]) // micro_batch) - -(-len(mine) // micro_batch)
+    losses = [torch.zeros((), device=device)]
     tokens = n_bytes = 0
     was_training = model.training
     model.eval()
     try:
         with torch.inference_mode():
-            for batch in eval_batches(rows, ids, micro_batch):
+            for batch in eval_batches(rows, mine, micro_batch):
                 assert batch.labels is not None
                 predicted = batch.labels[batch.labels != IGNORED].numpy()
                 tokens += len(predicted)
@@ -47,11 +88,8 @@ def evaluate(model: LM, rows: Rows, ids: NDArray[np.int64], tokenizer: Tokenizer
                 assert moved.labels is not None
                 sums: LossSums = model(moved, loss=causal_reader(moved.labels))
                 losses.append(sums.nll)
+            for _ in range(idle):
+                model(rows.batch(ids[:1]).to(device), loss=last_position)
     finally:
         model.train(was_training)
-    if sizes is None and tokens:
-        n_bytes = round(rows.bytes_per_label * tokens)
-    if not n_bytes:
-        raise ConfigError(f"data: {len(ids)} rows have {tokens} tokens and 0 bytes to predict, and at least one is needed. Give more text.")
-    nats = torch.stack(losses).double().sum().item()
-    return Evaluation(val_loss=nats / tokens, val_bits_per_byte=nats / math.log(2) / n_bytes, tokens=tokens, bytes=n_bytes)
+    return torch.stack(losses).double().sum().item(), tokens, n_bytes

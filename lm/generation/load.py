@@ -9,7 +9,7 @@ from lm.config import Tree, from_tree
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.sampling import SamplingConfig
-from lm.generation.text import complete, require_fit
+from lm.generation.text import chat_template, complete, require_fit
 from lm.model_folder import copy_weights, read_model, resolve_model
 from lm.nn.transformer import LM, AnyModelConfig, EncoderDecoderConfig, build_model, model_config
 
@@ -34,16 +34,18 @@ def load(path: str | Path, device: str = "auto") -> tuple[LM, Tokenizer]:
 
 
 @overload
-def generate(model: LM, tokenizer: Tokenizer, prompt: str, **options: Any) -> str: ...
+def generate(model: LM, tokenizer: Tokenizer, prompt: str, *, chat: bool = False, **options: Any) -> str: ...
 @overload
-def generate(model: LM, tokenizer: Tokenizer, prompt: list[str], **options: Any) -> list[str]: ...
-def generate(model: LM, tokenizer: Tokenizer, prompt: str | list[str], **options: Any) -> str | list[str]:
+def generate(model: LM, tokenizer: Tokenizer, prompt: list[str], *, chat: bool = False, **options: Any) -> list[str]: ...
+def generate(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: bool = False, **options: Any) -> str | list[str]:
     """What follows the prompt, or each of several; from an encoder-decoder, its answer to the prompt as a source.
 
-    options: the fields of SamplingConfig (max_tokens, temperature, seed, stop, ...).
+    chat: the prompt is a user's message, and the tokenizer's chat template is put around it.  options: the fields of SamplingConfig
+    (max_tokens, temperature, seed, stop, ...).
     """
     cfg = from_tree(SamplingConfig, options)
-    texts = [found.text for found in complete(model, tokenizer, [prompt] if isinstance(prompt, str) else prompt, cfg)]
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    texts = [found.text for found in complete(model, tokenizer, prompts, cfg, chat=chat_template(tokenizer) if chat else None)]
     return texts[0] if isinstance(prompt, str) else texts
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lm.data.chat import ChatTemplate
+from lm.data.source import Turn
 from lm.data.tokenizer import Stream, Tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.decode import begin, generate, room
@@ -22,14 +24,20 @@ class Completion:
 
 
 def complete(
-    model: LM, tokenizer: Tokenizer, prompts: Sequence[str], cfg: SamplingConfig, on_text: OnText | None = None
+    model: LM,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    cfg: SamplingConfig,
+    on_text: OnText | None = None,
+    chat: ChatTemplate | None = None,
 ) -> list[Completion]:
     """One completion per prompt, and on_text(row, text) for each piece as soon as it is certain: whole characters, no part of a stop text.
 
-    Raises ConfigError for a prompt that is longer than the context or not valid text.
+    chat: prompts are messages of a user, and completions end where this template ends an answer. Raises ConfigError for a prompt that is
+    longer than the context or not valid text.
     """
     require_fit(tokenizer, model.vocab_size)
-    encoded = [prompt_ids(tokenizer, prompt, model.cfg.kind == "encoder_decoder") for prompt in prompts]
+    encoded = [prompt_ids(model, tokenizer, prompt, chat) for prompt in prompts]
     texts = [Continuation(_primed(tokenizer, begin(model, ids)), cfg.stops) for ids in encoded]
 
     def tell(row: int, piece: str) -> None:
@@ -40,7 +48,9 @@ def complete(
         tell(row, texts[row].push(token))
         return texts[row].stopped
 
-    found = generate(model, encoded, cfg, eos=tokenizer.eos, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token)
+    last = (tokenizer.eos, chat.end() if chat is not None else None)
+    ends = {token for token in last if token is not None}
+    found = generate(model, encoded, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token)
     for row, text in enumerate(texts):
         tell(row, text.finish())
     limits = [room(model, ids, cfg) for ids in encoded]
@@ -58,18 +68,31 @@ def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer")
         )
 
 
-def prompt_ids(tokenizer: Tokenizer, text: str, is_source: bool = False) -> list[int]:
-    """What a document that starts with this text starts with, or all of it where it is a source; for an empty text bos, or else eos."""
+def prompt_ids(model: LM, tokenizer: Tokenizer, text: str, chat: ChatTemplate | None = None) -> list[int]:
+    """What a document that starts with this text starts with, for an empty one bos, or else eos; for an encoder-decoder, all of a source.
+
+    chat: what this template makes of it as a user's message, up to where the answer begins. Raises ConfigError.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"prompt: character {error.start} ({text[error.start]!r}) is not valid Unicode. Give it as UTF-8.") from None
-    if is_source:
+    if chat is not None:
+        parts = chat.question([Turn("user", text)])
+        return [token for part in parts for token in ([part] if isinstance(part, int) else tokenizer.encode(part))]
+    if model.cfg.kind == "encoder_decoder":
         return tokenizer.document(text)
     ids = [*tokenizer.prefix, *tokenizer.encode(text)] or tokenizer.suffix
     if not ids:
         raise ConfigError("prompt: it is empty, and the tokenizer has neither bos nor eos to start from. Give some text.")
     return ids
+
+
+def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
+    """The tokenizer's own; ConfigError where it has none."""
+    if tokenizer.chat_template is None:
+        raise ConfigError("chat=true: the model's tokenizer has no chat template. Leave it out, or use a model fine-tuned on chats.")
+    return ChatTemplate(tokenizer.chat_template, "tokenizer", tokenizer)
 
 
 def _primed(tokenizer: Tokenizer, prompt: Sequence[int]) -> Stream:

@@ -1,7 +1,9 @@
 """A family: its config and its tensors, both ways. One file beside this one says all that is particular to it."""
 
+import json
 import math
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, ClassVar, NamedTuple
@@ -21,7 +23,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 TRAINING_ONLY = (
     "init.", "dropout", "attention.dropout", "ffn.dropout", "ffn.expert.dropout", "ffn.dense.dropout", "ffn.balance_loss",
-    "ffn.router_z_loss", "ffn.router.bias_rate", "ffn.router.jitter", "ffn.reference", "ahead",
+    "ffn.router_z_loss", "ffn.router.bias_rate", "ffn.router.jitter", "ffn.reference", "ahead.weight",
 )  # fmt: skip
 """Options that change no logits of a trained model, so that no family needs a place for them."""
 
@@ -56,12 +58,20 @@ def experts(ours: str, theirs: str, n: int) -> Pair:
     return Pair((ours,), tuple(theirs.replace("*", str(i)) for i in range(n)), Stack())
 
 
+def gated(here: str, there: str, n_experts: int) -> Iterator[Pair]:
+    """A gated feed-forward of one kind, and of experts, with their router: what a layer has of it."""
+    yield same(f"{here}.router.weight", f"{there}.gate.weight")
+    for name in ("gate", "up", "down"):
+        yield same(f"{here}.{name}.weight", f"{there}.{name}_proj.weight")
+        yield experts(f"{here}.experts.{name}", f"{there}.experts.*.{name}_proj.weight", n_experts)
+
+
 def embedding(ours: Tree, shared: str, *stacks: str) -> Pair:
     """The embedding of an encoder-decoder; with an untied head, transformers 5 stores one for each stack too."""
     return same("embed.weight", shared) if ours["head.tied"] else Pair(("embed.weight",), (shared, *stacks), Copies(1 + len(stacks)))
 
 
-class Family:
+class Family(ABC):
     """Options are named by dotted path, as on the command line without `model.`; "theirs" are the keys of config.json."""
 
     name: ClassVar[str]  # model_type
@@ -73,6 +83,7 @@ class Family:
     zero_if_missing: ClassVar[tuple[str, ...]] = ()  # keys of tensors that files leave out where they are zeros
     renamed: ClassVar[dict[str, str]] = {}  # keys of config.json in other files -> theirs
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {}  # ours -> theirs, or (theirs, the value where it is missing)
+    further: ClassVar[tuple[str, ...]] = ()  # keys of config.json that read and write know, or that files have to no effect
     fixed: ClassVar[Tree] = {}  # ours that all of the family share
     fixed_there: ClassVar[Tree] = {}  # theirs that all of what we support share
 
@@ -84,9 +95,17 @@ class Family:
         """Further keys of config.json; an option that a model lacks is missing in `ours`."""
         return {}
 
+    @abstractmethod
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         """Of a model with these options. Pairs whose tensors it does not have are left out."""
-        raise NotImplementedError
+
+    def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
+        """config.json, corrected where it says more than tensors of these names hold."""
+        return hf
+
+    def known_keys(self) -> set[str]:
+        """All of config.json that this family knows."""
+        return {theirs if isinstance(theirs, str) else theirs[0] for theirs in self.fields.values()} | {*self.further, *self.fixed_there}
 
     def ignores(self, hf: Tree) -> tuple[str, ...]:
         """`ignored`, where patterns depend on config.json."""
@@ -115,20 +134,32 @@ class Family:
         return {"model_type": self.name, "architectures": [self.architecture], **self.fixed_there, **mapped, **self.write(ours)}
 
     def homeless(self, cfg: AnyModelConfig) -> list[str]:
-        """Options, as 'name=value', that do not come back from this family's config.json; empty where the family can hold the model."""
+        """Options that do not come back from this family's config.json, and as what they do: 'model.name=value must be other'.
+
+        Empty where the family can hold the model.
+        """
         ours = resolved(cfg)
-        wrong_kind = [f"{key}={ours.get(key)}" for key, value in self.fixed.items() if key.endswith("kind") and ours.get(key) != value]
+        wrong_kind = [_differs(key, ours, self.fixed) for key in self.fixed if key.endswith("kind") and ours.get(key) != self.fixed[key]]
         if wrong_kind:
             return wrong_kind
         try:
             back = resolved(self.config(self.hf(cfg)))
         except ConfigError as error:
-            return [str(error).removeprefix("config.json: ")]
+            return [str(error).removeprefix("config.json: ").rstrip(".")]
         keys = [key for key in dict.fromkeys([*ours, *back]) if not key.startswith(TRAINING_ONLY)]
-        return [f"{key}={ours.get(key)}" for key in keys if not alike(ours.get(key), back.get(key))]
+        return [_differs(key, ours, back) for key in keys if not alike(ours.get(key), back.get(key))]
 
 
 _NEEDED = object()
+
+
+def _differs(key: str, ours: Tree, there: Tree) -> str:
+    return f"model.{key}={_shown(ours.get(key))} must be {_shown(there.get(key))}"
+
+
+def _shown(value: Any) -> str:
+    """As it is typed."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def alike(a: Any, b: Any) -> bool:

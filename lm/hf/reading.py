@@ -5,25 +5,19 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lm.config import Tree, did_you_mean
 from lm.errors import CheckpointError, ConfigError
 from lm.folder import read_json
-from lm.hf.family import ACTIVATIONS, Family, Pair, alike, families, resolved
-from lm.nn.transformer import AnyModelConfig, build_model
+from lm.hf.family import Family, Pair, families, resolved
+from lm.hf.files import Files
+from lm.hf.keys import unheard
+from lm.nn.transformer import AnyModelConfig, DecoderConfig, build_model
 
-INDEX, SINGLE, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
-_NEUTRAL = re.compile(
-    r"architectures|model_type|transformers_version|_.*|.*_token_ids?|use_cache|initializer_\w+|.*dropout\w*|dropout\w*|pretraining_tp|id2label|"
-    r"label2id|output_\w+|return_dict|is_decoder|is_encoder_decoder|tie_word_embeddings|rope_\w+|partial_rotary_factor|torch_dtype|dtype|gradient_checkpointing|problem_type|"
-    r"chunk_size_feed_forward|task_specific_params|finetuning_task|auto_map|name_or_path|prefix|.*loss_coef|.*_aux_loss\w*|"
-    r"num_nextn_predict_layers|num_mtp_layers"
-)  # fmt: skip
+CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
@@ -45,8 +39,19 @@ def read_hf(folder: Path) -> Imported:
         cfg = family.config(hf)
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None
-    notes = _unheard(folder, hf, family, cfg)
-    weights = _weights(folder, family, cfg, family.ignores(hf))
+    notes = unheard(str(folder / CONFIG), hf, family, cfg)
+    if hf.get("auto_map"):
+        notes.append(f"{CONFIG}: auto_map names code of the model's own, which is not run")
+    files = Files(folder)
+    cfg, ignored = family.config(family.as_stored(hf, files.names)), family.ignores(hf)
+    try:
+        weights = _weights(folder, files, family, cfg, ignored)
+    except CheckpointError as error:
+        if not isinstance(cfg, DecoderConfig) or cfg.ahead is None:
+            raise
+        notes.append(f"{CONFIG}: the {cfg.ahead.depth} layers that predict further tokens are left out: {error}")
+        cfg = cfg.replace(ahead=None)
+        weights = _weights(folder, files, family, cfg, ignored)
     return Imported(cfg, weights, family, notes)
 
 
@@ -60,37 +65,18 @@ def _family(folder: Path, hf: Tree) -> Family:
     return known[kind]
 
 
-def _unheard(folder: Path, hf: Tree, family: Family, cfg: AnyModelConfig) -> list[str]:
-    """Raises ConfigError where config.json says what the family's part of it cannot say; the rest is told."""
-    again = family.hf(cfg)
-    for key, value in hf.items():
-        if key in again and not _NEUTRAL.fullmatch(key) and value is not None and not alike(_meant(value), _meant(again[key])):
-            raise ConfigError(
-                f"{folder / CONFIG}: {key}={value!r} has no place in lm's {family.name}, which has {again[key]!r}."
-                " Import another model, or open an issue."
-            )
-    extra = [f"{key}={value!r}" for key, value in hf.items() if key not in again and not _NEUTRAL.fullmatch(key) and value]
-    notes = [f"{CONFIG}: not used: {', '.join(extra)[:300]}"] if extra else []
-    if hf.get("auto_map"):
-        notes.append(f"{CONFIG}: auto_map names code of the model's own, which is not run")
-    return notes
-
-
-def _meant(value: Any) -> Any:
-    """Names of one activation are the same value."""
-    return ACTIVATIONS.get(value, value) if isinstance(value, str) else value
-
-
-def _weights(folder: Path, family: Family, cfg: AnyModelConfig, ignored: tuple[str, ...]) -> dict[str, Tensor]:
+def _weights(folder: Path, files: Files, family: Family, cfg: AnyModelConfig, ignored: tuple[str, ...]) -> dict[str, Tensor]:
     """Every tensor of the model, checked by name and shape, all in the type that most of them have; what no gradient moves (the correction
     bias of a router, float32 beside bf16 matrices) stays as it is."""
     parameters = dict(build_model(cfg, device="meta").named_parameters())
     shapes = {name: p.shape for name, p in parameters.items()}
-    files = _Files(folder)
     stored = list(_stored(family, list(family.pairs(resolved(cfg))), files.names))
     named = [pair for pair in stored if pair.ours[0] in shapes and not _left_out(family, pair, files.names)]
     missing = [key for pair in named for key in pair.theirs if key not in files.names]
     used = {key for pair in named for key in pair.theirs} | _tied_copy(folder, stored, shapes.keys(), files)
+    unnamed = sorted(shapes.keys() - {name for pair in stored for name in pair.ours})
+    if unnamed:
+        raise CheckpointError(f"{folder}: {_listed('not read', unnamed)}{family.name} does not say where they are. Report it.")
     extra = [key for key in files.names if key not in used and not any(re.fullmatch(pattern, key) for pattern in ignored)]
     if missing or extra:
         raise CheckpointError(f"{folder}: {_listed('missing', missing)}{_listed('not known', extra)}the config names another model.")
@@ -109,7 +95,6 @@ def _weights(folder: Path, family: Family, cfg: AnyModelConfig, ignored: tuple[s
                     f" {tuple(shapes[name])}. Use the config.json that belongs to the weights."
                 )
             weights[name] = tensor.contiguous()
-    assert weights.keys() == shapes.keys(), f"{family.name} has no pair for {sorted(shapes.keys() - weights.keys())[:5]}"
     dtype = Counter(tensor.dtype for tensor in weights.values()).most_common(1)[0][0]
     return {name: tensor.to(dtype) if parameters[name].requires_grad else tensor for name, tensor in weights.items()}
 
@@ -132,7 +117,7 @@ def _left_out(family: Family, pair: Pair, names: set[str]) -> bool:
     return all(key in family.zero_if_missing and key not in names for key in pair.theirs)
 
 
-def _tied_copy(folder: Path, stored: list[Pair], ours: Collection[str], files: "_Files") -> set[str]:
+def _tied_copy(folder: Path, stored: list[Pair], ours: Collection[str], files: Files) -> set[str]:
     """The key of a head that is stored although the model has none beside its embedding. Raises CheckpointError where the two differ."""
     keys = {pair.ours[0]: pair.theirs[0] for pair in stored}
     head, embed = keys.get("head.weight"), keys.get("embed.weight")
@@ -147,52 +132,3 @@ def _tied_copy(folder: Path, stored: list[Pair], ours: Collection[str], files: "
 
 def _listed(what: str, keys: list[str]) -> str:
     return f"{len(keys)} tensors are {what} ({', '.join(keys[:5])}{', ...' if len(keys) > 5 else ''}); " if keys else ""
-
-
-class _Files:
-    """The safetensors of a folder, one or several with an index; tensors are read one by one."""
-
-    def __init__(self, folder: Path) -> None:
-        if (folder / INDEX).is_file():
-            index = read_json(folder / INDEX).get("weight_map")
-            if not isinstance(index, dict):
-                raise CheckpointError(f"{folder / INDEX}: 'weight_map' is missing. Download the file again.")
-            self._where = {str(key): _inside(folder, str(file)) for key, file in index.items()}
-        elif (folder / SINGLE).is_file():
-            self._where = dict.fromkeys(_keys(folder / SINGLE), folder / SINGLE)
-        else:
-            found = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
-            pickles = f"; {found[0]} is a pickle, which can run any code when it is read" if found else ""
-            raise CheckpointError(f"{folder}: {SINGLE} is missing{pickles}. Convert the model to safetensors first.")
-        self.names = set(self._where)
-
-    def read(self, key: str) -> Tensor:
-        """Raises CheckpointError for a file that cannot be read or lacks the tensor."""
-        file = self._where[key]
-        try:
-            with safe_open(file, framework="pt") as opened:
-                tensor: Tensor = opened.get_tensor(key)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{file}: {key} cannot be read ({error}). Download the file again.") from None
-        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
-            raise CheckpointError(f"{file}: {key} is {tensor.dtype}, and fp32, fp16 or bf16 is needed. Use the unquantised model.")
-        return tensor if torch.isfinite(tensor).all() else _refuse_nan(file, key)
-
-
-def _refuse_nan(file: Path, key: str) -> Tensor:
-    raise CheckpointError(f"{file}: {key} holds NaN or infinity. Use an earlier checkpoint of the model.")
-
-
-def _keys(file: Path) -> list[str]:
-    try:
-        with safe_open(file, framework="pt") as opened:
-            return list(opened.keys())
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file}: it cannot be read as safetensors ({error}). Download the file again.") from None
-
-
-def _inside(folder: Path, file: str) -> Path:
-    """A plain file name beside the index; anything that points elsewhere is refused."""
-    if Path(file).name != file or not file.endswith(".safetensors"):
-        raise CheckpointError(f"{folder / INDEX}: '{file}' is not the name of a safetensors file in this folder. Download the index again.")
-    return folder / file

@@ -5,15 +5,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from lm.config import Tree
 from lm.data.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.folder import atomic_folder, write_json
 from lm.hf.family import Family, families, resolved
-from lm.hf.reading import CONFIG, INDEX, SINGLE
-from lm.nn.transformer import AnyModelConfig, build_model
+from lm.hf.files import INDEX, SINGLE
+from lm.hf.reading import CONFIG
+from lm.hf.tokenizer import save_tokenizer
+from lm.nn.transformer import LM, AnyModelConfig, DecoderConfig, DecoderLM, build_model
 
 SHARD_BYTES = 5_000_000_000
 
@@ -30,23 +32,36 @@ def family_for(cfg: AnyModelConfig, wanted: str | None = None) -> Family:
     nearest = min(homeless, key=lambda name: (sum(_distance(option) for option in homeless[name]), len(type(known[name]).mro())))
     if not homeless[nearest]:
         return known[nearest]
-    options = ", ".join(f"model.{option}" for option in homeless[nearest][:5])
-    raise ConfigError(f"no family of transformers can hold this model: {options} has no home in {nearest}, the nearest. Train without it.")
+    where = f"family={wanted} cannot hold this model: there" if wanted else f"no family can hold this model: in {nearest}, the nearest,"
+    other = ", or export with ahead=drop" if any(option.startswith("model.ahead.") for option in homeless[nearest]) else ""
+    raise ConfigError(f"{where} {', and '.join(homeless[nearest][:5])}. Train with that{other}.")
 
 
 def _distance(option: str) -> int:
     """Another kind of model is farther than another kind of a slot, and that than another number."""
-    return 100 if option.startswith("kind=") else 10 if ".kind=" in option else 1
+    return 100 if option.startswith("model.kind=") else 10 if ".kind=" in option else 1
+
+
+def n_blocks_ahead(model: LM) -> int:
+    """Blocks that predict further tokens."""
+    return model.cfg.ahead.depth if isinstance(model.cfg, DecoderConfig) and model.cfg.ahead is not None else 0
+
+
+def drop_ahead(model: LM) -> None:
+    """Take these blocks from the model, which computes the same logits without them."""
+    assert isinstance(model, DecoderLM)
+    model.cfg, model.ahead = model.cfg.replace(ahead=None), nn.ModuleList()
 
 
 def to_hf(family: Family, cfg: AnyModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the family's names; blocks that predict ahead are left out."""
-    shapes = dict(build_model(cfg, device="meta").named_parameters())
+    """The tensors under the family's names."""
+    names = dict(build_model(cfg, device="meta").named_parameters()).keys()
+    pairs = [pair for pair in family.pairs(resolved(cfg)) if pair.ours[0] in names]
+    assert names == {name for pair in pairs for name in pair.ours}, f"{family.name} does not name every tensor"
     found: dict[str, Tensor] = {}
-    for pair in family.pairs(resolved(cfg)):
-        if pair.ours[0] in shapes:
-            theirs = pair.transform.to_theirs([weights[name] for name in pair.ours])
-            found |= {key: tensor.contiguous() for key, tensor in zip(pair.theirs, theirs, strict=True)}
+    for pair in pairs:
+        theirs = pair.transform.to_theirs([weights[name] for name in pair.ours])
+        found |= {key: tensor.contiguous() for key, tensor in zip(pair.theirs, theirs, strict=True)}
     return found
 
 
@@ -71,7 +86,7 @@ def write_hf(
         keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
         write_json(folder / "generation_config.json", {key: config[key] for key in keys if config.get(key) is not None})
         if tokenizer is not None:
-            tokenizer.save(folder)
+            save_tokenizer(folder, tokenizer, cfg)
         (folder / "README.md").write_text(card, encoding="utf-8")
 
 

@@ -20,7 +20,10 @@ class AheadConfig(Config):
 
 
 class AheadBlock(nn.Module):
-    """block(W [norm(embedding of the token `depth` later), norm(hidden)]), and the norm before the shared head."""
+    """norm(block(W [norm(embedding of the token `depth` later), norm(hidden)])): what the shared head reads, and the next of these.
+
+    The first one's hidden states are those that the head reads, behind the model's last norm, as transformers and SGLang have it.
+    """
 
     def __init__(self, cfg: SequentialConfig | ParallelConfig, parts: BlockParts, layer: int) -> None:
         super().__init__()
@@ -31,9 +34,9 @@ class AheadBlock(nn.Module):
         self.norm = build_norm(parts.norm, parts.d_model)
 
     def forward(self, hidden: Tensor, embedded: Tensor, ctx: Context) -> Tensor:
-        """hidden, embedded: (b, s, d); the result before its norm."""
+        """hidden, embedded: (b, s, d)."""
         joined = torch.cat([self.token_norm(embedded), self.hidden_norm(hidden)], dim=-1)  # (b, s, 2d)
-        out: Tensor = self.block(self.join(joined), ctx)
+        out: Tensor = self.norm(self.block(self.join(joined), ctx))
         return out
 
 

@@ -55,15 +55,13 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: 
     if plain is not None:
         causal = plain == "causal"
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=how.dropout, scale=how.scale, enable_gqa=gqa)
-    allowed = mask.allowed(how.window)
-    shown = allowed if bias is None else bias.to(q.dtype).masked_fill(~allowed, float("-inf"))
+    shown = mask.additive(how.window, q.dtype) if bias is None else mask.additive(how.window, q.dtype) + bias.to(q.dtype)
     if sinks is not None:
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))  # (b, g, k, c) -> (b, g, k+1, c)
-        hidden = torch.zeros(allowed.shape, dtype=q.dtype, device=q.device).masked_fill(~allowed, float("-inf")) if bias is None else shown
         sink = sinks.to(q.dtype)[:, None, None]
-        shown = torch.cat([hidden.expand(-1, len(sinks), -1, -1), sink.expand(len(hidden), -1, hidden.shape[2], 1)], dim=-1)
+        shown = torch.cat([shown.expand(-1, len(sinks), -1, -1), sink.expand(len(shown), -1, shown.shape[2], 1)], dim=-1)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=shown, dropout_p=how.dropout, scale=how.scale, enable_gqa=gqa)
-    return out.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+    return out.masked_fill(mask.blind(how.window), 0.0)
 
 
 def choose(device: torch.device, head_dim: int, how: Scoring, sinks: bool = False) -> tuple[Attend, str]:

@@ -45,6 +45,15 @@ class Mask:
         """True where the query may see the key, (b, 1 or h, q, k); built once per window."""
         return self.once(("allowed", window), lambda: self._build(window))
 
+    def additive(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """`allowed` as what is added to scores, 0 or -inf: kernels would make it of booleans anew in each layer."""
+        allowed = self.allowed(window)
+        return self.once(("additive", window, dtype), lambda: torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, float("-inf")))
+
+    def blind(self, window: int | None) -> Tensor:
+        """True where a query sees no key, (b, 1 or h, q, 1)."""
+        return self.once(("blind", window), lambda: ~self.allowed(window).any(-1, keepdim=True))
+
     def once(self, key: Hashable, build: Callable[[], T]) -> T:
         """What `build` returns, kept for the layers to come: a backend's own form of this mask, or a bias."""
         if key not in self._built:

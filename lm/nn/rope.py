@@ -83,7 +83,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """rotate_half, by the fast path where it is exact (float32, eager); compilers fuse the plain form themselves."""
     if x.dtype == torch.float32 and not torch.compiler.is_compiling():
-        out: Tensor = _RotateHalf.apply(x, cos, sin)
+        out: Tensor = _RotateHalf.apply(x, cos, sin) if x.requires_grad else _turn(x, cos, sin)
         return out
     return rotate_half(x, cos, sin)
 

@@ -103,11 +103,11 @@ class LM(Stack):
         if cache is not None:
             cache.begin(ctx.mask.q_positions)
         x = self.embedded(self.embed(batch.tokens), ctx.mask.q_positions, batch.segments)  # (b, s) -> (b, s, d)
-        x = self.through_blocks(x, ctx)
-        if loss is not None:
-            self.look_ahead(x, batch, ctx)
-        x = self.norm(x)
-        return self.head(x) if loss is None else loss(x, self.head, ctx)
+        x = self.norm(self.through_blocks(x, ctx))
+        if loss is None:
+            return self.head(x)
+        self.look_ahead(x, batch, ctx)
+        return loss(x, self.head, ctx)
 
     def context(self, batch: Batch, cache: Cache | None) -> Context:
         """What the blocks know of this forward."""
@@ -184,8 +184,7 @@ class DecoderLM(LM):
         for n, block in enumerate(self.ahead, 1):
             later = self.embed(shifted(batch.tokens, n, 0)) * self.embed_scale
             hidden = self.through(block, len(self.blocks) + n - 1, hidden, later, ctx)
-            assert isinstance(block, AheadBlock)
-            ctx.ahead.append(block.norm(hidden))
+            ctx.ahead.append(hidden)
 
     def units(self) -> list[nn.Module]:
         return [*super().units(), *self.ahead]

@@ -30,9 +30,9 @@ def check(cfg: TrainConfig, run: Callable[[TrainConfig], None], say: Callable[[s
 
 
 def _small(cfg: TrainConfig, trial: Path, steps: int) -> TrainConfig:
-    """The second one goes on from the first one's checkpoint."""
+    """The second one goes on from the first one's checkpoint. As `check` stays on, each step begins with its widest micro-batch."""
     tree = cfg.tree()
-    tree |= {"check": False, "run": {"dir": str(trial), "name": "run"}, "logger": {"kind": "jsonl"}}
+    tree |= {"run": {"dir": str(trial), "name": "run"}, "logger": {"kind": "jsonl"}}
     tree["schedule"] |= {"warmup_steps": 0}
     tree["data"] |= {"val_rows": min(cfg.data.val_rows or cfg.trainer.micro_batch, cfg.trainer.micro_batch)}
     tree["trainer"] |= {"max_steps": steps, "log_every": 1, "sample_tokens": min(cfg.trainer.sample_tokens, _SAMPLE_TOKENS)}
@@ -47,8 +47,9 @@ def _report(cfg: TrainConfig, run: Path, folder: Path, say: Callable[[str], None
     kept = cfg.checkpoint.keep_last + 1  # the newest is complete before the oldest goes
     expected = estimate(cfg, read_config(run / "model")["model"])
     peak, tensors = f"{line['memory_gib']:.2f} GiB", f"{expected.total / 2**20:,.1f} MiB"
+    whose = "this process" if cfg.launch.world == 1 else f"the largest of {cfg.launch.world} ranks"
     say(f"check: step 2 has loss {line['loss']:.4f} and gradient norm {line['grad_norm']:.3g}, and took {line['step_s']:.3g} s")
-    say(f"check: memory of rank 0 is {peak} at its peak, with the program itself; by formula its tensors are {tensors}")
+    say(f"check: memory of {whose} is {peak} at its peak, with the program itself; by formula its tensors are {tensors}")
     say(f"check: {kept} checkpoints of {size:,} bytes are {kept * size:,}, and {free_bytes(folder):,} are free")
     require_space(folder, kept * size)
     say(f"check: saved, resumed, validated and {'sampled' if cfg.trainer.sample_prompts else 'exported'}; the run can start")

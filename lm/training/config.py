@@ -82,9 +82,10 @@ class LaunchConfig(Config):
     rendezvous: str | None = None
     """host:port of the first machine, which all machines reach; needed where nodes > 1."""
     max_restarts: int = Field(0, ge=0)
-    """Starts anew from the last valid checkpoint after a process died."""
+    """Starts anew from the last valid checkpoint after a process died, a machine failed, or memory or disk ran out; no other error is tried
+    again."""
     timeout_s: int = Field(1800, gt=0)
-    """Seconds that ranks wait for each other before they give up."""
+    """Seconds that ranks, and machines, wait for each other before they give up."""
 
     @property
     def world(self) -> int:

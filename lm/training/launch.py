@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from lm.errors import Interrupted
+from lm.errors import Interrupted, LmError, ResourceError
 from lm.folder import RunLock
 from lm.training import outcome
 from lm.training.config import TrainConfig
@@ -37,37 +37,52 @@ def launch(cfg: TrainConfig, command: str | None = None) -> None:
             where = Path(name)
             write_config(where, cfg)
         threads = str(max(1, (os.cpu_count() or 1) // cfg.launch.devices))
-        told = {outcome.FOLDER: name, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        told = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         told["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else ranks that are started again find the addresses of those before
         with _environment(told | ({outcome.COMMAND: command} if command else {})):
-            killed = _Agent(cfg, where / CONFIG, Path(name)).run()
-        error = outcome.verdict(outcome.read(Path(name)), killed)
+            error = _Launcher(cfg, where / CONFIG, Path(name)).run()
     if error is not None:
         raise error
 
 
-class _Agent:
-    """torch.distributed.run's own agent, in a thread; this one hands signals on to the ranks, which finish their step and save."""
+class _Launcher:
+    """Starts the ranks by torch.distributed.run's own agent, in a thread, and again where that may help; signals are handed on to the
+    ranks, which finish their step and save. The agent's own restarts are not used: it cannot tell a wrong config from a lost machine."""
 
-    def __init__(self, cfg: TrainConfig, config: Path, outcomes: Path) -> None:
-        self._cfg, self._config, self._outcomes = cfg, config, outcomes
+    def __init__(self, cfg: TrainConfig, config: Path, folder: Path) -> None:
+        """folder: for what the ranks tell of their ends."""
+        self._cfg, self._config, self._folder = cfg, config, folder
         self._caught: list[int] = []
         self._killed: dict[int, int] = {}
         self._error: BaseException | None = None
 
-    def run(self) -> dict[int, int]:
-        """Until all ranks have ended: which of them were killed, and by which signal."""
-        thread = threading.Thread(target=self._start, name="agent", daemon=True)
+    def run(self) -> LmError | None:
+        """Until all ranks have ended for good: the error of the first that failed."""
         before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
         try:
+            error = self._attempt(0)
+            for number in range(1, self._cfg.launch.max_restarts + 1):
+                if error is None or self._caught or not outcome.may_pass(error):
+                    break
+                print(f"{error}\nlaunch: start {number} of launch.max_restarts={self._cfg.launch.max_restarts}", file=sys.stderr)
+                error = self._attempt(number, error)
+        finally:
+            for signal_number, handler in before.items():
+                signal.signal(signal_number, handler)
+        return error
+
+    def _attempt(self, number: int, before: LmError | None = None) -> LmError | None:
+        """before: what ended the last one, which is the error still where the machines do not meet again."""
+        self._outcomes = self._folder / str(number)
+        self._outcomes.mkdir()
+        self._killed = {}
+        with _environment({outcome.FOLDER: str(self._outcomes)}):
+            thread = threading.Thread(target=self._start, args=(number,), name="agent", daemon=True)
             thread.start()
             self._hand_signals_on(thread)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         if self._error is not None:
-            raise self._error
-        return self._killed
+            raise before or self._error
+        return outcome.verdict(outcome.read(self._outcomes), self._killed)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._caught.append(number)
@@ -88,8 +103,9 @@ class _Agent:
                     told.add(key)
                     _send(key[1], self._caught[key[0]])
 
-    def _start(self) -> None:
+    def _start(self, number: int) -> None:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import RendezvousError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
@@ -98,10 +114,11 @@ class _Agent:
             min_nodes=where.nodes,
             max_nodes=where.nodes,
             nproc_per_node=where.devices,
-            run_id=self._cfg.run.name if where.nodes > 1 else uuid.uuid4().hex,
+            run_id=f"{self._cfg.run.name}-{number}" if where.nodes > 1 else uuid.uuid4().hex,
             rdzv_backend="c10d",
             rdzv_endpoint=where.rendezvous or "localhost:0",
-            max_restarts=where.max_restarts,
+            rdzv_configs={"join_timeout": where.timeout_s},
+            max_restarts=0,
             monitor_interval=_POLL_S,
             shutdown_timeout=int(_ABANDON_S),
         )
@@ -109,6 +126,9 @@ class _Agent:
             elastic_launch(config, sys.executable)("-m", WORKER, str(self._config))
         except ChildFailedError as error:
             self._killed = {rank: -failure.exitcode for rank, failure in error.failures.items() if failure.exitcode < 0}
+        except RendezvousError as error:
+            said = f"launch.rendezvous={where.rendezvous}: the {where.nodes} machines did not meet ({' '.join(str(error).split())[:200]})."
+            self._error = ResourceError(f"{said} Start the same command on each of them, and check that all reach that address.")
         except BaseException as error:
             self._error = error
 

@@ -1,20 +1,17 @@
-"""What a run tells its reader: lines on the terminal, and optional loggers beside metrics.jsonl, none of which can hold up a run."""
+"""Optional loggers beside metrics.jsonl, none of which can hold up a run."""
 
-import contextlib
 import importlib.util
 import json
 import logging
-import math
 import os
 import queue
 import secrets
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lm.config import Tree
 from lm.errors import ConfigError
@@ -23,112 +20,6 @@ if TYPE_CHECKING:  # the wandb process imports this module and needs no torch
     from lm.training.config import LoggerConfig, WandbLoggerConfig
 
 log = logging.getLogger("lm")
-
-_HEADER_EVERY = 20
-# key in a training record, title, width, format; a column whose key is absent is left out
-_COLUMNS = (
-    ("loss", "loss", 9, "{:.4f}"),
-    ("lr", "lr", 10, "{:.2e}"),
-    ("grad_norm", "grad norm", 11, "{:.3f}"),
-    ("expert_load", "max load", 10, "{:.2f}x"),
-    ("tokens_per_second", "tokens/s", 10, "{:,.0f}"),
-    ("mfu_pct", "MFU", 7, "{:.1f}%"),
-    ("memory_gib", "memory", 10, "{:.2f} GiB"),
-)
-
-
-class Console:
-    """One aligned line per record; with colour on a terminal, plain otherwise. A stdout that is closed only ends the printing."""
-
-    def __init__(self, max_steps: int, clock: Callable[[], float] = time.monotonic, silent: bool = False) -> None:
-        self._max_steps = max_steps
-        self._clock = clock
-        self._since: tuple[int, float] | None = None  # step and time of the first record, after compilation and the like
-        self._columns: list[str] = []
-        self._lines = 0
-        self._closed = silent
-
-    def log(self, record: Tree) -> None:
-        """A training record, a validation record or an event, told apart by their keys."""
-        if "event" in record:
-            rest = "  ".join(f"{key}={value}" for key, value in record.items() if key not in ("step", "event"))
-            self._print(f"{self._progress(record)}  {record['event']}  {rest}".rstrip(), "yellow")
-        elif "val_loss" in record:
-            bits = record.get("val_bits_per_byte")
-            shown = f"  {bits:.4f} bits/byte" if bits is not None else ""
-            self._print(f"{self._progress(record)}{record['val_loss']:9.4f}  validation{shown}", "green")
-        else:
-            self._training_line(record)
-
-    def say(self, text: str) -> None:
-        """A line between the records."""
-        self._print(text, "")
-
-    def _training_line(self, record: Tree) -> None:
-        loads = [value for key, value in record.items() if key.startswith("expert_load/")]
-        shown = record | ({"expert_load": max(loads)} if loads else {})
-        cells = [(title, width, form.format(shown[key])) for key, title, width, form in _COLUMNS if key in shown]
-        titles = [title for title, _, _ in cells]
-        if titles != self._columns or self._lines % _HEADER_EVERY == 0:
-            self._columns, self._lines = titles, 0
-            header = "".join(f"{title:>{width}}" for title, width, _ in cells)
-            self._print(f"{'step':>8}{'':6}{header}{'ETA':>9}", "bold")
-        self._lines += 1
-        row = "".join(f"{text:>{width}}" for _, width, text in cells)
-        self._print(f"{self._progress(record)}{row}{duration(self._remaining_s(record)):>9}", "")
-
-    def _progress(self, record: Tree) -> str:
-        return f"{record['step']:>8,}{record['step'] / self._max_steps:>6.0%}"
-
-    def _remaining_s(self, record: Tree) -> float:
-        """From the mean pace since the first line, validations and saves included."""
-        step, now = record["step"], self._clock()
-        if self._since is None or step <= self._since[0]:
-            self._since = (step, now)
-            pace = record.get("step_s", math.nan)
-        else:
-            pace = (now - self._since[1]) / (step - self._since[0])
-        return float(pace * (self._max_steps - step))
-
-    def _print(self, text: str, style: str) -> None:
-        if self._closed or sys.stdout is None:
-            return
-        try:
-            _write(sys.stdout, text, style)
-        except (OSError, ValueError):  # a closed pipe or file
-            self._closed = True
-            _silence(sys.stdout)
-
-
-def _write(stream: TextIO, text: str, style: str) -> None:
-    if stream.isatty():
-        from rich.console import Console as RichConsole
-
-        terminal = RichConsole(file=stream, markup=False, highlight=False)
-        terminal.print(text, style=style or None, soft_wrap=True)
-    else:
-        stream.write(text + "\n")
-    stream.flush()
-
-
-def _silence(stream: TextIO) -> None:
-    """Python flushes stdout again at exit, and would exit 120 for a pipe that nobody reads."""
-    with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("w") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
-
-
-def duration(seconds: float) -> str:
-    """45s, 1m23s, 2h05m, 3d04h; ? where unknown."""
-    if not math.isfinite(seconds):
-        return "?"
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    days, h = divmod(hours, 24)
-    if days:
-        return f"{days}d{h:02}h"
-    if hours:
-        return f"{h}h{m:02}m"
-    return f"{m}m{s:02}s" if m else f"{s}s"
 
 
 class Logger(Protocol):

@@ -49,7 +49,7 @@ def peak_flops(device_name: str) -> float | None:
 
 
 def memory_gib(device: torch.device) -> float:
-    """Peak memory so far: what torch reserved on a GPU, the resident set of the process on a CPU."""
+    """Peak memory of this process so far: what torch reserved on a GPU, the resident set of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device) / 2**30
     unit = 1 if sys.platform == "darwin" else 1024

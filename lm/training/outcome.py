@@ -78,6 +78,12 @@ def verdict(outcomes: list[Outcome], killed: dict[int, int]) -> LmError | None:
     return RankFailed(_with_rank(errors[0]), errors[0].exit_code or 1) if errors else None
 
 
+def may_pass(error: LmError) -> bool:
+    """Whether another start may do better: after a death, a fault of the machine, or where memory or disk ran out. The same config,
+    checkpoint and numbers would only fail again, and a signal was meant."""
+    return error.exit_code in (LmError.exit_code, ResourceError.exit_code)
+
+
 def _with_rank(found: Outcome) -> str:
     """The rank before the last line, which is the sentence."""
     *before, last = found.message.splitlines() or ["no message"]

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import yaml
 
-from lm.checkpoint import META, CheckpointReader, checkpoints, newest_valid
-from lm.config import Tree
+from lm.checkpoint import CheckpointReader, checkpoints, newest_valid, read_meta
+from lm.config import Tree, from_tree
 from lm.data.config import TokenizerFileConfig
 from lm.data.prepare import Prepared, changed_files
 from lm.data.tokenizer import build_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.folder import clean, disk_errors, read_json, replace_file, verify
+from lm.formats import current
+from lm.model_folder import CONFIG as MODEL_CONFIG
 from lm.model_folder import require_same_shapes
 from lm.nn.transformer import AnyModelConfig, build_model, model_config
 from lm.record import flatten
@@ -49,7 +51,7 @@ def open_run(folder: Path, cfg: TrainConfig, say: Say) -> CheckpointReader | Non
         _require_same_weights(reader, cfg.model)
         _require_same_config(folder, reader.meta["config"], cfg.tree())
     elif (folder / "model").is_dir() and (folder / CONFIG).exists():
-        _require_same_config(folder, _read_config(folder / CONFIG), cfg.tree())
+        _require_same_config(folder, _read_config(folder), cfg.tree())
     return reader
 
 
@@ -57,7 +59,7 @@ def require_resumable(folder: Path, cfg: TrainConfig) -> None:
     """ConfigError where the newest checkpoint is of another config; whether it is sound, its readers find out."""
     with suppress(CheckpointError):
         if found := checkpoints(folder / "checkpoints"):
-            _require_same_config(folder, read_json(found[0] / META)["config"], cfg.tree())
+            _require_same_config(folder, read_meta(found[0])["config"], cfg.tree())
 
 
 def write_config(folder: Path, cfg: TrainConfig) -> None:
@@ -120,7 +122,7 @@ def _require_same_weights(reader: CheckpointReader, cfg: AnyModelConfig) -> None
 
 def _require_same_config(folder: Path, saved: Tree, now: Tree) -> None:
     """ConfigError with every difference that may not be; max_steps may grow."""
-    before, after = flatten(saved), flatten(now)
+    before, after = flatten(_with_newer_options(saved)), flatten(now)
     changed = [key for key in before | after if before.get(key) != after.get(key) and not key.startswith(_MAY_CHANGE)]
     if after["trainer.max_steps"] > before["trainer.max_steps"]:
         changed.remove("trainer.max_steps")
@@ -134,9 +136,21 @@ def _require_same_config(folder: Path, saved: Tree, now: Tree) -> None:
     )
 
 
-def _read_config(path: Path) -> Tree:
+def _with_newer_options(saved: Tree) -> Tree:
+    """With the defaults of options that there are only since the run started, which do what it did without them."""
+    try:
+        return from_tree(TrainConfig, saved).tree()
+    except ConfigError:  # what does not fit shows as a difference
+        return saved
+
+
+def _read_config(folder: Path) -> Tree:
+    """config.yaml, which is of the same format as the model beside it."""
+    path = folder / CONFIG
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        of_model = read_json(folder / "model" / MODEL_CONFIG).get("format")
+        tree = current({"format": of_model, "config": tree}, folder / "model" / MODEL_CONFIG)["config"]
         return {**tree, "trainer": {"max_steps": 0, **tree["trainer"]}}
     except (yaml.YAMLError, OSError, UnicodeDecodeError, TypeError, KeyError) as error:
         raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())}). Restore it, or set run.name.") from None

@@ -28,8 +28,9 @@ from lm.model_folder import resolve_model
 from lm.nn.count import count
 from lm.nn.transformer import LM, AnyModelConfig, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
+from lm.training.console import Console
 from lm.training.export import export_model
-from lm.training.logging import Console, build_loggers
+from lm.training.logging import build_loggers
 from lm.training.metrics import MetricsFile
 from lm.training.optim import build_optimizer, vectors_of
 from lm.training.progress import Progress
@@ -41,6 +42,7 @@ from lm.training.session import Session
 from lm.training.signals import Signals
 from lm.training.strategies.build import build_strategy
 from lm.training.trainer import build_trainer
+from lm.training.validation import Validation
 from lm.training.weights import copied, drawn, empty
 
 if TYPE_CHECKING:
@@ -163,10 +165,11 @@ class _Run:
         loggers = build_loggers(cfg.logger, self.folder, cfg.tree(), step) if first else []
         where = cfg.checkpoint
         saver = Saver(self.folder / "checkpoints", where.keep_last, self.ranks, data.tokenizer.save, where.background)
+        validation = Validation(cfg, model, data.tokenizer, val_rows, val_sets, self.ranks)
         session = Session(
-            cfg=cfg, folder=self.folder, model=model, tokenizer=data.tokenizer, rows=rows, val_rows=val_rows,
+            cfg=cfg, folder=self.folder, model=model, rows=rows, validation=validation,
             counts=count(model_cfg, cfg.data.seq_len), console=self.console, loggers=loggers, metrics=metrics, signals=self.signals,
-            meta=meta, progress=progress, ranks=self.ranks, saver=saver, reader=self.reader, val_sets=val_sets,
+            meta=meta, progress=progress, ranks=self.ranks, saver=saver, reader=self.reader,
         )  # fmt: skip
         matrices, vectors = model.matrices(), vectors_of(model.named_parameters())
 
@@ -193,6 +196,7 @@ class _Run:
         loader = train_loader(
             session.rows, seed=cfg.seed, global_batch=cfg.data.global_batch, micro_batch=self.micro_batch, rank=self.ranks.rank,
             world=self.ranks.world, start_step=step + session.progress.rows_from, max_steps=_ENDLESS, workers=cfg.data.workers,
+            widest_first=cfg.check,
         )  # fmt: skip
         session.model.checkpoint_blocks(cfg.trainer.checkpoint_blocks or 0)
         if cfg.trainer.compile:
@@ -225,7 +229,7 @@ class _Run:
             "tokens_per_second": round(tokens / p.train_s, 1) if p.train_s else None, "train_s": round(p.train_s, 2),
             "save_s": p.save_s, "device": p.device,
             "torch": torch.__version__, "python": platform.python_version(), "parent": cfg.init_from, "version": lm.__version__,
-            "consumed": consumed(session.rows, session.module.step * cfg.data.global_batch),
+            **consumed(session.rows, session.module.step + p.rows_from, cfg.data),
             "data_fingerprint": data.fingerprint, "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }  # fmt: skip
         replace_file(self.folder / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False))

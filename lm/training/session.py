@@ -14,18 +14,15 @@ import torch
 
 from lm.checkpoint import CheckpointReader, Piece, bytes_of, checkpoints, newest_valid
 from lm.config import Tree
-from lm.data.mixed import step_ids
-from lm.data.order import spread
+from lm.data.mixed import consumed, step_ids
 from lm.data.protocol import Rows
-from lm.data.tokenizer import Tokenizer
 from lm.errors import NumericsError
 from lm.folder import require_space
-from lm.generation.evaluate import Evaluation, evaluate
-from lm.generation.load import generate
 from lm.nn.count import Counts
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
-from lm.training.logging import Console, Logger
+from lm.training.console import Console
+from lm.training.logging import Logger
 from lm.training.metrics import MetricsFile, expert_loads, memory_gib, peak_flops
 from lm.training.numerics import is_spike
 from lm.training.progress import Progress
@@ -35,6 +32,7 @@ from lm.training.samples import append_samples, truncate_samples
 from lm.training.saving import Saver
 from lm.training.signals import Signals
 from lm.training.state import EMA, load_pieces
+from lm.training.validation import Validation
 
 if TYPE_CHECKING:  # Lightning takes seconds, and a run that is finished does not need it
     from lm.training.module import TrainModule
@@ -47,9 +45,8 @@ class Session:
     cfg: TrainConfig
     folder: Path
     model: LM
-    tokenizer: Tokenizer
     rows: Rows
-    val_rows: Rows
+    validation: Validation
     counts: Counts
     console: Console
     loggers: list[Logger]
@@ -60,7 +57,6 @@ class Session:
     ranks: Ranks
     saver: Saver
     reader: CheckpointReader | None  # of the checkpoint that the run goes on from
-    val_sets: dict[str, Rows]  # validated on their own too, by name
     ema: EMA | None = None
     last_saved: int = -1
     stopped_by: int | None = None  # the signal that ends the run, the same on all ranks
@@ -140,9 +136,9 @@ class Session:
         self.progress.skipped += len(bad)
         if stuck:
             raise NumericsError(
-                f"train: step {bad[-1] + 1} has loss {float(verdicts.loss):.4g} and gradient norm {float(verdicts.norm):.4g}, and only"
-                f" finite steps are taken; the weights are as before it, and {self._last_checkpoint()}. Lower optim.lr="
-                f"{self.cfg.optim.lr:g} or optim.clip, set numerics.skip_in_a_row, or look at the rows of that step, which"
+                f"train: step {bad[-1] + 1} has loss {float(verdicts.loss):.4g} over {float(verdicts.labels):.0f} labels and gradient norm"
+                f" {float(verdicts.norm):.4g}, and only finite steps are taken; the weights are as before it, and {self._last_checkpoint()}"
+                f". Lower optim.lr={self.cfg.optim.lr:g} or optim.clip, set numerics.skip_in_a_row, or look at the rows of that step, which"
                 f" {self.folder / 'metrics.jsonl'} names."
             )
 
@@ -193,10 +189,12 @@ class Session:
         step_s = (now - at) / max(1, step - since)
         rate = self.cfg.data.global_batch * self.cfg.data.seq_len / step_s
         record: Tree = {"step": step, "tokens": self._tokens(step), "loss": loss, "lr": self._lr(), "grad_norm": norm}
-        record |= {"tokens_per_second": round(rate, 1), "step_s": round(step_s, 5), "memory_gib": round(memory_gib(self.module.device), 3)}
+        (memory,) = self.ranks.most(memory_gib(self.module.device))
+        record |= {"tokens_per_second": round(rate, 1), "step_s": round(step_s, 5), "memory_gib": round(memory, 3)}
         peak = peak_flops(torch.cuda.get_device_name()) if self.module.device.type == "cuda" else None
         if peak is not None:
             record["mfu_pct"] = round(100 * rate * self.counts.train_flops_per_token / peak, 2)
+        record |= consumed(self.rows, step + self.progress.rows_from, self.cfg.data)
         loads = self.module.loads
         self._record(record | (expert_loads(loads, self.model.mixtures()) if loads is not None else {}))
         factor = self.cfg.numerics.spike_factor
@@ -222,11 +220,10 @@ class Session:
 
     def _validate(self, step: int) -> None:
         with self._exported_weights():
-            found = self._evaluate(self.val_rows)
-            found = self.ranks.from_first(lambda: found)  # equal but for rounding, and all must decide alike
-            named = {name: self._evaluate(rows) for name, rows in self.val_sets.items()}
-            self._sample(step)
+            found, samples = self.validation.losses(), self.validation.samples()
         p = self.progress
+        if samples and self.ranks.first:
+            p.samples_bytes = append_samples(self.folder / "samples.md", step, samples)
         p.val_loss, p.val_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
         if not math.isfinite(p.val_loss):
             raise NumericsError(
@@ -235,33 +232,9 @@ class Session:
             )
         better = p.best_val_loss is None or p.val_loss < p.best_val_loss
         p.best_val_loss, p.worse_validations = (p.val_loss, 0) if better else (p.best_val_loss, p.worse_validations + 1)
-        shown = {"val_loss": p.val_loss, "val_bits_per_byte": p.val_bits_per_byte}
-        for name, of in named.items():
-            shown |= {f"val_loss/{name}": of["val_loss"], f"val_bits_per_byte/{name}": of["val_bits_per_byte"]}
-        self._record({"step": step, "tokens": self._tokens(step), **shown})
+        self._record({"step": step, "tokens": self._tokens(step), **found})
         if self.done and step < self.cfg.trainer.max_steps:
             self._record({"step": step, "event": "stopped early", "validations_without_improvement": p.worse_validations})
-
-    def _evaluate(self, rows: Rows) -> Evaluation:
-        ids = spread(len(rows), self.cfg.data.val_rows)
-        return evaluate(self.model, rows, ids, self.tokenizer, self.cfg.trainer.micro_batch)
-
-    def _sample(self, step: int) -> None:
-        prompts = self.cfg.trainer.sample_prompts
-        if not prompts or self.model.cfg.kind == "encoder":
-            return
-        options = {"max_tokens": self.cfg.trainer.sample_tokens, "temperature": 0.8, "top_p": 0.95, "seed": self.cfg.seed}
-        with self._eager():
-            texts = [generate(self.model, self.tokenizer, prompt, **options) for prompt in prompts]
-        if not self.ranks.first:
-            return
-        apart = self.model.cfg.kind == "encoder_decoder"
-        shown = [(prompt, text) if apart else (prompt + text,) for prompt, text in zip(prompts, texts, strict=True)]
-        self.progress.samples_bytes = append_samples(self.folder / "samples.md", step, shown)
-
-    def _eager(self) -> AbstractContextManager[None]:
-        """Sampling changes shapes at each token, which would compile anew each time."""
-        return torch.compiler.set_stance("force_eager") if self.cfg.trainer.compile else nullcontext()
 
     @contextmanager
     def _exported_weights(self) -> Iterator[None]:

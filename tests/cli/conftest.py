@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lm.cli import catalog
 from lm.cli.compose import compose
 from lm.cli.main import main
 from lm.model_folder import save_model
@@ -28,11 +29,14 @@ def lm(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def default_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, entered, with the final model of the default recipe in it as far as a config needs it."""
+    """An empty folder, entered, with the final model of the default recipe in it as far as a config needs it, for every recipe that
+    starts from another one's."""
     monkeypatch.chdir(tmp_path)
     config = compose([]).config()
     folder = Path(config.run.dir) / config.run.name
-    save_model(folder / "model", config.model.tree(), {}, lambda temporary: None, {})
+    parents = {catalog.values("recipes", recipe).get("init_from") for recipe in catalog.groups()["recipes"]} - {None}
+    for parent in {str(folder), *parents}:
+        save_model(Path(parent) / "model", config.model.tree(), {}, lambda temporary: None, {})
     return folder
 
 

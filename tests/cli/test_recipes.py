@@ -30,6 +30,7 @@ BESIDE = {
     "data=stdlib_docstrings": ["objective=seq2seq"],
     "data=chat": ["objective=sft"],
     "data=stdlib_chat": ["objective=sft"],
+    "data=stdlib_preferences": ["objective=preference", "init_from=runs/pretrain-tiny"],
     "data=preferences": ["objective=preference", "init_from=runs/pretrain-tiny"],
     **{f"strategy={name}": ["optim=adamw"] for name in catalog.groups()["strategy"] if name not in ("single", "ddp")},
     "data=wmt14_de_en": ["objective=seq2seq"],
@@ -66,7 +67,7 @@ def run_line(recipe: str, extra: str = "") -> list[TrainConfig]:
 
 
 def test_the_catalog_is_complete() -> None:
-    assert len(RECIPES) >= 11
+    assert len(RECIPES) >= 20
     assert len(PRESETS) >= 35
     assert catalog.groups().keys() >= SLOTS
     files = [*(catalog.root() / "conf").glob("*/**/*.yaml"), *(catalog.root() / "recipes").rglob("*.yaml")]
@@ -129,6 +130,12 @@ def test_shakespeare_recipe_keeps_the_limits_of_the_comparison() -> None:
     assert config.data.global_batch * config.data.seq_len * config.trainer.max_steps <= 1_536_000
 
 
-def test_finetune_recipe_starts_from_the_default_run(default_run: Path) -> None:
-    [config] = run_line("finetune/tiny_on_text")
-    assert config.init_from == str(default_run)
+def test_what_a_finetune_recipe_starts_from_is_the_run_of_another_recipe(default_run: Path) -> None:
+    runs = {f"runs/{recipe.replace('/', '-')}": recipe for recipe in RECIPES}
+    found = {recipe: runs[str(run_line(recipe)[0].init_from)] for recipe in RECIPES if recipe.startswith("finetune/")}
+    assert found["finetune/tiny_on_text"] == "pretrain/tiny" and len(found) >= 3
+
+
+def test_every_objective_has_a_recipe(default_run: Path) -> None:
+    trained = {config.objective.kind for recipe in RECIPES for config in run_line(recipe)}
+    assert trained == set(catalog.groups()["objective"])

@@ -81,8 +81,8 @@ def test_sources_together_give_what_each_gives_alone_and_eos_ends_a_row(options:
     model = encoder_decoder(**MODELS[0])
     free = generate(model, SOURCES, cfg(**options))
     eos = free[1][5]
-    alone = [generate(model, [source], cfg(**options), eos=eos)[0] for source in SOURCES]
-    assert generate(model, SOURCES, cfg(**options), eos=eos) == alone
+    alone = [generate(model, [source], cfg(**options), ends={eos})[0] for source in SOURCES]
+    assert generate(model, SOURCES, cfg(**options), ends={eos}) == alone
     assert alone == [new[: new.index(eos)] if eos in new else new for new in free]
     assert len(set(map(len, alone))) > 1
 
@@ -134,7 +134,7 @@ def test_a_prompt_is_read_as_the_sources_of_training_were(prepare_pairs: Callabl
     assert batch.source_tokens is not None and batch.source_positions is not None
     read = batch.source_tokens[0][batch.source_positions[0] >= 0].tolist()
     text = found.tokenizer.decode(read)
-    assert prompt_ids(found.tokenizer, text, is_source=True) == read
+    assert prompt_ids(encoder_decoder(), found.tokenizer, text) == read
     assert batch.tokens[0, :1].tolist() == begin(encoder_decoder(), read)
 
 

@@ -53,9 +53,9 @@ def test_prompts_together_give_what_each_gives_alone(options: dict[str, Any]) ->
     model = redrawn(config(attention=ATTENTIONS[4]))
     unlike = [PROMPTS[i] for i in (0, 1, 2, 4)]
     eos = generate(model, [unlike[1]], cfg(**options))[0][5]
-    alone = [generate(model, [prompt], cfg(**options), eos=eos)[0] for prompt in unlike]
-    assert generate(model, unlike, cfg(**options), eos=eos) == alone
-    assert generate(model, unlike[::-1], cfg(**options), eos=eos) == alone[::-1]
+    alone = [generate(model, [prompt], cfg(**options), ends={eos})[0] for prompt in unlike]
+    assert generate(model, unlike, cfg(**options), ends={eos}) == alone
+    assert generate(model, unlike[::-1], cfg(**options), ends={eos}) == alone[::-1]
     assert len(set(map(len, alone))) > 1  # rows ended at different steps
 
 
@@ -89,9 +89,9 @@ def test_each_token_is_computed_once() -> None:
 
 def test_rows_that_ended_are_not_computed_any_more() -> None:
     model, fed = redrawn(config()), []
-    lengths = [len(new) for new in generate(model, PROMPTS, cfg(), eos=17)]
+    lengths = [len(new) for new in generate(model, PROMPTS, cfg(), ends={17})]
     model.register_forward_pre_hook(lambda _, args: fed.append(len(args[0].tokens)))
-    generate(model, PROMPTS, cfg(), eos=17)
+    generate(model, PROMPTS, cfg(), ends={17})
     assert fed == [sum(n >= step for n in lengths) for step in range(max(lengths) + 1) if step < 20]
     assert len(set(fed)) > 1
 
@@ -100,7 +100,7 @@ def test_eos_ends_a_row_and_is_not_part_of_it() -> None:
     model = redrawn(config())
     free = generate(model, [[3]], cfg(temperature=0))[0]
     eos = free[6]
-    assert generate(model, [[3]], cfg(temperature=0), eos=eos)[0] == free[: free.index(eos)]
+    assert generate(model, [[3]], cfg(temperature=0), ends={eos})[0] == free[: free.index(eos)]
 
 
 def test_listener_hears_every_token_in_order_and_can_end_its_row() -> None:

@@ -79,9 +79,9 @@ def test_streamed_pieces_join_to_the_text_in_every_row(model: DecoderLM, tokeniz
     assert min(len(pieces) for pieces in heard.values()) > 2
 
 
-def test_prompt_begins_as_documents_do_in_training(tokenizer: Tokenizer) -> None:
-    assert prompt_ids(tokenizer, "a") == [tokenizer.bos, ord("a")] == tokenizer.document("ab")[:2]
-    assert prompt_ids(tokenizer, "") == [tokenizer.bos]
+def test_prompt_begins_as_documents_do_in_training(model: DecoderLM, tokenizer: Tokenizer) -> None:
+    assert prompt_ids(model, tokenizer, "a") == [tokenizer.bos, ord("a")] == tokenizer.document("ab")[:2]
+    assert prompt_ids(model, tokenizer, "") == [tokenizer.bos]
 
 
 def words(tmp_path: Path, *specials: str) -> Tokenizer:
@@ -93,24 +93,24 @@ def words(tmp_path: Path, *specials: str) -> Tokenizer:
     return load_tokenizer(tmp_path)
 
 
-def test_empty_prompt_is_eos_where_there_is_no_bos(tmp_path: Path) -> None:
+def test_empty_prompt_is_eos_where_there_is_no_bos(model: DecoderLM, tmp_path: Path) -> None:
     tokenizer = words(tmp_path, "</s>")
-    assert prompt_ids(tokenizer, "") == [tokenizer.eos]
-    assert prompt_ids(tokenizer, "a") == tokenizer.encode("a")
+    assert prompt_ids(model, tokenizer, "") == [tokenizer.eos]
+    assert prompt_ids(model, tokenizer, "a") == tokenizer.encode("a")
 
 
-def test_empty_prompt_without_bos_and_eos_is_refused(tmp_path: Path) -> None:
+def test_empty_prompt_without_bos_and_eos_is_refused(model: DecoderLM, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither bos nor eos"):
-        prompt_ids(words(tmp_path), "")
+        prompt_ids(model, words(tmp_path), "")
 
 
-def test_space_between_prompt_and_continuation_is_kept(tmp_path: Path) -> None:
+def test_space_between_prompt_and_continuation_is_kept(model: DecoderLM, tmp_path: Path) -> None:
     raw = RawTokenizer(models.BPE({"\u2581": 0, "a": 1, "b": 2, "\u2581a": 3, "\u2581b": 4}, [("\u2581", "a"), ("\u2581", "b")]))
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     raw.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path)
     found = complete(redrawn(config(vocab_size=5)), tokenizer, ["a b"], cfg(top_k=1))[0]
-    whole = prompt_ids(tokenizer, "a b")
+    whole = prompt_ids(model, tokenizer, "a b")
     new = decode.generate(redrawn(config(vocab_size=5)), [whole], cfg(top_k=1))[0]
     assert "a b" + found.text == tokenizer.decode(whole + new)
 
@@ -140,7 +140,7 @@ def test_python_door_takes_one_text_or_several(model: DecoderLM, tokenizer: Toke
         lm.generate(model, tokenizer, "a", max_token=9)
 
 
-def test_bytes_of_any_script_pass_through_a_prompt() -> None:
+def test_bytes_of_any_script_pass_through_a_prompt(model: DecoderLM) -> None:
     tokenizer = build_tokenizer(BytesConfig(), ())
     for text in ("def f(x='a=b, c\"):\n\t", "日本語 🎉", "<|eos|>", "\x00", " "):
-        assert tokenizer.decode(prompt_ids(tokenizer, text)) == text
+        assert tokenizer.decode(prompt_ids(model, tokenizer, text)) == text

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import pytest
 
 from lm.cli.train import compose_config
 from lm.errors import ResourceError
+from lm.folder import MANIFEST
 from lm.training.config import TrainConfig
 from lm.training.launch import launch
 from lm.training.metrics import read
@@ -139,6 +141,13 @@ def lm_process(server: "subprocess.Popen[str]", tmp_path: Path) -> Callable[...,
 
 def ranks(strategy: str, devices: int = 2) -> list[str]:
     return [f"strategy={strategy}", f"launch.devices={devices}"]
+
+
+def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Another content of a JSON file, under a manifest that agrees."""
+    (folder / name).write_text(json.dumps(change(json.loads((folder / name).read_text()))))
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | {name: hashlib.sha256((folder / name).read_bytes()).hexdigest()}))
 
 
 @pytest.fixture

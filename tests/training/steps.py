@@ -98,11 +98,15 @@ def train_steps(
     accumulation: int = ACCUMULATION,
     **options: Any,
 ) -> tuple[Record, dict[str, torch.Tensor]]:
-    """Losses and norms of every step, and the weights after the last, whole. `options` are Lightning's, and `compile`."""
+    """Losses and norms of every step, and the weights after the last, whole.
+
+    options: Lightning's, and `compile` and `checkpoint_blocks`.
+    """
     torch.manual_seed(0)
     strategy = strategy or Single()
     model = build_model(cfg.model, device="meta") if strategy.meta else build_model(cfg.model, seed=1)
     matrices, vectors = model.matrices(), vectors_of(model.named_parameters())
+    model.checkpoint_blocks(options.pop("checkpoint_blocks", 0))
     if options.pop("compile", False):
         model.compile()
     record: Record = {"loss": [], "grad_norm": [], "bad_step": []}

@@ -1,11 +1,17 @@
 """`lm train check=true`: what the real run would meet is met in seconds, and nothing of it stays."""
 
+import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from lm.cli.main import main
+from lm.nn.batch import Batch
 from lm.training import check as checking
+from lm.training.module import TrainModule
 from tests.training.conftest import Configure, ranks
 
 
@@ -18,10 +24,37 @@ def test_a_check_tries_everything_once_and_leaves_nothing(tiny: list[str], tmp_p
     assert set(tmp_path.iterdir()) - before == {tmp_path / "cache"}
 
 
+def test_the_first_forward_of_a_check_is_the_widest_micro_batch(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that memory runs out at once, if it does. One pair of 400 is longer than all others; accumulation is 2."""
+    pairs = [{"source": "ab" * (30 if n == 317 else 1 + n % 5), "target": "cd" * (20 if n == 317 else 1)} for n in range(400)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    shapes: list[tuple[int, ...]] = []
+    own = TrainModule.training_step
+
+    def step(module: TrainModule, batch: Batch, *args: Any) -> torch.Tensor:
+        assert batch.source_tokens is not None
+        shapes.append((*batch.source_tokens.shape, *batch.tokens.shape))
+        return own(module, batch, *args)
+
+    monkeypatch.setattr(TrainModule, "training_step", step)
+    small = [given for given in tiny if not given.startswith(("model", "data.files", "data.seq_len"))]
+    model = ["model=t5_tiny", "model.d_model=32", "model.n_layers=1", "model.attention.n_heads=2", "model.ffn.hidden=64"]
+    data = ["data=pairs", f"data.files={tmp_path / 'a.jsonl'}", "data.seq_len=64", "objective=seq2seq"]
+    assert main(["train", *small, *model, *data, "trainer.micro_batch=4", "optim=adamw", "check=true"]) == 0
+    assert shapes[0] == shapes[2] == (4, 64, 4, 48) and max(shapes[1], shapes[3]) < (4, 32, 4, 32)
+    assert "the run can start" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_check_uses_the_real_strategy(tiny: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """And is over within a minute."""
+    begun = time.monotonic()
     assert main(["train", *tiny, "check=true", "optim=adamw", *ranks("fsdp")]) == 0
-    assert capfd.readouterr().out.count("(1 x 4 rows)") == 2
+    out = capfd.readouterr().out
+    assert out.count("(1 x 4 rows)") == 2 and "memory of the largest of 2 ranks is" in out
+    assert time.monotonic() - begun < 60
 
 
 def test_a_disk_too_small_for_the_checkpoints_is_told_by_the_check(

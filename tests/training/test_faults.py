@@ -1,11 +1,11 @@
 """What goes wrong in the middle of a run: every checkpoint that was valid before still is, and the next start goes on from it."""
 
-import hashlib
-import json
 import multiprocessing
 import os
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +18,12 @@ from lm.checkpoint import META, CheckpointReader, checkpoints
 from lm.cli.main import main
 from lm.data.order import step_rows
 from lm.errors import LmError, NumericsError, ResourceError
-from lm.folder import MANIFEST, verify
+from lm.folder import verify
 from lm.training.metrics import read
 from lm.training.module import TrainModule
 from lm.training.run import train
 from lm.training.session import Session
-from tests.training.conftest import Configure, results
+from tests.training.conftest import ROOT, Configure, edit, results
 
 Watch = Callable[[Callable[[TrainModule], None]], list[TrainModule]]
 
@@ -160,7 +160,9 @@ def test_a_leap_of_the_loss_is_told_and_takes_the_run_back_where_that_is_wanted(
 
     monkeypatch.setattr(TrainModule, "loss", loss)
     monkeypatch.setattr(TrainModule, "training_step", step)
-    monkeypatch.setattr(TrainModule, "judge", lambda module, norm: module.verdicts.judge(module.nll, _noted(module, norm)))
+    monkeypatch.setattr(
+        TrainModule, "judge", lambda module, norm: module.verdicts.judge(module.nll, _noted(module, norm), module.tokens_in_step)
+    )
     cfg = configure("optim=adamw", f"numerics.rollbacks={rollbacks}")
     assert train(cfg)["steps"] == 12
     lines = read(tmp_path / "run" / "metrics.jsonl")
@@ -368,18 +370,31 @@ def test_a_config_that_names_code_is_refused_and_runs_nothing(
     """In the model folder and, with a manifest that agrees, in a checkpoint."""
     code = {"_target_": "os.system", "command": f"touch {tmp_path / 'canary'}"}
     folder = checkpoints(stopped_at_five / "checkpoints")[0]
-    meta = json.loads((folder / META).read_text())
-    place = meta
-    for key in where.split(".") if where else []:
-        place = place[key]
-    place |= code
-    (folder / META).write_text(json.dumps(meta))
-    manifest = json.loads((folder / MANIFEST).read_text())
-    (folder / MANIFEST).write_text(json.dumps(manifest | {META: hashlib.sha256((folder / META).read_bytes()).hexdigest()}))
+
+    def plant(meta: dict[str, Any]) -> dict[str, Any]:
+        place = meta
+        for key in where.split(".") if where else []:
+            place = place[key]
+        place |= code
+        return meta
+
+    edit(folder, META, plant)
     code_of = main(["generate", f"from={folder}", "prompt=def", "max_tokens=1"])
     assert code_of == (3 if where else 0)  # what is beside the model in the meta data is never looked at
     assert not where or "there is no such key" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "canary").exists()
+
+
+def test_a_process_that_is_cut_off_from_every_network_trains(tiny: list[str]) -> None:
+    """In a network namespace of its own, which has not even a loopback that is up."""
+    cut_off = ["unshare", "--map-root-user", "--net"]
+    if subprocess.run([*cut_off, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("the system gives no network namespace here")
+    command = [*cut_off, sys.executable, "-m", "lm", "train", *(given for given in tiny if not given.startswith("data.cache_dir="))]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"HOME": "/dev/null"}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_run_needs_neither_a_network_nor_a_home(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

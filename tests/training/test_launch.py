@@ -25,11 +25,14 @@ from tests.training.conftest import ROOT, Configure, ranks, results
 ENDLESS = ("trainer.max_steps=100000", "trainer.val_every=100000", "checkpoint.every=100000")
 FAILING = """
 import os, sys
+from lm import errors
 from lm.training.module import TrainModule
 from lm.training.worker import main
+STARTS = {starts!r}
 own = TrainModule.training_step
 def step(module, *args):
     if module.step == 5 and module.global_rank == 1:
+        open(STARTS, 'a').write('.')
         {act}
     return own(module, *args)
 TrainModule.training_step = step
@@ -37,6 +40,7 @@ code = main(sys.argv[1:])
 sys.stdout.flush()
 os._exit(code)
 """
+ONCE = "open(STARTS).read() == '.'"  # in what a failing worker does: the first time
 Failing = Callable[[str], None]
 
 
@@ -45,7 +49,7 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Failing:
     """The workers do something at step 6, on rank 1."""
 
     def arrange(act: str) -> None:
-        (tmp_path / "failing_worker.py").write_text(FAILING.format(act=act))
+        (tmp_path / "failing_worker.py").write_text(FAILING.format(act=act, starts=str(tmp_path / "starts")))
         monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
         monkeypatch.setattr("lm.training.launch.WORKER", "failing_worker")
 
@@ -95,10 +99,35 @@ def test_the_end_of_one_rank_ends_all_and_is_told_with_the_rank(
 
 
 def test_a_rank_that_died_is_started_again_where_that_is_allowed(configure: Configure, failing: Failing, tmp_path: Path) -> None:
-    failing("os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and 'whole' not in sys.argv[1] and os.kill(os.getpid(), 9)")
-    for name in ("run", "whole"):
-        launch(configure("optim=adamw", *ranks("ddp"), "launch.max_restarts=1", f"run.name={name}"))
+    launch(configure("optim=adamw", *ranks("ddp"), "run.name=whole"))
+    failing(f"{ONCE} and os.kill(os.getpid(), 9)")
+    launch(configure("optim=adamw", *ranks("ddp"), "launch.max_restarts=1"))
     assert results(tmp_path / "run") == results(tmp_path / "whole")
+    assert starts(tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("act", "n_starts"),
+    [
+        pytest.param("raise errors.ConfigError('one of mine')", 1, marks=pytest.mark.slow),
+        pytest.param("raise errors.CheckpointError('one of mine')", 1, marks=pytest.mark.slow),
+        ("raise errors.NumericsError('one of mine')", 1),
+        pytest.param("raise errors.ResourceError('one of mine')", 2, marks=pytest.mark.slow),
+    ],
+    ids=["config", "checkpoint", "numbers", "disk or memory"],
+)
+def test_only_what_another_start_may_mend_is_started_again(
+    configure: Configure, failing: Failing, tmp_path: Path, act: str, n_starts: int
+) -> None:
+    failing(act)
+    with pytest.raises(LmError, match=r"^rank 1: one of mine"):
+        launch(configure("optim=adamw", *ranks("ddp"), "launch.max_restarts=1"))
+    assert starts(tmp_path) == n_starts
+
+
+def starts(folder: Path) -> int:
+    """How often rank 1 came to its failing step."""
+    return len((folder / "starts").read_text())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

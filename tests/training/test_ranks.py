@@ -1,6 +1,9 @@
 """Whole runs of several ranks: killed and resumed, moved between strategies and numbers of ranks, failing and stopped."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +12,9 @@ import pytest
 from lm.checkpoint import CheckpointReader, checkpoints
 from lm.training.launch import launch
 from lm.training.metrics import read
+from lm.training.resume import write_config
 from lm.training.run import train
-from tests.training.conftest import Configure, ranks, results
+from tests.training.conftest import ROOT, Configure, ranks, results
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="pip install 'slotlm[deepspeed]'")
 ZERO = ("zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
@@ -42,6 +46,55 @@ def test_a_killed_run_of_several_ranks_is_bitwise_the_run_left_alone(
     assert checkpoints(tmp_path / "run" / "checkpoints")[0].name == "step-00000008"
     launch(configure(*given))
     assert results(tmp_path / "run") == results(tmp_path / "whole")
+
+
+SPIKING = """
+from lm.training import worker
+from lm.training.module import TrainModule
+own = TrainModule.loss
+leapt = []
+def loss(module):
+    if module.step == 11 and not leapt:
+        leapt.append(1)
+        return own(module) * 10
+    return own(module)
+TrainModule.loss = loss
+main = worker.main
+if __name__ == "__main__":
+    import os, sys
+    os._exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_leap_of_the_loss_takes_all_ranks_back_together(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From step 11 to the checkpoint of step 8, and on with other rows than those of steps 9 to 11; as one process does."""
+    (tmp_path / "spiking.py").write_text(SPIKING)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    monkeypatch.setattr("lm.training.launch.WORKER", "spiking")
+    shared = [*PLAIN, "numerics.rollbacks=1", "run.name=run"]
+    launch(configure(*shared, *ranks("ddp")))
+    (tmp_path / "alone").mkdir()
+    write_config(tmp_path / "alone", configure(*shared, f"run.dir={tmp_path / 'alone'}"))
+    done = subprocess.run([sys.executable, "-m", "spiking", str(tmp_path / "alone" / "config.yaml")], check=False)
+    assert done.returncode == 0
+    found, alone = (read(folder / "run" / "metrics.jsonl") for folder in (tmp_path, tmp_path / "alone"))
+    for lines in (found, alone):
+        assert [(line["step"], line["event"]) for line in lines if "event" in line] == [(8, "rolled back")]
+        assert [line["step"] for line in lines if "loss" in line] == list(range(1, 13))
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "alone" / "run"), rel=1e-5)
+    progress = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012").meta["progress"]
+    assert (progress["rolled_back"], progress["rows_from"]) == (1, 3)
+
+
+def test_ranks_share_a_validation_and_find_what_one_process_finds(configure: Configure, tmp_path: Path) -> None:
+    """Of 5 rows in batches of 2 one rank has two batches and the other one. With a rate of nothing the weights are the same."""
+    still = ["optim=sgd", "optim.lr=1e-30", "data.val_rows=5", "trainer.micro_batch=2", "trainer.max_steps=4"]
+    launch(configure(*still, *ranks("fsdp")))
+    train(configure(*still, "run.name=alone"))
+    shared, alone = ([line for line in read(tmp_path / name / "metrics.jsonl") if "val_loss" in line] for name in ("run", "alone"))
+    assert len(shared) == len(alone) == 1
+    for key in ("val_loss", "val_bits_per_byte"):
+        assert shared[0][key] == pytest.approx(alone[0][key], rel=1e-6)
 
 
 MOVES = [

@@ -1,0 +1,188 @@
+"""What of a Hugging Face folder is read, what is refused, and what is told."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+pytest.importorskip("transformers")
+
+from lm.errors import CheckpointError, ConfigError
+from lm.hf.reading import read_hf
+from lm.nn.rope import RopeConfig
+from lm.nn.rope_scaling import LinearScaling
+from tests.hf.harness import change
+
+
+def test_missing_and_unknown_tensors_are_named(theirs: Path) -> None:
+    weights = load_file(theirs / "model.safetensors")
+    weights["model.layers.0.self_attn.extra"] = weights.pop("model.layers.1.self_attn.k_proj.weight").clone()
+    save_file(weights, theirs / "model.safetensors")
+    with pytest.raises(CheckpointError) as error:
+        read_hf(theirs)
+    assert "1 tensors are missing (model.layers.1.self_attn.k_proj.weight)" in str(error.value)
+    assert "1 tensors are not known (model.layers.0.self_attn.extra)" in str(error.value)
+
+
+def test_a_misshapen_tensor_is_named(theirs: Path) -> None:
+    weights = load_file(theirs / "model.safetensors")
+    weights["model.norm.weight"] = torch.ones(31)
+    save_file(weights, theirs / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight gives norm\.weight the shape \(31,\), and the config asks for \(32,\)"):
+        read_hf(theirs)
+
+
+def test_a_truncated_file_and_nan_are_refused(theirs: Path) -> None:
+    file = theirs / "model.safetensors"
+    weights = load_file(file)
+    weights["model.norm.weight"] = torch.full((32,), float("nan"))
+    save_file(weights, file)
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight holds NaN"):
+        read_hf(theirs)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
+        read_hf(theirs)
+
+
+def test_an_index_that_points_outside_is_refused(theirs: Path, tmp_path: Path) -> None:
+    shutil.move(theirs / "model.safetensors", tmp_path / "outside.safetensors")
+    names = load_file(tmp_path / "outside.safetensors")
+    for target in ("../outside.safetensors", str(tmp_path / "outside.safetensors"), "pytorch_model.bin"):
+        (theirs / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, target)}))
+        with pytest.raises(CheckpointError, match="is not the name of a safetensors file in this folder"):
+            read_hf(theirs)
+
+
+def in_shards(folder: Path, **more: dict[str, torch.Tensor]) -> None:
+    """Two files of every second tensor, and an index; `more` is in the first file, or in the second, and not in the index."""
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(weights)
+    for file, part in (("first", names[::2]), ("second", names[1::2])):
+        save_file({name: weights[name] for name in part} | more.get(file, {}), folder / f"{file}.safetensors")
+    where = {name: f"{('first', 'second')[i % 2]}.safetensors" for i, name in enumerate(names)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+
+
+def test_sharded_files_are_read_as_one(theirs: Path) -> None:
+    whole = read_hf(theirs)
+    in_shards(theirs)
+    found = read_hf(theirs)
+    assert all(torch.equal(found.weights[name], weight) for name, weight in whole.weights.items())
+    (theirs / "second.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"second\.safetensors: it cannot be read"):
+        read_hf(theirs)
+
+
+@pytest.mark.parametrize("name", ["model.norm.extra", "model.norm.weight"])
+def test_a_tensor_of_a_shard_that_the_index_does_not_have_is_refused(theirs: Path, name: str) -> None:
+    in_shards(theirs, first={name: torch.ones(32)}, second={name: torch.ones(32)})
+    with pytest.raises(CheckpointError, match=rf"\.safetensors: {name} is in it, and model\.safetensors\.index\.json does not say so"):
+        read_hf(theirs)
+
+
+def test_a_tensor_of_the_index_that_its_shard_lacks_is_refused(theirs: Path) -> None:
+    in_shards(theirs)
+    index = theirs / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace("first.safetensors", "second.safetensors"))
+    with pytest.raises(CheckpointError, match=r"second\.safetensors: \S+ is not in it, and model\.safetensors\.index\.json says"):
+        read_hf(theirs)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"model_type": "lama"}, "model_type='lama' is not known. Did you mean 'llama'"),
+        ({"model_type": None}, "model_type=None is not known"),
+        ({"hidden_act": "mish"}, "hidden_act='mish' is not known"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
+        ({"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None}, "d_model=32 is not a multiple of n_heads=5"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type='spiral' is not known"),
+        ({"model_type": ["llama"]}, "model_type=['llama'] is not known"),
+        ({"hidden_act": ["silu"]}, "a value does not fit llama"),
+        ({"rope_parameters": None, "rope_scaling": "linear"}, "a value does not fit llama"),
+        ({"rope_parameters": None, "rope_theta": "x"}, "a value does not fit llama"),
+        ({"rope_parameters": None, "rope_theta": 0.0}, "position.theta"),
+        ({"model_type": "t5", "d_model": 0, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2}, "d_model: 0 does not fit"),
+        ({"model_type": "gpt_oss", "layer_types": 5, "num_local_experts": 4}, "gpt_oss"),
+    ],
+)  # fmt: skip
+def test_configs_that_do_not_fit_are_refused(theirs: Path, keys: dict[str, Any], message: str) -> None:
+    change(theirs, **keys)
+    with pytest.raises(ConfigError) as error:
+        read_hf(theirs)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 means something in gemma2"),
+        ({"attention_multiplier": 1.0}, "attention_multiplier=1.0 means something in granite"),
+        ({"logits_scaling": 8.0}, "logits_scaling=8.0 means something in granite"),
+        ({"sliding_window": 4096}, "sliding_window=4096 means something in"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "layer_types="),
+        ({"num_experts": 8}, "num_experts=8 means something in"),
+        ({"rope_interleave": True}, "rope_interleave=True means something in deepseek_v3"),
+        ({"use_parallel_residual": True}, "use_parallel_residual=True means something in gpt_neox"),
+        ({"model_type": "gpt2", "n_positions": 8, "n_embd": 32, "n_layer": 2, "n_head": 4, "activation_function": "gelu"},
+         "means something in bert, and model_type=gpt2 does not know it"),
+    ],
+)  # fmt: skip
+def test_what_only_another_family_knows_is_refused(theirs: Path, keys: dict[str, Any], named: str) -> None:
+    change(theirs, **keys)
+    with pytest.raises(ConfigError) as error:
+        read_hf(theirs)
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"attn_logit_softcapping": None, "final_logit_softcapping": 0.0, "mlp_only_layers": [], "use_parallel_residual": False},
+        {"embedding_multiplier": 1.0, "residual_multiplier": 1, "logits_scaling": 1.0},
+        {"sliding_window": 4096, "max_window_layers": 28, "use_sliding_window": False, "layer_types": ["full_attention"] * 2},
+        {"n_layer": 2, "layer_norm_epsilon": 1e-6, "n_embd": 32},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "factor": None}},
+    ],
+)
+def test_what_changes_nothing_is_neither_refused_nor_told(theirs: Path, keys: dict[str, Any]) -> None:
+    change(theirs, **keys)
+    assert read_hf(theirs).notes == []
+
+
+@pytest.mark.parametrize(
+    ("rope", "named"),
+    [
+        ({"rope_theta": 5e5, "mrope_section": [2, 1, 1]}, "mrope_section=[2, 1, 1] among the rotary parameters"),
+        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3.0}, "beta_fast=3.0 among the rotary parameters"),
+        ({"rope_type": "default", "original_len": 3}, "original_len=3"),
+        ({"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}, "between full_attention and sliding_attention"),
+        ({"full_attention": {"rope_theta": 1e6, "magic": 2}, "sliding_attention": {"rope_theta": 1e6, "magic": 2}}, "magic=2"),
+        ({"full_attention": {"rope_theta": 1e6}, "rope_type": "default"}, "full_attention={'rope_theta': 1000000.0}"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
+def test_rotary_parameters_that_have_no_place_are_refused_by_name(theirs: Path, spelling: str, rope: dict[str, Any], named: str) -> None:
+    change(theirs, **{"rope_parameters": None, spelling: rope})
+    with pytest.raises(ConfigError) as error:
+        read_hf(theirs)
+    assert named in str(error.value)
+
+
+def test_rotary_parameters_that_all_types_of_layers_share_are_read(theirs: Path) -> None:
+    change(
+        theirs,
+        rope_parameters={f"{kind}_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 9.0} for kind in ("full", "sliding")},
+    )
+    position = read_hf(theirs).config.position
+    assert isinstance(position, RopeConfig) and position.theta == 9.0 and position.scaling == LinearScaling(factor=2.0)
+
+
+def test_a_key_that_is_not_used_is_told(theirs: Path) -> None:
+    change(theirs, residual_magic=0.5)
+    assert any("residual_magic=0.5" in note for note in read_hf(theirs).notes)

@@ -1,0 +1,164 @@
+"""Every shipped recipe and every option of conf/ goes through `lm train check=true`: shrunk, on local files, in this process.
+
+Replaced: the standard library of recipes by a small text (both of its own options are real), datasets of the hub by a local one of the
+same configurations, splits and columns, CUDA by the CPU and the compiler by nothing. Engines of several processes have one here.
+"""
+
+import importlib.util
+import json
+import random
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lm.cli import catalog
+from lm.cli.compose import compose
+from lm.cli.main import main
+from lm.data.config import BytesConfig
+from lm.data.tokenizer import build_tokenizer
+from tests.cli.test_recipes import NEEDED, OBJECTIVES
+from tests.test_presets import TINY
+
+LIMIT_S = 5.0
+GROUPS = catalog.groups()
+OPTIONS = [(group, option) for group, options in GROUPS.items() if group != "recipes" for option in options]
+ROWS = ["data.seq_len=128", "data.global_batch=4", "data.val_rows=4", "data.cache_dir=cache", "trainer.micro_batch=2", "trainer.device=cpu"]
+WIDTH = ["model.d_model=32", "model.n_layers=2", "model.vocab_size=null", "model.max_seq_len=null"]
+PARENT = ["init_from=runs/pretrain-tiny"]
+TEXT = ["data=text", "data.files=a.txt", "tokenizer=bytes"]
+CONFIGS = ("default", "en", "3.0.0", "sample-10BT", "de-en", "wikitext-103-raw-v1")  # of datasets that conf/data names
+CORPORA = ("stdlib", "stdlib_docstrings", "stdlib_chat")  # 11 MB, which are prepared anew here
+OF_DATA = {"pair": "seq2seq", "chat": "sft", "preference": "preference"}  # kind of record -> objective
+WORDS = ("def", "return", "import", "class", "self", "value", "for", "while", "if", "else", "none", "model", "data", "token", "read")
+
+
+def words(draw: random.Random, n: int) -> str:
+    return " ".join(draw.choices(WORDS, k=n))
+
+
+def record(draw: random.Random) -> dict[str, Any]:
+    """With the columns of every dataset that conf/ names."""
+    asked, better, worse = words(draw, 4), words(draw, 3), words(draw, 2)
+    chat = [{"role": "user", "content": asked}, {"role": "assistant", "content": better}]
+    return {
+        "text": words(draw, 12), "source": asked, "target": better, "messages": chat, "prompt": asked, "article": asked,
+        "highlights": better, "translation": {"de": asked, "en": better}, "instruction": asked, "input": worse, "output": better,
+        "chosen": chat, "rejected": [chat[0], {"role": "assistant", "content": worse}],
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with what options leave to the user, under the names that tests/cli/test_recipes.py gives; entered."""
+    folder, draw = tmp_path_factory.mktemp("shipped"), random.Random(0)
+    (folder / "a.txt").write_text("\n".join(words(draw, 8) for _ in range(300)))
+    rows = [record(draw) for _ in range(150)]
+    local = [row | {"chosen": row["target"], "rejected": row["input"]} for row in rows]
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in local))
+    (folder / "a" / "b").mkdir(parents=True)
+    for name, part in (("rows", rows), ("held_out", [record(draw) for _ in range(20)])):
+        (folder / "a" / "b" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    splits = [{"split": name, "path": "rows.jsonl"} for name in ("train", "train_prefs")]
+    splits += [{"split": name, "path": "held_out.jsonl"} for name in ("validation", "test_prefs")]
+    configs = yaml.safe_dump({"configs": [{"config_name": name, "data_files": splits} for name in CONFIGS]})
+    (folder / "a" / "b" / "README.md").write_text(f"---\n{configs}---\n")
+    build_tokenizer(BytesConfig(), ()).save(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("HF_DATASETS_CACHE", str(folder / "datasets"))
+        assert main(["train", "debug=fast", *TEXT, *ROWS, *WIDTH, "run.name=pretrain-tiny"]) == 0
+        yield folder
+
+
+def require_check(given: list[str], capfd: pytest.CaptureFixture[str], limit_s: float = LIMIT_S) -> None:
+    begun = time.process_time()  # of this process alone: the machine may be busy
+    code = main(["train", *given, "check=true"])
+    took, captured = time.process_time() - begun, capfd.readouterr()
+    assert code == 0, captured.err
+    assert captured.out.rstrip().endswith("the run can start")
+    assert took < limit_s
+
+
+def for_model(option: str) -> list[str]:
+    kind = catalog.values("model", catalog.lineage(option)[0])["model.kind"]
+    return [*TEXT, *WIDTH, *shlex.split(TINY[option]), f"objective={OBJECTIVES[kind]}"]
+
+
+def for_data(option: str) -> list[str]:
+    """The objective is that of its records; hub datasets become the local one."""
+    values = catalog.values("data", option)
+    hub = ["data.name=a/b"] if values["data.kind"] == "hub" else []
+    shape = values.get("data.record.kind", "pair" if option == "stdlib_docstrings" else None)
+    start = PARENT if shape == "preference" else [*WIDTH, "tokenizer=bytes"]
+    long = ["data.seq_len=4096"] if option == "stdlib_chat" else []  # in bytes, most functions are longer than other rows here
+    return [f"objective={OF_DATA[shape]}" if shape else "objective=causal", *start, *NEEDED.get(option, []), *hub, *long]
+
+
+def beside(group: str, option: str) -> list[str]:
+    """What the option does not go without, and what shrinks it."""
+    match group, option:
+        case "model", _:
+            return for_model(option)
+        case "data", "mix":
+            return [
+                *WIDTH,
+                "tokenizer=bytes",
+                "data.sources=[{name:a,data:{kind:text,files:a.txt}},{name:b,data:{kind:text,files:a.jsonl}}]",
+            ]
+        case "data", _:
+            return for_data(option)
+        case "tokenizer", _:
+            size = ["tokenizer.vocab_size=300"] if option in ("bpe", "unigram", "wordpiece") else []
+            return [*TEXT[:2], *WIDTH, *size, *NEEDED.get(option, [])]
+        case "objective", "mlm":
+            return [*TEXT, *for_model("bert_tiny")[len(TEXT) : -1], "model=bert_tiny"]
+        case "objective", "seq2seq":
+            return [*WIDTH, "data=pairs", "data.files=a.jsonl", "tokenizer=bytes"]
+        case "objective", "sft":
+            return [*WIDTH, "data=chat", "data.files=a.jsonl", "tokenizer=bytes"]
+        case "objective", "preference":
+            return [*PARENT, "data=preferences", "data.files=a.jsonl"]
+        case "strategy", _ if option != "single":
+            return [*TEXT, *WIDTH, "optim=adamw"]
+        case "trainer", "gpu":
+            return [*TEXT, *WIDTH, "trainer.compile=false"]
+        case _:
+            return [*TEXT, *WIDTH]
+
+
+def for_recipe(recipe: str) -> list[str]:
+    """Its data become local ones of the same shape."""
+    chosen, values = compose([f"recipes={recipe}"]).choices, catalog.values("recipes", recipe)
+    data, model, tokenizer = (str(chosen[group]) for group in ("data", "model", "tokenizer"))
+    local = {"stdlib": "text", "stdlib_docstrings": "pairs", "stdlib_chat": "chat"}.get(data, data)
+    hub = ["data.name=a/b"] if catalog.values("data", data)["data.kind"] == "hub" else []
+    given = [f"data={local}", *NEEDED.get(local, []), *hub, "trainer.compile=false"]
+    if "init_from" in values:
+        return given
+    size = ["tokenizer.vocab_size=300"] if tokenizer not in ("bytes", "file") else []
+    return [*given, *size, *WIDTH, *shlex.split(TINY[model])]
+
+
+def option_case(group: str, option: str) -> Any:
+    several = group == "strategy" and option != "single"  # processes of their own, which take seconds to start
+    marks = [pytest.mark.slow] if several or option in CORPORA or group == "model" else []
+    if option.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
+        marks.append(pytest.mark.skip(reason="pip install 'slotlm[deepspeed]'"))
+    return pytest.param(group, option, marks=marks, id=f"{group}={option}")
+
+
+@pytest.mark.parametrize(("group", "option"), [option_case(*both) for both in OPTIONS])
+def test_every_option_passes_a_check(workplace: Path, capfd: pytest.CaptureFixture[str], group: str, option: str) -> None:
+    fast = [] if group == "debug" else ["debug=fast"]
+    require_check([*fast, f"{group}={option}", *ROWS, *beside(group, option)], capfd, 60.0 if option in CORPORA else LIMIT_S)
+
+
+@pytest.mark.parametrize("recipe", GROUPS["recipes"])
+def test_every_recipe_passes_a_check(workplace: Path, capfd: pytest.CaptureFixture[str], recipe: str) -> None:
+    """With its own objective, optimizer and schedule, and its model shrunk."""
+    require_check([f"recipes={recipe}", "debug=fast", *for_recipe(recipe), *ROWS], capfd)

@@ -32,6 +32,7 @@ DOORS = {
     "deepspeed": "lm/training/strategies/",
     "wandb": "lm/training/logging.py",
     "tokenizers": "lm/data/tokenizer",
+    "tiktoken": "lm/data/fast.py",
     "datasets": "lm/data/hub.py",
     "transformers": "lm/hf/check.py",
 }

@@ -2,8 +2,10 @@
 
     python tools/baselines.py runs/pretrain-t5_tiny
 
-Of the labels of the run's validation rows: the loss of unigram frequencies counted on the training labels (one added to each), that of
-the model before its first step and after its last, and of an encoder-decoder whose sources are exchanged among the rows.
+Of the labels of the run's validation rows: the loss of unigram frequencies counted on the labels of 4,096 training rows (one added to
+each), that of the model before its first step and after its last, and with the sources or prefixes exchanged among the rows, where there
+are some.
+Of preferences: the loss of the validation's pairs, which is ln 2 at the start, and the part of them whose better answer gained more.
 """
 
 import sys
@@ -11,11 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 import yaml
 from numpy.typing import NDArray
+from torch.nn import functional as F
 
 from lm.config import from_tree
+from lm.data.objective import PreferenceConfig
 from lm.data.order import Ids, spread
+from lm.data.preference import PreferenceRows
 from lm.data.prepare import prepare
 from lm.data.protocol import Rows
 from lm.data.rows import build_rows
@@ -24,12 +30,13 @@ from lm.generation.load import load
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
+from lm.training.preference import margins, row_likelihoods
 
-_ROWS = 64
+_ROWS, _TRAIN_ROWS = 64, 4096
 
 
 class ExchangedSources:
-    """Rows with the source of another row each; none keeps its own."""
+    """Rows with the source of another row each, or with its tokens in the place of their prefix; none keeps its own."""
 
     def __init__(self, rows: Rows, seed: int = 0) -> None:
         self._rows, self.bytes_per_label = rows, rows.bytes_per_label
@@ -44,6 +51,8 @@ class ExchangedSources:
         """The targets of these rows."""
         lent = self._rows.batch(self._other[ids], draw)
         own = self._rows.batch(ids, draw)
+        if own.prefix is not None:
+            return replace(own, tokens=torch.where(own.prefix, lent.tokens, own.tokens))
         return replace(
             own,
             source_tokens=lent.source_tokens,
@@ -87,11 +96,29 @@ def baselines(run: Path) -> dict[str, float]:
     def loss(by: LM, of: Rows = val) -> float:
         return evaluate(by, of, ids, tokenizer, cfg.trainer.micro_batch)["val_loss"]
 
-    counts = [label_counts(part, which, tokenizer.vocab_size) for part, which in ((rows, np.arange(len(rows))), (val, ids))]
-    at_start = build_model(model.cfg, seed=cfg.seed, device=model.embed.weight.device)
+    counts = [label_counts(part, which, tokenizer.vocab_size) for part, which in ((rows, spread(len(rows), _TRAIN_ROWS)), (val, ids))]
+    fresh = cfg.init_from is None
+    at_start = build_model(model.cfg, seed=cfg.seed, device=model.embed.weight.device) if fresh else load(str(cfg.init_from))[0]
     found = {"unigram": unigram_loss(*counts), "at the start": loss(at_start), "at the end": loss(model)}
-    reads_sources = isinstance(model.cfg, EncoderDecoderConfig)
-    return found | ({"with the sources of other rows": loss(model, ExchangedSources(val))} if reads_sources else {})
+    if isinstance(val, PreferenceRows) and isinstance(cfg.objective, PreferenceConfig):
+        found |= preferred(model, at_start, val, ids, cfg.objective.beta)
+    first = val.batch(ids[:1])
+    if isinstance(model.cfg, EncoderDecoderConfig) or first.prefix is not None:
+        found["with the sources of other rows"] = loss(model, ExchangedSources(val))
+    return found
+
+
+@torch.inference_mode()
+def preferred(model: LM, reference: LM, rows: PreferenceRows, ids: Ids, beta: float) -> dict[str, float]:
+    """Loss of a pair, and the part of the pairs whose better answer gained more than the worse one."""
+    found = []
+    for pair in ids:
+        batch = rows.pairs(ids=np.array([pair])).to(model.embed.weight.device)
+        assert batch.labels is not None
+        reader = row_likelihoods(batch.labels)
+        found.append(margins(model(batch, loss=reader) - reference(batch, loss=reader)))
+    margin = torch.cat(found)
+    return {"loss of a pair": -F.logsigmoid(beta * margin).mean().item(), "better answer gained more": (margin > 0).float().mean().item()}
 
 
 if __name__ == "__main__":

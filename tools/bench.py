@@ -3,6 +3,7 @@
     python tools/bench.py models            # our decoder against litgpt, transformers and x-transformers (extra `bench`)
     python tools/bench.py models modes=fp32,bf16,compiled rounds=5 steps=4
     python tools/bench.py moe               # 8 experts, top-2, against our dense model of equal active parameters
+    python tools/bench.py sft               # chats packed into rows of 1,024 tokens against one a row, padded
     python tools/bench.py loop              # the default recipe through `lm train` against a bare loop over the same batches
 
 Machines are shared and noisy: contestants take turns of a few steps, and the ratio is the median of per-round ratios.
@@ -24,12 +25,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config import from_tree
+from lm.config import Tree, from_tree
 from lm.data.causal import CausalRows
 from lm.data.loader import train_loader
 from lm.data.objective import CausalConfig
+from lm.data.order import step_rows
 from lm.data.prepare import prepare
-from lm.nn.batch import Batch
+from lm.data.protocol import Rows
+from lm.data.rows import build_rows
+from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import DecoderConfig, build_model
 from lm.training.config import TrainConfig
 from lm.training.objective import causal_reader
@@ -46,11 +50,8 @@ def plain_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
-def ours() -> Contestant:
-    tree = {
-        "vocab_size": VOCAB, "max_seq_len": LENGTH, "d_model": D, "n_layers": LAYERS, "norm": {"kind": "rms"},
-        "position": {"kind": "rope"}, "attention": {"kind": "gqa", "n_heads": HEADS}, "ffn": {"kind": "mlp", "hidden": HIDDEN},
-    }  # fmt: skip
+def contestant(tree: Tree) -> Contestant:
+    """One of our models, with our loss."""
     model = build_model(from_tree(DecoderConfig, tree), seed=0)
 
     def loss(ids: Tensor, labels: Tensor) -> Tensor:
@@ -58,6 +59,14 @@ def ours() -> Contestant:
         return total / labels.numel()
 
     return model, loss
+
+
+def ours() -> Contestant:
+    tree = {
+        "vocab_size": VOCAB, "max_seq_len": LENGTH, "d_model": D, "n_layers": LAYERS, "norm": {"kind": "rms"},
+        "position": {"kind": "rope"}, "attention": {"kind": "gqa", "n_heads": HEADS}, "ffn": {"kind": "mlp", "hidden": HIDDEN},
+    }  # fmt: skip
+    return contestant(tree)
 
 
 def litgpt() -> Contestant:
@@ -148,22 +157,7 @@ def mixture(n_experts: int) -> Contestant:
         "vocab_size": VOCAB, "max_seq_len": LENGTH, "d_model": 256, "n_layers": 4, "norm": {"kind": "rms"}, "position": {"kind": "rope"},
         "attention": {"kind": "gqa", "n_heads": 4}, "ffn": moe if n_experts else {"kind": "mlp", "hidden": 1024},
     }  # fmt: skip
-    model = build_model(from_tree(DecoderConfig, tree), seed=0)
-
-    def loss(ids: Tensor, labels: Tensor) -> Tensor:
-        total: Tensor = model(Batch(ids), loss=causal_reader(labels, CausalConfig())).total
-        return total / labels.numel()
-
-    return model, loss
-
-
-def compare_moe(modes: list[str], rounds: int, steps: int) -> list[dict[str, Any]]:
-    contestants = {"slotlm": lambda: mixture(8), "dense": lambda: mixture(0)}
-    return compare(contestants, modes, rounds, steps)
-
-
-def compare_models(modes: list[str], rounds: int, steps: int) -> list[dict[str, Any]]:
-    return compare(CONTESTANTS, modes, rounds, steps)
+    return contestant(tree)
 
 
 def compare(contestants: Mapping[str, Callable[[], Contestant]], modes: list[str], rounds: int, steps: int) -> list[dict[str, Any]]:
@@ -193,6 +187,36 @@ def compare(contestants: Mapping[str, Callable[[], Contestant]], modes: list[str
     return results
 
 
+def compare_sft(rounds: int, steps: int) -> dict[str, Any]:
+    """Label tokens/s of the nano model on stdlib_chat: 4 packed rows of 1,024 tokens a step, or 16 chats each in a row of its own."""
+    from lm.cli.compose import compose
+
+    config = compose(["model=nano", "tokenizer.vocab_size=2048", "data=stdlib_chat", "objective=sft", "data.seq_len=1024"]).config()
+    data = prepare(config.data, config.tokenizer, log=lambda text: None)
+    model = build_model(config.model.replace(vocab_size=2048, max_seq_len=1024), seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def labels_per_second(rows: Rows, size: int, first: int) -> float:
+        begun, labels = time.perf_counter(), 0
+        for step in range(first, first + steps):
+            batch = rows.batch(step_rows(0, step, size, len(rows)))
+            assert batch.labels is not None
+            labels += int((batch.labels != IGNORED).sum())
+            model(batch, loss=causal_reader(batch.labels, CausalConfig())).total.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return labels / (time.perf_counter() - begun)
+
+    sizes, speeds = {"fit": 4, "none": 16}, dict[str, list[float]](fit=[], none=[])
+    rows = {how: build_rows(config.objective, config.data.replace(packing=how), data.train, data.tokenizer, model.cfg) for how in sizes}
+    for turn in range(rounds + 1):
+        for how in sorted(sizes, reverse=bool(turn % 2)):
+            speeds[how].append(labels_per_second(rows[how], sizes[how], turn * steps))
+    packed, padded = speeds["fit"][1:], speeds["none"][1:]  # the first round warms up
+    ratio = statistics.median(a / b for a, b in zip(packed, padded, strict=True))
+    return {"packed": round(statistics.median(packed)), "padded": round(statistics.median(padded)), "ratio": round(ratio, 3)}
+
+
 def compare_loop(rounds: int, steps: int) -> dict[str, Any]:
     """Tokens/s of `train()` on the default recipe, without validation and saving, against a bare loop with the same pieces."""
     from lm.cli.train import compose_config
@@ -212,9 +236,7 @@ def compare_loop(rounds: int, steps: int) -> dict[str, Any]:
             if not turn % 2:
                 bare.append(bare_loop(config, steps))
     ratio = statistics.median(a / b for a, b in zip(through, bare, strict=True))
-    result = {"lm_train": round(statistics.median(through)), "bare_loop": round(statistics.median(bare)), "ratio": round(ratio, 3)}
-    print(f"  tokens/s {result}", flush=True)
-    return result
+    return {"lm_train": round(statistics.median(through)), "bare_loop": round(statistics.median(bare)), "ratio": round(ratio, 3)}
 
 
 def bare_loop(config: TrainConfig, steps: int) -> float:
@@ -256,14 +278,17 @@ def machine() -> dict[str, Any]:
 
 def main(args: list[str]) -> int:
     options = dict(arg.split("=", 1) for arg in args[1:])
+    rounds = int(options.get("rounds", 4 if args[:1] == ["loop"] else 5))
+    modes = options.get("modes", "fp32,bf16,compiled" if args[:1] == ["models"] else "fp32").split(",")
     results: Any
     if args[:1] == ["models"]:
-        modes = options.get("modes", "fp32,bf16,compiled").split(",")
-        results = compare_models(modes, int(options.get("rounds", 5)), int(options.get("steps", 3)))
+        results = compare(CONTESTANTS, modes, rounds, int(options.get("steps", 3)))
     elif args[:1] == ["moe"]:
-        results = compare_moe(options.get("modes", "fp32").split(","), int(options.get("rounds", 5)), int(options.get("steps", 3)))
+        results = compare({"slotlm": lambda: mixture(8), "dense": lambda: mixture(0)}, modes, rounds, int(options.get("steps", 3)))
+    elif args[:1] == ["sft"]:
+        results = compare_sft(rounds, int(options.get("steps", 8)))
     elif args[:1] == ["loop"]:
-        results = compare_loop(int(options.get("rounds", 4)), int(options.get("steps", 41)))
+        results = compare_loop(rounds, int(options.get("steps", 41)))
     else:
         print(__doc__)
         return 2

@@ -2,6 +2,7 @@
 
 python tools/bench_data.py tokenise     # MB/s of preparing against the encoder library alone, on the same text and cores
 python tools/bench_data.py batches      # tokens/s of packed rows from warm shards, split and best fit
+python tools/bench_data.py loading      # part of a step of the default recipe that goes into its batch
 python tools/bench_data.py packing      # seconds and fill of best-fit packing of 10 M tokens
 python tools/bench_data.py shards       # seconds to open 1,000 shards that were verified before
 python tools/bench_data.py memory mb=1000 tokenizer=bytes   # most memory while that much text is prepared; tokenizer=bpe takes minutes more
@@ -23,10 +24,12 @@ from tokenizers import Tokenizer as RawTokenizer
 from lm.data.causal import CausalRows
 from lm.data.config import BPEConfig, BytesConfig, StdlibConfig, TextConfig, TokenizerConfig
 from lm.data.corpus import StdlibFiles
+from lm.data.loader import train_loader
 from lm.data.order import step_rows
 from lm.data.pack import BestFit, best_fit
 from lm.data.prepare import prepare
 from lm.data.protocol import Rows
+from lm.data.rows import build_splits
 from lm.data.shards import ShardWriter, TokenStore, write_index
 from lm.data.tokenizer import build_tokenizer
 
@@ -102,6 +105,30 @@ def rate(rows: Rows, steps: int = 2000) -> float:
     return max(once() for _ in range(ROUNDS))
 
 
+def loading() -> dict[str, float]:
+    """Making a step's batches in the training process, against the median of a short run's steps."""
+    from lm.cli.train import compose_config
+    from lm.training.metrics import read
+    from lm.training.run import train
+
+    with tempfile.TemporaryDirectory() as folder:
+        cfg = compose_config(
+            [f"run.dir={folder}", "run.name=run", f"data.cache_dir={CACHE}", "trainer.max_steps=40", "trainer.log_every=1"]
+        )
+        train(cfg)
+        step_s = statistics.median(line["step_s"] for line in read(Path(folder) / "run" / "metrics.jsonl") if line.get("step_s"))
+    found = prepare(cfg.data, cfg.tokenizer, log=quiet)
+    rows = build_splits(cfg.objective, cfg.data, found, None, cfg.seed).train
+    loader = train_loader(
+        rows, seed=cfg.seed, global_batch=cfg.data.global_batch, micro_batch=cfg.trainer.micro_batch, rank=0, world=1,
+        start_step=0, max_steps=500, workers=0,
+    )  # fmt: skip
+    begun = time.perf_counter()
+    n = len(list(loader))
+    took = (time.perf_counter() - begun) / 500
+    return {"batch_ms": 1000 * took, "step_ms": 1000 * step_s, "frac": took / step_s, "micro_batches": n / 500}
+
+
 def packing() -> dict[str, float]:
     """Log-normal lengths, 2,048 tokens a row."""
     draw = np.random.default_rng(0)
@@ -142,6 +169,7 @@ def main(args: list[str]) -> int:
     named: dict[str, Callable[[], dict[str, float]]] = {
         "tokenise": tokenise,
         "batches": batches,
+        "loading": loading,
         "packing": packing,
         "shards": shards,
         "memory": lambda: memory(int(options.get("mb", 1000)), options.get("tokenizer", "bpe")),

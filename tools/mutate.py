@@ -1,17 +1,24 @@
 """Plant one-line faults in lm/nn/ one at a time, and see the suite fail each time. A fault that survives is a hole in the tests.
 
-python tools/mutate.py            # all; prints caught/total as JSON, exit 1 if one survives
-python tools/mutate.py only=3,7
+python tools/mutate.py              # all; prints caught/total as JSON, exit 1 if one survives
+python tools/mutate.py jobs=4       # on four processes at once
+python tools/mutate.py only=3,7-12
 
-Each fault names the tests that should see it, so that a run is short; that these pass without a fault is the suite's to say.
+Each fault names the tests that should see it, so that a run is short; that these pass without a fault is the suite's to say. Before the
+first is planted, all are looked for: one whose text is not in its file exactly once is an error.
 """
 
+import itertools
 import json
 import os
+import queue
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,6 +109,12 @@ MUTATIONS = [
     ("sources of other documents are seen", "transformer.py", "Mask(q, source, batch.documents, batch.source_documents, causal=False", "Mask(q, source, None, None, causal=False", [GRID[2]]),
     ("the encoder is causal", "transformer.py", "mask = Mask(positions, positions, documents, documents, causal=False", "mask = Mask(positions, positions, documents, documents, causal=True", STACKS),
     ("a further token is of the one before", "transformer.py", "self.embed(shifted(batch.tokens, n, 0))", "self.embed(shifted(batch.tokens, n - 1, 0))", ["nn/test_ahead.py"]),
+    ("a further token's embedding is not scaled", "transformer.py", "self.embed(shifted(batch.tokens, n, 0)) * self.embed_scale", "self.embed(shifted(batch.tokens, n, 0))", ["nn/test_ahead.py"]),
+    ("blocks ahead are never computed again", "transformer.py", "hidden = self.through(block, len(self.blocks) + n - 1, hidden, later, ctx)", "hidden = block(hidden, later, ctx)", ["nn/test_ahead.py"]),
+    ("a block computed again is another one", "stack.py", "layer % self.checkpoint_every == 0", "layer % self.checkpoint_every == 1", ["nn/test_ahead.py"]),
+    ("cross-attention does not count as a sublayer", "transformer.py", "else 3 * len(self.blocks)", "else 2 * len(self.blocks)", ["nn/test_model.py"]),
+    ("segments are passed over", "stack.py", "elif segments is not None:", "elif False:", ["nn/test_slot_errors.py"]),
+    ("a cache may pass the last learned position", "position.py", "if start + s > self.max_seq_len:", "if s > self.max_seq_len:", ["nn/test_slot_errors.py"]),
     ("embeddings are scaled after positions", "stack.py", "x = self.position.embed(x, positions)", "x = self.position.embed(x / self.embed_scale, positions) * self.embed_scale", POSITIONS),
     ("the soft-cap of the head is skipped", "head.py", "return logits if self.softcap is None else", "return logits if True else", REFERENCES),
     ("the head's scale comes too late", "head.py", "x = x * self.scale", "x = x", ["nn/test_norm.py"]),
@@ -111,37 +124,90 @@ MUTATIONS = [
 ]  # fmt: skip
 
 
+def misplaced() -> list[str]:
+    """A sentence for each fault that cannot be planted, or whose tests are not there."""
+    found = []
+    for number, (_, file, before, _, tests) in enumerate(MUTATIONS, 1):
+        if (count := (ROOT / "lm" / "nn" / file).read_text(encoding="utf-8").count(before)) != 1:
+            found.append(f"fault {number}: {file} holds the text {count} times, not once: {before}")
+        found += [f"fault {number}: there is no tests/{name}" for name in tests if not (ROOT / "tests" / name.split("::")[0]).is_file()]
+    return found
+
+
 def survives(copy: Path, file: str, before: str, after: str, tests: list[str]) -> bool:
     """Whether these tests pass on the mutated copy."""
     path = copy / "lm" / "nn" / file
-    original = path.read_text()
-    if original.count(before) != 1:
-        raise SystemExit(f"tools/mutate.py: {file} holds the text {original.count(before)} times, not once: {before}")
-    path.write_text(original.replace(before, after))
+    original = path.read_text(encoding="utf-8")
+    path.write_text(original.replace(before, after), encoding="utf-8")
     try:
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", *(f"tests/{name}" for name in tests)]
-        environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-m",
+            "not slow",
+            "-p",
+            "no:cacheprovider",
+            *(f"tests/{name}" for name in tests),
+        ]
+        environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     finally:
-        path.write_text(original)
+        path.write_text(original, encoding="utf-8")
     if done.returncode not in (0, 1):  # a test that is not there, or a line that is not Python, sees nothing
         raise SystemExit(f"tools/mutate.py: the tests of {file} with {after!r} did not run:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
     return done.returncode == 0
 
 
-def main(args: list[str]) -> int:
-    chosen = [int(n) for n in args[0].removeprefix("only=").split(",")] if args else range(1, len(MUTATIONS) + 1)
-    caught = 0
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "lm"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__"))
-        for number in chosen:
+def run(numbers: Sequence[int], jobs: int) -> Iterator[bool]:
+    """Whether each of these faults is caught, in order, told as soon as it is known."""
+    with copies(jobs) as free:
+
+        def caught(number: int) -> bool:
             what, file, before, after, tests = MUTATIONS[number - 1]
-            alive = survives(copy, file, before, after, tests)
-            caught += not alive
+            copy = free.get()
+            try:
+                alive = survives(copy, file, before, after, tests)
+            finally:
+                free.put(copy)
             print(f"{number:3} {'SURVIVED' if alive else 'caught'}  {file}: {what}", flush=True)
-    print(json.dumps({"caught": caught, "total": len(chosen)}))
-    return 0 if caught == len(chosen) else 1
+            return not alive
+
+        with ThreadPoolExecutor(jobs) as pool:
+            yield from pool.map(caught, numbers)
+
+
+@contextmanager
+def copies(n: int) -> Iterator["queue.Queue[Path]"]:
+    """Copies of the checkout, one for each fault that is planted at the same time."""
+    free: queue.Queue[Path] = queue.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(n):
+            copy = Path(folder) / str(i) / "lm"
+            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__"))
+            free.put(copy)
+        yield free
+
+
+def numbers_in(text: str) -> list[int]:
+    """Of 3,7-12: 3, 7, 8, ..., 12."""
+    spans = [part.split("-") for part in text.split(",")]
+    return list(itertools.chain.from_iterable(range(int(span[0]), int(span[-1]) + 1) for span in spans))
+
+
+def main(args: list[str]) -> int:
+    if faults := misplaced():
+        raise SystemExit("tools/mutate.py: " + "\n".join(faults))
+    given = dict(arg.split("=", 1) for arg in args)
+    numbers = numbers_in(given.pop("only", f"1-{len(MUTATIONS)}"))
+    jobs = int(given.pop("jobs", 1))
+    if given or not all(0 < number <= len(MUTATIONS) for number in numbers):
+        raise SystemExit(f"tools/mutate.py: {' '.join(args)} was given. Options are jobs=N and only=NUMBERS from 1 to {len(MUTATIONS)}.")
+    caught = sum(run(numbers, jobs))
+    print(json.dumps({"caught": caught, "total": len(numbers)}))
+    return 0 if caught == len(numbers) else 1
 
 
 if __name__ == "__main__":

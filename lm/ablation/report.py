@@ -30,6 +30,7 @@ def write_report(run_folder: Path) -> Path:
         run=run,
         result=_result(run),
         numbers=_numbers(run),
+        sources=_sources(run),
         curves=curves(run),
         samples=_samples(run.samples),
         events=[_event(line) for line in run.events],
@@ -134,6 +135,17 @@ def _numbers(run: Run) -> list[tuple[str, str, str]]:
     if parent:
         cards.append(("fine-tuned from", str(parent), ""))
     return [card for card in cards if card[1] != "-"]
+
+
+def _sources(run: Run) -> list[tuple[str, ...]]:
+    """Of each source of a mixture: name, tokens read, their share, epochs, validation loss."""
+    names = [source["name"] for source in run.config.get("data", {}).get("sources", [])]
+    tokens, epochs, losses = ([run.number(f"{key}/{name}") for name in names] for key in ("tokens", "epochs", "val_loss"))
+    total = sum(filter(None, tokens)) or 1
+    return [
+        (name, si(read or 0), f"{(read or 0) / total:.1%}", f"{turns or 0:.2f}", fixed(loss))
+        for name, read, turns, loss in zip(names, tokens, epochs, losses, strict=True)
+    ]
 
 
 def _samples(text: str) -> list[tuple[str, str]]:

@@ -67,10 +67,17 @@ def run(args: Sequence[str]) -> int:
         why = "check=false" if not cfg.check else "transformers is not installed: pip install 'slotlm[hf]'"
         print(f"not compared with transformers ({why})", file=sys.stderr)
         return 0
-    difference, spread = check.largest_difference(out, family, model)
-    print(f"largest logit difference to transformers: {difference:.1e} (float32, {check.ROWS} rows, logits of std {spread:.2g})")
-    if not difference <= 1e-3 * max(1.0, spread):
-        raise CheckpointError(f"{out}: transformers computes other logits from it, by up to {difference:.2g}. Do not use it; report it.")
+    found = check.compare(out, family, model)
+    print(
+        f"largest logit difference to transformers: {found.difference:.1e}"
+        f" (float32, {found.rows} x {found.tokens} tokens, logits of std {found.spread:.2g})"
+    )
+    if found.left_out is not None:
+        print(f"not compared with transformers: {found.left_out}", file=sys.stderr)
+    if not found.difference <= 1e-3 * max(1.0, found.spread):
+        raise CheckpointError(
+            f"{out}: transformers computes other logits from it, by up to {found.difference:.2g}. Do not use it; report it."
+        )
     return 0
 
 

@@ -38,21 +38,22 @@ def run(args: Sequence[str]) -> int:
     prompts = _prompts(cfg)
     from lm.generation.decode import room
     from lm.generation.load import load
-    from lm.generation.text import complete, prompt_ids
+    from lm.generation.text import chat_template, complete, prompt_ids
 
     model, tokenizer = load(folder, cfg.device)
     answers = cfg.chat or model.cfg.kind == "encoder_decoder"
+    chat = chat_template(tokenizer) if cfg.chat else None
     for prompt in prompts:
-        room(model, prompt_ids(model, tokenizer, prompt, cfg.chat), cfg)  # a prompt that does not fit is refused before anything is printed
+        room(model, prompt_ids(model, tokenizer, prompt, chat), cfg)  # a prompt that does not fit is refused before anything is printed
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     shown = [""] * len(prompts) if answers else prompts
     if len(prompts) == 1:
         _write(shown[0])
-        found = complete(model, tokenizer, prompts, cfg, lambda row, piece: _write(piece), cfg.chat)
+        found = complete(model, tokenizer, prompts, cfg, lambda row, piece: _write(piece), chat)
         _write("\n")
     else:
-        found = complete(model, tokenizer, prompts, cfg, chat=cfg.chat)
+        found = complete(model, tokenizer, prompts, cfg, chat=chat)
         for n, (prompt, completion) in enumerate(zip(shown, found, strict=True), 1):
             _write(f"--- {n} of {len(prompts)} ---\n{prompt}{completion.text}\n")
     for n, completion in enumerate(found, 1):

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from lm.data.config import ChatRecord, PreferenceRecord
 from lm.data.records import ASSISTANT
-from lm.data.sandbox import CLOSE, OPEN, compiled
+from lm.data.rendering import CLOSE, OPEN
+from lm.data.sandbox import compiled
 from lm.data.source import Turn
 from lm.data.tokenizer import Tokenizer
 from lm.errors import ConfigError

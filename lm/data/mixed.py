@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lm.data.config import MixConfig
+from lm.data.config import DataConfig, MixConfig
 from lm.data.mix import Mixture, Share, merged
 from lm.data.order import Ids, step_rows
 from lm.data.protocol import Rows
@@ -62,9 +62,13 @@ def step_ids(rows: Rows, seed: int, step: int, global_batch: int) -> Ids:
     return step_rows(seed, step, global_batch, len(rows))
 
 
-def consumed(rows: Rows, count: int) -> dict[str, dict[str, float]] | None:
-    """What a run has read of each source of a mixture in its first `count` rows; None of a single source."""
-    return rows.consumed(count) if isinstance(rows, MixedRows) else None
+def consumed(rows: Rows, steps: int, data: DataConfig) -> dict[str, float]:
+    """Of each source of a mixture the tokens and epochs read in the first `steps` steps, as metrics; nothing of a single source."""
+    if not isinstance(rows, MixedRows):
+        return {}
+    used = rows.consumed(steps * data.global_batch)
+    tokens = {f"tokens/{name}": found["rows"] * data.seq_len for name, found in used.items()}
+    return tokens | {f"epochs/{name}": found["epochs"] for name, found in used.items()}
 
 
 def build_mixture(cfg: MixConfig, parts: Mapping[str, Rows], tokens: Mapping[str, int], seed: int) -> Mixture:

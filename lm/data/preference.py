@@ -1,5 +1,7 @@
 """Rows of preference pairs: a prompt with the better answer, and the same with the worse one."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from lm.data.joined import Example, joined_batch
@@ -42,10 +44,13 @@ class PreferenceRows:
         return len(self._kept)
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        """The step counts pairs, not labels, where both answers are there."""
-        rows = [[example] for pair in self._kept[ids] for example in self._examples(int(pair))]
-        batch = joined_batch(rows, rounded(max(len(row[0].tokens) - 1 for row in rows)), self._pad)
-        batch.step_tokens = len(ids) if self._both else 0
+        """Nothing is random here."""
+        return self.pairs(ids) if self._both else self._answers(ids, 1)
+
+    def pairs(self, ids: Ids) -> Batch:
+        """Both answers of each, in a validation too; the step counts pairs, not labels."""
+        batch = self._answers(ids, 2)
+        batch.step_tokens = len(ids)
         return batch
 
     def widest(self, n: int) -> Ids:
@@ -57,10 +62,14 @@ class PreferenceRows:
         dropped = self._store.n_documents - len(self)
         return f"{self._store.split}: {dropped:,} of {self._store.n_documents:,} pairs are too long and dropped" if dropped else ""
 
+    def _answers(self, ids: Ids, n: int) -> Batch:
+        """A row for each of the first n answers."""
+        rows = [[example] for pair in self._kept[ids] for example in self._examples(int(pair))[:n]]
+        return joined_batch(rows, rounded(max(len(row[0].tokens) - 1 for row in rows)), self._pad)
+
     def _examples(self, pair: int) -> list[Example]:
         bounds = [int(self._store.starts[pair]), int(self._middle[pair]), int(self._ends[pair])]
-        sides = [(bounds[0], bounds[1]), (bounds[1], bounds[2])]
-        return [self._example(*side) for side in (sides if self._both else sides[:1])]
+        return [self._example(*side) for side in pairwise(bounds)]
 
     def _example(self, begin: int, end: int) -> Example:
         parts = self._store.parts

@@ -27,6 +27,8 @@ from lm.data.tokenise import tokenise
 from lm.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, pieces
 from lm.errors import ConfigError
 
+_HASH = "hash"  # of a trained tokenizer, beside it
+
 
 @dataclass(frozen=True)
 class Part:
@@ -169,11 +171,17 @@ def _trained(cfg: AnyTrained, specials: Sequence[str], sources: Mapping[str, Sou
     def build(half: Path) -> None:
         with progress(f"Training a tokenizer of {cfg.vocab_size:,} tokens", total) as done:
             texts = chain(*(_training_texts(source, done, cfg.max_chars // len(sources)) for source in sources.values()))
-            build_tokenizer(cfg, texts, specials).save(half)
+            trained = build_tokenizer(cfg, texts, specials)
+        trained.save(half)
+        (half / _HASH).write_text(trained.hash)
 
     reading = [_reading(source) for source in sources.values()]
     key = short_hash([reading[0] if len(reading) == 1 else reading, cfg.tree(), *specials])
-    return load_tokenizer(build_once(cache / "tokenizers" / key, build, log))
+    folder = build_once(cache / "tokenizers" / key, build, log)
+    tokenizer = load_tokenizer(folder)
+    if not (folder / _HASH).is_file() or (folder / _HASH).read_text() != tokenizer.hash:
+        raise ConfigError(f"{folder}/tokenizer.json: it is not the one that was trained here. Delete {folder}, and it is trained anew.")
+    return tokenizer
 
 
 def _training_texts(source: Source, done: Callable[[int], None], left: int) -> Iterator[str]:

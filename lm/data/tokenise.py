@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lm.config import Tree
 from lm.data.cache import Log
+from lm.data.fast import Encode, fastest
 from lm.data.pieces import MakePieces, Piece
 from lm.data.progress import progress
 from lm.data.shards import ShardWriter
@@ -32,13 +33,13 @@ def tokenise(source: Source, tokenizer: Tokenizer, make_pieces: MakePieces, fold
     stores = _Stores(folder, tokenizer, log)
     pieces = (piece for document in source.documents() for piece in make_pieces(document))
     with progress("Tokenising", source.total) as done:
-        for batch, ids in _encoded(_batches(stores.unwritten(pieces)), tokenizer):
+        for batch, ids in _encoded(_batches(stores.unwritten(pieces)), fastest(tokenizer)):
             stores.add(batch, ids)
             done(source.position())
     return {**stores.close(), "skipped": source.skipped}
 
 
-def _encoded(batches: Iterable[list[Piece]], tokenizer: Tokenizer) -> Iterator[tuple[list[Piece], list[Ids]]]:
+def _encoded(batches: Iterable[list[Piece]], encode: Encode) -> Iterator[tuple[list[Piece], list[Ids]]]:
     """Each batch with the ids of its pieces, while the next ones are read and encoded.
 
     Two at once, since towards the end of a batch some cores have nothing left to do.
@@ -46,7 +47,7 @@ def _encoded(batches: Iterable[list[Piece]], tokenizer: Tokenizer) -> Iterator[t
     waiting: deque[tuple[list[Piece], Future[list[Ids]]]] = deque()
     with ThreadPoolExecutor(_AT_ONCE) as encoders:
         for batch in batches:
-            waiting.append((batch, encoders.submit(tokenizer.encode_arrays, [piece.text for piece in batch])))
+            waiting.append((batch, encoders.submit(encode, [piece.text for piece in batch])))
             if len(waiting) > _AT_ONCE:
                 batch, ids = waiting.popleft()
                 yield batch, ids.result()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
-from lm.config import did_you_mean
+from lm.config import Tree, did_you_mean
 from lm.data.bytelevel import is_plain, token_bytes, unknown_token
 from lm.data.config import TokenizerConfig, TokenizerFileConfig
 from lm.errors import ConfigError
@@ -58,7 +58,7 @@ class Tokenizer:
         self.pad: int = next((i for i in (pad, self.eos, self.bos) if i is not None), 0)
         vocab = raw.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocab.values()) + 1
-        state = json.loads(raw.to_str())
+        state = self.content()
         self.hash: str = hashlib.sha256(json.dumps([state, specials], sort_keys=True).encode()).hexdigest()
         self._special = {i: token.content for i, token in raw.get_added_tokens_decoder().items() if token.special}
         self.mask = self.special(_MASKS)
@@ -67,6 +67,10 @@ class Tokenizer:
         self._plain = self._bytes is not None and is_plain(state, self._bytes)
         self._leaks = self._leaking()
         self.chat_template: str | None = None
+
+    def content(self) -> Tree:
+        """Of its tokenizer.json."""
+        return dict(json.loads(self._raw.to_str()))
 
     def special(self, names: Sequence[str]) -> int | None:
         """The id of the first of these names that is a special token here."""
@@ -108,6 +112,10 @@ class Tokenizer:
         encoded = iter(self._raw.encode_batch_fast([part for split in parts for part in split], add_special_tokens=False))
         arrays = [[np.array(next(encoded).ids, np.uint32) for _ in split] for split in parts]
         return [found[0] if len(found) == 1 else np.concatenate(found) for found in arrays]
+
+    def encode_as_saved(self, text: str) -> list[int]:
+        """Ids of the text with the special tokens that tokenizer.json itself puts around it, which nothing here reads."""
+        return list(self._raw.encode(text, add_special_tokens=True).ids)
 
     def document(self, text: str) -> list[int]:
         """[bos] text [eos], as far as the tokenizer has them; one separator where bos is eos."""

@@ -26,7 +26,7 @@ _SPLITS = {
     "gpt4": _GPT4,
     "llama3": _GPT4,  # the same
 }
-_LONGEST_WORD = 1 << 16  # characters that WordPiece looks at; what is longer would be unknown to it
+_LONGEST_WORD = 256  # bytes that WordPiece looks at: its time grows with the square, and what is longer would be unknown to it
 _OWN = Specials("<|bos|>", "<|eos|>", "<|pad|>")
 
 
@@ -42,7 +42,10 @@ def train_tokenizer(cfg: TrainedConfig | BytesConfig, texts: Iterable[str], extr
         )
     raw, trainer = _untrained(cfg, specials)
     split = pre_tokenizers.Split(Regex(_SPLITS[cfg.pattern]), "isolated")
-    raw.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    cuts = [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    if isinstance(cfg, WordPieceConfig):
+        cuts.append(pre_tokenizers.Split(Regex(f".{{1,{_LONGEST_WORD}}}"), "isolated"))
+    raw.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     raw.decoder = decoders.ByteLevel()
     raw.train_from_iterator((piece for text in texts for piece in pieces([text])), trainer)
     return Tokenizer(raw, _OWN)

@@ -9,7 +9,7 @@ from lm.config import Tree, from_tree
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.sampling import SamplingConfig
-from lm.generation.text import complete, require_fit
+from lm.generation.text import chat_template, complete, require_fit
 from lm.model_folder import copy_weights, read_model, resolve_model
 from lm.nn.transformer import LM, AnyModelConfig, EncoderDecoderConfig, build_model, model_config
 
@@ -45,7 +45,7 @@ def generate(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: 
     """
     cfg = from_tree(SamplingConfig, options)
     prompts = [prompt] if isinstance(prompt, str) else prompt
-    texts = [found.text for found in complete(model, tokenizer, prompts, cfg, chat=chat)]
+    texts = [found.text for found in complete(model, tokenizer, prompts, cfg, chat=chat_template(tokenizer) if chat else None)]
     return texts[0] if isinstance(prompt, str) else texts
 
 

@@ -24,12 +24,17 @@ class Completion:
 
 
 def complete(
-    model: LM, tokenizer: Tokenizer, prompts: Sequence[str], cfg: SamplingConfig, on_text: OnText | None = None, chat: bool = False
+    model: LM,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    cfg: SamplingConfig,
+    on_text: OnText | None = None,
+    chat: ChatTemplate | None = None,
 ) -> list[Completion]:
     """One completion per prompt, and on_text(row, text) for each piece as soon as it is certain: whole characters, no part of a stop text.
 
-    chat: prompts are messages of a user, and completions are answers. Raises ConfigError for a prompt that is longer than the context or
-    not valid text.
+    chat: prompts are messages of a user, and completions end where this template ends an answer. Raises ConfigError for a prompt that is
+    longer than the context or not valid text.
     """
     require_fit(tokenizer, model.vocab_size)
     encoded = [prompt_ids(model, tokenizer, prompt, chat) for prompt in prompts]
@@ -43,7 +48,7 @@ def complete(
         tell(row, texts[row].push(token))
         return texts[row].stopped
 
-    last = (tokenizer.eos, _template(tokenizer).end() if chat else None)
+    last = (tokenizer.eos, chat.end() if chat is not None else None)
     ends = {token for token in last if token is not None}
     found = generate(model, encoded, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token)
     for row, text in enumerate(texts):
@@ -63,17 +68,18 @@ def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer")
         )
 
 
-def prompt_ids(model: LM, tokenizer: Tokenizer, text: str, chat: bool = False) -> list[int]:
+def prompt_ids(model: LM, tokenizer: Tokenizer, text: str, chat: ChatTemplate | None = None) -> list[int]:
     """What a document that starts with this text starts with, for an empty one bos, or else eos; for an encoder-decoder, all of a source.
 
-    chat: what the tokenizer's chat template makes of a user's message, up to where the answer begins. Raises ConfigError.
+    chat: what this template makes of it as a user's message, up to where the answer begins. Raises ConfigError.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"prompt: character {error.start} ({text[error.start]!r}) is not valid Unicode. Give it as UTF-8.") from None
-    if chat:
-        return _question(tokenizer, text)
+    if chat is not None:
+        parts = chat.question([Turn("user", text)])
+        return [token for part in parts for token in ([part] if isinstance(part, int) else tokenizer.encode(part))]
     if model.cfg.kind == "encoder_decoder":
         return tokenizer.document(text)
     ids = [*tokenizer.prefix, *tokenizer.encode(text)] or tokenizer.suffix
@@ -82,12 +88,8 @@ def prompt_ids(model: LM, tokenizer: Tokenizer, text: str, chat: bool = False) -
     return ids
 
 
-def _question(tokenizer: Tokenizer, text: str) -> list[int]:
-    parts = _template(tokenizer).question([Turn("user", text)])
-    return [token for part in parts for token in ([part] if isinstance(part, int) else tokenizer.encode(part))]
-
-
-def _template(tokenizer: Tokenizer) -> ChatTemplate:
+def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
+    """The tokenizer's own; ConfigError where it has none."""
     if tokenizer.chat_template is None:
         raise ConfigError("chat=true: the model's tokenizer has no chat template. Leave it out, or use a model fine-tuned on chats.")
     return ChatTemplate(tokenizer.chat_template, "tokenizer", tokenizer)

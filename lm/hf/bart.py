@@ -32,6 +32,13 @@ class Bart(Family):
         "head.tied": ("tie_word_embeddings", True),
         "start_token": ("decoder_start_token_id", 2),
     }
+    further: ClassVar[tuple[str, ...]] = (
+        "scale_embedding",
+        "activation_function",
+        "decoder_attention_heads",
+        "decoder_ffn_dim",
+        "num_hidden_layers",
+    )
     fixed: ClassVar[Tree] = {
         "kind": "encoder_decoder", "norm.kind": "layer", "norm.place": "post", "norm.eps": 1e-5, "position.kind": "learned",
         "attention.kind": "gqa", "attention.qkv_bias": True, "attention.out_bias": True, "ffn.kind": "mlp", "ffn.gated": False,
@@ -44,7 +51,7 @@ class Bart(Family):
 
     def read(self, hf: Tree) -> Tree:
         scale = math.sqrt(hf["d_model"]) if hf.get("scale_embedding") else 1.0
-        return {"embed.scale": scale, "ffn.activation": activation({"activation_function": "gelu", **hf}, "activation_function")}
+        return {"embed.scale": scale, "ffn.activation": activation(hf, "activation_function", "gelu")}
 
     def write(self, ours: Tree) -> Tree:
         return {

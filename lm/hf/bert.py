@@ -30,6 +30,7 @@ class Bert(Family):
         "dropout": ("hidden_dropout_prob", 0.1),
         "ffn.hidden": "intermediate_size",
     }
+    further: ClassVar[tuple[str, ...]] = ("type_vocab_size", "hidden_act", "tie_word_embeddings", "is_decoder")
     fixed: ClassVar[Tree] = {
         "kind": "encoder", "norm.kind": "layer", "norm.place": "post", "position.kind": "learned", "attention.kind": "gqa",
         "attention.qkv_bias": True, "attention.out_bias": True, "ffn.kind": "mlp", "ffn.gated": False, "ffn.bias": True,
@@ -41,7 +42,7 @@ class Bert(Family):
         for key, needed in (("tie_word_embeddings", True), ("is_decoder", False)):
             if hf.get(key, needed) != needed:
                 raise ConfigError(f"config.json: {key}={hf[key]} has no place in lm's bert, which has {needed}. Import another model.")
-        act = activation({"hidden_act": "gelu", **hf}, "hidden_act")
+        act = activation(hf, "hidden_act", "gelu")
         return {"embed.segments": hf.get("type_vocab_size") or 2, "ffn.activation": act, "head.transform": act}
 
     def write(self, ours: Tree) -> Tree:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from lm.config import Tree, from_tree
 from lm.errors import ConfigError
-from lm.hf.family import Pair, activation, experts, hf_activation, module, same
+from lm.hf.family import Pair, activation, gated, hf_activation, module, same
 from lm.hf.llama import Llama
 from lm.hf.rope import read_rope, write_rope
 from lm.hf.transforms import Copies, SplitHeads
@@ -46,6 +46,7 @@ class DeepSeekV3(Llama):
         "ffn.router.scale": ("routed_scaling_factor", 2.5),
         "position.interleaved": ("rope_interleave", True),
     }
+    further: ClassVar[tuple[str, ...]] = (*Llama.further, "intermediate_size", "num_key_value_heads", "qk_head_dim", "head_dim", AHEAD)
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "mla", "attention.latent_eps": 1e-6,
         "ffn.kind": "moe", "ffn.expert.gated": True, "ffn.router.kind": "sigmoid", "block.kind": "sequential",
@@ -77,7 +78,7 @@ class DeepSeekV3(Llama):
         dense: Tree = {"ffn.dense": None}
         if hf.get("first_k_dense_replace", 3):
             dense = {"ffn.dense.hidden": hf.get("intermediate_size", 18432), "ffn.dense.activation": act}
-        ahead: Tree = {"ahead.depth": hf[AHEAD]} if hf.get(AHEAD) else {"ahead": None}
+        ahead: Tree = {"ahead.depth": hf.get(AHEAD, 1)} if hf.get(AHEAD, 1) else {"ahead": None}
         return {"ffn.expert.activation": act, **dense, **ahead, **self._scaled(hf)}
 
     def _scaled(self, hf: Tree) -> Tree:
@@ -128,12 +129,10 @@ class DeepSeekV3(Llama):
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         """Of a dense layer, and of one with experts."""
-        yield same(f"{here}.ffn.router.weight", f"{there}.mlp.gate.weight")
+        yield from gated(f"{here}.ffn", f"{there}.mlp", ours["ffn.n_experts"])
         yield same(f"{here}.ffn.router.correction_bias", f"{there}.mlp.gate.e_score_correction_bias")
         for name in ("gate", "up", "down"):
-            yield same(f"{here}.ffn.{name}.weight", f"{there}.mlp.{name}_proj.weight")
             yield same(f"{here}.ffn.shared.{name}.weight", f"{there}.mlp.shared_experts.{name}_proj.weight")
-            yield experts(f"{here}.ffn.experts.{name}", f"{there}.mlp.experts.*.{name}_proj.weight", ours["ffn.n_experts"])
 
 
 FAMILY = DeepSeekV3()

@@ -58,6 +58,14 @@ def experts(ours: str, theirs: str, n: int) -> Pair:
     return Pair((ours,), tuple(theirs.replace("*", str(i)) for i in range(n)), Stack())
 
 
+def gated(here: str, there: str, n_experts: int) -> Iterator[Pair]:
+    """A gated feed-forward of one kind, and of experts, with their router: what a layer has of it."""
+    yield same(f"{here}.router.weight", f"{there}.gate.weight")
+    for name in ("gate", "up", "down"):
+        yield same(f"{here}.{name}.weight", f"{there}.{name}_proj.weight")
+        yield experts(f"{here}.experts.{name}", f"{there}.experts.*.{name}_proj.weight", n_experts)
+
+
 def embedding(ours: Tree, shared: str, *stacks: str) -> Pair:
     """The embedding of an encoder-decoder; with an untied head, transformers 5 stores one for each stack too."""
     return same("embed.weight", shared) if ours["head.tied"] else Pair(("embed.weight",), (shared, *stacks), Copies(1 + len(stacks)))
@@ -75,6 +83,7 @@ class Family(ABC):
     zero_if_missing: ClassVar[tuple[str, ...]] = ()  # keys of tensors that files leave out where they are zeros
     renamed: ClassVar[dict[str, str]] = {}  # keys of config.json in other files -> theirs
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {}  # ours -> theirs, or (theirs, the value where it is missing)
+    further: ClassVar[tuple[str, ...]] = ()  # keys of config.json that read and write know, or that files have to no effect
     fixed: ClassVar[Tree] = {}  # ours that all of the family share
     fixed_there: ClassVar[Tree] = {}  # theirs that all of what we support share
 
@@ -93,6 +102,10 @@ class Family(ABC):
     def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
         """config.json, corrected where it says more than tensors of these names hold."""
         return hf
+
+    def known_keys(self) -> set[str]:
+        """All of config.json that this family knows."""
+        return {theirs if isinstance(theirs, str) else theirs[0] for theirs in self.fields.values()} | {*self.further, *self.fixed_there}
 
     def ignores(self, hf: Tree) -> tuple[str, ...]:
         """`ignored`, where patterns depend on config.json."""

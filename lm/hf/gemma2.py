@@ -8,7 +8,7 @@ from lm.config import Tree
 from lm.hf.family import Pair, activation, hf_activation, module
 from lm.hf.llama import Llama
 from lm.hf.rope import read_rope, write_rope
-from lm.hf.windows import layer_types, read_windows, write_windows
+from lm.hf.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
 
 
 class Gemma2(Llama):
@@ -24,6 +24,7 @@ class Gemma2(Llama):
         "head.softcap": ("final_logit_softcapping", 30.0),
         "head.tied": ("tie_word_embeddings", True),
     }
+    further: ClassVar[tuple[str, ...]] = (*Llama.further, *WINDOW_KEYS, "hidden_activation", "query_pre_attn_scalar")
     fixed: ClassVar[Tree] = {**Llama.fixed, "norm.place": "sandwich", "norm.zero_centered": True}
     fixed_there: ClassVar[Tree] = {"use_bidirectional_attention": False}
 

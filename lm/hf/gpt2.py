@@ -27,6 +27,7 @@ class GPT2(Family):
         "ffn.hidden": ("n_inner", None),
         "head.tied": ("tie_word_embeddings", True),
     }
+    further: ClassVar[tuple[str, ...]] = ("activation_function",)
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "position.kind": "learned", "attention.kind": "gqa",
         "attention.qkv_bias": True, "attention.out_bias": True, "ffn.kind": "mlp", "ffn.gated": False, "ffn.bias": True,

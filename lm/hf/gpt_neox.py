@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from lm.config import Tree
 from lm.hf.family import Family, Pair, activation, hf_activation, module, modules, same
-from lm.hf.rope import read_rope, write_rope
+from lm.hf.rope import ROPE_KEYS, read_rope, write_rope
 from lm.hf.transforms import SplitHeads
 
 
@@ -30,6 +30,7 @@ class GPTNeoX(Family):
         "ffn.hidden": "intermediate_size",
         "head.tied": ("tie_word_embeddings", False),
     }
+    further: ClassVar[tuple[str, ...]] = (*ROPE_KEYS, "hidden_act", "use_parallel_residual", "rotary_pct", "rotary_emb_base")
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "position.kind": "rope", "attention.kind": "gqa", "ffn.kind": "mlp",
         "ffn.gated": False, "ffn.bias": True,
@@ -39,7 +40,7 @@ class GPTNeoX(Family):
     def read(self, hf: Tree) -> Tree:
         block: Tree = {"block.kind": "parallel", "block.shared_norm": False}
         return {
-            "ffn.activation": activation({"hidden_act": "gelu", **hf}, "hidden_act"),
+            "ffn.activation": activation(hf, "hidden_act", "gelu"),
             **(block if hf.get("use_parallel_residual", True) else {"block.kind": "sequential"}),
             **read_rope({"partial_rotary_factor": 0.25, **hf}),
         }

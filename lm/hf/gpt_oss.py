@@ -8,7 +8,7 @@ from lm.hf.family import Pair, module, same
 from lm.hf.llama import Llama
 from lm.hf.rope import read_rope, write_rope
 from lm.hf.transforms import Alternate, Chain, Transpose
-from lm.hf.windows import layer_types, read_windows, write_windows
+from lm.hf.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
 
 YARN: Tree = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 4096,
@@ -34,6 +34,7 @@ class GptOss(Llama):
         "ffn.n_experts": ("num_local_experts", 128),
         "ffn.top_k": ("num_experts_per_tok", 4),
     }
+    further: ClassVar[tuple[str, ...]] = (*Llama.further, *WINDOW_KEYS)
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "attention.gpt_oss_sinks": True,
         "ffn.kind": "moe", "ffn.expert.gated": True, "ffn.expert.bias": True, "ffn.expert.activation": "quick_gelu",

@@ -18,6 +18,8 @@ class Granite(Llama):
         "block.residual_scale": ("residual_multiplier", 1.0),
     }
 
+    further: ClassVar[tuple[str, ...]] = (*Llama.further, "logits_scaling")
+
     def read(self, hf: Tree) -> Tree:
         return super().read(hf) | {"head.scale": 1 / (hf.get("logits_scaling") or 1.0)}
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from lm.config import Tree
 from lm.hf.family import Family, Pair, activation, hf_activation, module, same
-from lm.hf.rope import read_rope, write_rope
+from lm.hf.rope import ROPE_KEYS, read_rope, write_rope
 
 
 class Llama(Family):
@@ -32,6 +32,7 @@ class Llama(Family):
         "ffn.bias": ("mlp_bias", False),
         "head.tied": ("tie_word_embeddings", False),
     }
+    further: ClassVar[tuple[str, ...]] = (*ROPE_KEYS, "hidden_act")
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "ffn.kind": "mlp", "ffn.gated": True,
         "position.kind": "rope", "block.kind": "sequential",
@@ -55,6 +56,8 @@ class Llama(Family):
         yield from self.norms(here, there)
         for name in "qkvo":
             yield from module(f"{here}.attention.{name}", f"{there}.self_attn.{name}_proj")
+        for name in "qk":
+            yield from module(f"{here}.attention.{name}_norm", f"{there}.self_attn.{name}_norm")  # Qwen3, OLMo 2
         yield from self.ffn(here, there, ours)
 
     def norms(self, here: str, there: str) -> Iterator[Pair]:

@@ -19,11 +19,6 @@ class OLMo2(Llama):
     }
     fixed: ClassVar[Tree] = {**Llama.fixed, "norm.place": "output", "attention.qk_norm": "full"}
 
-    def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
-        yield from super().block(here, there, ours)
-        for name in "qk":
-            yield from module(f"{here}.attention.{name}_norm", f"{there}.self_attn.{name}_norm")
-
     def norms(self, here: str, there: str) -> Iterator[Pair]:
         yield from module(f"{here}.attention_residual.norm", f"{there}.post_attention_layernorm")
         yield from module(f"{here}.ffn_residual.norm", f"{there}.post_feedforward_layernorm")

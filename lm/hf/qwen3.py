@@ -1,12 +1,10 @@
 """Qwen3, dense.  Yang et al. 2025, arXiv:2505.09388."""
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from lm.config import Tree
-from lm.hf.family import Pair, module
 from lm.hf.llama import Llama
-from lm.hf.windows import FULL, SLIDING, read_windows, write_windows
+from lm.hf.windows import FULL, SLIDING, WINDOW_KEYS, read_windows, write_windows
 
 
 class Qwen3(Llama):
@@ -19,6 +17,7 @@ class Qwen3(Llama):
         "attention.n_kv_heads": ("num_key_value_heads", 32),
         "attention.head_dim": ("head_dim", 128),
     }
+    further: ClassVar[tuple[str, ...]] = (*Llama.further, *WINDOW_KEYS, "use_sliding_window", "max_window_layers")
     fixed: ClassVar[Tree] = {**Llama.fixed, "attention.qk_norm": "head"}
 
     def read(self, hf: Tree) -> Tree:
@@ -31,11 +30,6 @@ class Qwen3(Llama):
     def write(self, ours: Tree) -> Tree:
         windows = write_windows(ours)
         return {**super().write(ours), **windows, **({"use_sliding_window": True} if "sliding_window" in windows else {})}
-
-    def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
-        yield from super().block(here, there, ours)
-        for name in "qk":
-            yield from module(f"{here}.attention.{name}_norm", f"{there}.self_attn.{name}_norm")
 
 
 FAMILY = Qwen3()

@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 
 from lm.config import Tree
 from lm.errors import ConfigError
-from lm.hf.family import Pair, activation, experts, hf_activation, same
+from lm.hf.family import Pair, activation, gated, hf_activation
+from lm.hf.llama import Llama
 from lm.hf.qwen3 import Qwen3
 from lm.hf.rope import read_rope, write_rope
 
@@ -24,6 +25,10 @@ class Qwen3MoE(Qwen3):
         "ffn.every": ("decoder_sparse_step", 1),
         "ffn.router.normalize": ("norm_topk_prob", False),
     }
+    further: ClassVar[tuple[str, ...]] = (
+        *Llama.further, "sliding_window", "use_sliding_window", "max_window_layers", "num_experts", "num_local_experts", "mlp_only_layers",
+        "intermediate_size",
+    )  # fmt: skip
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "attention.qk_norm": "head", "ffn.kind": "moe",
         "ffn.expert.gated": True, "ffn.router.kind": "softmax", "block.kind": "sequential",
@@ -62,10 +67,7 @@ class Qwen3MoE(Qwen3):
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         """Of a dense layer, and of one with experts."""
-        yield same(f"{here}.ffn.router.weight", f"{there}.mlp.gate.weight")
-        for name in ("gate", "up", "down"):
-            yield same(f"{here}.ffn.{name}.weight", f"{there}.mlp.{name}_proj.weight")
-            yield experts(f"{here}.ffn.experts.{name}", f"{there}.mlp.experts.*.{name}_proj.weight", ours["ffn.n_experts"])
+        yield from gated(f"{here}.ffn", f"{there}.mlp", ours["ffn.n_experts"])
 
 
 FAMILY = Qwen3MoE()

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,17 +12,12 @@ from torch import Tensor
 from lm.config import Tree, did_you_mean
 from lm.errors import CheckpointError, ConfigError
 from lm.folder import read_json
-from lm.hf.family import ACTIVATIONS, Family, Pair, alike, families, resolved
+from lm.hf.family import Family, Pair, families, resolved
 from lm.hf.files import Files
+from lm.hf.keys import unheard
 from lm.nn.transformer import AnyModelConfig, DecoderConfig, build_model
 
 CONFIG = "config.json"
-_NEUTRAL = re.compile(
-    r"architectures|model_type|transformers_version|_.*|.*_token_ids?|use_cache|initializer_\w+|.*dropout\w*|dropout\w*|pretraining_tp|id2label|"
-    r"label2id|output_\w+|return_dict|is_decoder|is_encoder_decoder|tie_word_embeddings|rope_\w+|partial_rotary_factor|torch_dtype|dtype|gradient_checkpointing|problem_type|"
-    r"chunk_size_feed_forward|task_specific_params|finetuning_task|auto_map|name_or_path|prefix|.*loss_coef|.*_aux_loss\w*|"
-    r"num_nextn_predict_layers|num_mtp_layers"
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,14 +34,16 @@ def read_hf(folder: Path) -> Imported:
     """Raises ConfigError for a config that no family of ours can hold, CheckpointError for files that do not fit it."""
     hf = read_json(folder / CONFIG)
     family = _family(folder, hf)
-    files = Files(folder)
-    hf = family.as_stored({family.renamed.get(key, key): value for key, value in hf.items()}, files.names)
+    hf = {family.renamed.get(key, key): value for key, value in hf.items()}
     try:
         cfg = family.config(hf)
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None
-    notes = _unheard(folder, hf, family, cfg)
-    ignored = family.ignores(hf)
+    notes = unheard(str(folder / CONFIG), hf, family, cfg)
+    if hf.get("auto_map"):
+        notes.append(f"{CONFIG}: auto_map names code of the model's own, which is not run")
+    files = Files(folder)
+    cfg, ignored = family.config(family.as_stored(hf, files.names)), family.ignores(hf)
     try:
         weights = _weights(folder, files, family, cfg, ignored)
     except CheckpointError as error:
@@ -67,27 +63,6 @@ def _family(folder: Path, hf: Tree) -> Family:
     if kind not in known:
         raise ConfigError(f"{folder / CONFIG}: model_type={hf.get('model_type')!r} is not known. {did_you_mean(kind, known)}")
     return known[kind]
-
-
-def _unheard(folder: Path, hf: Tree, family: Family, cfg: AnyModelConfig) -> list[str]:
-    """Raises ConfigError where config.json says what the family's part of it cannot say; the rest is told."""
-    again = family.hf(cfg)
-    for key, value in hf.items():
-        if key in again and not _NEUTRAL.fullmatch(key) and value is not None and not alike(_meant(value), _meant(again[key])):
-            raise ConfigError(
-                f"{folder / CONFIG}: {key}={value!r} has no place in lm's {family.name}, which has {again[key]!r}."
-                " Import another model, or open an issue."
-            )
-    extra = [f"{key}={value!r}" for key, value in hf.items() if key not in again and not _NEUTRAL.fullmatch(key) and value]
-    notes = [f"{CONFIG}: not used: {', '.join(extra)[:300]}"] if extra else []
-    if hf.get("auto_map"):
-        notes.append(f"{CONFIG}: auto_map names code of the model's own, which is not run")
-    return notes
-
-
-def _meant(value: Any) -> Any:
-    """Names of one activation are the same value."""
-    return ACTIVATIONS.get(value, value) if isinstance(value, str) else value
 
 
 def _weights(folder: Path, files: Files, family: Family, cfg: AnyModelConfig, ignored: tuple[str, ...]) -> dict[str, Tensor]:

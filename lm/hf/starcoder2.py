@@ -25,6 +25,7 @@ class StarCoder2(Llama):
         "head.tied": ("tie_word_embeddings", True),
         "dropout": ("residual_dropout", 0.0),
     }
+    further: ClassVar[tuple[str, ...]] = (*Llama.further, "activation_function", "scale_attn_weights")  # the last two without effect
     fixed: ClassVar[Tree] = {**Llama.fixed, "norm.kind": "layer", "ffn.gated": False}
 
     def read(self, hf: Tree) -> Tree:

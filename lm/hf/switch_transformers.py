@@ -23,6 +23,10 @@ class Switch(T5):
         "ffn.balance_loss": ("router_aux_loss_coef", 0.001),
         "ffn.router_z_loss": ("router_z_loss_coef", 0.001),
     }
+    further: ClassVar[tuple[str, ...]] = (
+        *T5.further, "expert_capacity", "num_sparse_encoder_layers", "num_sparse_decoder_layers", "encoder_sparse_step",
+        "decoder_sparse_step",
+    )  # fmt: skip
     fixed: ClassVar[Tree] = {**T5.fixed, "ffn.kind": "moe", "ffn.top_k": 1, "ffn.router.kind": "softmax", "ffn.router.normalize": False}
     fixed_there: ClassVar[Tree] = {"router_dtype": "float32"}
 
@@ -34,7 +38,7 @@ class Switch(T5):
 
     def read_ffn(self, hf: Tree) -> Tree:
         one: Tree = {
-            "kind": "mlp", "hidden": hf["d_ff"], "gated": False, "activation": activation({"dense_act_fn": "relu", **hf}, "dense_act_fn"),
+            "kind": "mlp", "hidden": hf["d_ff"], "gated": False, "activation": activation(hf, "dense_act_fn", "relu"),
             "dropout": hf.get("dropout_rate", 0.1),
         }  # fmt: skip
         every = self.step(hf)

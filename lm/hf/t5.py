@@ -29,6 +29,9 @@ class T5(Family):
         "position.max_distance": ("relative_attention_max_distance", 128),
         "start_token": ("decoder_start_token_id", 0),
     }
+    further: ClassVar[tuple[str, ...]] = (
+        "d_ff", "feed_forward_proj", "dense_act_fn", "is_gated_act", "num_decoder_layers", "tie_word_embeddings", "scale_decoder_outputs",
+    )  # fmt: skip
     fixed: ClassVar[Tree] = {
         "kind": "encoder_decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "attention.scale": 1.0,
         "position.kind": "t5_relative", "ffn.kind": "mlp", "block.kind": "sequential",

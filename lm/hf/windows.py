@@ -3,6 +3,7 @@
 from lm.config import Tree
 from lm.errors import ConfigError
 
+WINDOW_KEYS = ("sliding_window", "layer_types")
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 

@@ -14,6 +14,7 @@ from lm.folder import atomic_folder, write_json
 from lm.hf.family import Family, families, resolved
 from lm.hf.files import INDEX, SINGLE
 from lm.hf.reading import CONFIG
+from lm.hf.tokenizer import save_tokenizer
 from lm.nn.transformer import LM, AnyModelConfig, DecoderConfig, DecoderLM, build_model
 
 SHARD_BYTES = 5_000_000_000
@@ -85,7 +86,7 @@ def write_hf(
         keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
         write_json(folder / "generation_config.json", {key: config[key] for key in keys if config.get(key) is not None})
         if tokenizer is not None:
-            tokenizer.save(folder)
+            save_tokenizer(folder, tokenizer, cfg)
         (folder / "README.md").write_text(card, encoding="utf-8")
 
 

@@ -12,7 +12,8 @@ IGNORED = -100  # a label that is not predicted
 class Batch:
     """Rows of tokens. `documents` None means that each row is one document at positions 0..s-1, which fast paths use.
 
-    An encoder-decoder reads `source_tokens` in its encoder and `tokens` in its decoder.
+    An encoder-decoder reads `source_tokens` in its encoder and `tokens` in its decoder. Who sees whom follows from positions, documents
+    and prefix, which every backend knows; any other mask is `Mask.explicit`, for code that calls blocks with a Context of its own.
     """
 
     tokens: Tensor  # (b, s) int64

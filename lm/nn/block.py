@@ -28,7 +28,7 @@ class ParallelConfig(Config):
 
     kind: Literal["parallel"] = "parallel"
     shared_norm: bool = True
-    """Both read the same normalised input; false gives each a norm of its own."""
+    """Both read the same normalised input; false gives each a norm of its own (GPT-NeoX)."""
 
 
 @dataclass(frozen=True)

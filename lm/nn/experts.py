@@ -1,5 +1,7 @@
 """The feed-forward layers of a mixture, as stacked weights: a loop to read, and a path that sorts tokens by expert."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -44,21 +46,49 @@ class Experts(nn.Module):
         if torch.is_autocast_enabled(x.device.type):  # which knows nothing of the grouped kernel
             x = x.to(torch.get_autocast_dtype(x.device.type))
         chosen, order = experts.flatten().sort(stable=True)  # (t, k) -> (t*k)
-        counts = torch.bincount(chosen, minlength=self.n)
+        ends = torch.searchsorted(chosen, torch.arange(self.n, device=chosen.device), right=True, out_int32=True)  # (e,)
         rows = x[order // k]  # (t, d) -> (t*k, d)
-        up = _each(rows, self.up, self.up_bias, counts, chosen)
-        inner = self.act(up) if self.gate is None else self.combine(_each(rows, self.gate, self.gate_bias, counts, chosen), up)
-        out = _each(self.dropout(inner), self.down, self.down_bias, counts, chosen)
+        up = _each(rows, self.up, self.up_bias, ends, chosen)
+        inner = self.act(up) if self.gate is None else self.combine(_each(rows, self.gate, self.gate_bias, ends, chosen), up)
+        out = _each(self.dropout(inner), self.down, self.down_bias, ends, chosen)
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         return torch.einsum("tkd,tk->td", out[back].unflatten(0, (-1, k)), weights)  # (t*k, d) -> (t, d)
 
 
-def _each(x: Tensor, weight: Tensor, bias: Tensor | None, counts: Tensor, chosen: Tensor) -> Tensor:
-    """x[rows of expert i] @ weight[i]^T + bias[i].  x: (n, in), rows of one expert side by side; counts: (e,)."""
+def _each(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, chosen: Tensor) -> Tensor:
+    """x[rows of expert i] @ weight[i]^T + bias[i].  x: (n, in), rows of one expert side by side, up to `ends`, (e,)."""
     aligned = weight.shape[-1] % 8 == 0 and weight.shape[-2] % 8 == 0
     if x.device.type == "cuda" and x.dtype == torch.bfloat16 and aligned:  # what the grouped kernel takes
-        out = F.grouped_mm(x, weight.to(x.dtype).transpose(-1, -2), offs=counts.cumsum(0).to(torch.int32))
+        out = F.grouped_mm(x, weight.to(x.dtype).transpose(-1, -2), offs=ends)
+    elif torch.compiler.is_compiling():
+        out = _one_operation(x, weight.to(x.dtype), ends)
     else:
-        parts = zip(x.split(counts.tolist()), weight.unbind(), strict=True)
-        out = torch.cat([part @ w.t() for part, w in parts])
+        out = _matmul(x, weight, ends)
     return out if bias is None else out + bias[chosen].to(out.dtype)
+
+
+def _rows(x: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
+    return x.split(ends.diff(prepend=ends.new_zeros(1)).tolist())
+
+
+def _matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return torch.cat([rows @ w.t() for rows, w in zip(_rows(x, ends), weight.unbind(), strict=True)])
+
+
+_one_operation = torch.library.custom_op("lm::matmul_by_expert", _matmul, mutates_args=())
+"""_matmul, into which a compiler does not look: it cannot follow sizes that depend on numbers, and would cut the model apart there."""
+
+
+@torch.library.custom_op("lm::outer_by_expert", mutates_args=())
+def _outer(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    return torch.stack([g.t() @ rows for g, rows in zip(_rows(grad, ends), _rows(x, ends), strict=True)])
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, weight, ends = ctx.saved_tensors
+    return _one_operation(grad, weight.transpose(-1, -2), ends), _outer(grad, x, ends), None
+
+
+_one_operation.register_fake(lambda x, weight, ends: x.new_empty(len(x), weight.shape[1]))
+_outer.register_fake(lambda grad, x, ends: x.new_empty(len(ends), grad.shape[1], x.shape[1]))
+_one_operation.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))

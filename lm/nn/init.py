@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 import torch
 from pydantic import Field
@@ -22,7 +22,8 @@ class InitConfig(Config):
     fan_in: bool = False
     """Matrices get std 1 / sqrt(inputs) instead."""
     out_scale: float | None = Field(None, ge=0)
-    """Factor on projections that write to the residual; 0 makes each block start as the identity. null: 1 / sqrt(sublayers)."""
+    """Factor on projections that write to the residual; 0 makes each block start as the identity. null: 1 / sqrt(sublayers
+    that write there), 2 a block and 3 with cross-attention."""
 
 
 def generator(seed: int, *name: object) -> torch.Generator:
@@ -32,11 +33,14 @@ def generator(seed: int, *name: object) -> torch.Generator:
 
 
 @torch.no_grad()
-def init_weights(model: nn.Module, cfg: InitConfig, n_layers: int, seed: int, names: Container[str] | None = None) -> None:
+def init_weights(
+    model: nn.Module, cfg: InitConfig, sublayers: Callable[[str], int], seed: int, names: Container[str] | None = None
+) -> None:
     """Draw every parameter, or those of these names, in float32 on the CPU: normal matrices and embeddings, ones for norm weights, zeros
     for biases.
 
-    Projections into the residual are scaled by 1/sqrt(2 n_layers), as in GPT-2 (Radford et al. 2019, section 2.3).
+    Projections into the residual are scaled by 1/sqrt(n), n being the sublayers that add to it, which `sublayers` tells of a parameter's
+    name: 2 a block, and 3 where it reads a source (GPT-2: Radford et al. 2019, section 2.3).
     """
     drawn: set[int] = set()
     for prefix, module in model.named_modules():
@@ -44,12 +48,13 @@ def init_weights(model: nn.Module, cfg: InitConfig, n_layers: int, seed: int, na
             if id(parameter) in drawn:  # a tied head is the embedding, which has its draw already
                 continue
             drawn.add(id(parameter))
-            if names is not None and f"{prefix}.{name}" not in names:
-                continue
-            parameter.copy_(_draw(module, name, parameter, cfg, n_layers, generator(seed, f"{prefix}.{name}")))
+            full = f"{prefix}.{name}"
+            if names is None or full in names:
+                out_scale = cfg.out_scale if cfg.out_scale is not None else 1 / math.sqrt(sublayers(full))
+                parameter.copy_(_draw(module, name, parameter, cfg, out_scale, generator(seed, full)))
 
 
-def _draw(module: nn.Module, name: str, parameter: Tensor, cfg: InitConfig, n_layers: int, source: torch.Generator) -> Tensor:
+def _draw(module: nn.Module, name: str, parameter: Tensor, cfg: InitConfig, out_scale: float, source: torch.Generator) -> Tensor:
     shape = parameter.shape
     if name.endswith("bias") or name == "sinks" or isinstance(module, ZeroCenteredRMSNorm):
         return torch.zeros(shape)
@@ -59,5 +64,5 @@ def _draw(module: nn.Module, name: str, parameter: Tensor, cfg: InitConfig, n_la
     if isinstance(module, nn.Linear | Experts):
         std = 1 / math.sqrt(shape[-1]) if cfg.fan_in else std
     if isinstance(module, Out) or (isinstance(module, Experts) and name == "down"):
-        std *= cfg.out_scale if cfg.out_scale is not None else 1 / math.sqrt(2 * n_layers)
+        std *= out_scale
     return torch.randn(shape, generator=source) * std

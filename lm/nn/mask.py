@@ -75,6 +75,6 @@ class Mask:
         return seen if self.explicit is None else seen & self.explicit
 
 
-def arange_positions(s: int, device: torch.device) -> Tensor:
-    """0..s-1 as (1, s): rows that are one document each."""
-    return torch.arange(s, device=device).unsqueeze(0)
+def arange_positions(s: int, device: torch.device, start: int = 0) -> Tensor:
+    """start..start+s-1 as (1, s): rows that are one document each."""
+    return torch.arange(start, start + s, device=device).unsqueeze(0)

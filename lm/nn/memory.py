@@ -1,6 +1,6 @@
 """What training holds in memory on one rank, by formula. Counted are the tensors that stay; allocator and kernels need some more."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 from typing import Literal, NamedTuple
 
@@ -12,7 +12,7 @@ from lm.nn.experts import Experts
 from lm.nn.ffn import Activation, MLPConfig
 from lm.nn.mla import MLAConfig
 from lm.nn.moe import MoEConfig
-from lm.nn.transformer import LM, AnyModelConfig
+from lm.nn.transformer import LM, AnyModelConfig, DecoderLM
 
 Precision = Literal["fp32", "bf16-mixed", "bf16-true"]
 
@@ -39,7 +39,7 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int  # what autograd keeps of a micro-batch
-    loss: int  # logits of one chunk with their gradients, and the head's gradient while it is summed
+    loss: int  # logits of one chunk with their gradients, the head's gradient while it is summed, and what each loss keeps of it
 
     @property
     def total(self) -> int:
@@ -82,7 +82,7 @@ def memory(model: LM, setting: Setting) -> Memory:
         optimizer=-(-states // cut[2]),
         activations=tokens * _activations(model, setting),
         loss=min(setting.chunk, tokens) * model.vocab_size * (12 if setting.precision == "fp32" else 16)
-        + sum(p.numel() for p in model.head.parameters() if p.requires_grad) * (4 + size),
+        + sum(p.numel() for p in model.head.parameters() if p.requires_grad) * (4 + size * (1 + _depth(model))),
     )
 
 
@@ -101,16 +101,34 @@ def _multiplied(model: LM) -> int:
 def _activations(model: LM, setting: Setting) -> int:
     """Bytes per token."""
     cfg, d = model.cfg, model.cfg.d_model
-    ends = Kept(d, 2 * d)  # the last norm, and the loss's gradient by the hidden states
-    kept, again = [ends, *([Kept(d, 0)] * len(model.stacks()) if cfg.embed.norm else [])], 0
+    kept, again = [_ends(d), *([Kept(d, 0)] * len(model.stacks()) if cfg.embed.norm else [])], 0
+    for layer, block, inputs in _units(model, setting.seq_len):
+        if setting.checkpoint_every and layer % setting.checkpoint_every == 0:
+            again, block = max(again, block.bytes(setting.precision)), inputs
+        kept.append(block)
+    return _sum(kept).bytes(setting.precision) + again
+
+
+def _units(model: LM, seq_len: int) -> Iterator[tuple[int, Kept, Kept]]:
+    """Of each block its number, what it keeps, and its inputs alone."""
+    cfg, d = model.cfg, model.cfg.d_model
     for stack in model.stacks():
         cross = stack is model and len(model.stacks()) > 1
         for layer in range(len(stack.blocks)):
-            block = block_keeps(cfg, layer, setting.seq_len, cross)
-            if setting.checkpoint_every and layer % setting.checkpoint_every == 0:
-                again, block = max(again, block.bytes(setting.precision)), Kept(d, 0)
-            kept.append(block)
-    return _sum(kept).bytes(setting.precision) + again
+            yield layer, block_keeps(cfg, layer, seq_len, cross), Kept(d, 0)
+    for layer in range(cfg.n_layers, cfg.n_layers + _depth(model)):
+        join = Kept(d, 2 * d)  # the norm of the embedding, and the matrix that reads it beside the hidden states
+        yield layer, _sum([join, block_keeps(cfg, layer, seq_len), _ends(d)]), _sum([Kept(d, 0), _ends(d)])
+
+
+def _ends(d: int) -> Kept:
+    """The norm before the head, the hidden states, and the loss's gradient by them."""
+    return Kept(d, 2 * d)
+
+
+def _depth(model: LM) -> int:
+    """Blocks that predict ahead."""
+    return len(model.ahead) if isinstance(model, DecoderLM) else 0
 
 
 def block_keeps(cfg: AnyModelConfig, layer: int, seq_len: int, cross: bool = False) -> Kept:

@@ -34,9 +34,9 @@ class MLAConfig(Config):
     v_dim: int = Field(gt=0)
     """Dimensions of a head's value."""
     bias: bool = False
-    """Bias on the projections into the latents and out of the heads."""
+    """Bias on the projections into the latents and out of the heads (an option of DeepSeek-V3)."""
     latent_eps: float = Field(1e-6, gt=0)
-    """eps of the RMSNorm on each latent."""
+    """eps of the RMSNorm on each latent (DeepSeek has one beside norm.eps)."""
     scale: float | None = Field(None, gt=0)
     """Factor on the scores. null: 1 / sqrt(nope_dim + rope_dim)."""
     dropout: float = Field(0.0, ge=0, lt=1)

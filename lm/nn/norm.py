@@ -34,7 +34,7 @@ class LayerNormConfig(Config):
     eps: float = Field(1e-5, gt=0)
     """Added to the variance before the root."""
     bias: bool = True
-    """Learn an additive bias beside the weight."""
+    """Learn an additive bias beside the weight (false in PaLM)."""
 
 
 AnyNormConfig = RMSNormConfig | LayerNormConfig

@@ -9,7 +9,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from lm.config import Config
+from lm.errors import ConfigError
 from lm.nn.bias import AlibiConfig, T5RelativeConfig, T5Table, alibi_slopes
+from lm.nn.mask import arange_positions
 from lm.nn.rope import RopeConfig, deinterleave, rope_angles, rotate
 from lm.nn.rope_scaling import frequencies
 
@@ -50,6 +52,10 @@ class Dims:
 class Position(nn.Module):
     """No position at all; the base of every kind.  positions: (b, s) int64, -1 on padding."""
 
+    def places(self, s: int, device: torch.device, start: int = 0) -> Tensor:
+        """start, start + 1, ..., s of them as (1, s): of tokens that come without positions. ConfigError beyond the last there is."""
+        return arange_positions(s, device, start)
+
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Change the embedded tokens, (b, s, d)."""
         return x
@@ -72,10 +78,24 @@ class Learned(Position):
 
     def __init__(self, max_seq_len: int, d: int) -> None:
         super().__init__()
+        self.max_seq_len = max_seq_len
         self.weight = nn.Parameter(torch.empty(max_seq_len, d))
 
+    def places(self, s: int, device: torch.device, start: int = 0) -> Tensor:
+        if start + s > self.max_seq_len:
+            raise self._beyond(start + s)
+        return super().places(s, device, start)
+
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x + nn.functional.embedding(positions.clamp_min(0), self.weight)
+        try:
+            return x + nn.functional.embedding(positions.clamp_min(0), self.weight)
+        except IndexError as error:  # of given positions, which to look at would wait for a GPU
+            raise self._beyond(int(positions.max()) + 1) from error
+
+    def _beyond(self, length: int) -> ConfigError:
+        return ConfigError(
+            f"a row is {length} tokens long, and position=learned has vectors for model.max_seq_len={self.max_seq_len}. Shorten the row."
+        )
 
 
 class Sinusoidal(Position):

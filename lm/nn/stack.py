@@ -1,12 +1,13 @@
 """What every model is made of: a stack of blocks between embedded tokens and the last norm."""
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lm.config import Config
+from lm.errors import ConfigError
 from lm.nn.block import BlockParts, ParallelConfig, SequentialConfig, build_block
 from lm.nn.context import Context
 from lm.nn.head import HeadConfig
@@ -100,12 +101,19 @@ class Stack(nn.Module):
             x = x * self.embed_scale
         if self.segment is not None:
             x = x + (self.segment.weight[0] if segments is None else self.segment(segments))
+        elif segments is not None:
+            raise ConfigError("batch.segments was given, and model.embed.segments is null. Leave them out, or use a model that has some.")
         x = self.position.embed(x, positions)
         return self.dropout(x if self.embed_norm is None else self.embed_norm(x))
 
     def through_blocks(self, x: Tensor, ctx: Context) -> Tensor:
         """(b, s, d) -> (b, s, d), before the last norm."""
         for layer, block in enumerate(self.blocks):
-            again = self.training and self.checkpoint_every and layer % self.checkpoint_every == 0
-            x = checkpoint(block, x, ctx, use_reentrant=False) if again else block(x, ctx)
+            x = self.through(block, layer, x, ctx)
         return x
+
+    def through(self, block: nn.Module, layer: int, *inputs: Any) -> Tensor:
+        """What a block gives, computed again in the backward if it is one of every n-th."""
+        again = self.training and self.checkpoint_every and layer % self.checkpoint_every == 0
+        out: Tensor = checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)
+        return out

@@ -15,7 +15,7 @@ from lm.nn.cache import Cache
 from lm.nn.context import Auxiliary, Context
 from lm.nn.head import Head, Reader
 from lm.nn.init import init_weights
-from lm.nn.mask import Mask, arange_positions
+from lm.nn.mask import Mask
 from lm.nn.mla import MLAConfig
 from lm.nn.moe import MoE
 from lm.nn.router import SigmoidRouter
@@ -43,7 +43,7 @@ class EncoderDecoderConfig(StackConfig):
     n_encoder_layers: int | None = Field(None, gt=0)
     """Blocks of the encoder. null: n_layers."""
     start_token: int | None = Field(None, ge=0)
-    """The decoder's first input. null: the tokenizer's bos, or else pad."""
+    """The decoder's first input (BART: eos; T5: pad). null: the tokenizer's bos, or else pad."""
 
     @model_validator(mode="after")
     def _has_cross_attention(self) -> Self:
@@ -113,10 +113,17 @@ class LM(Stack):
         """What the blocks know of this forward."""
         if batch.documents is not None and batch.positions is None:
             raise ValueError("batch.documents was given without batch.positions, which restart in each document. Give both.")
-        positions = batch.positions if batch.positions is not None else _next_positions(batch, cache)
+        if batch.source_tokens is not None and len(self.stacks()) == 1:
+            raise ConfigError(f"batch.source_tokens was given, and a model of kind {self.cfg.kind} reads no source. Leave them out.")
+        positions = batch.positions if batch.positions is not None else self._next_positions(batch, cache)
         square = batch.positions is None and batch.documents is None and cache is None
         mask = Mask(positions, positions, batch.documents, batch.documents, self.causal, square, batch.prefix)
         return Context(self.position, mask, self.position.angles(positions), cache)
+
+    def _next_positions(self, batch: Batch, cache: Cache | None) -> Tensor:
+        b, s = batch.tokens.shape
+        places = self.position.places(s, batch.tokens.device, cache.length if cache is not None else 0)
+        return places if cache is None else places.expand(b, s)
 
     def look_ahead(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:
         """Models that predict further tokens put their hidden states into the context."""
@@ -128,6 +135,10 @@ class LM(Stack):
     def units(self) -> list[nn.Module]:
         """The blocks, encoder's first: what is sharded, and computed again, as one."""
         return [block for stack in self.stacks() for block in stack.blocks]
+
+    def sublayers(self, name: str) -> int:
+        """How many of them add to the residual stream that the parameter of this name writes to."""
+        return 2 * len(self.blocks)
 
     def checkpoint_blocks(self, every: int) -> None:
         """Keep only the input of every n-th block for the backward; 0: all activations."""
@@ -171,7 +182,8 @@ class DecoderLM(LM):
             return
         ctx.ahead_weight = self.cfg.ahead.weight
         for n, block in enumerate(self.ahead, 1):
-            hidden = block(hidden, self.embed(shifted(batch.tokens, n, 0)), ctx)
+            later = self.embed(shifted(batch.tokens, n, 0)) * self.embed_scale
+            hidden = self.through(block, len(self.blocks) + n - 1, hidden, later, ctx)
             ctx.ahead.append(hidden)
 
     def units(self) -> list[nn.Module]:
@@ -221,7 +233,7 @@ class EncoderDecoderLM(LM):
         tokens, documents, positions = batch.source_tokens, batch.source_documents, batch.source_positions
         square = positions is None and documents is None
         if positions is None:
-            positions = arange_positions(tokens.shape[1], tokens.device)
+            positions = self.encoder.position.places(tokens.shape[1], tokens.device)
         mask = Mask(positions, positions, documents, documents, causal=False, square=square)
         encoder = self.encoder
         ctx = Context(encoder.position, mask, encoder.position.angles(positions), stack="encoder", auxiliary=auxiliary)
@@ -231,11 +243,8 @@ class EncoderDecoderLM(LM):
     def stacks(self) -> list[Stack]:
         return [self.encoder, self]
 
-
-def _next_positions(batch: Batch, cache: Cache | None) -> Tensor:
-    b, s = batch.tokens.shape
-    positions = arange_positions(s, batch.tokens.device)
-    return positions if cache is None else (positions + cache.length).expand(b, s)
+    def sublayers(self, name: str) -> int:
+        return 2 * len(self.encoder.blocks) if name.startswith("encoder.") else 3 * len(self.blocks)
 
 
 def build_model(cfg: AnyModelConfig, seed: int | None = None, device: torch.device | str = "cpu") -> LM:
@@ -247,7 +256,7 @@ def build_model(cfg: AnyModelConfig, seed: int | None = None, device: torch.devi
     model.to_empty(device=device)
     model.tie()
     if seed is not None:
-        init_weights(model, cfg.init, cfg.n_layers, seed)
+        init_weights(model, cfg.init, model.sublayers, seed)
     return model
 
 

@@ -48,7 +48,7 @@ class TrainModule(LightningModule):
         self.cfg, self.model, self.step = cfg, model, step
         self.build_optimizer, self.after_step, self.on_start = build_optimizer, after_step, on_start
         self.strategy, self.fill = strategy or Single(), fill
-        self.objective = build_objective(cfg.objective, cfg.trainer.max_steps, lambda: load(str(cfg.init_from), "cpu")[0])
+        self.objective = build_objective(cfg.objective, cfg.trainer.max_steps, cfg.seed, lambda: load(str(cfg.init_from), "cpu")[0])
         self.micro = 0
         self.nll = self.tokens_in_step = torch.zeros(())
         self.loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this step
@@ -78,7 +78,8 @@ class TrainModule(LightningModule):
             self.nll = torch.zeros((), device=self.device, dtype=torch.float32)  # bf16-true makes bf16 the default
             self.tokens_in_step = self._label_tokens(batch)
             self.loads = None
-        sums = self.objective(self.model, batch, self.step)
+        first_row = (self.global_rank * self.trainer.accumulate_grad_batches + self.micro) * len(batch.tokens)
+        sums = self.objective(self.model, batch, self.step, first_row)
         self.micro += 1
         self.nll += sums.nll
         if sums.loads is not None:
@@ -87,10 +88,11 @@ class TrainModule(LightningModule):
         return sums.total * divided_by / self.tokens_in_step
 
     def _label_tokens(self, batch: Batch) -> Tensor:
+        """0 makes the loss NaN: a step from which nothing can be learned is judged like any other that is not finite."""
         count = torch.full((), float(batch.step_tokens), device=self.device, dtype=torch.float32)  # unlike a copy, this does not wait
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(count)
-        return count.clamp_min(1)
+        return count
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: str | None = None
@@ -104,7 +106,7 @@ class TrainModule(LightningModule):
     def judge(self, grad_norm: Tensor) -> Tensor:
         """1 where this step must change nothing, else 0, given the norm of its whole gradient."""
         self.grad_norm = grad_norm
-        return self.verdicts.judge(self.loss(), grad_norm)
+        return self.verdicts.judge(self.loss(), grad_norm, self.tokens_in_step)
 
     @property
     def bad_step(self) -> Tensor:

@@ -33,7 +33,7 @@ class StepJudge:
         self._steps = torch.full((_KEPT,), -1, dtype=torch.int64)
         self.n_bad = torch.zeros((), dtype=torch.int64)
         self._streak = torch.zeros((), dtype=torch.int64)
-        self.loss = self.norm = torch.zeros(())  # of the last bad step
+        self.loss = self.norm = self.labels = torch.zeros(())  # of the last bad step
 
     def to(self, device: torch.device) -> None:
         vars(self).update({name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)})
@@ -47,11 +47,12 @@ class StepJudge:
         """The step that is not finite, if the last one was so; else -1."""
         return torch.where(self._streak > 0, self._steps[(self.n_bad - 1) % _KEPT], -1)
 
-    def judge(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """The optimizer's `found_inf` for a step of this loss and gradient norm. May be asked more than once in a step."""
+    def judge(self, loss: Tensor, norm: Tensor, labels: Tensor) -> Tensor:
+        """The optimizer's `found_inf` for a step of this loss over so many labels and this gradient norm. May be asked more than once."""
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         self.refused, self._bad = ~finite | self.stuck, ~finite & ~self.stuck
         self.loss, self.norm = torch.where(self._bad, loss, self.loss), torch.where(self._bad, norm, self.norm)
+        self.labels = torch.where(self._bad, labels, self.labels)
         return self.refused.to(torch.float32)
 
     def count(self, step: int) -> None:

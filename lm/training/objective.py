@@ -15,34 +15,35 @@ from lm.nn.transformer import LM
 class Objective(Protocol):
     """The loss of one micro-batch, as sums over what its `step_tokens` count."""
 
-    def __call__(self, model: LM, batch: Batch, step: int) -> LossSums:
-        """step: optimizer steps taken before."""
+    def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
+        """step: optimizer steps taken before.  first_row: the number of the batch's first row among all rows of the step."""
 
 
 class Likelihood:
     """Cross-entropy of the labels; with scheduled sampling, of a part of the inputs that grows with the steps."""
 
-    def __init__(self, cfg: LikelihoodConfig, max_steps: int) -> None:
-        self._cfg, self._max_steps = cfg, max_steps
+    def __init__(self, cfg: LikelihoodConfig, max_steps: int, seed: int) -> None:
+        self._cfg, self._max_steps, self._seed = cfg, max_steps, seed
         self._sampled = cfg.own_tokens if isinstance(cfg, Sampled) else 0.0
 
-    def __call__(self, model: LM, batch: Batch, step: int) -> LossSums:
+    def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         if self._sampled:
-            from lm.training.sampled import with_own_tokens
+            from lm.training.sampled import chances, with_own_tokens
 
-            batch = with_own_tokens(model, batch, self._sampled * step / self._max_steps, self._cfg.chunk)
+            chance = chances(batch, self._seed, step, first_row)
+            batch = with_own_tokens(model, batch, self._sampled * step / self._max_steps, chance, self._cfg.chunk)
         assert batch.labels is not None
         sums: LossSums = model(batch, loss=causal_reader(batch.labels, self._cfg))
         return sums
 
 
-def build_objective(cfg: ObjectiveConfig, max_steps: int, load_reference: Callable[[], LM]) -> Objective:
+def build_objective(cfg: ObjectiveConfig, max_steps: int, seed: int, load_reference: Callable[[], LM]) -> Objective:
     """load_reference: the model before training, for objectives that compare with it."""
     if isinstance(cfg, PreferenceConfig):
         from lm.training.preference import Preference
 
         return Preference(cfg, load_reference)
-    return Likelihood(cfg, max_steps)
+    return Likelihood(cfg, max_steps, seed)
 
 
 def causal_reader(labels: Tensor, cfg: LikelihoodConfig) -> Reader:

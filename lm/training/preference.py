@@ -24,19 +24,23 @@ class Preference:
         self._cfg, self._load = cfg, load
         self._reference: LM | None = None
 
-    def __call__(self, model: LM, batch: Batch, step: int) -> LossSums:
+    def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         if self._reference is None:
             self._reference = self._load().to(batch.tokens.device).requires_grad_(False)
         assert batch.labels is not None
-        reader = _row_likelihoods(batch.labels)
+        reader = row_likelihoods(batch.labels)
         with torch.no_grad():
             before: Tensor = self._reference(batch, loss=reader)
-        gain = model(batch, loss=reader) - before  # (2 pairs,)
-        total = -F.logsigmoid(self._cfg.beta * (gain[0::2] - gain[1::2])).sum()
+        total = -F.logsigmoid(self._cfg.beta * margins(model(batch, loss=reader) - before)).sum()
         return LossSums(total, total.detach())
 
 
-def _row_likelihoods(labels: Tensor) -> Callable[[Tensor, Head, Context], Tensor]:
+def margins(gain: Tensor) -> Tensor:
+    """(pairs,) by how much more the better answer became likelier.  gain: (2 pairs,) log-likelihoods less those at the start."""
+    return gain[0::2] - gain[1::2]
+
+
+def row_likelihoods(labels: Tensor) -> Callable[[Tensor, Head, Context], Tensor]:
     """A reader: (b,) the log-likelihood of the labels of each row."""
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:

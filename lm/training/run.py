@@ -229,7 +229,7 @@ class _Run:
             "tokens_per_second": round(tokens / p.train_s, 1) if p.train_s else None, "train_s": round(p.train_s, 2),
             "save_s": p.save_s, "device": p.device,
             "torch": torch.__version__, "python": platform.python_version(), "parent": cfg.init_from, "version": lm.__version__,
-            "consumed": consumed(session.rows, session.module.step * cfg.data.global_batch),
+            **consumed(session.rows, session.module.step + p.rows_from, cfg.data),
             "data_fingerprint": data.fingerprint, "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }  # fmt: skip
         replace_file(self.folder / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False))

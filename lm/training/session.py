@@ -14,7 +14,7 @@ import torch
 
 from lm.checkpoint import CheckpointReader, Piece, bytes_of, checkpoints, newest_valid
 from lm.config import Tree
-from lm.data.mixed import step_ids
+from lm.data.mixed import consumed, step_ids
 from lm.data.protocol import Rows
 from lm.errors import NumericsError
 from lm.folder import require_space
@@ -136,9 +136,9 @@ class Session:
         self.progress.skipped += len(bad)
         if stuck:
             raise NumericsError(
-                f"train: step {bad[-1] + 1} has loss {float(verdicts.loss):.4g} and gradient norm {float(verdicts.norm):.4g}, and only"
-                f" finite steps are taken; the weights are as before it, and {self._last_checkpoint()}. Lower optim.lr="
-                f"{self.cfg.optim.lr:g} or optim.clip, set numerics.skip_in_a_row, or look at the rows of that step, which"
+                f"train: step {bad[-1] + 1} has loss {float(verdicts.loss):.4g} over {float(verdicts.labels):.0f} labels and gradient norm"
+                f" {float(verdicts.norm):.4g}, and only finite steps are taken; the weights are as before it, and {self._last_checkpoint()}"
+                f". Lower optim.lr={self.cfg.optim.lr:g} or optim.clip, set numerics.skip_in_a_row, or look at the rows of that step, which"
                 f" {self.folder / 'metrics.jsonl'} names."
             )
 
@@ -194,6 +194,7 @@ class Session:
         peak = peak_flops(torch.cuda.get_device_name()) if self.module.device.type == "cuda" else None
         if peak is not None:
             record["mfu_pct"] = round(100 * rate * self.counts.train_flops_per_token / peak, 2)
+        record |= consumed(self.rows, step + self.progress.rows_from, self.cfg.data)
         loads = self.module.loads
         self._record(record | (expert_loads(loads, self.model.mixtures()) if loads is not None else {}))
         factor = self.cfg.numerics.spike_factor

@@ -76,6 +76,7 @@ def test_rows_of_one_document_have_neither_documents_nor_positions(make_store: M
 
 
 def test_a_corpus_shorter_than_a_row_is_refused_with_both_numbers(make_store: MakeStore, byte_tokenizer: Tokenizer) -> None:
+    """Seen to fail with the check removed."""
     store = make_store([[1] * 8])
     CausalRows(store, byte_tokenizer, 7, mask_documents=True)
     with pytest.raises(ConfigError, match=r"data.seq_len=8: the train split has 8 tokens, and one row needs 9"):

@@ -57,6 +57,7 @@ def test_a_row_without_text_is_named_or_skipped_and_counted(tmp_path: Path) -> N
 
 
 def test_a_parquet_file_cut_in_half_is_named(tmp_path: Path) -> None:
+    """Seen to fail with the readers' errors passed on."""
     path = table(tmp_path / "a.parquet", TEXTS)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(ConfigError, match=r"a.parquet: cannot be read \("):

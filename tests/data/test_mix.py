@@ -13,7 +13,7 @@ from lm.config import from_tree
 from lm.data.config import BPEConfig, BytesConfig, MixConfig
 from lm.data.loader import train_loader
 from lm.data.mix import Mixture, Share, merged
-from lm.data.mixed import MixedRows
+from lm.data.mixed import MixedRows, step_ids
 from lm.data.objective import CausalConfig
 from lm.data.prepare import Prepared, prepare
 from lm.data.rows import build_splits
@@ -35,6 +35,7 @@ def test_shares_are_exact_in_each_block_and_near_everywhere() -> None:
 
 @pytest.mark.parametrize("weights", [{0: [0.5, 0.2, 0.3]}, {0: [1, 0, 1], 40: [0, 1, 0], 90: [3, 2, 1]}])
 def test_no_row_is_missing_or_repeated_within_an_epoch_of_its_source(weights: dict[int, list[float]]) -> None:
+    """Seen to fail with what a source gave before a phase forgotten."""
     mixture = Mixture(1, FREE, weights, 8)
     source, row = mixture.read(0, 8 * 800)
     for which, share in enumerate(FREE):
@@ -87,8 +88,9 @@ def mixed(tmp_path: Path) -> Callable[..., tuple[MixConfig, Prepared]]:
             records = [{"text": f"{name} {n} " * (n % 5 + 3)} for n in range(count)]
             (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         data = [{"kind": "text", "files": str(tmp_path / f"{name}.jsonl"), "val_frac": 0.3} for name in ("one", "two", "only_val")]
-        weights = options.pop("weights", [3.0, 1.0, 0.0])
-        sources = [{"name": d["files"].split("/")[-1][:-6], "data": d, "weight": w} for d, w in zip(data, weights, strict=True)]  # type: ignore[attr-defined]
+        weights, most = options.pop("weights", [3.0, 1.0, 0.0]), options.pop("max_epochs", [None] * 3)
+        names = [Path(str(each["files"])).stem for each in data]
+        sources = [{"name": n, "data": d, "weight": w, "max_epochs": e} for n, d, w, e in zip(names, data, weights, most, strict=True)]
         tree = {"sources": sources, "seq_len": 32, "cache_dir": str(tmp_path / "cache"), **options}
         cfg = from_tree(MixConfig, tree)
         return cfg, prepare(cfg, BytesConfig(), log=lambda line: None)
@@ -111,20 +113,29 @@ def test_rows_come_from_every_source_by_weight_and_are_validated_by_name(mixed: 
     assert consumed["one"]["rows"] + consumed["two"]["rows"] == 400 and consumed["two"]["epochs"] > consumed["one"]["epochs"]
 
 
-def test_steps_do_not_depend_on_ranks_micro_batches_workers_or_where_they_begin(mixed: Mixed, decoder: AnyModelConfig) -> None:
-    cfg, found = mixed(phases=[{"until_step": 3, "weights": {"two": 1.0}}])
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_steps_do_not_depend_on_ranks_accumulation_workers_or_where_they_begin(
+    mixed: Mixed, decoder: AnyModelConfig, world: int, accumulation: int
+) -> None:
+    """Over a phase, a cap and several epochs; a run that begins at any step is one that was killed there."""
+    cfg, found = mixed(phases=[{"until_step": 3, "weights": {"two": 1.0}}], max_epochs=[1.0, None, None], global_batch=12)
     rows = build_splits(CausalConfig(), cfg, found, decoder, seed=0).train
+    expected = [rows.batch(step_ids(rows, 0, step, 12), step).tokens.tolist() for step in range(12)]
 
-    def load(rank: int = 0, world: int = 1, start: int = 0, micro_batch: int = 12, workers: int = 0) -> list[list[int]]:
-        loader = train_loader(
-            rows, seed=0, global_batch=12, micro_batch=micro_batch, rank=rank, world=world, start_step=start, max_steps=6, workers=workers
-        )
-        return [row for batch in loader for row in batch.tokens.tolist()]
+    def load(start: int, workers: int = 0) -> list[list[list[int]]]:
+        """The rows of each step, put together from those of the ranks."""
+        options = {"start_step": start, "max_steps": 12, "workers": workers, "micro_batch": 12 // world // accumulation}
+        loaders = [train_loader(rows, seed=0, global_batch=12, rank=rank, world=world, **options) for rank in range(world)]
+        assert all(len(loader) == (12 - start) * accumulation for loader in loaders)
+        ranks = [[row for batch in loader for row in batch.tokens.tolist()] for loader in loaders]
+        per_rank = 12 // world
+        return [[row for part in ranks for row in part[at : at + per_rank]] for at in range(0, len(ranks[0]), per_rank)]
 
-    whole = load()
-    assert load(workers=2) == whole == load(micro_batch=3) and load(start=4) == whole[48:]
-    parts = [load(rank, 3) for rank in range(3)]
-    assert [row for step in range(6) for part in parts for row in part[step * 4 : step * 4 + 4]] == whole
+    for start in (0, 3, 7):
+        assert load(start) == expected[start:]
+    if (world, accumulation) == (1, 3):
+        assert load(5, workers=2) == expected[5:]
 
 
 def test_size_and_temperature_are_the_weights_where_none_are_given(mixed: Mixed, decoder: AnyModelConfig) -> None:

@@ -87,6 +87,19 @@ def test_a_second_preparation_reads_the_cache(prepare_text: Prepare, tmp_path: P
     assert prepare_text(path, BPEConfig(vocab_size=300)).fingerprint == first.fingerprint
 
 
+def test_a_trained_tokenizer_that_was_replaced_is_refused(prepare_text: Prepare, tmp_path: Path) -> None:
+    """Seen to fail with the comparison of hashes removed."""
+    path, cfg = write(tmp_path / "a.txt", TEXT), BPEConfig(vocab_size=300)
+    own = prepare_text(path, cfg).tokenizer
+    other = build_tokenizer(cfg, [TEXT[::-1]])
+    (file,) = (tmp_path / "cache" / "tokenizers").rglob("tokenizer.json")
+    folder = file.parent
+    other.save(folder)
+    assert other.vocab_size == own.vocab_size
+    with pytest.raises(ConfigError, match=rf"{folder}/tokenizer.json: it is not the one that was trained here. Delete {folder}"):
+        prepare_text(path, cfg)
+
+
 def test_what_changes_the_tokens_changes_the_fingerprint(prepare_text: Prepare, tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", TEXT)
     first = prepare_text(path)
@@ -122,6 +135,7 @@ def test_a_changed_file_is_named(prepare_text: Prepare, tmp_path: Path) -> None:
 def test_an_empty_corpus_is_refused_with_what_was_looked_at(
     prepare_text: Prepare, tmp_path: Path, content: str, tokenizer: object, name: str
 ) -> None:
+    """Seen to fail with the check for documents removed."""
     path = write(tmp_path / name, content)
     with pytest.raises(ConfigError, match=rf"data: 0 documents for training in {path}. Give files with text"):
         prepare_text(path, tokenizer)
@@ -169,6 +183,7 @@ def test_documents_in_both_splits_are_counted_and_reported(tmp_path: Path) -> No
 
 
 def test_a_validation_that_is_mostly_in_training_is_refused(tmp_path: Path) -> None:
+    """Seen to fail with the check of the overlap removed."""
     records = ["".join(json.dumps({"text": f"text {n}"}) + "\n" for n in numbers) for numbers in (range(10), range(7, 11))]
     train, val = (write(tmp_path / f"{name}.jsonl", text) for name, text in zip("ab", records, strict=True))
     cfg = TextConfig(files=str(train), val_files=str(val), cache_dir=str(tmp_path / "cache"))
@@ -218,6 +233,7 @@ def _prepare_slowly(folder: str, delay_s: float, queue: "multiprocessing.Queue[t
 
 
 def test_of_two_processes_one_builds_and_the_other_waits(tmp_path: Path) -> None:
+    """Seen to fail with the lock removed."""
     write(tmp_path / "a.txt", TEXT)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
@@ -233,6 +249,7 @@ def test_of_two_processes_one_builds_and_the_other_waits(tmp_path: Path) -> None
 
 
 def test_what_a_killed_process_left_is_removed_and_built_anew(prepare_text: Prepare, tmp_path: Path) -> None:
+    """Seen to fail with the cache written in place."""
     path = write(tmp_path / "a.txt", TEXT)
     context = multiprocessing.get_context("fork")
     process = context.Process(target=_die_while_building, args=(str(tmp_path),))
@@ -252,6 +269,7 @@ def _die_while_building(folder: str) -> None:
 
 
 def test_changed_code_is_another_cache_entry(prepare_text: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail with the code left out of the key."""
     path = write(tmp_path / "a.txt", TEXT)
     first = prepare_text(path)
     monkeypatch.setattr("lm.data.prepare.code_version", lambda: "another")
@@ -311,9 +329,10 @@ def test_a_tokenizer_that_loses_text_is_told(tmp_path: Path) -> None:
     raw = RawTokenizer(models.WordLevel({"[UNK]": 0, "word": 1, "</s>": 2}, unk_token="[UNK]"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     raw.save(str(tmp_path / "word.json"))
-    (tmp_path / "a.txt").write_text("word  word\nother " * 200)
+    (tmp_path / "a.jsonl").write_text('{"text": "word"}\n' * 200 + '{"text": "other"}\n')  # the first document comes back
     said: list[str] = []
-    cfg = from_tree(TextConfig, {"files": str(tmp_path / "a.txt"), "cache_dir": str(tmp_path / "cache")})
+    cfg = from_tree(TextConfig, {"files": str(tmp_path / "a.jsonl"), "val_files": str(tmp_path / "a.jsonl"), "max_overlap": 1.0})
+    cfg = cfg.replace(cache_dir=str(tmp_path / "cache"))
     tokenizers: list[TokenizerConfig] = [TokenizerFileConfig(path=str(tmp_path / "word.json")), BytesConfig()]
     for tokenizer in tokenizers:
         said.clear()

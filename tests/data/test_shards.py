@@ -38,6 +38,7 @@ def test_a_store_travels_to_another_process_by_its_path(make_store: MakeStore) -
 
 
 def test_an_id_outside_the_vocabulary_names_the_shard(make_store: MakeStore, tmp_path: Path) -> None:
+    """Seen to fail with the check of ids removed."""
     store = make_store(DOCUMENTS, shard_tokens=10)
     store.verify(125, tmp_path / "verified")
     with pytest.raises(ConfigError, match=r"train-00003.bin: .* token id 124, and the vocabulary has 124 ids"):

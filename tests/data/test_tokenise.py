@@ -49,6 +49,7 @@ def build(cfg: TextConfig, tokenizer: Tokenizer, kill_after: int | None, told: "
 
 @pytest.mark.parametrize("chats", [False, True])
 def test_a_killed_preparation_goes_on_and_gives_the_same_bytes(tmp_path: Path, byte_tokenizer: Tokenizer, chats: bool) -> None:
+    """Seen to fail with the state unread, and with what was written after it kept."""
     context = multiprocessing.get_context("fork")
     whole = prepare(corpus(tmp_path / "a.jsonl", chats), byte_tokenizer, log=lambda line: None)
     cfg = TextConfig(**{**dict(corpus(tmp_path / "a.jsonl", chats)), "cache_dir": str(tmp_path / "other")})
@@ -76,6 +77,7 @@ def same(one: Prepared, other: Prepared) -> bool:
 
 
 def test_a_cache_that_has_lost_a_byte_or_a_bit_is_named(tmp_path: Path, byte_tokenizer: Tokenizer) -> None:
+    """Seen to fail with the checksum uncompared."""
     cfg = corpus(tmp_path / "a.jsonl", False)
     shard = next(prepare(cfg, byte_tokenizer, log=lambda line: None).train._folder.glob("train-*.bin"))
     data = bytearray(shard.read_bytes())

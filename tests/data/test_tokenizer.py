@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from lm.data import tokenizer as module
-from lm.data.config import BPEConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
+from lm.data.config import BPEConfig, BytesConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
 from lm.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, pieces
 from lm.errors import ConfigError
 
@@ -214,14 +214,20 @@ def test_transformers_reads_the_saved_folder(bpe: Tokenizer, byte_tokenizer: Tok
 WORLD = [
     "中文维基百科，自由的百科全书。", "مرحبا بالعالم، كيف حالك؟", "हिन्दी और தமிழ்", "👩‍👩‍👧‍👦🇩🇪🏳️‍🌈 ok",
     "Mixed: naïve Ünïcode 日本語 العربية 🎉\n\tкод",
-    "\u200d\ufeff\u2028 odd", "x" * 700, "漢" * 400, "<|eos|> is <|bos|> text",
+    "\u200d\ufeff\u2028 odd", "x" * 5_000, "漢" * 400, "<|eos|> is <|bos|> text",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("pattern", ["own", "gpt2", "gpt4", "llama3"])
-@pytest.mark.parametrize("kind", [BPEConfig, UnigramConfig, WordPieceConfig])
-def test_every_kind_gives_text_of_any_script_back_and_streams_it_whole(kind: Any, pattern: Any, tmp_path: Path) -> None:
-    built = build_tokenizer(kind(vocab_size=420, pattern=pattern), ["The quick brown fox. 中文 naïve\n    def f(x):\n" * 40, *WORLD[:3]])
+TRAINED = [BPEConfig(vocab_size=420), UnigramConfig(vocab_size=420), WordPieceConfig(vocab_size=420)]
+ASCII = "The quick brown fox.\n    def f(x):\n" * 40
+EVERY_KIND = [BytesConfig(), *TRAINED, *(cfg.replace(pattern=pattern) for cfg in TRAINED for pattern in ("gpt2", "gpt4", "llama3"))]
+
+
+@pytest.mark.parametrize("cfg", EVERY_KIND, ids=lambda cfg: f"{cfg.kind}-{cfg.tree().get('pattern')}")
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_every_kind_gives_text_of_any_script_back_and_streams_it_whole(cfg: Any, ascii_only: bool, tmp_path: Path) -> None:
+    """Whether or not it has seen such a script, for each byte is in the vocabulary."""
+    built = build_tokenizer(cfg, [ASCII] if ascii_only else [ASCII, *WORLD[:3]])
     built.save(tmp_path)
     for tokenizer in (built, load_tokenizer(tmp_path)):
         for text in WORLD:

@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 
 import lm as library
-from lm.data.chat import ChatTemplate
 from lm.data.config import BytesConfig
 from lm.data.source import Turn
 from lm.data.tokenizer import Tokenizer, build_tokenizer
 from lm.errors import ConfigError
 from lm.generation.sampling import SamplingConfig
-from lm.generation.text import complete, prompt_ids
+from lm.generation.text import chat_template, complete, prompt_ids
 from lm.model_folder import save_model
 from lm.nn.transformer import DecoderLM
 from tests.generation.conftest import Lm
@@ -29,10 +28,9 @@ def chat_tokenizer(name: str) -> Tokenizer:
 @pytest.mark.parametrize("name", ["plain", "chatml"])
 def test_a_chat_prompt_is_what_training_reads_before_the_answer(name: str) -> None:
     tokenizer = chat_tokenizer(name)
-    assert tokenizer.chat_template is not None
-    asked, _ = ChatTemplate(tokenizer.chat_template, "here", tokenizer).runs([Turn("user", QUESTION), Turn("assistant", "Yes.")])[:2]
+    asked, _ = chat_template(tokenizer).runs([Turn("user", QUESTION), Turn("assistant", "Yes.")])[:2]
     read = [token for part in asked.parts for token in ([part] if isinstance(part, int) else tokenizer.encode(part))]
-    assert prompt_ids(redrawn(config(vocab_size=320)), tokenizer, QUESTION, chat=True) == read
+    assert prompt_ids(redrawn(config(vocab_size=320)), tokenizer, QUESTION, chat_template(tokenizer)) == read
 
 
 def test_an_answer_ends_at_the_token_that_ends_answers_in_training() -> None:
@@ -42,8 +40,7 @@ def test_an_answer_ends_at_the_token_that_ends_answers_in_training() -> None:
 
 def ends(name: str) -> str:
     tokenizer = chat_tokenizer(name)
-    assert tokenizer.chat_template is not None
-    end = ChatTemplate(tokenizer.chat_template, "here", tokenizer).end()
+    end = chat_template(tokenizer).end()
     assert end is not None
     return tokenizer.special_name(end)
 
@@ -54,7 +51,9 @@ def test_generation_stops_where_the_template_ends_an_answer() -> None:
     model = redrawn(config(vocab_size=tokenizer.vocab_size, head={"tied": False, "bias": True}))
     assert end is not None and model.head.bias is not None
     model.head.bias.data[end] = 1000.0  # the likeliest token everywhere
-    [chat, text] = [complete(model, tokenizer, [QUESTION], SamplingConfig(max_tokens=5), chat=chat)[0] for chat in (True, False)]
+    [chat, text] = [
+        complete(model, tokenizer, [QUESTION], SamplingConfig(max_tokens=5), chat=chat)[0] for chat in (chat_template(tokenizer), None)
+    ]
     assert (chat.n_tokens, text.n_tokens) == (0, 5)
 
 

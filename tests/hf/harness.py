@@ -14,6 +14,7 @@ from lm.config import Tree
 from lm.generation.decode import generate
 from lm.generation.sampling import SamplingConfig
 from lm.hf.family import Family, resolved
+from lm.hf.keys import without_effect
 from lm.hf.reading import Imported, read_hf
 from lm.hf.writing import family_for, write_hf
 from lm.model_folder import copy_weights
@@ -122,6 +123,7 @@ def verify(
     logits_agree(theirs, ours, lefts)
 
     family = family_for(found.config, found.family.name)
+    assert all(key in family.known_keys() or without_effect(key) for key in family.hf(found.config))
     write_hf(folder / "exported", family, found.config, found.weights, None)
     auto = getattr(transformers, family.auto)
     loaded, report = auto.from_pretrained(folder / "exported", output_loading_info=True)

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lm.errors import CheckpointError, ConfigError
-from lm.hf.reading import CONFIG, SINGLE, read_hf
+from lm.hf.files import SINGLE
+from lm.hf.reading import CONFIG, read_hf
 
 transformers = pytest.importorskip("transformers")
 

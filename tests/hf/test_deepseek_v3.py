@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 from lm.errors import CheckpointError, ConfigError  # noqa: E402
 from lm.hf.deepseek_v3 import FAMILY  # noqa: E402
 from lm.hf.reading import read_hf  # noqa: E402
-from lm.hf.writing import write_hf  # noqa: E402
+from lm.hf.writing import family_for, write_hf  # noqa: E402
 from lm.nn.ahead import shifted  # noqa: E402
 from lm.nn.batch import Batch  # noqa: E402
 from lm.nn.transformer import DecoderConfig, DecoderLM  # noqa: E402
@@ -123,6 +123,15 @@ def test_layers_beyond_those_that_config_json_names_are_refused(tmp_path: Path) 
     save_file(load_file(file) | {"model.layers.4.eh_proj.weight": torch.ones(3, 3)}, file)
     with pytest.raises(CheckpointError, match=r"not known.*model\.layers\.4\.eh_proj"):
         read_hf(tmp_path)
+
+
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_the_scale_that_yarn_asks_for_is_told(scale: float | None) -> None:
+    cfg = FAMILY.config(BASE | {"rope_parameters": YARN})
+    assert cfg.attention.scale is not None
+    with pytest.raises(ConfigError, match=f"in deepseek_v3, .* model.attention.scale=.* must be {cfg.attention.scale}. Train"):
+        family_for(cfg.replace(attention=cfg.attention.replace(scale=scale)))
+    assert family_for(cfg) is not None
 
 
 def test_the_correction_bias_stays_float32_beside_bf16_matrices(tmp_path: Path) -> None:

@@ -42,5 +42,7 @@ def test_windows_stay_where_the_model_ends_before_the_first_global_layer() -> No
 
 def test_what_its_config_cannot_say_has_no_home() -> None:
     cfg = FAMILY.config(BASE)
-    assert FAMILY.homeless(cfg.replace(attention=cfg.attention.replace(scale=0.3))) == ["attention.scale=0.3"]
-    assert FAMILY.homeless(cfg.replace(embed=cfg.embed.replace(scale=7.5))) == ["embed.scale=7.5"]
+    [found] = FAMILY.homeless(cfg.replace(attention=cfg.attention.replace(scale=0.3)))
+    assert found.startswith("model.attention.scale=0.3 must be 0.3015")
+    [found] = FAMILY.homeless(cfg.replace(embed=cfg.embed.replace(scale=7.5)))
+    assert found == f"model.embed.scale=7.5 must be {cfg.d_model**0.5}"

@@ -29,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "llama3 rope": {"rope_parameters": LLAMA3, "num_key_value_heads": 1},
     "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}},
+    "dynamic rope": {"rope_parameters": {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 9.0, "original_max_position_embeddings": 16}},
     "yarn rope": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}},
 }
 

@@ -9,8 +9,11 @@ import pytest
 transformers = pytest.importorskip("transformers")
 
 from lm.errors import ConfigError  # noqa: E402
+from lm.hf.check import compare  # noqa: E402
 from lm.hf.phi3 import FAMILY  # noqa: E402
+from lm.hf.writing import write_hf  # noqa: E402
 from tests.hf.harness import VOCAB, old_spelling_agrees, verify  # noqa: E402
+from tests.nn.models import redrawn  # noqa: E402
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -46,6 +49,18 @@ def test_an_exported_longrope_has_the_three_keys_that_transformers_4_demands() -
     there = FAMILY.hf(FAMILY.config(BASE | CASES["beyond the original length"]))
     assert there["rope_scaling"] == {"type": "longrope", **LISTS}
     assert there["original_max_position_embeddings"] == 8
+
+
+@pytest.mark.parametrize("longest, tokens", [(100, 72), (50, 8)])
+def test_the_check_of_an_export_reads_the_list_that_transformers_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int, tokens: int
+) -> None:
+    model = redrawn(FAMILY.config(BASE | CASES["beyond the original length"]))
+    write_hf(tmp_path / "hf", FAMILY, model.cfg, dict(model.named_parameters()), None)
+    monkeypatch.setattr("lm.hf.check.LONGEST", longest)
+    found = compare(tmp_path / "hf", FAMILY, model)
+    assert found.difference < 1e-4 < 1 < found.spread
+    assert (found.tokens, found.left_out is None) == (tokens, longest == 100)
 
 
 OLD = {"rope_scaling": {"type": "longrope", **LISTS}, "original_max_position_embeddings": 8, "rope_theta": 500.0, "sliding_window": 11}

@@ -13,6 +13,8 @@ pytest.importorskip("transformers")
 
 from lm.errors import CheckpointError, ConfigError
 from lm.hf.reading import read_hf
+from lm.nn.rope import RopeConfig
+from lm.nn.rope_scaling import LinearScaling
 from tests.hf.harness import change
 
 
@@ -87,9 +89,7 @@ def test_a_tensor_of_the_index_that_its_shard_lacks_is_refused(theirs: Path) -> 
     in_shards(theirs)
     index = theirs / "model.safetensors.index.json"
     index.write_text(index.read_text().replace("first.safetensors", "second.safetensors"))
-    with pytest.raises(
-        CheckpointError, match=r"second\.safetensors: \S+ is not in it, and model\.safetensors\.index\.json says that it is"
-    ):
+    with pytest.raises(CheckpointError, match=r"second\.safetensors: \S+ is not in it, and model\.safetensors\.index\.json says"):
         read_hf(theirs)
 
 
@@ -116,6 +116,71 @@ def test_configs_that_do_not_fit_are_refused(theirs: Path, keys: dict[str, Any],
     with pytest.raises(ConfigError) as error:
         read_hf(theirs)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 means something in gemma2"),
+        ({"attention_multiplier": 1.0}, "attention_multiplier=1.0 means something in granite"),
+        ({"logits_scaling": 8.0}, "logits_scaling=8.0 means something in granite"),
+        ({"sliding_window": 4096}, "sliding_window=4096 means something in"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "layer_types="),
+        ({"num_experts": 8}, "num_experts=8 means something in"),
+        ({"rope_interleave": True}, "rope_interleave=True means something in deepseek_v3"),
+        ({"use_parallel_residual": True}, "use_parallel_residual=True means something in gpt_neox"),
+        ({"model_type": "gpt2", "n_positions": 8, "n_embd": 32, "n_layer": 2, "n_head": 4, "activation_function": "gelu"},
+         "means something in bert, and model_type=gpt2 does not know it"),
+    ],
+)  # fmt: skip
+def test_what_only_another_family_knows_is_refused(theirs: Path, keys: dict[str, Any], named: str) -> None:
+    change(theirs, **keys)
+    with pytest.raises(ConfigError) as error:
+        read_hf(theirs)
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"attn_logit_softcapping": None, "final_logit_softcapping": 0.0, "mlp_only_layers": [], "use_parallel_residual": False},
+        {"embedding_multiplier": 1.0, "residual_multiplier": 1, "logits_scaling": 1.0},
+        {"sliding_window": 4096, "max_window_layers": 28, "use_sliding_window": False, "layer_types": ["full_attention"] * 2},
+        {"n_layer": 2, "layer_norm_epsilon": 1e-6, "n_embd": 32},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "factor": None}},
+    ],
+)
+def test_what_changes_nothing_is_neither_refused_nor_told(theirs: Path, keys: dict[str, Any]) -> None:
+    change(theirs, **keys)
+    assert read_hf(theirs).notes == []
+
+
+@pytest.mark.parametrize(
+    ("rope", "named"),
+    [
+        ({"rope_theta": 5e5, "mrope_section": [2, 1, 1]}, "mrope_section=[2, 1, 1] among the rotary parameters"),
+        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3.0}, "beta_fast=3.0 among the rotary parameters"),
+        ({"rope_type": "default", "original_len": 3}, "original_len=3"),
+        ({"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}, "between full_attention and sliding_attention"),
+        ({"full_attention": {"rope_theta": 1e6, "magic": 2}, "sliding_attention": {"rope_theta": 1e6, "magic": 2}}, "magic=2"),
+        ({"full_attention": {"rope_theta": 1e6}, "rope_type": "default"}, "full_attention={'rope_theta': 1000000.0}"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
+def test_rotary_parameters_that_have_no_place_are_refused_by_name(theirs: Path, spelling: str, rope: dict[str, Any], named: str) -> None:
+    change(theirs, **{"rope_parameters": None, spelling: rope})
+    with pytest.raises(ConfigError) as error:
+        read_hf(theirs)
+    assert named in str(error.value)
+
+
+def test_rotary_parameters_that_all_types_of_layers_share_are_read(theirs: Path) -> None:
+    change(
+        theirs,
+        rope_parameters={f"{kind}_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 9.0} for kind in ("full", "sliding")},
+    )
+    position = read_hf(theirs).config.position
+    assert isinstance(position, RopeConfig) and position.theta == 9.0 and position.scaling == LinearScaling(factor=2.0)
 
 
 def test_a_key_that_is_not_used_is_told(theirs: Path) -> None:

@@ -69,7 +69,7 @@ def test_experts_in_other_layers_have_no_place(sparse: tuple[int, int], tmp_path
 @pytest.mark.parametrize(
     ("changes", "option"),
     [
-        ({"ffn": {"capacity": None}}, "ffn.capacity=None"),
+        ({"ffn": {"capacity": None}}, "ffn.capacity=null must be 64"),
         ({"head": {"scale": 1.0}}, "head.scale=1.0"),
         ({"head": {"tied": False}}, "head.scale=0.14"),
         ({"n_layers": 3}, "num_sparse_decoder_layers=1 of 3"),

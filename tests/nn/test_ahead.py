@@ -37,16 +37,19 @@ def hidden_by_hand(model: DecoderLM, ids: Tensor, depth: int) -> list[Tensor]:
     hidden, out = model.norm(model.through_blocks(model.embedded(model.embed(ids), at, None), ctx)), []
     for k, block in enumerate(model.ahead, 1):
         assert isinstance(block, AheadBlock)
-        later = model.embed(torch.cat([ids[:, k:], torch.zeros(len(ids), k, dtype=torch.int64)], 1))
+        later = model.embed(torch.cat([ids[:, k:], torch.zeros(len(ids), k, dtype=torch.int64)], 1)) * model.cfg.embed.scale
         hidden = block.norm(block.block(block.join(torch.cat([block.token_norm(later), block.hidden_norm(hidden)], -1)), ctx))
         out.append(hidden)
     return out
 
 
-@pytest.mark.parametrize("depth", [1, 3])
+SCALED = {"embed": {"scale": 0.3}, "norm": {"kind": "rms", "eps": 1.0}}  # a norm that lets the scale through
+
+
+@pytest.mark.parametrize(("depth", "changes"), [(1, {}), (3, {}), (2, SCALED)])
 @torch.no_grad()
-def test_the_loss_is_the_weighted_mean_of_those_of_tokens_further_ahead(depth: int) -> None:
-    model, ids = model_ahead(depth), tokens(2, S)
+def test_the_loss_is_the_weighted_mean_of_those_of_tokens_further_ahead(depth: int, changes: dict[str, object]) -> None:
+    model, ids = model_ahead(depth, **changes), tokens(2, S)
     sums = loss(model, Batch(ids, labels=labels_of(ids)))
     expected = []
     for k, hidden in enumerate(hidden_by_hand(model, ids, depth), 1):  # place i predicts token i + 1 + k
@@ -95,6 +98,23 @@ def test_gradient_reaches_the_further_blocks_and_all_below() -> None:
     sums.total.backward()
     silent = [name for name, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.abs().sum() > 0)]
     assert not silent
+
+
+def test_further_blocks_are_computed_again_in_the_backward_where_blocks_are() -> None:
+    runs, gradients = [], []
+    for every in (0, 1, 2):
+        model, ids = model_ahead(2, ffn=MIXTURES[2] | {"balance_loss": 0.1}), tokens(2, S)
+        model.checkpoint_blocks(every)
+        called: list[object] = []
+        for block in model.ahead:
+            block.register_forward_pre_hook(lambda block, given, called=called: called.append(block))
+        loss(model, Batch(ids, labels=labels_of(ids))).total.backward()
+        runs.append([called.count(block) for block in model.ahead])
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad})
+    assert runs == [[1, 1], [2, 2], [1, 2]]  # they are blocks 3 and 4, counted from 0
+    assert len(model.blocks) == 3
+    for found in gradients[1:]:
+        torch.testing.assert_close(found, gradients[0])
 
 
 @torch.no_grad()

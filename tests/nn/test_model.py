@@ -7,8 +7,8 @@ import torch
 
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
-from lm.nn.transformer import build_model
-from tests.nn.models import config, redrawn, tokens
+from lm.nn.transformer import build_model, model_config
+from tests.nn.models import BASE, config, redrawn, tokens, with_kinds
 
 
 @torch.no_grad()
@@ -28,6 +28,20 @@ def test_initial_weights_depend_on_seed_and_name_only() -> None:
     scale = float(a["blocks.0.ffn.down.weight"].detach().std() / a["blocks.0.ffn.up.weight"].detach().std())
     assert math.isclose(scale, 1 / math.sqrt(2 * 2), rel_tol=0.1)
     assert short.head.weight is short.embed.weight
+
+
+def test_projections_into_the_residual_start_by_the_sublayers_of_their_stack() -> None:
+    cfg = model_config(with_kinds(BASE | {"kind": "encoder_decoder", "d_model": 64, "n_layers": 2, "n_encoder_layers": 6}))
+    weights = dict(build_model(cfg, seed=0).named_parameters())
+    drawn = {name: float(weights[f"{name}.weight"].detach().std()) / 0.02 for name in OUT}
+    assert drawn == pytest.approx(OUT, rel=0.06)
+
+
+OUT = {
+    **dict.fromkeys(("blocks.1.attention.o", "blocks.0.cross.o", "blocks.1.ffn.down"), 1 / math.sqrt(3 * 2)),
+    **dict.fromkeys(("encoder.blocks.5.attention.o", "encoder.blocks.0.ffn.down"), 1 / math.sqrt(2 * 6)),
+    **dict.fromkeys(("blocks.0.attention.q", "encoder.blocks.0.ffn.up"), 1.0),
+}
 
 
 def test_a_tied_embedding_starts_like_an_untied_one() -> None:

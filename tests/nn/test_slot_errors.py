@@ -1,14 +1,17 @@
-"""What a user can get wrong in a model's config: each message names the key, the value, the rule and the remedy."""
+"""What a user can get wrong in a model's config and in a batch: each message names the key, the value, the rule and the remedy."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-from lm.config import Tree
+from lm.config import Config, Tree, variants
 from lm.errors import ConfigError
-from lm.nn.transformer import model_config
-from tests.nn.models import BASE, EXPERT, MIXTURES, MLA, with_kinds
+from lm.nn.batch import Batch
+from lm.nn.transformer import AnyModelConfig, build_model, model_config
+from tests.nn.models import BASE, EXPERT, MIXTURES, MLA, tokens, with_kinds
 
 MOE = MIXTURES[0]
 DENSE = {"kind": "mlp", "hidden": 24}
@@ -30,6 +33,8 @@ def moe(**fields: Any) -> Tree:
 def sigmoid(**fields: Any) -> Tree:
     return {"ffn": MOE | {"router": {"kind": "sigmoid"} | fields}}
 
+
+ENCODER_DECODER: Tree = {"kind": "encoder_decoder"}
 
 MISTAKES: list[tuple[Tree, str]] = [
     (attention(window=0), "attention.window: 0 does not fit. The value must be greater than 0."),
@@ -108,3 +113,64 @@ def test_a_mistake_is_named_with_its_remedy(changes: Tree, message: str) -> None
 def test_what_the_mistakes_were_made_from_is_right() -> None:
     for changes in ({}, moe(), sigmoid(n_groups=2, top_groups=2), scaled(**LONG), {"attention": MLA}, {"kind": "encoder_decoder"}):
         model_config(with_kinds(BASE | {"kind": "decoder"} | changes))
+
+
+LEARNED: Tree = {"position": {"kind": "learned"}}
+ROWS: list[tuple[Tree, Tree, str]] = [
+    ({}, {"segments": torch.zeros(2, 9, dtype=torch.int64)}, "batch.segments was given, and model.embed.segments is null."),
+    ({}, {"source_tokens": tokens(2, 5)}, "batch.source_tokens was given, and a model of kind decoder reads no source."),
+    (LEARNED, {"tokens": tokens(2, 49)}, "a row is 49 tokens long, and position=learned has vectors for model.max_seq_len=48."),
+    (LEARNED, {"positions": torch.arange(40, 49).expand(2, -1)}, "a row is 49 tokens long, and position=learned has vectors for"),
+    (LEARNED | ENCODER_DECODER, {"source_tokens": tokens(2, 50)}, "a row is 50 tokens long, and position=learned has vectors for"),
+    (ENCODER_DECODER, {}, "cross-attention needs a source, and batch.source_tokens is None."),
+]
+
+
+def built(changes: Tree) -> Any:
+    return build_model(model_config(with_kinds(BASE | {"kind": "decoder"} | changes)), seed=0)
+
+
+@pytest.mark.parametrize(("changes", "given", "message"), ROWS, ids=lambda value: value[:60] if isinstance(value, str) else "")
+def test_a_row_that_the_model_has_no_place_for_is_refused(changes: Tree, given: Tree, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        built(changes)(Batch(**{"tokens": tokens(2, 9)} | given))
+    assert str(error.value).endswith(".")
+
+
+@torch.no_grad()
+def test_learned_positions_are_refused_where_a_cache_passes_their_end() -> None:
+    model = built(LEARNED)
+    cache = model.new_cache(2, 60)
+    model(Batch(tokens(2, 48)), cache=cache)
+    with pytest.raises(ConfigError, match="a row is 49 tokens long"):
+        model(Batch(tokens(2, 1)), cache=cache)
+    with pytest.raises(ConfigError, match="a row is 49 tokens long"):  # where no position is looked at, as on a GPU
+        model.position.places(1, torch.device("meta"), start=48)
+
+
+def fields(cls: type[Config]) -> Iterator[tuple[str, str]]:
+    """(class.field, description) of a config and all below it."""
+    for name, field in cls.model_fields.items():
+        yield f"{cls.__name__}.{name}", field.description or ""
+        for inner in variants(field.annotation).values():
+            yield from fields(inner)
+
+
+OF_A_FAMILY = {
+    "MLAConfig.latent_eps": "DeepSeek", "MLAConfig.bias": "DeepSeek", "SoftmaxRouterConfig.jitter": "Switch",
+    "SoftmaxRouterConfig.bias": "gpt-oss", "SigmoidRouterConfig.n_groups": "DeepSeek", "SigmoidRouterConfig.top_groups": "DeepSeek",
+    "SigmoidRouterConfig.bias_rate": "DeepSeek", "SigmoidRouterConfig.scale": "DeepSeek", "MoEConfig.n_shared": "DeepSeek",
+    "MoEConfig.first_dense": "DeepSeek", "MoEConfig.every": "Switch", "MLPConfig.gpt_oss_limit": "gpt-oss",
+    "GQAConfig.gpt_oss_sinks": "gpt-oss", "GQAConfig.softcap": "Gemma 2", "RMSNormConfig.zero_centered": "Gemma",
+    "LayerNormConfig.bias": "PaLM", "HeadConfig.bias": "BERT", "HeadConfig.transform": "BERT", "HeadConfig.softcap": "Gemma 2",
+    "HeadConfig.scale": "T5 1.0", "EmbedConfig.segments": "BERT", "EmbedConfig.norm": "BERT", "SequentialConfig.residual_scale": "Granite",
+    "ParallelConfig.shared_norm": "GPT-NeoX", "EncoderDecoderConfig.start_token": "BART", "RopeConfig.interleaved": "DeepSeek",
+    "RopeConfig.fraction": "GPT-NeoX", "YarnScaling.truncate": "gpt-oss",
+    "YarnScaling.mscale": "DeepSeek", "YarnScaling.mscale_all_dim": "DeepSeek", "DecoderConfig.ahead": "DeepSeek",
+}  # fmt: skip
+
+
+def test_what_few_families_need_names_one_of_them() -> None:
+    described = dict(pair for cls in variants(AnyModelConfig).values() for pair in fields(cls))
+    assert len(described) >= 80
+    assert {name: described[name] for name, family in OF_A_FAMILY.items() if family not in described[name]} == {}

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from lm.config import Tree
 from lm.nn.batch import Batch
 from lm.training.module import TrainModule
-from tests.training.steps import ADAMW, STEPS, batches, config, train_steps
+from tests.training.steps import ADAMW, ENCODER_DECODER, MOE, STEPS, batches, config, train_steps, with_sources
 
 
 class Counting(TrainModule):
@@ -21,16 +22,28 @@ class Counting(TrainModule):
         return super().training_step(batch, batch_idx)
 
 
+MLA = {"kind": "mla", "n_heads": 2, "q_rank": 12, "kv_rank": 16, "nope_dim": 6, "rope_dim": 8, "v_dim": 10}
+CASES: dict[str, tuple[Tree, bool, int]] = {  # the model, documents in a row, and graphs: the backbone in 1, 2 where it encodes, and
+    "rows": ({}, False, 2),  # the flattening of its output for the loss
+    "documents": ({}, True, 2),
+    "experts": (MOE, False, 3),  # and the sum of their losses
+    "encoder-decoder": (ENCODER_DECODER, False, 3),
+    "latent attention": ({"attention": MLA}, False, 2),
+}
+
+
 @pytest.mark.slow  # a compiler runs
-@pytest.mark.parametrize("documents", [False, True])
-def test_a_compiled_model_trains_as_the_eager_one(documents: bool) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_a_compiled_model_trains_as_the_eager_one(case: str) -> None:
     torch._dynamo.reset()
     counters.clear()
     Counting.graphs = []
-    cfg = config(ADAMW)
-    expected, eager = train_steps(cfg, batches(documents=documents))
-    found, compiled = train_steps(cfg, batches(documents=documents), kind=Counting, compile=True)
+    changes, documents, graphs = CASES[case]
+    cfg, rows = config(ADAMW, model=changes), batches(documents=documents)
+    rows = with_sources(rows) if case == "encoder-decoder" else rows
+    expected, eager = train_steps(cfg, rows)
+    found, compiled = train_steps(cfg, rows, kind=Counting, compile=True)
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
     torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-4)  # AdamW's first steps amplify rounding
-    assert Counting.graphs == [0] + [2] * (2 * STEPS - 1)  # the backbone, and the flattening of its output for the loss, both at once
+    assert Counting.graphs == [0] + [graphs] * (2 * STEPS - 1)  # all at once, and none is compiled again

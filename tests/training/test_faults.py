@@ -160,7 +160,9 @@ def test_a_leap_of_the_loss_is_told_and_takes_the_run_back_where_that_is_wanted(
 
     monkeypatch.setattr(TrainModule, "loss", loss)
     monkeypatch.setattr(TrainModule, "training_step", step)
-    monkeypatch.setattr(TrainModule, "judge", lambda module, norm: module.verdicts.judge(module.nll, _noted(module, norm)))
+    monkeypatch.setattr(
+        TrainModule, "judge", lambda module, norm: module.verdicts.judge(module.nll, _noted(module, norm), module.tokens_in_step)
+    )
     cfg = configure("optim=adamw", f"numerics.rollbacks={rollbacks}")
     assert train(cfg)["steps"] == 12
     lines = read(tmp_path / "run" / "metrics.jsonl")

@@ -1,0 +1,116 @@
+"""An exported folder in the hands of transformers' Auto classes: the same ids, the same text, the same end."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+transformers = pytest.importorskip("transformers")
+
+from lm.config import Tree, from_tree  # noqa: E402
+from lm.data.chat import ChatTemplate, template_source  # noqa: E402
+from lm.data.config import BPEConfig, BytesConfig, ChatRecord, UnigramConfig  # noqa: E402
+from lm.data.source import Turn  # noqa: E402
+from lm.data.tokenizer import ALPHABET, Specials, Tokenizer, build_tokenizer, load_tokenizer  # noqa: E402
+from lm.generation.load import load  # noqa: E402
+from lm.generation.sampling import SamplingConfig  # noqa: E402
+from lm.generation.text import complete, prompt_ids  # noqa: E402
+from lm.hf.t5 import FAMILY as T5  # noqa: E402
+from lm.hf.writing import family_for, write_hf  # noqa: E402
+from lm.model_folder import save_model  # noqa: E402
+from lm.nn.transformer import LM, AnyModelConfig  # noqa: E402
+from tests.nn.models import config, redrawn_any  # noqa: E402
+
+TEXTS = [
+    "def main(", " a space before", "two  spaces\n\n\tand a tab ", "你好，世界。", "🙂👩‍👩‍👧 family", "it 's n't a test","Ünï\u0301 ﬁ",
+]  # fmt: skip
+CORPUS = ["def main():\n    return 1\n" * 40, "你好 the quick brown fox 's it . n't"] * 20
+
+
+def one_special() -> Tokenizer:
+    """As GPT-2's: one token is bos and eos, and no text starts with it."""
+    raw = RawTokenizer(models.BPE(vocab=ALPHABET, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens(["<|endoftext|>"])
+    return Tokenizer(raw, Specials("<|endoftext|>", "<|endoftext|>", None))
+
+
+def tokenizer_of(name: str) -> Tokenizer:
+    kinds: dict[str, Any] = {"bytes": BytesConfig(), "bpe": BPEConfig(vocab_size=400), "unigram": UnigramConfig(vocab_size=400)}
+    return one_special() if name == "one special" else build_tokenizer(kinds[name], CORPUS)
+
+
+def exported(folder: Path, cfg: AnyModelConfig, tokenizer: Tokenizer, end: float = 0.0) -> LM:
+    """A model folder and its export.  end: logits of eos as a multiple of those of some other token."""
+    model = redrawn_any(cfg)
+    with torch.no_grad():
+        model.head.weight[tokenizer.special_ids()] *= 0.0
+        model.head.weight[tokenizer.eos] = end * model.head.weight[40]
+    save_model(folder / "ours", model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {})
+    ours, kept = load(folder / "ours", "cpu")
+    write_hf(folder / "hf", family_for(ours.cfg), ours.cfg, dict(ours.named_parameters()), kept)
+    return ours
+
+
+def t5(tokenizer: Tokenizer) -> AnyModelConfig:
+    sizes: Tree = {"d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 4, "vocab_size": tokenizer.vocab_size}
+    return T5.config({**sizes, "decoder_start_token_id": tokenizer.start, "tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"})
+
+
+@pytest.mark.parametrize("name", ["bytes", "bpe", "unigram", "one special"])
+def test_the_ids_of_a_text_are_those_of_autotokenizer(tmp_path: Path, name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    exported(tmp_path, config(vocab_size=tokenizer.vocab_size), tokenizer)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    for text in TEXTS:
+        assert theirs(text).input_ids == prompt_ids(tokenizer, text)
+        assert theirs(text, add_special_tokens=False).input_ids == tokenizer.encode(text)
+        assert theirs.decode(tokenizer.encode(text), skip_special_tokens=True) == text
+    assert (theirs.bos_token_id, theirs.eos_token_id, theirs.model_max_length) == (tokenizer.bos, tokenizer.eos, 48)
+    assert theirs.pad_token_id == (tokenizer.pad if tokenizer.specials.pad else None)
+    again = load_tokenizer(tmp_path / "hf")
+    assert (again.prefix, again.suffix, again.encode(TEXTS[0])) == (tokenizer.prefix, tokenizer.suffix, tokenizer.encode(TEXTS[0]))
+
+
+def test_a_source_ends_with_eos_for_both(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of("bpe")
+    exported(tmp_path, t5(tokenizer), tokenizer)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert all(theirs(text).input_ids == prompt_ids(tokenizer, text, is_source=True) for text in TEXTS)
+
+
+@pytest.mark.parametrize("stack", ["decoder", "encoder_decoder"])
+@pytest.mark.parametrize("ends", [False, True])
+def test_greedy_text_is_that_of_generate_and_ends_with_it(tmp_path: Path, stack: str, ends: bool) -> None:
+    tokenizer = tokenizer_of("bpe")
+    cfg = t5(tokenizer) if stack == "encoder_decoder" else config(vocab_size=tokenizer.vocab_size)
+    ours = exported(tmp_path, cfg, tokenizer, end=8.0 if ends else 0.0)
+    auto = transformers.AutoModelForSeq2SeqLM if stack == "encoder_decoder" else transformers.AutoModelForCausalLM
+    theirs, reader = auto.from_pretrained(tmp_path / "hf"), transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    found = complete(ours, tokenizer, TEXTS[:5], SamplingConfig(max_tokens=12, temperature=0.0))
+    for text, mine in zip(TEXTS[:5], found, strict=True):
+        given = reader(text, return_tensors="pt")
+        out = theirs.generate(**given, max_new_tokens=12)[0]
+        new = out[1:] if stack == "encoder_decoder" else out[given.input_ids.shape[1] :]
+        assert reader.decode(new, skip_special_tokens=True) == mine.text
+        assert int((new != tokenizer.eos).sum()) == mine.n_tokens
+    assert (min(mine.n_tokens for mine in found) < 12) == ends
+
+
+@pytest.mark.parametrize("template", ["plain", "chatml"])
+def test_a_chat_is_the_same_ids(tmp_path: Path, template: str) -> None:
+    record = from_tree(ChatRecord, {"kind": "chat", "template": template})
+    tokenizer = build_tokenizer(BPEConfig(vocab_size=400), CORPUS, extra=record.specials())
+    source, where = template_source(record, tokenizer)
+    tokenizer.chat_template = source
+    exported(tmp_path, config(vocab_size=tokenizer.vocab_size), tokenizer)
+    turns = [Turn("system", "Be brief."), Turn("user", "你好 🙂"), Turn("assistant", "def main(")]
+    runs = ChatTemplate(source, where, tokenizer).runs(turns)
+    parts = [[part] if isinstance(part, int) else tokenizer.encode(part) for run in runs for part in run.parts]
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+    assert theirs.apply_chat_template(messages, return_dict=False) == [i for part in parts for i in part]

@@ -1,0 +1,43 @@
+"""The program that plants faults: each can be planted in the source as it is now, and the README says how many there are."""
+
+from pathlib import Path
+
+import pytest
+
+from tools import mutate
+
+
+def test_every_fault_can_be_planted_and_its_tests_are_there() -> None:
+    assert len(mutate.MUTATIONS) >= 86
+    assert mutate.misplaced() == []
+
+
+def test_a_fault_whose_text_is_gone_or_whose_tests_are_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    what, file, before, after, tests = mutate.MUTATIONS[0]
+    gone, missing = (what, file, f"{before} # gone", after, tests), (what, file, before, after, ["nn/none.py::x"])
+    monkeypatch.setattr(mutate, "MUTATIONS", [mutate.MUTATIONS[0], gone, missing])
+    told = mutate.misplaced()
+    assert told[0].startswith(f"fault 2: {file} holds the text 0 times, not once: ")
+    assert told[1:] == ["fault 3: there is no tests/nn/none.py::x"]
+    with pytest.raises(SystemExit, match="fault 2"):
+        mutate.main(["only=1"])
+
+
+def test_a_fault_changes_its_line() -> None:
+    assert [what for what, _, before, after, _ in mutate.MUTATIONS if before == after] == []
+
+
+@pytest.mark.parametrize(("text", "numbers"), [("3", [3]), ("3,7-9", [3, 7, 8, 9])])
+def test_faults_are_chosen_by_number(text: str, numbers: list[int]) -> None:
+    assert mutate.numbers_in(text) == numbers
+
+
+@pytest.mark.parametrize("args", [["only=0"], ["only=999"], ["job=2"]])
+def test_an_option_that_there_is_not_is_refused(args: list[str]) -> None:
+    with pytest.raises(SystemExit, match=r"was given\. Options are"):
+        mutate.main(args)
+
+
+def test_the_readme_says_how_many_faults_there_are() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    assert f"`python tools/mutate.py` plants {len(mutate.MUTATIONS)} one-line faults in `lm/nn/`" in text

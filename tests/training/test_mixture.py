@@ -1,0 +1,63 @@
+"""A run on a mixture: killed and resumed it reads the same rows, and says of which source how much."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lm.ablation.report import write_report
+from lm.cli.train import compose_config
+from lm.training.metrics import read
+from lm.training.run import train
+from tests.training.conftest import Process, results, write_text
+
+STEPS, ROWS, SEQ_LEN = 20, 8, 32
+LmProcess = Callable[..., Process]
+
+
+@pytest.fixture
+def mixed(tiny: list[str], tmp_path: Path) -> list[str]:
+    """Overrides for two sources and one that is only validated; source a is read at most once, b until its third epoch and further."""
+    files = {name: write_text(tmp_path / f"{name}.txt", lines, seed=lines) for name, lines in (("a", 60), ("b", 21), ("held", 40))}
+    options = {"a": "weight:2.0,max_epochs:1.0", "b": "weight:1.0", "held": "weight:0.0"}
+    sources = ",".join(f"{{name:{name},data:{{kind:text,files:{path}}},{options[name]}}}" for name, path in files.items())
+    own = [arg for arg in tiny if not arg.startswith(("data=", "data.files=", "trainer.max_steps="))]
+    return [*own, "data=mix", f"data.sources=[{sources}]", f"trainer.max_steps={STEPS}"]
+
+
+def test_a_killed_run_on_a_mixture_is_bitwise_the_run_left_alone_and_so_is_what_it_read(
+    mixed: list[str], lm_process: LmProcess, tmp_path: Path
+) -> None:
+    """Seen to fail with the order begun anew."""
+    train(compose_config([*mixed, "run.name=whole"]))
+    process = lm_process("train", *mixed)
+    wait_for(tmp_path / "run" / "metrics.jsonl", 10)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert lm_process("train", *mixed).wait() == 0
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+    lines = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert all(line["tokens/a"] + line["tokens/b"] == line["tokens"] == line["step"] * ROWS * SEQ_LEN for line in lines)
+    assert lines[-1]["epochs/a"] == 1.0 and lines[-1]["epochs/b"] > 2.0 and "tokens/held" not in lines[-1]
+
+
+def wait_for(metrics: Path, step: int) -> None:
+    """Until the run has logged this step."""
+    until = time.monotonic() + 60
+    while not (metrics.exists() and any(line["step"] >= step for line in read(metrics))):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_the_report_and_the_summary_show_what_was_read_of_each_source(mixed: list[str], tmp_path: Path) -> None:
+    summary = train(compose_config(mixed))
+    assert summary["tokens/a"] + summary["tokens/b"] == summary["tokens"] and summary["epochs/a"] == 1.0
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    table = page[page.index("<h2>Sources</h2>") :]
+    share = summary["tokens/a"] / summary["tokens"]
+    assert f"<td>a</td><td>{summary['tokens/a'] / 1000:.2f} k</td><td>{share:.1%}</td><td>1.00</td>" in table
+    assert "<td>held</td><td>0</td><td>0.0%</td><td>0.00</td>" in table

@@ -74,7 +74,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_at_any_point_leaves_a_valid_checkpoint(point: str, killed: Path) -> None:
-    """Seen to fail with checkpoints written where they belong from the start."""
+    """Seen to fail with checkpoints written where they belong from the start, and with a pruning that spares none."""
     folder = killed / point
     expected = 200 if point in ("renamed", "prune") else 100
     newest, rejected = newest_valid(folder)

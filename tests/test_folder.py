@@ -162,6 +162,7 @@ def hold(folder: Path, how: str) -> tuple[subprocess.Popen[str], int]:
 
 
 def test_a_second_process_is_refused_with_pid_and_host_and_a_stale_lock_is_recovered(tmp_path: Path) -> None:
+    """Seen to fail without the flock."""
     holder, _ = hold(tmp_path, "alone")
     try:
         with pytest.raises(ResourceError, match=rf"in use by pid {holder.pid} on host {socket.gethostname()}"), RunLock(tmp_path):

@@ -109,6 +109,7 @@ def test_a_closed_stdout_does_not_end_a_run(lm_process: Start, tiny: list[str], 
 def test_a_second_process_in_a_run_folder_is_refused_with_pid_and_host(
     configure: Configure, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Seen to fail without the flock."""
     with RunLock(tmp_path / "run"):
         assert main(["train", *tiny]) == 5
     assert re.search(rf"in use by pid {os.getpid()} on host {socket.gethostname()}", capsys.readouterr().err.splitlines()[-1])

@@ -34,7 +34,7 @@ TEXT = ["data=text", "data.files=a.txt", "tokenizer=bytes"]
 CONFIGS = ("default", "en", "3.0.0", "sample-10BT", "de-en", "wikitext-103-raw-v1")  # of datasets that conf/data names
 CORPORA = ("stdlib", "stdlib_docstrings", "stdlib_chat", "stdlib_preferences")  # 11 MB, which are prepared anew here
 OF_DATA = {"pair": "seq2seq", "chat": "sft", "preference": "preference"}  # kind of record -> objective
-WORDS = ("def", "return", "import", "class", "self", "value", "for", "while", "if", "else", "none", "model", "data", "token", "read")
+WORDS = ["".join(random.Random(n).choices("abcdefghij", k=3 + n % 5)) for n in range(200)]  # enough for a small vocabulary
 
 
 def words(draw: random.Random, n: int) -> str:
@@ -122,7 +122,7 @@ def beside(group: str, option: str) -> list[str]:
         case "data", _:
             return for_data(option)
         case "tokenizer", _:
-            size = ["tokenizer.vocab_size=300"] if option in ("bpe", "unigram", "wordpiece") else []
+            size = ["tokenizer.vocab_size=420"] if option in ("bpe", "unigram", "wordpiece") else []
             return [*TEXT[:2], *WIDTH, *size, *NEEDED.get(option, [])]
         case "objective", "mlm":
             return [*TEXT, *for_model("bert_tiny")[len(TEXT) : -1], "model=bert_tiny"]
@@ -142,14 +142,15 @@ def beside(group: str, option: str) -> list[str]:
 
 def for_recipe(recipe: str) -> list[str]:
     """Its data become local ones of the same shape."""
-    chosen, values = compose([f"recipes={recipe}"]).choices, catalog.values("recipes", recipe)
+    parent = PARENT if "init_from" in catalog.values("recipes", recipe) else []
+    chosen = compose([f"recipes={recipe}", *parent]).choices
     data, model, tokenizer = (str(chosen[group]) for group in ("data", "model", "tokenizer"))
     local = {"stdlib": "text", "stdlib_docstrings": "pairs", "stdlib_chat": "chat", "stdlib_preferences": "preferences"}.get(data, data)
     hub = local_hub(catalog.values("data", data))
     given = [f"data={local}", *NEEDED.get(local, []), *hub, "trainer.compile=false"]
-    if "init_from" in values:
-        return given
-    size = ["tokenizer.vocab_size=300"] if tokenizer not in ("bytes", "file") else []
+    if parent:
+        return [*given, *parent]
+    size = ["tokenizer.vocab_size=420"] if tokenizer not in ("bytes", "file") else []
     return [*given, *size, *WIDTH, *shlex.split(TINY[model])]
 
 

@@ -40,6 +40,7 @@ def wait_for_steps(run: Path, steps: int) -> None:
 def test_a_signal_finishes_the_step_saves_and_tells_how_to_resume(
     lm_process: Start, tiny: list[str], tmp_path: Path, number: signal.Signals, group: bool, workers: int
 ) -> None:
+    """Seen to fail with signals that are not deferred to the end of the step."""
     args = ["train", *tiny, *ENDLESS, f"data.workers={workers}"]
     process = lm_process(*args)
     wait_for_steps(tmp_path / "run", 3)
@@ -55,7 +56,7 @@ def test_a_signal_finishes_the_step_saves_and_tells_how_to_resume(
 
 
 def test_a_second_signal_exits_at_once(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:
-    """With steps of a quarter of a second, no checkpoint can be there yet."""
+    """With steps of a quarter of a second, no checkpoint can be there yet. Seen to fail with the exit left out."""
     process = lm_process("train", *tiny, *ENDLESS, "data.global_batch=4096", "trainer.micro_batch=64")
     wait_for_steps(tmp_path / "run", 1)
     os.kill(process.pid, signal.SIGINT)

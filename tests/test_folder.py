@@ -120,6 +120,7 @@ def test_a_place_that_cannot_be_written_is_a_resource_error(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["a.txt", "sub/b.txt", MANIFEST])
 @pytest.mark.parametrize("damage", ["byte", "empty", "bit", "missing"])
 def test_any_damage_to_any_file_is_rejected_and_named(name: str, damage: str, tmp_path: Path) -> None:
+    """Seen to fail with the comparison of hashes off, and with the look for missing files off."""
     write(tmp_path / "x", "one")
     path = tmp_path / "x" / name
     data = path.read_bytes()
@@ -161,6 +162,7 @@ def hold(folder: Path, how: str) -> tuple[subprocess.Popen[str], int]:
 
 
 def test_a_second_process_is_refused_with_pid_and_host_and_a_stale_lock_is_recovered(tmp_path: Path) -> None:
+    """Seen to fail without the flock."""
     holder, _ = hold(tmp_path, "alone")
     try:
         with pytest.raises(ResourceError, match=rf"in use by pid {holder.pid} on host {socket.gethostname()}"), RunLock(tmp_path):

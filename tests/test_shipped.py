@@ -28,13 +28,13 @@ LIMIT_S = 5.0
 GROUPS = catalog.groups()
 OPTIONS = [(group, option) for group, options in GROUPS.items() if group != "recipes" for option in options]
 ROWS = ["data.seq_len=128", "data.global_batch=4", "data.val_rows=4", "data.cache_dir=cache", "trainer.micro_batch=2", "trainer.device=cpu"]
-WIDTH = ["model.d_model=32", "model.n_layers=2", "model.vocab_size=null", "model.max_seq_len=null"]
+WIDTH = ["model.d_model=32", "model.n_layers=2", "model.vocab_size=null", "model.max_seq_len=4096"]
 PARENT = ["init_from=runs/pretrain-tiny"]
 TEXT = ["data=text", "data.files=a.txt", "tokenizer=bytes"]
 CONFIGS = ("default", "en", "3.0.0", "sample-10BT", "de-en", "wikitext-103-raw-v1")  # of datasets that conf/data names
-CORPORA = ("stdlib", "stdlib_docstrings", "stdlib_chat")  # 11 MB, which are prepared anew here
+CORPORA = ("stdlib", "stdlib_docstrings", "stdlib_chat", "stdlib_preferences")  # 11 MB, which are prepared anew here
 OF_DATA = {"pair": "seq2seq", "chat": "sft", "preference": "preference"}  # kind of record -> objective
-WORDS = ("def", "return", "import", "class", "self", "value", "for", "while", "if", "else", "none", "model", "data", "token", "read")
+WORDS = ["".join(random.Random(n).choices("abcdefghij", k=3 + n % 5)) for n in range(200)]  # enough for a small vocabulary
 
 
 def words(draw: random.Random, n: int) -> str:
@@ -89,13 +89,22 @@ def for_model(option: str) -> list[str]:
     return [*TEXT, *WIDTH, *shlex.split(TINY[option]), f"objective={OBJECTIVES[kind]}"]
 
 
+def local_hub(values: dict[str, Any]) -> list[str]:
+    """The local dataset instead; a part of a thousandth, which is the default, would hold out nothing of it."""
+    if values["data.kind"] != "hub":
+        return []
+    return ["data.name=a/b"] if "data.val_split" in values else ["data.name=a/b", "data.val_frac=0.2"]
+
+
 def for_data(option: str) -> list[str]:
     """The objective is that of its records; hub datasets become the local one."""
     values = catalog.values("data", option)
-    hub = ["data.name=a/b"] if values["data.kind"] == "hub" else []
+    hub = local_hub(values)
     shape = values.get("data.record.kind", "pair" if option == "stdlib_docstrings" else None)
     start = PARENT if shape == "preference" else [*WIDTH, "tokenizer=bytes"]
-    long = ["data.seq_len=4096"] if option == "stdlib_chat" else []  # in bytes, most functions are longer than other rows here
+    long = (
+        ["data.seq_len=4096"] if option in ("stdlib_chat", "stdlib_preferences") else []
+    )  # in bytes, most functions are longer than other rows here
     return [f"objective={OF_DATA[shape]}" if shape else "objective=causal", *start, *NEEDED.get(option, []), *hub, *long]
 
 
@@ -113,7 +122,7 @@ def beside(group: str, option: str) -> list[str]:
         case "data", _:
             return for_data(option)
         case "tokenizer", _:
-            size = ["tokenizer.vocab_size=300"] if option in ("bpe", "unigram", "wordpiece") else []
+            size = ["tokenizer.vocab_size=420"] if option in ("bpe", "unigram", "wordpiece") else []
             return [*TEXT[:2], *WIDTH, *size, *NEEDED.get(option, [])]
         case "objective", "mlm":
             return [*TEXT, *for_model("bert_tiny")[len(TEXT) : -1], "model=bert_tiny"]
@@ -133,14 +142,15 @@ def beside(group: str, option: str) -> list[str]:
 
 def for_recipe(recipe: str) -> list[str]:
     """Its data become local ones of the same shape."""
-    chosen, values = compose([f"recipes={recipe}"]).choices, catalog.values("recipes", recipe)
+    parent = PARENT if "init_from" in catalog.values("recipes", recipe) else []
+    chosen = compose([f"recipes={recipe}", *parent]).choices
     data, model, tokenizer = (str(chosen[group]) for group in ("data", "model", "tokenizer"))
-    local = {"stdlib": "text", "stdlib_docstrings": "pairs", "stdlib_chat": "chat"}.get(data, data)
-    hub = ["data.name=a/b"] if catalog.values("data", data)["data.kind"] == "hub" else []
+    local = {"stdlib": "text", "stdlib_docstrings": "pairs", "stdlib_chat": "chat", "stdlib_preferences": "preferences"}.get(data, data)
+    hub = local_hub(catalog.values("data", data))
     given = [f"data={local}", *NEEDED.get(local, []), *hub, "trainer.compile=false"]
-    if "init_from" in values:
-        return given
-    size = ["tokenizer.vocab_size=300"] if tokenizer not in ("bytes", "file") else []
+    if parent:
+        return [*given, *parent]
+    size = ["tokenizer.vocab_size=420"] if tokenizer not in ("bytes", "file") else []
     return [*given, *size, *WIDTH, *shlex.split(TINY[model])]
 
 

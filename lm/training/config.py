@@ -82,8 +82,8 @@ class LaunchConfig(Config):
     rendezvous: str | None = None
     """host:port of the first machine, which all machines reach; needed where nodes > 1."""
     max_restarts: int = Field(0, ge=0)
-    """Starts anew from the last valid checkpoint after a process died, a machine failed, or memory or disk ran out; no other error is tried
-    again."""
+    """Starts anew from the last valid checkpoint after a process died or broke, or memory or disk ran out; no other error is tried
+    again. On one machine."""
     timeout_s: int = Field(1800, gt=0)
     """Seconds that ranks, and machines, wait for each other before they give up."""
 
@@ -96,6 +96,11 @@ class LaunchConfig(Config):
     def _nodes_can_meet(self) -> Self:
         if self.nodes > 1 and not re.fullmatch(r"[^\s:]+:\d+", self.rendezvous or ""):
             raise ValueError(f"nodes={self.nodes} need a place to meet, and rendezvous is {self.rendezvous}. Give one as host:29400.")
+        if self.nodes > 1 and self.max_restarts:
+            raise ValueError(
+                f"max_restarts={self.max_restarts} is for one machine, and nodes={self.nodes}. Leave it out, and start the same command"
+                " on each machine again: the run goes on."
+            )
         return self
 
 

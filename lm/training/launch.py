@@ -65,23 +65,22 @@ class _Launcher:
                 if error is None or self._caught or not outcome.may_pass(error):
                     break
                 print(f"{error}\nlaunch: start {number} of launch.max_restarts={self._cfg.launch.max_restarts}", file=sys.stderr)
-                error = self._attempt(number, error)
+                error = self._attempt(number)
         finally:
             for signal_number, handler in before.items():
                 signal.signal(signal_number, handler)
         return error
 
-    def _attempt(self, number: int, before: LmError | None = None) -> LmError | None:
-        """before: what ended the last one, which is the error still where the machines do not meet again."""
+    def _attempt(self, number: int) -> LmError | None:
         self._outcomes = self._folder / str(number)
         self._outcomes.mkdir()
         self._killed = {}
         with _environment({outcome.FOLDER: str(self._outcomes)}):
-            thread = threading.Thread(target=self._start, args=(number,), name="agent", daemon=True)
+            thread = threading.Thread(target=self._start, name="agent", daemon=True)
             thread.start()
             self._hand_signals_on(thread)
         if self._error is not None:
-            raise before or self._error
+            raise self._error
         return outcome.verdict(outcome.read(self._outcomes), self._killed)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -103,7 +102,7 @@ class _Launcher:
                     told.add(key)
                     _send(key[1], self._caught[key[0]])
 
-    def _start(self, number: int) -> None:
+    def _start(self) -> None:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.elastic.rendezvous import RendezvousError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -114,7 +113,7 @@ class _Launcher:
             min_nodes=where.nodes,
             max_nodes=where.nodes,
             nproc_per_node=where.devices,
-            run_id=f"{self._cfg.run.name}-{number}" if where.nodes > 1 else uuid.uuid4().hex,
+            run_id=self._cfg.run.name if where.nodes > 1 else uuid.uuid4().hex,
             rdzv_backend="c10d",
             rdzv_endpoint=where.rendezvous or "localhost:0",
             rdzv_configs={"join_timeout": where.timeout_s},

@@ -52,6 +52,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("args, expected", MISTAKES.values(), ids=MISTAKES.keys())
 def test_bad_override_ends_with_one_sentence_and_exit_code_2(lm: Lm, args: list[str], expected: list[str]) -> None:
+    """Run names seen to fail with their rule removed."""
     code, out, err = lm("train", "--cfg", "job", *args)
     last = err.splitlines()[-1]
     assert code == 2

@@ -134,6 +134,7 @@ def test_a_pickle_is_refused_and_not_opened(theirs: Path, tmp_path: Path, lm: Ru
 
 
 def test_code_of_the_model_is_never_run(theirs: Path, tmp_path: Path, lm: Run) -> None:
+    """Seen to fail with the folder's Python files run."""
     config_json = theirs / "config.json"
     config_json.write_text(config_json.read_text().replace("{", '{"auto_map": {"AutoModelForCausalLM": "modeling_x.Model"}, ', 1))
     (theirs / "modeling_x.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')")

@@ -1,4 +1,4 @@
-"""Runs that something else than `lm train` starts: torchrun, and SLURM by tools/slurm/train.sbatch; and machines that fail."""
+"""Runs that something else than `lm train` starts: torchrun, and SLURM by tools/slurm/train.sbatch."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from lm.training.launch import launch
 from lm.training.metrics import read
 from lm.training.resume import write_config
 from tests.training.conftest import ROOT, Configure, ranks, results
-from tests.training.test_launch import FAILING, ONCE, require_gone
+from tests.training.test_launch import require_gone
 
 SBATCH = ROOT / "tools" / "slurm" / "train.sbatch"
 FAKES = {
@@ -89,20 +89,3 @@ def wait_for_step(run: Path, step: int, process: "subprocess.Popen[str]") -> Non
         not (run / "metrics.jsonl").exists() or not (done := read(run / "metrics.jsonl")) or done[-1]["step"] < step
     ):
         time.sleep(0.1)
-
-
-@pytest.mark.slow  # two starts of two machines
-def test_when_a_rank_of_one_machine_dies_both_machines_start_again(configure: Configure, tiny: list[str], tmp_path: Path) -> None:
-    launch(configure("optim=adamw", *ranks("ddp"), "run.name=whole"))
-    (tmp_path / "failing_worker.py").write_text(FAILING.format(act=f"{ONCE} and os.kill(os.getpid(), 9)", starts=str(tmp_path / "starts")))
-    program = "import sys, lm.training.launch as launch; launch.WORKER = 'failing_worker'; from lm.cli.main import main; sys.exit(main())"
-    nodes = ["strategy=ddp", "launch.nodes=2", f"launch.rendezvous=localhost:{free_port()}", "launch.max_restarts=1"]
-    command = [sys.executable, "-c", program, "train", *tiny, "optim=adamw", *nodes]
-    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    machines = [
-        subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    said = [machine.communicate(timeout=240)[1] for machine in machines]
-    assert [machine.returncode for machine in machines] == [0, 0], said
-    assert all("start 1 of launch.max_restarts=1" in err for err in said)
-    assert results(tmp_path / "run") == results(tmp_path / "whole")

@@ -223,6 +223,7 @@ def test_a_validation_loss_that_is_not_finite_is_not_saved(configure: Configure,
 def test_a_full_disk_within_a_save_keeps_the_checkpoints_before(
     configure: Configure, stopped_at_five: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
+    """Seen to fail with the temporary folder left where it is."""
     monkeypatch.setenv("LM_FAILPOINT", f"{point}:enospc")
     with pytest.raises(ResourceError, match=r"step-00000008: no space left: [\d,]{6,} bytes are needed and [\d,]+ are free") as caught:
         train(configure())
@@ -260,7 +261,7 @@ def limits_restored(what: int) -> Iterator[None]:
 def test_a_write_that_the_system_refuses_keeps_the_checkpoints_before(
     configure: Configure, stopped_at_five: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real limit on the size of a file, met in the middle of the weights."""
+    """A real limit on the size of a file, met in the middle of the weights. Seen to fail with the temporary folder left where it is."""
     own = Session.save
 
     def save(session: Session) -> None:
@@ -279,6 +280,7 @@ def test_a_write_that_the_system_refuses_keeps_the_checkpoints_before(
 
 
 def test_a_disk_too_small_for_the_checkpoints_is_told_before_the_first_step(configure: Configure, tmp_path: Path) -> None:
+    """Seen to train on for ever with the look at the free space removed."""
     many = ["checkpoint.every=1", "checkpoint.keep_last=1000000000", "trainer.max_steps=1000000000"]
     with pytest.raises(ResourceError, match=r"checkpoints: no space left: [\d,]{15,} bytes are needed and [\d,]+ are free"):
         train(configure(*many))
@@ -290,6 +292,7 @@ def test_keeping_every_checkpoint_asks_only_for_those_that_will_be(configure: Co
 
 
 def test_a_run_folder_that_cannot_be_made_is_exit_code_5(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen to fail with the system's errors left as they are."""
     (tmp_path / "file").write_text("")
     assert main(["train", *tiny, f"run.dir={tmp_path / 'file'}"]) == 5
     last = capsys.readouterr().err.splitlines()[-1]
@@ -299,6 +302,8 @@ def test_a_run_folder_that_cannot_be_made_is_exit_code_5(tiny: list[str], tmp_pa
 def test_a_folder_that_becomes_unwritable_keeps_the_checkpoints_before(
     configure: Configure, at_each_step: Watch, stopped_at_five: Path
 ) -> None:
+    """Seen to fail with the system's errors left as they are."""
+
     def block(module: TrainModule) -> None:
         if module.step == 6:
             (stopped_at_five / "checkpoints").rename(stopped_at_five / "aside")
@@ -367,7 +372,7 @@ def test_a_secret_of_the_environment_is_nowhere_in_the_run_folder(
 def test_a_config_that_names_code_is_refused_and_runs_nothing(
     stopped_at_five: Path, tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the model folder and, with a manifest that agrees, in a checkpoint."""
+    """In the model folder and, with a manifest that agrees, in a checkpoint. Seen to fail with unknown keys ignored."""
     code = {"_target_": "os.system", "command": f"touch {tmp_path / 'canary'}"}
     folder = checkpoints(stopped_at_five / "checkpoints")[0]
 
@@ -398,6 +403,8 @@ def test_a_process_that_is_cut_off_from_every_network_trains(tiny: list[str]) ->
 
 
 def test_a_run_needs_neither_a_network_nor_a_home(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail with one connection to a server added."""
+
     def refuse(*args: Any) -> None:
         raise OSError("no network here")
 

@@ -177,6 +177,10 @@ def test_a_config_that_differs_is_refused_before_any_rank_starts(configure: Conf
         (["strategy=zero3", "optim=adamw", "trainer.precision=bf16-true"], "trainer.precision=bf16-mixed"),
         (["strategy=zero3", "optim=adamw", "trainer.compile=true"], "trainer.compile"),
         (["strategy=ddp", "launch.nodes=2"], "nodes=2 need a place to meet, and rendezvous is None"),
+        (
+            ["strategy=ddp", "launch.nodes=2", "launch.rendezvous=a:1", "launch.max_restarts=1"],
+            "max_restarts=1 is for one machine, and nodes=2",
+        ),
     ],
 )
 def test_what_cannot_be_trained_so_is_refused_by_the_config(configure: Configure, overrides: list[str], said: str) -> None:
@@ -247,6 +251,7 @@ ASKED = ["requeue 77"]
 def test_sigusr1_saves_and_puts_the_job_back_into_the_queue_once(
     tiny: list[str], tmp_path: Path, strategy: list[str], node: str, asked: list[str]
 ) -> None:
+    """Seen to fail with SIGUSR1 left to the system."""
     (tmp_path / "scontrol").write_text(FAKE.format(log=tmp_path / "asked"))
     (tmp_path / "scontrol").chmod(0o755)
     slurm = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "77", "SLURM_NODEID": node}

@@ -40,6 +40,7 @@ def wait_for_steps(run: Path, steps: int) -> None:
 def test_a_signal_finishes_the_step_saves_and_tells_how_to_resume(
     lm_process: Start, tiny: list[str], tmp_path: Path, number: signal.Signals, group: bool, workers: int
 ) -> None:
+    """Seen to fail with signals that are not deferred to the end of the step."""
     args = ["train", *tiny, *ENDLESS, f"data.workers={workers}"]
     process = lm_process(*args)
     wait_for_steps(tmp_path / "run", 3)
@@ -55,7 +56,7 @@ def test_a_signal_finishes_the_step_saves_and_tells_how_to_resume(
 
 
 def test_a_second_signal_exits_at_once(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:
-    """With steps of a quarter of a second, no checkpoint can be there yet."""
+    """With steps of a quarter of a second, no checkpoint can be there yet. Seen to fail with the exit left out."""
     process = lm_process("train", *tiny, *ENDLESS, "data.global_batch=4096", "trainer.micro_batch=64")
     wait_for_steps(tmp_path / "run", 1)
     os.kill(process.pid, signal.SIGINT)
@@ -109,6 +110,7 @@ def test_a_closed_stdout_does_not_end_a_run(lm_process: Start, tiny: list[str], 
 def test_a_second_process_in_a_run_folder_is_refused_with_pid_and_host(
     configure: Configure, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Seen to fail without the flock."""
     with RunLock(tmp_path / "run"):
         assert main(["train", *tiny]) == 5
     assert re.search(rf"in use by pid {os.getpid()} on host {socket.gethostname()}", capsys.readouterr().err.splitlines()[-1])

@@ -19,6 +19,7 @@ def test_a_frozen_config_trained_again_gives_the_same_run(configure: Configure, 
 
 @pytest.mark.parametrize("content", ["!!python/object/apply:os.system ['touch canary']", "model: [", "just text", "mdel: 1"])
 def test_a_config_that_is_none_is_refused_and_runs_nothing(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen to fail, its canary made, with yaml's unsafe loader."""
     (tmp_path / "bad.yaml").write_text(content)
     assert main([str(tmp_path / "bad.yaml")]) == 2
     assert "bad.yaml" in capsys.readouterr().err.splitlines()[-1]

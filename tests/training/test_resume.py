@@ -173,6 +173,7 @@ def test_more_steps_go_on_and_less_are_refused(configure: Configure, stop: Stop,
     [
         ("optim.lr=0.5", r"optim.lr: 0\.\d+ in the run, 0.5 now"),
         ("data.global_batch=4", "data.global_batch: 8 in the run, 4 now"),
+        ("data.packing=fit", "data.packing: None in the run, fit now"),
         ("seed=7", "seed: 0 in the run, 7 now"),
         ("model.dropout=0.2", "model.dropout: 0.1 in the run, 0.2 now"),
         ("optim=sgd", "optim.kind: muon in the run, sgd now"),

@@ -25,7 +25,9 @@ from lm.data.source import Turn
 from lm.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
+from lm.nn.loss import causal_reader
 from lm.nn.transformer import AnyModelConfig
+from tests.nn.models import config, redrawn
 
 Prepare = Callable[..., Prepared]
 BUILT_IN = Path("lm/data/chat_templates")
@@ -273,6 +275,19 @@ def test_packed_and_single_chats_are_the_same_examples(prepare_text: Prepare, tm
         return {tuple(tuple(part[row][mask].tolist()) for part in parts) for row, mask in at}
 
     assert examples("fit") == examples("none")
+
+
+def test_packed_and_single_chats_have_the_same_loss_and_gradient(prepare_text: Prepare, tmp_path: Path) -> None:
+    found = prepare_text(write(tmp_path / "a.jsonl", chats()), record=ChatRecord())
+    model = redrawn(config(vocab_size=320, max_seq_len=128))
+
+    def sums(packing: str) -> list[torch.Tensor]:
+        batch = (rows := rows_of(found, model.cfg, packing=packing)).batch(np.arange(len(rows)))
+        assert batch.labels is not None
+        total = model(batch, loss=causal_reader(batch.labels)).total
+        return [total, *torch.autograd.grad(total, list(model.parameters()))]
+
+    torch.testing.assert_close(sums("fit"), sums("none"), rtol=1e-4, atol=2e-3)
 
 
 def test_prompts_are_learned_where_asked(prepare_text: Prepare, tmp_path: Path, decoder: AnyModelConfig) -> None:

@@ -1,5 +1,6 @@
 """Span corruption and UL2: the papers' figures, and text that can be put together again."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -164,6 +165,43 @@ def test_ul2_draws_its_denoisers_evenly(make_store: MakeStore) -> None:
     first = [int(given[0]) for draw in range(40) for row in examples(rows.batch(np.arange(40), draw)) for given, _ in row]
     parts = {name: first.count(tokenizer.special([name]) or -1) / len(first) for name in ("<|R|>", "<|S|>", "<|X|>")}
     assert parts == pytest.approx({"<|R|>": 2 / 7, "<|S|>": 1 / 7, "<|X|>": 4 / 7}, abs=0.03)
+
+
+@pytest.mark.parametrize("start", [None, 256])
+def test_rows_are_as_noisy_as_said_within_a_percent_over_a_million_tokens(make_store: MakeStore, start: int | None) -> None:
+    cfg = SpansConfig(sentinels=200)
+    tokenizer = build_tokenizer(BytesConfig(), (), cfg.specials())
+    text = np.random.default_rng(0).integers(0, 256, 1_200_000).tolist()
+    rows = DenoisingRows(cfg, make_store([text], vocab_size=tokenizer.vocab_size), tokenizer, 1024, start, seed=2)
+    taken = left = spans = 0
+    for at in range(0, len(rows) - 1, 64):
+        batch = rows.batch(np.arange(at, min(at + 64, len(rows) - 1)))
+        assert batch.labels is not None
+        learned = batch.labels[batch.labels != IGNORED]
+        given = batch.tokens[batch.prefix] if batch.prefix is not None else batch.source_tokens
+        assert given is not None
+        taken, left = taken + int((learned < 256).sum()), left + int((given < 256).sum())
+        spans += int((learned > tokenizer.eos).sum()) if tokenizer.eos is not None else 0
+    assert taken + left > 1_000_000
+    assert taken / (taken + left) == pytest.approx(0.15, rel=0.01) and taken / spans == pytest.approx(3.0, rel=0.01)
+
+
+def test_each_of_the_seven_denoisers_of_ul2_does_what_its_table_says_equally_often(make_store: MakeStore) -> None:
+    """Told by mode, tokens taken out and spans, of documents of one length. 10 % are three standard errors."""
+    cfg = UL2Config(sentinels=60)
+    tokenizer = build_tokenizer(BytesConfig(), (), cfg.specials())
+    length = DenoisingRows(cfg, make_store([[1] * 4000], vocab_size=tokenizer.vocab_size), tokenizer, 160, 256, seed=2)._windows.seq_len
+    rows = DenoisingRows(cfg, make_store([[1] * length] * 500, vocab_size=tokenizer.vocab_size), tokenizer, 160, 256, seed=2)
+    names = {tokenizer.special([name]): name for name in ("<|R|>", "<|S|>", "<|X|>")}
+    found: Counter[tuple[str, int, int]] = Counter()
+    for draw in range(14):
+        for [(given, learned)] in examples(rows.batch(np.arange(500), draw)):
+            mode = names[int(given[0])]
+            n_spans = int((learned > 258).sum())
+            found[mode, int((learned == 1).sum()) if mode != "<|S|>" else 0, n_spans] += 1
+    table = {(d.mode, *counts(length, d.noise_frac, d.mean_span)) for d in cfg.denoisers() if d.mean_span is not None}
+    assert found.keys() == {*table, ("<|S|>", 0, 0)} and len(found) == 7
+    assert list(found.values()) == pytest.approx([1000] * 7, rel=0.1)
 
 
 def test_too_few_sentinels_are_refused(make_store: MakeStore) -> None:

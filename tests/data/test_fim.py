@@ -93,6 +93,20 @@ def test_rows_hold_their_documents_moved_or_not(make_store: MakeStore, tokenizer
     assert 0.3 < moved / len(whole) < 0.6 and 0.3 < suffix_first / moved < 0.7 and 0.9 < kept / sum(whole) < 1
 
 
+def test_documents_are_moved_and_put_suffix_first_as_often_as_said(make_store: MakeStore, tokenizer: Tokenizer) -> None:
+    store = make_store([[*tokenizer.prefix, *range(20), *tokenizer.suffix]] * 2000, vocab_size=300)
+    rows = FIMRows(FIMConfig(rate=0.6, suffix_first=0.3), Windows(store, 22, True, ahead=1), tokenizer, seed=1)
+    prefix, suffix = (tokenizer.special([name]) for name in FIMConfig().specials()[:2])
+    moved = first = 0
+    for draw in range(6):
+        tokens = rows.batch(np.arange(len(rows) - 1), draw).tokens
+        moved += int((tokens == prefix).any(1).sum())
+        first += int(((tokens[:, :-1] == prefix) & (tokens[:, 1:] == suffix)).any(1).sum())
+    assert moved / (6 * (len(rows) - 1)) == pytest.approx(0.6, rel=0.02)
+    empty = 1 - (19 / 20) ** 2  # an empty prefix looks the same: 19 tokens are left to cut in 20 places
+    assert first / moved == pytest.approx(0.3 + 0.7 * empty, abs=0.02)
+
+
 def test_without_moving_rows_are_those_of_next_token_prediction(make_store: MakeStore, tokenizer: Tokenizer) -> None:
     packing = Windows(make_store(documents(tokenizer, 50), vocab_size=300), 64, True, ahead=1)
     batch = FIMRows(FIMConfig(rate=0.0), packing, tokenizer, seed=1).batch(np.arange(len(packing)))

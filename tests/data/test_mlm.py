@@ -59,6 +59,23 @@ def test_parts_are_those_of_the_paper_within_a_percent_over_a_million_tokens(mak
     assert counts[:256].double().std() < 1.3 * counts[:256].double().mean().sqrt()
 
 
+def test_predicted_tokens_are_hidden_replaced_or_kept_as_said_within_a_percent_of_a_million(
+    make_store: MakeStore, tokenizer: Tokenizer
+) -> None:
+    """A percent is over three standard errors of the smallest part. Seen to fail with random_frac
+    counted from 0 instead of behind hidden_frac."""
+    rows = make(make_store(documents(tokenizer, 1, 1_200_000), vocab_size=300), tokenizer, 512, mask_frac=0.9)
+    batch = rows.batch(np.arange(2200), draw=3)
+    predicted = labels(batch) != IGNORED
+    shown, truth = batch.tokens[predicted], labels(batch)[predicted]
+    n, by_chance = len(truth), 1 / 256  # so often is the replacement the token itself
+    assert n > 1_000_000
+    hidden, same = int((shown == tokenizer.mask).sum()), int((shown == truth).sum())
+    replaced = (n - hidden - same) / (1 - by_chance)
+    parts = [hidden / n, replaced / n, (same - replaced * by_chance) / n]
+    assert parts == pytest.approx([0.8, 0.1, 0.1], rel=0.01)
+
+
 def test_specials_and_padding_are_never_predicted(make_store: MakeStore, tokenizer: Tokenizer) -> None:
     rows = make(make_store(documents(tokenizer, 30, 9), vocab_size=300), tokenizer, 16, mask_frac=0.99)
     batch = rows.batch(np.arange(len(rows)))

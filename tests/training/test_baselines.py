@@ -1,6 +1,7 @@
 """The program that tells what a recipe's loss is to be compared with."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,20 @@ def test_every_row_gets_the_source_of_another_and_keeps_its_labels() -> None:
     assert torch.equal(batch.labels, own.labels)
     lent = batch.source_tokens.flatten().tolist()
     assert sorted(lent) == [0, 1, 2, 3] and not [i for i, other in enumerate(lent) if i == other]
+
+
+class Prefixed(Fixed):
+    """The first token is a prefix."""
+
+    def batch(self, ids: np.ndarray, draw: int = 0) -> Batch:
+        found = super().batch(ids, draw)
+        return replace(found, prefix=torch.arange(4).expand(len(ids), -1) == 0)
+
+
+def test_every_row_gets_the_prefix_of_another_and_keeps_the_rest() -> None:
+    ids = np.arange(4)
+    found, own = ExchangedSources(Prefixed()).batch(ids).tokens, Prefixed().batch(ids).tokens
+    assert torch.equal(found[:, 1:], own[:, 1:]) and (found[:, 0] != own[:, 0]).all()
 
 
 def test_a_run_that_learned_is_below_its_start(configure: Configure, tmp_path: Path) -> None:

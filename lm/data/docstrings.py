@@ -26,12 +26,11 @@ class StdlibDocstringsSource(StdlibFileSource):
         return filter(None, (self._reader.document(record, where, split) for record in self._records(text)))
 
     def _records(self, module: str) -> Iterator[dict[str, str]]:
-        """A preference needs another function in the file whose docstring is another."""
-        found = list(pairs(module))
-        for number, (source, target) in enumerate(found):
-            other = found[number - 1][1]
-            if not self._compares or other != target:
-                yield {"source": source, "target": target, "other": other}
+        """A preference needs a docstring that its first paragraph is only a part of."""
+        for source, target in pairs(module):
+            brief = target.split("\n\n")[0]
+            if not self._compares or brief != target:
+                yield {"source": source, "target": target, "brief": brief}
 
 
 def pairs(module: str) -> Iterator[tuple[str, str]]:

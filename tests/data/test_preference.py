@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lm.data.config import PreferenceRecord, TextConfig
+from lm.data.config import PreferenceRecord, StdlibDocstringsConfig, TextConfig
+from lm.data.docstrings import StdlibDocstringsSource
 from lm.data.objective import PreferenceConfig
 from lm.data.prepare import Prepared
 from lm.data.protocol import Rows
@@ -81,3 +82,12 @@ def test_answers_to_different_prompts_are_refused(prepare_text: Prepare, tmp_pat
     records = [{"chosen": said("one", "a"), "rejected": said("two", "b")}]
     with pytest.raises(ConfigError, match=r"a.jsonl:1: fields 'chosen' and 'rejected' do not begin with the same messages"):
         prepared(prepare_text, tmp_path / "a.jsonl", records, PreferenceRecord(prompt=None))
+
+
+def test_the_first_paragraph_of_a_docstring_is_preferred_to_all_of_it(tmp_path: Path) -> None:
+    record = PreferenceRecord(prompt="source", chosen="brief", rejected="target")
+    documents = list(StdlibDocstringsSource(StdlibDocstringsConfig(record=record), tmp_path).documents())
+    assert len(documents) > 1000
+    for found in documents:
+        *_, chosen, rejected = found.turns
+        assert rejected.text.startswith(f"{chosen.text}\n\n")

@@ -150,7 +150,7 @@ def for_recipe(recipe: str) -> list[str]:
     given = [f"data={local}", *NEEDED.get(local, []), *hub, "trainer.compile=false"]
     if parent:
         return [*given, *parent]
-    size = ["tokenizer.vocab_size=420"] if tokenizer not in ("bytes", "file") else []
+    size = ["tokenizer.vocab_size=600"] if tokenizer not in ("bytes", "file") else []
     return [*given, *size, *WIDTH, *shlex.split(TINY[model])]
 
 

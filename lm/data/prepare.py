@@ -171,9 +171,8 @@ def _trained(cfg: AnyTrained, specials: Sequence[str], sources: Mapping[str, Sou
     def build(half: Path) -> None:
         with progress(f"Training a tokenizer of {cfg.vocab_size:,} tokens", total) as done:
             texts = chain(*(_training_texts(source, done, cfg.max_chars // len(sources)) for source in sources.values()))
-            trained = build_tokenizer(cfg, texts, specials)
-        trained.save(half)
-        (half / _HASH).write_text(trained.hash)
+            build_tokenizer(cfg, texts, specials).save(half)
+        (half / _HASH).write_text(load_tokenizer(half).hash)  # as it is read: a file rounds the scores of a unigram model
 
     reading = [_reading(source) for source in sources.values()]
     key = short_hash([reading[0] if len(reading) == 1 else reading, cfg.tree(), *specials])

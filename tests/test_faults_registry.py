@@ -21,6 +21,15 @@ def test_every_fault_is_listed_once() -> None:
     assert Counter(name[0] for name in ids) == ROWS
 
 
+def test_every_fault_names_tests_that_exist() -> None:
+    shown = "print(json.dumps([name for _, names in faults.REGISTRY.values() for name in names]))"
+    names = json.loads(run(program=f"import sys, json; sys.path.insert(0, 'tools'); import faults; {shown}").stdout)
+    assert len(names) > 100
+    for name in names:
+        file, _, test = name.partition("::")
+        assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text(), name
+
+
 def test_a_name_that_no_test_has_is_an_error_before_any_test_runs() -> None:
     plant = "faults.REGISTRY['K3'][1].append('tests/test_folder.py::test_that_is_not_there')"
     program = f"import sys; sys.path.insert(0, 'tools'); import faults; {plant}; sys.exit(faults.main())"

@@ -1,4 +1,5 @@
 PYTHON ?= python3
+JOBS ?= 2
 BIN := .venv/bin
 READY := .venv/ready
 
@@ -7,11 +8,11 @@ READY := .venv/ready
 pretrain: $(READY)  ## the main job: the default recipe, end to end
 	$(BIN)/lm train
 
-test: $(READY)  ## the CPU suite without what is marked slow
-	$(BIN)/python -m pytest -m "not slow"
+test: $(READY)  ## the CPU suite without what is marked slow, in JOBS processes
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile
 
 test-all: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .

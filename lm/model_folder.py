@@ -1,5 +1,6 @@
 """The model folder that is handed on: model.safetensors, config.json and the tokenizer, under one manifest."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from lm.checkpoint import META, CheckpointReader, read_meta, require_finite
 from lm.config import Tree
 from lm.errors import CheckpointError
-from lm.folder import atomic_folder, read_json, verify, write_json
+from lm.folder import MANIFEST, atomic_folder, read_json, verify, write_json
 from lm.formats import FORMAT, current
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -51,6 +52,13 @@ def read_config(folder: Path) -> Tree:
     if "model_type" in config and "format" not in config:
         raise CheckpointError(f"{folder}: this is a Hugging Face model. Make it ours first: lm import from={folder} out=FOLDER.")
     return current(config, folder / CONFIG)
+
+
+def folder_hash(folder: Path) -> str:
+    """SHA-256 of the manifest of a model or checkpoint folder, which lists that of each file."""
+    manifest = folder / MANIFEST
+    read_json(manifest)
+    return hashlib.sha256(manifest.read_bytes()).hexdigest()
 
 
 def resolve_model(path: str) -> Path:

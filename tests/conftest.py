@@ -1,4 +1,38 @@
 import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 # Before torch is imported, here and in every process that a test starts: on tensors this small, threads cost more than they bring.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+Lm = Callable[..., tuple[int, str, str]]
+
+
+@contextmanager
+def started(args: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[str]"]:
+    """A process that does not outlive the block, also where the test fails. options: of subprocess.Popen."""
+    with subprocess.Popen(args, text=True, **{"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, **options}) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def lm(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lm:
+    """The command line in this process, in an empty folder: exit code, stdout, stderr."""
+    from lm.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> tuple[int, str, str]:
+        code = main(list(args))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

@@ -55,26 +55,8 @@ def fork(args: Sequence[str], env: Mapping[str, str]) -> int:
 def write_text(path: Path) -> None:
     """About 9 kB, so that 60 steps see a second epoch."""
     draw = random.Random(0)
-    words = [
-        "def",
-        "return",
-        "import",
-        "class",
-        "self",
-        "value",
-        "for",
-        "in",
-        "while",
-        "if",
-        "else",
-        "none",
-        "model",
-        "data",
-        "token",
-        "print",
-        "read",
-    ]
-    path.write_text("\n".join(" ".join(draw.choices(words, k=8)) for _ in range(220)), encoding="utf-8")
+    words = "def return import class self value for in while if else none model data token print read"
+    path.write_text("\n".join(" ".join(draw.choices(words.split(), k=8)) for _ in range(220)), encoding="utf-8")
 
 
 class Victim:

@@ -1,9 +1,9 @@
 """Rows for next-token prediction."""
 
-import numpy as np
 import torch
 
 from lm.data.order import Ids
+from lm.data.protocol import repeated
 from lm.data.shards import TokenStore
 from lm.data.tokenizer import Tokenizer
 from lm.data.windows import Packing, Windows
@@ -31,7 +31,7 @@ class CausalRows:
 
     def widest(self, n: int) -> Ids:
         """All are of one width."""
-        return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
+        return repeated(n, len(self))
 
     def describe(self) -> str:
         """What the packing has to say."""

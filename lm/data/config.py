@@ -169,7 +169,7 @@ class StdlibDocstringsConfig(DataBase):
     """Part of the files whose functions are held out for validation."""
 
     record: RecordConfig = PairRecord()
-    """Of the fields source, target and other, the docstring of the function before it in the file: a pair, a chat or a preference."""
+    """Of the fields source, target and brief, which is the first paragraph of the target: a pair, a chat or a preference."""
 
     @property
     def records(self) -> RecordConfig | None:

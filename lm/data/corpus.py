@@ -3,6 +3,7 @@
 import os
 import sysconfig
 import tokenize
+from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,8 +62,9 @@ class StdlibFileSource(Source):
                 yield from self._of_file(text, str(path), split)
             self._position += path.stat().st_size
 
+    @abstractmethod
     def _of_file(self, text: str, where: str, split: Split) -> Iterator[Document]:
-        raise NotImplementedError
+        """In their order in the file."""
 
     def select(self, part: int, parts: int) -> None:
         self._files.select(part, parts)

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from lm.data.joined import Example, joined_batch
 from lm.data.objective import FIMConfig
 from lm.data.order import Ids, uniforms
+from lm.data.protocol import repeated
 from lm.data.tokenizer import Tokenizer
 from lm.data.windows import Packing
 from lm.errors import ConfigError
@@ -49,7 +50,7 @@ class FIMRows:
 
     def widest(self, n: int) -> Ids:
         """All are of one width."""
-        return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
+        return repeated(n, len(self))
 
     def describe(self) -> str:
         """What the packing has to say."""

@@ -1,10 +1,12 @@
 """Micro-batches of the steps of a run. The order has no state, so any step can be the first, with any number of ranks and workers."""
 
+import multiprocessing
 import signal
 import time
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,8 +69,10 @@ class TrainLoader(Sized):
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
+        others = multiprocessing.active_children()
         steps = iter(self._steps)
-        while (step := _handed_over(steps)) is not None:
+        workers = [child for child in multiprocessing.active_children() if child not in others]
+        while (step := _handed_over(steps, workers)) is not None:
             yield from step
 
 
@@ -112,12 +116,14 @@ def _counted(batches: list[Batch]) -> list[Batch]:
     return batches
 
 
-def _handed_over(steps: Iterator[list[Batch]]) -> list[Batch] | None:
+def _handed_over(steps: Iterator[list[Batch]], workers: Sequence[BaseProcess]) -> list[Batch] | None:
     try:
         return next(steps, None)
-    except (ConnectionError, EOFError) as error:  # a loader process died while its tensors were on their way
-        time.sleep(1)  # torch's handler of SIGCHLD raises in here, and names the process
-        raise ResourceError(f"data.workers: a loader process has died ({error}). Start again, or set data.workers=0.") from None
+    except (ConnectionError, EOFError) as error:  # one died while its tensors were on their way
+        time.sleep(1)  # torch's handler of SIGCHLD mostly raises in here, and names it
+        dead = ", ".join(str(worker.pid) for worker in workers if not worker.is_alive()) or "unknown"
+        why = str(error) or type(error).__name__
+        raise ResourceError(f"data.workers: DataLoader worker (pid {dead}) has died ({why}). Start again, or set data.workers=0.") from None
 
 
 def _parts(ids: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:

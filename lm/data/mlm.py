@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from lm.data.objective import MLMConfig
 from lm.data.order import Ids, uniforms
+from lm.data.protocol import repeated
 from lm.data.tokenizer import Tokenizer
 from lm.data.windows import PADDING, Packing
 from lm.errors import ConfigError
@@ -57,7 +58,7 @@ class MLMRows:
 
     def widest(self, n: int) -> Ids:
         """All are of one width."""
-        return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
+        return repeated(n, len(self))
 
     def describe(self) -> str:
         """What the packing has to say."""

@@ -5,6 +5,7 @@ import torch
 from numpy.typing import NDArray
 
 from lm.data.order import Ids, uniforms
+from lm.data.protocol import repeated
 from lm.data.tokenizer import Tokenizer
 from lm.data.windows import Packed, Packing
 from lm.nn.batch import IGNORED, Batch
@@ -34,7 +35,7 @@ class PrefixRows:
 
     def widest(self, n: int) -> Ids:
         """All are of one width."""
-        return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
+        return repeated(n, len(self))
 
     def describe(self) -> str:
         """What the packing has to say."""

@@ -30,3 +30,8 @@ def widest(n: int, *widths: Ids) -> Ids:
     """n rows, repeated where there are fewer: the widest by each of these measures in turn.  widths: of every row."""
     by_turns = np.stack([np.argsort(-width, kind="stable")[:n] for width in widths], axis=1).ravel()
     return np.resize(np.array(list(dict.fromkeys(by_turns.tolist())), np.int64), n)
+
+
+def repeated(n: int, n_rows: int) -> Ids:
+    """The first n of these rows, from the first one on again where there are fewer."""
+    return np.resize(np.arange(min(n, n_rows), dtype=np.int64), n)

@@ -58,11 +58,11 @@ def _refuse(message: str) -> None:
     raise TemplateError(message)
 
 
-def _answer(work: Callable[[], Any]) -> None:
+def _answer(work: Callable[..., Any], *args: Any) -> None:
     """A result, or what went wrong, on a line of its own. One that takes too long is ended by the system, and gives none."""
     signal.setitimer(signal.ITIMER_PROF, _SECONDS)
     try:
-        line = json.dumps({"result": work()})
+        line = json.dumps({"result": work(*args)})
     except MemoryError:
         line = json.dumps({"error": f"it takes more than {_MEMORY >> 20} MiB of memory"})
     except Exception as error:
@@ -78,10 +78,15 @@ def main() -> None:
     with suppress(ValueError, OSError):  # a system without this limit, such as macOS
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     found: list[Template] = []
-    source = json.loads(sys.stdin.readline() or '""')
-    _answer(lambda: found.append(_template(source)))
-    for line in sys.stdin:
-        _answer(lambda line=line: _rendered(found[0], json.loads(line)))  # type: ignore[misc]
+
+    def render(names: dict[str, Any]) -> str:
+        return _rendered(found[0], names)
+
+    def read(source: str) -> None:
+        found.append(_template(source))
+
+    for count, line in enumerate(sys.stdin):
+        _answer(render if count else read, json.loads(line))
 
 
 if __name__ == "__main__":

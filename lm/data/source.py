@@ -1,6 +1,7 @@
 """What every source of documents gives, and how documents are divided into training and validation."""
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -32,7 +33,7 @@ class Document:
     turns: tuple[Turn, ...] = ()
 
 
-class Source:
+class Source(ABC):
     """Documents with what decides them. `documents()` reads both splits in one pass and can be called again.
 
     files: SHA-256 by name, empty where there are none.  identity: everything else that decides the documents.
@@ -45,17 +46,17 @@ class Source:
         self.total = total
         self.skipped = 0  # broken records left out in this pass
 
+    @abstractmethod
     def documents(self) -> Iterator[Document]:
         """All documents; a broken one raises ConfigError with its place."""
-        raise NotImplementedError
 
     def select(self, part: int, parts: int) -> None:
         """From now on give only part `part` of 1..parts of the documents; the parts in their order are the whole."""
         raise ConfigError(f"prepare.part={part}/{parts}: {self.looked_at()} cannot be divided. Prepare it whole.")
 
+    @abstractmethod
     def position(self) -> int:
         """Bytes read of `total`, for a progress bar."""
-        raise NotImplementedError
 
     def looked_at(self) -> str:
         """The names of what was read, for an error message."""

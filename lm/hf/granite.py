@@ -17,7 +17,6 @@ class Granite(Llama):
         "attention.scale": ("attention_multiplier", 1.0),
         "block.residual_scale": ("residual_multiplier", 1.0),
     }
-
     further: ClassVar[tuple[str, ...]] = (*Llama.further, "logits_scaling")
 
     def read(self, hf: Tree) -> Tree:

@@ -15,7 +15,7 @@ from lm.errors import CheckpointError, ConfigError
 from lm.folder import clean, disk_errors, read_json, replace_file, verify
 from lm.formats import current
 from lm.model_folder import CONFIG as MODEL_CONFIG
-from lm.model_folder import require_same_shapes
+from lm.model_folder import folder_hash, require_same_shapes, resolve_model
 from lm.nn.transformer import AnyModelConfig, build_model, model_config
 from lm.record import flatten
 from lm.training.config import TrainConfig
@@ -99,6 +99,22 @@ def finished(folder: Path, cfg: TrainConfig, reader: CheckpointReader | None, sa
 def has_stopped_early(cfg: TrainConfig, worse_validations: int) -> bool:
     """Whether so many validations without a better one end the run."""
     return cfg.trainer.early_stop is not None and worse_validations >= cfg.trainer.early_stop
+
+
+def parent_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
+    """Of the model that the run started from, None where it drew its weights.  meta: of the checkpoint to go on from.
+
+    Raises ConfigError where the objective compares with that model and it is another one by now.
+    """
+    if cfg.init_from is None or (meta is not None and not cfg.objective.needs_parent):
+        return meta.get("parent_hash") if meta is not None else None
+    now = folder_hash(resolve_model(cfg.init_from))
+    if meta is not None and meta.get("parent_hash", now) != now:
+        raise ConfigError(
+            f"init_from={cfg.init_from}: not the model that the run started from, and objective={cfg.objective.kind} compares with that"
+            " one. Restore it, or set run.name."
+        )
+    return now
 
 
 def require_same_data(folder: Path, cfg: TrainConfig, meta: Tree, data: Prepared) -> None:

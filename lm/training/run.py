@@ -35,7 +35,7 @@ from lm.training.metrics import MetricsFile
 from lm.training.optim import build_optimizer, vectors_of
 from lm.training.progress import Progress
 from lm.training.ranks import Ranks
-from lm.training.resume import SUMMARY, finished, freeze, open_run, require_same_data
+from lm.training.resume import SUMMARY, finished, freeze, open_run, parent_hash, require_same_data
 from lm.training.samples import truncate_samples
 from lm.training.saving import Saver
 from lm.training.session import Session
@@ -158,6 +158,7 @@ class _Run:
         meta: Tree = {
             "model": model_cfg.tree(), "config": cfg.tree(), "fingerprint": data.fingerprint, "files": data.files,
             "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__,
+            "parent_hash": parent_hash(cfg, self.reader.meta if self.reader is not None else None),
         }  # fmt: skip
         rows, val_rows, val_sets = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seed)
         for line in filter(None, "\n".join([rows.describe(), val_rows.describe()]).splitlines()):

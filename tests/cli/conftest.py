@@ -8,23 +8,7 @@ import pytest
 
 from lm.cli import catalog
 from lm.cli.compose import compose
-from lm.cli.main import main
 from lm.model_folder import save_model
-
-Lm = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def lm(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lm:
-    """Run the command line in this process, in an empty folder: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str) -> tuple[int, str, str]:
-        code = main(list(args))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cli.conftest import Lm
+from tests.conftest import Lm
 
 MISTAKES = {
     "misspelt key": (["optim.lrr=1"], ["optim.lrr: there is no such key", "Did you mean 'lr'?"]),

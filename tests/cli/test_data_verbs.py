@@ -1,14 +1,12 @@
 """`lm prepare`, `lm tokenizer`, `lm data show`."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lm.data.tokenizer import load_tokenizer
-
-Lm = Callable[..., tuple[int, str, str]]
+from tests.conftest import Lm
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cli.conftest import Lm
+from tests.conftest import Lm
 
 KEY = "model.attention.n_kv_heads"
 

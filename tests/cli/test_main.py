@@ -13,7 +13,7 @@ import yaml
 from lm.cli import main as main_module
 from lm.cli.compose import compose
 from lm.cli.main import VERBS, main
-from tests.cli.conftest import Lm
+from tests.conftest import Lm
 
 Process = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -15,7 +15,7 @@ import pytest
 
 from lm.cli.overrides import expand
 from lm.errors import ConfigError
-from tests.cli.conftest import Lm
+from tests.conftest import Lm, started
 
 BASE = [
     "recipes=pretrain/shakespeare_cpu",
@@ -126,9 +126,9 @@ def test_a_finished_job_whose_model_is_damaged_is_not_skipped(text: Path, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_running_job_and_the_sweep(text: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """Seen to fail with a signal that ends the sweep alone, and with one that ends the job alone."""
     command = [sys.executable, "-m", "lm", "train", *BASE, "trainer.max_steps=100000", "schedule=constant", "seed=0,1", "-m"]
-    with (tmp_path / "out.txt").open("w") as out:
-        sweep = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=subprocess.STDOUT)
+    with (tmp_path / "out.txt").open("w") as out, started(command, cwd=tmp_path, stdout=out, stderr=subprocess.STDOUT) as sweep:
         wait_for(lambda: any(file.stat().st_size for file in tmp_path.glob("runs/*/metrics.jsonl")))
         lock = next(tmp_path.glob("runs/*/run.lock"))
         found = re.search(r"\d+", lock.read_text())

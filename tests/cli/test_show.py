@@ -6,7 +6,7 @@ import pytest
 
 from lm.cli.compose import compose
 from lm.training.check import estimate
-from tests.cli.conftest import Lm
+from tests.conftest import Lm
 
 
 def sizes(out: str, depth: int) -> list[int]:

@@ -129,7 +129,7 @@ def test_a_worker_that_dies_while_it_hands_over_a_batch_is_an_error_too(
     """Which of the two ways a killed worker shows is a race; this is the one that the kill above meets about every third time."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr(CausalRows, "batch", Mock(side_effect=fault("gone")))
-    with pytest.raises(ResourceError, match=r"data.workers: a loader process has died \(gone\)"):
+    with pytest.raises(ResourceError, match=r"data.workers: DataLoader worker \(pid unknown\) has died \(gone\)"):
         load(rows)
 
 

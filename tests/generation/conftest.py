@@ -1,17 +1,13 @@
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from lm.cli.main import main
 from lm.data.config import BytesConfig
 from lm.data.tokenizer import Tokenizer, build_tokenizer
 from lm.model_folder import save_model
 from lm.nn.transformer import DecoderLM
 from tests.nn.models import config, redrawn
-
-Lm = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
@@ -35,16 +31,3 @@ def model_folder(tmp_path: Path, model: DecoderLM, tokenizer: Tokenizer) -> Path
     folder = tmp_path / "runs" / "x" / "model"
     save_model(folder, model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {})
     return folder
-
-
-@pytest.fixture
-def lm(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lm:
-    """The command line in this process, in a folder of its own: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str) -> tuple[int, str, str]:
-        code = main(list(args))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run

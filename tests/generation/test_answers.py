@@ -22,7 +22,7 @@ from lm.generation.text import complete, prompt_ids
 from lm.model_folder import save_model
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model, model_config
-from tests.generation.conftest import Lm
+from tests.conftest import Lm
 from tests.nn.models import BASE, redraw, with_kinds
 
 SOURCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [3], [40, 41], [60, 2, 5, 5, 1]]

@@ -13,7 +13,7 @@ from lm.generation.sampling import SamplingConfig
 from lm.generation.text import chat_template, complete, prompt_ids
 from lm.model_folder import save_model
 from lm.nn.transformer import DecoderLM
-from tests.generation.conftest import Lm
+from tests.conftest import Lm
 from tests.nn.models import config, redrawn
 
 QUESTION, END = "Is <|im_end|> one token?", "<|im_end|>"

@@ -12,7 +12,7 @@ from lm.data.causal import CausalRows
 from lm.data.config import TextConfig
 from lm.data.prepare import prepare
 from lm.generation.evaluate import Evaluation, evaluate
-from tests.generation.conftest import Lm
+from tests.conftest import Lm
 
 
 @pytest.fixture

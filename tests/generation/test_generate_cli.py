@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import lm as library
-from tests.generation.conftest import Lm
+from tests.conftest import Lm
 
 
 def expected(folder: Path, prompt: str, **options: object) -> str:

@@ -124,6 +124,7 @@ def test_nothing_is_overwritten(tmp_path: Path, lm: Run, theirs: Path) -> None:
 
 
 def test_a_pickle_is_refused_and_not_opened(theirs: Path, tmp_path: Path, lm: Run) -> None:
+    """Seen to fail with the file read before it is named."""
     (theirs / "model.safetensors").unlink()
     canary = tmp_path / "canary"
     (theirs / "pytorch_model.bin").write_bytes(b"cposix\nsystem\n(S'touch %s'\ntR." % str(canary).encode())

@@ -19,25 +19,7 @@ from lm.training.metrics import read
 
 ROOT = Path(__file__).parents[2]
 Configure = Callable[..., TrainConfig]
-WORDS = [
-    "def",
-    "return",
-    "import",
-    "class",
-    "self",
-    "value",
-    "for",
-    "in",
-    "while",
-    "if",
-    "else",
-    "none",
-    "model",
-    "data",
-    "token",
-    "print",
-    "read",
-]
+WORDS = "def return import class self value for in while if else none model data token print read"
 TINY = (
     *("model=nano", "model.d_model=32", "model.n_layers=1", "model.attention.n_heads=2", "model.ffn.hidden=64", "model.dropout=0.1"),
     *("tokenizer=bytes", "data=text", "data.seq_len=32", "data.global_batch=8", "trainer.max_steps=12", "trainer.log_every=1"),
@@ -49,7 +31,7 @@ TINY = (
 def write_text(path: Path, lines: int = 50, seed: int = 0) -> Path:
     """50 lines give 8 steps an epoch."""
     draw = random.Random(seed)
-    path.write_text("\n".join(" ".join(draw.choices(WORDS, k=8)) for _ in range(lines)), encoding="utf-8")
+    path.write_text("\n".join(" ".join(draw.choices(WORDS.split(), k=8)) for _ in range(lines)), encoding="utf-8")
     return path
 
 

@@ -15,6 +15,7 @@ from lm.folder import verify
 from lm.training.launch import launch
 from lm.training.metrics import read
 from lm.training.resume import write_config
+from tests.conftest import started
 from tests.training.conftest import ROOT, Configure, ranks, results
 from tests.training.test_launch import require_gone
 
@@ -45,6 +46,7 @@ def free_port() -> int:
         return port
 
 
+@pytest.mark.slow
 def test_plain_torchrun_of_a_frozen_config_is_the_run_that_lm_train_launches(configure: Configure, tmp_path: Path) -> None:
     launch(configure("optim=adamw", *ranks("ddp"), "run.name=whole"))
     (tmp_path / "run").mkdir()
@@ -68,9 +70,7 @@ def test_the_sbatch_file_saves_at_sigusr1_asks_for_the_queue_once_and_goes_on(ti
     endless = ["trainer.max_steps=100000", "trainer.val_every=100000", "checkpoint.every=100000", "optim=adamw", "strategy=ddp"]
     saved = [0]
     for start in (1, 2):
-        with subprocess.Popen(
-            ["bash", str(SBATCH), *tiny, *endless], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        ) as job:
+        with started(["bash", str(SBATCH), *tiny, *endless], cwd=tmp_path, env=env) as job:
             wait_for_step(tmp_path / "run", saved[-1] + 3, job)
             job.send_signal(signal.SIGUSR1)
             _, err = job.communicate(timeout=120)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lm.cli.compose import compose
 from lm.config import from_tree
 from lm.data.objective import CausalConfig, PreferenceConfig, Seq2SeqConfig
-from lm.errors import NumericsError
+from lm.errors import ConfigError, NumericsError
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, build_model
 from lm.training.config import TrainConfig
@@ -183,6 +183,22 @@ def test_a_resumed_run_compares_with_the_same_model_bit_for_bit(small: Callable[
     train(small(*given, parent=parent))
     assert results(tmp_path / "run")[0] == results(tmp_path / "whole")[0]
     assert losses(tmp_path / "run")[5:] == losses(tmp_path / "whole")[5:]
+
+
+def test_a_run_that_compares_with_its_parent_refuses_another_one(small: Callable[..., TrainConfig], parent: str, tmp_path: Path) -> None:
+    given = ({"kind": "preference"}, "decoder", "preferences")
+    train(small(*given, "trainer.max_steps=5", parent=parent))
+    other = small({"kind": "sft"}, "decoder", "chat", "run.name=other", "seed=1")
+    train(other)
+    (tmp_path / "parent").rename(tmp_path / "away")
+    (tmp_path / "other").rename(tmp_path / "parent")
+    with pytest.raises(
+        ConfigError, match=r"^init_from=.*/parent: not the model that the run started from, .*\. Restore it, or set run\.name\.$"
+    ):
+        train(small(*given, parent=parent))
+    (tmp_path / "parent").rename(tmp_path / "other")
+    (tmp_path / "away").rename(tmp_path / "parent")
+    assert train(small(*given, parent=parent))["steps"] == 12
 
 
 COMPARED: dict[str, tuple[str, str, dict[str, float]]] = {

@@ -67,7 +67,8 @@ if __name__ == "__main__":
 
 
 def test_a_leap_of_the_loss_takes_all_ranks_back_together(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From step 11 to the checkpoint of step 8, and on with other rows than those of steps 9 to 11; as one process does."""
+    """From step 11 to the checkpoint of step 8, and on with other rows than those of steps 9 to 11; as one process does. Seen to fail with
+    the same rows."""
     (tmp_path / "spiking.py").write_text(SPIKING)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     monkeypatch.setattr("lm.training.launch.WORKER", "spiking")
@@ -87,7 +88,8 @@ def test_a_leap_of_the_loss_takes_all_ranks_back_together(configure: Configure, 
 
 
 def test_ranks_share_a_validation_and_find_what_one_process_finds(configure: Configure, tmp_path: Path) -> None:
-    """Of 5 rows in batches of 2 one rank has two batches and the other one. With a rate of nothing the weights are the same."""
+    """Of 5 rows in batches of 2 one rank has two batches and the other one. With a rate of nothing the weights are the same. Seen
+    to fail with the sums of one rank."""
     still = ["optim=sgd", "optim.lr=1e-30", "data.val_rows=5", "trainer.micro_batch=2", "trainer.max_steps=4"]
     launch(configure(*still, *ranks("fsdp")))
     train(configure(*still, "run.name=alone"))

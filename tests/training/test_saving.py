@@ -86,6 +86,7 @@ def test_a_kill_while_writing_in_the_background_leaves_the_checkpoint_before(
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_ranks_save_in_the_background_together(configure: Configure, tmp_path: Path) -> None:
     launch(configure("optim=adamw", *ranks("fsdp"), "run.name=whole"))
     launch(configure("optim=adamw", *ranks("fsdp"), "checkpoint.background=true", "checkpoint.every=1"))

@@ -146,8 +146,8 @@ def expected_compiled() -> Results:
 @pytest.mark.parametrize(
     "kind",
     [
-        "ddp",
         "fsdp",
+        pytest.param("ddp", marks=pytest.mark.slow),
         # DeepSpeed compiles its shared-memory collectives at the first start
         *(pytest.param(kind, marks=pytest.mark.slow) for kind in ZERO),
     ],

@@ -1,5 +1,9 @@
-"""Where conf/ and recipes/ lie, beside the package in a checkout and inside it in a wheel, and which groups and options they hold."""
+"""Where conf/ and recipes/ lie, beside the package in a checkout and inside it in a wheel, and which groups and options they hold.
 
+A folder of the user's own, with groups like those of conf/ and perhaps recipes/, adds options.
+"""
+
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ from lm.config import Tree
 from lm.errors import ConfigError
 from lm.record import flatten
 
+OWN = "LM_CONFIG_DIR"
 GLOBAL = ("recipes", "debug")
 """Groups whose files speak of the whole tree (`# @package _global_`), not of their own section."""
 
@@ -23,21 +28,57 @@ def root() -> Path:
     return package if (package / "conf").is_dir() else package.parent
 
 
-@cache
+def own() -> Path | None:
+    """The folder that the user has added."""
+    named = os.environ.get(OWN)
+    return Path(named) if named else None
+
+
+def flags() -> list[str]:
+    """What names that folder on a command line."""
+    return ["--config-dir", str(own())] if own() else []
+
+
+def add_own(folder: str) -> None:
+    """For this process and those that it starts. Raises ConfigError for a folder that adds nothing, or what there is already."""
+    path = Path(folder).expanduser().resolve()
+    shipped = _options(root() / "conf", root() / "recipes")
+    added = _options(path, path / "recipes")
+    if not any(added.get(group) for group in shipped):
+        raise ConfigError(f"--config-dir={folder}: it must hold yaml files in folders such as recipes/, model/ or data/. Check the path.")
+    for group in shipped:
+        for option in added.get(group, {}).keys() & shipped[group].keys():
+            raise ConfigError(f"{shown(added[group][option])}: lm has an option {group}={option} of its own. Rename yours.")
+    os.environ[OWN] = str(path)
+
+
 def groups() -> dict[str, list[str]]:
     """Group -> options, such as 'model/ffn' -> ['geglu', ...] and 'recipes' -> ['pretrain/tiny', ...]."""
-    found: dict[str, list[str]] = {}
-    conf, recipes = root() / "conf", root() / "recipes"
-    for file in sorted(conf.rglob("*.yaml")):
-        if file.parent != conf:
-            found.setdefault(file.parent.relative_to(conf).as_posix(), []).append(file.stem)
-    found["recipes"] = [file.relative_to(recipes).with_suffix("").as_posix() for file in sorted(recipes.rglob("*.yaml"))]
-    return found
+    return {group: list(files) for group, files in _files(root(), own()).items()}
 
 
 def file_of(group: str, option: str) -> Path:
     """The yaml file of an option."""
-    return root() / ("" if group == "recipes" else "conf") / group / f"{option}.yaml"
+    return _files(root(), own())[group][option]
+
+
+@cache
+def _files(root: Path, own: Path | None) -> dict[str, dict[str, Path]]:
+    found = _options(root / "conf", root / "recipes")
+    if own is not None:
+        for group, files in _options(own, own / "recipes").items():
+            if group in found:
+                found[group] |= files
+    return found
+
+
+def _options(conf: Path, recipes: Path) -> dict[str, dict[str, Path]]:
+    """Group -> option -> file."""
+    found: dict[str, dict[str, Path]] = {}
+    for file in sorted(conf.rglob("*.yaml")):
+        if file.parent != conf and not file.is_relative_to(recipes):
+            found.setdefault(file.parent.relative_to(conf).as_posix(), {})[file.stem] = file
+    return found | {"recipes": {file.relative_to(recipes).with_suffix("").as_posix(): file for file in sorted(recipes.rglob("*.yaml"))}}
 
 
 def shown(file: Path) -> str:

@@ -162,14 +162,14 @@ def _tree(layers: Sequence[Layer]) -> Tree:
 
 def _choices(chosen: Mapping[str, str | None]) -> _Choices:
     """The option of every group, with these chosen on the command line."""
-    return dict(_hydra_choices(catalog.root(), tuple(chosen.items())))
+    return dict(_hydra_choices(catalog.root(), catalog.own(), tuple(chosen.items())))
 
 
 @cache
-def _hydra_choices(root: Path, chosen: tuple[tuple[str, str | None], ...]) -> _Choices:
+def _hydra_choices(root: Path, own: Path | None, chosen: tuple[tuple[str, str | None], ...]) -> _Choices:
     """A tenth of a second each, and the jobs of a sweep share most."""
-    quoted = str(root).replace("\\", "\\\\").replace("'", "\\'")
-    overrides = [f"hydra.searchpath=['file://{quoted}']", *(f"{group}={'null' if o is None else o}" for group, o in chosen)]
+    further = ",".join(_quoted(f"file://{path}") for path in (root, own) if path is not None)
+    overrides = [f"hydra.searchpath=[{further}]", *(f"{group}={'null' if o is None else o}" for group, o in chosen)]
     try:
         with initialize_config_dir(config_dir=str(root / "conf"), version_base="1.3"):
             made = hydra_compose("train", overrides, return_hydra_config=True)
@@ -178,6 +178,11 @@ def _hydra_choices(root: Path, chosen: tuple[tuple[str, str | None], ...]) -> _C
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"conf: the groups do not compose ({' '.join(str(error).split())}). Mend the files.") from error
     return {str(group): option for group, option in made.hydra.runtime.choices.items() if not str(group).startswith("hydra/")}
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _switched(choices: _Choices, chosen: Mapping[str, str | None]) -> set[str]:

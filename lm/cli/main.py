@@ -71,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(args: list[str]) -> int:
+    args = _with_own_configs(args)
     wants_help = any(arg in ("-h", "--help") for arg in args)
     rest = [arg for arg in args if arg not in ("-h", "--help")]
     if rest and rest[0] == "--version":
@@ -85,9 +86,28 @@ def _dispatch(args: list[str]) -> int:
     return _print(verb.help_text(rest[1:])) if wants_help else verb.run(rest[1:])
 
 
+def _with_own_configs(args: list[str]) -> list[str]:
+    """The arguments without `--config-dir FOLDER`, which adds options to those of conf/ and recipes/; so does LM_CONFIG_DIR."""
+    folder, rest, queue = os.environ.get("LM_CONFIG_DIR"), [], list(args)
+    while queue:
+        arg = queue.pop(0)
+        if arg in ("--config-dir", "-cd"):
+            folder = queue.pop(0) if queue else ""
+        elif arg.startswith("--config-dir="):
+            folder = arg.partition("=")[2]
+        else:
+            rest.append(arg)
+    if folder is not None:
+        from lm.cli.catalog import add_own
+
+        add_own(folder)
+    return rest
+
+
 def _help() -> str:
     verbs = "\n".join(f"  {verb:<10}{line}" for verb, line in VERBS.items())
-    return f"usage: lm VERB [key=value ...]\n\n{verbs}\n\nexamples:\n{_EXAMPLES}\n\n`lm VERB --help` says more."
+    own = "  --config-dir FOLDER   recipes and options of your own, in folders like those of conf/; so does LM_CONFIG_DIR"
+    return f"usage: lm VERB [key=value ...]\n\n{verbs}\n\n{own}\n\nexamples:\n{_EXAMPLES}\n\n`lm VERB --help` says more."
 
 
 def _print(text: str) -> int:

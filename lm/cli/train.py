@@ -17,7 +17,7 @@ from lm.errors import ConfigError, Interrupted
 from lm.training.config import TrainConfig
 from lm.training.signals import requeue
 
-_FLAGS = ("-m", "--multirun", "--cfg", "--help")
+_FLAGS = ("-m", "--multirun", "--cfg", "--config-dir", "--help")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def run(args: Sequence[str]) -> int:
 
         check(config, _train, print)
         return 0
-    command = shlex.join(["lm", "train", *args])
+    command = shlex.join(["lm", "train", *catalog.flags(), *args])
     try:
         _train(config, command)
     except Interrupted as stopped:
@@ -94,7 +94,8 @@ def help_text(args: Sequence[str]) -> str:
         [
             "usage: lm train [group=option ...] [key=value ...] [-m] [--cfg job]\n",
             "  -m, --multirun   run every combination of values, such as seed=0,1,2 or optim=glob(*); again: only what is missing",
-            "  --cfg job        print the composed config and stop\n",
+            "  --cfg job        print the composed config and stop",
+            "  --config-dir FOLDER   recipes and options of your own, in folders like those of conf/\n",
             f"recipes:\n{table(recipes)}\n",
             f"groups, with the option chosen:\n{table([row for row in groups if row[0] != 'recipes'])}\n",
             f"options, with type and value ({', '.join(f'{group}={option}' for group, option in composition.choices.items() if option)}):",

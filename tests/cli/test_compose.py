@@ -97,9 +97,7 @@ def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(file.read_bytes())
     monkeypatch.setattr(catalog, "root", lambda: tmp_path)
-    catalog.groups.cache_clear()
-    yield tmp_path
-    catalog.groups.cache_clear()
+    return tmp_path
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import yaml
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional as F
 
 from lm.config import from_tree
@@ -53,11 +54,13 @@ class ExchangedSources:
         own = self._rows.batch(ids, draw)
         if own.prefix is not None:
             return replace(own, tokens=torch.where(own.prefix, lent.tokens, own.tokens))
+        packed = own.documents is not None or lent.source_documents is not None
         return replace(
             own,
+            documents=_documents(own.documents, own.positions) if packed else None,
             source_tokens=lent.source_tokens,
             source_positions=lent.source_positions,
-            source_documents=lent.source_documents,
+            source_documents=_documents(lent.source_documents, lent.source_positions) if packed else None,
         )
 
     def widest(self, n: int) -> Ids:
@@ -67,6 +70,14 @@ class ExchangedSources:
     def describe(self) -> str:
         """Nothing."""
         return ""
+
+
+def _documents(documents: Tensor | None, positions: Tensor | None) -> Tensor:
+    """Those of the batch, or one a row. Each reads the lent source of its number, and none where the other row has fewer."""
+    if documents is not None:
+        return documents
+    assert positions is not None
+    return torch.where(positions < 0, -1, 0).int()
 
 
 def label_counts(rows: Rows, ids: Ids, vocab_size: int) -> NDArray[np.int64]:

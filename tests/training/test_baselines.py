@@ -50,6 +50,26 @@ def test_every_row_gets_the_source_of_another_and_keeps_its_labels() -> None:
     assert sorted(lent) == [0, 1, 2, 3] and not [i for i, other in enumerate(lent) if i == other]
 
 
+class Packed(Fixed):
+    """A batch of one row has one document, where more rows have two."""
+
+    def batch(self, ids: np.ndarray, draw: int = 0) -> Batch:
+        found = super().batch(ids, draw)
+        places = torch.arange(4).expand(len(ids), -1)
+        documents = None if int(ids[0]) == 0 else (places > 1).int()
+        sources = None if int(ids[0]) == 0 else torch.zeros(len(ids), 1, dtype=torch.int32)
+        return replace(found, positions=places, documents=documents, source_documents=sources)
+
+
+@pytest.mark.parametrize("row", range(4))
+def test_rows_of_several_documents_get_the_source_of_a_row_of_one_and_the_other_way_round(row: int) -> None:
+    """Seen to fail with the documents of the sources handed on as they are."""
+    found = ExchangedSources(Packed()).batch(np.array([row]))
+    assert (found.documents is None) == (found.source_documents is None)
+    assert found.documents is None or found.documents.tolist() == ([[0, 0, 1, 1]] if row else [[0, 0, 0, 0]])
+    assert found.source_documents is None or found.source_documents.tolist() == [[0]]
+
+
 class Prefixed(Fixed):
     """The first token is a prefix."""
 

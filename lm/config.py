@@ -85,7 +85,7 @@ def did_you_mean(given: str, options: Iterable[str]) -> str:
     ranked = sorted(options, key=lambda option: -difflib.SequenceMatcher(None, given, option).ratio())
     near = difflib.get_close_matches(given, ranked, n=1, cutoff=0.6)
     hint = f"Did you mean '{near[0]}'? " if near else ""
-    return f"{hint}Options: {', '.join(ranked)}."
+    return f"{hint}Options: {', '.join(ranked)}." if ranked else "There are none."
 
 
 def _annotation(field: FieldInfo) -> Any:

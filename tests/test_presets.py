@@ -12,9 +12,11 @@ from torch import Tensor
 
 from lm.cli import catalog
 from lm.cli.compose import compose
+from lm.errors import ConfigError
+from lm.hf.writing import family_for
 from lm.nn.batch import Batch
 from lm.nn.loss import LossSums, causal_reader
-from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
+from lm.nn.transformer import LM, DecoderConfig, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
 from lm.training.optim import begin_state, build_optimizer
 
@@ -211,6 +213,24 @@ def test_no_size_is_left_to_the_defaults_of_transformers(preset: str) -> None:
     config = getattr(transformers, name).config_class().to_dict()
     numbers = {key for key, value in config.items() if isinstance(value, int) and not isinstance(value, bool) and not NO_SIZE.search(key)}
     assert numbers | {key for key in config if key.endswith("bias") or key == "tie_word_embeddings"} <= sizes.keys()
+
+
+HOMELESS = {"gpt3_6_7b": "global_every", "palm_8b": "n_kv_heads", "transformer_base": "position.kind"}
+
+
+@pytest.mark.parametrize("preset", sorted(catalog.groups()["model"]))
+def test_a_preset_has_a_family_of_transformers_or_an_option_without_one(preset: str) -> None:
+    cfg = composed(preset, SHAPES.get(preset, "")).model
+    cfg = cfg.replace(vocab_size=cfg.vocab_size or 256, max_seq_len=cfg.max_seq_len or 128)
+    if isinstance(cfg, EncoderDecoderConfig) and cfg.start_token is None:
+        cfg = cfg.replace(start_token=0)
+    if isinstance(cfg, DecoderConfig):
+        cfg = cfg.replace(ahead=None)
+    if preset in HOMELESS:
+        with pytest.raises(ConfigError, match="no family can hold this model"):
+            family_for(cfg)
+    else:
+        assert family_for(cfg).homeless(cfg) == []
 
 
 def test_a_further_size_of_a_family_is_a_dozen_lines() -> None:

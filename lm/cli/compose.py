@@ -257,7 +257,7 @@ def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
         _forget(item.key, [*layers, spoken])
         return
     if item.key.split(".")[-1] == "kind" and (group := item.key.removesuffix(".kind").replace(".", "/")) in catalog.groups():
-        raise ConfigError(f"{item.key}: the kind comes with the option. Write {group}={item.raw}.")
+        raise ConfigError(f"{item.key}: the kind comes with the option. Write {group}={_option_of_kind(group, item)}.")
     leaves = flatten(item.value, f"{item.key}.") if isinstance(item.value, dict) else {item.key: item.value}
     for path in [path for path in leaves if path.endswith(".kind")]:  # what follows is judged by it
         _forget(path.removesuffix(".kind"), layers)
@@ -271,6 +271,13 @@ def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
     for path in leaves:
         check_key(path, tree)
     spoken.values |= leaves if isinstance(item.value, dict) else {item.key: _text_if_text(item, field)}
+
+
+def _option_of_kind(group: str, item: Given) -> str:
+    """The option of this name, or else those that are of this kind."""
+    options = catalog.groups()[group]
+    alike = [option for option in options if catalog.values(group, option).get(item.key) == item.value]
+    return item.raw if item.raw in options or not alike else " or ".join(alike)
 
 
 def _forget(section: str, layers: Sequence[Layer]) -> None:

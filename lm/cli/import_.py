@@ -4,6 +4,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import Field
+
 from lm.cli.describe import listing
 from lm.cli.literal import parse_literal
 from lm.cli.source import take_from
@@ -24,6 +26,8 @@ class ImportConfig(Config):
     """Folder to write; it must not exist."""
     tokenizer: str | None = None
     """tokenizer.json, or a folder with one. null: the model's own."""
+    max_seq_len: int | None = Field(None, ge=1)
+    """A shorter context than the model's own. null: its own."""
     revision: str | None = None
     """Commit or tag of a hub model. null: the newest."""
 
@@ -40,11 +44,11 @@ def run(args: Sequence[str]) -> int:
     from lm.model_folder import save_model
 
     folder = local_folder(source, cfg.revision)
-    found = read_hf(folder)
+    found = read_hf(folder, cfg.max_seq_len)
     for note in found.notes:
         print(note, file=sys.stderr)
     try:
-        tokenizer = load_tokenizer(Path(cfg.tokenizer).expanduser() if cfg.tokenizer else folder)
+        tokenizer = load_tokenizer(Path(cfg.tokenizer).expanduser() if cfg.tokenizer else folder, foreign=True)
     except ConfigError as error:
         raise CheckpointError(f"{error} Give another with tokenizer=PATH.") from None
     assert found.config.vocab_size is not None

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +45,8 @@ _USUAL = {
 class Tokenizer:
     """A `tokenizers` tokenizer that knows its bos, eos and pad. Text that spells a special token is encoded as text."""
 
-    def __init__(self, raw: RawTokenizer, specials: Specials) -> None:
+    def __init__(self, raw: RawTokenizer, specials: Specials, adds_bos: bool = True) -> None:
+        """adds_bos: a document begins with bos, where that is another token than eos."""
         raw.no_truncation()
         raw.no_padding()
         raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials if name])
@@ -58,8 +59,9 @@ class Tokenizer:
         self.pad: int = next((i for i in (pad, self.eos, self.bos) if i is not None), 0)
         vocab = raw.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocab.values()) + 1
-        state = self.content()
-        self.hash: str = hashlib.sha256(json.dumps([state, specials], sort_keys=True).encode()).hexdigest()
+        self._adds_bos, state = adds_bos, self.content()
+        decides = [state, specials] if adds_bos else [state, specials, adds_bos]
+        self.hash: str = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
         self._special = {i: token.content for i, token in raw.get_added_tokens_decoder().items() if token.special}
         self.mask = self.special(_MASKS)
         self.unknown = unknown_token(state)
@@ -124,7 +126,7 @@ class Tokenizer:
     @property
     def prefix(self) -> list[int]:
         """What starts a packed document."""
-        return [self.bos] if self.bos is not None and self.bos != self.eos else []
+        return [self.bos] if self._adds_bos and self.bos is not None and self.bos != self.eos else []
 
     @property
     def start(self) -> int:
@@ -160,10 +162,11 @@ class Tokenizer:
         """tokenizer.json and tokenizer_config.json, as `transformers` names and reads them."""
         folder.mkdir(parents=True, exist_ok=True)
         self._raw.save(str(folder / "tokenizer.json"))
-        named = {**self.specials._asdict(), "mask": self._special.get(self.mask) if self.mask is not None else None}
-        names = {f"{key}_token": name for key, name in named.items() if name}
+        names: Tree = {f"{key}_token": name for key, name in self.specials._asdict().items()}
+        names |= {"mask_token": self._special[self.mask]} if self.mask is not None else {}
         names |= {"chat_template": self.chat_template} if self.chat_template is not None else {}
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
+        names |= {} if self._adds_bos else {"add_bos_token": False}
+        config: Tree = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def _leaking(self) -> re.Pattern[str] | None:
@@ -219,13 +222,21 @@ def pieces(chunks: Iterable[str]) -> Iterator[str]:
         yield rest
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """From a model folder or a tokenizer.json. tokenizer_config.json beside it names the specials; else the usual names are looked for."""
+def load_tokenizer(path: Path, foreign: bool = False) -> Tokenizer:
+    """From a model folder or a tokenizer.json. tokenizer_config.json beside it names the specials, and whether documents begin with bos;
+    for names that it lacks, the usual ones are looked for.
+
+    foreign: made by another program. Where the config does not say it, documents then begin with bos if tokenizer.json begins texts so.
+    """
     file = path / "tokenizer.json" if path.is_dir() else path
     config = file.with_name("tokenizer_config.json")
     named = _read_json(config) if config.is_file() else {}
     names = {key: _content(named.get(f"{key}_token")) for key in _USUAL}
-    tokenizer = _load(file, Specials(**names))
+    raw, specials = _load(file, Specials(**names), [key for key in _USUAL if f"{key}_token" not in named])
+    adds_bos = named.get("add_bos_token")
+    if not isinstance(adds_bos, bool):
+        adds_bos = not foreign or specials.bos in raw.encode("a", add_special_tokens=True).tokens[:1]
+    tokenizer = Tokenizer(raw, specials, adds_bos)
     tokenizer.chat_template = _chat_template(file.with_name("chat_template.jinja"), named.get("chat_template"))
     return tokenizer
 
@@ -236,13 +247,14 @@ def build_tokenizer(cfg: TokenizerConfig, texts: Iterable[str], extra: Sequence[
     extra: special tokens beside bos, eos and pad, for tokenizers that are made here; a given file is left as it is.
     """
     if isinstance(cfg, TokenizerFileConfig):
-        return _load(Path(cfg.path).expanduser(), Specials(cfg.bos, cfg.eos, cfg.pad))
+        return Tokenizer(*_load(Path(cfg.path).expanduser(), Specials(cfg.bos, cfg.eos, cfg.pad), _USUAL))
     from lm.data.tokenizer_train import train_tokenizer
 
     return train_tokenizer(cfg, texts, extra)
 
 
-def _load(file: Path, named: Specials) -> Tokenizer:
+def _load(file: Path, named: Specials, open_to_guess: Collection[str]) -> tuple[RawTokenizer, Specials]:
+    """open_to_guess: which of the specials have one of the usual names, where none is given."""
     if not file.is_file():
         raise ConfigError(f"tokenizer: {file} does not exist. Give the path of a tokenizer.json.")
     try:
@@ -254,8 +266,8 @@ def _load(file: Path, named: Specials) -> Tokenizer:
         if name is not None and name not in vocab:
             added = [token.content for token in raw.get_added_tokens_decoder().values()]
             raise ConfigError(f"tokenizer.{key}: {name!r} is not in the vocabulary of {file}. {did_you_mean(name, added)}")
-    found = {key: next((name for name in names if name in vocab), None) for key, names in _USUAL.items()}
-    return Tokenizer(raw, Specials(**{key: named._asdict()[key] or found[key] for key in found}))
+    usual = {key: next((name for name in _USUAL[key] if name in vocab), None) for key in open_to_guess}
+    return raw, Specials(**{key: name or usual.get(key) for key, name in named._asdict().items()})
 
 
 def _read_json(path: Path) -> dict[str, Any]:

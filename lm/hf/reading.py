@@ -12,6 +12,7 @@ from torch import Tensor
 from lm.config import Tree, did_you_mean
 from lm.errors import CheckpointError, ConfigError
 from lm.folder import read_json
+from lm.hf.context import changes_at, shortened
 from lm.hf.family import Family, Pair, families, resolved
 from lm.hf.files import Files
 from lm.hf.keys import unheard
@@ -30,7 +31,7 @@ class Imported:
     notes: list[str]
 
 
-def read_hf(folder: Path) -> Imported:
+def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
     """Raises ConfigError for a config that no family of ours can hold, CheckpointError for files that do not fit it."""
     hf = read_json(folder / CONFIG)
     family = _family(folder, hf)
@@ -52,6 +53,13 @@ def read_hf(folder: Path) -> Imported:
         notes.append(f"{CONFIG}: the {cfg.ahead.depth} layers that predict further tokens are left out: {error}")
         cfg = cfg.replace(ahead=None)
         weights = _weights(folder, files, family, cfg, ignored)
+    if max_seq_len is not None:
+        cfg = shortened(cfg, max_seq_len)
+    if (original := changes_at(cfg)) is not None:
+        notes.append(
+            f"{CONFIG}: for rows of up to {original} tokens transformers has other rotary factors, and this model has those of longer rows"
+            f" for all: expect other logits there, or import with max_seq_len={original}"
+        )
     return Imported(cfg, weights, family, notes)
 
 

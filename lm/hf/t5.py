@@ -1,6 +1,6 @@
 """T5 1.0 and 1.1.  Raffel et al. 2019, arXiv:1910.10683; Shazeer 2020, arXiv:2002.05202."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
 from lm.config import Tree
@@ -36,6 +36,11 @@ class T5(Family):
         "kind": "encoder_decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "attention.scale": 1.0,
         "position.kind": "t5_relative", "ffn.kind": "mlp", "block.kind": "sequential",
     }  # fmt: skip
+
+    def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
+        """transformers 5 calls every head tied; one that does not scale its states (1.1) may have a matrix of its own all the same."""
+        own = hf.get("scale_decoder_outputs") is False and "lm_head.weight" in names
+        return {**hf, "tie_word_embeddings": False} if own else hf
 
     def read(self, hf: Tree) -> Tree:
         tied = hf.get("tie_word_embeddings", True)

@@ -25,6 +25,11 @@ MISTAKES = {
     "unknown group": (["model/fnn=geglu"], ["model/fnn: there is no such group", "Did you mean 'model/ffn'?"]),
     "group taken for a key": (["model.ffn=geglu"], ["model.ffn", "model/ffn=geglu"]),
     "kind set by hand": (["optim.kind=sgd"], ["optim.kind", "optim=sgd"]),
+    "kind of stack set by hand": (
+        ["model.kind=encoder"],
+        ["model.kind: the kind comes with the option", "model=bert_base or bert_tiny"],
+    ),
+    "key of a section that is null": (["model.position.interleaved=1", "model/position=alibi"], ["no such key", "There are none."]),
     "key that the chosen kind lacks": (["optim=adamw", "optim.adam_lr=1"], ["optim.adam_lr: there is no such key", "kind 'adamw'"]),
     "group deleted": (["~optim"], ["optim", "cannot be removed"]),
     "null for a group": (["optim=null"], ["optim: 'null' is not an option"]),

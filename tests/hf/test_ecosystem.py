@@ -1,5 +1,6 @@
 """An exported folder in the hands of transformers' Auto classes: the same ids, the same text, the same end."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 transformers = pytest.importorskip("transformers")
 
@@ -82,6 +83,42 @@ def test_the_ids_of_a_text_are_those_of_autotokenizer(tmp_path: Path, name: str)
     assert theirs.pad_token_id == (tokenizer.pad if tokenizer.specials.pad else None)
     again = load_tokenizer(tmp_path / "hf")
     assert (again.prefix, again.suffix, again.encode(TEXTS[0])) == (tokenizer.prefix, tokenizer.suffix, tokenizer.encode(TEXTS[0]))
+
+
+def foreign(folder: Path, around: bool, **said: Any) -> Path:
+    """Byte-level tokens with <s> and </s>, as transformers would find them.  around: tokenizer.json puts <s> before each text."""
+    raw = RawTokenizer(models.BPE(vocab=ALPHABET, merges=[]))
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
+    raw.add_special_tokens(["<s>", "</s>"])
+    if around:
+        raw.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", raw.token_to_id("<s>"))])
+    folder.mkdir()
+    raw.save(str(folder / "tokenizer.json"))
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"} | said
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    return folder
+
+
+FOREIGN: dict[str, tuple[bool, Tree, bool]] = {
+    "Llama's": (True, {}, True),
+    "BLOOM's": (False, {}, False),
+    "asked not to": (False, {"add_bos_token": False}, False),
+    "without bos": (False, {"bos_token": None}, False),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_foreign_tokenizer_begins_texts_as_it_does_in_transformers(tmp_path: Path, case: str) -> None:
+    """Before and after its files are written again. Seen to fail with bos before every text."""
+    around, said, begins = FOREIGN[case]
+    folder = foreign(tmp_path / "theirs", around, **said)
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load_tokenizer(folder, foreign=True)
+    ours.save(tmp_path / "ours")
+    again = load_tokenizer(tmp_path / "ours")
+    assert again.hash == ours.hash
+    for text in TEXTS:
+        assert theirs(text).input_ids == [*ours.prefix, *ours.encode(text)] == [*again.prefix, *again.encode(text)]
+    assert len(ours.prefix) == begins
 
 
 @pytest.mark.parametrize("stack", [t5, bert])

@@ -5,14 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 transformers = pytest.importorskip("transformers")
 
 from lm.errors import ConfigError  # noqa: E402
 from lm.hf.check import compare  # noqa: E402
 from lm.hf.phi3 import FAMILY  # noqa: E402
+from lm.hf.reading import read_hf  # noqa: E402
 from lm.hf.writing import write_hf  # noqa: E402
-from tests.hf.harness import VOCAB, old_spelling_agrees, verify  # noqa: E402
+from lm.model_folder import copy_weights  # noqa: E402
+from lm.nn.batch import Batch  # noqa: E402
+from lm.nn.transformer import build_model  # noqa: E402
+from tests.hf.harness import VOCAB, old_spelling_agrees, redraw, verify  # noqa: E402
 from tests.nn.models import redrawn  # noqa: E402
 
 BASE: dict[str, Any] = {
@@ -60,7 +65,27 @@ def test_the_check_of_an_export_reads_the_list_that_transformers_reads(
     monkeypatch.setattr("lm.hf.check.LONGEST", longest)
     found = compare(tmp_path / "hf", FAMILY, model)
     assert found.difference < 1e-4 < 1 < found.spread
-    assert (found.tokens, found.left_out is None) == (tokens, longest == 100)
+    assert (found.tokens, found.left_out) == (tokens, f"rows of {'up to' if longest == 100 else 'over'} 8 tokens, {OTHERS[longest == 100]}")
+
+
+OTHERS = {True: "for which transformers has other rotary factors", False: "for which there are other rotary factors"}
+
+
+@torch.no_grad()
+def test_an_import_says_for_which_rows_the_factors_are_and_can_be_for_the_others(tmp_path: Path) -> None:
+    """Seen to fail with the amplitude of the shorter context."""
+    theirs = transformers.Phi3ForCausalLM(transformers.Phi3Config(**deepcopy(BASE | CASES["beyond the original length"]))).eval()
+    redraw(theirs, 1.0)
+    theirs.save_pretrained(tmp_path / "hf")
+    whole, short = read_hf(tmp_path / "hf"), read_hf(tmp_path / "hf", max_seq_len=8)
+    assert "for rows of up to 8 tokens transformers has other rotary factors" in whole.notes[-1] and not short.notes
+    ids = torch.randint(0, VOCAB, (2, 8), generator=torch.Generator().manual_seed(0))
+    for found, close in ((whole, False), (short, True)):
+        model = build_model(found.config)
+        copy_weights(model.named_parameters(), found.weights, "")
+        assert torch.allclose(model(Batch(ids)), theirs(ids).logits, atol=1e-4) == close
+    with pytest.raises(ConfigError, match=r"^max_seq_len=129: the model is for no more of its 128 tokens\. Leave it out\.$"):
+        read_hf(tmp_path / "hf", max_seq_len=129)
 
 
 OLD = {"rope_scaling": {"type": "longrope", **LISTS}, "original_max_position_embeddings": 8, "rope_theta": 500.0, "sliding_window": 11}

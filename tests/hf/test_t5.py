@@ -1,5 +1,6 @@
 """T5 1.0 and 1.1."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
+from lm.hf.reading import read_hf  # noqa: E402
 from tests.hf.harness import VOCAB, verify  # noqa: E402
 
 BASE: dict[str, Any] = {
@@ -37,3 +39,15 @@ def test_t5_1_1_with_a_head_of_its_own(tmp_path: Path) -> None:
     theirs.config.tie_word_embeddings = False
     found = verify(theirs, tmp_path, embed_gain=1.0)
     assert not found.config.head.tied
+
+
+def test_t5_1_1_as_transformers_5_saves_it_again(tmp_path: Path) -> None:
+    """It says that the head is tied, stores the matrix of its own all the same, and reads it."""
+    theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(**BASE | CASES["1.1"]))
+    theirs.lm_head.weight = torch.nn.Parameter(torch.randn_like(theirs.shared.weight))
+    theirs.config.tie_word_embeddings = False
+    theirs.save_pretrained(tmp_path / "published")
+    again = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "published")
+    again.save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["tie_word_embeddings"]
+    assert torch.equal(read_hf(tmp_path / "again").weights["head.weight"], theirs.lm_head.weight)

@@ -1,7 +1,7 @@
 """What several processes cost on this machine's CPU, and what saving costs the step loop.
 
     python tools/bench_ranks.py overhead [steps=60]    # ddp and zero2 on 2 pinned processes against twice a single pinned one
-    python tools/bench_ranks.py save [d_model=640]     # the stall of a step that saves, synchronous and in the background (50 M parameters)
+    python tools/bench_ranks.py save [d_model=720]     # the stall of a step that saves, synchronous and in the background (50 M parameters)
 
 Each contestant is a run of its own in a temporary folder; speeds are medians over its steps, the first ones left out. Prints JSON.
 """
@@ -42,7 +42,7 @@ def overhead(folder: Path, steps: int = 60) -> Tree:
     return {"tokens_per_second": speed, **against, "zero2 / ddp": round(speed["zero2"] / speed["ddp"], 3)}
 
 
-def save(folder: Path, d_model: int = 640) -> Tree:
+def save(folder: Path, d_model: int = 720) -> Tree:
     """Seconds that the step loop stands still per save, and how much slower the steps behind a save are while it is written."""
     size = ["model.n_layers=8", f"model.d_model={d_model}", "model.attention.n_heads=10", "model.attention.n_kv_heads=10"]
     shared = [*size, "model.ffn.hidden=1792", "data.seq_len=64", "data.global_batch=2", "trainer.max_steps=40"]
@@ -52,8 +52,9 @@ def save(folder: Path, d_model: int = 640) -> Tree:
         lines = {line["step"]: line["step_s"] for line in read(folder / name / "metrics.jsonl") if "step_s" in line}
         behind = [lines[step + n] for step in (10, 20, 30) for n in (1, 2, 3)]
         usual = statistics.median(lines[step + n] for step in (10, 20, 30) for n in (6, 7, 8, 9))
-        saves = json.loads((folder / name / "summary.json").read_text())["save_s"]
-        found[name] = {"stall_s": saves, "usual_step_s": usual, "slower_s": sum(behind) / 3 - 3 * usual}
+        summary = json.loads((folder / name / "summary.json").read_text())
+        steps = {"usual_step_s": usual, "slower_s": sum(behind) / 3 - 3 * usual}
+        found[name] = {"parameters": summary["parameters"], "stall_s": summary["save_s"], **steps}
     ratio = found["background"]["stall_s"] / found["synchronous"]["stall_s"]
     return {**found, "background / synchronous": round(ratio, 3)}
 

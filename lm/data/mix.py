@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lm.data.order import Ids, derived, permuted
+from lm.data.order import Ids, derived, in_epochs, permuted
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
 
@@ -138,13 +138,8 @@ class Mixture:
     def _rows(self, source: Ids, count: Ids) -> Ids:
         rows = np.empty_like(count)
         for which in np.unique(source):
-            mine, n = source == which, self._shares[which].n_rows
-            epochs = count[mine] // n
-            found = count[mine] % n
-            for epoch in np.unique(epochs):
-                now = epochs == epoch
-                found[now] = permuted(found[now], n, derived(derived(self._seed, int(which)), int(epoch)))
-            rows[mine] = found
+            mine = source == which
+            rows[mine] = in_epochs(count[mine], self._shares[which].n_rows, derived(self._seed, int(which)))
         return rows
 
 

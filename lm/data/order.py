@@ -6,21 +6,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
+Seeds = int | NDArray[np.uint64]
 _BLOCK = 1 << 12
 _ROUNDS = 4  # of pseudo-random functions make a strong permutation (Luby & Rackoff 1988)
 
 
-def permuted(index: Ids, n: int, seed: int) -> Ids:
-    """Where a random permutation of 0..n-1 takes each index.
+def permuted(index: Ids, n: int, seed: Seeds) -> Ids:
+    """Where a random permutation of 0..n-1 takes each index.  seed: of the permutation, or one for each index.
 
     A balanced Feistel network over the next power of four, walked again while it leaves 0..n-1 (Black & Rogaway 2002, section 4).
     No table and no library generator, so it costs no memory and stays the same over versions.
     """
     half = np.uint64(max(1, (n - 1).bit_length() + 1 >> 1))
-    found = _feistel(index.astype(np.uint64), half, seed)
+    seeds = np.broadcast_to(np.asarray(seed, np.uint64), index.shape)
+    found = _feistel(index.astype(np.uint64), half, seeds)
     while len(outside := np.flatnonzero(found >= n)):
-        found[outside] = _feistel(found[outside], half, seed)
+        found[outside] = _feistel(found[outside], half, seeds[outside])
     return found.astype(np.int64)
+
+
+def in_epochs(place: Ids, n: int, seed: int) -> Ids:
+    """Which of n rows is read at each place of an endless walk; every n places are a permutation of their own."""
+    epochs, own = np.unique(place // n, return_inverse=True)
+    return permuted(place % n, n, np.array([derived(seed, epoch) for epoch in epochs.tolist()], np.uint64)[own])
 
 
 def step_rows(seed: int, step: int, global_batch: int, n_rows: int) -> Ids:
@@ -48,23 +56,24 @@ def uniforms(seed: int, draw: int, ids: Ids, n: int) -> NDArray[np.float64]:
 @lru_cache(maxsize=4)
 def _block(seed: int, n_rows: int, start: int, size: int) -> Ids:
     """The order of a run in blocks, since permuting 8 rows takes as long as permuting hundreds."""
-    place = np.arange(start, start + size, dtype=np.int64)
-    epochs = place // n_rows
-    return np.concatenate([permuted(place[epochs == e] % n_rows, n_rows, derived(seed, int(e))) for e in np.unique(epochs)])
+    return in_epochs(np.arange(start, start + size, dtype=np.int64), n_rows, seed)
 
 
-def _feistel(value: NDArray[np.uint64], half: np.uint64, seed: int) -> NDArray[np.uint64]:
+def _feistel(value: NDArray[np.uint64], half: np.uint64, seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = value >> half, value & mask
     for turn in range(_ROUNDS):
-        left, right = right, left ^ (_mixed(right ^ np.uint64(derived(seed, turn))) & mask)
+        left, right = right, left ^ (_mixed(right ^ _derived(seeds, turn)) & mask)
     return (left << half) | right
 
 
 def derived(seed: int, number: int) -> int:
     """A 64-bit seed in which neighbours differ in all bits."""
-    at = (seed * 0x9E3779B97F4A7C15 + (number + 1) * 0xD1342543DE82EF95) % 2**64
-    return int(_mixed(np.array([at], np.uint64))[0])
+    return int(_derived(np.array([seed % 2**64], np.uint64), number)[0])
+
+
+def _derived(seeds: NDArray[np.uint64], number: int) -> NDArray[np.uint64]:
+    return _mixed(seeds * np.uint64(0x9E3779B97F4A7C15) + np.uint64((number + 1) * 0xD1342543DE82EF95 % 2**64))
 
 
 def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -114,27 +114,27 @@ def test_rows_come_from_every_source_by_weight_and_are_validated_by_name(mixed: 
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("accumulation", [1, 4])
 def test_steps_do_not_depend_on_ranks_accumulation_workers_or_where_they_begin(
     mixed: Mixed, decoder: AnyModelConfig, world: int, accumulation: int
 ) -> None:
     """Over a phase, a cap and several epochs; a run that begins at any step is one that was killed there."""
-    cfg, found = mixed(phases=[{"until_step": 3, "weights": {"two": 1.0}}], max_epochs=[1.0, None, None], global_batch=12)
+    cfg, found = mixed(phases=[{"until_step": 3, "weights": {"two": 1.0}}], max_epochs=[1.0, None, None], global_batch=16)
     rows = build_splits(CausalConfig(), cfg, found, decoder, seed=0).train
-    expected = [rows.batch(step_ids(rows, 0, step, 12), step).tokens.tolist() for step in range(12)]
+    expected = [rows.batch(step_ids(rows, 0, step, 16), step).tokens.tolist() for step in range(12)]
 
     def load(start: int, workers: int = 0) -> list[list[list[int]]]:
         """The rows of each step, put together from those of the ranks."""
-        options = {"start_step": start, "max_steps": 12, "workers": workers, "micro_batch": 12 // world // accumulation}
-        loaders = [train_loader(rows, seed=0, global_batch=12, rank=rank, world=world, **options) for rank in range(world)]
+        options = {"start_step": start, "max_steps": 12, "workers": workers, "micro_batch": 16 // world // accumulation}
+        loaders = [train_loader(rows, seed=0, global_batch=16, rank=rank, world=world, **options) for rank in range(world)]
         assert all(len(loader) == (12 - start) * accumulation for loader in loaders)
         ranks = [[row for batch in loader for row in batch.tokens.tolist()] for loader in loaders]
-        per_rank = 12 // world
+        per_rank = 16 // world
         return [[row for part in ranks for row in part[at : at + per_rank]] for at in range(0, len(ranks[0]), per_rank)]
 
     for start in (0, 3, 7):
         assert load(start) == expected[start:]
-    if (world, accumulation) == (1, 3):
+    if (world, accumulation) == (1, 4):
         assert load(5, workers=2) == expected[5:]
 
 

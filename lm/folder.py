@@ -98,7 +98,9 @@ def atomic_folder(path: Path, needed_bytes: int = 0) -> Iterator[Path]:
 
 def _seal(folder: Path) -> None:
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    usual = folder.stat().st_mode & 0o666
     for name in names:
+        (folder / name).chmod(usual)  # safetensors lets nobody but the owner read
         _sync(folder / name)
     failpoint("manifest")
     write_json(folder / MANIFEST, {name: _sha256(folder / name) for name in names})

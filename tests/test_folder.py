@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from lm.errors import CheckpointError, ResourceError
 from lm.folder import MANIFEST, RunLock, atomic_folder, clean, disk_errors, require_space, verify
@@ -31,6 +33,16 @@ def test_a_written_folder_verifies_and_lists_every_file(tmp_path: Path) -> None:
     verify(tmp_path / "deep" / "x")
     assert set(json.loads((tmp_path / "deep" / "x" / MANIFEST).read_text())) == {"a.txt", "sub/b.txt"}
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["x"]
+
+
+def test_whoever_may_read_a_new_file_may_read_the_weights(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with atomic_folder(tmp_path / "x") as folder:
+            save_file({"a": torch.zeros(2)}, folder / "a.safetensors")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "x").iterdir()} == {0o640}
 
 
 def test_an_error_inside_keeps_the_old_folder_and_no_temporary(tmp_path: Path) -> None:

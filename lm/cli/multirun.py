@@ -123,10 +123,10 @@ def _forwarded() -> Iterator[_Signals]:
 
 def _verdict(jobs: Sequence[Job], caught: int | None) -> int:
     failed = [job for job in jobs if job.exit_code]
-    left = [job for job in jobs if job.status == "not run"]
     if caught is not None:
         name = signal.Signals(caught).name
-        print(f"sweep: {name} with {len(left)} of {len(jobs)} jobs not run. The same command runs what is missing.", file=sys.stderr)
+        done = sum(job.status in ("ok", "skipped") for job in jobs)
+        print(f"sweep: {name} with {done} of {len(jobs)} jobs complete. The same command runs what is missing.", file=sys.stderr)
         return 128 + caught
     if failed:
         print(

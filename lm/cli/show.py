@@ -21,7 +21,7 @@ from lm.training.setting import setting
 from lm.training.strategies.config import SingleConfig, StrategyConfig, refusal
 
 _USAGE = """\
-usage: lm show [model=PRESET] [overrides of lm train]
+usage: lm show [model=PRESET | from=FOLDER] [overrides of lm train]
 
 Prints the modules with their parameters (equal blocks once), parameters in all and for one token, FLOPs and cache bytes per token, and
 the memory that training needs on each rank. Weights are not built, and neither data nor tokenizer is read. Memory depends on
@@ -55,7 +55,7 @@ class _Tokenized(Config):
 
 def run(args: Sequence[str]) -> int:
     """Prints the tree and the figures."""
-    call = parse_call(args)
+    call = parse_call([f"init_{arg}" if arg.startswith("from=") else arg for arg in args])
     if call.multirun or call.show_config:
         raise ConfigError("show: -m and --cfg belong to lm train. Leave them out, and show one model at a time.")
     composition = compose(call.overrides)

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from lm.data.config import CACHE_DIR
 from lm.errors import ConfigError, ResourceError
 
 Log = Callable[[str], None]
@@ -36,13 +37,18 @@ def code_version() -> str:
 
 
 def cache_root(cache_dir: str, log: Log) -> Path:
-    """The folder, created; where that is impossible (a read-only home), one of this user below the system's temporary folder."""
+    """The folder, created. Where the usual one cannot be (a read-only home), one of this user below the system's temporary folder.
+
+    Raises ResourceError for any other: machines that share a cache must not each go on with one of their own.
+    """
     root = Path(cache_dir).expanduser()
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root):
             return root
     except OSError as error:
+        if cache_dir != CACHE_DIR:
+            raise ResourceError(f"data.cache_dir={cache_dir}: it cannot be written ({error.strerror}). Choose a folder that can.") from None
         spare = Path(tempfile.gettempdir()) / f"lm-cache-{os.getuid()}"
         log(f"data.cache_dir: {root} cannot be written ({error.strerror}); using {spare}.")
     try:

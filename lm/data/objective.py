@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from lm.config import Config
+from lm.config import Config, variants
 from lm.data.config import DataBase, Shape
 
 ModelKind = Literal["decoder", "encoder", "encoder_decoder"]
@@ -36,7 +36,7 @@ class ObjectiveBase(Config):
         if shape not in self.shapes:
             raise ValueError(
                 f"objective={name} needs records of the kind {' or '.join(self.shapes)}, and those of data are of the kind {shape}."
-                " Choose other data or another objective, or set data.record."
+                f" Choose other data, objective={' or '.join(trains(shape))}, or set data.record."
             )
         if data.packing not in (None, *self.packings):
             raise ValueError(
@@ -218,6 +218,11 @@ ObjectiveConfig = Annotated[
     CausalConfig | PrefixConfig | FIMConfig | SpansConfig | UL2Config | MLMConfig | Seq2SeqConfig | SFTConfig | PreferenceConfig,
     Field(discriminator="kind"),
 ]
+
+
+def trains(shape: Shape) -> list[str]:
+    """The objectives that learn from records of this kind."""
+    return [name for name, kind in variants(ObjectiveConfig).items() if issubclass(kind, ObjectiveBase) and shape in kind.shapes]
 
 
 def usual(model: ModelKind) -> ObjectiveConfig:

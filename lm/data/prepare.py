@@ -240,12 +240,14 @@ def _report(name: str, index: Tree, log: Log) -> None:
     for split in SPLITS:
         found = index["splits"][split]
         size, tokens = found["n_bytes"], found["n_tokens"]
-        log(f"{name}{split}: {found['n_documents']:,} documents, {size / 1e6:,.1f} MB, {tokens:,} tokens of {size / tokens:.2f} bytes")
+        width = "" if found.get("n_parts") else f" of {size / tokens:.2f} bytes"  # of records, only what is learned counts as text
+        log(f"{name}{split}: {found['n_documents']:,} documents, {size / 1e6:,.1f} MB, {tokens:,} tokens{width}")
     if not index["lossless"]:
         log("tokenizer: decoding does not give the text back, so bits per byte do not compare with those of other tokenizers.")
     if index["skipped"]:
         log(f"data.on_bad_record=skip: {index['skipped']:,} broken records were left out.")
     found = Overlap(**index["overlap"])
     if found.documents:
-        log(f"data: {found.documents:,} training documents are in validation too; val_loss is too good by that.")
+        which = "1 training document is" if found.documents == 1 else f"{found.documents:,} training documents are"
+        log(f"data: {which} in validation too; val_loss is too good by that.")
     log(f"{name}val: {found.shared_frac:.1%} of its runs of {found.n} tokens are in training too")

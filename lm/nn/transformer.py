@@ -90,11 +90,12 @@ class LM(Stack):
         if self.cfg.head.tied:
             self.head.weight = self.embed.weight
 
-    def forward(self, batch: Batch, loss: Reader | None = None, cache: Cache | None = None) -> Any:
+    def forward(self, batch: Batch | Tensor, loss: Reader | None = None, cache: Cache | None = None) -> Any:
         """Logits (b, s, v), or what `loss(hidden, head, context)` returns: a chunked loss, or a reader of the last position.
 
-        With a cache the tokens continue what it holds, one document a row; positions default to the next ones.
+        With a cache the tokens continue what it holds, one document a row; positions default to the next ones. Tensor: tokens.
         """
+        batch = Batch(batch) if isinstance(batch, Tensor) else batch
         if cache is not None and batch.documents is not None:
             raise ValueError("a cache holds one document a row, and batch.documents was given. Leave it out, or decode without a cache.")
         if cache is not None and batch.prefix is not None and cache.length:

@@ -50,6 +50,9 @@ def open_run(folder: Path, cfg: TrainConfig, say: Say) -> CheckpointReader | Non
     if reader is not None:
         _require_same_weights(reader, cfg.model)
         _require_same_config(folder, reader.meta["config"], cfg.tree())
+        before = reader.meta["config"]["trainer"]["max_steps"]
+        if before != cfg.trainer.max_steps and cfg.schedule.kind != "constant":
+            say(f"trainer.max_steps was {before:,} and is {cfg.trainer.max_steps:,}: from here on the rate is that of the longer schedule")
     elif (folder / "model").is_dir() and (folder / CONFIG).exists():
         _require_same_config(folder, _read_config(folder), cfg.tree())
     return reader

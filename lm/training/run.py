@@ -153,7 +153,7 @@ class _Run:
         progress = Progress(**self.reader.meta["progress"]) if self.reader is not None else Progress()
         if first:
             freeze(self.folder, cfg)
-            metrics.truncate(step)
+            metrics.truncate(step if self.reader is not None else -1)
             truncate_samples(self.folder / "samples.md", progress.samples_bytes)
         meta: Tree = {
             "model": model_cfg.tree(), "config": cfg.tree(), "fingerprint": data.fingerprint, "files": data.files,

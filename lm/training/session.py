@@ -85,6 +85,8 @@ class Session:
         if self.cfg.trainer.sample_prompts and self.model.cfg.kind == "encoder":
             self.console.say("trainer.sample_prompts are left aside: an encoder continues no text")
         self.signals.defer()
+        if self.reader is None and self.cfg.init_from is not None:
+            self._validate(0)  # what the fine-tuning is to better
         self._mark = (self.module.step, time.perf_counter())
 
     def _restore(self, reader: CheckpointReader) -> None:

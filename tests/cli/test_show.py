@@ -1,12 +1,17 @@
 """`lm show`: the tree of a model and its figures, without weights, data or tokenizer."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from lm.cli.compose import compose
+from lm.data.config import BytesConfig
+from lm.data.tokenizer import build_tokenizer
+from lm.model_folder import save_model
 from lm.training.check import estimate
 from tests.conftest import Lm
+from tests.nn.models import config, redrawn
 
 
 def sizes(out: str, depth: int) -> list[int]:
@@ -24,6 +29,16 @@ def test_mixtral_has_the_figures_of_its_paper(lm: Lm) -> None:
     assert f"cache       {2 * 32 * 2 * 8 * 128:,} bytes per token" in out
     assert "32 x 1,451,270,144" in out
     assert "blocks.1" not in out
+
+
+def test_a_trained_model_is_shown_from_its_folder(lm: Lm, tmp_path: Path) -> None:
+    model = redrawn(config())
+    save_model(
+        tmp_path / "runs" / "x" / "model", model.cfg.tree(), dict(model.named_parameters()), build_tokenizer(BytesConfig(), ()).save, {}
+    )
+    code, out, err = lm("show", "from=runs/x", "data.seq_len=32", "optim=adamw")
+    assert (code, err) == (0, "")
+    assert f"parameters  {sum(p.numel() for p in model.parameters()):,}" in out
 
 
 @pytest.mark.parametrize("preset", ["t5_small", "bert_base", "bart_base", "switch_base_8", "deepseek_v3", "gpt_oss_20b", "gpt2"])

@@ -193,11 +193,16 @@ def test_a_validation_that_is_mostly_in_training_is_refused(tmp_path: Path) -> N
     assert prepare(cfg.replace(max_overlap=0.8), BytesConfig(), log=lambda line: None).overlap == 3
 
 
-def test_a_cache_that_cannot_be_written_is_replaced_by_one_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_usual_cache_is_replaced_by_one_in_the_temporary_folder_where_it_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     write(tmp_path / "file", "")
     lines: list[str] = []
     cfg = TextConfig(files=str(write(tmp_path / "a.txt", TEXT)), cache_dir=str(tmp_path / "file" / "cache"))
+    with pytest.raises(ResourceError, match=r"^data\.cache_dir=.*/file/cache: it cannot be written \(Not a directory\)\. Choose a folder"):
+        prepare(cfg, BytesConfig(), log=lines.append)
+    monkeypatch.setattr("lm.data.cache.CACHE_DIR", cfg.cache_dir)
     assert prepare(cfg, BytesConfig(), log=lines.append).train.n_documents == 1
     assert f"data.cache_dir: {tmp_path}/file/cache cannot be written" in lines[0] and f"lm-cache-{os.getuid()}" in lines[0]
 

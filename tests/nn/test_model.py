@@ -18,6 +18,11 @@ def test_the_last_position_reader_equals_the_last_logits() -> None:
     torch.testing.assert_close(model(Batch(ids), loss=last_position), model(Batch(ids))[:, -1])
 
 
+def test_a_tensor_is_a_batch_of_tokens() -> None:
+    model, ids = redrawn(config()), tokens(2, 7)
+    assert torch.equal(model(ids), model(Batch(ids)))
+
+
 def test_initial_weights_depend_on_seed_and_name_only() -> None:
     short, long = build_model(config(n_layers=2), seed=3), build_model(config(n_layers=3), seed=3)
     other = build_model(config(n_layers=2), seed=4)

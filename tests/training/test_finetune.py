@@ -1,6 +1,7 @@
 """Starting from a checkpoint: its weights, its tokenizer, a fresh optimizer, and a record of the parent."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -43,7 +44,19 @@ def test_the_first_step_starts_from_the_parents_weights_and_the_parent_is_record
 def test_a_checkpoint_will_do_as_a_parent(parent: Path) -> None:
     checkpoint = parent / "checkpoints" / "step-00000006"
     train(compose_config([*child(parent, "optim.lr=1e-12"), f"init_from={checkpoint}"]))
-    assert read(parent.parent / "child" / "metrics.jsonl")[0]["step"] == 1
+    assert read(parent.parent / "child" / "metrics.jsonl")[1]["step"] == 1
+
+
+def test_the_parent_is_validated_first_and_once(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the run was killed before its first save."""
+    cfg = compose_config(child(parent, "optim.lr=1e-12"))
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="stop"):
+        patch.setattr("lm.training.session.Session.after_step", Mock(side_effect=ValueError("stop")))
+        train(cfg)
+    train(cfg)
+    lines = [line for line in read(parent.parent / "child" / "metrics.jsonl") if "val_loss" in line]
+    assert [line["step"] for line in lines] == [0, 2]
+    assert lines[0]["val_loss"] == pytest.approx(lines[1]["val_loss"], rel=1e-6)
 
 
 def test_overrides_that_change_no_shape_apply(parent: Path) -> None:

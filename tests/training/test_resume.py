@@ -149,10 +149,14 @@ def test_a_finished_run_without_checkpoints_is_finished_but_cannot_go_on(configu
         train(configure("seed=1"))
 
 
-def test_more_steps_go_on_and_less_are_refused(configure: Configure, stop: Stop, tmp_path: Path) -> None:
+def test_more_steps_go_on_and_less_are_refused(
+    configure: Configure, stop: Stop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(configure())
+    assert "trainer.max_steps was" not in capsys.readouterr().out
     stop(configure("trainer.max_steps=14"), 13)
     assert not (tmp_path / "run" / "summary.json").exists()  # the model is still the one of step 12
+    assert "trainer.max_steps was 12 and is 14: from here on the rate is that of the longer schedule" in capsys.readouterr().out
     where_and_how = [
         "trainer.micro_batch=4",
         "trainer.log_every=2",

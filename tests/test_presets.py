@@ -127,7 +127,7 @@ NO_SIZE = re.compile(  # numbers of a config that no weight's shape depends on, 
     "token_id|chunk_size|pretraining_tp|window|scalar|per_tok|group|capacity|max_distance|original_max|sparse_step|nextn|qk_head_dim|output_"
 )
 BEYOND = {  # parameters that transformers has beyond the model
-    "bart_base": 2 * 2 * 768,  # rows 0 and 1 of its position tables, which nothing reads
+    "bart_base": 2 * 2 * 768 - 50265,  # rows 0 and 1 of its position tables, which nothing reads; the bias of the head is a buffer there
     "t5_1_1_base": -32128 * 768,  # version 5 ties the head, which the released weights do not
 }
 

@@ -176,7 +176,8 @@ def require_equal(jobs: dict[str, Job], kind: str, tmp_path: Path, expected: Res
         close, near = (5e-3, 5e-2) if job.rounded else (1e-5, 1e-5)
         for key in ("loss",) if job.rounded else ("loss", "grad_norm"):
             assert found[key][:taken] == pytest.approx(record[key], rel=close), (name, key)
-        torch.testing.assert_close(load_file(tmp_path / f"{name}.safetensors"), weights, rtol=near, atol=near, msg=name)
+        after = {key: weight.float() for key, weight in load_file(tmp_path / f"{name}.safetensors").items()}  # DeepSpeed's bf16 copies
+        torch.testing.assert_close(after, weights, rtol=near, atol=near, msg=name)
         moved = weights["embed.weight"] - build_model(job.config().model, seed=1).embed.weight
         assert moved.abs().max() > 1e-3
 

@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 from pydantic.fields import FieldInfo
 
+import lm
 from lm.cli import catalog
 from lm.config import find_field, members, variants
 from lm.hf.family import families
@@ -56,6 +57,8 @@ def test_the_readmes_commands_left_what_they_promise(folder: Path) -> None:
     for file in ("config.yaml", "metrics.jsonl", "samples.md", "report.html", "summary.json", "checkpoints", "model/tokenizer.json"):
         assert (folder / "runs" / "a" / file).exists()
     assert (folder / "runs" / "tuned" / "model" / "model.safetensors").exists()
+    model, tokenizer = lm.load(folder / "runs" / "t5", device="cpu")
+    assert any(lm.generate(model, tokenizer, "def close(self): ...", max_tokens=20, seed=seed).strip() for seed in range(4))
     assert "finished already" in shell(COMMANDS[1], folder)
 
 

@@ -39,13 +39,16 @@ def flags() -> list[str]:
     return ["--config-dir", str(own())] if own() else []
 
 
-def add_own(folder: str) -> None:
-    """For this process and those that it starts. Raises ConfigError for a folder that adds nothing, or what there is already."""
+def add_own(folder: str, by: str) -> None:
+    """For this process and those that it starts. Raises ConfigError for a folder that adds nothing, or what there is already.
+
+    by: the flag or variable that named it.
+    """
     path = Path(folder).expanduser().resolve()
     shipped = _options(root() / "conf", root() / "recipes")
     added = _options(path, path / "recipes")
     if not any(added.get(group) for group in shipped):
-        raise ConfigError(f"--config-dir={folder}: it must hold yaml files in folders such as recipes/, model/ or data/. Check the path.")
+        raise ConfigError(f"{by}={folder}: it must hold yaml files in folders such as recipes/, model/ or data/. Check the path.")
     for group in shipped:
         for option in added.get(group, {}).keys() & shipped[group].keys():
             raise ConfigError(f"{shown(added[group][option])}: lm has an option {group}={option} of its own. Rename yours.")

@@ -88,19 +88,20 @@ def _dispatch(args: list[str]) -> int:
 
 def _with_own_configs(args: list[str]) -> list[str]:
     """The arguments without `--config-dir FOLDER`, which adds options to those of conf/ and recipes/; so does LM_CONFIG_DIR."""
-    folder, rest, queue = os.environ.get("LM_CONFIG_DIR"), [], list(args)
+    by, folder = "LM_CONFIG_DIR", os.environ.get("LM_CONFIG_DIR", "")
+    rest, queue = [], list(args)
     while queue:
         arg = queue.pop(0)
         if arg in ("--config-dir", "-cd"):
-            folder = queue.pop(0) if queue else ""
+            by, folder = "--config-dir", queue.pop(0) if queue else ""
         elif arg.startswith("--config-dir="):
-            folder = arg.partition("=")[2]
+            by, _, folder = arg.partition("=")
         else:
             rest.append(arg)
-    if folder is not None:
+    if folder or by != "LM_CONFIG_DIR":
         from lm.cli.catalog import add_own
 
-        add_own(folder)
+        add_own(folder, by)
     return rest
 
 

@@ -13,10 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from lm.data.config import CACHE_DIR
+from lm.data.config import DataBase
 from lm.errors import ConfigError, ResourceError
 
 Log = Callable[[str], None]
+CACHE_DIR: str = DataBase.model_fields["cache_dir"].default
 
 _ROWS = {
     "causal", "denoising", "fim", "joined", "loader", "mlm", "objective", "order", "pack", "preference", "prefix", "rows", "seq2seq", "sft",

@@ -6,8 +6,6 @@ from pydantic import Field, model_validator
 
 from lm.config import Config
 
-CACHE_DIR = "~/.cache/lm"
-
 
 class TrainedConfig(Config):
     """Tokenizers trained on the training split, over bytes, so that every text comes back; specials <|bos|>, <|eos|>, <|pad|>."""
@@ -139,7 +137,7 @@ class DataBase(Config):
     """Part of the validation documents that may be in training too, token for token; more is an error."""
     mask_documents: bool = True
     """Tokens of one packed document do not see another."""
-    cache_dir: str = CACHE_DIR
+    cache_dir: str = "~/.cache/lm"
     """Where token shards and trained tokenizers are kept."""
     workers: int = Field(0, ge=0)
     """Loader processes. 0: in the training process."""

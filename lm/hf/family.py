@@ -163,9 +163,9 @@ def _shown(value: Any) -> str:
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Equal, numbers as far as float32 tells them apart."""
+    """Equal, numbers up to rounding."""
     if isinstance(a, float | int) and isinstance(b, float | int) and not isinstance(a, bool):
-        return math.isclose(a, b, rel_tol=1e-7)
+        return math.isclose(a, b, rel_tol=1e-9)
     return bool(a == b)
 
 

@@ -50,6 +50,10 @@ def test_a_recipe_and_a_model_of_ones_own_are_options_like_others(own: Path, lm:
 def test_the_variable_does_what_the_flag_does(own: Path, lm: Lm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(catalog.OWN, str(own))
     assert "n_layers: 3" in lm("train", "model=mine", "--cfg", "job")[1]
+    monkeypatch.setenv(catalog.OWN, "nowhere")
+    assert lm("train", "--cfg", "job")[2].startswith("LM_CONFIG_DIR=nowhere: it must hold")
+    monkeypatch.setenv(catalog.OWN, "")
+    assert lm("train", "--cfg", "job")[0] == 0
 
 
 def test_jobs_of_a_sweep_and_the_line_that_resumes_know_the_folder(own: Path, lm: Lm) -> None:

@@ -167,7 +167,7 @@ def test_two_processes_of_a_compiled_model_train_as_one_that_is_not(kind: str, t
 def require_equal(jobs: dict[str, Job], kind: str, tmp_path: Path, expected: Results) -> None:
     if kind.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed: pip install 'slotlm[deepspeed]'")
-    launch(kind, tmp_path, timeout_s=900, compiled=jobs is COMPILED)
+    launch(kind, tmp_path, timeout_s=300 if jobs is JOBS else 600, compiled=jobs is COMPILED)
     for name, job in jobs.items():
         found = json.loads((tmp_path / f"{name}.json").read_text())
         record, weights = expected[name]

@@ -16,25 +16,27 @@ TOOLS = sorted((ROOT / "tools").rglob("*.py"))
 ROOMS = {
     -1: ["lm.config", "lm.errors"],
     0: ["lm.nn"],
-    1: ["lm.data", "lm.folder", "lm.formats", "lm.checkpoint", "lm.model_folder", "lm.record"],
-    2: ["lm.generation", "lm.hf"],
-    3: ["lm.training", "lm.ablation"],
-    4: ["lm.cli"],
-    5: ["lm", "lm.__main__"],
+    1: ["lm.storage"],
+    2: ["lm.data"],
+    3: ["lm.generation", "lm.hf"],
+    4: ["lm.training", "lm.report"],
+    5: ["lm.cli"],
+    6: ["lm", "lm.__main__"],
 }
 FLOORS = {room: floor for floor, rooms in ROOMS.items() for room in rooms}
 
 DOORS = {
-    "hydra": "lm/cli/",
-    "omegaconf": "lm/cli/",
+    "hydra": "lm/cli/compose/",
+    "omegaconf": "lm/cli/compose/",
     "lightning": "lm/training/",
     "pytorch_lightning": "lm/training/",
     "deepspeed": "lm/training/strategies/",
-    "wandb": "lm/training/logging.py",
-    "tokenizers": "lm/data/tokenizer",
-    "tiktoken": "lm/data/fast.py",
-    "datasets": "lm/data/hub.py",
-    "transformers": "lm/hf/check.py",
+    "wandb": "lm/training/callbacks/loggers.py",
+    "tokenizers": "lm/data/tokenizer/",
+    "tiktoken": "lm/data/tokenizer/tiktoken_.py",
+    "datasets": "lm/data/sources/hub.py",
+    "matplotlib": "lm/report/",
+    "transformers": "lm/hf/io/check.py",
 }
 
 
@@ -73,7 +75,9 @@ def floor_faults(name: str, imported: str) -> str:
 
 def test_the_walk_finds_the_house() -> None:
     assert len(MODULES) >= 50
-    assert {"lm.config", "lm.nn.block", "lm.data.loader", "lm.checkpoint", "lm.training.run", "lm.cli.main"} <= set(map(name_of, MODULES))
+    assert {"lm.config", "lm.nn.block", "lm.data.loader", "lm.storage.checkpoint", "lm.training.run", "lm.cli.main"} <= set(
+        map(name_of, MODULES)
+    )
     assert len(TESTS) >= 15
     assert sum(1 for file in MODULES for _ in imports(file)) >= 300
 
@@ -89,11 +93,11 @@ def test_every_module_has_a_floor() -> None:
         ("lm.nn.norm", "lm.config", ""),
         ("lm.nn.norm", "lm.nn.init", ""),
         ("lm.nn.norm", "lm.data.loader", "upward"),
-        ("lm.data.loader", "lm.checkpoint", "a sibling on the same floor"),
-        ("lm.checkpoint", "lm.folder", ""),
-        ("lm.checkpoint", "lm.data.loader", "a sibling on the same floor"),
-        ("lm.ablation.report", "lm.training.run", "a sibling on the same floor"),
-        ("lm.record", "lm.cli.main", "upward"),
+        ("lm.generation.load", "lm.hf.io.reading", "a sibling on the same floor"),
+        ("lm.storage.checkpoint", "lm.storage.atomic", ""),
+        ("lm.storage.checkpoint", "lm.data.loader", "upward"),
+        ("lm.report.page", "lm.training.run", "a sibling on the same floor"),
+        ("lm.storage.run_folder", "lm.cli.main", "upward"),
         ("lm.training.run", "lm", "upward"),
         ("lm.cli.main", "lm.training.run", ""),
     ],

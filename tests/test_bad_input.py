@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm.cli import catalog
+from lm.cli.compose import catalog
 from lm.cli.main import main
 from lm.data.config import BPEConfig
-from lm.data.tokenizer import build_tokenizer
-from lm.folder import MANIFEST
+from lm.data.tokenizer.tokenizer import build_tokenizer
+from lm.storage.atomic import MANIFEST
 from tests.training.conftest import TINY, write_text
 
 Prepare = Callable[[Path], list[str]]  # puts what is needed into an empty folder; the arguments of lm

@@ -31,11 +31,11 @@ def test_every_fault_names_tests_that_exist() -> None:
 
 
 def test_a_name_that_no_test_has_is_an_error_before_any_test_runs() -> None:
-    plant = "faults.REGISTRY['S9'][1].append('tests/test_folder.py::test_that_is_not_there')"
+    plant = "faults.REGISTRY['S9'][1].append('tests/storage/test_atomic.py::test_that_is_not_there')"
     program = f"import sys; sys.path.insert(0, 'tools'); import faults; {plant}; sys.exit(faults.main())"
     done = run("--only", "S9", program=program)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].endswith("error: no test is called tests/test_folder.py::test_that_is_not_there")
+    assert done.stderr.splitlines()[-1].endswith("error: no test is called tests/storage/test_atomic.py::test_that_is_not_there")
     assert "passed" not in done.stderr
 
 

@@ -10,15 +10,15 @@ import torch
 import transformers
 from torch import Tensor
 
-from lm.cli import catalog
-from lm.cli.compose import compose
+from lm.cli.compose import catalog
+from lm.cli.compose.compose import compose
 from lm.errors import ConfigError
-from lm.hf.writing import family_for
+from lm.hf.io.writing import family_for
 from lm.nn.batch import Batch
 from lm.nn.loss import LossSums, causal_reader
 from lm.nn.transformer import LM, DecoderConfig, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
-from lm.training.optim import begin_state, build_optimizer
+from lm.training.optim.build import begin_state, build_optimizer
 
 OURS = {"tiny", "nano", "llama_tiny", "moe_tiny", "deepseek_tiny", "bert_tiny", "t5_tiny"}
 SHAPES = {

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from lm.cli import catalog
-from lm.cli.compose import compose
+from lm.cli.compose import catalog
+from lm.cli.compose.compose import compose
 from lm.cli.main import main
 from lm.data.config import BytesConfig
-from lm.data.tokenizer import build_tokenizer
-from tests.cli.test_recipes import NEEDED, OBJECTIVES
+from lm.data.tokenizer.tokenizer import build_tokenizer
+from tests.cli.compose.test_recipes import NEEDED, OBJECTIVES
 from tests.test_presets import TINY
 
 LIMIT_S = 5.0
@@ -54,7 +54,7 @@ def record(draw: random.Random) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with what options leave to the user, under the names that tests/cli/test_recipes.py gives; entered."""
+    """A folder with what options leave to the user, under the names that tests/cli/compose/test_recipes.py gives; entered."""
     folder, draw = tmp_path_factory.mktemp("shipped"), random.Random(0)
     (folder / "a.txt").write_text("\n".join(words(draw, 8) for _ in range(300)))
     rows = [record(draw) for _ in range(150)]

@@ -20,18 +20,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.config import from_tree
-from lm.data.objective import PreferenceConfig
 from lm.data.order import Ids, spread
-from lm.data.preference import PreferenceRows
-from lm.data.prepare import prepare
-from lm.data.protocol import Rows
-from lm.data.rows import build_rows
+from lm.data.rows.base import Rows
+from lm.data.rows.build import build_rows
+from lm.data.rows.config import PreferenceConfig
+from lm.data.rows.preference import PreferenceRows
+from lm.data.store.prepare import prepare
 from lm.generation.evaluate import evaluate
 from lm.generation.load import load
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
-from lm.training.preference import margins, row_likelihoods
+from lm.training.objectives.dpo import margins, row_likelihoods
 
 _ROWS, _TRAIN_ROWS = 64, 4096
 

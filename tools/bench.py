@@ -26,19 +26,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.config import Tree, from_tree
-from lm.data.causal import CausalRows
 from lm.data.loader import train_loader
-from lm.data.objective import CausalConfig
 from lm.data.order import step_rows
-from lm.data.prepare import prepare
-from lm.data.protocol import Rows
-from lm.data.rows import build_rows
+from lm.data.rows.base import Rows
+from lm.data.rows.build import build_rows
+from lm.data.rows.causal import CausalRows
+from lm.data.rows.config import CausalConfig
+from lm.data.store.prepare import prepare
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import DecoderConfig, build_model
 from lm.training.config import TrainConfig
-from lm.training.objective import causal_reader
-from lm.training.optim import begin_state, build_optimizer, set_lr
-from lm.training.schedule import factor
+from lm.training.objectives.likelihood import causal_reader
+from lm.training.optim.build import begin_state, build_optimizer, set_lr
+from lm.training.optim.schedule import factor
 
 VOCAB, D, LAYERS, HEADS, HIDDEN, ROWS, LENGTH = 8192, 384, 6, 6, 1024, 8, 256
 
@@ -189,7 +189,7 @@ def compare(contestants: Mapping[str, Callable[[], Contestant]], modes: list[str
 
 def compare_sft(rounds: int, steps: int) -> dict[str, Any]:
     """Label tokens/s of the nano model on stdlib_chat: 4 packed rows of 1,024 tokens a step, or 16 chats each in a row of its own."""
-    from lm.cli.compose import compose
+    from lm.cli.compose.compose import compose
 
     config = compose(["model=nano", "tokenizer.vocab_size=2048", "data=stdlib_chat", "objective=sft", "data.seq_len=1024"]).config()
     data = prepare(config.data, config.tokenizer, log=lambda text: None)
@@ -219,8 +219,8 @@ def compare_sft(rounds: int, steps: int) -> dict[str, Any]:
 
 def compare_loop(rounds: int, steps: int) -> dict[str, Any]:
     """Tokens/s of `train()` on the default recipe, without validation and saving, against a bare loop with the same pieces."""
-    from lm.cli.train import compose_config
-    from lm.training.metrics import read
+    from lm.cli.verbs.train import compose_config
+    from lm.training.callbacks.metrics import read
     from lm.training.run import train
 
     through, bare = [], []

@@ -21,17 +21,17 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer as RawTokenizer
 
-from lm.data.causal import CausalRows
 from lm.data.config import BPEConfig, BytesConfig, StdlibConfig, TextConfig, TokenizerConfig
-from lm.data.corpus import StdlibFiles
+from lm.data.layout.packing import BestFit, best_fit
 from lm.data.loader import train_loader
 from lm.data.order import step_rows
-from lm.data.pack import BestFit, best_fit
-from lm.data.prepare import prepare
-from lm.data.protocol import Rows
-from lm.data.rows import build_splits
-from lm.data.shards import ShardWriter, TokenStore, write_index
-from lm.data.tokenizer import build_tokenizer
+from lm.data.rows.base import Rows
+from lm.data.rows.build import build_splits
+from lm.data.rows.causal import CausalRows
+from lm.data.sources.stdlib import StdlibFiles
+from lm.data.store.prepare import prepare
+from lm.data.store.shards import ShardWriter, TokenStore, write_index
+from lm.data.tokenizer.tokenizer import build_tokenizer
 
 KINDS: dict[str, TokenizerConfig] = {"bpe": BPEConfig(), "bytes": BytesConfig()}
 CACHE, ROUNDS = Path("~/.cache/lm-bench").expanduser(), 5
@@ -107,8 +107,8 @@ def rate(rows: Rows, steps: int = 2000) -> float:
 
 def loading() -> dict[str, float]:
     """Making a step's batches in the training process, against the median of a short run's steps."""
-    from lm.cli.train import compose_config
-    from lm.training.metrics import read
+    from lm.cli.verbs.train import compose_config
+    from lm.training.callbacks.metrics import read
     from lm.training.run import train
 
     with tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ from bench import machine, ours
 
 from lm.generation.decode import generate
 from lm.generation.sampling import SamplingConfig
-from lm.hf.writing import family_for, write_hf
+from lm.hf.io.writing import family_for, write_hf
 from lm.nn.transformer import LM
 
 PROMPT = 16

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from lm.config import Tree
-from lm.training.metrics import read
+from lm.training.callbacks.metrics import read
 
 ROOT = Path(__file__).parents[1]
 WARMUP = 5  # steps that are left out

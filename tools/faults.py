@@ -19,14 +19,27 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 T = "tests/training/"
-RESUME, FAULTS, LAUNCH, RANKS, RUN = (f"{T}test_{name}.py::test_" for name in ("resume", "faults", "launch", "ranks", "run"))
-CHECKPOINT, FOLDER, MODEL = "tests/test_checkpoint.py::test_", "tests/test_folder.py::test_", "tests/test_model_folder.py::test_"
+RESUME, FAULTS, RUN = (f"{T}test_{name}.py::test_" for name in ("resume", "faults", "run"))
+LAUNCH, RANKS = f"{T}launch/test_launch.py::test_", f"{T}launch/test_ranks.py::test_"
+CHECKPOINT, FOLDER, MODEL = (
+    "tests/storage/test_checkpoint.py::test_",
+    "tests/storage/test_atomic.py::test_",
+    "tests/storage/test_model_folder.py::test_",
+)
 INPUT = "tests/test_bad_input.py::test_"
 BAD = f"{INPUT}a_mistake_ends_with_its_exit_code_and_one_sentence"
 FIT = f"{INPUT}what_does_not_fit_a_trained_model_ends_with_its_exit_code_and_one_sentence"
-OVERRIDES = "tests/cli/test_bad_overrides.py::test_bad_override_ends_with_one_sentence_and_exit_code_2"
-FILES, PREPARE, CHAT = "tests/data/test_files.py::test_", "tests/data/test_prepare.py::test_", "tests/data/test_chat.py::test_"
-LOGGING, CONSOLE, SWEEP = f"{T}test_logging.py::test_", f"{T}test_console.py::test_", "tests/cli/test_multirun.py::test_"
+OVERRIDES = "tests/cli/compose/test_bad_overrides.py::test_bad_override_ends_with_one_sentence_and_exit_code_2"
+FILES, PREPARE, CHAT = (
+    "tests/data/sources/test_files.py::test_",
+    "tests/data/store/test_prepare.py::test_",
+    "tests/data/tokenizer/test_chat.py::test_",
+)
+LOGGING, CONSOLE, SWEEP = (
+    f"{T}callbacks/test_loggers.py::test_",
+    f"{T}callbacks/test_console.py::test_",
+    "tests/cli/compose/test_multirun.py::test_",
+)
 STOPPED = f"{RESUME}a_run_that_was_stopped_four_times_is_bitwise_the_run_left_alone"
 
 # id -> what is injected, and the tests that do it
@@ -75,7 +88,7 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
     ]),
     "K15": ("SIGUSR1 from SLURM", [
         f"{LAUNCH}sigusr1_saves_and_puts_the_job_back_into_the_queue_once",
-        f"{T}test_cluster.py::test_the_sbatch_file_saves_at_sigusr1_asks_for_the_queue_once_and_goes_on",
+        f"{T}launch/test_cluster.py::test_the_sbatch_file_saves_at_sigusr1_asks_for_the_queue_once_and_goes_on",
     ]),
     "R1": ("stop at five places and resume", [STOPPED]),
     "R2": ("the same with loader workers", [f"{RESUME}loader_workers_change_nothing_in_a_resumed_run"]),
@@ -92,7 +105,7 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
     "R12": ("another format", [
         f"{RESUME}a_run_of_format_1_goes_on_to_the_same_end",
         f"{RESUME}a_finished_run_of_format_1_is_finished_still",
-        "tests/test_formats.py::test_a_model_config_of_format_1_means_the_same_model",
+        "tests/storage/test_formats.py::test_a_model_config_of_format_1_means_the_same_model",
         f"{RESUME}a_checkpoint_of_the_future_is_refused_by_number",
         f"{CHECKPOINT}a_format_from_the_future_is_refused_by_number",
     ]),
@@ -108,7 +121,7 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
     "D5": ("50 MB on one line", [f"{PREPARE}a_line_of_50_mb_stays_below_1500_mb_of_memory"]),
     "D6": ("invalid UTF-8", [f"{BAD}[invalid UTF-8]", f"{FILES}invalid_utf8_is_named_by_file_and_byte_or_skipped_and_counted"]),
     "D8": ("broken records", [f"{BAD}[broken jsonl]", f"{FILES}a_bad_line_is_named_by_file_and_line_or_skipped_and_counted"]),
-    "D9": ("cut archives", [f"{FILES}a_truncated_archive_is_named", "tests/data/test_hub.py::test_a_parquet_file_cut_in_half_is_named"]),
+    "D9": ("cut archives", [f"{FILES}a_truncated_archive_is_named", "tests/data/sources/test_hub.py::test_a_parquet_file_cut_in_half_is_named"]),
     "D10": ("odd folders", [
         f"{FILES}a_folder_means_its_readable_files_in_order_without_hidden_and_linked_ones",
         f"{FILES}an_unreadable_file_is_named",
@@ -117,7 +130,7 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
     "D12": ("a tokenizer replaced after preparing", [f"{RESUME}a_changed_tokenizer_is_named"]),
     "D13": ("another tokenizer of the same size", [f"{FIT}[replaced tokenizer]"]),
     "D14": ("a vocabulary of another size", [f"{FIT}[larger tokenizer]", f"{BAD}[vocabulary below the tokenizer's]"]),
-    "D15": ("special tokens spelt in text", ["tests/data/test_tokenizer.py::test_text_that_spells_a_special_token_is_text"]),
+    "D15": ("special tokens spelt in text", ["tests/data/tokenizer/test_tokenizer.py::test_text_that_spells_a_special_token_is_text"]),
     "D16": ("chats with nothing to learn", [f"{CHAT}a_long_chat_loses_its_end_and_one_without_anything_to_learn_is_dropped"]),
     "D17": ("validation in training", [
         f"{PREPARE}documents_in_both_splits_are_counted_and_reported",
@@ -143,13 +156,13 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
     "C6": ("every shipped config", [
         "tests/test_shipped.py::test_every_option_passes_a_check",
         "tests/test_shipped.py::test_every_recipe_passes_a_check",
-        "tests/cli/test_recipes.py::test_recipe_run_line_and_shrink_line_compose",
+        "tests/cli/compose/test_recipes.py::test_recipe_run_line_and_shrink_line_compose",
     ]),
     "C7": ("a secret in the environment", [f"{FAULTS}a_secret_of_the_environment_is_nowhere_in_the_run_folder"]),
     "C8": ("a missing extra", [f"{INPUT}a_missing_extra_is_told_with_the_command_that_installs_it"]),
     "N1": ("a loss that is not finite", [
         f"{FAULTS}a_run_that_diverges_ends_with_exit_code_4_and_can_be_resumed_to_the_same_end",
-        f"{T}test_two_processes.py::test_two_processes_train_as_one[ddp]",
+        f"{T}launch/test_two_processes.py::test_two_processes_train_as_one[ddp]",
     ]),
     "N2": ("an infinite gradient", [
         f"{FAULTS}an_infinite_gradient_takes_no_step_and_names_the_rows",
@@ -189,7 +202,7 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
         "tests/hf/test_verbs.py::test_a_pickle_is_refused_and_not_opened",
     ]),
     "S2": ("_target_ in a checkpoint's config", [f"{FAULTS}a_config_that_names_code_is_refused_and_runs_nothing"]),
-    "S3": ("python tags in yaml", [f"{T}test_worker.py::test_a_config_that_is_none_is_refused_and_runs_nothing"]),
+    "S3": ("python tags in yaml", [f"{T}launch/test_worker.py::test_a_config_that_is_none_is_refused_and_runs_nothing"]),
     "S4": ("code in a model folder", ["tests/hf/test_verbs.py::test_code_of_the_model_is_never_run"]),
     "S5": ("a hostile chat template", [
         f"{CHAT}no_template_reaches_what_python_keeps_in_attributes",

@@ -41,7 +41,7 @@ def fork(args: Sequence[str], env: Mapping[str, str]) -> int:
     """The same without the seconds of importing, from a parent that has imported everything and run nothing."""
     import lightning  # noqa: F401
 
-    import lm.ablation.curves
+    import lm.report.curves
     import lm.training.run  # noqa: F401
     from lm.cli.main import main
 

@@ -82,7 +82,7 @@ def _dispatch(args: list[str]) -> int:
         from lm.config import did_you_mean
 
         raise ConfigError(f"lm: '{rest[0]}' is not a verb. {did_you_mean(rest[0], VERBS)}")
-    verb = cast(Verb, import_module(f"lm.cli.{rest[0]}{'_' * iskeyword(rest[0])}"))
+    verb = cast(Verb, import_module(f"lm.cli.verbs.{rest[0]}{'_' * iskeyword(rest[0])}"))
     return _print(verb.help_text(rest[1:])) if wants_help else verb.run(rest[1:])
 
 
@@ -99,7 +99,7 @@ def _with_own_configs(args: list[str]) -> list[str]:
         else:
             rest.append(arg)
     if folder or by != "LM_CONFIG_DIR":
-        from lm.cli.catalog import add_own
+        from lm.cli.compose.catalog import add_own
 
         add_own(folder, by)
     return rest

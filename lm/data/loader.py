@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from lm.data.mixed import step_ids
-from lm.data.protocol import Rows
+from lm.data.layout.mixed import step_ids
+from lm.data.rows.base import Rows
 from lm.errors import ConfigError, ResourceError
 from lm.nn.batch import IGNORED, Batch
 

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from lm.data.loader import eval_batches
-from lm.data.protocol import Rows
-from lm.data.tokenizer import Tokenizer
+from lm.data.rows.base import Rows
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED
 from lm.nn.head import last_position
@@ -27,7 +27,7 @@ class Evaluation(TypedDict):
 
 
 class Sharers(Protocol):
-    """The processes that evaluate together, each a part of the rows (lm.training.ranks)."""
+    """The processes that evaluate together, each a part of the rows (lm.training.launch.ranks)."""
 
     @property
     def rank(self) -> int: ...

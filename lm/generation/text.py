@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lm.data.chat import ChatTemplate
-from lm.data.source import Turn
-from lm.data.tokenizer import Stream, Tokenizer
+from lm.data.sources.base import Turn
+from lm.data.tokenizer.chat import ChatTemplate
+from lm.data.tokenizer.tokenizer import Stream, Tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.decode import begin, generate, room
 from lm.generation.sampling import SamplingConfig

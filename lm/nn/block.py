@@ -7,11 +7,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from lm.config import Config
-from lm.nn.attention import GQA, CrossAttention, GQAConfig
 from lm.nn.context import Context
-from lm.nn.ffn import MLPConfig
-from lm.nn.mla import MLA, MLAConfig
-from lm.nn.moe import MoEConfig, build_ffn
+from lm.nn.ffn.mlp import MLPConfig
+from lm.nn.ffn.moe import MoEConfig, build_ffn
+from lm.nn.mixers.gqa import GQA, CrossAttention, GQAConfig
+from lm.nn.mixers.mla import MLA, MLAConfig
 from lm.nn.norm import AnyNormConfig, Branch, build_norm, build_residual
 
 

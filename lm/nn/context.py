@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from lm.nn.cache import Cache
-from lm.nn.mask import Mask
-from lm.nn.position import Angles, Position
+from lm.nn.mixers.cache import Cache
+from lm.nn.mixers.mask import Mask
+from lm.nn.position.base import Angles, Position
 
 
 @dataclass

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from lm.config import Config
 from lm.nn.context import Context
-from lm.nn.ffn import ACTIVATIONS, Activation
+from lm.nn.ffn.mlp import ACTIVATIONS, Activation
 from lm.nn.norm import AnyNormConfig, build_norm
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from lm.config import Config
-from lm.nn.experts import Experts
+from lm.nn.ffn.experts import Experts
 from lm.nn.linear import Out
 from lm.nn.norm import RMSNorm, ZeroCenteredRMSNorm
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.nn.ahead import shifted
 from lm.nn.batch import IGNORED
 from lm.nn.context import Context
 from lm.nn.head import Head, Reader
+from lm.nn.mtp import shifted
 
 CHUNK = 1024  # tokens whose logits exist at once, unless told otherwise
 

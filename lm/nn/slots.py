@@ -4,15 +4,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lm.nn.attention import GQAConfig
-from lm.nn.bias import AlibiConfig, T5RelativeConfig
 from lm.nn.block import ParallelConfig, SequentialConfig
-from lm.nn.ffn import MLPConfig
-from lm.nn.mla import MLAConfig
-from lm.nn.moe import MoEConfig
+from lm.nn.ffn.mlp import MLPConfig
+from lm.nn.ffn.moe import MoEConfig
+from lm.nn.mixers.gqa import GQAConfig
+from lm.nn.mixers.mla import MLAConfig
 from lm.nn.norm import LayerNormConfig, RMSNormConfig
-from lm.nn.position import LearnedConfig, NoPositionConfig, SinusoidalConfig
-from lm.nn.rope import RopeConfig
+from lm.nn.position.base import LearnedConfig, NoPositionConfig, SinusoidalConfig
+from lm.nn.position.bias import AlibiConfig, T5RelativeConfig
+from lm.nn.position.rope import RopeConfig
 
 NormConfig = Annotated[RMSNormConfig | LayerNormConfig, Field(discriminator="kind")]
 PositionConfig = Annotated[

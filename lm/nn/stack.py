@@ -10,13 +10,13 @@ from lm.config import Config
 from lm.errors import ConfigError
 from lm.nn.block import BlockParts, ParallelConfig, SequentialConfig, build_block
 from lm.nn.context import Context
+from lm.nn.ffn.moe import MoEConfig
 from lm.nn.head import HeadConfig
 from lm.nn.init import InitConfig
-from lm.nn.mla import MLAConfig
-from lm.nn.moe import MoEConfig
+from lm.nn.mixers.mla import MLAConfig
 from lm.nn.norm import build_norm
-from lm.nn.position import Dims, build_position
-from lm.nn.rope import RopeConfig
+from lm.nn.position.base import Dims, build_position
+from lm.nn.position.rope import RopeConfig
 from lm.nn.slots import AttentionConfig, BlockConfig, FFNConfig, NormConfig, PositionConfig
 
 

@@ -8,17 +8,17 @@ from torch import Tensor, nn
 
 from lm.config import Tree, did_you_mean, from_tree, variants
 from lm.errors import ConfigError
-from lm.nn.ahead import AheadBlock, AheadConfig, shifted
 from lm.nn.batch import Batch
 from lm.nn.block import ParallelConfig
-from lm.nn.cache import Cache
 from lm.nn.context import Auxiliary, Context
+from lm.nn.ffn.moe import MoE
+from lm.nn.ffn.router import SigmoidRouter
 from lm.nn.head import Head, Reader
 from lm.nn.init import init_weights
-from lm.nn.mask import Mask
-from lm.nn.mla import MLAConfig
-from lm.nn.moe import MoE
-from lm.nn.router import SigmoidRouter
+from lm.nn.mixers.cache import Cache
+from lm.nn.mixers.mask import Mask
+from lm.nn.mixers.mla import MLAConfig
+from lm.nn.mtp import AheadBlock, AheadConfig, shifted
 from lm.nn.stack import Stack, StackConfig
 
 

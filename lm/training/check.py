@@ -4,12 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lm.config import Tree, from_tree
-from lm.folder import TEMPORARY, free_bytes, remove, require_space
-from lm.model_folder import read_config
-from lm.nn.memory import Memory, memory
+from lm.nn.cost.memory import Memory, memory
 from lm.nn.transformer import build_model, model_config
+from lm.storage.atomic import TEMPORARY, free_bytes, remove, require_space
+from lm.storage.model_folder import read_config
+from lm.training.callbacks.metrics import read
 from lm.training.config import TrainConfig
-from lm.training.metrics import read
 from lm.training.setting import setting
 
 _SAMPLE_TOKENS = 8

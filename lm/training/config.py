@@ -7,11 +7,11 @@ from pydantic import Field, field_validator, model_validator
 
 from lm.config import Config
 from lm.data.config import DataConfig, TokenizerConfig
-from lm.data.objective import ObjectiveConfig
+from lm.data.rows.config import ObjectiveConfig
 from lm.nn.transformer import ModelConfig
-from lm.training.numerics import NumericsConfig
-from lm.training.optim import OptimConfig
-from lm.training.schedule import ScheduleConfig
+from lm.training.callbacks.numerics import NumericsConfig
+from lm.training.optim.build import OptimConfig
+from lm.training.optim.schedule import ScheduleConfig
 from lm.training.strategies.config import SingleConfig, StrategyConfig, refusal
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm.checkpoint import CheckpointReader, require_finite
 from lm.config import Tree
-from lm.folder import atomic_folder, write_json
-from lm.formats import FORMAT
-from lm.model_folder import CONFIG, WEIGHTS
+from lm.storage.atomic import atomic_folder, write_json
+from lm.storage.checkpoint import CheckpointReader, require_finite
+from lm.storage.formats import FORMAT
+from lm.storage.model_folder import CONFIG, WEIGHTS
 
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}  # of the safetensors format
 

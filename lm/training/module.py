@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 from lm.generation.load import load
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
+from lm.training.callbacks.numerics import StepJudge
 from lm.training.config import TrainConfig
-from lm.training.numerics import StepJudge
-from lm.training.objective import build_objective
-from lm.training.optim import set_lr
-from lm.training.schedule import factor
+from lm.training.objectives.likelihood import build_objective
+from lm.training.optim.build import set_lr
+from lm.training.optim.schedule import factor
 from lm.training.strategies.single import Single
 from lm.training.weights import Fill, empty
 

@@ -15,34 +15,34 @@ import torch
 from torch.optim import Optimizer
 
 import lm
-from lm.checkpoint import CheckpointReader, step_folder
 from lm.config import Tree
+from lm.data.layout.mixed import consumed
 from lm.data.loader import split, train_loader, worker_faults
-from lm.data.mixed import consumed
-from lm.data.prepare import Prepared, prepare
-from lm.data.rows import build_splits
-from lm.data.tokenizer import load_tokenizer
+from lm.data.rows.build import build_splits
+from lm.data.store.prepare import Prepared, prepare
+from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError, Interrupted, ResourceError
-from lm.folder import RunLock, replace_file
-from lm.model_folder import resolve_model
-from lm.nn.count import count
+from lm.nn.cost.count import count
 from lm.nn.transformer import LM, AnyModelConfig, EncoderDecoderConfig, build_model
+from lm.storage.atomic import RunLock, replace_file
+from lm.storage.checkpoint import CheckpointReader, step_folder
+from lm.storage.model_folder import resolve_model
+from lm.training.callbacks.console import Console
+from lm.training.callbacks.loggers import build_loggers
+from lm.training.callbacks.metrics import MetricsFile
+from lm.training.callbacks.samples import truncate_samples
+from lm.training.callbacks.saving import Saver
+from lm.training.callbacks.session import Session
+from lm.training.callbacks.signals import Signals
+from lm.training.callbacks.validation import Validation
 from lm.training.config import TrainConfig
-from lm.training.console import Console
 from lm.training.export import export_model
-from lm.training.logging import build_loggers
-from lm.training.metrics import MetricsFile
-from lm.training.optim import build_optimizer, vectors_of
+from lm.training.launch.ranks import Ranks
+from lm.training.optim.build import build_optimizer, vectors_of
 from lm.training.progress import Progress
-from lm.training.ranks import Ranks
 from lm.training.resume import SUMMARY, finished, freeze, open_run, parent_hash, require_same_data
-from lm.training.samples import truncate_samples
-from lm.training.saving import Saver
-from lm.training.session import Session
-from lm.training.signals import Signals
 from lm.training.strategies.build import build_strategy
 from lm.training.trainer import build_trainer
-from lm.training.validation import Validation
 from lm.training.weights import copied, drawn, empty
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from typing import Protocol
 
 from lm.data.config import DataBase
 from lm.data.loader import split
-from lm.data.objective import LikelihoodConfig, ObjectiveConfig
+from lm.data.rows.config import LikelihoodConfig, ObjectiveConfig
+from lm.nn.cost.memory import Setting
 from lm.nn.loss import CHUNK
-from lm.nn.memory import Setting
 from lm.training.config import LaunchConfig, TrainerConfig
-from lm.training.optim import OptimConfig, state_bytes
+from lm.training.optim.build import OptimConfig, state_bytes
 from lm.training.strategies.config import STAGES, StrategyConfig
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lm.checkpoint import CheckpointReader, Piece
 from lm.errors import CheckpointError
+from lm.storage.checkpoint import CheckpointReader, Piece
 
 
 @torch.no_grad()

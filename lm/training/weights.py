@@ -5,9 +5,9 @@ from collections.abc import Callable, Container, Iterator
 import torch
 from torch import nn
 
-from lm.model_folder import copy_weights, read_model, require_same_shapes, resolve_model
 from lm.nn.init import init_weights
 from lm.nn.transformer import LM
+from lm.storage.model_folder import copy_weights, read_model, require_same_shapes, resolve_model
 
 Fill = Callable[[LM, Container[str]], None]  # write the parameters of these names, which are on a device and whole
 

@@ -12,9 +12,9 @@ import yaml
 
 from lm.config import from_tree
 from lm.errors import ConfigError, Interrupted, LmError
-from lm.training import outcome
 from lm.training.config import TrainConfig
-from lm.training.ranks import PeerLost, Ranks, is_lost_peer
+from lm.training.launch import outcome
+from lm.training.launch.ranks import PeerLost, Ranks, is_lost_peer
 from lm.training.run import train
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lm.cli import catalog
-from lm.cli.compose import compose
-from lm.model_folder import save_model
+from lm.cli.compose import catalog
+from lm.cli.compose.compose import compose
+from lm.storage.model_folder import save_model
 
 
 @pytest.fixture

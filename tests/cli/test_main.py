@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from lm.cli import main as main_module
-from lm.cli.compose import compose
+from lm.cli.compose.compose import compose
 from lm.cli.main import VERBS, main
 from tests.conftest import Lm
 

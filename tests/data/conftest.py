@@ -8,9 +8,9 @@ import pytest
 
 from lm.config import from_tree
 from lm.data.config import BytesConfig, TextConfig
-from lm.data.prepare import Prepared, prepare
-from lm.data.shards import ShardWriter, TokenStore, write_index
-from lm.data.tokenizer import Tokenizer, build_tokenizer
+from lm.data.store.prepare import Prepared, prepare
+from lm.data.store.shards import ShardWriter, TokenStore, write_index
+from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer
 from lm.nn.transformer import AnyModelConfig, EncoderDecoderConfig
 from tests.nn.models import BASE, config, with_kinds
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from lm.data.causal import CausalRows
 from lm.data.loader import eval_batches, split, train_loader, worker_faults
 from lm.data.order import step_rows
-from lm.data.shards import TokenStore
-from lm.data.tokenizer import Tokenizer
+from lm.data.rows.causal import CausalRows
+from lm.data.store.shards import TokenStore
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError, ResourceError
 from lm.nn.batch import IGNORED, Batch
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from lm.data.config import BytesConfig
-from lm.data.tokenizer import Tokenizer, build_tokenizer
-from lm.model_folder import save_model
+from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer
 from lm.nn.transformer import DecoderLM
+from lm.storage.model_folder import save_model
 from tests.nn.models import config, redrawn
 
 

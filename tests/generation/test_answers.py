@@ -11,17 +11,17 @@ import torch
 import lm as library
 from lm.config import from_tree
 from lm.data.config import PairRecord, TextConfig
-from lm.data.objective import Seq2SeqConfig
-from lm.data.prepare import Prepared
-from lm.data.rows import build_rows
-from lm.data.tokenizer import Tokenizer
+from lm.data.rows.build import build_rows
+from lm.data.rows.config import Seq2SeqConfig
+from lm.data.store.prepare import Prepared
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.decode import begin, generate
 from lm.generation.sampling import SamplingConfig
 from lm.generation.text import complete, prompt_ids
-from lm.model_folder import save_model
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model, model_config
+from lm.storage.model_folder import save_model
 from tests.conftest import Lm
 from tests.nn.models import BASE, redraw, with_kinds
 
@@ -141,7 +141,7 @@ def test_a_prompt_is_read_as_the_sources_of_training_were(prepare_pairs: Callabl
 @pytest.fixture
 def prepare_pairs(tmp_path: Path) -> Callable[[], Prepared]:
     from lm.data.config import BytesConfig
-    from lm.data.prepare import prepare
+    from lm.data.store.prepare import prepare
 
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(f'{{"source": "question {n}", "target": "answer {n}"}}\n' for n in range(60)))

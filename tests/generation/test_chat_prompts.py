@@ -6,13 +6,13 @@ import pytest
 
 import lm as library
 from lm.data.config import BytesConfig
-from lm.data.source import Turn
-from lm.data.tokenizer import Tokenizer, build_tokenizer
+from lm.data.sources.base import Turn
+from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer
 from lm.errors import ConfigError
 from lm.generation.sampling import SamplingConfig
 from lm.generation.text import chat_template, complete, prompt_ids
-from lm.model_folder import save_model
 from lm.nn.transformer import DecoderLM
+from lm.storage.model_folder import save_model
 from tests.conftest import Lm
 from tests.nn.models import config, redrawn
 
@@ -21,7 +21,7 @@ QUESTION, END = "Is <|im_end|> one token?", "<|im_end|>"
 
 def chat_tokenizer(name: str) -> Tokenizer:
     found = build_tokenizer(BytesConfig(), (), ("<|im_start|>", END))
-    found.chat_template = Path(f"lm/data/chat_templates/{name}.jinja").read_text()
+    found.chat_template = Path(f"lm/data/tokenizer/chat_templates/{name}.jinja").read_text()
     return found
 
 

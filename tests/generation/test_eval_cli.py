@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 import lm as library
-from lm.data.causal import CausalRows
 from lm.data.config import TextConfig
-from lm.data.prepare import prepare
+from lm.data.rows.causal import CausalRows
+from lm.data.store.prepare import prepare
 from lm.generation.evaluate import Evaluation, evaluate
 from tests.conftest import Lm
 

@@ -9,10 +9,10 @@ import torch
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models, pre_tokenizers
 
-from lm.data.causal import CausalRows
 from lm.data.config import BPEConfig, TextConfig
-from lm.data.prepare import Prepared, prepare
-from lm.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
+from lm.data.rows.causal import CausalRows
+from lm.data.store.prepare import Prepared, prepare
+from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
 from lm.errors import ConfigError
 from lm.generation.evaluate import evaluate
 from lm.nn.batch import IGNORED

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 import lm
-from lm.checkpoint import Piece, save_checkpoint
 from lm.config import Tree
 from lm.data.config import BytesConfig
-from lm.data.tokenizer import Tokenizer, build_tokenizer
+from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer
 from lm.errors import CheckpointError, ConfigError
-from lm.folder import MANIFEST
-from lm.model_folder import save_model
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM
+from lm.storage.atomic import MANIFEST
+from lm.storage.checkpoint import Piece, save_checkpoint
+from lm.storage.model_folder import save_model
 from tests.nn.models import config, redrawn
 
 TOKENS = torch.arange(20).view(2, 10)

@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers
 import lm
 from lm.config import from_tree
 from lm.data.config import BytesConfig
-from lm.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
+from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation import decode
 from lm.generation.sampling import SamplingConfig

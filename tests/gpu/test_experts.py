@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from lm.config import from_tree
-from lm.nn.experts import Experts
-from lm.nn.ffn import MLPConfig
+from lm.nn.ffn.experts import Experts
+from lm.nn.ffn.mlp import MLPConfig
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from lm.config import from_tree
-from lm.nn.attend import Attend, Scoring, choose, reference, sdpa
-from lm.nn.attention import GQA
 from lm.nn.batch import Batch
-from lm.nn.flex import Flex, compiled_flex
-from lm.nn.mask import Mask, arange_positions
+from lm.nn.mixers.attend import Attend, Scoring, choose, reference, sdpa
+from lm.nn.mixers.flex import Flex, compiled_flex
+from lm.nn.mixers.gqa import GQA
+from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.transformer import DecoderConfig, build_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from lm.cli.train import compose_config
+from lm.cli.verbs.train import compose_config
 from lm.nn.batch import Batch
-from lm.training.metrics import read
+from lm.training.callbacks.metrics import read
 from lm.training.module import TrainModule
 from lm.training.run import train
 from tests.training.conftest import TINY, write_text

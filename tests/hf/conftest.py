@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lm.data.config import BytesConfig
-from lm.data.tokenizer import build_tokenizer
+from lm.data.tokenizer.tokenizer import build_tokenizer
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from torch import Tensor
 from lm.config import Tree
 from lm.generation.decode import generate
 from lm.generation.sampling import SamplingConfig
-from lm.hf.family import Family, resolved
-from lm.hf.keys import without_effect
-from lm.hf.reading import Imported, read_hf
-from lm.hf.writing import family_for, write_hf
-from lm.model_folder import copy_weights
+from lm.hf.io.family import Family, resolved
+from lm.hf.io.reading import Imported, read_hf
+from lm.hf.io.writing import family_for, write_hf
+from lm.hf.options.keys import without_effect
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model
+from lm.storage.model_folder import copy_weights
 
 VOCAB, LENGTH = 61, 50
 CLOSE = {"atol": 1e-4, "rtol": 1e-5}

@@ -13,19 +13,19 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 transformers = pytest.importorskip("transformers")
 
 from lm.config import Tree, from_tree  # noqa: E402
-from lm.data.bytelevel import ALPHABET  # noqa: E402
-from lm.data.chat import ChatTemplate, template_source  # noqa: E402
 from lm.data.config import BPEConfig, BytesConfig, ChatRecord, UnigramConfig  # noqa: E402
-from lm.data.source import Turn  # noqa: E402
-from lm.data.tokenizer import Specials, Tokenizer, build_tokenizer, load_tokenizer  # noqa: E402
+from lm.data.sources.base import Turn  # noqa: E402
+from lm.data.tokenizer.bytelevel import ALPHABET  # noqa: E402
+from lm.data.tokenizer.chat import ChatTemplate, template_source  # noqa: E402
+from lm.data.tokenizer.tokenizer import Specials, Tokenizer, build_tokenizer, load_tokenizer  # noqa: E402
 from lm.generation.load import load  # noqa: E402
 from lm.generation.sampling import SamplingConfig  # noqa: E402
 from lm.generation.text import complete, prompt_ids  # noqa: E402
-from lm.hf.bert import FAMILY as BERT  # noqa: E402
-from lm.hf.t5 import FAMILY as T5  # noqa: E402
-from lm.hf.writing import family_for, write_hf  # noqa: E402
-from lm.model_folder import save_model  # noqa: E402
+from lm.hf.families.bert import FAMILY as BERT  # noqa: E402
+from lm.hf.families.t5 import FAMILY as T5  # noqa: E402
+from lm.hf.io.writing import family_for, write_hf  # noqa: E402
 from lm.nn.transformer import LM, AnyModelConfig  # noqa: E402
+from lm.storage.model_folder import save_model  # noqa: E402
 from tests.nn.models import config, redrawn_any  # noqa: E402
 
 TEXTS = [

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from lm.hf.family import families
-from lm.hf.keys import unheard
+from lm.hf.io.family import families
+from lm.hf.options.keys import unheard
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "starcoder2": {

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("transformers")
 
 from lm.errors import CheckpointError, ConfigError
-from lm.hf.reading import read_hf
-from lm.nn.rope import RopeConfig
-from lm.nn.rope_scaling import LinearScaling
+from lm.hf.io.reading import read_hf
+from lm.nn.position.rope import RopeConfig
+from lm.nn.position.scaling import LinearScaling
 from tests.hf.harness import change
 
 

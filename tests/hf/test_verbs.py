@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from lm.data.config import BytesConfig
-from lm.data.tokenizer import build_tokenizer
+from lm.data.tokenizer.tokenizer import build_tokenizer
 from lm.errors import CheckpointError
 from lm.generation.load import generate, load
-from lm.hf.family import families
-from lm.hf.reading import read_hf
-from lm.hf.writing import family_for, write_hf
-from lm.model_folder import save_model
+from lm.hf.io.family import families
+from lm.hf.io.reading import read_hf
+from lm.hf.io.writing import family_for, write_hf
 from lm.nn.batch import Batch
+from lm.storage.model_folder import save_model
 from tests.nn.models import config, redrawn
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -175,7 +175,7 @@ def test_what_is_over_the_size_of_a_shard_is_written_in_several(tmp_path: Path, 
     transformers = pytest.importorskip("transformers")
     model = redrawn(config(vocab_size=320))
     weights = dict(model.named_parameters())
-    monkeypatch.setattr("lm.hf.writing.SHARD_BYTES", 20_000)
+    monkeypatch.setattr("lm.hf.io.writing.SHARD_BYTES", 20_000)
     family = family_for(model.cfg)
     write_hf(tmp_path / "hf", family, model.cfg, weights, None)
     assert len(list((tmp_path / "hf").glob("model-*-of-*.safetensors"))) > 1

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from lm.cli.compose import compose
+from lm.cli.compose.compose import compose
 from lm.nn.batch import Batch
+from lm.nn.cost.memory import Setting, memory
 from lm.nn.loss import causal_reader
-from lm.nn.memory import Setting, memory
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
-from lm.training.optim import state_bytes
-from tests.training.optimizers import begun
+from lm.training.optim.build import state_bytes
+from tests.training.optim.optimizers import begun
 
 SMALL = "model.vocab_size=96 model.d_model=128 model.n_layers=4 model.max_seq_len=64 model.dropout=0 data.seq_len=64"
 SETTING = Setting(micro_batch=2, seq_len=64, chunk=16)

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from lm.config import from_tree
-from lm.nn import experts as experts_module
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
-from lm.nn.experts import Experts
-from lm.nn.ffn import MLPConfig
+from lm.nn.ffn import experts as experts_module
+from lm.nn.ffn.experts import Experts
+from lm.nn.ffn.mlp import MLPConfig
+from lm.nn.ffn.moe import MoE, MoEConfig
+from lm.nn.ffn.router import SigmoidRouter, SoftmaxRouter
 from lm.nn.loss import LossSums, causal_reader
-from lm.nn.mask import Mask, arange_positions
-from lm.nn.moe import MoE, MoEConfig
-from lm.nn.position import Position
-from lm.nn.router import SigmoidRouter, SoftmaxRouter
+from lm.nn.mixers.mask import Mask, arange_positions
+from lm.nn.position.base import Position
 from lm.nn.transformer import LM, build_model
 from tests.nn.models import EXPERT, GPT_OSS, MIXTURES, config, redraw, redrawn, tokens
 

@@ -7,10 +7,10 @@ import torch
 
 from lm.config import from_tree
 from lm.nn.batch import Batch
-from lm.nn.bias import alibi_slopes, t5_buckets
-from lm.nn.position import Dims, Rope, build_position
-from lm.nn.rope import RopeConfig, deinterleave, rope_angles, rotate_half
-from lm.nn.rope_scaling import Scaling, frequencies
+from lm.nn.position.base import Dims, Rope, build_position
+from lm.nn.position.bias import alibi_slopes, t5_buckets
+from lm.nn.position.rope import RopeConfig, deinterleave, rope_angles, rotate_half
+from lm.nn.position.scaling import Scaling, frequencies
 from tests.nn.models import SCALINGS, config, redrawn, tokens
 
 CPU = torch.device("cpu")

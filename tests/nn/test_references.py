@@ -5,14 +5,14 @@ import torch
 
 from lm.config import from_tree
 from lm.errors import ConfigError
-from lm.nn.attend import Scoring, choose, reference, sdpa
 from lm.nn.batch import Batch
-from lm.nn.count import count
-from lm.nn.mask import Mask, arange_positions
+from lm.nn.cost.count import count
+from lm.nn.mixers.attend import Scoring, choose, reference, sdpa
+from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.norm import RMSNorm, rms_norm
-from lm.nn.position import Sinusoidal
-from lm.nn.rope import rope_angles, rotate, rotate_half
-from lm.nn.rope_scaling import frequencies
+from lm.nn.position.base import Sinusoidal
+from lm.nn.position.rope import rope_angles, rotate, rotate_half
+from lm.nn.position.scaling import frequencies
 from lm.nn.transformer import DecoderConfig
 from tests.nn.models import config, redrawn, tokens, with_kinds
 

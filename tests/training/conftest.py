@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from lm.cli.train import compose_config
+from lm.cli.verbs.train import compose_config
 from lm.errors import ResourceError
-from lm.folder import MANIFEST
+from lm.storage.atomic import MANIFEST
+from lm.training.callbacks.metrics import read
 from lm.training.config import TrainConfig
-from lm.training.launch import launch
-from lm.training.metrics import read
+from lm.training.launch.launcher import launch
 
 ROOT = Path(__file__).parents[2]
 Configure = Callable[..., TrainConfig]
@@ -61,7 +61,7 @@ def results(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
 
 SERVER = """
 import json, os, signal, sys
-import lightning, lm.ablation.curves, lm.training.run, torch.utils.tensorboard
+import lightning, lm.report.curves, lm.training.run, torch.utils.tensorboard
 from lm.cli.main import main
 for line in sys.stdin:
     request = json.loads(line)

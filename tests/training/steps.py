@@ -13,7 +13,7 @@ from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import build_model
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
-from lm.training.optim import build_optimizer, vectors_of
+from lm.training.optim.build import build_optimizer, vectors_of
 from lm.training.strategies.single import Single
 from lm.training.weights import drawn
 

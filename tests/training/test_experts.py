@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.checkpoint import CheckpointReader
 from lm.config import Tree
-from lm.model_folder import read_model
 from lm.nn.batch import Batch
 from lm.nn.transformer import build_model, model_config
+from lm.storage.checkpoint import CheckpointReader
+from lm.storage.model_folder import read_model
+from lm.training.callbacks.metrics import read
 from lm.training.config import TrainConfig
-from lm.training.metrics import read
 from lm.training.module import TrainModule
-from lm.training.optim import AdamWConfig, MuonConfig, build_optimizer
+from lm.training.optim.build import AdamWConfig, MuonConfig, build_optimizer
 from lm.training.run import train
 from tests.training.conftest import Configure, results
 from tests.training.steps import LENGTH, ROWS, SGD, UNCLIPPED, batches, config, train_steps

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from lm.checkpoint import META, CheckpointReader, checkpoints
 from lm.cli.main import main
 from lm.data.order import step_rows
 from lm.errors import LmError, NumericsError, ResourceError
-from lm.folder import verify
-from lm.training.metrics import read
+from lm.storage.atomic import verify
+from lm.storage.checkpoint import META, CheckpointReader, checkpoints
+from lm.training.callbacks.metrics import read
+from lm.training.callbacks.session import Session
 from lm.training.module import TrainModule
 from lm.training.run import train
-from lm.training.session import Session
 from tests.training.conftest import ROOT, Configure, edit, results
 
 Watch = Callable[[Callable[[TrainModule], None]], list[TrainModule]]

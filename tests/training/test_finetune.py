@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lm.cli.train import compose_config
+from lm.cli.verbs.train import compose_config
 from lm.errors import CheckpointError, ConfigError
-from lm.folder import read_json
-from lm.training.metrics import read
+from lm.storage.atomic import read_json
+from lm.training.callbacks.metrics import read
 from lm.training.run import train
 from tests.training.conftest import Configure, write_text
 
@@ -51,7 +51,7 @@ def test_the_parent_is_validated_first_and_once(parent: Path, monkeypatch: pytes
     """Also where the run was killed before its first save."""
     cfg = compose_config(child(parent, "optim.lr=1e-12"))
     with monkeypatch.context() as patch, pytest.raises(ValueError, match="stop"):
-        patch.setattr("lm.training.session.Session.after_step", Mock(side_effect=ValueError("stop")))
+        patch.setattr("lm.training.callbacks.session.Session.after_step", Mock(side_effect=ValueError("stop")))
         train(cfg)
     train(cfg)
     lines = [line for line in read(parent.parent / "child" / "metrics.jsonl") if "val_loss" in line]

@@ -8,9 +8,9 @@ import torch
 
 from lm.config import Tree
 from lm.generation.load import generate, load
-from lm.model_folder import read_model
+from lm.storage.model_folder import read_model
+from lm.training.callbacks.metrics import read
 from lm.training.config import TrainConfig
-from lm.training.metrics import read
 from lm.training.run import train
 from tests.training.conftest import Configure, results
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lm.ablation.report import write_report
-from lm.cli.train import compose_config
-from lm.training.metrics import read
+from lm.cli.verbs.train import compose_config
+from lm.report.page import write_report
+from lm.training.callbacks.metrics import read
 from lm.training.run import train
 from tests.training.conftest import Process, results, write_text
 

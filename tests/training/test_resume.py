@@ -13,17 +13,17 @@ import torch
 import yaml
 
 import lm
-from lm.checkpoint import META, CheckpointReader, Piece, checkpoints, save_checkpoint
 from lm.data.config import BytesConfig
-from lm.data.tokenizer import build_tokenizer
+from lm.data.tokenizer.tokenizer import build_tokenizer
 from lm.errors import CheckpointError, ConfigError, Interrupted
-from lm.folder import MANIFEST, verify
-from lm.formats import FORMAT
+from lm.storage.atomic import MANIFEST, verify
+from lm.storage.checkpoint import META, CheckpointReader, Piece, checkpoints, save_checkpoint
+from lm.storage.formats import FORMAT
+from lm.training.callbacks.metrics import read
 from lm.training.config import TrainConfig
-from lm.training.metrics import read
 from lm.training.module import TrainModule
 from lm.training.run import train
-from tests.old_formats import as_format_1
+from tests.storage.old_formats import as_format_1
 from tests.training.conftest import Configure, edit, results, write_text
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +128,9 @@ def test_a_finished_run_says_so_and_touches_nothing(configure: Configure, tmp_pa
 @pytest.mark.slow
 def test_a_finished_run_is_told_without_importing_lightning(configure: Configure, tiny: list[str]) -> None:
     train(configure())
-    program = "import sys; from lm.cli.train import compose_config; from lm.training.run import train; train(compose_config(sys.argv[1:]));"
+    program = (
+        "import sys; from lm.cli.verbs.train import compose_config; from lm.training.run import train; train(compose_config(sys.argv[1:]));"
+    )
     done = subprocess.run(
         [sys.executable, "-c", f"{program} assert 'lightning' not in sys.modules", *tiny],
         cwd=ROOT,

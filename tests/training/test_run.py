@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from lm.checkpoint import checkpoints
 from lm.cli.main import main
 from lm.errors import Interrupted
-from lm.folder import RunLock, verify
-from lm.training.metrics import read
+from lm.storage.atomic import RunLock, verify
+from lm.storage.checkpoint import checkpoints
+from lm.training.callbacks.metrics import read
+from lm.training.callbacks.session import Session
 from lm.training.module import TrainModule
 from lm.training.run import train
-from lm.training.session import Session
 from tests.training.conftest import Configure, Process
 
 Start = Callable[..., Process]

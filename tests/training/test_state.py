@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lm.checkpoint import CheckpointReader, Piece, save_checkpoint, step_folder
 from lm.errors import CheckpointError
-from lm.training.optim import AdamWConfig, MuonConfig, OptimConfig, SGDConfig, begin_state, build_optimizer
-from lm.training.ranks import Ranks
-from lm.training.saving import Saver
+from lm.storage.checkpoint import CheckpointReader, Piece, save_checkpoint, step_folder
+from lm.training.callbacks.saving import Saver
+from lm.training.launch.ranks import Ranks
+from lm.training.optim.build import AdamWConfig, MuonConfig, OptimConfig, SGDConfig, begin_state, build_optimizer
 from lm.training.state import EMA, load_pieces
 from lm.training.strategies.single import Single
 

@@ -9,26 +9,26 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lm.checkpoint import CheckpointReader
 from lm.config import from_tree
-from lm.data.causal import CausalRows
-from lm.data.objective import CausalConfig
 from lm.data.order import spread
-from lm.data.prepare import prepare
+from lm.data.rows.causal import CausalRows
+from lm.data.rows.config import CausalConfig
+from lm.data.store.prepare import prepare
 from lm.generation.evaluate import evaluate
 from lm.generation.load import load
 from lm.nn.context import Context
 from lm.nn.head import Head, HeadConfig
 from lm.nn.loss import token_losses
-from lm.nn.mask import Mask, arange_positions
+from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.norm import RMSNormConfig
-from lm.nn.position import Position
+from lm.nn.position.base import Position
 from lm.nn.transformer import DecoderConfig, DecoderLM, build_model
-from lm.training.metrics import read
+from lm.storage.checkpoint import CheckpointReader
+from lm.training.callbacks.metrics import read
 from lm.training.module import step_seed
-from lm.training.objective import causal_reader
+from lm.training.objectives.likelihood import causal_reader
+from lm.training.optim.schedule import factor
 from lm.training.run import train
-from lm.training.schedule import factor
 from tests.training.conftest import Configure
 
 PLAIN = ("model.dropout=0", "trainer.max_steps=3", "trainer.val_every=3", "checkpoint.every=3", "schedule.warmup_steps=1")

@@ -9,8 +9,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from lm.checkpoint import Piece
 from lm.nn.transformer import LM
+from lm.storage.checkpoint import Piece
 from lm.training.strategies.single import Single
 from lm.training.weights import Fill, materialized
 

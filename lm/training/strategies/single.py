@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm.checkpoint import Piece
 from lm.nn.transformer import LM
-from lm.training.optim import begin_state, named_state
+from lm.storage.checkpoint import Piece
+from lm.training.optim.build import begin_state, named_state
 from lm.training.weights import Fill
 
 Judge = Callable[[Tensor], Tensor]  # the norm of a step's whole gradient -> the optimizer's `found_inf`

@@ -13,8 +13,8 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm.checkpoint import Piece
-from lm.training.optim import begin_state, neutral
+from lm.storage.checkpoint import Piece
+from lm.training.optim.build import begin_state, neutral
 from lm.training.strategies.single import Judge, Single
 
 

@@ -8,9 +8,9 @@ import deepspeed
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm.checkpoint import Piece
 from lm.nn.transformer import LM
-from lm.training.optim import initial_state, neutral
+from lm.storage.checkpoint import Piece
+from lm.training.optim.build import initial_state, neutral
 from lm.training.strategies.zero import Zero
 from lm.training.weights import Fill, materialized
 

@@ -1,0 +1,130 @@
+"""Where conf/ and recipes/ lie, beside the package in a checkout and inside it in a wheel, and which groups and options they hold.
+
+A folder of the user's own, with groups like those of conf/ and perhaps recipes/, adds options.
+"""
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lm.config import Tree
+from lm.errors import ConfigError
+from lm.storage.run_folder import flatten
+
+OWN = "LM_CONFIG_DIR"
+GLOBAL = ("recipes", "debug")
+"""Groups whose files speak of the whole tree (`# @package _global_`), not of their own section."""
+
+
+@cache
+def root() -> Path:
+    """The folder that holds conf/ and recipes/."""
+    package = Path(__file__).resolve().parents[2]
+    return package if (package / "conf").is_dir() else package.parent
+
+
+def own() -> Path | None:
+    """The folder that the user has added."""
+    named = os.environ.get(OWN)
+    return Path(named) if named else None
+
+
+def flags() -> list[str]:
+    """What names that folder on a command line."""
+    return ["--config-dir", str(own())] if own() else []
+
+
+def add_own(folder: str, by: str) -> None:
+    """For this process and those that it starts. Raises ConfigError for a folder that adds nothing, or what there is already.
+
+    by: the flag or variable that named it.
+    """
+    path = Path(folder).expanduser().resolve()
+    shipped = _options(root() / "conf", root() / "recipes")
+    added = _options(path, path / "recipes")
+    if not any(added.get(group) for group in shipped):
+        raise ConfigError(f"{by}={folder}: it must hold yaml files in folders such as recipes/, model/ or data/. Check the path.")
+    for group in shipped:
+        for option in added.get(group, {}).keys() & shipped[group].keys():
+            raise ConfigError(f"{shown(added[group][option])}: lm has an option {group}={option} of its own. Rename yours.")
+    os.environ[OWN] = str(path)
+
+
+def groups() -> dict[str, list[str]]:
+    """Group -> options, such as 'model/ffn' -> ['geglu', ...] and 'recipes' -> ['pretrain/tiny', ...]."""
+    return {group: list(files) for group, files in _files(root(), own()).items()}
+
+
+def file_of(group: str, option: str) -> Path:
+    """The yaml file of an option."""
+    return _files(root(), own())[group][option]
+
+
+@cache
+def _files(root: Path, own: Path | None) -> dict[str, dict[str, Path]]:
+    found = _options(root / "conf", root / "recipes")
+    if own is not None:
+        for group, files in _options(own, own / "recipes").items():
+            if group in found:
+                found[group] |= files
+    return found
+
+
+def _options(conf: Path, recipes: Path) -> dict[str, dict[str, Path]]:
+    """Group -> option -> file."""
+    found: dict[str, dict[str, Path]] = {}
+    for file in sorted(conf.rglob("*.yaml")):
+        if file.parent != conf and not file.is_relative_to(recipes):
+            found.setdefault(file.parent.relative_to(conf).as_posix(), {})[file.stem] = file
+    return found | {"recipes": {file.relative_to(recipes).with_suffix("").as_posix(): file for file in sorted(recipes.rglob("*.yaml"))}}
+
+
+def shown(file: Path) -> str:
+    """A file below the current folder by its relative path."""
+    return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
+
+
+def values(group: str, option: str) -> dict[str, Any]:
+    """What an option's file says, by dotted path in the whole tree."""
+    tree = {key: value for key, value in read(file_of(group, option)).items() if key != "defaults"}
+    return flatten(tree, "" if group in GLOBAL else f"{group.replace('/', '.')}.")
+
+
+def lineage(preset: str) -> list[str]:
+    """A model preset and those that it inherits from, the most general first."""
+    bases = [entry for entry in _defaults(preset) if isinstance(entry, str) and entry != "_self_"]
+    return [*(name for base in bases for name in lineage(base)), preset]
+
+
+def preset_slots(preset: str) -> dict[str, str]:
+    """The slot options that a model preset chooses or inherits: group -> option."""
+    entries = [entry for name in lineage(preset) for entry in _defaults(name) if isinstance(entry, dict)]
+    return {f"model/{slot.removeprefix('override ')}": option for entry in entries for slot, option in entry.items()}
+
+
+def _defaults(preset: str) -> list[Any]:
+    return list(read(file_of("model", preset)).get("defaults", []))
+
+
+def headline(group: str, option: str) -> str:
+    """The first comment of an option's file, without the package line."""
+    lines = file_of(group, option).read_text(encoding="utf-8").splitlines()
+    comments = [line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line]
+    return comments[0] if comments else ""
+
+
+@cache
+def read(file: Path) -> Tree:
+    """A yaml file as a plain tree, in the dialect of Hydra (1e-3 is a number). Shared: not to be changed."""
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(file))
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{shown(file)}: this is not readable yaml ({' '.join(str(error).split())}). Mend the file.") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{shown(file)}: there must be key: value pairs. Mend the file.")
+    return {str(key): value for key, value in tree.items()}

@@ -1,0 +1,293 @@
+"""Files and overrides become one TrainConfig, with the source of every value.
+
+Hydra resolves which option each group has. The values are then laid over each other here, weakest first: train.yaml, the options' files,
+the model preset, the recipe, debug, the command line. A preset or recipe refines the options that it chose itself; where another option
+is chosen from outside, what it says about that section stays only if the new option leaves the key open and its kind has it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+from pydantic.fields import FieldInfo
+
+from lm.cli.compose import catalog
+from lm.cli.compose.finetune import parent_values
+from lm.cli.compose.naming import run_name
+from lm.cli.compose.overrides import Given, parse
+from lm.config import C, Config, Tree, did_you_mean, find_field, from_tree, members, variant, variants
+from lm.errors import ConfigError
+from lm.storage.run_folder import flatten, nest
+from lm.training.config import TrainConfig
+
+_Choices = dict[str, str | None]
+
+
+@dataclass
+class Layer:
+    """Values by dotted path from one place."""
+
+    label: str  # "preset", "recipe", ..., "command line"
+    source: str  # a file, or the option that made it so
+    values: dict[str, Any]
+
+
+@dataclass
+class Composition:
+    """What `lm train` was told, not validated yet."""
+
+    layers: list[Layer]  # weakest first
+    choices: _Choices
+    notes: list[str]  # what was left out, for the user
+
+    @property
+    def tree(self) -> Tree:
+        """Every value that some layer states."""
+        return _tree(self.layers)
+
+    def stated(self, path: str) -> list[tuple[Layer, Any]]:
+        """Who says something about a path, the one that counts last."""
+        return [(layer, layer.values[path]) for layer in self.layers if path in layer.values]
+
+    def config(self) -> TrainConfig:
+        """Raises ConfigError; a mistake in a file is told with the file."""
+        return self.checked(TrainConfig, self.tree)
+
+    def checked(self, cls: type[C], tree: Tree) -> C:
+        """As `config`, for a part of the tree."""
+        try:
+            return from_tree(cls, tree)
+        except ConfigError as error:
+            last = str(error).splitlines()[-1]
+            said = self.stated(last.partition(":")[0])
+            if not said or said[-1][0].label == "command line":
+                raise
+            raise ConfigError(f"{said[-1][0].source}: {last}") from error
+
+
+def compose(overrides: Sequence[str]) -> Composition:
+    """Raises ConfigError for a key, group or option that does not exist; values are checked by `config()`."""
+    given = parse(overrides)
+    chosen = {item.key: item.value for item in given if item.is_group}
+    choices = _choices(chosen)
+    layers, notes = _file_layers(choices, _switched(choices, chosen))
+    _refuse_unknown(layers)
+    layers = _with_parent(layers, given)
+    spoken = Layer("command line", "", {})
+    for item in sorted(given, key=lambda item: not item.key.endswith(".kind")):  # a kind before its keys
+        if not item.is_group:
+            _apply(item, layers, spoken)
+    if "run.name" not in spoken.values:
+        layers.append(Layer("derived from recipe and overrides", "", {"run.name": run_name(choices["recipes"], given)}))
+    return Composition([*layers, spoken], choices, notes)
+
+
+def _with_parent(layers: list[Layer], given: Sequence[Given]) -> list[Layer]:
+    """Where a run starts from a checkpoint, its model and tokenizer instead of those that files chose."""
+    stated = [layer.values["init_from"] for layer in layers if "init_from" in layer.values]
+    stated += [item.value for item in given if item.key == "init_from"]
+    if not stated or stated[-1] is None:
+        return layers
+    values = parent_values(str(stated[-1]), given)
+    for layer in layers:
+        layer.values = {path: value for path, value in layer.values.items() if path.split(".")[0] not in ("model", "tokenizer")}
+    return [*layers, Layer("checkpoint", str(stated[-1]), values)]
+
+
+def fields(cls: type[Config], tree: Tree, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every leaf key of the kinds that `tree` chooses, by dotted path."""
+    for key, field in cls.model_fields.items():
+        path, inner = f"{prefix}{key}", variant(field.annotation, tree.get(key))
+        if inner is not None:
+            section = tree.get(key)
+            yield from fields(inner, section if isinstance(section, dict) else {}, f"{path}.")
+        elif key != "kind":
+            yield path, field
+
+
+def check_key(path: str, tree: Tree) -> FieldInfo:
+    """The field of a dotted path. Raises ConfigError naming the first part that does not exist, and the nearest that do."""
+    parts = path.split(".")
+    owner, field = find_field(TrainConfig, tree, parts[:1])
+    for n in range(1, len(parts) + 1):
+        parent, (owner, field) = field, find_field(TrainConfig, tree, parts[:n])
+        if field is None:
+            raise ConfigError(_unknown(parts, n, owner, parent, tree))
+    assert field is not None
+    return field
+
+
+def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | None, tree: Tree) -> str:
+    here, key = ".".join(parts[:n]), parts[n - 1]
+    if n > 1 and parent is not None and not variants(parent.annotation):
+        return f"{here}: {'.'.join(parts[: n - 1])} is a value and has no keys. Leave .{key} out."
+    kinds, said = variants(parent.annotation) if parent is not None else {}, at(tree, parts[: n - 1])
+    if len(kinds) > 1 and str(said.get("kind") if isinstance(said, dict) else None) not in kinds:
+        return _no_kind(".".join(parts[: n - 1]), said, kinds)
+    elsewhere = [path for path, _ in fields(TrainConfig, tree) if path.endswith(f".{key}")] if n == 1 else []
+    if elsewhere:
+        return f"{here}: there is no such key at the top. Did you mean '{elsewhere[0]}'?"
+    kind = owner.model_fields.get("kind")
+    siblings = variants(parent.annotation).items() if parent is not None else ()
+    others = [f"'{name}'" for name, sibling in siblings if key in sibling.model_fields]
+    which = (f" in kind '{kind.default}'" if kind else "") + (f", only in {', '.join(others)}" if others else "")
+    return f"{here}: there is no such key{which}. {did_you_mean(key, [name for name in owner.model_fields if name != 'kind'])}"
+
+
+def _no_kind(section: str, said: object, kinds: Mapping[str, object]) -> str:
+    given = said.get("kind") if isinstance(said, dict) else None
+    if given is None:
+        return f"{section}: it has no kind yet, so that its keys are unknown. Set {section}.kind to one of {', '.join(kinds)}."
+    return f"{section}.kind: {given!r} is not an option. {did_you_mean(str(given), kinds)}"
+
+
+def at(tree: Tree, path: Sequence[str]) -> object:
+    """The value at a path, None where there is none."""
+    found: object = tree
+    for key in path:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def _tree(layers: Sequence[Layer]) -> Tree:
+    return nest({path: value for layer in layers for path, value in layer.values.items()})
+
+
+def _choices(chosen: Mapping[str, str | None]) -> _Choices:
+    """The option of every group, with these chosen on the command line."""
+    return dict(_hydra_choices(catalog.root(), catalog.own(), tuple(chosen.items())))
+
+
+@cache
+def _hydra_choices(root: Path, own: Path | None, chosen: tuple[tuple[str, str | None], ...]) -> _Choices:
+    """A tenth of a second each, and the jobs of a sweep share most."""
+    further = ",".join(_quoted(f"file://{path}") for path in (root, own) if path is not None)
+    overrides = [f"hydra.searchpath=[{further}]", *(f"{group}={'null' if o is None else o}" for group, o in chosen)]
+    try:
+        with initialize_config_dir(config_dir=str(root / "conf"), version_base="1.3"):
+            made = hydra_compose("train", overrides, return_hydra_config=True)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"conf: a file is not readable yaml ({' '.join(str(error).split())}). Mend the file.") from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"conf: the groups do not compose ({' '.join(str(error).split())}). Mend the files.") from error
+    return {str(group): option for group, option in made.hydra.runtime.choices.items() if not str(group).startswith("hydra/")}
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _switched(choices: _Choices, chosen: Mapping[str, str | None]) -> set[str]:
+    """Groups whose option is another than the recipe, or for slots the model preset, asked for."""
+    named = {group: option for group, option in chosen.items() if group == "recipes"}
+    asked = _choices(named) if len(chosen) > len(named) else choices
+    slots = catalog.preset_slots(str(choices["model"]))
+    return {group for group, option in choices.items() if option != slots.get(group, asked[group])}
+
+
+def _file_layers(choices: _Choices, switched: set[str]) -> tuple[list[Layer], list[str]]:
+    plain = [group for group in choices if group not in ("model", *catalog.GLOBAL)]
+    layers = [_train_layer()]
+    layers += [_file_layer("option", group, choices[group]) for group in plain]
+    presets = [_file_layer("preset", "model", name) for name in catalog.lineage(str(choices["model"]))]
+    open_to_refinement = [*presets, _file_layer("recipe", "recipes", choices["recipes"])]
+    tree = _tree([*open_to_refinement, *layers])
+    notes = []
+    for layer in open_to_refinement:
+        for group in sorted(switched & set(plain)):
+            note = _leave_out(layer, group, str(choices[group]), tree)
+            notes += [note] if note else []
+    return [*layers, *open_to_refinement, _file_layer("debug", "debug", choices["debug"])], notes
+
+
+def _train_layer() -> Layer:
+    file = catalog.root() / "conf" / "train.yaml"
+    return Layer("conf", catalog.shown(file), {path: value for path, value in flatten(catalog.read(file)).items() if path != "defaults"})
+
+
+def _file_layer(label: str, group: str, option: str | None) -> Layer:
+    if option is None:
+        return Layer(label, "", {})
+    return Layer(label, catalog.shown(catalog.file_of(group, option)), catalog.values(group, option))
+
+
+def _leave_out(layer: Layer, group: str, option: str, tree: Tree) -> str:
+    """Removes from a preset or recipe what was meant for another option of this group; says so."""
+    section, own = group.replace("/", "."), catalog.values(group, option)
+    left_out = {}
+    for path in [path for path in layer.values if path.startswith(f"{section}.")]:
+        if path in own or _of_another_kind(path, section, tree):
+            left_out[path] = layer.values.pop(path)
+    what = ", ".join(f"{path}={value}" for path, value in left_out.items())
+    return f"{group}={option}: left out {what} ({layer.source}), which was meant for another option" if what else ""
+
+
+def _of_another_kind(path: str, section: str, tree: Tree) -> bool:
+    """Not a key of the chosen kind, but one of its siblings'."""
+    _, field = find_field(TrainConfig, tree, section.split("."))
+    assert field is not None
+    key = path.removeprefix(f"{section}.").split(".")[0]
+    _, found = find_field(TrainConfig, tree, [*section.split("."), key])
+    return found is None and any(key in kind.model_fields for kind in variants(field.annotation).values())
+
+
+def _refuse_unknown(layers: list[Layer]) -> None:
+    tree = _tree(layers)
+    for layer in layers:
+        for path in layer.values:
+            try:
+                check_key(path, tree)
+            except ConfigError as error:
+                raise ConfigError(f"{layer.source}: {error}") from error
+
+
+def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
+    """One value of the command line, after the files."""
+    group = item.key.replace(".", "/")
+    if item.is_delete:
+        check_key(item.key, _tree([*layers, spoken]))
+        _forget(item.key, [*layers, spoken])
+        return
+    if item.key.split(".")[-1] == "kind" and (group := item.key.removesuffix(".kind").replace(".", "/")) in catalog.groups():
+        raise ConfigError(f"{item.key}: the kind comes with the option. Write {group}={_option_of_kind(group, item)}.")
+    leaves = flatten(item.value, f"{item.key}.") if isinstance(item.value, dict) else {item.key: item.value}
+    for path in [path for path in leaves if path.endswith(".kind")]:  # what follows is judged by it
+        _forget(path.removesuffix(".kind"), layers)
+        spoken.values[path] = leaves[path]
+    tree = _tree([*layers, spoken])
+    field = check_key(item.key, tree)
+    may_be_null = item.value is None and type(None) in members(field.annotation)
+    if variants(field.annotation) and not isinstance(item.value, dict) and not may_be_null:
+        remedy = f"Write {group}={item.raw}" if group in catalog.groups() else f"Set one of its keys, as {item.key}.x=..."
+        raise ConfigError(f"{item.key}: {item.raw} was given for a section. {remedy}.")
+    for path in leaves:
+        check_key(path, tree)
+    spoken.values |= leaves if isinstance(item.value, dict) else {item.key: _text_if_text(item, field)}
+
+
+def _option_of_kind(group: str, item: Given) -> str:
+    """The option of this name, or else those that are of this kind."""
+    options = catalog.groups()[group]
+    alike = [option for option in options if catalog.values(group, option).get(item.key) == item.value]
+    return item.raw if item.raw in options or not alike else " or ".join(alike)
+
+
+def _forget(section: str, layers: Sequence[Layer]) -> None:
+    for layer in layers:
+        for path in [path for path in layer.values if path == section or path.startswith(f"{section}.")]:
+            del layer.values[path]
+
+
+def _text_if_text(item: Given, field: FieldInfo) -> Any:
+    """A number or truth value as it was typed, where the field holds text only (run.name=001)."""
+    if isinstance(item.value, int | float) and field.annotation in (str, str | None):
+        return item.raw
+    return item.value

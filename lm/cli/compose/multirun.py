@@ -1,0 +1,144 @@
+"""Every job of a sweep in a process of its own, one after the other; a job that fails does not stop the rest."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import yaml
+
+from lm.cli.compose.compose import compose
+from lm.cli.views.describe import table
+from lm.errors import ConfigError, LmError
+from lm.training.config import TrainConfig
+
+
+@dataclass
+class Job:
+    """One combination and what became of it."""
+
+    overrides: list[str]
+    name: str
+    folder: Path | None = None
+    status: str = "not run"
+    exit_code: int = 0
+    train_s: float = 0.0
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """Its line of the table."""
+        return self.name, self.status, _bits_per_byte(self.folder), f"{self.train_s:.0f}"
+
+
+class _Signals:
+    """Hands SIGINT and SIGTERM on to the running job, once each, and remembers them."""
+
+    def __init__(self) -> None:
+        self.caught: int | None = None
+        self.child: subprocess.Popen[bytes] | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.caught = number
+        if self.child is not None:
+            self.child.send_signal(number)
+
+
+def multirun(jobs: Sequence[Sequence[str]]) -> int:
+    """Runs what is missing, prints a table. Exit code 0, the one of the first failed job, or 128 + signal."""
+    planned = [_plan(list(overrides)) for overrides in jobs]
+    _refuse_shared_folders(planned)
+    with _forwarded() as signals:
+        for number, job in enumerate(planned, start=1):
+            if signals.caught is None and job.status == "not run":
+                print(f"[{number}/{len(planned)}] {job.name}", flush=True)
+                _run(job, signals)
+    print(table([("job", "status", "val_bits_per_byte", "seconds"), *(job.row for job in planned)], indent=""), flush=True)
+    return _verdict(planned, signals.caught)
+
+
+def _plan(overrides: list[str]) -> Job:
+    try:
+        config = compose(overrides).config()
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return Job(overrides, " ".join(overrides), None, f"failed({error.exit_code})", error.exit_code)
+    folder = Path(config.run.dir).expanduser() / config.run.name
+    return Job(overrides, config.run.name, folder, "skipped" if _finished(folder, config) else "not run")
+
+
+def _finished(folder: Path, config: TrainConfig) -> bool:
+    """The run has ended, its model verifies, and its frozen config is this one."""
+    if not (folder / "summary.json").is_file() or not (folder / "config.yaml").is_file():
+        return False
+    from lm.storage.atomic import verify
+
+    try:
+        verify(folder / "model")
+        return bool(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) == config.tree())
+    except (LmError, yaml.YAMLError, UnicodeDecodeError):
+        return False
+
+
+def _refuse_shared_folders(jobs: Sequence[Job]) -> None:
+    seen: dict[Path, Job] = {}
+    for job in jobs:
+        if job.folder is None:
+            continue
+        if job.folder in seen:
+            both = f"'{' '.join(seen[job.folder].overrides)}' and '{' '.join(job.overrides)}'"
+            raise ConfigError(f"run.name: {both} share the folder {job.folder}. Leave run.name out, or sweep it too.")
+        seen[job.folder] = job
+
+
+def _run(job: Job, signals: _Signals) -> None:
+    """In a session of its own, so that Ctrl-C reaches it once, through us, and it can finish its step."""
+    started = time.monotonic()
+    command = [sys.executable, "-m", "lm", "train", *job.overrides]
+    signals.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    if signals.caught is not None:
+        signals.child.send_signal(signals.caught)
+    code = signals.child.wait()
+    signals.child = None
+    job.train_s = time.monotonic() - started
+    job.exit_code = 128 - code if code < 0 else code
+    job.status = "ok" if code == 0 else f"failed({code})" if code > 0 else f"killed({signal.Signals(-code).name})"
+
+
+@contextmanager
+def _forwarded() -> Iterator[_Signals]:
+    signals = _Signals()
+    before = {number: signal.signal(number, signals) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _verdict(jobs: Sequence[Job], caught: int | None) -> int:
+    failed = [job for job in jobs if job.exit_code]
+    if caught is not None:
+        name = signal.Signals(caught).name
+        done = sum(job.status in ("ok", "skipped") for job in jobs)
+        print(f"sweep: {name} with {done} of {len(jobs)} jobs complete. The same command runs what is missing.", file=sys.stderr)
+        return 128 + caught
+    if failed:
+        print(
+            f"sweep: {len(failed)} of {len(jobs)} jobs failed. Mend the cause; the same command runs only what is missing.", file=sys.stderr
+        )
+        return failed[0].exit_code
+    return 0
+
+
+def _bits_per_byte(folder: Path | None) -> str:
+    try:
+        value = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["val_bits_per_byte"] if folder else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return "-"
+    return f"{value:.4f}" if isinstance(value, int | float) else "-"

@@ -1,0 +1,92 @@
+"""One `key=value` of the command line, in Hydra's grammar: group options, values, deletions and sweeps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override, Transformer
+from hydra.errors import HydraException
+
+from lm.cli.compose import catalog
+from lm.config import did_you_mean
+from lm.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Given:
+    """A parsed override. `key` is a group ('model/ffn') or a dotted path."""
+
+    text: str
+    key: str
+    value: Any
+    is_group: bool = False
+    is_delete: bool = False
+
+    @property
+    def raw(self) -> str:
+        """The value as typed."""
+        return self.text.partition("=")[2]
+
+
+def parse(texts: Sequence[str]) -> list[Given]:
+    """Checked as far as that goes without the tree: the grammar, the group, the option. Raises ConfigError."""
+    return [_given(text) for text in texts]
+
+
+def expand(texts: Sequence[str]) -> list[list[str]]:
+    """The jobs of a multirun: every combination, the last override fastest."""
+    return [list(job) for job in product(*(_alternatives(text) for text in texts))]
+
+
+def _alternatives(text: str) -> list[str]:
+    override = _read(text)
+    if not override.is_sweep_override():
+        return [text]
+    if not override.is_discrete_sweep():
+        raise ConfigError(f"{text}: an interval cannot be enumerated. Use range(start,stop,step) or a list of values.")
+    sweep: Any = override.value()
+    key = override.get_key_element()
+    if isinstance(sweep, Glob):
+        found: list[Any] = sweep.filter(catalog.groups().get(override.key_or_group, []))
+        if not found:
+            raise ConfigError(f"{text}: no option matches. {did_you_mean('', catalog.groups().get(override.key_or_group, []))}")
+    else:
+        found = list(override.sweep_iterator(transformer=Transformer.encode))
+    return [f"{key}={value}" for value in found]
+
+
+def _read(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        if "=" not in text and not text.startswith("~"):
+            raise ConfigError(f"{text}: this is not of the form key=value. Write one, or see lm train --help.") from error
+        key, _, value = text.partition("=")
+        quoted = "['one','two']" if value.startswith("[") else f"'{value}'"
+        raise ConfigError(f'{text}: the value is not readable as it stands. Put quotes within quotes, as in "{key}={quoted}".') from error
+
+
+def _given(text: str) -> Given:
+    override = _read(text)
+    key, groups = override.key_or_group, catalog.groups()
+    if override.package is not None:
+        raise ConfigError(f"{text}: a group has one place here. Leave @{override.package} out.")
+    if override.is_sweep_override():
+        raise ConfigError(f"{text} is a sweep of several values. Add -m to run them all, or for a list write {key}=[...].")
+    if override.is_delete():
+        if key in groups:
+            raise ConfigError(f"{text}: a group cannot be removed. Choose an option: {', '.join(groups[key])}.")
+        return Given(text, key, None, is_delete=True)
+    value = override.value()
+    if key not in groups:
+        if "/" in key:
+            raise ConfigError(f"{key}: there is no such group. {did_you_mean(key, groups)}")
+        return Given(text, key, value)
+    if key == "debug" and value is None:
+        return Given(text, key, None, is_group=True)
+    option = override.get_value_element_as_str()
+    if option not in groups[key]:
+        raise ConfigError(f"{key}: '{option}' is not an option. {did_you_mean(option, groups[key])}")
+    return Given(text, key, option, is_group=True)

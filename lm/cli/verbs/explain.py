@@ -1,0 +1,74 @@
+"""`lm explain PATH [overrides]`: what a setting means, what it may be, and where its value comes from."""
+
+import sys
+from collections.abc import Sequence
+
+from pydantic.fields import FieldInfo
+
+from lm.cli.compose import catalog
+from lm.cli.compose.compose import Composition, at, check_key, compose, fields
+from lm.cli.views.describe import default_text, sentence, table, type_text, value_text
+from lm.config import Config, find_field, variant
+from lm.errors import ConfigError
+from lm.training.config import TrainConfig
+
+
+def run(args: Sequence[str]) -> int:
+    """Prints one setting, one section, or all sections."""
+    paths = [arg for arg in args if "=" not in arg and not arg.startswith(("~", "-"))]
+    if len(paths) > 1:
+        raise ConfigError(f"explain: {len(paths)} settings were given ({', '.join(paths)}). Ask for one at a time.")
+    composition = compose([arg for arg in args if arg not in paths])
+    for note in composition.notes:
+        print(note, file=sys.stderr)
+    path = paths[0].replace("/", ".") if paths else ""
+    tree = composition.tree
+    if not path:
+        print(_section(composition, "", TrainConfig))
+        return 0
+    field = check_key(path, tree)
+    section = variant(field.annotation, at(tree, path.split(".")))
+    print(_section(composition, path, section) if section else _setting(composition, path, field))
+    return 0
+
+
+def help_text(args: Sequence[str]) -> str:
+    """Usage."""
+    return (
+        "usage: lm explain [PATH] [overrides of lm train]\n\n"
+        "  lm explain model.attention.n_kv_heads                 description, type, default, and where the value comes from\n"
+        "  lm explain optim optim=adamw                          every key of a section\n"
+        "  lm explain trainer.max_steps recipes=ablation/ffn     the same under a recipe or an override"
+    )
+
+
+def _setting(composition: Composition, path: str, field: FieldInfo) -> str:
+    owner, _ = find_field(TrainConfig, composition.tree, path.split("."))
+    history = [("class default", default_text(field), owner.__name__)]
+    history += [(layer.label, value_text(value), layer.source or f"{path}=") for layer, value in composition.stated(path)]
+    if field.is_required():
+        history = history[1:] or [("nowhere yet", default_text(field), f"set {path}=...")]
+    rows = [("type", type_text(field)), ("default", default_text(field)), ("value", history[-1][1]), ("from", _from(history[-1]))]
+    earlier = [("instead of", f"{value}  ({label}, {source})") for label, value, source in reversed(history[:-1])]
+    return "\n".join([path, f"  {sentence(field)}", "", table([*rows, *earlier])])
+
+
+def _from(entry: tuple[str, str, str]) -> str:
+    label, value, source = entry
+    return f"{label}, {source}{value if source.endswith('=') else ''}"
+
+
+def _section(composition: Composition, path: str, cls: type[Config]) -> str:
+    group = path.replace(".", "/")
+    lines = [path, f"  {' '.join((cls.__doc__ or '').split())}"] if path else []
+    if group in catalog.groups():
+        lines.append(f"  {group}={composition.choices.get(group)}; options: {', '.join(catalog.groups()[group])}")
+    tree = composition.tree
+    section = at(tree, path.split(".")) if path else tree
+    rows = []
+    for name, field in fields(cls, section if isinstance(section, dict) else {}, f"{path}." if path else ""):
+        said = composition.stated(name)
+        layer, value = said[-1] if said else (None, None)
+        shown = value_text(value) if layer else default_text(field)
+        rows.append((name, shown, layer.label if layer else "class default", sentence(field)))
+    return "\n".join([*lines, "", table(rows)] if lines else [table(rows)])

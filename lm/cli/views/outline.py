@@ -1,0 +1,89 @@
+"""The modules of a model as rows of text, equal blocks once."""
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from lm.nn.ffn.experts import Experts
+from lm.nn.ffn.moe import MoE
+from lm.nn.linear import Out
+from lm.nn.mixers.gqa import GQA
+from lm.nn.mixers.mla import MLA
+from lm.nn.norm import RMSNorm
+from lm.nn.transformer import LM
+
+Row = tuple[str, str, str]
+_ORDER = ["embed", "position", "segment", "embed_norm", "encoder", "blocks", "norm", "ahead", "head"]
+
+
+def outline(model: LM) -> list[Row]:
+    """(name, what it is, parameters) of every module that has some; below a row of several blocks stands one of them."""
+    tied = model.head if model.head.weight is model.embed.weight else None
+    rows = list(_rows(model, "", 0, tied))
+    width = max(len(number) for _, _, number in rows)
+    return [(name, what, number.rjust(width)) for name, what, number in rows]
+
+
+def _rows(module: nn.Module, name: str, depth: int, tied: nn.Module | None, times: int = 1) -> Iterator[Row]:
+    children = [(key, child) for key, child in module.named_children() if any(True for _ in child.parameters())]
+    children.sort(key=lambda pair: _ORDER.index(pair[0]) if pair[0] in _ORDER else 0)
+    own = [(key, p) for key, p in module.named_parameters(recurse=False) if not (module is tied and key == "weight")]
+    if isinstance(module, nn.ModuleList):
+        for label, block, n in _distinct(module):
+            yield from _rows(block, f"{name}.{label}", depth, tied, n)
+    elif len(children) == 1 and not own and module is not tied:
+        yield from _rows(children[0][1], f"{name}.{children[0][0]}", depth, tied)
+    else:
+        number = sum(p.numel() for p in module.parameters())
+        if module is tied:
+            number -= module.get_parameter("weight").numel()
+        what = _what(module) + (", tied to embed" if module is tied else "")
+        yield "  " * depth + (name or type(module).__name__), what if name else "", f"{times} x {number:,}" if times > 1 else f"{number:,}"
+        if children:
+            for key, p in own:
+                yield "  " * (depth + 1) + key, " x ".join(map(str, p.shape)), f"{p.numel():,}"
+        for key, child in children:
+            yield from _rows(child, key, depth + 1, tied)
+
+
+def _distinct(blocks: nn.ModuleList) -> Iterator[tuple[str, nn.Module, int]]:
+    """Label, first and number of each kind of block, in order of the first."""
+    kinds: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for i, block in enumerate(blocks):
+        kinds.setdefault(tuple((name, _what(module)) for name, module in block.named_modules()), []).append(i)
+    for where in kinds.values():
+        yield _label(where), blocks[where[0]], len(where)
+
+
+def _label(where: list[int]) -> str:
+    """0-31, or 0,2..30 with a step, or a list."""
+    step = where[1] - where[0] if len(where) > 1 else 1
+    if where != list(range(where[0], where[-1] + 1, step)):
+        return ",".join(map(str, where))
+    if len(where) < 3:
+        return ",".join(map(str, where))
+    return f"{where[0]}-{where[-1]}" if step == 1 else f"{where[0]},{where[1]}..{where[-1]}"
+
+
+def _what(module: nn.Module) -> str:
+    kind = type(module).__name__
+    match module:
+        case nn.Embedding():
+            return f"{kind} {module.num_embeddings} x {module.embedding_dim}"
+        case nn.Linear():
+            bias = ", bias" if module.bias is not None else ""
+            return f"{'Linear' if isinstance(module, Out) else kind} {module.in_features} -> {module.out_features}{bias}"
+        case nn.LayerNorm() | RMSNorm():
+            return f"{kind} {module.weight.shape[0]}"
+        case GQA():
+            heads, groups = module.q.out_features // module.head_dim, module.k.out_features // module.head_dim
+            window = f", window {module.scores.how.window}" if module.scores.how.window else ""
+            return f"{kind} {heads} heads of {module.head_dim}, {groups} key-value{window}"
+        case MLA():
+            return f"{kind} {module.cfg.n_heads} heads, latent of {module.cfg.kv_rank} + {module.cfg.rope_dim}"
+        case MoE():
+            return f"{kind} {module.cfg.top_k} of {module.cfg.n_experts}"
+        case Experts():
+            _, hidden, d = module.up.shape
+            return f"{kind} {module.n} x ({d} -> {hidden} -> {d}){', gated' if module.gated else ''}"
+    return kind

@@ -1,0 +1,84 @@
+"""Best-fit packing: pieces side by side in rows, none cut. Ding et al. 2024, arXiv:2404.10830, section 3.2."""
+
+import numpy as np
+
+from lm.data.layout.windows import PADDING, Packed, places
+from lm.data.order import Ids
+from lm.data.store.shards import TokenStore
+from lm.errors import ConfigError
+from lm.nn.batch import IGNORED
+
+
+def best_fit(lengths: Ids, width: int) -> tuple[Ids, Ids]:
+    """(pieces in the order of the rows, where each row begins among them and the last one ends).
+
+    Longest first, each into the fullest row that has room. lengths: 1 to width.
+    """
+    rows: list[list[int]] = []
+    by_room: list[list[int]] = [[] for _ in range(width + 1)]
+    rooms = 0  # a bit for each room that some row has, so that the least sufficient one is found at once
+    order = np.argsort(-lengths, kind="stable")
+    for piece, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        sufficient = rooms >> length
+        if sufficient:
+            room = length + (sufficient & -sufficient).bit_length() - 1
+            row = by_room[room].pop()
+            rooms ^= 0 if by_room[room] else 1 << room
+        else:
+            room, row = width, len(rows)
+            rows.append([])
+        rows[row].append(piece)
+        by_room[room - length].append(row)
+        rooms |= 1 << room - length
+    return np.array([piece for row in rows for piece in row], np.int64), np.cumsum([0, *map(len, rows)])
+
+
+class BestFit:
+    """Rows of whole documents; one that is longer than a row is cut into full rows and a rest. Documents never see each other.
+
+    ahead: 1 where the last token of a document is only ever predicted, and takes no place; else 0.
+    """
+
+    def __init__(self, store: TokenStore, seq_len: int, ahead: int) -> None:
+        self.store, self.seq_len = store, seq_len
+        lengths = np.diff(store.starts, append=store.n_tokens) - ahead
+        begins, sizes = _cut(np.asarray(store.starts)[lengths > 0], lengths[lengths > 0], seq_len)
+        if not len(begins):
+            raise ConfigError(f"data: the {store.split} split has no document of two tokens or more. Give more text.")
+        order, self._bounds = best_fit(sizes, seq_len)
+        self._begins, self._sizes = begins[order], sizes[order]
+        self._complete = np.isin(self._begins + self._sizes, [*store.starts, store.n_tokens])  # nothing follows the last place
+        self.fill = float(sizes.sum() / (len(self) * seq_len))
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def read(self, ids: Ids) -> Packed:
+        """The rows of these ids."""
+        tokens = np.full((len(ids), self.seq_len), PADDING, np.int64)
+        following = np.full_like(tokens, IGNORED)
+        rows, columns = [], []
+        for row, (low, high) in enumerate(zip(self._bounds[ids].tolist(), self._bounds[ids + 1].tolist(), strict=True)):
+            at = 0
+            spans = zip(self._begins[low:high].tolist(), self._sizes[low:high].tolist(), self._complete[low:high].tolist(), strict=True)
+            for begin, size, complete in spans:
+                tokens[row, at : at + size] = self.store.read(begin, begin + size)
+                labels = self.store.read(begin + 1, begin + size + (not complete))
+                following[row, at : at + len(labels)] = labels
+                rows.append(row)
+                columns.append(at)
+                at += size
+        documents, positions = places(tokens, np.array(rows), np.array(columns))
+        return Packed(tokens, following, documents, positions)
+
+    def describe(self) -> str:
+        """How full the rows are."""
+        return f"{self.store.split}: {len(self):,} rows of {self.seq_len} tokens, {self.fill:.2%} full"
+
+
+def _cut(begins: Ids, lengths: Ids, width: int) -> tuple[Ids, Ids]:
+    """Begin and length of the pieces of at most `width` of each document."""
+    counts = -(-lengths // width)
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    rest = np.repeat(lengths, counts) - number * width
+    return np.repeat(begins, counts) + number * width, np.minimum(rest, width)

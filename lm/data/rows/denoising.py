@@ -1,0 +1,120 @@
+"""Rows for span corruption and for UL2's mixture of denoisers, of encoder-decoder and of decoder-only models."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from lm.data.layout.examples import Example, joined_batch
+from lm.data.layout.windows import Windows
+from lm.data.order import Ids, uniforms
+from lm.data.rows.base import widest
+from lm.data.rows.config import Denoiser, SpansConfig, UL2Config
+from lm.data.rows.seq2seq import seq2seq_batch
+from lm.data.rows.spans import Chance, corrupted, counts, most_raw, noise_mask
+from lm.data.store.shards import TokenStore
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.nn.batch import Batch
+
+_TRIED = 256  # rows that are made to find wide ones
+
+
+class _Noised(NamedTuple):
+    given: Ids
+    learned: Ids
+
+
+class DenoisingRows:
+    """A row is so much text as leaves room for what is added; each document in it is corrupted on its own, by one denoiser drawn evenly.
+
+    start: the decoder's first token; None: a decoder-only model, which reads the corrupted text as a prefix and goes on with the spans.
+    Target texts end with eos. Single tokens, and documents at the end of a row for which there is no room, are left out.
+    """
+
+    def __init__(
+        self, cfg: SpansConfig | UL2Config, store: TokenStore, tokenizer: Tokenizer, seq_len: int, start: int | None, seed: int
+    ) -> None:
+        self._denoisers = cfg.denoisers()
+        self._modes = [_ids(tokenizer, [d.mode], "mode") if d.mode else np.array([], np.int64) for d in self._denoisers]
+        self._sentinels = _ids(tokenizer, [f"<extra_id_{n}>" for n in range(cfg.sentinels)], "sentinel")
+        self._seq_len, self._start, self._seed, self._tokenizer = seq_len, start, seed, tokenizer
+        raw = min(self._most_raw(denoiser, len(mode)) for denoiser, mode in zip(self._denoisers, self._modes, strict=True))
+        needed = max(counts(raw, d.noise_frac, d.mean_span)[1] for d in self._denoisers if d.mean_span is not None)
+        if needed > len(self._sentinels):
+            raise ConfigError(
+                f"objective.sentinels={len(self._sentinels)}: a row of {raw} tokens has {needed} spans. Raise it, or lower data.seq_len."
+            )
+        self._windows = Windows(store, raw, mask_documents=True, ahead=0)
+        self.bytes_per_label = store.n_bytes / store.n_tokens
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def batch(self, ids: Ids, draw: int = 0) -> Batch:
+        """Another draw takes out other spans."""
+        raw = self._windows.seq_len
+        chance = uniforms(self._seed, draw, ids, 3 * raw).reshape(len(ids), 3, raw)
+        documents = self._windows.read(ids).texts(following=False)
+        rows = [self._row(texts, numbers) for texts, numbers in zip(documents, chance, strict=True)]
+        if self._start is None:
+            joined = [[Example.of(part.given, part.learned) for part in row] for row in rows]
+            return joined_batch(joined, self._seq_len, self._tokenizer.pad, prefix=True)
+        return seq2seq_batch([[(part.given, part.learned) for part in row] for row in rows], self._start, self._tokenizer.pad)
+
+    def widest(self, n: int) -> Ids:
+        """Of the first rows, as the first step would see them; what chance takes out makes the widths of an encoder-decoder's."""
+        some = [self.batch(np.array([i])) for i in range(min(len(self), max(n, _TRIED)))]
+        sources = np.array([0 if batch.source_tokens is None else batch.source_tokens.shape[1] for batch in some])
+        return widest(n, sources, np.array([batch.tokens.shape[1] for batch in some]))
+
+    def describe(self) -> str:
+        """How much text a row holds."""
+        return f"{self._windows.store.split}: {self._windows.seq_len} tokens of text in a row of data.seq_len={self._seq_len}"
+
+    def _row(self, documents: list[Ids], chance: Chance) -> list[_Noised]:
+        row, at = [], 0
+        room = [self._seq_len, self._seq_len]
+        for document in documents:
+            noised = self._noised(document, chance[:, at:]) if len(document) > 1 else None
+            at += len(document)
+            if noised is None or not self._fits(noised, room):
+                continue
+            row.append(noised)
+        return row
+
+    def _fits(self, noised: _Noised, room: list[int]) -> bool:
+        """Whether there is room for it on both sides, which is then taken."""
+        given, learned = len(noised.given), len(noised.learned)
+        needed = [given, learned] if self._start is not None else [given + learned - 1, 0]
+        if any(need > left for need, left in zip(needed, room, strict=True)):
+            return False
+        room[:] = [left - need for need, left in zip(needed, room, strict=True)]
+        return True
+
+    def _noised(self, document: Ids, chance: Chance) -> _Noised:
+        """chance: (3, length or more)."""
+        which = int(chance[2, 0] * len(self._denoisers))
+        denoiser, mode, eos = self._denoisers[which], self._modes[which], np.array(self._tokenizer.suffix, np.int64)
+        if denoiser.mean_span is None:
+            cut = len(document) - max(1, round(len(document) * 2 * denoiser.noise_frac * chance[2, 1]))
+            ended = int(document[-1] == self._tokenizer.eos)
+            return _Noised(np.concatenate([mode, document[:cut]]), np.concatenate([document[cut:], eos[ended:]]))
+        mask = noise_mask(len(document), denoiser.noise_frac, denoiser.mean_span, chance[:2])
+        left, taken = corrupted(document, mask, self._sentinels)
+        return _Noised(np.concatenate([mode, left]), np.concatenate([taken, eos]))
+
+    def _most_raw(self, denoiser: Denoiser, n_mode: int) -> int:
+        """Tokens of text that this denoiser can take into a row, were it one document."""
+        width = self._seq_len - n_mode
+        if denoiser.mean_span is None:
+            return width
+        return most_raw(width, denoiser.noise_frac, denoiser.mean_span, joined=self._start is None)
+
+
+def _ids(tokenizer: Tokenizer, names: list[str], what: str) -> Ids:
+    """ConfigError names the first that the tokenizer does not have."""
+    found = [tokenizer.special([name]) for name in names]
+    if None in found:
+        missing = names[found.index(None)]
+        raise ConfigError(f"objective: the tokenizer has no {what} token {missing}. Use one that has, or lower objective.sentinels.")
+    return np.array(found, np.int64)

@@ -1,0 +1,91 @@
+"""Rows for fill-in-the-middle: the middle of some documents is moved to their end. Bavarian et al. 2022, arXiv:2207.14255."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.data.layout.examples import Example, joined_batch
+from lm.data.layout.windows import Packing
+from lm.data.order import Ids, uniforms
+from lm.data.rows.base import repeated
+from lm.data.rows.config import FIMConfig
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.nn.batch import Batch
+
+_NAMES = {
+    "prefix": ("<|fim_prefix|>", "<fim_prefix>", "<fim-prefix>"),
+    "suffix": ("<|fim_suffix|>", "<fim_suffix>", "<fim-suffix>"),
+    "middle": ("<|fim_middle|>", "<fim_middle>", "<fim-middle>"),
+}
+_ADDED = len(_NAMES)
+
+
+class FIMRows:
+    """Each document of a row is rearranged with probability `rate`, half of them suffix first; cuts fall between tokens, evenly.
+
+    Three tokens are added to a rearranged document, so the row's end is cut by as many before anything is moved. A document that goes
+    on in the next row, or comes from the row before, is rearranged as far as it is here (the paper's context-level FIM).
+    """
+
+    def __init__(self, cfg: FIMConfig, packing: Packing, tokenizer: Tokenizer, seed: int) -> None:
+        found = {key: tokenizer.special(names) for key, names in _NAMES.items()}
+        for key, token in found.items():
+            if token is None:
+                raise ConfigError(f"objective=fim: the tokenizer has no token {' or '.join(_NAMES[key])}. Use one that has.")
+        self._sentinels = np.array([found["prefix"], found["suffix"], found["middle"]], np.int64)
+        self._cfg, self._packing, self._tokenizer, self._seed = cfg, packing, tokenizer, seed
+        self.bytes_per_label = packing.store.n_bytes / packing.store.n_tokens
+
+    def __len__(self) -> int:
+        return len(self._packing)
+
+    def batch(self, ids: Ids, draw: int = 0) -> Batch:
+        """Another draw moves other middles."""
+        s = self._packing.seq_len
+        chance = uniforms(self._seed, draw, ids, 4 * s)
+        rows = [
+            self._row(documents, numbers) for documents, numbers in zip(self._packing.read(ids).texts(following=True), chance, strict=True)
+        ]
+        return joined_batch(rows, s, self._tokenizer.pad)
+
+    def widest(self, n: int) -> Ids:
+        """All are of one width."""
+        return repeated(n, len(self))
+
+    def describe(self) -> str:
+        """What the packing has to say."""
+        return self._packing.describe()
+
+    def _row(self, documents: list[Ids], chance: NDArray[np.float64]) -> list[Example]:
+        """chance: (4 s,), four numbers for each place of the row, of which those at a document's first place are used."""
+        numbers = chance.reshape(4, -1)
+        row, at, room = [], 0, self._packing.seq_len
+        for document in documents:
+            rate, order, *cuts = numbers[:, min(at, numbers.shape[1] - 1)]
+            moved = rate < self._cfg.rate and len(document) > _ADDED
+            at += len(document)
+            kept = document[: room + 1 - _ADDED * moved]
+            tokens = self._rearranged(kept, order < self._cfg.suffix_first, cuts) if moved and len(kept) > _ADDED else kept
+            if len(tokens) > 1:
+                row.append(Example(tokens, np.ones(len(tokens), np.bool_)))
+                room -= len(tokens) - 1
+            if room < 2:
+                break
+        return row
+
+    def _rearranged(self, document: Ids, suffix_first: bool, cuts: list[float]) -> Ids:
+        """bos and eos stay at their ends."""
+        first = int(document[0] == self._tokenizer.bos)
+        last = len(document) - int(document[-1] == self._tokenizer.eos)
+        low, high = sorted(first + int(cut * (last - first + 1)) for cut in cuts)
+        head, tail = document[:first], document[last:]
+        parts = document[first:low], document[low:high], document[high:last]
+        return np.concatenate([head, rearranged(*parts, self._sentinels, suffix_first), tail])
+
+
+def rearranged(prefix: Ids, middle: Ids, suffix: Ids, sentinels: Ids, suffix_first: bool) -> Ids:
+    """PSM: <pre> prefix <suf> suffix <mid> middle; suffix first, SPM: <pre> <suf> suffix <mid> prefix middle (the paper's section 3)."""
+    pre, suf, mid = sentinels[:1], sentinels[1:2], sentinels[2:]
+    if suffix_first:
+        return np.concatenate([pre, suf, suffix, mid, prefix, middle])
+    return np.concatenate([pre, prefix, suf, suffix, mid, middle])

@@ -1,0 +1,80 @@
+"""Rows for masked language modelling: some tokens are hidden or replaced, and predicted from both sides."""
+
+import re
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lm.data.layout.windows import PADDING, Packing
+from lm.data.order import Ids, uniforms
+from lm.data.rows.base import repeated
+from lm.data.rows.config import MLMConfig
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.nn.batch import IGNORED, Batch
+
+_WORD = re.compile(rb"[^\W_]")
+
+
+class MLMRows:
+    """A token is predicted with probability mask_frac, whatever its neighbours; specials never are.
+
+    Of the predicted ones hidden_frac are shown as the mask token, random_frac as a token drawn evenly from those that are not special.
+    With whole_words the first token of a word decides for the whole; BERT takes an exact 15 % of a row, which is the same on average.
+    """
+
+    def __init__(self, cfg: MLMConfig, packing: Packing, tokenizer: Tokenizer, seed: int) -> None:
+        if tokenizer.mask is None:
+            raise ConfigError("objective=mlm: the tokenizer has no mask token (<|mask|>, [MASK] or <mask>). Use one that has.")
+        self._cfg, self._seed, self._mask = cfg, seed, tokenizer.mask
+        self._packing = packing
+        self._pad, special = tokenizer.pad, tokenizer.special_ids()
+        self._plain = np.setdiff1d(np.arange(tokenizer.vocab_size), special)
+        self._special = np.isin(np.arange(tokenizer.vocab_size), special)
+        self._continues = _continues(tokenizer) if cfg.whole_words else None
+        self.bytes_per_label = packing.store.n_bytes / packing.store.n_tokens
+
+    def __len__(self) -> int:
+        return len(self._packing)
+
+    def batch(self, ids: Ids, draw: int = 0) -> Batch:
+        """Another draw predicts other tokens."""
+        packed = self._packing.read(ids)
+        tokens, s = packed.tokens, packed.tokens.shape[1]
+        chance = uniforms(self._seed, draw, ids, 2 * s)
+        chosen, shown_as = chance[:, :s], chance[:, s:]
+        open_to_choice = (tokens != PADDING) & ~self._special[tokens]
+        if self._continues is not None:
+            chosen = _as_word(chosen, self._continues[tokens] & open_to_choice & np.roll(open_to_choice, 1, axis=1))
+        predicted = open_to_choice & (chosen < self._cfg.mask_frac)
+        labels = np.where(predicted, tokens, IGNORED)
+        hidden = predicted & (shown_as < self._cfg.hidden_frac)
+        replaced = predicted & ~hidden & (shown_as < self._cfg.hidden_frac + self._cfg.random_frac)
+        drawn = (shown_as - self._cfg.hidden_frac) / max(self._cfg.random_frac, 1e-9)
+        others = self._plain[np.clip(drawn * len(self._plain), 0, len(self._plain) - 1).astype(np.int64)]
+        packed.tokens = np.where(hidden, self._mask, np.where(replaced, others, tokens))
+        return Batch(packed.padded(self._pad), torch.from_numpy(labels), packed.positions, packed.documents)
+
+    def widest(self, n: int) -> Ids:
+        """All are of one width."""
+        return repeated(n, len(self))
+
+    def describe(self) -> str:
+        """What the packing has to say."""
+        return self._packing.describe()
+
+
+def _continues(tokenizer: Tokenizer) -> NDArray[np.bool_]:
+    """(v,) whether a token goes on with the word of the token before it: it begins with a letter or digit, not with a space."""
+    if tokenizer.token_bytes() is None:
+        raise ConfigError("objective.whole_words: the tokenizer's tokens are not bytes, and words are told by bytes. Set it to false.")
+    texts = [tokenizer.token_text(i) or b" " for i in range(tokenizer.vocab_size)]
+    return np.array([_WORD.match(text) is not None or text[0] >= 0x80 for text in texts])
+
+
+def _as_word(chosen: NDArray[np.float64], continues: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """The number of a word's first token at all of its tokens."""
+    at = np.arange(chosen.shape[1])
+    first = np.maximum.accumulate(np.where(continues, 0, at), axis=1)
+    return np.take_along_axis(chosen, first, axis=1)

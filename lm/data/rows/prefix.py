@@ -1,0 +1,54 @@
+"""Rows for prefix language modelling: the beginning of each document is seen from all sides, the rest is predicted."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lm.data.layout.windows import Packed, Packing
+from lm.data.order import Ids, uniforms
+from lm.data.rows.base import repeated
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.nn.batch import IGNORED, Batch
+
+
+class PrefixRows:
+    """The length of a prefix is drawn evenly from 1 to all but one of the document's tokens in the row. Raffel et al. 2019, section 3.2."""
+
+    def __init__(self, packing: Packing, tokenizer: Tokenizer, seed: int) -> None:
+        self._packing, self._pad, self._seed = packing, tokenizer.pad, seed
+        self.bytes_per_label = packing.store.n_bytes / packing.store.n_tokens
+
+    def __len__(self) -> int:
+        return len(self._packing)
+
+    def batch(self, ids: Ids, draw: int = 0) -> Batch:
+        """Another draw cuts elsewhere."""
+        packed = self._packing.read(ids)
+        starts, lengths = _documents(packed)
+        chance = np.take_along_axis(uniforms(self._seed, draw, ids, packed.tokens.shape[1]), starts, axis=1)
+        prefix_lens = 1 + (chance * (lengths - 1)).astype(np.int64)
+        prefix = (np.arange(packed.tokens.shape[1]) - starts < prefix_lens) & (lengths > 0)
+        leaked = prefix & np.roll(prefix, -1, axis=1) & (np.roll(starts, -1, axis=1) == starts)  # the next token is seen
+        labels = np.where(leaked, IGNORED, packed.following)
+        tokens = packed.padded(self._pad)
+        return Batch(tokens, torch.from_numpy(labels), packed.positions, packed.documents, prefix=torch.from_numpy(prefix))
+
+    def widest(self, n: int) -> Ids:
+        """All are of one width."""
+        return repeated(n, len(self))
+
+    def describe(self) -> str:
+        """What the packing has to say."""
+        return self._packing.describe()
+
+
+def _documents(packed: Packed) -> tuple[Ids, Ids]:
+    """(b, s) the column where each place's document begins in the row, and its length there; 0 in the padding."""
+    b, s = packed.tokens.shape
+    if packed.positions is None:
+        return np.zeros((b, s), np.int64), np.full((b, s), s)
+    positions: NDArray[np.int64] = packed.positions.numpy()
+    starts = np.where(positions < 0, np.arange(s), np.arange(s) - positions)
+    places = starts + s * np.arange(b)[:, None]
+    lengths = np.bincount(places[positions >= 0], minlength=b * s)
+    return starts, np.where(positions < 0, 0, lengths[places])

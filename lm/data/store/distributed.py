@@ -1,0 +1,85 @@
+"""Preparing one source on several machines: each makes a part, and one joins them to what a single machine would have made."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lm.config import Tree
+from lm.data.config import DataConfig, MixConfig, TokenizerConfig
+from lm.data.sources.base import SPLITS, Split
+from lm.data.store.cache import Log, build_once, cache_root
+from lm.data.store.prepare import build_tokens, find_tokenizer, finish_tokens, open_source, require_documents, token_folder
+from lm.data.store.progress import progress
+from lm.data.store.shards import ShardWriter, TokenStore, read_index
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+
+_CHUNK = 1 << 22
+
+
+def prepare_part(data: DataConfig, tokenizer: TokenizerConfig, part: int, parts: int, *, log: Log, specials: Sequence[str] = ()) -> Path:
+    """Tokenises part `part` of 1..parts, beside where the whole will be."""
+    folder, found, cache = _where(data, tokenizer, log, specials)
+    assert not isinstance(data, MixConfig)
+    source = open_source(data, cache)
+    source.select(part, parts)
+    own = _part_folder(folder, part, parts)
+    return build_once(own, lambda half: build_tokens(data, source, found, half, log, whole=False), log, resume=True)
+
+
+def merge(data: DataConfig, tokenizer: TokenizerConfig, parts: int, *, log: Log, specials: Sequence[str] = ()) -> Path:
+    """Joins the parts, which stay. ConfigError names those that are missing."""
+    folder, found, _ = _where(data, tokenizer, log, specials)
+    folders = [_part_folder(folder, part, parts) for part in range(1, parts + 1)]
+    if not folder.is_dir() and (missing := [path.name for path in folders if not path.is_dir()]):
+        raise ConfigError(
+            f"merge={parts}: of {parts} parts {len(missing)} are missing in {folder.parent} ({', '.join(missing[:3])}). Prepare them first."
+        )
+    return build_once(folder, lambda half: _join(folders, found, half), log)
+
+
+def _where(data: DataConfig, tokenizer: TokenizerConfig, log: Log, specials: Sequence[str]) -> tuple[Path, Tokenizer, Path]:
+    """Where the whole is or will be, the tokenizer, and the cache."""
+    if isinstance(data, MixConfig):
+        raise ConfigError("data: a mixture is not prepared in parts. Prepare each of its sources by itself.")
+    cache = cache_root(data.cache_dir, log)
+    source = open_source(data, cache)
+    found = find_tokenizer(data, tokenizer, {"": source}, cache, log, specials)
+    return token_folder(data, source, found, cache), found, cache
+
+
+def _part_folder(folder: Path, part: int, parts: int) -> Path:
+    return folder.with_name(f"{folder.name}.part-{part}-of-{parts}")
+
+
+def _join(folders: list[Path], tokenizer: Tokenizer, half: Path) -> None:
+    indices = [read_index(folder) for folder in folders]
+    documents: dict[str, int] = {split: sum(index["splits"][split]["n_documents"] for index in indices) for split in SPLITS}
+    require_documents(documents, f"the {len(folders)} parts", sum(index["skipped"] for index in indices))
+    total = sum(index["splits"][split]["n_bytes"] for index in indices for split in SPLITS)
+    done = 0
+    splits: Tree = {}
+    with progress("Joining", total) as told:
+        for split in SPLITS:
+            writer = ShardWriter(half, split, tokenizer.vocab_size)
+            for folder in folders:
+                done += _append(writer, folder, split)
+                told(done)
+            splits[split] = writer.close()
+    finish_tokens(half, {**indices[0], "splits": splits, **_totals(indices)})
+
+
+def _append(writer: ShardWriter, folder: Path, split: Split) -> int:
+    store = TokenStore.open(folder, split)
+    writer.starts_at(np.asarray(store.starts), np.asarray(store.parts) if store.has_parts else None)
+    for at in range(0, store.n_tokens, _CHUNK):
+        writer.add(store.read(at, min(store.n_tokens, at + _CHUNK)))
+    writer.n_bytes += store.n_bytes
+    return store.n_bytes
+
+
+def _totals(indices: list[Tree]) -> Tree:
+    lossless = [index["lossless"] for index in indices if index["lossless"] is not None]
+    zlib = [sum(index["zlib"][side] for index in indices) for side in (0, 1)]
+    return {"lossless": all(lossless), "zlib": zlib, "skipped": sum(index["skipped"] for index in indices)}

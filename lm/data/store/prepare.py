@@ -1,0 +1,253 @@
+"""From a data config to token stores, through a cache that is keyed by everything that decides the tokens."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from lm.config import Tree
+from lm.data.config import (
+    AnyTrained,
+    Chatted,
+    DataConfig,
+    MixConfig,
+    SourceConfig,
+    StdlibConfig,
+    StdlibDocstringsConfig,
+    TextConfig,
+    TokenizerConfig,
+)
+from lm.data.sources.base import SPLITS, Source, Split, hashed_frac
+from lm.data.store.cache import Log, build_once, cache_root, code_version, short_hash
+from lm.data.store.contamination import Overlap, overlap
+from lm.data.store.pieces import piece_maker
+from lm.data.store.progress import progress
+from lm.data.store.shards import TokenStore, read_index, write_index
+from lm.data.store.tokenise import tokenise
+from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, pieces
+from lm.errors import ConfigError
+
+_HASH = "hash"  # of a trained tokenizer, beside it
+
+
+@dataclass(frozen=True)
+class Part:
+    """One source, tokenised.  index: what index.json says."""
+
+    folder: Path
+    train: TokenStore
+    val: TokenStore
+    index: Tree
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Tokens ready to train on: of one source under the name '', of a mixture under the names of its sources.
+
+    fingerprint: of the tokens and how they are packed; what a resumed run compares.  files: SHA-256 by name, for `changed_files`.
+    zlib_bits_per_byte: level 9 over (the first 64 MB of) the validation text.  overlap: training documents that are in validation too.
+    """
+
+    tokenizer: Tokenizer
+    parts: dict[str, Part]
+    fingerprint: str
+    zlib_bits_per_byte: float
+    files: dict[str, str]
+    overlap: int
+    skipped: int
+
+    @property
+    def train(self) -> TokenStore:
+        """The training split of the only source."""
+        [part] = self.parts.values()
+        return part.train
+
+    @property
+    def val(self) -> TokenStore:
+        """The validation split of the only source."""
+        [part] = self.parts.values()
+        return part.val
+
+    def n_tokens(self, split: Split) -> int:
+        """Of all sources."""
+        return sum((part.train if split == "train" else part.val).n_tokens for part in self.parts.values())
+
+
+def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Log, specials: Sequence[str] = ()) -> Prepared:
+    """Reads, trains and tokenises what is not in the cache yet.
+
+    specials: special tokens that a tokenizer made here gets beside its own.
+    """
+    cache = cache_root(data.cache_dir, log)
+    sources = {name: open_source(cfg, cache) for name, cfg in configs(data).items()}
+    tokenizer = find_tokenizer(data, tokenizer, sources, cache, log, specials)
+    parts = {}
+    for name, cfg in configs(data).items():
+        folder = token_folder(cfg, sources[name], tokenizer, cache)
+        build_once(folder, lambda half, cfg=cfg, name=name: build_tokens(cfg, sources[name], tokenizer, half, log), log, resume=True)  # type: ignore[misc]
+        parts[name] = _opened(folder, tokenizer, cache)
+        _report(f"{name} " if name else "", parts[name].index, log)
+        _require_apart(Overlap(**parts[name].index["overlap"]), data.max_overlap)
+    return _prepared(data, tokenizer, parts)
+
+
+def configs(data: DataConfig) -> dict[str, SourceConfig]:
+    """The sources by name: '' where there is only one."""
+    return {source.name: source.data for source in data.sources} if isinstance(data, MixConfig) else {"": data}
+
+
+def open_source(data: SourceConfig, cache: Path) -> Source:
+    """What reads the documents of a source."""
+    if isinstance(data, StdlibConfig):
+        from lm.data.sources.stdlib import StdlibSource
+
+        return StdlibSource(data, cache)
+    if isinstance(data, StdlibDocstringsConfig):
+        from lm.data.sources.docstrings import StdlibDocstringsSource
+
+        return StdlibDocstringsSource(data, cache)
+    if isinstance(data, TextConfig):
+        from lm.data.sources.files import TextSource
+
+        return TextSource(data, cache)
+    from lm.data.sources.hub import HubSource
+
+    return HubSource(data)
+
+
+def find_tokenizer(
+    data: DataConfig, given: TokenizerConfig | Tokenizer, sources: Mapping[str, Source], cache: Path, log: Log, specials: Sequence[str]
+) -> Tokenizer:
+    """The given one, or one that is trained on the training splits and then kept, with the template of the data's chats."""
+    records = data.records
+    if isinstance(given, Tokenizer):
+        tokenizer = given
+    else:
+        extra = [*specials, *(records.specials() if isinstance(records, Chatted) else ())]
+        tokenizer = _trained(given, extra, sources, cache, log) if isinstance(given, AnyTrained) else build_tokenizer(given, (), extra)
+    _, template = piece_maker(data, tokenizer)
+    if template is not None:
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+def token_folder(data: SourceConfig, source: Source, tokenizer: Tokenizer, cache: Path) -> Path:
+    """Where the tokens of this source are, or will be."""
+    template = piece_maker(data, tokenizer)[1]
+    return cache / "tokens" / short_hash([_reading(source), tokenizer.hash, *([template] if template is not None else [])])
+
+
+def build_tokens(data: SourceConfig, source: Source, tokenizer: Tokenizer, folder: Path, log: Log, whole: bool = True) -> None:
+    """Tokenises a source into a folder.  whole: it is no part of something larger, so that both splits must have documents."""
+    found = tokenise(source, tokenizer, piece_maker(data, tokenizer)[0], folder, log)
+    if whole:
+        require_documents(found["documents"], source.looked_at(), source.skipped)
+    del found["documents"]
+    finish_tokens(folder, {**found, "tokenizer": tokenizer.hash, "files": source.files}, whole)
+
+
+def finish_tokens(folder: Path, index: Tree, whole: bool = True) -> None:
+    """Writes index.json; of a whole source with the overlap of its splits."""
+    write_index(folder, index)
+    if whole:
+        found = overlap(TokenStore.open(folder, "train"), TokenStore.open(folder, "val"))
+        write_index(folder, {**index, "overlap": found._asdict()})
+
+
+def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Which files have changed between two `Prepared.files`, as 'notes.txt has changed', '... is new', '... is gone'."""
+    found = [f"{name} is gone" if name not in now else f"{name} has changed" for name in before if now.get(name) != before[name]]
+    return found + [f"{name} is new" for name in now if name not in before]
+
+
+def _reading(source: Source) -> list[object]:
+    return [code_version(), source.identity, source.files]
+
+
+def _trained(cfg: AnyTrained, specials: Sequence[str], sources: Mapping[str, Source], cache: Path, log: Log) -> Tokenizer:
+    sizes = [source.total for source in sources.values()]
+    total = None if None in sizes else sum(filter(None, sizes))
+
+    def build(half: Path) -> None:
+        with progress(f"Training a tokenizer of {cfg.vocab_size:,} tokens", total) as done:
+            texts = chain(*(_training_texts(source, done, cfg.max_chars // len(sources)) for source in sources.values()))
+            build_tokenizer(cfg, texts, specials).save(half)
+        (half / _HASH).write_text(load_tokenizer(half).hash)  # as it is read: a file rounds the scores of a unigram model
+
+    reading = [_reading(source) for source in sources.values()]
+    key = short_hash([reading[0] if len(reading) == 1 else reading, cfg.tree(), *specials])
+    folder = build_once(cache / "tokenizers" / key, build, log)
+    tokenizer = load_tokenizer(folder)
+    if not (folder / _HASH).is_file() or (folder / _HASH).read_text() != tokenizer.hash:
+        raise ConfigError(f"{folder}/tokenizer.json: it is not the one that was trained here. Delete {folder}, and it is trained anew.")
+    return tokenizer
+
+
+def _training_texts(source: Source, done: Callable[[int], None], left: int) -> Iterator[str]:
+    """The training split; of one that is larger than `left` characters those documents that a hash picks."""
+    frac = 1.0 if source.total is None else left / max(1, source.total)
+    for document in source.documents():
+        if document.split != "train" or (frac < 1 and hashed_frac(document.key) >= frac):
+            continue
+        for text in pieces(document.chunks):
+            done(source.position())
+            yield text
+            left -= len(text)
+            if left <= 0:
+                return
+
+
+def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: int) -> None:
+    """ConfigError where a split has none."""
+    if not documents.get("train"):
+        skipped = f" ({n_skipped} broken records were skipped)" if n_skipped else ""
+        raise ConfigError(f"data: 0 documents for training in {looked_at}{skipped}. Give files with text in them.")
+    if not documents.get("val"):
+        raise ConfigError(
+            f"data: 0 documents for validation in {looked_at}, and {documents['train']} for training."
+            " Raise data.val_frac, or name held-out data."
+        )
+
+
+def _require_apart(found: Overlap, most: float) -> None:
+    if found.copied_frac > most:
+        raise ConfigError(
+            f"data.max_overlap={most:g}: {found.copies:,} of {found.val_documents:,} validation documents are in training too, and a"
+            " validation on those says little. Hold out other documents, or raise data.max_overlap."
+        )
+
+
+def _opened(folder: Path, tokenizer: Tokenizer, cache: Path) -> Part:
+    train, val = TokenStore.open(folder, "train"), TokenStore.open(folder, "val")
+    for store in (train, val):
+        store.verify(tokenizer.vocab_size, cache / "verified")
+    return Part(folder, train, val, read_index(folder))
+
+
+def _prepared(data: DataConfig, tokenizer: Tokenizer, parts: dict[str, Part]) -> Prepared:
+    hashes = [sha for part in parts.values() for sha in (part.train.sha256, part.val.sha256)]
+    packing = [] if data.packing is None else [data.packing]
+    fingerprint = short_hash([*hashes, tokenizer.hash, data.seq_len, data.mask_documents, *packing])
+    indices = {name: part.index for name, part in parts.items()}
+    files = {f"{name}/{file}" if name else file: sha for name, index in indices.items() for file, sha in index["files"].items()}
+    sizes = [index["zlib"] for index in indices.values()]
+    bits = 8 * sum(packed for _, packed in sizes) / max(1, sum(plain for plain, _ in sizes))
+    same = sum(Overlap(**index["overlap"]).documents for index in indices.values())
+    return Prepared(tokenizer, parts, fingerprint, bits, files, same, sum(index["skipped"] for index in indices.values()))
+
+
+def _report(name: str, index: Tree, log: Log) -> None:
+    for split in SPLITS:
+        found = index["splits"][split]
+        size, tokens = found["n_bytes"], found["n_tokens"]
+        width = "" if found.get("n_parts") else f" of {size / tokens:.2f} bytes"  # of records, only what is learned counts as text
+        log(f"{name}{split}: {found['n_documents']:,} documents, {size / 1e6:,.1f} MB, {tokens:,} tokens{width}")
+    if not index["lossless"]:
+        log("tokenizer: decoding does not give the text back, so bits per byte do not compare with those of other tokenizers.")
+    if index["skipped"]:
+        log(f"data.on_bad_record=skip: {index['skipped']:,} broken records were left out.")
+    found = Overlap(**index["overlap"])
+    if found.documents:
+        which = "1 training document is" if found.documents == 1 else f"{found.documents:,} training documents are"
+        log(f"data: {which} in validation too; val_loss is too good by that.")
+    log(f"{name}val: {found.shared_frac:.1%} of its runs of {found.n} tokens are in training too")

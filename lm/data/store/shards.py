@@ -1,0 +1,262 @@
+"""Token streams on disk: little-endian uint16 or uint32 shards, memory-mapped, with where documents start and an index.json."""
+
+import hashlib
+import json
+import mmap
+import os
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.config import Tree
+from lm.data.sources.base import Split
+from lm.errors import ConfigError
+
+_SHARD_TOKENS = 1 << 28
+_WRITE_TOKENS = 1 << 20
+_ITEM: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+Tokens = NDArray[Any]
+
+
+class ShardWriter:
+    """Appends one split's documents; `close` returns the split's part of the index.
+
+    state: what `save` returned in a process that was killed; what that one wrote after it is cut off.
+    """
+
+    def __init__(self, folder: Path, split: Split, vocab_size: int, shard_tokens: int = _SHARD_TOKENS, state: Tree | None = None) -> None:
+        self._folder, self._split, self._shard_tokens = folder, split, shard_tokens
+        self.dtype = "uint16" if vocab_size <= 1 << 16 else "uint32"
+        state = state or {"shards": [], "n_tokens": 0, "n_bytes": 0, "starts": 0, "parts": 0}
+        self._shards: list[Tree] = state["shards"]
+        self.n_tokens: int = state["n_tokens"]
+        self.n_bytes: int = state["n_bytes"]
+        self._starts = _Numbers(folder / f"{split}.documents.half", state["starts"])
+        self._parts = _Numbers(folder / f"{split}.parts.half", state["parts"])
+        self._hash, self._shard_hash = hashlib.sha256(), hashlib.sha256()
+        self._pending: list[Tokens] = []
+        self._n_pending = 0
+        self._reread()
+
+    def start_document(self) -> None:
+        """The next token begins a document."""
+        self._starts.add(self.n_tokens)
+
+    def start_part(self, kind: int) -> None:
+        """The next token begins a part of its document."""
+        self._parts.add(self.n_tokens, kind)
+
+    def starts_at(self, documents: NDArray[np.int64], parts: NDArray[np.int64] | None) -> None:
+        """Where documents and parts begin in the tokens to come, counted from the next one."""
+        self._starts.add(*(documents + self.n_tokens).tolist())
+        if parts is not None:
+            self._parts.add(*(parts + np.array([self.n_tokens, 0])).ravel().tolist())
+
+    def add(self, tokens: Tokens, n_bytes: int = 0) -> None:
+        """Tokens of the current document and the UTF-8 bytes of the text that they stand for."""
+        self._pending.append(tokens.astype(_ITEM[self.dtype]))
+        self._n_pending += len(tokens)
+        self.n_tokens += len(tokens)
+        self.n_bytes += n_bytes
+        if self._n_pending >= _WRITE_TOKENS:
+            self._write()
+
+    def save(self) -> Tree:
+        """Everything so far is in the files, and this is enough to go on from."""
+        self._write()
+        starts, parts = self._starts.write(), self._parts.write()
+        return {"shards": self._shards, "n_tokens": self.n_tokens, "n_bytes": self.n_bytes, "starts": starts, "parts": parts}
+
+    def close(self) -> Tree:
+        """Writes where documents and parts start; the entry's `sha256` covers tokens and starts."""
+        self._write()
+        self._end_shard()
+        starts = self._starts.close()
+        np.save(self._folder / f"{self._split}.documents.npy", starts)
+        self._hash.update(starts.tobytes())
+        parts = self._parts.close().reshape(-1, 2)
+        if len(parts):
+            np.save(self._folder / f"{self._split}.parts.npy", parts)
+            self._hash.update(parts.tobytes())
+        found: Tree = {"dtype": self.dtype, "n_tokens": self.n_tokens, "n_documents": len(starts), "n_bytes": self.n_bytes}
+        found |= {"n_parts": len(parts)} if len(parts) else {}
+        return {**found, "sha256": self._hash.hexdigest(), "shards": self._shards}
+
+    def _write(self) -> None:
+        data = np.concatenate(self._pending) if self._pending else np.array([], _ITEM[self.dtype])
+        self._pending, self._n_pending = [], 0
+        self._hash.update(data.tobytes())
+        while len(data):
+            if not self._shards or self._shards[-1]["n_tokens"] == self._shard_tokens:
+                self._end_shard()
+                self._shards.append({"file": f"{self._split}-{len(self._shards):05d}.bin", "n_tokens": 0})
+            shard = self._shards[-1]
+            part, data = np.split(data, [self._shard_tokens - shard["n_tokens"]])
+            with (self._folder / shard["file"]).open("ab") as stream:
+                stream.write(part)
+            self._shard_hash.update(part.tobytes())
+            shard["n_tokens"] += len(part)
+
+    def _end_shard(self) -> None:
+        if self._shards:
+            self._shards[-1]["sha256"] = self._shard_hash.hexdigest()
+        self._shard_hash = hashlib.sha256()
+
+    def _reread(self) -> None:
+        """The hashes of what is there, and nothing behind it."""
+        for file in self._folder.glob(f"{self._split}-*.bin"):
+            if file.name not in {shard["file"] for shard in self._shards}:
+                file.unlink()
+        for shard in self._shards:
+            path = self._folder / shard["file"]
+            os.truncate(path, shard["n_tokens"] * _ITEM[self.dtype].itemsize)
+            self._shard_hash = hashlib.sha256()
+            with path.open("rb") as stream:
+                while data := stream.read(1 << 24):
+                    self._hash.update(data)
+                    self._shard_hash.update(data)
+
+
+class _Numbers:
+    """Numbers that are appended to a file, which `close` reads whole and removes."""
+
+    def __init__(self, file: Path, count: int) -> None:
+        self._file, self._count = file, count
+        self._new = array("q")
+        file.touch()
+        os.truncate(file, count * self._new.itemsize)
+
+    def add(self, *numbers: int) -> None:
+        """Append."""
+        self._new.extend(numbers)
+
+    def write(self) -> int:
+        """How many are in the file."""
+        with self._file.open("ab") as stream:
+            stream.write(self._new.tobytes())
+        self._count += len(self._new)
+        self._new = array("q")
+        return self._count
+
+    def close(self) -> NDArray[np.int64]:
+        """All of them."""
+        self.write()
+        found = np.fromfile(self._file, "<i8")
+        self._file.unlink()
+        return found
+
+
+class TokenStore:
+    """One split, read as a single stream of tokens."""
+
+    def __init__(self, folder: Path, split: Split) -> None:
+        index = read_index(folder)["splits"][split]
+        self._folder, self.split = folder, split
+        self.n_tokens: int = index["n_tokens"]
+        self.n_documents: int = index["n_documents"]
+        self.n_bytes: int = index["n_bytes"]
+        self.sha256: str = index["sha256"]
+        self._hashes = [shard["sha256"] for shard in index["shards"]]
+        self._files = [folder / shard["file"] for shard in index["shards"]]
+        self._maps = [_mapped(file, index["dtype"], shard["n_tokens"]) for file, shard in zip(self._files, index["shards"], strict=True)]
+        self._shards = [np.frombuffer(shard, _ITEM[index["dtype"]]) for shard in self._maps]
+        self._ends = np.cumsum([len(shard) for shard in self._shards])
+        self.starts = _array(folder / f"{split}.documents.npy", (self.n_documents,))
+        n_parts = index.get("n_parts", 0)
+        self._parts = _array(folder / f"{split}.parts.npy", (n_parts, 2)) if n_parts else None
+
+    @classmethod
+    def open(cls, folder: Path, split: Split) -> "TokenStore":
+        """ConfigError names the file that is missing or has another size than the index says."""
+        return cls(folder, split)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A loader process maps the files itself instead of receiving their content."""
+        return TokenStore, (self._folder, self.split)
+
+    def read(self, start: int, stop: int) -> Tokens:
+        """Tokens start..stop-1, without a copy where one shard holds them all."""
+        first = int(np.searchsorted(self._ends, start, "right")) if len(self._shards) > 1 else 0
+        begin = int(self._ends[first]) - len(self._shards[first])
+        part = self._shards[first][start - begin : stop - begin]
+        if begin + len(self._shards[first]) >= stop or first + 1 == len(self._shards):
+            return part
+        return np.concatenate([part, self.read(int(self._ends[first]), stop)])
+
+    def release(self) -> None:
+        """What was read stops counting as memory of this process; after a pass through the maps all of it would."""
+        for shard in self._maps:
+            shard.madvise(mmap.MADV_DONTNEED)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether its records are more than a text each."""
+        return self._parts is not None
+
+    @property
+    def parts(self) -> NDArray[np.int64]:
+        """(parts, 2): where each part of a record starts, and its kind. Only stores of records that are more than a text have them."""
+        assert self._parts is not None
+        return self._parts
+
+    def verify(self, vocab_size: int, memory: Path) -> None:
+        """Reads every token once; again only where a file has changed since, which the folder `memory` tells.
+
+        ConfigError names the shard with an id that the vocabulary does not have, or with another checksum than the index says.
+        """
+        stats = [(str(file), (s := file.stat()).st_size, s.st_mtime_ns, s.st_ctime_ns) for file in self._files]
+        name = hashlib.sha256(json.dumps([vocab_size, stats]).encode()).hexdigest()[:16]
+        if (memory / name).exists():
+            return
+        for file, shard, wanted in zip(self._files, self._shards, self._hashes, strict=True):
+            found = hashlib.sha256()
+            for at in range(0, len(shard), _SHARD_TOKENS >> 4):
+                tokens = shard[at : at + (_SHARD_TOKENS >> 4)]
+                if (highest := int(tokens.max())) >= vocab_size:
+                    raise _damaged(file, f"holds token id {highest}, and the vocabulary has {vocab_size} ids")
+                found.update(tokens.data)
+                self.release()
+            if found.hexdigest() != wanted:
+                raise _damaged(file, "has another checksum than the index says")
+        memory.mkdir(exist_ok=True)
+        (memory / name).touch()
+
+
+def write_index(folder: Path, index: Tree) -> None:
+    """index.json: `splits` and whatever else describes them. Written last."""
+    (folder / "index.json").write_text(json.dumps({"format": 1, **index}, indent=1) + "\n", encoding="utf-8")
+
+
+def read_index(folder: Path) -> Tree:
+    """The content of index.json."""
+    try:
+        return dict(json.loads((folder / "index.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise _damaged(folder / "index.json", f"cannot be read ({error})") from None
+
+
+def _mapped(file: Path, dtype: str, n_tokens: int) -> mmap.mmap:
+    item = _ITEM[dtype]
+    size = file.stat().st_size if file.is_file() else None
+    if size != n_tokens * item.itemsize:
+        fault = "is missing" if size is None else f"has {size:,} bytes, and the index says {n_tokens * item.itemsize:,}"
+        raise _damaged(file, fault)
+    with file.open("rb") as stream:
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _array(file: Path, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    try:
+        found: NDArray[np.int64] = np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError, EOFError) as error:
+        raise _damaged(file, f"cannot be read ({error})") from None
+    if found.shape != shape or found.dtype != np.dtype("<i8"):
+        raise _damaged(file, f"holds an array of {found.shape}, and the index says {shape}")
+    return found
+
+
+def _damaged(file: Path, fault: str) -> ConfigError:
+    return ConfigError(f"{file}: the token cache is damaged: it {fault}. Delete {file.parent}, and it is built anew.")

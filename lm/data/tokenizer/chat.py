@@ -1,0 +1,106 @@
+"""Chats as tokens: a template writes them out, and what the assistant says is learned."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lm.data.config import ChatRecord, PreferenceRecord
+from lm.data.sources.base import Turn
+from lm.data.sources.records import ASSISTANT
+from lm.data.tokenizer.rendering import CLOSE, OPEN
+from lm.data.tokenizer.sandbox import compiled
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+
+_BUILT_IN = Path(__file__).with_name("chat_templates")
+_BREAK = "\ufdd2"  # put into special tokens that a message spells, so that they are not read as such
+_GENERATION = re.compile(r"{%[-+]?\s*generation\b")
+_HELD = str.maketrans(dict.fromkeys((OPEN, CLOSE, _BREAK), "\ufffd"))
+
+
+class Run(NamedTuple):
+    """What follows one another and is learned, or is not: texts, and ids of special tokens that the template wrote."""
+
+    parts: list[int | str]
+    learned: bool
+
+
+class ChatTemplate:
+    """Messages to runs. Only the template's own special tokens become such: those that a message spells stay text.
+
+    The template says what is learned by `{% generation %}`; without it, that is what each assistant's message adds to the text.
+    """
+
+    def __init__(self, source: str, where: str, tokenizer: Tokenizer) -> None:
+        self._render = compiled(source, where)
+        self._marks = _GENERATION.search(source) is not None
+        self._where, self._tokenizer = where, tokenizer
+        self._names = {"bos_token": tokenizer.specials.bos or "", "eos_token": tokenizer.specials.eos or ""}
+
+    def runs(self, turns: Sequence[Turn]) -> list[Run]:
+        """Without empty ones."""
+        messages = self._messages(turns)
+        texts = self._marked(messages) if self._marks else self._compared(messages)
+        return [Run(self._split(text), learned) for text, learned in texts if text]
+
+    def question(self, turns: Sequence[Turn]) -> list[int | str]:
+        """All up to where the assistant's next answer begins."""
+        return self._split(self._text(self._messages(turns), ask=True))
+
+    def end(self) -> int | None:
+        """The special token that the template writes behind an answer; None where it writes none."""
+        answer = "\ufdd3"
+        text = self._text([{"role": "user", "content": answer}, {"role": ASSISTANT, "content": answer}])
+        behind = self._split(text.rpartition(answer)[2])
+        return next((part for part in behind if isinstance(part, int)), None)
+
+    def _marked(self, messages: list[dict[str, str]]) -> Iterator[tuple[str, bool]]:
+        for number, part in enumerate(self._text(messages).split(OPEN)):
+            learned, _, rest = part.partition(CLOSE) if number else ("", "", part)
+            yield learned, True
+            yield rest, False
+
+    def _compared(self, messages: list[dict[str, str]]) -> Iterator[tuple[str, bool]]:
+        """Each answer is what the text with it has beyond the text that asks for it."""
+        done = ""
+        for number, message in enumerate(messages):
+            if message["role"] != ASSISTANT:
+                continue
+            asked, answered = self._text(messages[:number], ask=True), self._text(messages[: number + 1])
+            if not asked.startswith(done) or not answered.startswith(asked):
+                raise ConfigError(
+                    f"{self._where}: the chat template rewrites what came before message {number + 1}, so what is learned cannot be told."
+                    " Put {% generation %} around the assistant's part of it."
+                )
+            yield asked[len(done) :], False
+            yield answered[len(asked) :], True
+            done = answered
+
+    def _text(self, messages: list[dict[str, str]], ask: bool = False) -> str:
+        return self._render(messages, {**self._names, "add_generation_prompt": ask})
+
+    def _messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
+        return [{"role": turn.role, "content": self._plain(turn.text)} for turn in turns]
+
+    def _plain(self, text: str) -> str:
+        """The text with every special token in it broken."""
+        parts = self._tokenizer.split_specials(text.translate(_HELD))
+        names = [self._tokenizer.special_name(part) if isinstance(part, int) else part for part in parts]
+        return "".join(name[:1] + _BREAK + name[1:] if isinstance(part, int) else name for name, part in zip(names, parts, strict=True))
+
+    def _split(self, text: str) -> list[int | str]:
+        parts = self._tokenizer.split_specials(text)
+        return [part.replace(_BREAK, "") if isinstance(part, str) else part for part in parts]
+
+
+def template_source(record: ChatRecord | PreferenceRecord, tokenizer: Tokenizer) -> tuple[str, str]:
+    """The template that a config means, and what to call it in an error."""
+    if record.template is None and tokenizer.chat_template is not None:
+        return tokenizer.chat_template, "tokenizer"
+    name = record.template or "plain"
+    file = _BUILT_IN / f"{name}.jinja" if name in ("plain", "chatml") else Path(name).expanduser()
+    try:
+        return file.read_text(encoding="utf-8"), f"data.record.template={name}"
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"data.record.template: {file} cannot be read ({error}). Give plain, chatml or a jinja file.") from None

@@ -1,0 +1,93 @@
+"""The process that runs one chat template, as a program that sandbox.py starts. One JSON value a line comes in, one goes out."""
+
+import json
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_MEMORY = 192 << 20  # bytes of addresses, Python's own with them
+_SECONDS = 1.0  # of the processor, for one rendering
+_MAX_TEXT = 1 << 24
+
+OPEN, CLOSE = "\ufdd0", "\ufdd1"  # around what {% generation %} holds; no text may hold these
+
+
+class _Generation(Extension):
+    """`{% generation %}...{% endgeneration %}`, as transformers reads it."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+    def _marked(self, caller: Callable[[], str]) -> str:
+        return f"{OPEN}{caller()}{CLOSE}"
+
+
+def _template(source: str) -> Template:
+    """In an environment as transformers sets it up."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
+    environment.filters["tojson"] = _json
+    environment.globals["raise_exception"] = _refuse
+    return environment.from_string(source)
+
+
+def _rendered(template: Template, names: dict[str, Any]) -> str:
+    text = template.render(names)
+    if len(text) > _MAX_TEXT:
+        raise OverflowError(f"it writes more than {_MAX_TEXT:,} characters")
+    return text
+
+
+def _json(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
+    """Plain JSON, where jinja's own escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _answer(work: Callable[..., Any], *args: Any) -> None:
+    """A result, or what went wrong, on a line of its own. One that takes too long is ended by the system, and gives none."""
+    signal.setitimer(signal.ITIMER_PROF, _SECONDS)
+    try:
+        line = json.dumps({"result": work(*args)})
+    except MemoryError:
+        line = json.dumps({"error": f"it takes more than {_MEMORY >> 20} MiB of memory"})
+    except Exception as error:
+        line = json.dumps({"error": str(error)[:500] or type(error).__name__})
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    print(line, flush=True)
+
+
+def main() -> None:
+    """The first line is the template's source, each further one the names that it is to be rendered with. Ends where its input ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they go to the whole group; what it renders for ends, and closes its input
+    with suppress(ValueError, OSError):  # a system without this limit, such as macOS
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    found: list[Template] = []
+
+    def render(names: dict[str, Any]) -> str:
+        return _rendered(found[0], names)
+
+    def read(source: str) -> None:
+        found.append(_template(source))
+
+    for count, line in enumerate(sys.stdin):
+        _answer(render if count else read, json.loads(line))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""Text to token ids and back, over the `tokenizers` library. Special tokens are never read out of text."""
+
+import codecs
+import hashlib
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as RawTokenizer
+
+from lm.config import Tree, did_you_mean
+from lm.data.config import TokenizerConfig, TokenizerFileConfig
+from lm.data.tokenizer.bytelevel import is_plain, token_bytes, unknown_token
+from lm.errors import ConfigError
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # chosen explicitly, or the library warns at every later fork
+
+PIECE = 1 << 18  # characters of a long document that are encoded at once
+
+_LAST_CUT = re.compile(r".*[^\W_](?=[ \t\n])", re.DOTALL)
+
+
+class Specials(NamedTuple):
+    """The texts of the special tokens."""
+
+    bos: str | None
+    eos: str | None
+    pad: str | None
+
+
+_MASKS = ("<|mask|>", "[MASK]", "<mask>")
+_USUAL = {
+    "bos": ("<|bos|>", "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[CLS]"),
+    "eos": ("<|eos|>", "</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "[EOS]", "[SEP]"),
+    "pad": ("<|pad|>", "<pad>", "[PAD]", "<|padding|>", "<|finetune_right_pad_id|>"),
+}
+
+
+class Tokenizer:
+    """A `tokenizers` tokenizer that knows its bos, eos and pad. Text that spells a special token is encoded as text."""
+
+    def __init__(self, raw: RawTokenizer, specials: Specials, adds_bos: bool = True) -> None:
+        """adds_bos: a document begins with bos, where that is another token than eos."""
+        raw.no_truncation()
+        raw.no_padding()
+        raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials if name])
+        raw.encode_special_tokens = True
+        self._raw = raw
+        self.specials = specials
+        self.bos = raw.token_to_id(specials.bos) if specials.bos else None
+        self.eos = raw.token_to_id(specials.eos) if specials.eos else None
+        pad = raw.token_to_id(specials.pad) if specials.pad else None
+        self.pad: int = next((i for i in (pad, self.eos, self.bos) if i is not None), 0)
+        vocab = raw.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocab.values()) + 1
+        self._adds_bos, state = adds_bos, self.content()
+        decides = [state, specials] if adds_bos else [state, specials, adds_bos]
+        self.hash: str = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+        self._special = {i: token.content for i, token in raw.get_added_tokens_decoder().items() if token.special}
+        self.mask = self.special(_MASKS)
+        self.unknown = unknown_token(state)
+        self._bytes = token_bytes(state)
+        self._plain = self._bytes is not None and is_plain(state, self._bytes)
+        self._leaks = self._leaking()
+        self.chat_template: str | None = None
+
+    def content(self) -> Tree:
+        """Of its tokenizer.json."""
+        return dict(json.loads(self._raw.to_str()))
+
+    def special(self, names: Sequence[str]) -> int | None:
+        """The id of the first of these names that is a special token here."""
+        ids = {name: i for i, name in self._special.items()}
+        return next((ids[name] for name in names if name in ids), None)
+
+    def special_ids(self) -> NDArray[np.int64]:
+        """The ids of all special tokens, ascending."""
+        return np.array(sorted(self._special), np.int64)
+
+    def names(self) -> dict[int, str]:
+        """The texts of the special tokens by id."""
+        return dict(self._special)
+
+    def special_name(self, token: int) -> str:
+        """The text of a special token."""
+        return self._special[token]
+
+    def split_specials(self, text: str) -> list[int | str]:
+        """The text with every special token that it spells as its id: for what a template writes, never for what a user does."""
+        ids = {name: i for i, name in self._special.items()}
+        names = "|".join(re.escape(name) for name in sorted(ids, key=len, reverse=True))
+        parts = re.split(f"({names})", text) if names else [text]
+        return [ids.get(part, part) for part in parts if part]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text alone, without bos or eos."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text alone."""
+        return [ids.tolist() for ids in self.encode_arrays(texts)]
+
+    def encode_arrays(self, texts: list[str]) -> list[NDArray[np.uint32]]:
+        """What `encode_batch` gives, as arrays; on all cores, except for plain bytes, which need none."""
+        if self._plain:
+            return [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) for text in texts]
+        parts = [self._leaks.split(text) if self._leaks else [text] for text in texts]
+        encoded = iter(self._raw.encode_batch_fast([part for split in parts for part in split], add_special_tokens=False))
+        arrays = [[np.array(next(encoded).ids, np.uint32) for _ in split] for split in parts]
+        return [found[0] if len(found) == 1 else np.concatenate(found) for found in arrays]
+
+    def encode_as_saved(self, text: str) -> list[int]:
+        """Ids of the text with the special tokens that tokenizer.json itself puts around it, which nothing here reads."""
+        return list(self._raw.encode(text, add_special_tokens=True).ids)
+
+    def document(self, text: str) -> list[int]:
+        """[bos] text [eos], as far as the tokenizer has them; one separator where bos is eos."""
+        return [*self.prefix, *self.encode(text), *self.suffix]
+
+    @property
+    def prefix(self) -> list[int]:
+        """What starts a packed document."""
+        return [self.bos] if self._adds_bos and self.bos is not None and self.bos != self.eos else []
+
+    @property
+    def start(self) -> int:
+        """What the decoder of an encoder-decoder begins with, unless its model says otherwise: bos, or else pad."""
+        return self.bos if self.bos is not None else self.pad
+
+    @property
+    def suffix(self) -> list[int]:
+        """What ends a packed document."""
+        return [self.eos] if self.eos is not None else []
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of the ids; specials and ids outside the vocabulary give nothing, broken UTF-8 gives U+FFFD."""
+        if self._bytes is not None:
+            return b"".join(self._bytes.get(i, b"") for i in ids).decode("utf-8", "replace")
+        return str(self._raw.decode([i for i in ids if i < self.vocab_size], skip_special_tokens=True))
+
+    def stream(self) -> "Stream":
+        """Decoding token by token."""
+        return Stream(self)
+
+    def token_bytes(self) -> NDArray[np.int32] | None:
+        """(v,) UTF-8 bytes that each token stands for, 0 for specials; None where tokens are not bytes (SentencePiece, WordPiece)."""
+        if self._bytes is None:
+            return None
+        return np.array([len(self._bytes.get(i, b"")) for i in range(self.vocab_size)], np.int32)
+
+    def token_text(self, token: int) -> bytes | None:
+        """The bytes of one token; None where tokens are not bytes."""
+        return None if self._bytes is None else self._bytes.get(token, b"")
+
+    def save(self, folder: Path) -> None:
+        """tokenizer.json and tokenizer_config.json, as `transformers` names and reads them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._raw.save(str(folder / "tokenizer.json"))
+        names: Tree = {f"{key}_token": name for key, name in self.specials._asdict().items()}
+        names |= {"mask_token": self._special[self.mask]} if self.mask is not None else {}
+        names |= {"chat_template": self.chat_template} if self.chat_template is not None else {}
+        names |= {} if self._adds_bos else {"add_bos_token": False}
+        config: Tree = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    def _leaking(self) -> re.Pattern[str] | None:
+        """Some models (Unigram, ignore_merges) hold specials as ordinary pieces: where to cut such a text so that none is found."""
+        names = [name for i, name in self._special.items() if len(name) > 1 and i in self._raw.encode(name, add_special_tokens=False).ids]
+        return re.compile("|".join(f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in names)) if names else None
+
+
+class Stream:
+    """Decodes token by token; what `push` and `flush` return, joined, is what `decode` returns."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._ids: list[int] = []
+        self._sent = ""
+
+    def push(self, token: int) -> str:
+        """The text that is complete now; a character in pieces is held back."""
+        data = self._tokenizer.token_text(token)
+        if data is not None:
+            return self._utf8.decode(data)
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids)
+        return "" if text.endswith("\ufffd") else self._send(text)
+
+    def flush(self) -> str:
+        """What is still held back, broken characters as U+FFFD."""
+        return self._utf8.decode(b"", final=True) or self._send(self._tokenizer.decode(self._ids))
+
+    def _send(self, text: str) -> str:
+        new = text[len(self._sent) :]
+        self._sent += new
+        return new
+
+
+def pieces(chunks: Iterable[str]) -> Iterator[str]:
+    """A document in parts of at most PIECE characters that encode, joined, as the whole does.
+
+    Cut after a letter or digit and before a blank, where all usual pre-tokenizers split. Two exceptions: a part without such a place
+    is cut anywhere, and tokenizers that put a space before each text (SentencePiece style) put one before each part.
+    """
+    rest = ""
+    for chunk in chunks:
+        for at in range(0, len(chunk), PIECE):
+            rest += chunk[at : at + PIECE]
+            while len(rest) > PIECE:
+                found = _LAST_CUT.match(rest, 0, PIECE)
+                end = found.end() if found else PIECE
+                yield rest[:end]
+                rest = rest[end:]
+    if rest:
+        yield rest
+
+
+def load_tokenizer(path: Path, foreign: bool = False) -> Tokenizer:
+    """From a model folder or a tokenizer.json. tokenizer_config.json beside it names the specials, and whether documents begin with bos;
+    for names that it lacks, the usual ones are looked for.
+
+    foreign: made by another program. Where the config does not say it, documents then begin with bos if tokenizer.json begins texts so.
+    """
+    file = path / "tokenizer.json" if path.is_dir() else path
+    config = file.with_name("tokenizer_config.json")
+    named = _read_json(config) if config.is_file() else {}
+    names = {key: _content(named.get(f"{key}_token")) for key in _USUAL}
+    raw, specials = _load(file, Specials(**names), [key for key in _USUAL if f"{key}_token" not in named])
+    adds_bos = named.get("add_bos_token")
+    if not isinstance(adds_bos, bool):
+        adds_bos = not foreign or specials.bos in raw.encode("a", add_special_tokens=True).tokens[:1]
+    tokenizer = Tokenizer(raw, specials, adds_bos)
+    tokenizer.chat_template = _chat_template(file.with_name("chat_template.jinja"), named.get("chat_template"))
+    return tokenizer
+
+
+def build_tokenizer(cfg: TokenizerConfig, texts: Iterable[str], extra: Sequence[str] = ()) -> Tokenizer:
+    """What the config asks for; only trained kinds read the texts.
+
+    extra: special tokens beside bos, eos and pad, for tokenizers that are made here; a given file is left as it is.
+    """
+    if isinstance(cfg, TokenizerFileConfig):
+        return Tokenizer(*_load(Path(cfg.path).expanduser(), Specials(cfg.bos, cfg.eos, cfg.pad), _USUAL))
+    from lm.data.tokenizer.train import train_tokenizer
+
+    return train_tokenizer(cfg, texts, extra)
+
+
+def _load(file: Path, named: Specials, open_to_guess: Collection[str]) -> tuple[RawTokenizer, Specials]:
+    """open_to_guess: which of the specials have one of the usual names, where none is given."""
+    if not file.is_file():
+        raise ConfigError(f"tokenizer: {file} does not exist. Give the path of a tokenizer.json.")
+    try:
+        raw = RawTokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise ConfigError(f"tokenizer: {file} is not a tokenizer.json of the tokenizers library ({error}). Save it again.") from None
+    vocab = raw.get_vocab(with_added_tokens=True)
+    for key, name in named._asdict().items():
+        if name is not None and name not in vocab:
+            added = [token.content for token in raw.get_added_tokens_decoder().values()]
+            raise ConfigError(f"tokenizer.{key}: {name!r} is not in the vocabulary of {file}. {did_you_mean(name, added)}")
+    usual = {key: next((name for name in _USUAL[key] if name in vocab), None) for key in open_to_guess}
+    return raw, Specials(**{key: name or usual.get(key) for key, name in named._asdict().items()})
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"tokenizer: {path} is not JSON ({error}). Save the tokenizer again.") from None
+    return tree if isinstance(tree, dict) else {}
+
+
+def _chat_template(file: Path, given: Any) -> str | None:
+    """Of a file of its own, or of tokenizer_config.json: a text, or several with names, of which one is the default."""
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    if isinstance(given, list):
+        given = next((entry.get("template") for entry in given if isinstance(entry, dict) and entry.get("name") == "default"), None)
+    return given if isinstance(given, str) else None
+
+
+def _content(token: Any) -> str | None:
+    """A special token in tokenizer_config.json is a text or an object that holds it."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None

@@ -1,0 +1,29 @@
+"""Granite 3.  IBM 2024, "Granite 3.0 Language Models"."""
+
+from typing import Any, ClassVar
+
+from lm.config import Tree
+from lm.hf.families.llama import Llama
+
+
+class Granite(Llama):
+    """Llama with a factor on the embeddings, the scores, what each sublayer adds, and the logits (a divisor in the file)."""
+
+    name = "granite"
+    architecture = "GraniteForCausalLM"
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **Llama.fields,
+        "embed.scale": ("embedding_multiplier", 1.0),
+        "attention.scale": ("attention_multiplier", 1.0),
+        "block.residual_scale": ("residual_multiplier", 1.0),
+    }
+    further: ClassVar[tuple[str, ...]] = (*Llama.further, "logits_scaling")
+
+    def read(self, hf: Tree) -> Tree:
+        return super().read(hf) | {"head.scale": 1 / (hf.get("logits_scaling") or 1.0)}
+
+    def write(self, ours: Tree) -> Tree:
+        return super().write(ours) | {"logits_scaling": 1 / ours["head.scale"]}
+
+
+FAMILY = Granite()

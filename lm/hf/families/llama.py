@@ -1,0 +1,74 @@
+"""Llama 1 to 3, and what is built like them.  Grattafiori et al. 2024, arXiv:2407.21783."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.config import Tree
+from lm.hf.io.family import Family, Pair, activation, hf_activation, module, same
+from lm.hf.options.rope import ROPE_KEYS, read_rope, write_rope
+
+
+class Llama(Family):
+    """RMSNorm, RoPE, grouped queries, a gated feed-forward."""
+
+    name = "llama"
+    architecture = "LlamaForCausalLM"
+    prefix = "model."
+    theta: ClassVar[float] = 10000.0  # where the file names none
+    ignored = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        "vocab_size": "vocab_size",
+        "max_seq_len": "max_position_embeddings",
+        "d_model": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "norm.eps": ("rms_norm_eps", 1e-6),
+        "attention.n_heads": "num_attention_heads",
+        "attention.n_kv_heads": ("num_key_value_heads", None),
+        "attention.head_dim": ("head_dim", None),
+        "attention.qkv_bias": ("attention_bias", False),
+        "attention.out_bias": ("attention_bias", False),
+        "attention.dropout": ("attention_dropout", 0.0),
+        "ffn.hidden": "intermediate_size",
+        "ffn.bias": ("mlp_bias", False),
+        "head.tied": ("tie_word_embeddings", False),
+    }
+    further: ClassVar[tuple[str, ...]] = (*ROPE_KEYS, "hidden_act")
+    fixed: ClassVar[Tree] = {
+        "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "ffn.kind": "mlp", "ffn.gated": True,
+        "position.kind": "rope", "block.kind": "sequential",
+    }  # fmt: skip
+
+    def read(self, hf: Tree) -> Tree:
+        return {"ffn.activation": activation(hf, "hidden_act", "silu"), **read_rope(hf, self.theta)}
+
+    def write(self, ours: Tree) -> Tree:
+        return {"hidden_act": hf_activation(ours.get("ffn.activation")), **write_rope(ours)}
+
+    def pairs(self, ours: Tree) -> Iterator[Pair]:
+        yield same("embed.weight", "model.embed_tokens.weight")
+        yield same("head.weight", "lm_head.weight")
+        yield from module("norm", "model.norm")
+        for i in range(ours["n_layers"]):
+            yield from self.block(f"blocks.{i}", f"model.layers.{i}", ours)
+
+    def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        """The tensors of one layer."""
+        yield from self.norms(here, there)
+        for name in "qkvo":
+            yield from module(f"{here}.attention.{name}", f"{there}.self_attn.{name}_proj")
+        for name in "qk":
+            yield from module(f"{here}.attention.{name}_norm", f"{there}.self_attn.{name}_norm")  # Qwen3, OLMo 2
+        yield from self.ffn(here, there, ours)
+
+    def norms(self, here: str, there: str) -> Iterator[Pair]:
+        """Those around the sublayers."""
+        yield from module(f"{here}.attention_residual.norm", f"{there}.input_layernorm")
+        yield from module(f"{here}.ffn_residual.norm", f"{there}.post_attention_layernorm")
+
+    def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        """The feed-forward."""
+        for name in ("gate", "up", "down"):
+            yield from module(f"{here}.ffn.{name}", f"{there}.mlp.{name}_proj")
+
+
+FAMILY = Llama()

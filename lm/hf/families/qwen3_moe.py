@@ -1,0 +1,73 @@
+"""Qwen3 with experts.  Yang et al. 2025, arXiv:2505.09388."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.config import Tree
+from lm.errors import ConfigError
+from lm.hf.families.llama import Llama
+from lm.hf.families.qwen3 import Qwen3
+from lm.hf.io.family import Pair, activation, gated, hf_activation
+from lm.hf.options.rope import read_rope, write_rope
+
+
+class Qwen3MoE(Qwen3):
+    """Qwen3 with a mixture of experts in all layers, or in every n-th and not in the first ones; a window is in all of them."""
+
+    name = "qwen3_moe"
+    architecture = "Qwen3MoeForCausalLM"
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in Qwen3.fields.items() if not ours.startswith("ffn.")},
+        "attention.n_kv_heads": ("num_key_value_heads", 4),
+        "attention.head_dim": ("head_dim", None),
+        "ffn.expert.hidden": ("moe_intermediate_size", 768),
+        "ffn.top_k": ("num_experts_per_tok", 8),
+        "ffn.every": ("decoder_sparse_step", 1),
+        "ffn.router.normalize": ("norm_topk_prob", False),
+    }
+    further: ClassVar[tuple[str, ...]] = (
+        *Llama.further, "sliding_window", "use_sliding_window", "max_window_layers", "num_experts", "num_local_experts", "mlp_only_layers",
+        "intermediate_size",
+    )  # fmt: skip
+    fixed: ClassVar[Tree] = {
+        "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "attention.qk_norm": "head", "ffn.kind": "moe",
+        "ffn.expert.gated": True, "ffn.router.kind": "softmax", "block.kind": "sequential",
+    }  # fmt: skip
+
+    def read(self, hf: Tree) -> Tree:
+        first = hf.get("mlp_only_layers") or []
+        if first != list(range(len(first))):
+            raise ConfigError(
+                f"config.json: mlp_only_layers={first} are not the first ones. lm has no other pattern; import another model."
+            )
+        act = activation(hf, "hidden_act", "silu")
+        dense: Tree = {"ffn.dense": None}
+        if first or hf.get("decoder_sparse_step", 1) > 1:
+            dense = {"ffn.dense.hidden": hf.get("intermediate_size", 6144), "ffn.dense.activation": act}
+        return {
+            "attention.window": hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None,
+            "ffn.n_experts": hf.get("num_local_experts", hf.get("num_experts", 128)),
+            "ffn.first_dense": len(first),
+            "ffn.expert.activation": act,
+            **dense,
+            **read_rope(hf),
+        }
+
+    def write(self, ours: Tree) -> Tree:
+        window, dense = ours["attention.window"], ours.get("ffn.dense.hidden")
+        return {
+            "num_experts": ours["ffn.n_experts"],
+            "num_local_experts": ours["ffn.n_experts"],
+            "mlp_only_layers": list(range(ours["ffn.first_dense"])),
+            "hidden_act": hf_activation(ours["ffn.expert.activation"]),
+            **({"use_sliding_window": True, "sliding_window": window} if window is not None else {}),
+            **({"intermediate_size": dense} if dense is not None else {}),
+            **write_rope(ours),
+        }
+
+    def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        """Of a dense layer, and of one with experts."""
+        yield from gated(f"{here}.ffn", f"{there}.mlp", ours["ffn.n_experts"])
+
+
+FAMILY = Qwen3MoE()

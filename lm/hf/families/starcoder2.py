@@ -1,0 +1,42 @@
+"""StarCoder 2.  Lozhkov et al. 2024, arXiv:2402.19173."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.config import Tree
+from lm.hf.families.llama import Llama
+from lm.hf.io.family import Pair, activation, module
+from lm.hf.options.rope import read_rope
+
+
+class StarCoder2(Llama):
+    """Llama with layer norms, biases everywhere, a feed-forward without a gate, and a window in every layer."""
+
+    name = "starcoder2"
+    architecture = "Starcoder2ForCausalLM"
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **Llama.fields,
+        "norm.eps": ("norm_epsilon", 1e-5),
+        "attention.n_kv_heads": ("num_key_value_heads", 2),
+        "attention.qkv_bias": ("use_bias", True),
+        "attention.out_bias": ("use_bias", True),
+        "attention.window": ("sliding_window", None),
+        "ffn.bias": ("use_bias", True),
+        "head.tied": ("tie_word_embeddings", True),
+        "dropout": ("residual_dropout", 0.0),
+    }
+    further: ClassVar[tuple[str, ...]] = (*Llama.further, "activation_function", "scale_attn_weights")  # the last two without effect
+    fixed: ClassVar[Tree] = {**Llama.fixed, "norm.kind": "layer", "ffn.gated": False}
+
+    def read(self, hf: Tree) -> Tree:
+        return {"ffn.activation": activation(hf, "hidden_act", "gelu_pytorch_tanh"), **read_rope(hf)}
+
+    def write(self, ours: Tree) -> Tree:
+        return super().write(ours) | {"embedding_dropout": ours["dropout"]}
+
+    def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        yield from module(f"{here}.ffn.up", f"{there}.mlp.c_fc")
+        yield from module(f"{here}.ffn.down", f"{there}.mlp.c_proj")
+
+
+FAMILY = StarCoder2()

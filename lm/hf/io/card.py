@@ -1,0 +1,32 @@
+"""The README.md of an exported model: what it is and where it comes from, and no claim beyond that."""
+
+from lm.config import Tree
+from lm.hf.io.family import Family
+from lm.nn.transformer import LM
+from lm.storage.model_folder import read_config, resolve_model
+
+_TASKS = {"decoder": "text-generation", "encoder": "fill-mask", "encoder_decoder": "text2text-generation"}
+
+
+def model_card(source: str, family: Family, model: LM) -> str:
+    """Markdown with the header that the hub reads.  source: the folder that the model was read from."""
+    saved = read_config(resolve_model(source))
+    size = sum(p.numel() for p in model.parameters())
+    facts = {
+        "Architecture": f"{family.architecture}, {size / 1e6:,.1f} M parameters",
+        "Context": f"{model.max_seq_len:,} tokens",
+        "Run": _text(saved, "run"),
+        "Optimizer steps": _text(saved, "step"),
+        "Started from": _text(saved, "parent"),
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value)
+    name = saved.get("run") or source.rstrip("/").rpartition("/")[-1]
+    return (
+        f"---\nlibrary_name: transformers\npipeline_tag: {_TASKS[model.cfg.kind]}\n---\n\n# {name}\n\n"
+        f"Trained with lm (slotlm) and exported to the format of transformers.\n\n| | |\n|---|---|\n{table}\n\n"
+        "Intended use, training data and limits are for its author to state.\n"
+    )
+
+
+def _text(saved: Tree, key: str) -> str:
+    return str(saved[key]) if saved.get(key) is not None else ""

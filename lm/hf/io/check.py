@@ -1,0 +1,59 @@
+"""Whether transformers computes from an exported folder what the model itself computes. Needs the extra `hf`."""
+
+import importlib.util
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from lm.hf.io.family import Family
+from lm.hf.options.context import changes_at, shortened
+from lm.nn.batch import Batch
+from lm.nn.transformer import LM, build_model
+from lm.storage.model_folder import copy_weights
+
+TOKENS = 64
+LONGEST = 8192  # tokens of one row, where so many are needed
+
+
+class Comparison(NamedTuple):
+    """Of the logits of random tokens: the largest difference, and their spread.  left_out: what was not compared."""
+
+    difference: float
+    spread: float
+    rows: int
+    tokens: int
+    left_out: str | None
+
+
+def available() -> bool:
+    """transformers is installed."""
+    return importlib.util.find_spec("transformers") is not None
+
+
+@torch.no_grad()
+def compare(folder: Path, family: Family, model: LM) -> Comparison:
+    """Both models in float32."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    theirs = getattr(transformers, family.auto).from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    rows, tokens, left_out = 2, min(TOKENS, model.max_seq_len), None
+    original = changes_at(model.cfg)
+    if original is not None and original + TOKENS <= LONGEST:
+        rows, tokens = 1, min(original + TOKENS, model.max_seq_len)
+        left_out = f"rows of up to {original:,} tokens, for which transformers has other rotary factors"
+    elif original is not None:
+        short = build_model(shortened(model.cfg, original))
+        copy_weights(short.named_parameters(), dict(model.named_parameters()), "the exported model")
+        model, tokens = short, min(TOKENS, original)
+        left_out = f"rows of over {original:,} tokens, for which there are other rotary factors"
+    model = model.float().eval()
+    ids = torch.randint(0, model.vocab_size, (rows, tokens), generator=torch.Generator().manual_seed(0))
+    if model.cfg.kind == "encoder_decoder":
+        expected = theirs(input_ids=ids, decoder_input_ids=ids.flip(1)).logits
+        found = model(Batch(ids.flip(1), source_tokens=ids))
+    else:
+        expected, found = theirs(ids).logits, model(Batch(ids))
+    return Comparison(float((expected - found).abs().max()), float(expected.std()), rows, tokens, left_out)

@@ -1,0 +1,214 @@
+"""A family: its config and its tensors, both ways. One file beside this one says all that is particular to it."""
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, ClassVar, NamedTuple
+
+from lm.config import Tree
+from lm.errors import ConfigError
+from lm.hf.io.transforms import Copies, Same, Stack, Transform
+from lm.nn.ffn.mlp import Activation
+from lm.nn.transformer import AnyModelConfig, model_config
+from lm.storage.run_folder import flatten, nest
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
+    "gelu_fast": "gelu_tanh", "quick_gelu": "quick_gelu", "relu2": "relu2",
+}  # fmt: skip
+"""Hugging Face's names for activations."""
+
+TRAINING_ONLY = (
+    "init.", "dropout", "attention.dropout", "ffn.dropout", "ffn.expert.dropout", "ffn.dense.dropout", "ffn.balance_loss",
+    "ffn.router_z_loss", "ffn.router.bias_rate", "ffn.router.jitter", "ffn.reference", "ahead.weight",
+)  # fmt: skip
+"""Options that change no logits of a trained model, so that no family needs a place for them."""
+
+
+class Pair(NamedTuple):
+    """Tensors here and in the file, and how they become each other."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    transform: Transform = Same()
+
+
+def same(ours: str, theirs: str) -> Pair:
+    """One tensor under two names."""
+    return Pair((ours,), (theirs,))
+
+
+def module(ours: str, theirs: str, transform: Transform | None = None) -> Iterator[Pair]:
+    """Weight and bias of one module; the bias where the model has one."""
+    for name in ("weight", "bias"):
+        yield Pair((f"{ours}.{name}",), (f"{theirs}.{name}",), transform or Same())
+
+
+def modules(ours: tuple[str, ...], theirs: str, transform: Transform) -> Iterator[Pair]:
+    """Weights and biases of several modules that are one in the file."""
+    for name in ("weight", "bias"):
+        yield Pair(tuple(f"{one}.{name}" for one in ours), (f"{theirs}.{name}",), transform)
+
+
+def experts(ours: str, theirs: str, n: int) -> Pair:
+    """One tensor stacked here, one for each expert there; `*` stands for its number."""
+    return Pair((ours,), tuple(theirs.replace("*", str(i)) for i in range(n)), Stack())
+
+
+def gated(here: str, there: str, n_experts: int) -> Iterator[Pair]:
+    """A gated feed-forward of one kind, and of experts, with their router: what a layer has of it."""
+    yield same(f"{here}.router.weight", f"{there}.gate.weight")
+    for name in ("gate", "up", "down"):
+        yield same(f"{here}.{name}.weight", f"{there}.{name}_proj.weight")
+        yield experts(f"{here}.experts.{name}", f"{there}.experts.*.{name}_proj.weight", n_experts)
+
+
+def embedding(ours: Tree, shared: str, *stacks: str) -> Pair:
+    """The embedding of an encoder-decoder; with an untied head, transformers 5 stores one for each stack too."""
+    return same("embed.weight", shared) if ours["head.tied"] else Pair(("embed.weight",), (shared, *stacks), Copies(1 + len(stacks)))
+
+
+class Family(ABC):
+    """Options are named by dotted path, as on the command line without `model.`; "theirs" are the keys of config.json."""
+
+    name: ClassVar[str]  # model_type
+    architecture: ClassVar[str]  # transformers' class with the head
+    auto: ClassVar[str] = "AutoModelForCausalLM"
+    prefix: ClassVar[str] = ""  # of the keys of a model without its head, which may be missing in the file
+    ignored: ClassVar[tuple[str, ...]] = ()  # patterns of keys in files that hold no weight of the model
+    older_endings: ClassVar[dict[str, str]] = {}  # of a tensor's key -> in older files
+    zero_if_missing: ClassVar[tuple[str, ...]] = ()  # keys of tensors that files leave out where they are zeros
+    renamed: ClassVar[dict[str, str]] = {}  # keys of config.json in other files -> theirs
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {}  # ours -> theirs, or (theirs, the value where it is missing)
+    further: ClassVar[tuple[str, ...]] = ()  # keys of config.json that read and write know, or that files have to no effect
+    fixed: ClassVar[Tree] = {}  # ours that all of the family share
+    fixed_there: ClassVar[Tree] = {}  # theirs that all of what we support share
+
+    def read(self, hf: Tree) -> Tree:
+        """Further options of ours, from config.json."""
+        return {}
+
+    def write(self, ours: Tree) -> Tree:
+        """Further keys of config.json; an option that a model lacks is missing in `ours`."""
+        return {}
+
+    @abstractmethod
+    def pairs(self, ours: Tree) -> Iterator[Pair]:
+        """Of a model with these options. Pairs whose tensors it does not have are left out."""
+
+    def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
+        """config.json, corrected where it says more than tensors of these names hold."""
+        return hf
+
+    def known_keys(self) -> set[str]:
+        """All of config.json that this family knows."""
+        return {theirs if isinstance(theirs, str) else theirs[0] for theirs in self.fields.values()} | {*self.further, *self.fixed_there}
+
+    def ignores(self, hf: Tree) -> tuple[str, ...]:
+        """`ignored`, where patterns depend on config.json."""
+        return self.ignored
+
+    def config(self, hf: Tree) -> AnyModelConfig:
+        """Raises ConfigError naming what is missing or does not fit."""
+        values = dict(self.fixed)
+        for ours, theirs in self.fields.items():
+            key, missing = (theirs, _NEEDED) if isinstance(theirs, str) else theirs
+            values[ours] = hf.get(key, missing)
+            if values[ours] is _NEEDED:
+                raise ConfigError(f"config.json: '{key}' is missing, and {self.name} needs it. Restore the file.")
+        try:
+            values |= self.read(hf)
+        except KeyError as error:
+            raise ConfigError(f"config.json: {error} is missing, and {self.name} needs it. Restore the file.") from None
+        except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            raise ConfigError(f"config.json: a value does not fit {self.name} ({error}). Restore the file.") from None
+        return model_config(nest(values), "config.json")
+
+    def hf(self, cfg: AnyModelConfig) -> Tree:
+        """config.json; what has no place in it is lost, see `homeless`."""
+        ours = resolved(cfg)
+        mapped = {theirs if isinstance(theirs, str) else theirs[0]: ours.get(name) for name, theirs in self.fields.items()}
+        return {"model_type": self.name, "architectures": [self.architecture], **self.fixed_there, **mapped, **self.write(ours)}
+
+    def homeless(self, cfg: AnyModelConfig) -> list[str]:
+        """Options that do not come back from this family's config.json, and as what they do: 'model.name=value must be other'.
+
+        Empty where the family can hold the model.
+        """
+        ours = resolved(cfg)
+        wrong_kind = [_differs(key, ours, self.fixed) for key in self.fixed if key.endswith("kind") and ours.get(key) != self.fixed[key]]
+        if wrong_kind:
+            return wrong_kind
+        try:
+            back = resolved(self.config(self.hf(cfg)))
+        except ConfigError as error:
+            return [str(error).removeprefix("config.json: ").rstrip(".")]
+        keys = [key for key in dict.fromkeys([*ours, *back]) if not key.startswith(TRAINING_ONLY)]
+        return [_differs(key, ours, back) for key in keys if not alike(ours.get(key), back.get(key))]
+
+
+_NEEDED = object()
+
+
+def _differs(key: str, ours: Tree, there: Tree) -> str:
+    return f"model.{key}={_shown(ours.get(key))} must be {_shown(there.get(key))}"
+
+
+def _shown(value: Any) -> str:
+    """As it is typed."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Equal, numbers up to rounding."""
+    if isinstance(a, float | int) and isinstance(b, float | int) and not isinstance(a, bool):
+        return math.isclose(a, b, rel_tol=1e-9)
+    return bool(a == b)
+
+
+def resolved(cfg: AnyModelConfig) -> Tree:
+    """All options by dotted path, with the numbers that null stands for, and without windows that no layer has."""
+    ours = flatten(cfg.tree())
+    a = cfg.attention
+    if a.kind == "gqa":
+        width = a.width(cfg.d_model)
+        ours |= {"attention.n_kv_heads": a.n_kv_heads or a.n_heads, "attention.head_dim": width, "attention.scale": a.scale or width**-0.5}
+        windows = {a.layer_window(layer) for layer in range(cfg.n_layers)}
+        ours["attention.window"] = None if windows == {None} else a.window
+        ours["attention.global_every"] = a.global_every if len(windows) == 2 else None
+    else:
+        ours["attention.scale"] = a.scale or (a.nope_dim + a.rope_dim) ** -0.5
+    if cfg.ffn.kind == "mlp":
+        ours["ffn.hidden"] = cfg.ffn.width(cfg.d_model)
+    else:
+        ours["ffn.expert.hidden"] = cfg.ffn.expert.width(cfg.d_model)
+        if cfg.ffn.dense is not None:
+            ours["ffn.dense.hidden"] = cfg.ffn.dense.width(cfg.d_model)
+    if cfg.kind == "encoder_decoder":
+        ours["n_encoder_layers"] = cfg.n_encoder_layers or cfg.n_layers
+    return ours
+
+
+def families() -> dict[str, Family]:
+    """By model_type: every module beside this one that has a FAMILY."""
+    import lm.hf.families
+
+    found = (getattr(import_module(f"lm.hf.families.{info.name}"), "FAMILY", None) for info in iter_modules(lm.hf.families.__path__))
+    return {family.name: family for family in found if isinstance(family, Family)}
+
+
+def activation(hf: Tree, key: str, missing: str | None = None) -> Activation:
+    """Ours, of the name that config.json has under this key, or of `missing` where it has none."""
+    name = hf.get(key, missing)
+    if name not in ACTIVATIONS:
+        raise ConfigError(f"config.json: {key}={name!r} is not known. Known are {', '.join(ACTIVATIONS)}.")
+    return ACTIVATIONS[name]
+
+
+def hf_activation(ours: Activation | None) -> str | None:
+    """The name there of an activation here."""
+    usual = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
+    return usual.get(str(ours), ours)

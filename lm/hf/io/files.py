@@ -1,0 +1,73 @@
+"""The safetensors of a folder in Hugging Face's format: one file, or several with an index."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from lm.errors import CheckpointError
+from lm.storage.atomic import read_json
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+class Files:
+    """Tensors by name, read one by one."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises CheckpointError where there are none that can be read, or others than the index lists."""
+        if (folder / SINGLE).is_file():
+            self._where = dict.fromkeys(_keys(folder / SINGLE), folder / SINGLE)
+        elif (folder / INDEX).is_file():
+            self._where = _indexed(folder)
+        else:
+            found = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
+            pickles = f"; {found[0]} is a pickle, which can run any code when it is read" if found else ""
+            raise CheckpointError(f"{folder}: {SINGLE} is missing{pickles}. Convert the model to safetensors first.")
+        self.names = set(self._where)
+
+    def read(self, key: str) -> Tensor:
+        """Raises CheckpointError for a tensor that cannot be read, is quantised, or holds NaN."""
+        file = self._where[key]
+        try:
+            with safe_open(file, framework="pt") as opened:
+                tensor: Tensor = opened.get_tensor(key)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{file}: {key} cannot be read ({error}). Download the file again.") from None
+        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+            raise CheckpointError(f"{file}: {key} is {tensor.dtype}, and fp32, fp16 or bf16 is needed. Use the unquantised model.")
+        return tensor if torch.isfinite(tensor).all() else _refuse_nan(file, key)
+
+
+def _indexed(folder: Path) -> dict[str, Path]:
+    """The file of each tensor, in which the index and the files agree."""
+    index = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(index, dict):
+        raise CheckpointError(f"{folder / INDEX}: 'weight_map' is missing. Download the file again.")
+    where = {str(key): _inside(folder, str(file)) for key, file in index.items()}
+    held = {(key, file) for file in set(where.values()) for key in _keys(file)}
+    for key, file in sorted(where.items() - held):
+        raise CheckpointError(f"{file}: {key} is not in it, and {INDEX} says that it is. Download both again.")
+    for key, file in sorted(held - where.items()):
+        raise CheckpointError(f"{file}: {key} is in it, and {INDEX} does not say so. Download both again.")
+    return where
+
+
+def _refuse_nan(file: Path, key: str) -> Tensor:
+    raise CheckpointError(f"{file}: {key} holds NaN or infinity. Use an earlier checkpoint of the model.")
+
+
+def _keys(file: Path) -> list[str]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return list(opened.keys())
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file}: it cannot be read as safetensors ({error}). Download the file again.") from None
+
+
+def _inside(folder: Path, file: str) -> Path:
+    """A plain file name beside the index; anything that points elsewhere is refused."""
+    if Path(file).name != file or not file.endswith(".safetensors"):
+        raise CheckpointError(f"{folder / INDEX}: '{file}' is not the name of a safetensors file in this folder. Download the index again.")
+    return folder / file

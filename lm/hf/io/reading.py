@@ -1,0 +1,142 @@
+"""From a Hugging Face folder to a config and weights of ours. Only JSON and safetensors are read, and no code."""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lm.config import Tree, did_you_mean
+from lm.errors import CheckpointError, ConfigError
+from lm.hf.io.family import Family, Pair, families, resolved
+from lm.hf.io.files import Files
+from lm.hf.options.context import changes_at, shortened
+from lm.hf.options.keys import unheard
+from lm.nn.transformer import AnyModelConfig, DecoderConfig, build_model
+from lm.storage.atomic import read_json
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """notes: what was left out, for the user."""
+
+    config: AnyModelConfig
+    weights: dict[str, Tensor]
+    family: Family
+    notes: list[str]
+
+
+def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
+    """Raises ConfigError for a config that no family of ours can hold, CheckpointError for files that do not fit it."""
+    hf = read_json(folder / CONFIG)
+    family = _family(folder, hf)
+    hf = {family.renamed.get(key, key): value for key, value in hf.items()}
+    try:
+        cfg = family.config(hf)
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error}") from None
+    notes = unheard(str(folder / CONFIG), hf, family, cfg)
+    if hf.get("auto_map"):
+        notes.append(f"{CONFIG}: auto_map names code of the model's own, which is not run")
+    files = Files(folder)
+    cfg, ignored = family.config(family.as_stored(hf, files.names)), family.ignores(hf)
+    try:
+        weights = _weights(folder, files, family, cfg, ignored)
+    except CheckpointError as error:
+        if not isinstance(cfg, DecoderConfig) or cfg.ahead is None:
+            raise
+        notes.append(f"{CONFIG}: the {cfg.ahead.depth} layers that predict further tokens are left out: {error}")
+        cfg = cfg.replace(ahead=None)
+        weights = _weights(folder, files, family, cfg, ignored)
+    if max_seq_len is not None:
+        cfg = shortened(cfg, max_seq_len)
+    if (original := changes_at(cfg)) is not None:
+        notes.append(
+            f"{CONFIG}: for rows of up to {original} tokens transformers has other rotary factors, and this model has those of longer rows"
+            f" for all: expect other logits there, or import with max_seq_len={original}"
+        )
+    return Imported(cfg, weights, family, notes)
+
+
+def _family(folder: Path, hf: Tree) -> Family:
+    known = families()
+    kind = str(hf.get("model_type"))
+    if hf.get("quantization_config"):
+        raise ConfigError(f"{folder / CONFIG}: quantization_config is set, and weights are read as they are. Use the unquantised model.")
+    if kind not in known:
+        raise ConfigError(f"{folder / CONFIG}: model_type={hf.get('model_type')!r} is not known. {did_you_mean(kind, known)}")
+    return known[kind]
+
+
+def _weights(folder: Path, files: Files, family: Family, cfg: AnyModelConfig, ignored: tuple[str, ...]) -> dict[str, Tensor]:
+    """Every tensor of the model, checked by name and shape, all in the type that most of them have; what no gradient moves (the correction
+    bias of a router, float32 beside bf16 matrices) stays as it is."""
+    parameters = dict(build_model(cfg, device="meta").named_parameters())
+    shapes = {name: p.shape for name, p in parameters.items()}
+    stored = list(_stored(family, list(family.pairs(resolved(cfg))), files.names))
+    named = [pair for pair in stored if pair.ours[0] in shapes and not _left_out(family, pair, files.names)]
+    missing = [key for pair in named for key in pair.theirs if key not in files.names]
+    used = {key for pair in named for key in pair.theirs} | _tied_copy(folder, stored, shapes.keys(), files)
+    unnamed = sorted(shapes.keys() - {name for pair in stored for name in pair.ours})
+    if unnamed:
+        raise CheckpointError(f"{folder}: {_listed('not read', unnamed)}{family.name} does not say where they are. Report it.")
+    extra = [key for key in files.names if key not in used and not any(re.fullmatch(pattern, key) for pattern in ignored)]
+    if missing or extra:
+        raise CheckpointError(f"{folder}: {_listed('missing', missing)}{_listed('not known', extra)}the config names another model.")
+    weights = {name: torch.zeros(shapes[name]) for pair in stored if _left_out(family, pair, files.names) for name in pair.ours}
+    for pair in named:
+        theirs = [files.read(key) for key in pair.theirs]
+        try:
+            found = pair.transform.to_ours(theirs)
+        except (RuntimeError, IndexError, ValueError) as error:
+            shape = tuple(theirs[0].shape)
+            raise CheckpointError(f"{folder}: {', '.join(pair.theirs[:3])} of shape {shape} does not fit ({error}).") from None
+        for name, tensor in zip(pair.ours, found, strict=True):
+            if tensor.shape != shapes[name]:
+                raise CheckpointError(
+                    f"{folder}: {', '.join(pair.theirs[:3])} gives {name} the shape {tuple(tensor.shape)}, and the config asks for"
+                    f" {tuple(shapes[name])}. Use the config.json that belongs to the weights."
+                )
+            weights[name] = tensor.contiguous()
+    dtype = Counter(tensor.dtype for tensor in weights.values()).most_common(1)[0][0]
+    return {name: tensor.to(dtype) if parameters[name].requires_grad else tensor for name, tensor in weights.items()}
+
+
+def _stored(family: Family, pairs: list[Pair], names: set[str]) -> Iterator[Pair]:
+    """With the keys that the file has: models saved without their head have no prefix, and older files other endings."""
+    bare = bool(family.prefix) and not any(name.startswith(family.prefix) for name in names)
+
+    def stored(key: str) -> str:
+        key = key.removeprefix(family.prefix) if bare else key
+        older = [key.removesuffix(ending) + old for ending, old in family.older_endings.items() if key.endswith(ending)]
+        return next((other for other in older if key not in names and other in names), key)
+
+    for pair in pairs:
+        yield pair._replace(theirs=tuple(stored(key) for key in pair.theirs))
+
+
+def _left_out(family: Family, pair: Pair, names: set[str]) -> bool:
+    """True where the file says zeros by saying nothing."""
+    return all(key in family.zero_if_missing and key not in names for key in pair.theirs)
+
+
+def _tied_copy(folder: Path, stored: list[Pair], ours: Collection[str], files: Files) -> set[str]:
+    """The key of a head that is stored although the model has none beside its embedding. Raises CheckpointError where the two differ."""
+    keys = {pair.ours[0]: pair.theirs[0] for pair in stored}
+    head, embed = keys.get("head.weight"), keys.get("embed.weight")
+    if "head.weight" in ours or head not in files.names or embed not in files.names:
+        return set()
+    if not torch.equal(files.read(head), files.read(embed)):
+        raise CheckpointError(
+            f"{folder}: {head} differs from {embed}, and config.json says that they are one. Set tie_word_embeddings to false in it."
+        )
+    return {head}
+
+
+def _listed(what: str, keys: list[str]) -> str:
+    return f"{len(keys)} tensors are {what} ({', '.join(keys[:5])}{', ...' if len(keys) > 5 else ''}); " if keys else ""

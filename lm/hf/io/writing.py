@@ -1,0 +1,112 @@
+"""From a model of ours to a folder that transformers, and all that reads its format, loads with no code of ours."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lm.config import Tree
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.hf.io.family import Family, families, resolved
+from lm.hf.io.files import INDEX, SINGLE
+from lm.hf.io.reading import CONFIG
+from lm.hf.io.tokenizer import ends, save_tokenizer
+from lm.nn.transformer import LM, AnyModelConfig, DecoderConfig, DecoderLM, build_model
+from lm.storage.atomic import atomic_folder, write_json
+
+SHARD_BYTES = 5_000_000_000
+
+
+def family_for(cfg: AnyModelConfig, wanted: str | None = None) -> Family:
+    """The family that can hold this model; of several the most general, Llama before what is derived from it.
+
+    Raises ConfigError naming the options that have no home in the nearest one.
+    """
+    known = families()
+    if wanted is not None and wanted not in known:
+        raise ConfigError(f"family={wanted!r} is not known. Known are {', '.join(known)}.")
+    homeless = {name: known[name].homeless(cfg) for name in ([wanted] if wanted is not None else known)}
+    nearest = min(homeless, key=lambda name: (sum(_distance(option) for option in homeless[name]), len(type(known[name]).mro())))
+    if not homeless[nearest]:
+        return known[nearest]
+    where = f"family={wanted} cannot hold this model: there" if wanted else f"no family can hold this model: in {nearest}, the nearest,"
+    other = ", or export with ahead=drop" if any(option.startswith("model.ahead.") for option in homeless[nearest]) else ""
+    raise ConfigError(f"{where} {', and '.join(homeless[nearest][:5])}. Train with that{other}.")
+
+
+def _distance(option: str) -> int:
+    """Another kind of model is farther than another kind of a slot, and that than another number."""
+    return 100 if option.startswith("model.kind=") else 10 if ".kind=" in option else 1
+
+
+def n_blocks_ahead(model: LM) -> int:
+    """Blocks that predict further tokens."""
+    return model.cfg.ahead.depth if isinstance(model.cfg, DecoderConfig) and model.cfg.ahead is not None else 0
+
+
+def drop_ahead(model: LM) -> None:
+    """Take these blocks from the model, which computes the same logits without them."""
+    assert isinstance(model, DecoderLM)
+    model.cfg, model.ahead = model.cfg.replace(ahead=None), nn.ModuleList()
+
+
+def to_hf(family: Family, cfg: AnyModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under the family's names."""
+    names = dict(build_model(cfg, device="meta").named_parameters()).keys()
+    pairs = [pair for pair in family.pairs(resolved(cfg)) if pair.ours[0] in names]
+    assert names == {name for pair in pairs for name in pair.ours}, f"{family.name} does not name every tensor"
+    found: dict[str, Tensor] = {}
+    for pair in pairs:
+        theirs = pair.transform.to_theirs([weights[name] for name in pair.ours])
+        found |= {key: tensor.contiguous() for key, tensor in zip(pair.theirs, theirs, strict=True)}
+    return found
+
+
+def hf_config(family: Family, cfg: AnyModelConfig, tokenizer: Tokenizer | None, dtype: str) -> Tree:
+    """config.json, special tokens included."""
+    tokens: Tree = {}
+    if tokenizer is not None:
+        tokens = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos, "pad_token_id": tokenizer.pad}
+    return {**family.hf(cfg), **tokens, "torch_dtype": dtype, "dtype": dtype, "use_cache": True}
+
+
+def write_hf(
+    out: Path, family: Family, cfg: AnyModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer | None, card: str = ""
+) -> None:
+    """config.json, generation_config.json, safetensors (with an index beyond 5 GB), tokenizer files and README.md, whole or not at all."""
+    theirs = to_hf(family, cfg, weights)
+    dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")
+    config = hf_config(family, cfg, tokenizer, dtype)
+    said = {**config, "eos_token_id": ends(tokenizer) if tokenizer is not None else None}
+    keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    generation = {key: said[key] for key in keys if said.get(key) is not None}
+    with atomic_folder(out, sum(tensor.nbytes for tensor in theirs.values())) as folder:
+        _save_shards(folder, theirs)
+        write_json(folder / CONFIG, config)
+        write_json(folder / "generation_config.json", generation)
+        if tokenizer is not None:
+            save_tokenizer(folder, tokenizer, cfg)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _save_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for key, tensor in tensors.items():
+        if size + tensor.nbytes > SHARD_BYTES and shards[-1]:
+            shards.append({})
+            size = 0
+        shards[-1][key] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        save_file(shards[0], folder / SINGLE, metadata={"format": "pt"})
+        return
+    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    for name, shard in zip(names, shards, strict=True):
+        save_file(shard, folder / name, metadata={"format": "pt"})
+    where = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=1), encoding="utf-8")

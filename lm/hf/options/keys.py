@@ -1,0 +1,69 @@
+"""What config.json says that is no option of ours: without effect on the logits, of another family, or not known."""
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+from lm.config import Tree
+from lm.errors import ConfigError
+from lm.hf.io.family import ACTIVATIONS, Family, alike, families, resolved
+from lm.hf.options.rope import ROPE_KEYS
+from lm.hf.options.windows import FULL
+from lm.nn.transformer import AnyModelConfig
+
+_NO_EFFECT: dict[str, tuple[str, ...]] = {
+    "the file": ("architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "auto_map", "name_or_path", "_*"),
+    "tokens": ("*_token_id", "*_token_ids", "prefix"),
+    "training": ("initializer_*", "*dropout*", "*pdrop", "gradient_checkpointing", "pretraining_tp", "*loss_coef", "*_aux_loss*"),
+    "outputs": ("use_cache", "output_*", "return_dict", "chunk_size_feed_forward", "is_decoder", "is_encoder_decoder"),
+    "heads of other tasks": ("id2label", "label2id", "problem_type", "task_specific_params", "finetuning_task"),
+}  # fmt: skip
+"""Patterns of keys, by what they are about."""
+
+_FACTORS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")  # 1 changes nothing
+
+
+def unheard(where: str, hf: Tree, family: Family, cfg: AnyModelConfig) -> list[str]:
+    """What is not used, to tell the user.  hf: config.json, from which the family read cfg.
+
+    Raises ConfigError for a value that the family's own config.json of this cfg has otherwise, and for one that only another family knows.
+    """
+    again, mine, options = family.hf(cfg), family.known_keys(), resolved(cfg)
+    unused: list[str] = []
+    for key, value in hf.items():
+        if without_effect(key):
+            continue
+        if key in again or key in mine:
+            if key in again and key not in ROPE_KEYS and value is not None and not alike(_meant(value), _meant(again[key])):
+                raise ConfigError(
+                    f"{where}: {key}={value!r} has no place in lm's {family.name}, which has {again[key]!r}."
+                    " Import another model, or open an issue."
+                )
+        elif others := [other for other in families().values() if key in other.known_keys()]:
+            if not any(_neutral(key, value, hf, other, options) for other in others):
+                raise ConfigError(
+                    f"{where}: {key}={value!r} means something in {others[0].name}, and model_type={family.name} does not know it."
+                    " Correct model_type, or remove the key where it changed nothing."
+                )
+        elif value:
+            unused.append(f"{key}={value!r}")
+    return [f"config.json: not used: {', '.join(unused)[:300]}"] if unused else []
+
+
+def without_effect(key: str) -> bool:
+    """On the logits of a trained model, whatever the value."""
+    return any(fnmatchcase(key, pattern) for patterns in _NO_EFFECT.values() for pattern in patterns)
+
+
+def _neutral(key: str, value: Any, hf: Tree, other: Family, options: Tree) -> bool:
+    """The other family would do nothing by it, or what this model does anyway."""
+    if not value or (key in _FACTORS and value == 1) or (key == "layer_types" and set(value) == {FULL}):
+        return True
+    if key in ("sliding_window", "max_window_layers") and hf.get("use_sliding_window") is False:
+        return True
+    same = [ours for ours, theirs in other.fields.items() if key == (theirs if isinstance(theirs, str) else theirs[0])]
+    return any(ours in options and alike(options[ours], value) for ours in same)
+
+
+def _meant(value: Any) -> Any:
+    """Names of one activation are the same value."""
+    return ACTIVATIONS.get(value, value) if isinstance(value, str) else value

@@ -1,0 +1,93 @@
+"""Rotary options of config.json, in the spelling of transformers 5 (`rope_parameters`) and of 4 (`rope_theta`, `rope_scaling`)."""
+
+from typing import Any
+
+from lm.config import Tree, from_tree, variants
+from lm.errors import ConfigError
+from lm.nn.position.scaling import Scaling, ScalingConfig
+
+ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings")
+_OF_ALL_KINDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+
+
+def read_rope(hf: Tree, theta: float = 10000.0) -> Tree:
+    """Our `position.*` by dotted path.  theta: the family's, where the file names none."""
+    there = _of_all_layers({**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})})
+    kind = str(there.get("rope_type", there.get("type", "default")))
+    kind = {"su": "longrope"}.get(kind, kind)
+    fraction = there.get("partial_rotary_factor", hf.get("partial_rotary_factor"))
+    ours: Tree = {
+        "position.kind": "rope",
+        "position.theta": float(next((t for t in (there.get("rope_theta"), hf.get("rope_theta")) if t is not None), theta)),
+        "position.fraction": 1.0 if fraction is None else fraction,
+        "position.scaling": None,
+    }
+    _require_known(kind, there)
+    return ours if kind == "default" else ours | {"position.scaling": _read_scaling(kind, there, hf)}
+
+
+def _of_all_layers(there: Tree) -> Tree:
+    """Of parameters by the type of a layer, those that all types have."""
+    if not there or not all(key.endswith("_attention") for key in there):
+        return there
+    first, *others = there.values()
+    if any(other != first for other in others):
+        raise ConfigError(
+            f"config.json: rope_parameters differ between {' and '.join(there)}, and in lm all layers have the same. Import another model."
+        )
+    return dict(first)
+
+
+def _require_known(kind: str, there: Tree) -> None:
+    """Raises ConfigError for a type, or a parameter of it, that lm does not have."""
+    kinds = variants(ScalingConfig)
+    if kind not in ("default", *kinds):
+        raise ConfigError(f"config.json: rope_type={kind!r} is not known. Known are {', '.join(kinds)}.")
+    known = {*_OF_ALL_KINDS, *(kinds[kind].model_fields if kind in kinds else ())} - {"kind", "original_len"}
+    for key, value in there.items():
+        if key not in known and value is not None:
+            raise ConfigError(
+                f"config.json: {key}={value!r} among the rotary parameters has no place in lm's rope_type {kind}."
+                " Import another model, or remove the key where it changed nothing."
+            )
+
+
+def _read_scaling(kind: str, there: Tree, hf: Tree) -> Tree:
+    kinds = variants(ScalingConfig)
+    original = there.get("original_max_position_embeddings", hf.get("original_max_position_embeddings"))
+    known: Tree = {name: there.get(name) for name in kinds[kind].model_fields if there.get(name) is not None}
+    if kind == "dynamic":
+        original = None  # transformers looks at max_position_embeddings alone
+    if "original_len" in kinds[kind].model_fields:
+        known["original_len"] = original or hf["max_position_embeddings"]
+    return {**{name: _number(value) for name, value in known.items()}, "kind": kind}
+
+
+def _number(value: Any) -> Any:
+    """Files write 8 for 8.0, and lists of such."""
+    return [float(x) for x in value] if isinstance(value, list) else value
+
+
+def write_rope(ours: Tree) -> Tree:
+    """Both spellings."""
+    scaling = _scaling(ours)
+    there = scaling.hf() if scaling is not None else {"rope_type": "default"}
+    theta, fraction = ours.get("position.theta"), ours.get("position.fraction")
+    partial = {"partial_rotary_factor": fraction} if fraction not in (None, 1.0) else {}
+    original = there.get("original_max_position_embeddings")
+    return {
+        "rope_theta": theta,
+        "rope_scaling": {**there, "type": there["rope_type"]} if scaling is not None else None,
+        "rope_parameters": {**there, **partial, "rope_theta": theta},
+        **partial,
+        **({"original_max_position_embeddings": original} if there["rope_type"] == "longrope" else {}),
+    }
+
+
+def _scaling(ours: Tree) -> Scaling | None:
+    flat = {key.removeprefix("position.scaling."): value for key, value in ours.items() if key.startswith("position.scaling.")}
+    if not flat:
+        return None
+    found: Any = from_tree(variants(ScalingConfig)[flat["kind"]], flat)
+    scaling: Scaling = found
+    return scaling

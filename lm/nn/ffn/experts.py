@@ -1,0 +1,94 @@
+"""The feed-forward layers of a mixture, as stacked weights: a loop to read, and a path that sorts tokens by expert."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.nn.ffn.mlp import ACTIVATIONS, MLPConfig
+
+
+class Experts(nn.Module):
+    """n MLPs of one shape. Weights are (e, out, in), biases (e, out)."""
+
+    def __init__(self, cfg: MLPConfig, n: int, d_model: int) -> None:
+        super().__init__()
+        hidden = cfg.width(d_model)
+        self.n, self.gated, self.act, self.combine = n, cfg.gated, ACTIVATIONS[cfg.activation], cfg.gate()
+        self.up = nn.Parameter(torch.empty(n, hidden, d_model))
+        self.gate = nn.Parameter(torch.empty(n, hidden, d_model)) if cfg.gated else None
+        self.down = nn.Parameter(torch.empty(n, d_model, hidden))
+        self.up_bias = nn.Parameter(torch.empty(n, hidden)) if cfg.bias else None
+        self.gate_bias = nn.Parameter(torch.empty(n, hidden)) if cfg.bias and cfg.gated else None
+        self.down_bias = nn.Parameter(torch.empty(n, d_model)) if cfg.bias else None
+        self.dropout = nn.Dropout(cfg.dropout)
+
+    def loop(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """The reference.  x: (t, d); experts, weights: (t, k). Returns (t, d)."""
+        out = torch.zeros_like(x)
+        for i in range(self.n):
+            token, choice = (experts == i).nonzero(as_tuple=True)
+            out = out.index_add(0, token, self._one(x[token], i) * weights[token, choice].unsqueeze(-1))
+        return out
+
+    def _one(self, x: Tensor, i: int) -> Tensor:
+        def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return F.linear(x, weight[i], None if bias is None else bias[i])
+
+        up = linear(x, self.up, self.up_bias)
+        inner = self.act(up) if self.gate is None else self.combine(linear(x, self.gate, self.gate_bias), up)
+        return linear(self.dropout(inner), self.down, self.down_bias)
+
+    def grouped(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """The same with each expert's tokens side by side, so that every matrix is multiplied once."""
+        k = experts.shape[1]
+        if torch.is_autocast_enabled(x.device.type):  # which knows nothing of the grouped kernel
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        chosen, order = experts.flatten().sort(stable=True)  # (t, k) -> (t*k)
+        ends = torch.searchsorted(chosen, torch.arange(self.n, device=chosen.device), right=True, out_int32=True)  # (e,)
+        rows = x[order // k]  # (t, d) -> (t*k, d)
+        up = _each(rows, self.up, self.up_bias, ends, chosen)
+        inner = self.act(up) if self.gate is None else self.combine(_each(rows, self.gate, self.gate_bias, ends, chosen), up)
+        out = _each(self.dropout(inner), self.down, self.down_bias, ends, chosen)
+        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        return torch.einsum("tkd,tk->td", out[back].unflatten(0, (-1, k)), weights)  # (t*k, d) -> (t, d)
+
+
+def _each(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, chosen: Tensor) -> Tensor:
+    """x[rows of expert i] @ weight[i]^T + bias[i].  x: (n, in), rows of one expert side by side, up to `ends`, (e,)."""
+    aligned = weight.shape[-1] % 8 == 0 and weight.shape[-2] % 8 == 0
+    if x.device.type == "cuda" and x.dtype == torch.bfloat16 and aligned:  # what the grouped kernel takes
+        out = F.grouped_mm(x, weight.to(x.dtype).transpose(-1, -2), offs=ends)
+    elif torch.compiler.is_compiling():
+        out = _one_operation(x, weight.to(x.dtype), ends)
+    else:
+        out = _matmul(x, weight, ends)
+    return out if bias is None else out + bias[chosen].to(out.dtype)
+
+
+def _rows(x: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
+    return x.split(ends.diff(prepend=ends.new_zeros(1)).tolist())
+
+
+def _matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return torch.cat([rows @ w.t() for rows, w in zip(_rows(x, ends), weight.unbind(), strict=True)])
+
+
+_one_operation = torch.library.custom_op("lm::matmul_by_expert", _matmul, mutates_args=())
+"""_matmul, into which a compiler does not look: it cannot follow sizes that depend on numbers, and would cut the model apart there."""
+
+
+@torch.library.custom_op("lm::outer_by_expert", mutates_args=())
+def _outer(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    return torch.stack([g.t() @ rows for g, rows in zip(_rows(grad, ends), _rows(x, ends), strict=True)])
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, weight, ends = ctx.saved_tensors
+    return _one_operation(grad, weight.transpose(-1, -2), ends), _outer(grad, x, ends), None
+
+
+_one_operation.register_fake(lambda x, weight, ends: x.new_empty(len(x), weight.shape[1]))
+_outer.register_fake(lambda grad, x, ends: x.new_empty(len(ends), grad.shape[1], x.shape[1]))
+_one_operation.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))

@@ -1,0 +1,152 @@
+"""Mixture of experts: each token passes a few of many feed-forward layers.  Shazeer et al. 2017, arXiv:1701.06538."""
+
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from lm.config import Config
+from lm.nn.context import Context
+from lm.nn.ffn.experts import Experts
+from lm.nn.ffn.mlp import MLP, MLPConfig, build_mlp
+from lm.nn.ffn.router import Routing, SigmoidRouterConfig, SoftmaxRouterConfig, build_router
+
+
+class MoEConfig(Config):
+    """Top-k routing to experts; some layers may stay dense."""
+
+    kind: Literal["moe"] = "moe"
+    n_experts: int = Field(gt=1)
+    """Experts of a layer."""
+    top_k: int = Field(gt=0)
+    """Experts of a token."""
+    expert: MLPConfig
+    """One expert."""
+    router: Annotated[SoftmaxRouterConfig | SigmoidRouterConfig, Field(discriminator="kind")] = SoftmaxRouterConfig()
+    n_shared: int = Field(0, ge=0)
+    """Experts' worth of width that every token passes beside its own (DeepSeek)."""
+    dense: MLPConfig | None = None
+    """The feed-forward of layers without experts. null: there are none."""
+    first_dense: int = Field(0, ge=0)
+    """The first layers that are dense (DeepSeek)."""
+    every: int = Field(1, gt=0)
+    """Experts in every n-th layer only (layer n-1, 2n-1, ...; Switch: 2)."""
+    capacity: int | None = Field(None, gt=0)
+    """Tokens of one row that an expert takes; those beyond it are dropped and keep their residual. null: by capacity_factor."""
+    capacity_factor: float | None = Field(None, gt=0)
+    """The same as a multiple of an even share of the row's tokens (Fedus et al. 2021, arXiv:2101.03961, eq. 3), padding left out.
+    null: nothing is dropped."""
+    balance_loss: float = Field(0.0, ge=0)
+    """Factor on e sum_i f_i p_i, f_i the part of a row's choices and p_i the mean score of expert i (the same, eqs. 4 to 6)."""
+    router_z_loss: float = Field(0.0, ge=0)
+    """Factor on the mean square of the router's logsumexp (Zoph et al. 2022, arXiv:2202.08906, eq. 5)."""
+    reference: bool = False
+    """Loop over the experts instead of the grouped path, to compare the two."""
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> Self:
+        if self.top_k > self.n_experts:
+            raise ValueError(f"top_k={self.top_k} is over n_experts={self.n_experts}. Lower top_k, or add experts.")
+        if self.capacity is not None and self.capacity_factor is not None:
+            raise ValueError(f"capacity={self.capacity} and capacity_factor={self.capacity_factor} say the same twice. Set one of them.")
+        if (self.first_dense > 0 or self.every > 1) and self.dense is None:
+            raise ValueError(f"first_dense={self.first_dense} and every={self.every} leave dense layers. Set dense.hidden for them.")
+        if self.first_dense == 0 and self.every == 1 and self.dense is not None:
+            raise ValueError("dense has no effect where every layer has experts. Drop it, or set first_dense or every.")
+        if self.top_k == 1 and self.router.normalize:
+            raise ValueError("top_k=1 makes the one weight of each token 1 whatever its score, so that the router learns nothing."
+                             " Set router.normalize=false, or raise top_k.")  # fmt: skip
+        self._groups_fit()
+        return self
+
+    def _groups_fit(self) -> None:
+        r = self.router
+        if not isinstance(r, SigmoidRouterConfig):
+            return
+        if self.n_experts % r.n_groups:
+            raise ValueError(f"router.n_groups={r.n_groups} does not divide n_experts={self.n_experts}. Choose a divisor.")
+        if r.top_groups > r.n_groups:
+            raise ValueError(f"router.top_groups={r.top_groups} is over router.n_groups={r.n_groups}. Lower top_groups.")
+        if self.top_k > r.top_groups * self.n_experts // r.n_groups:
+            raise ValueError(
+                f"top_k={self.top_k} experts are not in {r.top_groups} groups of {self.n_experts // r.n_groups}."
+                " Lower top_k, or raise router.top_groups."
+            )
+
+    def is_dense(self, layer: int) -> bool:
+        """True where this layer has no experts."""
+        return layer < self.first_dense or (layer + 1) % self.every != 0
+
+    def flops(self, d_model: int, layer: int) -> int:
+        """Multiply-adds of the matrices that a token passes, times 2."""
+        if self.is_dense(layer):
+            assert self.dense is not None
+            return self.dense.flops(d_model, layer)
+        return (self.top_k + self.n_shared) * self.expert.flops(d_model, layer) + 2 * d_model * self.n_experts
+
+
+class MoE(nn.Module):
+    """sum over a token's experts of weight * expert(x), plus the shared experts."""
+
+    def __init__(self, cfg: MoEConfig, d_model: int, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.layer = cfg, layer
+        self.router = build_router(cfg.router, d_model, cfg.n_experts, cfg.top_k)
+        self.experts = Experts(cfg.expert, cfg.n_experts, d_model)
+        self.shared = build_mlp(_widened(cfg.expert, cfg.n_shared, d_model), d_model) if cfg.n_shared else None
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        routing = self.router(x)
+        real = (ctx.mask.q_positions >= 0).expand(x.shape[:2])
+        kept = self._within_capacity(routing.experts, real)
+        weights = (routing.weights if kept is None else routing.weights * kept).to(x.dtype)
+        run = self.experts.loop if self.cfg.reference else self.experts.grouped
+        out = run(x.flatten(0, 1), routing.experts.flatten(0, 1), weights.flatten(0, 1)).view_as(x)
+        self._report(routing, real, ctx)
+        return out if self.shared is None else out + self.shared(x, ctx)
+
+    def _within_capacity(self, experts: Tensor, real: Tensor) -> Tensor | None:
+        """1.0 where the expert still has room for this token of its row, (b, s, k); a row's first choices come before its second."""
+        e, k = self.cfg.n_experts, experts.shape[-1]
+        capacity: Tensor | int | None = self.cfg.capacity
+        if self.cfg.capacity_factor is not None:  # of the row's own tokens: how wide others make the batch changes nothing
+            capacity = (real.sum(1, keepdim=True).double() * self.cfg.capacity_factor * k / e).ceil()  # (b, s) -> (b, 1)
+        if capacity is None:
+            return None
+        order = experts.transpose(1, 2).flatten(1)  # (b, s, k) -> (b, k*s)
+        chosen = nn.functional.one_hot(order, e) * real.repeat(1, k).unsqueeze(-1)  # (b, k*s, e)
+        place = chosen.cumsum(1).gather(-1, order.unsqueeze(-1)).squeeze(-1)  # (b, k*s)
+        return (place <= capacity).float().unflatten(1, (k, -1)).transpose(1, 2)  # (b, k*s) -> (b, s, k)
+
+    def _report(self, routing: Routing, real: Tensor, ctx: Context) -> None:
+        """Losses per row, so that no split into micro-batches changes them; loads over the batch. Padding counts in neither."""
+        cfg, at = self.cfg, (ctx.stack, self.layer)
+        shown = real.unsqueeze(-1).float()  # (b, s, 1)
+        n = shown.sum(1).clamp_min(1)  # (b, 1)
+        with torch.no_grad():
+            choices = torch.zeros_like(routing.probabilities).scatter(-1, routing.experts, 1.0)  # (b, s, e)
+            counts = (choices * shown).sum(1)  # (b, s, e) -> (b, e)
+        ctx.auxiliary.loads[at] = counts.sum(0)
+        loss = torch.zeros(len(real), device=real.device)
+        if cfg.balance_loss:
+            mean = (routing.probabilities * shown).sum(1) / n  # (b, s, e) -> (b, e)
+            loss = loss + cfg.balance_loss * cfg.n_experts * (counts / (n * cfg.top_k) * mean).sum(-1)
+        if cfg.router_z_loss:
+            loss = loss + cfg.router_z_loss * (routing.logits.logsumexp(-1).square() * shown.squeeze(-1)).sum(1) / n.squeeze(-1)
+        if cfg.balance_loss or cfg.router_z_loss:
+            ctx.auxiliary.losses[at] = loss
+
+
+def _widened(expert: MLPConfig, times: int, d_model: int) -> MLPConfig:
+    return expert.replace(hidden=times * expert.width(d_model))
+
+
+def build_ffn(cfg: MLPConfig | MoEConfig, d_model: int, layer: int) -> MLP | MoE:
+    """The feed-forward of layer `layer`."""
+    if isinstance(cfg, MLPConfig):
+        return build_mlp(cfg, d_model)
+    if cfg.is_dense(layer):
+        assert cfg.dense is not None
+        return build_mlp(cfg.dense, d_model)
+    return MoE(cfg, d_model, layer)

@@ -1,0 +1,121 @@
+"""Multi-head latent attention: keys and values are kept as one small latent per token.  DeepSeek-V2, arXiv:2405.04434, section 2.1."""
+
+import math
+from collections.abc import Callable
+from typing import Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from lm.config import Config
+from lm.nn.context import Context
+from lm.nn.linear import Out
+from lm.nn.mixers.attend import Scoring
+from lm.nn.mixers.cache import LayerShape
+from lm.nn.mixers.gqa import Scores
+from lm.nn.norm import RMSNorm
+
+
+class MLAConfig(Config):
+    """DeepSeek's latent attention; a token's cache is kv_rank + rope_dim numbers a layer, for all heads together."""
+
+    kind: Literal["mla"] = "mla"
+    n_heads: int = Field(gt=0)
+    """Number of heads."""
+    q_rank: int | None = Field(None, gt=0)
+    """Width of the query latent. null: queries are projected directly."""
+    kv_rank: int = Field(gt=0)
+    """Width of the latent that keys and values are made of."""
+    nope_dim: int = Field(gt=0)
+    """Dimensions of a head's key without rotation."""
+    rope_dim: int = Field(gt=0, multiple_of=2)
+    """Dimensions of the rotated key, which all heads share."""
+    v_dim: int = Field(gt=0)
+    """Dimensions of a head's value."""
+    bias: bool = False
+    """Bias on the projections into the latents and out of the heads (an option of DeepSeek-V3)."""
+    latent_eps: float = Field(1e-6, gt=0)
+    """eps of the RMSNorm on each latent (DeepSeek has one beside norm.eps)."""
+    scale: float | None = Field(None, gt=0)
+    """Factor on the scores. null: 1 / sqrt(nope_dim + rope_dim)."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability of dropping an attention weight."""
+
+    def rotary_width(self, d_model: int) -> int:
+        """Dimensions of a head that may rotate."""
+        return self.rope_dim
+
+    def flops(self, d_model: int, keys: int) -> int:
+        """Of scores and weighted values for one query, 2 per multiply-add, keys and values being expanded."""
+        return 2 * self.n_heads * (self.nope_dim + self.rope_dim + self.v_dim) * keys
+
+    def layer_window(self, layer: int) -> int | None:
+        """Every layer sees everything."""
+        return None
+
+    def cache_shape(self, d_model: int, layer: int) -> LayerShape:
+        """The latent and the rotated key, for `Cache`."""
+        return LayerShape(((1, self.kv_rank), (1, self.rope_dim)))
+
+
+class MLA(nn.Module):
+    """Without a cache, keys and values are expanded from the latent. With one, the expansion is absorbed into query and output:
+    q_nope (W_k c) = (q_nope W_k) c, so that attention runs over the latents as if they were one shared key and value head."""
+
+    def __init__(self, cfg: MLAConfig, d_model: int, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.layer = cfg, layer
+        h, width = cfg.n_heads, cfg.nope_dim + cfg.rope_dim
+        if cfg.q_rank is None:
+            self.q = nn.Linear(d_model, h * width, bias=False)
+        else:
+            self.q_down = nn.Linear(d_model, cfg.q_rank, bias=cfg.bias)
+            self.q_norm = RMSNorm(cfg.q_rank, cfg.latent_eps)
+            self.q_up = nn.Linear(cfg.q_rank, h * width, bias=False)
+        self.kv_down = nn.Linear(d_model, cfg.kv_rank + cfg.rope_dim, bias=cfg.bias)
+        self.kv_norm = RMSNorm(cfg.kv_rank, cfg.latent_eps)
+        self.k_up = nn.Linear(cfg.kv_rank, h * cfg.nope_dim, bias=False)
+        self.v_up = nn.Linear(cfg.kv_rank, h * cfg.v_dim, bias=False)
+        self.o = Out(h * cfg.v_dim, d_model, bias=cfg.bias)
+        self.scores = Scores(Scoring(cfg.scale or 1 / math.sqrt(width), dropout=cfg.dropout))
+        self.scores.choose(self.o.weight.device, width, sinks=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What every move to a device passes through: the backend is chosen there, and not in each forward."""
+        moved = super()._apply(fn, recurse)
+        self.scores.choose(self.o.weight.device, self.cfg.nope_dim + self.cfg.rope_dim, sinks=False)
+        return moved
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        cfg = self.cfg
+        q = self.q(x) if cfg.q_rank is None else self.q_up(self.q_norm(self.q_down(x)))
+        q = q.unflatten(-1, (cfg.n_heads, -1)).transpose(1, 2)  # (b, s, h*c) -> (b, h, s, c)
+        q_nope, q_rope = q.split([cfg.nope_dim, cfg.rope_dim], dim=-1)
+        latent, k_rope = self.kv_down(x).split([cfg.kv_rank, cfg.rope_dim], dim=-1)
+        latent, k_rope = self.kv_norm(latent).unsqueeze(1), k_rope.unsqueeze(1)  # (b, s, r) -> (b, 1, s, r)
+        q_rope, k_rope = ctx.position.rotate(q_rope, k_rope, ctx.angles, self.layer)
+        attended = self._expanded if ctx.cache is None else self._absorbed
+        out = attended(q_nope, q_rope, latent, k_rope, ctx)
+        projected: Tensor = self.o(out.transpose(1, 2).flatten(2))  # (b, h, s, c) -> (b, s, h*c)
+        return projected
+
+    def _expanded(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, ctx: Context) -> Tensor:
+        h = self.cfg.n_heads
+        k, v = (up(latent.squeeze(1)).unflatten(-1, (h, -1)).transpose(1, 2) for up in (self.k_up, self.v_up))  # (b, h, s, c)
+        k = torch.cat([k, k_rope.expand(-1, h, -1, -1)], dim=-1)
+        return self._attend(torch.cat([q_nope, q_rope], dim=-1), k, v, ctx)
+
+    def _absorbed(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, ctx: Context) -> Tensor:
+        assert ctx.cache is not None
+        h = self.cfg.n_heads
+        latent, k_rope = ctx.cache.append(self.layer, latent, k_rope)
+        q_latent = q_nope @ self.k_up.weight.unflatten(0, (h, -1))  # (b, h, s, nope) -> (b, h, s, r)
+        k = torch.cat([latent, k_rope], dim=-1)  # (b, 1, k, r + rope)
+        out = self._attend(torch.cat([q_latent, q_rope], dim=-1), k, latent, ctx)
+        return out @ self.v_up.weight.unflatten(0, (h, -1)).transpose(-1, -2)  # (b, h, s, r) -> (b, h, s, v)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        mask = ctx.keys(self.layer)
+        bias = mask.once("bias", lambda: ctx.position.bias(mask.q_positions, mask.k_positions))
+        return self.scores(q, k, v, mask, bias, None, self.training)

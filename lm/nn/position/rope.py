@@ -1,0 +1,94 @@
+"""Rotary position embedding."""
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from lm.config import Config
+from lm.nn.position.scaling import ScalingConfig
+
+
+class RopeConfig(Config):
+    """Rotate queries and keys by an angle proportional to their position (Su et al. 2021, arXiv:2104.09864)."""
+
+    kind: Literal["rope"] = "rope"
+    theta: float = Field(10000.0, gt=1)
+    """Base of the geometric series of frequencies."""
+    fraction: float = Field(1.0, gt=0, le=1)
+    """Part of each head's dimensions that is rotated (GPT-NeoX: 0.25)."""
+    interleaved: bool = False
+    """Pairs are neighbours (GPT-J, PaLM, DeepSeek) and not half a head apart."""
+    none_every: int | None = Field(None, gt=1)
+    """Every n-th layer rotates nothing (layer n-1, 2n-1, ...; Yang et al. 2025, arXiv:2501.18795). null: all rotate."""
+    scaling: ScalingConfig | None = None
+    """For contexts longer than those of pretraining. null: none."""
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Rotated dimensions of a head of this width; they come in pairs, so an odd number is a ValueError, as is a scaling for others."""
+        r = int(head_dim * self.fraction)  # as transformers counts them
+        if r % 2 or r == 0:
+            raise ValueError(
+                f"position.fraction={self.fraction} of head_dim={head_dim} rotates {r} dimensions. Choose an even number above 0."
+            )
+        if self.scaling is not None:
+            self.scaling.require(r)
+        return r
+
+
+def rope_angles(positions: Tensor, rates: Tensor, amplitude: float = 1.0) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * rate, float32, (b, s) -> (b, 1, s, r/2).  rates: (r/2,).
+
+    Computed from integers at each forward: a stored buffer would be rounded by a cast to bf16 and lost on the meta device.
+    """
+    angles = positions[:, None, :, None].float() * rates  # (b, s) -> (b, 1, s, r/2)
+    if amplitude == 1.0:
+        return angles.cos(), angles.sin()
+    return angles.cos() * amplitude, angles.sin() * amplitude
+
+
+def rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (x[i], x[i + r/2]) by their angle, in float32; dimensions from r on pass through.  x: (b, h, s, c)."""
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half].float(), x[..., half : 2 * half].float(), x[..., 2 * half :]
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return torch.cat([turned.to(x.dtype), rest], dim=-1) if rest.shape[-1] else turned.to(x.dtype)
+
+
+class _RotateHalf(torch.autograd.Function):
+    """rotate_half whose gradient is the rotation by the opposite angle: nothing but cos and sin is kept for the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turn(grads[0], cos, -sin), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
+    out = torch.empty_like(x)
+    first, second = x[..., :half], x[..., half : 2 * half]
+    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out[..., half : 2 * half]).addcmul_(first, sin)
+    out[..., 2 * half :] = x[..., 2 * half :]
+    return out
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """rotate_half, by the fast path where it is exact (float32, eager); compilers fuse the plain form themselves."""
+    if x.dtype == torch.float32 and not torch.compiler.is_compiling():
+        out: Tensor = _RotateHalf.apply(x, cos, sin) if x.requires_grad else _turn(x, cos, sin)
+        return out
+    return rotate_half(x, cos, sin)
+
+
+def deinterleave(x: Tensor, rotary_dim: int) -> Tensor:
+    """Neighbouring pairs moved half a head apart, as `rotate` takes them. Queries and keys are both moved, so scores are the same."""
+    pairs = x[..., :rotary_dim].unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)  # (.., r/2, 2) -> (.., r)
+    return torch.cat([pairs, x[..., rotary_dim:]], dim=-1) if rotary_dim < x.shape[-1] else pairs

@@ -1,0 +1,132 @@
+"""Runs side by side: grouped over seeds, best first, with what makes the comparison unfair."""
+
+import json
+import os.path
+import statistics
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from lm.config import Tree
+from lm.errors import ConfigError
+from lm.report.units import fixed, shown, si
+from lm.storage.run_folder import ABSENT, Run, differing, flatten, read_run
+
+# Keys that change neither the weights nor the speed of a run.
+INERT = ("run.", "logger.", "resume.", "traceback", "data.cache_dir", "trainer.sample_")
+# Data keys that shape the batches and leave the text alone.
+BATCHING = ("data.seq_len", "data.global_batch", "data.mask_documents", "data.workers")
+# Two-sided 95 % points of Student's t for 1, 2, ... degrees of freedom; the last serves all larger ones and is on the safe side there.
+STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs whose configs differ in nothing but the seed."""
+
+    runs: list[Run]
+    values: Tree
+
+    @cached_property
+    def name(self) -> str:
+        more = len(self.runs) - 1
+        mark = "" if all(run.finished for run in self.runs) else " (unfinished)"
+        return self.runs[0].name + (f" +{more}" if more else "") + mark
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run.config.get("seed", 0) for run in self.runs]
+
+    def by_seed(self, key: str) -> dict[int, float]:
+        """The known numbers; a seed comes once in a row."""
+        numbers = {seed: run.number(key) for seed, run in zip(self.seeds, self.runs, strict=True)}
+        return {seed: number for seed, number in numbers.items() if number is not None}
+
+    def mean(self, key: str) -> float | None:
+        known = self.by_seed(key).values()
+        return statistics.fmean(known) if len(known) == len(self.runs) else None
+
+    def error(self, key: str) -> float | None:
+        """Standard error of the mean over seeds; None for a single run."""
+        known = self.by_seed(key).values()
+        return statistics.stdev(known) / len(known) ** 0.5 if len(known) > 1 else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`rows` from the lowest `metric` up, `keys` the config keys that differ between rows, `notes` what to know before believing it."""
+
+    metric: str
+    keys: list[str]
+    rows: list[Row]
+    notes: list[str]
+
+    def changes(self, row: Row) -> list[str]:
+        return [shown(row.values.get(key, ABSENT)) for key in self.keys]
+
+    def behind(self, row: Row) -> str:
+        """How far behind the best row, `*` where the difference over shared seeds is outside its 95 % interval (paired t-test)."""
+        best = self.rows[0]
+        mine, theirs = row.mean(self.metric), best.mean(self.metric)
+        if mine is None or theirs is None:
+            return "-"
+        if row is best:
+            return "best"
+        reference = best.by_seed(self.metric)
+        pairs = [number - reference[seed] for seed, number in row.by_seed(self.metric).items() if seed in reference]
+        if len(pairs) < 2:
+            return f"{mine - theirs:+.4f}"
+        mean, error = statistics.fmean(pairs), statistics.stdev(pairs) / len(pairs) ** 0.5
+        limit = STUDENT_T[min(len(pairs) - 1, len(STUDENT_T)) - 1] * error
+        return f"{mean:+.4f} ± {error:.4f}" + (" *" if abs(mean) > limit else "")
+
+
+def collect(folders: list[Path]) -> Comparison:
+    """Raises ConfigError or CheckpointError naming the folder that cannot be read; the same folder twice counts once."""
+    if not folders:
+        raise ConfigError("compare: no run folder was given, and one at least is needed. Name some: lm compare runs/a runs/b.")
+    runs = [read_run(folder) for folder in {os.path.realpath(folder): folder for folder in folders}.values()]
+    names = Counter(run.name for run in runs)
+    runs = [replace(run, name=str(run.folder)) if names[run.name] > 1 else run for run in runs]
+    metric = "val_bits_per_byte" if all(run.number("val_bits_per_byte") is not None for run in runs) else "val_loss"
+    rows = sorted(_group(runs), key=lambda row: (row.mean(metric) is None, row.mean(metric) or 0.0))
+    keys = differing([row.values for row in rows])
+    return Comparison(metric, keys, rows, _notes(runs, keys, metric))
+
+
+def _group(runs: list[Run]) -> list[Row]:
+    """A seed that comes twice under one config starts a row of its own: the same run again is no new evidence."""
+    repeats: Counter[str] = Counter()
+    rows: dict[tuple[str, int], Row] = {}
+    for run in runs:
+        values = {key: value for key, value in flatten(run.config).items() if key != "seed" and not key.startswith(INERT)}
+        config, seed = json.dumps(values, sort_keys=True), json.dumps(run.config.get("seed"))
+        rows.setdefault((config, repeats[config + seed]), Row([], values)).runs.append(run)
+        repeats[config + seed] += 1
+    return list(rows.values())
+
+
+def _notes(runs: list[Run], keys: list[str], metric: str) -> list[str]:
+    notes = []
+    if unfinished := [run.name for run in runs if not run.finished]:
+        notes.append(f"Unfinished, so its newest figures are shown: {', '.join(unfinished)}.")
+    if len(zlib := {run.number("zlib_bits_per_byte") for run in runs if run.finished}) > 1:
+        needed = " / ".join(sorted(fixed(figure) for figure in zlib))
+        notes.append(f"Not comparable: the validation texts differ (zlib level 9 needs {needed} bits per byte of them).")
+    if len(prints := _distinct(runs, "data_fingerprint")) > 1:
+        notes.append(f"Unfair: the runs read different data or tokens (fingerprints {', '.join(each[:8] for each in prints)}).")
+    elif sources := [key for key in keys if key.startswith("data.") and key not in BATCHING]:
+        notes.append(f"Unfair: the runs read different data ({', '.join(sources)}).")
+    if len(tokens := {run.number("tokens") or 0 for run in runs}) > 1:
+        notes.append(f"Unfair: the runs saw different numbers of tokens ({', '.join(si(count) for count in sorted(tokens))}).")
+    if metric == "val_loss" and any(key.startswith("tokenizer.") for key in keys):
+        notes.append("Not comparable: the tokenizers differ, and the loss per token depends on the tokenizer.")
+    for key in ("device", "torch"):
+        if len(values := _distinct(runs, key)) > 1:
+            notes.append(f"Speeds are not comparable: {key} differs ({', '.join(values)}).")
+    return notes
+
+
+def _distinct(runs: list[Run], key: str) -> list[str]:
+    return sorted({shown(run.summary[key]) for run in runs if run.summary.get(key) is not None})

@@ -1,0 +1,173 @@
+"""Pictures of runs: inline SVG that takes its colours from the page, and PNG. The only importer of matplotlib."""
+
+import re
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lm.report.collect import Comparison, Row
+from lm.report.units import fixed, si
+from lm.storage.run_folder import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Colours that stand for the page's own, so that one SVG reads on light and dark screens.
+INK, FIRST, SECOND = "#010101", "#010102", "#010103"
+PAGE = {INK: "currentColor", FIRST: "var(--first)", SECOND: "var(--second)"}
+PLAIN_AXES: dict[Any, Any] = {"axes.grid": True, "grid.alpha": 0.12, "axes.spines.top": False, "axes.spines.right": False}
+ZLIB = "zlib level 9"
+
+
+def curves(run: Run) -> list[tuple[str, str]]:
+    """(title, inline SVG) of each quantity that the run's metrics hold."""
+    charts = {
+        "Loss, nats per token": (_loss, ("loss", "val_loss")),
+        "Validation bits per byte": (_bits, ("val_bits_per_byte",)),
+        "Learning rate": (_plain("lr"), ("lr",)),
+        "Gradient norm": (_smoothed("grad_norm"), ("grad_norm",)),
+        "Tokens per second": (_speed, ("tokens_per_second",)),
+    }
+    return [(title, _svg(title, draw, run)) for title, (draw, keys) in charts.items() if any(run.series(key)[0] for key in keys)]
+
+
+def comparison_png(comparison: Comparison, path: Path) -> None:
+    """Validation against tokens, one colour a row and one line a seed."""
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False, "figure.dpi": 150, **PLAIN_AXES}):
+        figure = _figure(8.0, 4.5 + 0.22 * len(comparison.rows))
+        _compare(figure, comparison)
+        figure.savefig(path, format="png", metadata={"Software": None})
+
+
+def _compare(figure: "Figure", comparison: Comparison) -> None:
+    axes = figure.add_subplot()
+    for number, row in enumerate(comparison.rows):
+        look = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":", "-.")[number // 10 % 4], "zorder": 3 - number / 1000}
+        width = 1.6 if len(row.runs) == 1 else 0.9
+        for run in row.runs:
+            x, y = run.series(comparison.metric, "tokens")
+            (line,) = axes.plot(x, y, linewidth=width, marker=_marker(x), markersize=4)
+            line.set(**look, label=_label(row, comparison) if run is row.runs[0] else None)
+    runs = [run for row in comparison.rows for run in row.runs]
+    late = [_late(*run.series(comparison.metric, "tokens")) for run in runs]
+    _limit(axes, [value for values in late for value in values])
+    zlib = {run.number("zlib_bits_per_byte") for run in runs}
+    if comparison.metric == "val_bits_per_byte" and len(zlib) == 1 and (figure_of_zlib := zlib.pop()):
+        axes.axhline(figure_of_zlib, color="0.5", linestyle="--", linewidth=1, label=ZLIB)
+    axes.set_ylabel({"val_loss": "validation loss, nats/token"}.get(comparison.metric, "validation bits/byte"))
+    _tokens_axis(axes)
+    figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize="small")
+
+
+def _label(row: Row, comparison: Comparison) -> str:
+    pairs = [f"{key}={value}" for key, value in zip(comparison.keys, comparison.changes(row), strict=True) if value != "-"]
+    name = ", ".join(pairs) if 0 < len(pairs) <= 3 else row.name
+    return f"{name}: {fixed(row.mean(comparison.metric), row.error(comparison.metric))}"
+
+
+def _late(x: list[float], y: list[float], skipped: float = 0.1) -> list[float]:
+    """Values after the first part of the run; the fall before it would squash all that follows."""
+    return [value for at, value in zip(x, y, strict=True) if at >= skipped * x[-1]]
+
+
+def _limit(axes: "Axes", values: list[float]) -> None:
+    if len(values) > 2 and max(values) > min(values):
+        margin = 0.05 * (max(values) - min(values))
+        axes.set_ylim(min(values) - margin, max(values) + margin)
+
+
+def _tokens_axis(axes: "Axes") -> None:
+    axes.set_xlabel("tokens")
+    axes.xaxis.set_major_formatter(lambda value, position: si(value))
+
+
+def _loss(axes: "Axes", run: Run) -> None:
+    x, y = run.series("loss")
+    axes.plot(x, y, color=FIRST, linewidth=0.7, alpha=0.35, marker=_marker(x), markersize=4)
+    axes.plot(x, _smooth(y), color=FIRST, linewidth=1.6, label="train")
+    seen = _late(x, y, 0.02)
+    x, y = run.series("val_loss")
+    if x:
+        axes.plot(x, y, color=SECOND, linewidth=1.2, marker=_marker(x, 30), markersize=3.5, label="validation")
+    _limit(axes, seen + _late(x, y, 0.02))
+    axes.legend(frameon=False)
+
+
+def _bits(axes: "Axes", run: Run) -> None:
+    x, y = run.series("val_bits_per_byte")
+    axes.plot(x, y, color=SECOND, linewidth=1.4, marker=_marker(x, 30), markersize=3.5, label="this model")
+    zlib = run.number("zlib_bits_per_byte")
+    if zlib is not None:
+        axes.axhline(zlib, color=INK, linestyle="--", linewidth=1, alpha=0.7, label=ZLIB)
+    axes.legend(frameon=False)
+
+
+def _plain(key: str) -> "Callable[[Axes, Run], None]":
+    def draw(axes: "Axes", run: Run) -> None:
+        x, y = run.series(key)
+        axes.plot(x, y, color=FIRST, linewidth=1.4, marker=_marker(x), markersize=4)
+        axes.set_ylim(0, 1.08 * max(y) or 1)
+
+    return draw
+
+
+def _speed(axes: "Axes", run: Run) -> None:
+    _plain("tokens_per_second")(axes, run)
+    axes.yaxis.set_major_formatter(lambda value, position: si(value))
+
+
+def _smoothed(key: str) -> "Callable[[Axes, Run], None]":
+    def draw(axes: "Axes", run: Run) -> None:
+        x, y = run.series(key)
+        axes.plot(x, y, color=FIRST, linewidth=0.7, alpha=0.35, marker=_marker(x), markersize=4)
+        axes.plot(x, _smooth(y), color=FIRST, linewidth=1.6)
+        _limit(axes, _late(x, y))
+
+    return draw
+
+
+def _marker(x: list[float], most: int = 2) -> str:
+    return "o" if len(x) <= most else ""
+
+
+def _smooth(y: list[float]) -> list[float]:
+    """Mean over a centred window of a 25th of the curve, shorter at its ends."""
+    window = np.ones(2 * (len(y) // 50) + 1)
+    return list(np.convolve(y, window, "same") / np.convolve(np.ones(len(y)), window, "same")) if y else []
+
+
+def _figure(width: float, height: float) -> "Figure":
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _svg(title: str, draw: "Callable[[Axes, Run], None]", run: Run) -> str:
+    """Bare <svg>: the same bytes for the same run, text as text, no metadata and no address of anything outside."""
+    from matplotlib import rc_context
+    from matplotlib.ticker import MaxNLocator
+
+    inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color", "legend.labelcolor")
+    ink: dict[Any, Any] = dict.fromkeys(inked, INK)
+    with rc_context({"svg.hashsalt": title, "svg.fonttype": "none", "font.size": 9, **ink, **PLAIN_AXES}):
+        figure = _figure(5.4, 2.9)
+        axes = figure.add_subplot()
+        draw(axes, run)
+        axes.set_xlabel("step")
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        text = StringIO()
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(text, format="svg", transparent=True, metadata=nothing)
+    svg = text.getvalue()
+    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg[svg.index("<svg") :])
+    svg = re.sub(r"font-family: [^;]*; ", "", svg)
+    for stand_in, colour in PAGE.items():
+        svg = svg.replace(stand_in, colour)
+    return re.sub(r'width="[^"]*" height="[^"]*"|height="[^"]*" width="[^"]*"', f'role="img" aria-label="{title}"', svg, count=1)

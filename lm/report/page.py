@@ -1,0 +1,182 @@
+"""What a run or a comparison looks like on paper: report.html, and the table and picture of `lm compare`."""
+
+import os.path
+import re
+import shlex
+from pathlib import Path
+
+import yaml
+
+from lm.config import Tree
+from lm.errors import ConfigError
+from lm.report.collect import Comparison, Row, collect
+from lm.report.units import duration, fixed, shown, si
+from lm.storage.atomic import TEMPORARY, disk_errors
+from lm.storage.run_folder import ABSENT, Run, flatten, read_run
+
+TEMPLATE = Path(__file__).with_name("page.html.j2")
+MOST_COLUMNS = 4
+
+
+def write_report(run_folder: Path) -> Path:
+    """One self-contained page beside the run, of a finished or an unfinished run. Raises as `read_run` does, or ResourceError."""
+    from jinja2 import Environment, StrictUndefined
+
+    from lm.report.curves import curves
+
+    run = read_run(run_folder)
+    page = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True).from_string(TEMPLATE.read_text("utf-8"))
+    html = page.render(
+        run=run,
+        result=_result(run),
+        numbers=_numbers(run),
+        sources=_sources(run),
+        curves=curves(run),
+        samples=_samples(run.samples),
+        events=[_event(line) for line in run.events],
+        config=yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
+        reproduce=_reproduce(run),
+    )
+    return _write(run_folder / "report.html", html)
+
+
+def compare(folders: list[Path], out: Path) -> str:
+    """The table as text; compare.md and compare.png go into `out`, which is made where it is missing. Raises as `collect` does, or
+    ResourceError."""
+    from lm.report.curves import comparison_png
+
+    comparison = collect(folders)
+    if os.path.isfile(out):
+        raise ConfigError(f"{out}: is a file, and the table and picture need a folder. Name another one.")
+    blocks, notes = _tables(comparison), [*_legend(comparison), *comparison.notes]
+    with disk_errors(out / "compare.png"):
+        out.mkdir(parents=True, exist_ok=True)
+        comparison_png(comparison, out / "compare.png")
+    pieces = [*map(_markdown, blocks), "![curves](compare.png)", "\n".join(f"- {note}" for note in notes)]
+    _write(out / "compare.md", "\n\n".join(piece for piece in pieces if piece) + "\n")
+    return "\n\n".join([*map(_aligned, blocks), "\n".join(notes)]).rstrip()
+
+
+def _tables(comparison: Comparison) -> list[list[list[str]]]:
+    """One table with a column per differing key; where that gets too wide, a second one with a row per key."""
+    rows = comparison.rows
+    head = ["run", "parameters", "FLOPs/token", "tokens", _metric_title(comparison), "behind", "tokens/s", "wall time"]
+    table = [head, *([row.name, *_figures(row, comparison)] for row in rows)]
+    if any(len(row.runs) > 1 for row in rows):
+        table = [[*cells, extra] for cells, extra in zip(table, ["seeds", *(" ".join(map(str, row.seeds)) for row in rows)], strict=True)]
+    if len(comparison.keys) <= max(MOST_COLUMNS, len(rows)):
+        extras = [comparison.keys, *(comparison.changes(row) for row in rows)]
+        return [[[*cells, *extra] for cells, extra in zip(table, extras, strict=True)]]
+    by_run = zip(comparison.keys, *(comparison.changes(row) for row in rows), strict=True)
+    return [table, [["config", *(row.name for row in rows)], *map(list, by_run)]]
+
+
+def _metric_title(comparison: Comparison) -> str:
+    return "val bits/byte" if comparison.metric == "val_bits_per_byte" else "val loss"
+
+
+def _figures(row: Row, comparison: Comparison) -> list[str]:
+    return [
+        si(row.mean("parameters")),
+        si(row.mean("flops_per_token")),
+        si(row.mean("tokens")),
+        fixed(row.mean(comparison.metric), row.error(comparison.metric)),
+        comparison.behind(row),
+        si(row.mean("tokens_per_second")),
+        duration(row.mean("train_s")),
+    ]
+
+
+def _legend(comparison: Comparison) -> list[str]:
+    if all(len(row.runs) == 1 for row in comparison.rows):
+        return []
+    return ["± is the standard error over seeds; * differs from the best over the shared seeds (paired t-test, 95 %)."]
+
+
+def _aligned(table: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    table = [table[0], ["-" * width for width in widths], *table[1:]]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in table)
+
+
+def _markdown(table: list[list[str]]) -> str:
+    table = [table[0], ["---"] * len(table[0]), *table[1:]]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in cells) + " |" for cells in table)
+
+
+def _result(run: Run) -> str:
+    steps, most = run.number("steps") or run.number("step") or 0, flatten(run.config).get("trainer.max_steps", ABSENT)
+    start = f"After {steps:,.0f} steps and" if run.finished else f"Unfinished: after {steps:,.0f} of {shown(most)} steps and"
+    start += f" {si(run.number('tokens'))} tokens"
+    bits, loss, zlib = (run.number(key) for key in ("val_bits_per_byte", "val_loss", "zlib_bits_per_byte"))
+    if bits is None:
+        known = f"the validation loss is {loss:.3f} nats per token" if loss is not None else "nothing is validated yet"
+        return f"{start}, {known}."
+    beside = f"; zlib at level 9 needs {zlib:.3f}" if zlib is not None else ""
+    return f"{start}, the validation text takes {bits:.3f} bits per byte{beside}."
+
+
+def _numbers(run: Run) -> list[tuple[str, str, str]]:
+    number, summary = run.number, run.summary
+    zlib, inner, per_token = number("zlib_bits_per_byte"), number("parameters_non_embedding"), number("cache_bytes_per_token")
+    mfu = number("mfu_pct")
+    cards = [
+        ("val bits per byte", fixed(number("val_bits_per_byte")), f"zlib level 9: {zlib:.4f}" if zlib is not None else ""),
+        ("val loss", fixed(number("val_loss")), "nats per token"),
+        ("parameters", si(number("parameters")), f"{si(inner)} without embeddings" if inner is not None else ""),
+        ("FLOPs per token", si(number("flops_per_token")), f"{si(per_token)}B cache per token" if per_token is not None else ""),
+        ("tokens", si(number("tokens")), f"seed {run.config.get('seed', 0)}"),
+        ("tokens per second", si(number("tokens_per_second")), f"{mfu:.0f} % of peak FLOPs" if mfu is not None else ""),
+        ("wall time", duration(number("train_s")), ""),
+        ("device", str(summary.get("device") or "-"), ""),
+        ("torch", str(summary.get("torch") or "-"), f"Python {summary['python']}" if summary.get("python") else ""),
+    ]
+    parent = summary.get("parent") or run.config.get("init_from")
+    if parent:
+        cards.append(("fine-tuned from", str(parent), ""))
+    return [card for card in cards if card[1] != "-"]
+
+
+def _sources(run: Run) -> list[tuple[str, ...]]:
+    """Of each source of a mixture: name, tokens read, their share, epochs, validation loss."""
+    names = [source["name"] for source in run.config.get("data", {}).get("sources", [])]
+    tokens, epochs, losses = ([run.number(f"{key}/{name}") for name in names] for key in ("tokens", "epochs", "val_loss"))
+    total = sum(filter(None, tokens)) or 1
+    return [
+        (name, si(read or 0), f"{(read or 0) / total:.1%}", f"{turns or 0:.2f}", fixed(loss))
+        for name, read, turns, loss in zip(names, tokens, epochs, losses, strict=True)
+    ]
+
+
+def _samples(text: str) -> list[tuple[str, str]]:
+    """(heading, text) per `## ` heading of samples.md, newest first; one untitled piece where there is no heading."""
+    before, *parts = re.split(r"^## +(step\b.*)$", text, flags=re.MULTILINE | re.IGNORECASE)
+    if not parts:
+        return [("", before.strip())] if before.strip() else []
+    return [(title.strip(), body.strip("\n")) for title, body in zip(parts[::2], parts[1::2], strict=True)][::-1]
+
+
+def _event(line: Tree) -> tuple[str, str, str]:
+    details = {key: value for key, value in flatten(line).items() if key not in ("step", "event")}
+    return shown(line.get("step", ABSENT)), str(line["event"]), ", ".join(f"{key} {value}" for key, value in details.items())
+
+
+def _reproduce(run: Run) -> dict[str, str]:
+    command = run.summary.get("command")
+    if isinstance(command, str):
+        return {"text": "Written by this command; in an empty runs folder it repeats the run.", "command": command}
+    config = shlex.quote(str(run.folder / "config.yaml"))
+    text = "Every value is in config.yaml, defaults included. To repeat the run, copy the file, change run.name and train from it."
+    return {"text": text, "command": f"cp {config} again.yaml\npython -m lm.training.worker again.yaml"}
+
+
+def _write(path: Path, text: str) -> Path:
+    """Replaces the file in one step: a reader sees the old page or the new one."""
+    temporary = path.with_name(TEMPORARY + path.name)
+    with disk_errors(path):
+        try:
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,42 @@
+"""Numbers as people read them."""
+
+import json
+from typing import Any
+
+from lm.storage.run_folder import ABSENT
+
+
+def si(value: float | None) -> str:
+    """Three significant digits and a decimal prefix: 3285504 -> '3.29 M'."""
+    if value is None:
+        return "-"
+    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * size:
+            scaled = value / size
+            return f"{scaled:.{0 if scaled >= 99.95 else 1 if scaled >= 9.995 else 2}f} {prefix}"
+    return f"{value:.3g}"
+
+
+def fixed(value: float | None, error: float | None = None) -> str:
+    """Four decimals, with the standard error where there is one."""
+    if value is None:
+        return "-"
+    return f"{value:.4f}" + (f" ± {error:.4f}" if error is not None else "")
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def shown(value: Any) -> str:
+    """A config value on one line, control characters escaped, at most 40 characters; '-' where the key is absent."""
+    if value is ABSENT:
+        return "-"
+    text = json.dumps(value, ensure_ascii=False)
+    text = text[1:-1] if isinstance(value, str) else text
+    return text if len(text) <= 40 else text[:39] + "…"

@@ -1,0 +1,110 @@
+"""The model folder that is handed on: model.safetensors, config.json and the tokenizer, under one manifest."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from lm.config import Tree
+from lm.errors import CheckpointError
+from lm.storage.atomic import MANIFEST, atomic_folder, read_json, verify, write_json
+from lm.storage.checkpoint import META, CheckpointReader, read_meta, require_finite
+from lm.storage.formats import FORMAT, current
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+def save_model(folder: Path, config: Tree, weights: Mapping[str, Tensor], save_tokenizer: Callable[[Path], None], extra: Tree) -> None:
+    """`config` is the model's own; `extra` lands beside it in config.json (the parent of a fine-tune, say)."""
+    tensors = {name: weight.detach().contiguous().cpu() for name, weight in weights.items()}
+    for name, tensor in tensors.items():
+        require_finite(name, tensor)
+    with atomic_folder(folder, sum(tensor.nbytes for tensor in tensors.values())) as temporary:
+        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        write_json(temporary / CONFIG, {"format": FORMAT, "model": config, **extra})
+        save_tokenizer(temporary)
+
+
+def read_model(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
+    """config.json and the weights, verified; of a checkpoint folder, its meta data and weights."""
+    if (folder / META).is_file():
+        reader = CheckpointReader(folder)
+        return reader.meta, {name: reader.read(name).view(reader.shape(name)) for name in reader.names()}
+    _refuse_pickles(folder)
+    config = read_config(folder)
+    verify(folder)
+    try:
+        return config, load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder / WEIGHTS}: cannot be read ({error}). Use another model folder.") from None
+
+
+def read_config(folder: Path) -> Tree:
+    """config.json of a model folder, or the meta data of a checkpoint, in today's format and without the weights."""
+    if (folder / META).is_file():
+        return read_meta(folder)
+    config = read_json(folder / CONFIG)
+    if "model_type" in config and "format" not in config:
+        raise CheckpointError(f"{folder}: this is a Hugging Face model. Make it ours first: lm import from={folder} out=FOLDER.")
+    return current(config, folder / CONFIG)
+
+
+def folder_hash(folder: Path) -> str:
+    """SHA-256 of the manifest of a model or checkpoint folder, which lists that of each file."""
+    manifest = folder / MANIFEST
+    read_json(manifest)
+    return hashlib.sha256(manifest.read_bytes()).hexdigest()
+
+
+def resolve_model(path: str) -> Path:
+    """The folder that `read_model` takes, from a model folder, a checkpoint, or a run folder (which means its model/)."""
+    folder = Path(path).expanduser()
+    if folder.is_file() or not folder.exists():
+        _refuse_pickles(folder)
+        found = "is a file" if folder.exists() else "does not exist"
+        raise CheckpointError(f"{path}: {found}, but a run, model or checkpoint folder is needed. Check the path.")
+    if (folder / CONFIG).is_file() or (folder / META).is_file():
+        return folder
+    if (folder / "model" / CONFIG).is_file():
+        return folder / "model"
+    if (folder / "config.yaml").is_file():
+        raise CheckpointError(f"{path}: the run has no model/ yet; its end writes it. Finish the run, or give one of its checkpoints/.")
+    _refuse_pickles(folder)
+    raise CheckpointError(f"{path}: neither {CONFIG} nor model/{CONFIG} is there, so it is no run or model folder. Check the path.")
+
+
+def require_same_shapes(model: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """CheckpointError with the first five names whose shapes differ, a missing one included. A tied head is stored once."""
+    wrong = [name for name in dict.fromkeys([*model, *saved]) if model.get(name) != saved.get(name)]
+    if not wrong:
+        return
+    shown = "; ".join(f"{name} is {_shape(saved.get(name))} there and {_shape(model.get(name))} in the model" for name in wrong[:5])
+    more = f" (5 of {len(wrong)})" if len(wrong) > 5 else ""
+    raise CheckpointError(f"{where}: the weights do not fit the model: {shown}{more}. Use the model config that it was saved with.")
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else "x".join(map(str, shape)) or "a scalar"
+
+
+@torch.no_grad()
+def copy_weights(named: Iterable[tuple[str, nn.Parameter]], weights: Mapping[str, Tensor], where: str) -> None:
+    """Fill every parameter in place; raises as `require_same_shapes`."""
+    parameters = dict(named)
+    require_same_shapes({n: tuple(p.shape) for n, p in parameters.items()}, {n: tuple(w.shape) for n, w in weights.items()}, where)
+    for name, parameter in parameters.items():
+        parameter.copy_(weights[name])
+
+
+def _refuse_pickles(path: Path) -> None:
+    if (path / WEIGHTS).is_file():
+        return
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    for file in files:
+        if file.suffix in _PICKLES:
+            raise CheckpointError(f"{file}: a pickle can run any code when it is read, so it is refused. Convert it to safetensors first.")

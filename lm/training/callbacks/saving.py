@@ -1,0 +1,84 @@
+"""Checkpoints from all ranks of a run into one folder, in the step loop or behind it."""
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from lm.config import Tree
+from lm.storage.atomic import atomic_folder, disk_errors, temporary_of
+from lm.storage.checkpoint import Piece, bytes_of, prune, require_finite, step_folder, write_meta, write_pieces
+from lm.training.launch.ranks import Ranks
+
+
+class Saver:
+    """Writes each rank's slices into the folder of a step and publishes it when all have written.
+
+    In the background the step loop waits for a copy of the slices in memory and, if the last save is not done, for that.
+    """
+
+    def __init__(self, folder: Path, keep_last: int, ranks: Ranks, save_tokenizer: Callable[[Path], None], background: bool) -> None:
+        self._folder, self._keep_last, self._save_tokenizer = folder, keep_last, save_tokenizer
+        self._ranks = ranks.apart() if background else ranks  # the loop's messages and the writer's must not mix
+        self._background = background
+        self._writer: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(self, step: int, pieces: Iterable[Piece], meta: Tree) -> None:
+        """Raises what this save, or in the background the last one, has failed of."""
+        self.wait()
+        mine = [neutral for piece in pieces if (neutral := self._mine(piece)).tensor.numel()]
+        if not self._background:
+            self._write(step, mine, meta)
+            return
+        copies = [replace(piece, tensor=_copy(piece.tensor)) for piece in mine]
+        for piece in copies:
+            if piece.kind == "weight":
+                require_finite(piece.name, piece.tensor)
+        self._writer = threading.Thread(target=self._write_and_note, args=(step, copies, meta), name="checkpoint")
+        self._writer.start()
+
+    def _mine(self, piece: Piece) -> Piece:
+        """What this rank writes; all but weights in float32."""
+        part = piece.part(self._ranks.rank, self._ranks.world)
+        return part if part.kind == "weight" else replace(part, tensor=part.tensor.float())
+
+    def wait(self) -> None:
+        """Until the save under way is complete; raises what it has failed of."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _write_and_note(self, step: int, pieces: list[Piece], meta: Tree) -> None:
+        try:
+            self._write(step, pieces, meta)
+        except BaseException as error:
+            self._error = error
+
+    def _write(self, step: int, pieces: list[Piece], meta: Tree) -> None:
+        path, ranks = step_folder(self._folder, step), self._ranks
+        (needed,) = ranks.total(bytes_of(pieces))
+        if ranks.first:
+            with atomic_folder(path, int(needed)) as temporary:
+                ranks.barrier()  # the folder is there
+                write_pieces(temporary, pieces)
+                write_meta(temporary, meta)
+                self._save_tokenizer(temporary)
+                ranks.barrier()  # all have written
+            with disk_errors(self._folder):
+                prune(self._folder, self._keep_last)
+        else:
+            ranks.barrier()
+            with disk_errors(path):
+                write_pieces(temporary_of(path), pieces, ranks.rank)
+            ranks.barrier()
+        ranks.barrier()  # it is a checkpoint
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)

@@ -1,0 +1,152 @@
+"""A run of several processes: its config is frozen once, torch's elastic agent starts the ranks, and their first error is its error."""
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from lm.errors import Interrupted, LmError, ResourceError
+from lm.storage.atomic import RunLock
+from lm.training.config import TrainConfig
+from lm.training.launch import outcome
+from lm.training.resume import CONFIG, require_resumable, write_config
+
+WORKER = "lm.training.worker"
+_POLL_S = 0.1
+_ABANDON_S = 10.0  # the others of a failed rank get that long to end
+
+
+def launch(cfg: TrainConfig, command: str | None = None) -> None:
+    """Train with the ranks of `cfg.launch` on this machine. Raises the first rank's error; Interrupted after a signal, with all saved."""
+    folder = Path(cfg.run.dir).expanduser() / cfg.run.name
+    require_resumable(folder, cfg)
+    with tempfile.TemporaryDirectory(prefix="lm-ranks-") as name:
+        where = folder
+        if cfg.launch.nodes == 1:
+            with RunLock(folder):
+                write_config(folder, cfg)
+        else:  # each machine its own, and rank 0 the one in the run folder
+            where = Path(name)
+            write_config(where, cfg)
+        threads = str(max(1, (os.cpu_count() or 1) // cfg.launch.devices))
+        told = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        told["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else ranks that are started again find the addresses of those before
+        with _environment(told | ({outcome.COMMAND: command} if command else {})):
+            error = _Launcher(cfg, where / CONFIG, Path(name)).run()
+    if error is not None:
+        raise error
+
+
+class _Launcher:
+    """Starts the ranks by torch.distributed.run's own agent, in a thread, and again where that may help; signals are handed on to the
+    ranks, which finish their step and save. The agent's own restarts are not used: it cannot tell a wrong config from a lost machine."""
+
+    def __init__(self, cfg: TrainConfig, config: Path, folder: Path) -> None:
+        """folder: for what the ranks tell of their ends."""
+        self._cfg, self._config, self._folder = cfg, config, folder
+        self._caught: list[int] = []
+        self._killed: dict[int, int] = {}
+        self._error: BaseException | None = None
+
+    def run(self) -> LmError | None:
+        """Until all ranks have ended for good: the error of the first that failed."""
+        before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+        try:
+            error = self._attempt(0)
+            for number in range(1, self._cfg.launch.max_restarts + 1):
+                if error is None or self._caught or not outcome.may_pass(error):
+                    break
+                print(f"{error}\nlaunch: start {number} of launch.max_restarts={self._cfg.launch.max_restarts}", file=sys.stderr)
+                error = self._attempt(number)
+        finally:
+            for signal_number, handler in before.items():
+                signal.signal(signal_number, handler)
+        return error
+
+    def _attempt(self, number: int) -> LmError | None:
+        self._outcomes = self._folder / str(number)
+        self._outcomes.mkdir()
+        self._killed = {}
+        with _environment({outcome.FOLDER: str(self._outcomes)}):
+            thread = threading.Thread(target=self._start, name="agent", daemon=True)
+            thread.start()
+            self._hand_signals_on(thread)
+        if self._error is not None:
+            raise self._error
+        return outcome.verdict(outcome.read(self._outcomes), self._killed)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._caught.append(number)
+
+    def _hand_signals_on(self, thread: threading.Thread) -> None:
+        """Each signal once to each rank, also to one that begins only later."""
+        told: set[tuple[int, int]] = set()
+        since = time.monotonic()
+        while thread.is_alive():
+            thread.join(_POLL_S)
+            running = [found.pid for found in outcome.read(self._outcomes) if found.exit_code is None]
+            if not self._caught or running:
+                since = time.monotonic()
+            if time.monotonic() - since > _ABANDON_S:  # waiting for other machines, say
+                raise Interrupted(f"launch: {signal.Signals(self._caught[0]).name} came before the ranks ran.", self._caught[0])
+            for key in [(turn, pid) for turn in range(len(self._caught)) for pid in running]:
+                if key not in told:
+                    told.add(key)
+                    _send(key[1], self._caught[key[0]])
+
+    def _start(self) -> None:
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import RendezvousError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        where = self._cfg.launch
+        config = LaunchConfig(
+            min_nodes=where.nodes,
+            max_nodes=where.nodes,
+            nproc_per_node=where.devices,
+            run_id=self._cfg.run.name if where.nodes > 1 else uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint=where.rendezvous or "localhost:0",
+            rdzv_configs={"join_timeout": where.timeout_s},
+            max_restarts=0,
+            monitor_interval=_POLL_S,
+            shutdown_timeout=int(_ABANDON_S),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", WORKER, str(self._config))
+        except ChildFailedError as error:
+            self._killed = {rank: -failure.exitcode for rank, failure in error.failures.items() if failure.exitcode < 0}
+        except RendezvousError as error:
+            said = f"launch.rendezvous={where.rendezvous}: the {where.nodes} machines did not meet ({' '.join(str(error).split())[:200]})."
+            self._error = ResourceError(f"{said} Start the same command on each of them, and check that all reach that address.")
+        except BaseException as error:
+            self._error = error
+
+
+def _send(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):  # it has ended
+        os.kill(pid, number)
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """What child processes inherit."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,89 @@
+"""Muon for matrices and AdamW for the rest, as one optimizer. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from lm.training.optim.skippable import Skippable
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: singular values land in about 0.7 to 1.2 after 5 steps
+STEPS = 5
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """U V^T of each matrix = U S V^T in the batch, nearly: 5 quintic Newton-Schulz steps in the dtype given.
+
+    matrices: (n, rows, columns).  The batch is one chain of large products, where torch.optim.Muon loops over matrices.
+    """
+    a, b, c = COEFFICIENTS
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = x / (x.norm(dim=(-2, -1), keepdim=True, dtype=torch.float32) + 1e-7).to(x.dtype)
+    for _ in range(STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def fast_dtype(device: torch.device) -> torch.dtype:
+    """bf16 where the hardware multiplies it (on an AVX512-BF16 core about 4 times as fast as float32), else float32."""
+    native = torch.cpu._is_avx512_bf16_supported() if device.type == "cpu" else torch.cuda.is_bf16_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+class MuonAdamW(Skippable):
+    """Groups with a `momentum` are Muon's, the others AdamW's."""
+
+    def _step(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        if "momentum" in group:
+            self._muon(params, group)
+        else:
+            self._adamw(params, group)
+
+    def _muon(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for p in params:
+            by_shape.setdefault(p.shape, []).append(p)
+        for same in by_shape.values():
+            self._muon_batch(same, group)
+
+    def _muon_batch(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        lr, mu = group["lr"], group["momentum"]
+        shape = params[0].shape  # (rows, columns), or a stack of such: (e, rows, columns)
+        grads, old = [_grad(p).float() for p in params], [self.state[p]["momentum_buffer"] for p in params]
+        momentum = torch._foreach_lerp(old, grads, 1 - mu)
+        nesterov = torch._foreach_lerp(grads, momentum, mu)
+        dtype = fast_dtype(params[0].device)
+        stacked = torch.stack([x.to(dtype) for x in nesterov]).flatten(0, -3)  # (n*e, rows, columns)
+        update = orthogonalize(stacked).view(-1, *shape).unbind()
+        stepped = torch._foreach_mul([p.float() for p in params], 1 - lr * group["weight_decay"])
+        torch._foreach_add_(stepped, update, alpha=-lr * max(1, shape[-2] / shape[-1]) ** 0.5)
+        self._write(old, momentum)
+        self._write(params, stepped)
+
+    def _adamw(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        states = [self.state[p] for p in params]
+        adamw(
+            params,
+            [_grad(p) for p in params],
+            [s["exp_avg"] for s in states],
+            [s["exp_avg_sq"] for s in states],
+            [],
+            [s["step"] for s in states],
+            fused=True,
+            found_inf=self.found_inf,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+def _grad(p: Tensor) -> Tensor:
+    assert p.grad is not None
+    return p.grad

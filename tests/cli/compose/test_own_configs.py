@@ -1,0 +1,85 @@
+"""`--config-dir`: options of the user's own beside those of conf/ and recipes/."""
+
+from pathlib import Path
+
+import pytest
+
+from lm.cli.compose import catalog
+from tests.conftest import Lm
+
+RECIPE = """\
+# @package _global_
+# A recipe of mine
+defaults:
+  - override /model: mine
+  - override /tokenizer: bytes
+trainer:
+  max_steps: 7
+"""
+PRESET = """\
+# A model of mine
+defaults:
+  - nano
+  - override ffn: relu2
+n_layers: 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a recipe and a model; forgotten after the test."""
+    monkeypatch.setenv(catalog.OWN, "")
+    monkeypatch.delenv(catalog.OWN)
+    for name, text in (("recipes/trial/mine", RECIPE), ("model/mine", PRESET)):
+        file = tmp_path / "it's mine" / f"{name}.yaml"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    return tmp_path / "it's mine"
+
+
+@pytest.mark.parametrize("spelling", [["--config-dir", "it's mine"], ["--config-dir=it's mine"], ["-cd", "it's mine"]])
+def test_a_recipe_and_a_model_of_ones_own_are_options_like_others(own: Path, lm: Lm, spelling: list[str]) -> None:
+    code, out, err = lm("train", *spelling, "recipes=trial/mine", "--cfg", "job")
+    assert code == 0, err
+    assert "n_layers: 3" in out and "activation: relu2" in out and "max_steps: 7" in out and "name: trial-mine" in out
+    assert "recipes=trial/mine" in lm("train", "--help")[1]
+    said = lm("explain", "recipes=trial/mine", "model.n_layers")[1]
+    assert "it's mine/model/mine.yaml" in said
+
+
+def test_the_variable_does_what_the_flag_does(own: Path, lm: Lm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(catalog.OWN, str(own))
+    assert "n_layers: 3" in lm("train", "model=mine", "--cfg", "job")[1]
+    monkeypatch.setenv(catalog.OWN, "nowhere")
+    assert lm("train", "--cfg", "job")[2].startswith("LM_CONFIG_DIR=nowhere: it must hold")
+    monkeypatch.setenv(catalog.OWN, "")
+    assert lm("train", "--cfg", "job")[0] == 0
+
+
+def test_jobs_of_a_sweep_and_the_line_that_resumes_know_the_folder(own: Path, lm: Lm) -> None:
+    tiny = ["model.d_model=32", "model.attention.n_heads=2", "data.seq_len=32", "data.val_rows=8", "trainer.sample_prompts=[]"]
+    (own.parent / "a.txt").write_text("some words and then some others again\n" * 300)
+    sweep = ["recipes=trial/mine", *tiny, "data=text", "data.files=a.txt", "seed=0,1", "schedule.warmup_steps=1", "-m"]
+    code, _, err = lm("train", "--config-dir", str(own), *sweep)
+    assert code == 0, err
+    assert len(list((own.parent / "runs").glob("*/summary.json"))) == 2
+    assert catalog.flags() == ["--config-dir", str(own)]
+
+
+@pytest.mark.parametrize("verb", ["train", "show", "explain"])
+def test_a_folder_that_adds_nothing_is_refused(own: Path, lm: Lm, verb: str) -> None:
+    for folder in ("nowhere", str(own / "model"), ""):
+        code, _, err = lm(verb, "--config-dir", folder)
+        assert code == 2 and err.splitlines()[-1].startswith(f"--config-dir={folder}: it must hold yaml files in folders")
+
+
+def test_an_option_that_lm_has_is_not_replaced_in_silence(own: Path, lm: Lm) -> None:
+    (own / "model" / "tiny.yaml").write_text(PRESET)
+    code, _, err = lm("train", "--config-dir", str(own), "--cfg", "job")
+    assert (code, err) == (2, "it's mine/model/tiny.yaml: lm has an option model=tiny of its own. Rename yours.\n")
+
+
+def test_a_mistake_in_a_file_of_ones_own_is_told_with_the_file(own: Path, lm: Lm) -> None:
+    (own / "model" / "mine.yaml").write_text(PRESET.replace("n_layers", "n_layer"))
+    code, _, err = lm("train", "--config-dir", str(own), "model=mine", "--cfg", "job")
+    assert code == 2 and err.startswith("it's mine/model/mine.yaml: model.n_layer: there is no such key")

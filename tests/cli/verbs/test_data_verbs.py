@@ -1,0 +1,113 @@
+"""`lm prepare`, `lm tokenizer`, `lm data show`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lm.data.tokenizer.tokenizer import load_tokenizer
+from tests.conftest import Lm
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """Overrides for five small files, in an own cache."""
+    for name in range(5):
+        records = [{"text": f"file {name} line {n} " * (n % 9 + 1), "source": f"{n}", "target": f"t{n}"} for n in range(60)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return ["data=text", f"data.files={tmp_path}/*.jsonl", f"data.cache_dir={tmp_path}/cache", "tokenizer=bytes", "data.seq_len=32"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "index.json"}
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_parts_joined_are_what_one_machine_makes(lm: Lm, files: list[str], tmp_path: Path, parts: int, pairs: bool) -> None:
+    if pairs:
+        files = ["data=pairs", "objective=seq2seq", *files[1:]]
+    for part in reversed(range(1, parts + 1)):
+        code, out, err = lm("prepare", *files, f"prepare.part={part}/{parts}")
+        assert code == 0 and f".part-{part}-of-{parts}" in out, err
+    code, out, err = lm("prepare", *files, f"merge={parts}")
+    assert code == 0, err
+    joined = Path(out.strip())
+    again = [arg.replace("/cache", "/other") for arg in files]
+    whole = Path(lm("prepare", *again)[1].strip())
+    assert joined.name == whole.name and contents(joined) == contents(whole)
+    indices = [json.loads((folder / "index.json").read_text()) for folder in (joined, whole)]
+    assert indices[0]["splits"] == indices[1]["splits"] and indices[0]["overlap"] == indices[1]["overlap"]
+    assert lm("prepare", *files)[1].strip() == str(joined)  # found, as training finds it
+
+
+MISTAKES = {
+    "no part": (["prepare.part=5/4"], ["prepare.part", "'5/4'", "1 <= I <= N"]),
+    "part of a part": (["prepare.part=a"], ["prepare.part", "1/4"]),
+    "too many": (["prepare.part=1/9"], ["prepare.part=1/9", "5 files"]),
+    "missing": (["merge=2"], ["merge=2", "2 are missing", "part-1-of-2"]),
+    "no number": (["merge=two"], ["merge", "'two'"]),
+    "both": (["merge=2", "prepare.part=1/2"], ["merge=2", "Give one of them"]),
+    "twice": (["merge=2", "merge=3"], ["merge", "2 times"]),
+    "sweep": (["-m"], ["prepare", "lm train"]),
+    "key": (["data.nothing=1"], ["data.nothing", "no such key"]),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_answered_with_one_sentence(lm: Lm, files: list[str], case: str) -> None:
+    args, parts = MISTAKES[case]
+    code, out, err = lm("prepare", *files, *args)
+    assert code == 2 and not out and "Traceback" not in err
+    assert all(part in err.splitlines()[-1] for part in parts), err
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "unigram", "wordpiece", "bytes"])
+def test_a_tokenizer_is_trained_saved_and_measured(lm: Lm, files: list[str], tmp_path: Path, kind: str) -> None:
+    size = [] if kind == "bytes" else ["vocab_size=300", "pattern=gpt2", "specials=['<|a|>','<|b|>']"]
+    given = [arg for arg in files if not arg.startswith("tokenizer")]
+    code, out, err = lm("tokenizer", "out=tok", f"kind={kind}", *size, *given)
+    assert code == 0, err
+    tokenizer = load_tokenizer(tmp_path / "tok")
+    assert f"{tokenizer.vocab_size:,} tokens" in out and "bytes a token" in out
+    assert (tokenizer.special(["<|a|>"]) is not None) == (kind != "bytes")
+    text = "file 3 line 7, 中文 العربية 👩‍👩‍👧 <|eos|>"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    rate = float(out.splitlines()[-1].split()[0])
+    assert (rate == 1.0) if kind == "bytes" else rate > 1.1
+
+
+def test_a_tokenizer_needs_a_folder_and_a_known_kind(lm: Lm, files: list[str]) -> None:
+    assert lm("tokenizer", *files)[2].splitlines()[-1].startswith("out: no folder was given")
+    assert "Did you mean 'wordpiece'?" in lm("tokenizer", "out=x", "kind=wordpeice")[2].splitlines()[-1]
+
+
+def test_rows_are_shown_with_what_is_read_and_said(lm: Lm, files: list[str]) -> None:
+    code, out, err = lm("data", "show", *files, "rows=0,3")
+    assert code == 0, err
+    lines = out.splitlines()
+    assert lines[0].startswith("row 0 of ") and any(line.startswith("row 3 of ") for line in lines)
+    reads = next(line for line in lines if "reads 0:" in line).split(":", 1)[1].strip().split("│")
+    says = next(line for line in lines if "says 0:" in line).split(":", 1)[1].strip().split("│")
+    assert reads[0] == "<|bos|>" and reads[1:] == says[: len(reads) - 1] and "\x1b" not in out
+
+
+def test_masks_and_sources_are_shown(lm: Lm, files: list[str]) -> None:
+    out = lm("data", "show", *files, "objective=mlm", "model=bert_base", "rows=1", "split=val")[1]
+    assert "<|mask|>" in out and "·" in next(line for line in out.splitlines() if "says" in line)
+    pairs = ["data=pairs", *files[1:]]
+    out = lm("data", "show", *pairs, "objective=seq2seq", "rows=0")[1]
+    assert "source 0: <|bos|>" in out and out.splitlines()[-1].endswith("<|eos|>")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"), [(["shwo"], "Did you mean 'show'?"), (["show", "rows=x"], "rows: 'x'"), (["show", "split=test"], "split: 'test'")]
+)
+def test_a_wrong_question_is_answered(lm: Lm, args: list[str], said: str) -> None:
+    code, _, err = lm("data", *args)
+    assert code == 2 and said in err.splitlines()[-1]
+
+
+def test_a_row_that_is_not_there_is_named(lm: Lm, files: list[str]) -> None:
+    code, _, err = lm("data", "show", *files, "rows=99999")
+    assert code == 2 and err.splitlines()[-1].startswith("rows: 99999 was asked for, and there are ")

@@ -1,0 +1,206 @@
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from lm.data.config import TextConfig
+from lm.data.sources.files import TextSource, find_files
+from lm.errors import ConfigError
+
+Read = Callable[..., list[tuple[str, str]]]
+PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
+_MIB = 1 << 20
+TEXT = "".join(f"line {n}: Ünïcode 日本 👧\n" for n in range(400))
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """The (split, text) of all documents; `skipped` is kept on the function."""
+
+    def run(files: object, skipped: int = 0, **options: object) -> list[tuple[str, str]]:
+        given = [str(file) for file in files] if isinstance(files, list) else str(files)
+        source = TextSource(TextConfig.model_validate({"files": given, **options}), tmp_path)
+        found: list[tuple[str, str]] = [(document.split, "".join(document.chunks)) for document in source.documents()]
+        assert source.skipped == skipped and source.position() == source.total
+        assert found == [(document.split, "".join(document.chunks)) for document in source.documents()]
+        return found
+
+    return run
+
+
+def write(path: Path, content: bytes | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+@pytest.mark.parametrize("ending", PACK)
+@pytest.mark.parametrize("val_frac", [0.1, 0.25, 0.333, 0.5])
+def test_the_end_of_a_lone_text_file_is_validation(read: Read, tmp_path: Path, ending: str, val_frac: float) -> None:
+    path = write(tmp_path / f"a.txt{ending}", PACK[ending](TEXT.encode()))
+    (first, train), (second, val) = read(path, val_frac=val_frac)
+    assert (first, second) == ("train", "val") and train + val == TEXT
+    assert 0 <= len(train.encode()) - int(len(TEXT.encode()) * (1 - val_frac)) <= 3
+
+
+def test_a_text_file_longer_than_a_chunk_is_read_whole(read: Read, tmp_path: Path) -> None:
+    text = "日本語 " * 500_000  # 5 MB, and 1 MiB is no multiple of 3
+    for ending, pack in PACK.items():
+        assert read(write(tmp_path / f"a.txt{ending}", pack(text.encode())), val_files=str(tmp_path / f"a.txt{ending}"))[1] == (
+            "train",
+            text,
+        )
+
+
+def test_several_frames_of_zstd_are_one_file(read: Read, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt.zst", zstandard.compress(b"one ") + zstandard.compress(b"two"))
+    assert read([path, write(tmp_path / "b.txt", "three")], val_frac=0.001) == [("train", "one two"), ("train", "three")]
+
+
+def test_a_byte_order_mark_is_no_text(read: Read, tmp_path: Path) -> None:
+    files = [write(tmp_path / "a.txt", b"\xef\xbb\xbfone"), write(tmp_path / "b.jsonl", b'\xef\xbb\xbf{"text": "two"}\n')]
+    assert [text for _, text in read(files)] == ["one", "two"]
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_jsonl_gives_a_document_per_line_whatever_blank_lines_there_are(read: Read, tmp_path: Path, ending: str) -> None:
+    lines = [json.dumps({"text": f"document {n}\n"}) for n in range(300)]
+    path = write(tmp_path / f"a.jsonl{ending}", PACK[ending](("\n \n".join(lines) + "\n\n").encode()))
+    documents = read(path, val_frac=0.2)
+    assert [text for _, text in documents] == [f"document {n}\n" for n in range(300)]
+    assert 30 < sum(split == "val" for split, _ in documents) < 90
+
+
+def test_equal_documents_are_in_one_split_and_stay_there(read: Read, tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"text": f"document {n % 50}"}) + "\n" for n in range(200))
+    splits: dict[str, set[str]] = {}
+    for split, text in read(write(tmp_path / "a.jsonl", lines), val_frac=0.3):
+        splits.setdefault(text, set()).add(split)
+    assert all(len(found) == 1 for found in splits.values()) and len(splits) == 50
+    assert (splits["document 7"], splits["document 8"]) == ({"train"}, {"train"})  # on every machine
+
+
+def test_held_out_files_are_validation_and_all_others_training(read: Read, tmp_path: Path) -> None:
+    train, val = write(tmp_path / "a.txt", "one"), write(tmp_path / "b.txt", "two")
+    assert read(train, val_files=str(val)) == [("val", "two"), ("train", "one")]
+
+
+BAD_LINES: dict[str, tuple[str | bytes, str]] = {
+    "broken": ('{"text": "x"', r"a.jsonl:3: the line is not JSON \("),
+    "deep": ("[" * 100_000, r"a.jsonl:3: the line is not JSON"),
+    "list": ("[1, 2]", r"a.jsonl:3: the line holds \[1, 2\], not an object"),
+    "missing field": ('{"body": "x", "id": 1}', r"a.jsonl:3: field 'text' is missing; the fields are body, id. Set data.field"),
+    "number": ('{"text": 12}', r"a.jsonl:3: field 'text' holds 12, not a string"),
+    "null": ('{"text": null}', r"a.jsonl:3: field 'text' holds null, not a string"),
+    "surrogate": ('{"text": "\\ud83d"}', r"a.jsonl:3: field 'text' holds half a surrogate pair"),
+    "not UTF-8": (b'{"text": "caf\xe9"}', r"a.jsonl:3: byte 32 is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LINES)
+def test_a_bad_line_is_named_by_file_and_line_or_skipped_and_counted(read: Read, tmp_path: Path, case: str) -> None:
+    """Seen to fail with bad records always skipped."""
+    line, message = BAD_LINES[case]
+    good = b'{"text": "good"}\n'
+    bad = line if isinstance(line, bytes) else line.encode()
+    path = write(tmp_path / "a.jsonl", good[:-2] + b" }\n\n" + bad + b"\n" + good)
+    with pytest.raises(ConfigError, match=message + r".*set data.on_bad_record=skip"):
+        read(path)
+    assert [text for _, text in read(path, skipped=1, on_bad_record="skip")] == ["good", "good"]
+
+
+@pytest.mark.parametrize("ending", PACK)
+@pytest.mark.parametrize("before", [b"", b"12345", b"x" * _MIB, b"x" * (_MIB + 700), b"x" * (_MIB - 1), b"x" * (_MIB - 2) + "é".encode()])
+@pytest.mark.parametrize("broken", [b"\xff", b"\xc3("])
+def test_invalid_utf8_is_named_by_file_and_byte_or_skipped_and_counted(
+    read: Read, tmp_path: Path, ending: str, before: bytes, broken: bytes
+) -> None:
+    """Seen to fail with a decoder that replaces what it cannot read."""
+    content, at = before + broken + b"y" * 1000, len(before)
+    bad, good = write(tmp_path / f"a.txt{ending}", PACK[ending](content)), write(tmp_path / "b.txt", "good")
+    with pytest.raises(ConfigError, match=rf"a.txt{ending}: byte {at} is not UTF-8. Convert the file"):
+        read([bad, good])
+    assert [text for _, text in read([bad, good], skipped=1, on_bad_record="skip")] == ["good"]
+
+
+def test_a_character_cut_off_at_the_end_of_the_file_is_not_utf8(read: Read, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "日本".encode()[:-1])
+    with pytest.raises(ConfigError, match=r"a.txt: byte 3 is not UTF-8"):
+        read(path, val_files=str(path))
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+@pytest.mark.parametrize("lost", [1, 9, 200])
+def test_a_truncated_archive_is_named(read: Read, tmp_path: Path, ending: str, kind: str, lost: int) -> None:
+    """Seen to fail with the end of the last frame unchecked (zst), and with EOFError passed on (gz)."""
+    content = json.dumps({"text": os.urandom(5000).hex()}).encode()
+    path = write(tmp_path / f"a.{kind}{ending}", PACK[ending](content)[:-lost])
+    with pytest.raises(ConfigError, match=rf"a.{kind}{ending}: the file is truncated or damaged"):
+        read([path, write(tmp_path / "b.txt", "good")])
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_a_file_that_is_no_archive_is_named(read: Read, tmp_path: Path, ending: str) -> None:
+    with pytest.raises(ConfigError, match=rf"a.txt{ending}: the file is truncated or damaged"):
+        read(write(tmp_path / f"a.txt{ending}", "plain text"))
+
+
+def test_a_folder_means_its_readable_files_in_order_without_hidden_and_linked_ones(tmp_path: Path) -> None:
+    """Seen to fail with links followed."""
+    root = tmp_path / "data"
+    wanted = [write(root / name, "x") for name in ("a.txt", "b/c.jsonl.gz", "b/d/e.TXT", "z.parquet", "q.csv")]
+    for name in (".hidden.txt", ".git/a.txt", "notes.pdf", "archive.zip", "b/x.txt.bak", "p.parquet.gz"):
+        write(root / name, "x")
+    (root / "loop").symlink_to(root)
+    (root / "gone.txt").symlink_to(root / "nowhere")
+    assert find_files(str(root), "data.files") == sorted(wanted)
+    assert find_files([str(root / "b" / "**" / "*.TXT"), str(root / "a.txt"), str(root / "a.*")], "data.files") == [
+        root / "a.txt",
+        root / "b/d/e.TXT",
+    ]
+
+
+def test_a_name_with_brackets_is_a_file_before_it_is_a_glob(tmp_path: Path) -> None:
+    path = write(tmp_path / "a[1].txt", "x")
+    assert find_files(str(path), "data.files") == [path]
+
+
+@pytest.mark.parametrize("name", ["gone.txt", "*.jsonl", "x" * 5000, "nul\0.txt"])
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"data.val_files: .* does not exist"):
+        find_files(str(tmp_path / name), "data.val_files")
+
+
+@pytest.mark.parametrize("name", ["a.pdf", "noending", "a.txt.bz2", "a.gz", "a.parquet.gz"])
+def test_an_unknown_ending_is_refused_with_the_known_ones(tmp_path: Path, name: str) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=rf"{name} has an ending that is not known. Known endings: .txt, .md, .rst, .py, .jsonl, .csv, .parquet, and all but",
+    ):
+        find_files(str(write(tmp_path / name, "x")), "data.files")
+
+
+def test_a_folder_without_a_known_file_is_refused(tmp_path: Path) -> None:
+    """Seen to fail with the check for files removed."""
+    with pytest.raises(ConfigError, match=rf"data.files: {tmp_path} holds no file to read. Give files ending in .txt"):
+        find_files(str(tmp_path), "data.files")
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root reads everything, and is nobody meanwhile. Seen to fail with the system's error passed on."""
+    write(tmp_path / "a.txt", "x").chmod(0)
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(65534)
+    try:
+        with pytest.raises(ConfigError, match=r"a.txt cannot be read \(Permission denied\)"):
+            TextSource(TextConfig(files="a.txt"), Path("cache"))
+    finally:
+        os.seteuid(own)

@@ -1,0 +1,117 @@
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from lm.data.config import HubConfig, TextConfig
+from lm.data.sources.files import TextSource
+from lm.data.sources.hub import HubSource
+from lm.errors import ConfigError
+
+PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
+TEXTS = ["one, two", 'quoted "three"', "line\nbreak", "日本 👧", "", "NA", "12"]
+
+
+def table(path: Path, column: list[Any], name: str = "text") -> Path:
+    rows = pyarrow.table({"id": list(range(len(column))), name: column})
+    if ".parquet" in path.name:
+        pyarrow.parquet.write_table(rows, path, row_group_size=2)
+    else:
+        quoted = ['"' + str(text).replace('"', '""') + '"' for text in column]
+        path.write_text("".join(f"{a},{b}\n" for a, b in zip(["id", *range(len(column))], [name, *quoted], strict=True)))
+    ending = path.suffix if path.suffix in PACK else ""
+    path.write_bytes(PACK[ending](path.read_bytes()))
+    return path
+
+
+def texts(path: Path, skipped: int = 0, **options: Any) -> list[str]:
+    source = TextSource(TextConfig(files=str(path), **options), path.parent)
+    found = ["".join(document.chunks) for document in source.documents()]
+    assert source.skipped == skipped and source.position() == source.total
+    return found
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.csv.zst", "a.parquet"])
+def test_rows_are_documents(tmp_path: Path, name: str) -> None:
+    assert texts(table(tmp_path / name, TEXTS)) == [text for text in TEXTS if text]
+
+
+@pytest.mark.parametrize("kind", [".csv", ".parquet"])
+def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path, kind: str) -> None:
+    path = table(tmp_path / f"a{kind}", TEXTS, name="body")
+    with pytest.raises(ConfigError, match=rf"a{kind} row 1: field 'text' is missing; the fields are id, body. Set data.field"):
+        texts(path)
+    assert len(texts(path, field="body")) == 6
+
+
+def test_a_row_without_text_is_named_or_skipped_and_counted(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.parquet", ["one", None, "three"])
+    with pytest.raises(ConfigError, match=r"a.parquet row 2: field 'text' holds null, not a string"):
+        texts(path)
+    assert texts(path, skipped=1, on_bad_record="skip") == ["one", "three"]
+
+
+def test_a_parquet_file_cut_in_half_is_named(tmp_path: Path) -> None:
+    """Seen to fail with the readers' errors passed on."""
+    path = table(tmp_path / "a.parquet", TEXTS)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(ConfigError, match=r"a.parquet: cannot be read \("):
+        texts(path)
+
+
+def test_a_csv_row_with_too_many_fields_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id,text\n1,one\n2,two,three,four\n")
+    with pytest.raises(ConfigError, match=r"a.csv: cannot be read \(.*line 3"):
+        texts(path)
+
+
+def test_csv_that_is_not_utf8_is_named_by_byte(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"id,text\n1,caf\xe9\n")
+    with pytest.raises(ConfigError, match=r"a.csv: byte 13 is not UTF-8"):
+        texts(path)
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_a_truncated_packed_table_is_named(tmp_path: Path, ending: str) -> None:
+    path = table(tmp_path / f"a.csv{ending}", [f"text {n}" for n in range(500)])
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(ConfigError, match=rf"a.csv{ending}: the file is truncated or damaged"):
+        texts(path)
+
+
+def hub(path: Path, **options: Any) -> list[tuple[str, str]]:
+    """A local folder stands for a dataset of the hub: `datasets` reads both by the same call."""
+    source = HubSource(HubConfig(name=str(path), **options))
+    return [(document.split, "".join(document.chunks)) for document in source.documents()]
+
+
+def test_a_dataset_is_read_by_its_splits(tmp_path: Path) -> None:
+    table(tmp_path / "train.parquet", TEXTS)
+    table(tmp_path / "test.parquet", ["held out"])
+    found = hub(tmp_path, val_split="test", max_documents=3)
+    assert found == [("val", "held out"), *(("train", text) for text in TEXTS[:3])]
+
+
+def test_a_dataset_without_a_validation_split_is_divided_by_hash(tmp_path: Path) -> None:
+    table(tmp_path / "train.parquet", [f"text {n}" for n in range(400)])
+    found = hub(tmp_path, val_frac=0.25)
+    assert found == hub(tmp_path, val_frac=0.25) and 60 < sum(split == "val" for split, _ in found) < 140
+
+
+def test_a_dataset_that_is_not_there_or_lacks_the_split_or_column_is_named(tmp_path: Path) -> None:
+    table(tmp_path / "train.parquet", TEXTS)
+    with pytest.raises(ConfigError, match=rf"data.name: {tmp_path}, split gone: cannot be read \(.*Check data.name"):
+        hub(tmp_path, split="gone")
+    with pytest.raises(ConfigError, match=r"split train row 1: field 'body' is missing; the fields are id, text"):
+        hub(tmp_path, field="body")
+    with pytest.raises(ConfigError, match=r"split train row 1: field 'id' holds 0, not a string"):
+        hub(tmp_path, field="id")
+    with pytest.raises(ConfigError, match=r"data.name: .*nowhere, split train: cannot be read"):
+        hub(tmp_path / "nowhere")

@@ -1,0 +1,103 @@
+"""Preparing: killed anywhere, it goes on; errors of the reading thread are its own."""
+
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm.data.config import ChatRecord, TextConfig
+from lm.data.store import tokenise as module
+from lm.data.store.prepare import Prepared, prepare
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+
+
+def corpus(path: Path, chats: bool) -> TextConfig:
+    records: list[Any] = [{"text": f"{n} and more " * (n % 17 + 1)} for n in range(3000)]
+    if chats:
+        said = [("user", "assistant", f"{n} and more " * (n % 17 + 1)) for n in range(3000)]
+        records = [{"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text[:5]}]} for _, _, text in said]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    record = ChatRecord() if chats else None
+    return TextConfig(files=str(path), cache_dir=str(path.parent / "cache"), record=record, val_frac=0.2)
+
+
+def build(cfg: TextConfig, tokenizer: Tokenizer, kill_after: int | None, told: "multiprocessing.Queue[list[str]]") -> None:
+    """Small batches and a state after each few; dies right after the n-th batch was written."""
+    for name, value in (("_BATCH_CHARS", 5000), ("_STATE_CHARS", 20_000)):
+        setattr(module, name, value)
+    add, count = module._Stores.add, 0
+
+    def counted(self: Any, batch: Any, ids: Any) -> None:
+        nonlocal count
+        add(self, batch, ids)
+        count += 1
+        if count == kill_after:
+            for writer in self._writers.values():
+                writer._write()  # more on disk than the state says
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    module._Stores.add = counted  # type: ignore[method-assign]
+    lines: list[str] = []
+    prepare(cfg, tokenizer, log=lines.append)
+    told.put(lines)
+
+
+@pytest.mark.parametrize("chats", [False, True])
+def test_a_killed_preparation_goes_on_and_gives_the_same_bytes(tmp_path: Path, byte_tokenizer: Tokenizer, chats: bool) -> None:
+    """Seen to fail with the state unread, and with what was written after it kept."""
+    context = multiprocessing.get_context("fork")
+    whole = prepare(corpus(tmp_path / "a.jsonl", chats), byte_tokenizer, log=lambda line: None)
+    cfg = TextConfig(**{**dict(corpus(tmp_path / "a.jsonl", chats)), "cache_dir": str(tmp_path / "other")})
+    told: multiprocessing.Queue[list[str]] = context.Queue()
+    for kill_after in (2, 9, 14, 25):
+        process = context.Process(target=build, args=(cfg, byte_tokenizer, kill_after, told))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    process = context.Process(target=build, args=(cfg, byte_tokenizer, None, told))
+    process.start()
+    lines = told.get(timeout=30)
+    process.join()
+    assert any("Going on after" in line for line in lines)
+    again = prepare(cfg, byte_tokenizer, log=lambda line: None)
+    assert same(whole, again)
+    assert not list((tmp_path / "other").rglob("*.half"))
+
+
+def same(one: Prepared, other: Prepared) -> bool:
+    """In every file of the folder, and in every figure."""
+    folders = [part.train._folder for found in (one, other) for part in found.parts.values()]
+    contents = [{file.name: file.read_bytes() for file in folder.iterdir()} for folder in folders]
+    return contents[0] == contents[1] and one.fingerprint == other.fingerprint and one.zlib_bits_per_byte == other.zlib_bits_per_byte
+
+
+def test_a_cache_that_has_lost_a_byte_or_a_bit_is_named(tmp_path: Path, byte_tokenizer: Tokenizer) -> None:
+    """Seen to fail with the checksum uncompared."""
+    cfg = corpus(tmp_path / "a.jsonl", False)
+    shard = next(prepare(cfg, byte_tokenizer, log=lambda line: None).train._folder.glob("train-*.bin"))
+    data = bytearray(shard.read_bytes())
+    data[100] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(ConfigError, match=rf"{shard}: .* has another checksum than the index says. Delete"):
+        prepare(cfg, byte_tokenizer, log=lambda line: None)
+
+
+def test_a_verified_cache_is_not_read_again(tmp_path: Path, byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = corpus(tmp_path / "a.jsonl", False)
+    first = prepare(cfg, byte_tokenizer, log=lambda line: None)
+    monkeypatch.setattr("lm.data.store.shards._SHARD_TOKENS", None)
+    assert prepare(cfg, byte_tokenizer, log=lambda line: None).fingerprint == first.fingerprint
+
+
+def test_an_error_while_reading_ahead_is_raised_where_it_is_awaited(tmp_path: Path, byte_tokenizer: Tokenizer) -> None:
+    cfg = corpus(tmp_path / "a.jsonl", False)
+    with (tmp_path / "a.jsonl").open("a") as stream:
+        stream.write("{broken\n")
+    with pytest.raises(ConfigError, match=r"a.jsonl:3001: the line is not JSON"):
+        prepare(cfg, byte_tokenizer, log=lambda line: None)
+    assert not list((tmp_path / "cache" / "tokens").glob("*.half"))

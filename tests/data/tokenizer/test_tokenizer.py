@@ -1,0 +1,250 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from lm.data.config import BPEConfig, BytesConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
+from lm.data.tokenizer import tokenizer as module
+from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, pieces
+from lm.errors import ConfigError
+
+CODE = "class Tree:\n    def __init__(self, leaf=None):\n        self.leaf = leaf  # don't\n\n\nif x:\n\treturn 'it''s', 12345, \"\\n\"\r\n"
+SCRIPTS = "Ünïcode, 日本語、한국어 и русский, עברית, हिन्दी, 👩‍👩‍👧, \u0301combined, \x00\x1f\u2028 end"
+LITERAL = "a <|eos|> b<|bos|><|pad|> </s> [PAD]"
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return build_tokenizer(BPEConfig(vocab_size=400), [Path(module.__file__).read_text(encoding="utf-8"), CODE * 20])
+
+
+@pytest.fixture(scope="module")
+def unigram() -> Tokenizer:
+    """SentencePiece style: specials are ordinary pieces of the model, tokens are not bytes, a space is put before each text."""
+    vocab = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("▁", -2.0), ("▁a", -3.0), ("ab", -3.5)]
+    raw = RawTokenizer(models.Unigram([*vocab, *((chr(c), -8.0) for c in range(33, 127))], 0, False))
+    raw.pre_tokenizer = pre_tokenizers.Metaspace()
+    raw.decoder = decoders.Metaspace()
+    return Tokenizer(raw, module.Specials("<s>", "</s>", None))
+
+
+@pytest.fixture(params=["bytes", "bpe"])
+def byte_level(request: pytest.FixtureRequest, bpe: Tokenizer, byte_tokenizer: Tokenizer) -> Tokenizer:
+    return bpe if request.param == "bpe" else byte_tokenizer
+
+
+@pytest.fixture(params=["bytes", "bpe", "unigram"])
+def any_kind(request: pytest.FixtureRequest, bpe: Tokenizer, byte_tokenizer: Tokenizer, unigram: Tokenizer) -> Tokenizer:
+    return {"bytes": byte_tokenizer, "bpe": bpe, "unigram": unigram}[request.param]
+
+
+@pytest.mark.parametrize("text", [CODE, SCRIPTS, LITERAL, "", " ", "\n\n   \n", "\ufffd"])
+def test_text_in_any_script_round_trips(byte_level: Tokenizer, text: str) -> None:
+    assert byte_level.decode(byte_level.encode(text)) == text
+    assert byte_level.decode(byte_level.document(text)) == text
+
+
+def test_byte_tokens_are_the_bytes(byte_tokenizer: Tokenizer) -> None:
+    assert byte_tokenizer.encode(SCRIPTS) == list(SCRIPTS.encode())
+    assert (byte_tokenizer.bos, byte_tokenizer.eos, byte_tokenizer.pad, byte_tokenizer.vocab_size) == (256, 257, 258, 259)
+    assert byte_tokenizer.document("hi") == [256, 104, 105, 257]
+
+
+def test_byte_tokens_equal_what_the_library_makes_of_the_saved_file(byte_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    byte_tokenizer.save(tmp_path)
+    raw = RawTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert raw.encode(CODE + SCRIPTS).ids == byte_tokenizer.encode(CODE + SCRIPTS)
+
+
+def test_text_that_spells_a_special_token_is_text(any_kind: Tokenizer) -> None:
+    """Seen to fail with the cut of specials that are ordinary pieces removed."""
+    ids = set(any_kind.encode(LITERAL + " <s>"))
+    assert not ids & {any_kind.bos, any_kind.eos, any_kind.pad}
+
+
+def test_a_special_token_in_text_is_split_as_other_text_is() -> None:
+    """Not cut somewhere to hide it."""
+    found = build_tokenizer(BPEConfig(vocab_size=265), ["<|x|> " * 100])
+    assert found.decode(found.encode("<|eos|>")[:1]) == "<|"
+
+
+def test_encoding_a_batch_equals_one_by_one(any_kind: Tokenizer) -> None:
+    texts = ["", "ab", "aab </s> b", CODE]
+    assert any_kind.encode_batch(texts) == [any_kind.encode(text) for text in texts]
+
+
+def test_token_bytes_add_up_to_the_text(byte_level: Tokenizer) -> None:
+    counts = byte_level.token_bytes()
+    assert counts is not None and counts.shape == (byte_level.vocab_size,)
+    for text in (CODE, SCRIPTS, LITERAL):
+        assert counts[byte_level.document(text)].sum() == len(text.encode())
+
+
+def test_tokens_that_are_not_bytes_have_no_byte_count(unigram: Tokenizer) -> None:
+    assert unigram.token_bytes() is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_streamed_text_equals_decoded_text(any_kind: Tokenizer, seed: int) -> None:
+    """Random ids: broken and split characters, specials, and ids that do not exist."""
+    ids = np.random.default_rng(seed).integers(0, any_kind.vocab_size + 5, 40).tolist()
+    stream = any_kind.stream()
+    parts = [stream.push(i) for i in ids]
+    assert "".join(parts) + stream.flush() == any_kind.decode(ids)
+
+
+def test_streaming_holds_back_half_a_character(byte_tokenizer: Tokenizer) -> None:
+    stream = byte_tokenizer.stream()
+    assert [stream.push(byte) for byte in "é👧".encode()] == ["", "é", "", "", "", "👧"]
+    assert stream.push(0xC3) == "" and stream.flush() == "\ufffd"
+
+
+def test_decoding_equals_the_library(bpe: Tokenizer, tmp_path: Path) -> None:
+    bpe.save(tmp_path)
+    raw = RawTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for seed in range(20):
+        ids = np.random.default_rng(seed).integers(0, bpe.vocab_size, 40).tolist()
+        assert bpe.decode(ids) == raw.decode(ids, skip_special_tokens=True)
+
+
+def test_saved_and_loaded_is_the_same_tokenizer(any_kind: Tokenizer, tmp_path: Path) -> None:
+    any_kind.save(tmp_path)
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        again = load_tokenizer(path)
+        assert again.hash == any_kind.hash and again.specials == any_kind.specials
+        assert again.document(CODE) == any_kind.document(CODE)
+
+
+def test_training_twice_gives_the_same_tokenizer() -> None:
+    first, second = (build_tokenizer(BPEConfig(vocab_size=600), [CODE, SCRIPTS] * 30) for _ in range(2))
+    assert first.hash == second.hash
+
+
+def test_other_merges_or_other_specials_change_the_hash(bpe: Tokenizer, tmp_path: Path) -> None:
+    other = build_tokenizer(BPEConfig(vocab_size=400), [SCRIPTS * 50])
+    bpe.save(tmp_path)
+    renamed = build_tokenizer(TokenizerFileConfig(path=str(tmp_path / "tokenizer.json"), eos="<|pad|>"), ())
+    assert len({bpe.hash, other.hash, renamed.hash}) == 3
+
+
+def test_a_line_break_keeps_its_indentation(bpe: Tokenizer) -> None:
+    assert "):\n       " in [bpe.decode([i]) for i in bpe.encode("    def f(self):\n        self")]
+
+
+def test_the_vocabulary_has_the_size_asked_for(bpe: Tokenizer) -> None:
+    assert bpe.vocab_size == 400
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pieces_of_a_long_document_encode_as_the_whole(any_kind: Tokenizer, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the tokenizer that puts a space before each text it does not hold, and the docstring says so."""
+    draw = np.random.default_rng(seed)
+    text = "".join(draw.choice([CODE, SCRIPTS, LITERAL, "word", " ", "\n", "\n    ", "1234", "!?"], 200).tolist())
+    monkeypatch.setattr(module, "PIECE", 100)
+    cuts = np.sort(draw.integers(0, len(text), 3)).tolist()
+    parts = list(pieces(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)))
+    assert "".join(parts) == text and len(parts) > 10 and max(map(len, parts)) <= 100
+    if any_kind.token_bytes() is not None:
+        assert [i for ids in any_kind.encode_batch(parts) for i in ids] == any_kind.encode(text)
+
+
+def test_a_document_without_a_blank_is_still_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE", 100)
+    assert list(map(len, pieces(["x" * 250]))) == [100, 100, 50]
+    assert list(pieces(["", ""])) == []
+
+
+def renamed_file(folder: Path, tokenizer: Tokenizer, names: dict[str, str]) -> Path:
+    """The tokenizer's json with its specials under other names, and nothing beside it."""
+    tokenizer.save(folder)
+    text = (folder / "tokenizer.json").read_text()
+    for old, new in names.items():
+        text = text.replace(old, new)
+    (folder / "given.json").write_text(text)
+    (folder / "tokenizer_config.json").unlink()
+    return folder / "given.json"
+
+
+def test_a_given_file_has_its_specials_found_by_the_usual_names(bpe: Tokenizer, tmp_path: Path) -> None:
+    path = renamed_file(tmp_path, bpe, {"<|bos|>": "<s>", "<|eos|>": "</s>", "<|pad|>": "[PAD]"})
+    found = build_tokenizer(TokenizerFileConfig(path=str(path)), ())
+    assert (found.bos, found.eos, found.pad) == (bpe.bos, bpe.eos, bpe.pad)
+
+
+def test_one_end_of_text_token_is_eos_and_padding_and_separates_documents_once(bpe: Tokenizer, tmp_path: Path) -> None:
+    path = renamed_file(tmp_path, bpe, {"<|bos|>": "<unused1>", "<|eos|>": "<|endoftext|>", "<|pad|>": "<unused2>"})
+    found = build_tokenizer(TokenizerFileConfig(path=str(path)), ())
+    assert (found.bos, found.eos, found.pad) == (None, bpe.eos, bpe.eos)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<|endoftext|>"}, "eos_token": "<|endoftext|>"}))
+    both = load_tokenizer(path)
+    assert both.bos == both.eos == bpe.eos
+    assert both.document("x") == found.document("x") == [*found.encode("x"), found.eos]
+
+
+def test_an_unknown_special_is_refused_with_the_nearest(bpe: Tokenizer, tmp_path: Path) -> None:
+    bpe.save(tmp_path)
+    with pytest.raises(ConfigError, match=r"tokenizer.eos: '<\|eoz\|>' is not in the vocabulary.*Did you mean '<\|eos\|>'"):
+        build_tokenizer(TokenizerFileConfig(path=str(tmp_path / "tokenizer.json"), eos="<|eoz|>"), ())
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{tmp_path}/tokenizer.json does not exist"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": 3}')
+    with pytest.raises(ConfigError, match=f"{tmp_path}/tokenizer.json is not a tokenizer.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=f"{tmp_path}/tokenizer_config.json is not JSON"):
+        load_tokenizer(tmp_path)
+
+
+def test_transformers_reads_the_saved_folder(bpe: Tokenizer, byte_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    for name, ours in (("bpe", bpe), ("bytes", byte_tokenizer)):
+        ours.save(tmp_path / name)
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / name)
+        assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (ours.bos, ours.eos, ours.pad)
+        ids = theirs.encode(CODE + SCRIPTS, add_special_tokens=False)
+        assert ids == ours.encode(CODE + SCRIPTS) and theirs.decode(ids) == CODE + SCRIPTS
+
+
+WORLD = [
+    "中文维基百科，自由的百科全书。", "مرحبا بالعالم، كيف حالك؟", "हिन्दी और தமிழ்", "👩‍👩‍👧‍👦🇩🇪🏳️‍🌈 ok",
+    "Mixed: naïve Ünïcode 日本語 العربية 🎉\n\tкод",
+    "\u200d\ufeff\u2028 odd", "x" * 5_000, "漢" * 400, "<|eos|> is <|bos|> text",
+]  # fmt: skip
+
+
+TRAINED = [BPEConfig(vocab_size=420), UnigramConfig(vocab_size=420), WordPieceConfig(vocab_size=420)]
+ASCII = "The quick brown fox.\n    def f(x):\n" * 40
+EVERY_KIND = [BytesConfig(), *TRAINED, *(cfg.replace(pattern=pattern) for cfg in TRAINED for pattern in ("gpt2", "gpt4", "llama3"))]
+
+
+@pytest.mark.parametrize("cfg", EVERY_KIND, ids=lambda cfg: f"{cfg.kind}-{cfg.tree().get('pattern')}")
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_every_kind_gives_text_of_any_script_back_and_streams_it_whole(cfg: Any, ascii_only: bool, tmp_path: Path) -> None:
+    """Whether or not it has seen such a script, for each byte is in the vocabulary."""
+    built = build_tokenizer(cfg, [ASCII] if ascii_only else [ASCII, *WORLD[:3]])
+    built.save(tmp_path)
+    for tokenizer in (built, load_tokenizer(tmp_path)):
+        for text in WORLD:
+            ids = tokenizer.encode(text)
+            assert tokenizer.decode(ids) == text and not set(ids) & set(tokenizer.special_ids().tolist())
+            stream = tokenizer.stream()
+            chunks = [stream.push(token) for token in ids]
+            assert "".join(chunks) + stream.flush() == text and "\ufffd" not in "".join(chunks)
+
+
+def test_patterns_cut_as_their_models_do() -> None:
+    """Numbers whole in GPT-2's, in threes in the others; a line's end joined to the punctuation before it only in GPT-4's."""
+    texts = ["1234567 1234567;\n1234567;\n"] * 50
+    cuts = {}
+    for pattern in ("gpt2", "gpt4", "llama3"):
+        tokenizer = build_tokenizer(BPEConfig(vocab_size=300, pattern=pattern), texts)
+        cuts[pattern] = [tokenizer.token_text(i) for i in tokenizer.encode("1234567;\n")]
+    assert cuts["gpt2"] == [b"1234567", b";", b"\n"]
+    assert cuts["gpt4"] == cuts["llama3"] == [b"123", b"456", b"7", b";\n"]

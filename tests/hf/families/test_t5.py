@@ -1,0 +1,53 @@
+"""T5 1.0 and 1.1."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from lm.hf.io.reading import read_hf  # noqa: E402
+from tests.hf.harness import VOCAB, verify  # noqa: E402
+
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB, "d_model": 48, "d_kv": 10, "d_ff": 72, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 5,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "decoder_start_token_id": 0,
+}  # fmt: skip
+CASES: dict[str, dict[str, Any]] = {
+    "1.0": {"feed_forward_proj": "relu", "tie_word_embeddings": True},
+    "1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "decoder_start_token_id": 3},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_t5(case: str, tmp_path: Path) -> None:
+    verify(
+        transformers.T5ForConditionalGeneration(transformers.T5Config(**BASE | CASES[case])),
+        tmp_path,
+        embed_gain=8.0 if case == "1.0" else 1.0,
+    )
+
+
+@torch.no_grad()
+def test_t5_1_1_with_a_head_of_its_own(tmp_path: Path) -> None:
+    """As published: the head is stored beside the embedding, and config.json says so."""
+    theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(**BASE | CASES["1.1"]))
+    theirs.lm_head.weight = torch.nn.Parameter(torch.randn_like(theirs.shared.weight))
+    theirs.config.tie_word_embeddings = False
+    found = verify(theirs, tmp_path, embed_gain=1.0)
+    assert not found.config.head.tied
+
+
+def test_t5_1_1_as_transformers_5_saves_it_again(tmp_path: Path) -> None:
+    """It says that the head is tied, stores the matrix of its own all the same, and reads it."""
+    theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(**BASE | CASES["1.1"]))
+    theirs.lm_head.weight = torch.nn.Parameter(torch.randn_like(theirs.shared.weight))
+    theirs.config.tie_word_embeddings = False
+    theirs.save_pretrained(tmp_path / "published")
+    again = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "published")
+    again.save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["tie_word_embeddings"]
+    assert torch.equal(read_hf(tmp_path / "again").weights["head.weight"], theirs.lm_head.weight)

@@ -1,0 +1,124 @@
+"""Multi-token prediction: its loss by hand, within documents, in training only."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lm.nn.batch import IGNORED, Batch
+from lm.nn.context import Context
+from lm.nn.loss import LossSums, causal_reader
+from lm.nn.mixers.mask import Mask, arange_positions
+from lm.nn.mtp import AheadBlock, shifted
+from lm.nn.transformer import DecoderLM
+from tests.nn.models import MIXTURES, config, packed, redrawn, tokens
+
+S = 9
+
+
+def model_ahead(depth: int = 2, **changes: object) -> DecoderLM:
+    return redrawn(config(ahead={"depth": depth, "weight": 0.4}, **changes)).train()
+
+
+def labels_of(ids: Tensor) -> Tensor:
+    return shifted(ids, 1, IGNORED)
+
+
+def loss(model: DecoderLM, batch: Batch) -> LossSums:
+    assert batch.labels is not None
+    out: LossSums = model(batch, loss=causal_reader(batch.labels))
+    return out
+
+
+def hidden_by_hand(model: DecoderLM, ids: Tensor, depth: int) -> list[Tensor]:
+    """h_k = norm_k(block_k(W_k [norm(embedding of token i + k), norm(h_(k-1))])), and h_0 is what the head reads."""
+    at = arange_positions(S, ids.device)
+    ctx = Context(model.position, Mask(at, at, square=True), model.position.angles(at))
+    hidden, out = model.norm(model.through_blocks(model.embedded(model.embed(ids), at, None), ctx)), []
+    for k, block in enumerate(model.ahead, 1):
+        assert isinstance(block, AheadBlock)
+        later = model.embed(torch.cat([ids[:, k:], torch.zeros(len(ids), k, dtype=torch.int64)], 1)) * model.cfg.embed.scale
+        hidden = block.norm(block.block(block.join(torch.cat([block.token_norm(later), block.hidden_norm(hidden)], -1)), ctx))
+        out.append(hidden)
+    return out
+
+
+SCALED = {"embed": {"scale": 0.3}, "norm": {"kind": "rms", "eps": 1.0}}  # a norm that lets the scale through
+
+
+@pytest.mark.parametrize(("depth", "changes"), [(1, {}), (3, {}), (2, SCALED)])
+@torch.no_grad()
+def test_the_loss_is_the_weighted_mean_of_those_of_tokens_further_ahead(depth: int, changes: dict[str, object]) -> None:
+    model, ids = model_ahead(depth, **changes), tokens(2, S)
+    sums = loss(model, Batch(ids, labels=labels_of(ids)))
+    expected = []
+    for k, hidden in enumerate(hidden_by_hand(model, ids, depth), 1):  # place i predicts token i + 1 + k
+        logits = model.head(hidden)[:, : S - 1 - k]
+        expected.append(F.cross_entropy(logits.flatten(0, 1), ids[:, 1 + k :].flatten(), reduction="sum"))
+    torch.testing.assert_close(sums.total - sums.nll, 0.4 * torch.stack(expected).mean())
+    plain = F.cross_entropy(model(Batch(ids))[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+    torch.testing.assert_close(sums.nll, plain)
+
+
+@torch.no_grad()
+def test_evaluation_and_sampling_leave_the_further_blocks_out() -> None:
+    model, ids = model_ahead(), tokens(2, S)
+    batch = Batch(ids, labels=labels_of(ids))
+    training = loss(model, batch)
+    called: list[object] = []
+    for block in model.ahead:
+        block.register_forward_hook(lambda *given: called.append(given))
+    model.eval()
+    measured = loss(model, batch)
+    assert measured.total == measured.nll and not called
+    torch.testing.assert_close(measured.nll, training.nll)
+    cache = model.new_cache(2, S)
+    torch.testing.assert_close(model(Batch(ids), cache=cache), model(Batch(ids)), atol=1e-4, rtol=1e-4)
+    assert len(cache.stores) == 3 and not called
+
+
+@torch.no_grad()
+def test_nothing_is_predicted_beyond_a_document() -> None:
+    model = model_ahead(2)
+    row = packed([5, 1, 6])
+    row.labels = labels_of(row.tokens)
+    for last in (4, 5, 11):
+        row.labels[0, last] = 7  # the end of each text
+    together, apart = loss(model, row), torch.zeros(())
+    for span in (slice(0, 5), slice(5, 6), slice(6, 12)):
+        apart = apart + loss(model, Batch(row.tokens[:, span], labels=row.labels[:, span])).total
+    torch.testing.assert_close(together.total, apart)
+
+
+def test_gradient_reaches_the_further_blocks_and_all_below() -> None:
+    model, ids = model_ahead(2, ffn=MIXTURES[2] | {"balance_loss": 0.1}), tokens(4, 30)
+    sums = loss(model, Batch(ids, labels=labels_of(ids)))
+    assert sums.loads is not None and list(model.mixtures()) == ["blocks.1", "blocks.2", "ahead.0.block", "ahead.1.block"]
+    assert sums.loads.shape == (4, 6)
+    sums.total.backward()
+    silent = [name for name, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.abs().sum() > 0)]
+    assert not silent
+
+
+def test_further_blocks_are_computed_again_in_the_backward_where_blocks_are() -> None:
+    runs, gradients = [], []
+    for every in (0, 1, 2):
+        model, ids = model_ahead(2, ffn=MIXTURES[2] | {"balance_loss": 0.1}), tokens(2, S)
+        model.checkpoint_blocks(every)
+        called: list[object] = []
+        for block in model.ahead:
+            block.register_forward_pre_hook(lambda block, given, called=called: called.append(block))
+        loss(model, Batch(ids, labels=labels_of(ids))).total.backward()
+        runs.append([called.count(block) for block in model.ahead])
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad})
+    assert runs == [[1, 1], [2, 2], [1, 2]]  # they are blocks 3 and 4, counted from 0
+    assert len(model.blocks) == 3
+    for found in gradients[1:]:
+        torch.testing.assert_close(found, gradients[0])
+
+
+@torch.no_grad()
+def test_a_depth_beyond_the_row_predicts_nothing_more() -> None:
+    model, ids = model_ahead(3), tokens(1, 2)
+    sums = loss(model, Batch(ids, labels=labels_of(ids)))
+    assert sums.total.isfinite() and sums.total == sums.nll

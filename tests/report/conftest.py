@@ -1,0 +1,1 @@
+from tests.runs import write_run as write_run

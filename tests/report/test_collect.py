@@ -1,0 +1,131 @@
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lm.errors import ConfigError
+from lm.report.collect import collect
+from lm.report.units import duration, shown, si
+
+WriteRun = Callable[..., Path]
+
+
+def write_sweep(tmp_path: Path, write_run: WriteRun, finals: dict[str, list[float]]) -> list[Path]:
+    return [
+        write_run(tmp_path / f"{ffn}-{seed}", seed=seed, ffn=ffn, val_bits_per_byte=final)
+        for ffn, values in finals.items()
+        for seed, final in enumerate(values)
+    ]
+
+
+def test_runs_are_grouped_over_seeds_with_mean_and_standard_error(tmp_path: Path, write_run: WriteRun) -> None:
+    comparison = collect(write_sweep(tmp_path, write_run, {"gelu": [1.5, 1.6, 1.7], "relu": [1.2, 1.2, 1.5]}))
+    relu, gelu = comparison.rows
+    assert comparison.keys == ["model.ffn.activation"]
+    assert (comparison.changes(relu), relu.seeds, gelu.seeds) == (["relu"], [0, 1, 2], [0, 1, 2])
+    assert relu.mean("val_bits_per_byte") == pytest.approx(1.3)
+    assert gelu.error("val_bits_per_byte") == pytest.approx(0.1 / math.sqrt(3))
+
+
+def test_seeds_are_paired_so_that_a_small_steady_difference_stands_out(tmp_path: Path, write_run: WriteRun) -> None:
+    finals = {"steady": [1.51, 1.6101, 1.7099], "best": [1.5, 1.6, 1.7], "noisy": [1.62, 1.55, 1.69]}
+    comparison = collect(write_sweep(tmp_path, write_run, finals))
+    behind = {row.runs[0].config["model"]["ffn"]["activation"]: comparison.behind(row) for row in comparison.rows}
+    assert behind["best"] == "best"
+    assert behind["steady"].startswith("+0.0100 ± 0.0001") and behind["steady"].endswith("*")
+    assert behind["noisy"].startswith("+0.0200 ± ") and not behind["noisy"].endswith("*")
+
+
+def test_the_mark_follows_the_table_of_student_for_two_seeds(tmp_path: Path, write_run: WriteRun) -> None:
+    """With one degree of freedom the mean must be 12.706 standard errors away: for differences 1 -+ x, x below 1 / 12.706 = 0.0787."""
+    outside = collect(write_sweep(tmp_path / "outside", write_run, {"best": [1.0, 1.0], "x": [1.922, 2.078]}))
+    inside = collect(write_sweep(tmp_path / "inside", write_run, {"best": [1.0, 1.0], "x": [1.921, 2.079]}))
+    assert outside.behind(outside.rows[1]).endswith("*")
+    assert not inside.behind(inside.rows[1]).endswith("*")
+
+
+def test_a_single_seed_gets_a_difference_but_no_mark(tmp_path: Path, write_run: WriteRun) -> None:
+    comparison = collect(write_sweep(tmp_path, write_run, {"a": [1.5], "b": [2.5]}))
+    assert [comparison.behind(row) for row in comparison.rows] == ["best", "+1.0000"]
+
+
+def test_the_same_seed_again_is_a_row_of_its_own_and_the_same_folder_again_is_none(tmp_path: Path, write_run: WriteRun) -> None:
+    first, again = write_run(tmp_path / "x" / "run"), write_run(tmp_path / "y" / "run")
+    assert [row.name for row in collect([first, again, first]).rows] == [str(first), str(again)]
+
+
+def test_names_and_loggers_make_no_difference(tmp_path: Path, write_run: WriteRun) -> None:
+    first, second = write_run(tmp_path / "a", seed=0), write_run(tmp_path / "b", seed=1)
+    config = second / "config.yaml"
+    config.write_text(config.read_text().replace("kind: jsonl", "kind: wandb\n  project: lm").replace("~/.cache/lm", "/scratch"))
+    assert collect([first, second]).keys == []
+
+
+def test_a_run_without_bits_per_byte_turns_the_comparison_to_the_loss(tmp_path: Path, write_run: WriteRun) -> None:
+    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", ffn="relu")]
+    metrics = folders[1] / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"val_bits_per_byte"', '"unused"'))
+    summary = folders[1] / "summary.json"
+    summary.write_text(summary.read_text().replace('"val_bits_per_byte"', '"unused"'))
+    assert collect(folders).metric == "val_loss"
+
+
+def test_a_run_that_has_not_validated_comes_last(tmp_path: Path, write_run: WriteRun) -> None:
+    young = write_run(tmp_path / "young", steps=80, finished=False)
+    comparison = collect([young, write_run(tmp_path / "old")])
+    assert [row.name for row in comparison.rows] == ["old", "young (unfinished)"]
+    assert comparison.behind(comparison.rows[1]) == "-"
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        ({"steps": 400}, r"different numbers of tokens \(410 k, 819 k\)"),
+        ({"zlib_bits_per_byte": 2.5}, r"validation texts differ .*1\.9031 / 2\.5000"),
+        ({"data_fingerprint": "beef" * 16}, r"different data .*aaaaaaaa, beefbeef"),
+        ({"device": "NVIDIA H200"}, "Speeds are not comparable: device"),
+        ({"finished": False}, r"Unfinished.*: b\."),
+    ],
+)
+def test_an_unfair_comparison_says_why(tmp_path: Path, write_run: WriteRun, change: dict[str, object], note: str) -> None:
+    a = write_run(tmp_path / "a", data_fingerprint="a" * 64)
+    b = write_run(tmp_path / "b", ffn="relu", **{"data_fingerprint": "a" * 64, **change})
+    fair = write_run(tmp_path / "c", ffn="relu", data_fingerprint="a" * 64)
+    assert collect([a, fair]).notes == []
+    assert any(re.search(note, found) for found in collect([a, b]).notes)
+
+
+def test_another_source_is_seen_without_fingerprints_too(tmp_path: Path, write_run: WriteRun) -> None:
+    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b")]
+    config = folders[1] / "config.yaml"
+    config.write_text(config.read_text().replace("kind: stdlib", "kind: text\n  files: notes.txt").replace("seq_len: 256", "seq_len: 128"))
+    assert collect(folders).notes == ["Unfair: the runs read different data (data.kind, data.files)."]
+
+
+def test_no_folder_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="no run folder"):
+        collect([])
+
+
+def test_units_read_as_people_write_them() -> None:
+    assert [si(x) for x in (None, 0, 7, 999.4, 999.9, 3285504, 99960, 21.2e6, 999.96e6, 1.5e12)] == [
+        *("-", "0", "7", "999", "1.00 k", "3.29 M", "100 k", "21.2 M", "1.00 G", "1.50 T")
+    ]
+    assert [duration(x) for x in (None, 42.04, 59.96, 151.2, 3599.6, 3720)] == [
+        "-",
+        "42.0 s",
+        "1 min 00 s",
+        "2 min 31 s",
+        "1 h 00 min",
+        "1 h 02 min",
+    ]
+    assert [shown(x) for x in (None, True, 1e-3, "a\x1b[0m", [1, 2], "y" * 50)] == [
+        "null",
+        "true",
+        "0.001",
+        "a\\u001b[0m",
+        "[1, 2]",
+        "y" * 39 + "…",
+    ]

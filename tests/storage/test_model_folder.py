@@ -1,0 +1,122 @@
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from lm.errors import CheckpointError, NumericsError, ResourceError
+from lm.storage.atomic import verify
+from lm.storage.checkpoint import Piece, save_checkpoint
+from lm.storage.formats import FORMAT
+from lm.storage.model_folder import read_model, require_same_shapes, resolve_model, save_model
+
+WEIGHTS = {"embed": torch.arange(6.0).view(3, 2), "head": torch.tensor([1.5, -2.0]).bfloat16()}
+
+
+def save_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+
+
+def save(folder: Path, scale: float = 1.0) -> None:
+    save_model(folder, {"d_model": 2}, {name: w * scale for name, w in WEIGHTS.items()}, save_tokenizer, {"parent": "runs/x"})
+
+
+def test_a_model_folder_round_trips(tmp_path: Path) -> None:
+    save(tmp_path / "model")
+    config, weights = read_model(tmp_path / "model")
+    assert config == {"format": FORMAT, "model": {"d_model": 2}, "parent": "runs/x"}
+    assert weights.keys() == WEIGHTS.keys()
+    for name, weight in weights.items():
+        assert weight.dtype == WEIGHTS[name].dtype
+        assert torch.equal(weight, WEIGHTS[name])
+    assert {p.name for p in (tmp_path / "model").iterdir()} == {"model.safetensors", "config.json", "tokenizer.json", "manifest.json"}
+
+
+def test_a_save_that_fails_keeps_the_model_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "model")
+    monkeypatch.setenv("LM_FAILPOINT", "manifest:enospc")
+    with pytest.raises(ResourceError):
+        save(tmp_path / "model", 2.0)
+    monkeypatch.delenv("LM_FAILPOINT")
+    with pytest.raises(NumericsError, match="embed"):
+        save(tmp_path / "model", float("nan"))
+    assert torch.equal(read_model(tmp_path / "model")[1]["embed"], WEIGHTS["embed"])
+    save(tmp_path / "model", 2.0)
+    assert torch.equal(read_model(tmp_path / "model")[1]["embed"], 2 * WEIGHTS["embed"])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "manifest.json"])
+def test_a_damaged_model_folder_is_refused_and_named(name: str, tmp_path: Path) -> None:
+    save(tmp_path / "model")
+    path = tmp_path / "model" / name
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=name):
+        read_model(tmp_path / "model")
+    path.unlink()
+    with pytest.raises(CheckpointError, match=name):
+        read_model(tmp_path / "model")
+
+
+def test_a_model_format_from_the_future_is_refused_by_number(tmp_path: Path) -> None:
+    save_model(tmp_path / "model", {}, WEIGHTS, save_tokenizer, {"format": FORMAT + 1})
+    with pytest.raises(CheckpointError, match=f"format is {FORMAT + 1}, but this version reads formats 1 to {FORMAT}"):
+        read_model(tmp_path / "model")
+
+
+class Canary:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "epoch.ckpt", "x.pth", "x.pkl"])
+def test_a_pickle_is_refused_by_name_and_never_run(name: str, tmp_path: Path) -> None:
+    """Seen to fail with the refusal removed."""
+    canary, folder = tmp_path / "canary", tmp_path / "model"
+    folder.mkdir()
+    (folder / name).write_bytes(pickle.dumps(Canary(canary)))
+    (folder / "config.json").write_text(json.dumps({"format": 1, "model": {}}))
+    with pytest.raises(CheckpointError, match=rf"{name}: a pickle"):
+        read_model(resolve_model(str(folder)))
+    with pytest.raises(CheckpointError, match=rf"{name}: a pickle"):
+        resolve_model(str(folder / name))
+    assert not canary.exists()
+
+
+def test_a_path_resolves_to_a_model_a_run_or_a_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    save(run / "model")
+    save_checkpoint(run / "checkpoints" / "step-00000001", [Piece.whole("embed", "weight", WEIGHTS["embed"])], {"step": 1})
+    assert resolve_model(str(run)) == run / "model"
+    assert resolve_model(str(run / "model")) == run / "model"
+    checkpoint = resolve_model(str(run / "checkpoints" / "step-00000001"))
+    verify(checkpoint)
+    meta, weights = read_model(checkpoint)
+    assert meta["step"] == 1
+    assert torch.equal(weights["embed"], WEIGHTS["embed"])
+
+
+def test_other_paths_are_refused_with_what_was_found(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("{}")
+    (tmp_path / "file").write_text("")
+    for path, message in {"run": "no model/ yet", "file": "is a file", "nothing": "does not exist", ".": "no run or model folder"}.items():
+        with pytest.raises(CheckpointError, match=message):
+            resolve_model(str(tmp_path / path))
+
+
+def test_another_width_names_the_first_mismatches() -> None:
+    saved, model = {"embed": (10, 8), "inner": (8, 8)}, {"embed": (10, 4), "inner": (4, 4)}
+    with pytest.raises(CheckpointError, match=r"x: .* embed is 10x8 there and 10x4 in the model; inner is 8x8 there and 4x4"):
+        require_same_shapes(model, saved, "x")
+
+
+def test_at_most_five_of_many_mismatches_are_shown() -> None:
+    shapes: dict[str, tuple[int, ...]] = {f"w{i}": (2,) for i in range(9)}
+    with pytest.raises(CheckpointError, match=r"w2 is missing there and 2 in the model;.*w6 .*model \(5 of 7\)"):
+        require_same_shapes(shapes, {"w0": (2,), "w1": (2,)}, "x")
+    with pytest.raises(CheckpointError, match=r"w1 is 2 there and missing in the model"):
+        require_same_shapes({"w0": (2,)}, {"w0": (2,), "w1": (2,)}, "x")

@@ -1,0 +1,155 @@
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lm.training.callbacks.loggers
+from lm.errors import ConfigError
+from lm.training.callbacks.loggers import build_loggers
+from lm.training.config import JsonlLoggerConfig, TensorBoardLoggerConfig, WandbLoggerConfig
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_only_metrics_need_no_logger(tmp_path: Path) -> None:
+    assert build_loggers(JsonlLoggerConfig(), tmp_path, {}) == []
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "wandb"])
+def test_a_missing_package_names_the_pip_command(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # what Python itself sees of a package that is not installed
+    cfg = TensorBoardLoggerConfig() if package == "tensorboard" else WandbLoggerConfig()
+    with pytest.raises(ConfigError, match=f"kind={package} .* not installed. Run: pip install {package}"):
+        build_loggers(cfg, tmp_path, {})
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_files_read_back_and_a_resume_purges_repeated_steps(tmp_path: Path) -> None:
+    (logger,) = build_loggers(TensorBoardLoggerConfig(), tmp_path, {"seed": 1})
+    for step in (1, 2, 3):
+        logger.log({"step": step, "loss": step / 2, "event": "text is left out"})
+    logger.close()
+    (resumed,) = build_loggers(TensorBoardLoggerConfig(), tmp_path, {"seed": 1}, step=2)
+    resumed.log({"step": 3, "loss": 9.0})
+    resumed.close()
+    assert scalars(tmp_path) == {"loss": [(1, 0.5), (2, 1.0), (3, 9.0)]}
+
+
+def test_a_tensorboard_that_cannot_write_warns_once_and_never_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "tensorboard").write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        (logger,) = build_loggers(TensorBoardLoggerConfig(), tmp_path, {})
+        logger.log({"step": 1, "loss": 1.0})
+        logger.close()
+    assert len(caplog.records) == 1
+
+
+@pytest.fixture
+def wandb_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for key in [key for key in os.environ if key.startswith("WANDB")]:
+        monkeypatch.delenv(key)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "home" / ".netrc"))
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("wandb_env")
+def test_wandb_without_a_key_leaves_an_offline_run_in_the_run_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):  # a resumed run keeps its id
+        (logger,) = build_loggers(WandbLoggerConfig(), tmp_path / "run", {"seed": 7})
+        for step in range(5):
+            logger.log({"step": step, "loss": 1.0, "event_text": "x"})
+        logger.close()
+    run_id = (tmp_path / "run" / "wandb" / "run-id").read_text()
+    files = list((tmp_path / "run" / "wandb").glob(f"offline-run-*-{run_id}/run-{run_id}.wandb"))
+    assert len(files) == 2
+    assert all(b"loss" in file.read_bytes() for file in files)
+    assert "stopped" not in caplog.text
+
+
+def serve(answer: bytes | None, stop: threading.Event, asked: threading.Event) -> int:
+    """A loopback server that takes every connection, sets `asked`, and gives `answer` or nothing."""
+    server = socket.create_server(("127.0.0.1", 0))
+    server.settimeout(0.2)
+
+    def loop() -> None:
+        kept = []
+        while not stop.is_set():
+            try:
+                kept.append(server.accept()[0])
+                asked.set()
+            except TimeoutError:
+                continue
+            if answer is not None:
+                kept[-1].recv(65536)
+                kept[-1].sendall(answer)
+                kept.pop().close()
+        server.close()
+
+    threading.Thread(target=loop, daemon=True).start()
+    return int(server.getsockname()[1])
+
+
+@pytest.fixture
+def stop() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.mark.parametrize("answer", [None, b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"], ids=["stalls", "fails"])
+def test_a_bad_wandb_server_never_holds_up_the_run_and_leaves_no_process(
+    answer: bytes | None, tmp_path: Path, wandb_env: pytest.MonkeyPatch, stop: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert lm.training.callbacks.loggers.CLOSE_S < 9.5  # ten seconds in all are the limit
+    wandb_env.setattr(lm.training.callbacks.loggers, "CLOSE_S", 1.0)
+    asked = threading.Event()
+    wandb_env.setenv("WANDB_API_KEY", "a" * 40)
+    wandb_env.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{serve(answer, stop, asked)}")
+    started = time.monotonic()
+    (logger,) = build_loggers(WandbLoggerConfig(), tmp_path / "run", {})
+    for step in range(5000):
+        logger.log({"step": step, "loss": 1.0})
+    assert time.monotonic() - started < 0.5
+    assert asked.wait(20)
+    (child,) = [pid for pid, parent, args in processes() if int(parent) == os.getpid() and "wandb_process" in args]
+    assert [args for _, _, args in processes() if f"--pid {child}" in args]
+    started = time.monotonic()
+    logger.close()
+    assert time.monotonic() - started < 1.5
+    assert caplog.text.count("wandb stopped: not finished within") == 1
+    time.sleep(0.5)
+    assert not [args for pid, _, args in processes() if pid == child or f"--pid {child}" in args]
+
+
+def processes() -> list[list[str]]:
+    """[pid, parent, command line] of each."""
+    shown = subprocess.run(["ps", "-ewwo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    return [line.split(maxsplit=2) for line in shown.splitlines()]
+
+
+def test_a_wandb_that_cannot_start_never_raises(tmp_path: Path, wandb_env: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "run").write_text("in the way of the folder")
+    (logger,) = build_loggers(WandbLoggerConfig(), tmp_path / "run", {})
+    logger.log({"step": 1, "loss": float("nan")})
+    logger.close()
+    assert caplog.text.count("wandb stopped") == 1
+    wandb_env.setattr(sys, "executable", "/nonexistent/python")
+    (logger,) = build_loggers(WandbLoggerConfig(), tmp_path / "run", {})
+    logger.log({"step": 1})
+    logger.close()
+    assert caplog.text.count("wandb stopped") == 2

@@ -1,0 +1,95 @@
+"""Saving behind the step loop: the same checkpoints, later; and the loop is not told too late that one has failed."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from lm.errors import NumericsError, ResourceError
+from lm.storage.atomic import verify
+from lm.storage.checkpoint import CheckpointReader, Piece, checkpoints, step_folder
+from lm.training.callbacks import saving
+from lm.training.callbacks.saving import Saver
+from lm.training.launch.launcher import launch
+from lm.training.launch.ranks import Ranks
+from lm.training.run import train
+from tests.training.conftest import ROOT, Configure, ranks, results
+
+
+def saver(folder: Path) -> Saver:
+    return Saver(folder, 2, Ranks(), lambda temporary: None, background=True)
+
+
+def test_the_loop_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the loop does to the weights meanwhile is not in the checkpoint."""
+    may_write, own = threading.Event(), saving.write_pieces
+
+    def write(*args: object) -> None:
+        assert may_write.wait(30)
+        own(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(saving, "write_pieces", write)
+    weight, behind = torch.ones(8), saver(tmp_path)
+    behind.save(1, [Piece.whole("w", "weight", weight)], {"step": 1})
+    weight.fill_(2)
+    assert checkpoints(tmp_path) == []
+    timer = threading.Timer(0.2, may_write.set)
+    timer.start()
+    behind.save(2, [Piece.whole("w", "weight", weight)], {"step": 2})
+    assert checkpoints(tmp_path)[-1] == step_folder(tmp_path, 1)
+    behind.wait()
+    assert [CheckpointReader(step_folder(tmp_path, step)).read("w").tolist() for step in (1, 2)] == [[1.0] * 8, [2.0] * 8]
+
+
+def test_a_save_that_fails_behind_the_loop_is_told_by_the_next_and_keeps_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    behind = saver(tmp_path)
+    behind.save(1, [Piece.whole("w", "weight", torch.ones(8))], {"step": 1})
+    behind.wait()
+    with monkeypatch.context() as patch:
+        patch.setenv("LM_FAILPOINT", "weights:enospc")
+        behind.save(2, [Piece.whole("w", "weight", torch.ones(8))], {"step": 2})
+        with pytest.raises(ResourceError, match="step-00000002: no space left"):
+            behind.wait()
+    assert list(tmp_path.iterdir()) == [step_folder(tmp_path, 1)]
+    verify(step_folder(tmp_path, 1))
+
+
+def test_broken_weights_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(NumericsError, match="the weight w holds NaN"):
+        saver(tmp_path).save(1, [Piece.whole("w", "weight", torch.tensor([torch.nan]))], {"step": 1})
+
+
+def test_a_run_that_saves_in_the_background_is_bitwise_the_same(configure: Configure, tmp_path: Path) -> None:
+    train(configure("run.name=whole", "checkpoint.every=2"))
+    train(configure("checkpoint.every=2", "checkpoint.background=true"))
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+    ours, theirs = (checkpoints(tmp_path / name / "checkpoints")[0] for name in ("run", "whole"))
+    for file in ("rank-00000.weights.safetensors", "rank-00000.optimizer.safetensors"):
+        assert (ours / file).read_bytes() == (theirs / file).read_bytes()
+
+
+@pytest.mark.parametrize("point", ["optimizer", "rename"])
+def test_a_kill_while_writing_in_the_background_leaves_the_checkpoint_before(
+    tiny: list[str], configure: Configure, tmp_path: Path, point: str
+) -> None:
+    train(configure("run.name=whole"))
+    given = ["train", *tiny, "checkpoint.background=true"]
+    env = {**os.environ, "LM_FAILPOINT": f"{point}:kill"}
+    done = subprocess.run([sys.executable, "-m", "lm", *given], cwd=ROOT, env=env, capture_output=True, check=False)
+    assert done.returncode == -9
+    assert checkpoints(tmp_path / "run" / "checkpoints") == []
+    train(configure("checkpoint.background=true"))
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_ranks_save_in_the_background_together(configure: Configure, tmp_path: Path) -> None:
+    launch(configure("optim=adamw", *ranks("fsdp"), "run.name=whole"))
+    launch(configure("optim=adamw", *ranks("fsdp"), "checkpoint.background=true", "checkpoint.every=1"))
+    assert (tmp_path / "run/model/model.safetensors").read_bytes() == (tmp_path / "whole/model/model.safetensors").read_bytes()
+    for path in checkpoints(tmp_path / "run" / "checkpoints"):
+        verify(path)

@@ -1,0 +1,52 @@
+"""Validation in shares: what the processes find together is what one finds alone."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lm.data.config import BytesConfig, TextConfig
+from lm.data.rows.build import build_rows
+from lm.data.rows.config import CausalConfig
+from lm.data.store.prepare import prepare
+from lm.errors import ConfigError
+from lm.generation.evaluate import evaluate
+from tests.nn.models import config, redrawn
+from tests.training.conftest import write_text
+
+
+@dataclass(frozen=True)
+class Share:
+    """One process of several; what it hands in is kept, and what comes back is its own."""
+
+    rank: int
+    world: int
+    sums: list[float] = field(default_factory=list)
+
+    def total(self, *values: float) -> list[float]:
+        self.sums[:] = values
+        return list(values)
+
+
+@pytest.mark.parametrize(("n", "world"), [(16, 2), (7, 2), (5, 2), (5, 3), (2, 3), (1, 2)])
+def test_shares_add_up_and_take_equally_many_forwards(n: int, world: int, tmp_path: Path) -> None:
+    cfg = TextConfig(files=str(write_text(tmp_path / "a.txt")), seq_len=32, cache_dir=str(tmp_path / "cache"))
+    data = prepare(cfg, BytesConfig(), log=lambda line: None)
+    model = redrawn(config(vocab_size=320))
+    rows, ids = build_rows(CausalConfig(), cfg, data.train, data.tokenizer, model.cfg), np.arange(n) * 3
+    alone = evaluate(model, rows, ids, data.tokenizer, 2)
+    forwards: list[int] = []
+    model.register_forward_pre_hook(lambda module, args: forwards.append(1))
+    shares = [Share(rank, world) for rank in range(world)]
+    for share in shares:
+        forwards.append(0)
+        try:
+            evaluate(model, rows, ids, data.tokenizer, 2, share)
+        except ConfigError:
+            assert share.rank >= n  # it had no row of its own
+    nats, tokens, n_bytes = (sum(values) for values in zip(*(share.sums for share in shares), strict=True))
+    assert (tokens, n_bytes) == (alone["tokens"], alone["bytes"])
+    assert nats / tokens == pytest.approx(alone["val_loss"], rel=1e-6)
+    each = "".join(map(str, forwards)).split("0")[1:]
+    assert len(each) == world and set(each) == {"1" * -(-len(range(0, n, world)) // 2)}

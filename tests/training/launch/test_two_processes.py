@@ -1,0 +1,187 @@
+"""Two processes = one: the same module on the same rows under every strategy, on CPU with gloo. SGD shows what AdamW hides: a gradient
+of the wrong scale. As a program, this file is one of the processes."""
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lm.config import Tree, from_tree
+from lm.nn.batch import Batch
+from lm.nn.transformer import build_model
+from lm.training.config import TrainConfig
+from lm.training.module import TrainModule
+from lm.training.strategies.build import build_strategy
+from tests.training.steps import ADAMW, ENCODER_DECODER, MOE, SGD, UNCLIPPED, Record, batches, config, train_steps, with_sources
+
+ROWS, STEPS = 12, 20
+MOMENTUM = UNCLIPPED | {"momentum": 0.5}
+SLOW_ADAMW = ADAMW | {"lr": 3e-3}  # larger steps amplify the rounding of small gradients
+POISONED_STEP = 2
+
+
+@dataclass(frozen=True)
+class Job:
+    """What both the two processes and the one train."""
+
+    optim: dict[str, Any]
+    accumulation: int
+    poisoned: bool = False
+    model: Tree | None = None
+    options: Tree = field(default_factory=dict)  # of train_steps
+    rounded: bool = False  # in bf16, where gradients are rounded in other places: losses and weights are close, norms are not
+
+    def config(self) -> TrainConfig:
+        return config(self.optim, rows=ROWS, steps=STEPS, model=self.model)
+
+    def run(self, cfg: TrainConfig, rank: int, world: int) -> tuple[Record, dict[str, torch.Tensor]]:
+        rows = batches(rank=rank, world=world, rows=ROWS, steps=STEPS, accumulation=self.accumulation)
+        rows = with_sources(rows) if self.model == ENCODER_DECODER else rows
+        kind = Poisoned if self.poisoned and world > 1 else TrainModule
+        steps = POISONED_STEP if self.poisoned and world == 1 else STEPS
+        return train_steps(cfg, rows, build_strategy(cfg), kind, steps, self.accumulation, devices=world, **self.options)
+
+
+BF16: Tree = {"precision": "bf16-mixed"}
+JOBS = {
+    "sgd, clipped": Job(SGD, 2),
+    "sgd, unclipped": Job(UNCLIPPED, 3),
+    "sgd with momentum": Job(MOMENTUM, 2),
+    "adamw, clipped": Job(SLOW_ADAMW, 3),
+    "adamw, unclipped": Job(SLOW_ADAMW | {"clip": None}, 1),
+    "experts, sgd": Job(SGD | {"lr": 0.1}, 2, model=MOE),
+    "experts, adamw": Job(SLOW_ADAMW, 3, model=MOE),
+    "encoder-decoder, sgd": Job(SGD, 2, model=ENCODER_DECODER),
+    "encoder-decoder, adamw": Job(SLOW_ADAMW, 3, model=ENCODER_DECODER),
+    "poisoned": Job(SLOW_ADAMW, 2, poisoned=True),
+    "all blocks again": Job(SLOW_ADAMW, 2, options={"checkpoint_blocks": 1}),
+    "experts, every other block again": Job(SGD | {"lr": 0.1}, 2, model=MOE, options={"checkpoint_blocks": 2}),
+    "encoder-decoder, all blocks again": Job(SLOW_ADAMW, 3, model=ENCODER_DECODER, options={"checkpoint_blocks": 1}),
+    "experts, bf16": Job(SLOW_ADAMW, 2, model=MOE, options=BF16, rounded=True),
+    "encoder-decoder, bf16": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER, options=BF16, rounded=True),
+}
+COMPILED = {
+    "compiled": Job(SLOW_ADAMW, 2, options={"compile": True}),
+    "compiled, all blocks again": Job(SGD, 2, options={"compile": True, "checkpoint_blocks": 1}),
+}
+ZERO = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
+
+
+class Poisoned(TrainModule):
+    """One rank's loss is not a number in one step."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * float("nan") if self.step == POISONED_STEP and self.global_rank == 1 else loss
+
+
+def spread(cfg: TrainConfig, kind: str, world: int) -> TrainConfig:
+    """Under ZeRO-3 even the smallest weights are split."""
+    threshold = {"persistence_threshold": 0} if kind.startswith("zero3") else {}
+    return from_tree(TrainConfig, {**cfg.tree(), "strategy": {"kind": kind, **threshold}, "launch": {"devices": world}})
+
+
+def process(kind: str, out: Path, jobs: dict[str, Job]) -> None:
+    """What each of the launched processes does; rank 0 writes."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for name, job in jobs.items():
+        record, weights = job.run(spread(job.config(), kind, world), rank, world)
+        if rank == 0:
+            (out / f"{name}.json").write_text(json.dumps(record))
+            save_file(weights, out / f"{name}.safetensors")
+    torch.distributed.barrier()
+
+
+def launch(kind: str, out: Path, timeout_s: int, compiled: bool = False) -> None:
+    """Two processes that meet at a free port; neither outlives this call."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "NODE_RANK": "0"}
+    env = os.environ | shared | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parents[3])}
+    jobs: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in ("0", "1"):
+            with (out / f"rank{rank}.log").open("w") as log:
+                command = [sys.executable, __file__, kind, str(out), *["compiled"] * compiled]
+                jobs.append(subprocess.Popen(command, env=env | {"RANK": rank, "LOCAL_RANK": rank}, stdout=log, stderr=log))
+        deadline = time.monotonic() + timeout_s
+        while any(job.poll() is None for job in jobs) and not any(job.poll() for job in jobs) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        codes = [job.poll() for job in jobs]
+        for job in jobs:
+            job.kill()
+            job.wait()
+    said = "\n".join((out / f"rank{rank}.log").read_text()[-3000:] for rank in range(len(jobs)))
+    assert codes == [0, 0], f"exit codes {codes} (None: was still running)\n{said}"
+
+
+Results = dict[str, tuple[Record, dict[str, torch.Tensor]]]
+
+
+@pytest.fixture(scope="module")
+def expected() -> Results:
+    """What one process makes of every job."""
+    return {name: job.run(job.config(), 0, 1) for name, job in JOBS.items()}
+
+
+@pytest.fixture(scope="module")
+def expected_compiled() -> Results:
+    """What one process makes of them, not compiled."""
+    plain = {name: replace(job, options=job.options | {"compile": False}) for name, job in COMPILED.items()}
+    return {name: job.run(job.config(), 0, 1) for name, job in plain.items()}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "fsdp",
+        pytest.param("ddp", marks=pytest.mark.slow),
+        # DeepSpeed compiles its shared-memory collectives at the first start
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ZERO),
+    ],
+)
+def test_two_processes_train_as_one(kind: str, tmp_path: Path, expected: Results) -> None:
+    """And where one rank's gradient is not finite, every rank leaves the weights as the steps before it made them."""
+    require_equal(JOBS, kind, tmp_path, expected)
+
+
+@pytest.mark.slow  # a compiler runs
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "zero1", "zero2"])
+def test_two_processes_of_a_compiled_model_train_as_one_that_is_not(kind: str, tmp_path: Path, expected_compiled: Results) -> None:
+    """ZeRO-3 refuses to compile."""
+    require_equal(COMPILED, kind, tmp_path, expected_compiled)
+
+
+def require_equal(jobs: dict[str, Job], kind: str, tmp_path: Path, expected: Results) -> None:
+    if kind.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed: pip install 'slotlm[deepspeed]'")
+    launch(kind, tmp_path, timeout_s=300 if jobs is JOBS else 600, compiled=jobs is COMPILED)
+    for name, job in jobs.items():
+        found = json.loads((tmp_path / f"{name}.json").read_text())
+        record, weights = expected[name]
+        taken = POISONED_STEP if job.poisoned else STEPS
+        assert found["bad_step"] == [-1.0] * taken + [float(taken)] * (STEPS - taken), name
+        close, near = (5e-3, 5e-2) if job.rounded else (1e-5, 1e-5)
+        for key in ("loss",) if job.rounded else ("loss", "grad_norm"):
+            assert found[key][:taken] == pytest.approx(record[key], rel=close), (name, key)
+        after = {key: weight.float() for key, weight in load_file(tmp_path / f"{name}.safetensors").items()}  # DeepSpeed's bf16 copies
+        torch.testing.assert_close(after, weights, rtol=near, atol=near, msg=name)
+        moved = weights["embed.weight"] - build_model(job.config().model, seed=1).embed.weight
+        assert moved.abs().max() > 1e-3
+
+
+if __name__ == "__main__":
+    process(sys.argv[1], Path(sys.argv[2]), COMPILED if sys.argv[3:] else JOBS)
+    os._exit(0)  # gloo's threads may abort at a regular end

@@ -1,0 +1,112 @@
+"""Chunked loss = plain loss; the whole batch's logits never exist at once; the split into micro-batches changes nothing."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lm.config import from_tree
+from lm.data.rows.config import CausalConfig
+from lm.nn.batch import IGNORED, Batch
+from lm.nn.head import Head, HeadConfig
+from lm.nn.loss import chunked_loss, token_losses
+from lm.nn.norm import RMSNormConfig
+from lm.nn.transformer import DecoderConfig, build_model
+from lm.training.objectives.likelihood import causal_reader
+
+TINY = {
+    "vocab_size": 97, "max_seq_len": 16, "d_model": 16, "n_layers": 2, "norm": {"kind": "rms"}, "position": {"kind": "rope"},
+    "attention": {"kind": "gqa", "n_heads": 2}, "ffn": {"kind": "mlp", "hidden": 24},
+}  # fmt: skip
+
+
+def ragged_labels(b: int, s: int, v: int) -> torch.Tensor:
+    source = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, v, (b, s), generator=source)
+    labels[torch.rand(b, s, generator=source) < 0.4] = IGNORED
+    labels[0] = IGNORED
+    return labels
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"z_loss": 0.01}, {"label_smoothing": 0.1, "z_loss": 0.01}])
+def test_chunked_loss_equals_plain_loss_with_gradients(options: dict[str, float], softcap: float | None) -> None:
+    torch.manual_seed(0)
+    head = Head(HeadConfig(softcap=softcap), RMSNormConfig(), 16, 97)
+    hidden = torch.randn(50, 16, requires_grad=True)
+    labels = ragged_labels(5, 10, 97).flatten()
+    results = []
+    for chunk in (7, 50, 1000):
+        sums = chunked_loss(hidden, labels, head, chunk=chunk, **options)
+        results.append([sums.total, sums.nll, *torch.autograd.grad(sums.total * 0.3, (hidden, head.weight))])
+    plain = token_losses(head(hidden), labels, **options)
+    expected = [plain.total, plain.nll, *torch.autograd.grad(plain.total * 0.3, (hidden, head.weight))]
+    for result in results:
+        torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-5)
+    by_hand = -F.log_softmax(head(hidden), -1)[torch.arange(50), labels.clamp_min(0)]
+    torch.testing.assert_close(expected[1], (by_hand * (labels != IGNORED)).sum(), atol=1e-4, rtol=1e-5)
+
+
+def test_evaluation_needs_no_gradient_and_gives_the_same_sums() -> None:
+    head, hidden, labels = Head(HeadConfig(), RMSNormConfig(), 16, 97), torch.randn(50, 16), ragged_labels(5, 10, 97).flatten()
+    with torch.no_grad():
+        evaluated = chunked_loss(hidden, labels, head, chunk=7)
+    torch.testing.assert_close(evaluated.total, chunked_loss(hidden, labels, head, chunk=7).total.detach())
+
+
+def test_sums_are_float32_where_everything_else_is_bf16() -> None:
+    head, hidden = Head(HeadConfig(), RMSNormConfig(), 16, 97).bfloat16(), torch.randn(2000, 16).bfloat16().requires_grad_()
+    labels = torch.randint(0, 97, (2000,))
+    expected = F.cross_entropy(head(hidden).float(), labels, reduction="sum")
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.bfloat16)  # as Lightning does for bf16-true
+        sums = chunked_loss(hidden, labels, head, chunk=7)
+    finally:
+        torch.set_default_dtype(default)
+    assert sums.total.dtype == sums.nll.dtype == torch.float32
+    torch.testing.assert_close(sums.nll, expected.detach(), rtol=1e-4, atol=0)
+
+
+def test_rows_and_micro_batches_weigh_by_their_label_tokens() -> None:
+    model = build_model(from_tree(DecoderConfig, TINY), seed=0)
+    tokens, labels = torch.randint(0, 97, (32, 16)), ragged_labels(32, 16, 97)
+    n = int((labels != IGNORED).sum())
+
+    def gradient(rows: int) -> list[torch.Tensor]:
+        model.zero_grad()
+        for i in range(0, 32, rows):
+            sums = model(Batch(tokens[i : i + rows]), loss=causal_reader(labels[i : i + rows], CausalConfig(chunk=100)))
+            (sums.total / n).backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    torch.testing.assert_close(gradient(32), gradient(4), atol=1e-6, rtol=1e-5)
+
+
+def test_peak_memory_is_that_of_a_chunk_of_logits() -> None:
+    """Largest single tensor while the loss is taken, by the allocator's own events: a chunk of logits, not the whole batch's."""
+    head, hidden = Head(HeadConfig(), RMSNormConfig(), 8, 5000), torch.randn(4096, 8, requires_grad=True)
+    labels = torch.randint(0, 5000, (4096,))
+
+    def largest(chunk: int) -> int:
+        with torch.profiler.profile(profile_memory=True) as profile:
+            chunked_loss(hidden, labels, head, chunk=chunk).total.backward()
+        sizes, live, peak = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"], 0, 0
+        for event in sorted(sizes, key=lambda e: e.start_ns()):
+            live += event.nbytes()
+            peak = max(peak, live)
+        return peak
+
+    whole_logits = 4096 * 5000 * 4
+    assert largest(4096) > 2 * whole_logits
+    assert largest(128) < whole_logits / 4
+
+
+def test_z_loss_and_smoothing_count_label_tokens_only_and_by_their_formulas() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(6, 9), torch.tensor([3, IGNORED, 0, 8, IGNORED, 1])
+    kept = labels != IGNORED
+    log_p, log_z = F.log_softmax(logits, -1)[kept], logits.logsumexp(-1)[kept]
+    nll = -log_p[torch.arange(4), labels[kept]].sum()
+    sums = token_losses(logits, labels, label_smoothing=0.2, z_loss=0.1)
+    torch.testing.assert_close(sums.nll, nll)
+    torch.testing.assert_close(sums.total, 0.8 * nll - 0.2 * log_p.mean(-1).sum() + 0.1 * log_z.square().sum())

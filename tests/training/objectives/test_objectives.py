@@ -1,0 +1,247 @@
+"""Losses beyond cross-entropy, and a few real steps of every objective."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lm.cli.compose.compose import compose
+from lm.config import from_tree
+from lm.data.rows.config import CausalConfig, PreferenceConfig, Seq2SeqConfig
+from lm.errors import ConfigError, NumericsError
+from lm.nn.batch import IGNORED, Batch
+from lm.nn.transformer import LM, build_model
+from lm.training.callbacks.metrics import read
+from lm.training.config import TrainConfig
+from lm.training.launch.launcher import launch
+from lm.training.objectives.dpo import Preference
+from lm.training.objectives.likelihood import Likelihood
+from lm.training.objectives.scheduled_sampling import chances, with_own_tokens
+from lm.training.run import train
+from tests.nn.models import VOCAB, config, redrawn, tokens
+from tests.training.conftest import ranks, results
+
+
+def labelled(b: int = 4, s: int = 12) -> Batch:
+    ids = tokens(b, s)
+    return Batch(ids, ids.roll(-1, 1).masked_fill(torch.arange(s) < 5, IGNORED))
+
+
+def log_likelihoods(model: LM, batch: Batch) -> torch.Tensor:
+    assert batch.labels is not None
+    found = model(batch).log_softmax(-1).gather(-1, batch.labels.clamp_min(0)[..., None])[..., 0]
+    return found.masked_fill(batch.labels == IGNORED, 0.0).sum(-1)
+
+
+def test_the_preference_loss_is_that_of_the_paper() -> None:
+    model, reference, batch = redrawn(config(), 0), redrawn(config(), 1), labelled()
+    sums = Preference(PreferenceConfig(beta=0.3), lambda: reference)(model, batch, 0, 0)
+    gain = log_likelihoods(model, batch) - log_likelihoods(reference, batch)
+    expected = -F.logsigmoid(0.3 * (gain[0::2] - gain[1::2])).sum()
+    assert sums.total.item() == pytest.approx(expected.item(), rel=1e-5)
+    sums.total.backward()
+    assert all(p.grad is not None for p in model.parameters()) and all(p.grad is None for p in reference.parameters())
+
+
+def test_the_preference_loss_starts_at_the_logarithm_of_two_and_raises_the_better_answers() -> None:
+    model, batch = redrawn(config()), labelled()
+    objective = Preference(PreferenceConfig(), lambda: redrawn(config()))
+    first = objective(model, batch, 0, 0)
+    assert first.total.item() == pytest.approx(2 * 0.693147, rel=1e-4)
+    before = log_likelihoods(model, batch)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    first.total.backward()
+    optimizer.step()
+    moved = log_likelihoods(model, batch) - before
+    assert (moved[0::2] > moved[1::2]).all()
+
+
+@pytest.mark.parametrize("frac", [0.0, 0.3, 1.0])
+def test_own_tokens_replace_that_part_of_what_was_predicted_and_nothing_else(frac: float) -> None:
+    model, batch = redrawn(config()), labelled(64, 40)
+    mixed = with_own_tokens(model, batch, frac, chances(batch, 0, 0, 0), chunk=100)
+    assert batch.labels is not None and mixed.labels is batch.labels
+    open_to_change = torch.zeros_like(batch.tokens, dtype=torch.bool)
+    open_to_change[:, 1:] = batch.labels[:, :-1] != IGNORED
+    changed = mixed.tokens != batch.tokens
+    assert not (changed & ~open_to_change).any()
+    assert changed[open_to_change].float().mean().item() == pytest.approx(frac, abs=0.08)
+
+
+def test_own_tokens_are_drawn_from_the_place_before() -> None:
+    model = redrawn(config())
+    with torch.no_grad():
+        model.head.weight.mul_(100.0)  # so sure that a draw is the best token
+    batch = labelled(8, 20)
+    best = model(batch).argmax(-1)
+    mixed = with_own_tokens(model, batch, 1.0, chances(batch, 0, 0, 0), chunk=7)
+    assert torch.equal(mixed.tokens[:, 6:], best[:, 5:-1]) and torch.equal(mixed.tokens[:, :6], batch.tokens[:, :6])
+
+
+def test_sampling_grows_with_the_steps() -> None:
+    model, batch = redrawn(config()), labelled()
+    plain = Likelihood(CausalConfig(), 10, 0)(model, batch, 0, 0)
+    scheduled = Likelihood(CausalConfig(own_tokens=1.0), 10, 0)
+    assert scheduled(model, batch, 0, 0).nll == plain.nll
+    assert scheduled(model, batch, 10, 0).nll != plain.nll
+    assert Seq2SeqConfig(own_tokens=0.5).own_tokens == 0.5 and build_model(config()).vocab_size == VOCAB
+
+
+def test_own_tokens_follow_the_models_distribution() -> None:
+    model, batch = redrawn(config()), labelled(1, 12)
+    many = Batch(batch.tokens.expand(4000, -1), batch.labels.expand(4000, -1) if batch.labels is not None else None)
+    drawn = with_own_tokens(model, many, 1.0, chances(many, 0, 0, 0), chunk=5000).tokens[:, 6]
+    found = torch.bincount(drawn, minlength=model.vocab_size) / 4000
+    expected = model(batch).softmax(-1)[0, 5]
+    assert (found - expected).abs().max() < 4 * (expected * (1 - expected) / 4000).sqrt().max()
+
+
+def test_own_tokens_of_a_packed_document_are_those_of_the_document_alone() -> None:
+    """And its first token, which nothing predicts, stays, even where the row's labels run on. Seen to fail with the test of documents
+    left out."""
+    model, ids = redrawn(config()), tokens(2, 8)
+    alone = Batch(ids, ids.roll(-1, 1))
+    places = torch.arange(8).repeat(2)[None]
+    documents = (torch.arange(16) >= 8).int()[None]
+    packed = Batch(ids.reshape(1, 16), alone.labels.reshape(1, 16) if alone.labels is not None else None, places, documents)
+    chance = chances(packed, 3, 1, 0)
+    mixed = with_own_tokens(model, packed, 0.9, chance, chunk=5)
+    apart = with_own_tokens(model, alone, 0.9, chance.reshape(2, 8, 2), chunk=5)
+    assert torch.equal(mixed.tokens.reshape(2, 8), apart.tokens) and torch.equal(mixed.tokens[0, [0, 8]], packed.tokens[0, [0, 8]])
+    assert (mixed.tokens != packed.tokens).sum() > 6
+
+
+def test_chances_of_a_row_do_not_depend_on_the_split_or_on_the_width() -> None:
+    whole = chances(labelled(6, 12), 1, 2, 0)
+    assert torch.equal(chances(labelled(2, 9), 1, 2, 4), whole[4:, :9])
+    assert not torch.equal(chances(labelled(6, 12), 1, 3, 0), whole)
+
+
+Configure = Callable[..., TrainConfig]
+OBJECTIVES = {
+    "prefix": ("decoder", "stdlib"), "fim": ("decoder", "stdlib"), "spans": ("encoder_decoder", "stdlib"), "ul2": ("decoder", "stdlib"),
+    "mlm": ("encoder", "stdlib"), "seq2seq": ("encoder_decoder", "pairs"), "sft": ("decoder", "chat"), "causal": ("decoder", "stdlib"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def small(tiny: list[str], tmp_path: Path) -> Callable[..., TrainConfig]:
+    """A run of a few steps of any objective, kind of model and kind of record."""
+    texts = [f"{word} and {word} again {n} " * 3 for n in range(40) for word in ("one", "two", "three")]
+    pairs = [{"source": text, "target": text[:9]} for text in texts]
+    chat = [{"messages": [{"role": "user", "content": text[:20]}, {"role": "assistant", "content": text[:9]}]} for text in texts]
+    preferences = [{"prompt": text[:20], "chosen": text[:9], "rejected": text[9:20]} for text in texts]
+    for name, records in (("pairs", pairs), ("chat", chat), ("preferences", preferences), ("stdlib", [{"text": text} for text in texts])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    def run(objective: dict[str, Any], kind: str, data: str, *overrides: str, parent: str | None = None) -> TrainConfig:
+        composition = compose([*tiny, f"data.files={tmp_path / data}.jsonl", "data.seq_len=96", *overrides])
+        tree = composition.tree
+        tree["model"]["kind"] = kind
+        tree["objective"] = objective
+        record = {"pairs": {"kind": "pair"}, "chat": {"kind": "chat"}, "preferences": {"kind": "preference"}}.get(data)
+        tree["data"]["record"] = record
+        tree["init_from"] = parent
+        return from_tree(TrainConfig, tree)
+
+    return run
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_objective_learns_in_a_few_steps(small: Callable[..., TrainConfig], objective: str) -> None:
+    kind, data = OBJECTIVES[objective]
+    cfg = small({"kind": objective}, kind, data, "trainer.max_steps=24", "trainer.val_every=24", "optim.lr=1e-2")
+    first = train(cfg.replace(trainer=cfg.trainer.replace(max_steps=3), run=cfg.run.replace(name="first")))
+    assert train(cfg)["val_loss"] < first["val_loss"] - 0.2
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in read(run / "metrics.jsonl") if "loss" in line]
+
+
+@pytest.fixture
+def parent(small: Callable[..., TrainConfig], tmp_path: Path) -> str:
+    train(small({"kind": "sft"}, "decoder", "chat", "run.name=parent"))
+    return str(tmp_path / "parent")
+
+
+def test_preferences_learn_from_a_parent(small: Callable[..., TrainConfig], parent: str, tmp_path: Path) -> None:
+    train(small({"kind": "preference"}, "decoder", "preferences", "optim.lr=1e-3", parent=parent))
+    found = losses(tmp_path / "run")
+    assert found[0] == pytest.approx(0.6931, abs=0.01) and found[-1] < 0.65
+
+
+def test_a_resumed_run_compares_with_the_same_model_bit_for_bit(small: Callable[..., TrainConfig], parent: str, tmp_path: Path) -> None:
+    """With dropout 0.1."""
+    given = ({"kind": "preference"}, "decoder", "preferences", "optim.lr=1e-3", "schedule=constant")
+    train(small(*given, "run.name=whole", parent=parent))
+    train(small(*given, "trainer.max_steps=5", parent=parent))
+    train(small(*given, parent=parent))
+    assert results(tmp_path / "run")[0] == results(tmp_path / "whole")[0]
+    assert losses(tmp_path / "run")[5:] == losses(tmp_path / "whole")[5:]
+
+
+def test_a_run_that_compares_with_its_parent_refuses_another_one(small: Callable[..., TrainConfig], parent: str, tmp_path: Path) -> None:
+    given = ({"kind": "preference"}, "decoder", "preferences")
+    train(small(*given, "trainer.max_steps=5", parent=parent))
+    other = small({"kind": "sft"}, "decoder", "chat", "run.name=other", "seed=1")
+    train(other)
+    (tmp_path / "parent").rename(tmp_path / "away")
+    (tmp_path / "other").rename(tmp_path / "parent")
+    with pytest.raises(
+        ConfigError, match=r"^init_from=.*/parent: not the model that the run started from, .*\. Restore it, or set run\.name\.$"
+    ):
+        train(small(*given, parent=parent))
+    (tmp_path / "parent").rename(tmp_path / "other")
+    (tmp_path / "away").rename(tmp_path / "parent")
+    assert train(small(*given, parent=parent))["steps"] == 12
+
+
+COMPARED: dict[str, tuple[str, str, dict[str, float]]] = {
+    "preference": ("decoder", "preferences", {}),
+    "causal": ("decoder", "stdlib", {"own_tokens": 1.0}),
+    "seq2seq": ("encoder_decoder", "pairs", {"own_tokens": 1.0}),
+}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("objective", ["preference", pytest.param("causal", marks=pytest.mark.slow)])
+def test_objectives_with_a_second_forward_train_on_two_ranks_as_on_one(
+    small: Callable[..., TrainConfig], parent: str, tmp_path: Path, objective: str, strategy: str
+) -> None:
+    kind, data, options = COMPARED[objective]
+    given = ({"kind": objective, **options}, kind, data, "optim=adamw", "optim.lr=1e-3", "model.dropout=0")
+    start = parent if objective == "preference" else None
+    train(small(*given, "run.name=one", parent=start))
+    launch(small(*given, "trainer.micro_batch=2", *ranks(strategy), parent=start))
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+
+
+@pytest.mark.parametrize("objective", COMPARED)
+def test_objectives_with_a_second_forward_do_not_depend_on_micro_batches(
+    small: Callable[..., TrainConfig], parent: str, tmp_path: Path, objective: str
+) -> None:
+    """Seen to fail with draws from torch's own generator."""
+    kind, data, options = COMPARED[objective]
+    for rows in (8, 2):
+        given = ("optim=sgd", "optim.lr=0.1", "model.dropout=0", f"trainer.micro_batch={rows}", f"run.name=rows{rows}")
+        train(small({"kind": objective, **options}, kind, data, *given, parent=parent if objective == "preference" else None))
+    assert losses(tmp_path / "rows2") == pytest.approx(losses(tmp_path / "rows8"), rel=1e-5)
+
+
+def test_a_step_without_a_label_ends_the_run_and_is_named(small: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    """Its loss is never 0 in silence. Seen to fail with the count of labels clamped to 1."""
+    rows = ("data.seq_len=4", "data.global_batch=2", "data.val_rows=200")
+    given = ({"kind": "mlm", "mask_frac": 0.02}, "encoder", "stdlib", *rows, "trainer.max_steps=40")
+    with pytest.raises(NumericsError, match=r"step \d+ has loss nan over 0 labels .* look at the rows of that step"):
+        train(small(*given))
+    *_, last = read(tmp_path / "run" / "metrics.jsonl")
+    assert last["event"] == "not finite" and len(last["rows"]) == 2
+    train(small(*given, "numerics.skip_in_a_row=40", "run.name=skipping"))
+    lines = read(tmp_path / "skipping" / "metrics.jsonl")
+    skipped = {line["step"] for line in lines if line.get("event") == "skipped"}
+    assert 5 < len(skipped) < 40 and all((line["loss"] is None) == (line["step"] in skipped) for line in lines if "loss" in line)

@@ -23,7 +23,8 @@ from lm.training.callbacks.metrics import read
 from lm.training.callbacks.session import Session
 from lm.training.module import TrainModule
 from lm.training.run import train
-from tests.training.conftest import ROOT, Configure, edit, results
+from tests.server import ROOT
+from tests.training.conftest import Configure, edit, results
 
 Watch = Callable[[Callable[[TrainModule], None]], list[TrainModule]]
 

@@ -19,7 +19,8 @@ from lm.training.callbacks.metrics import read
 from lm.training.callbacks.session import Session
 from lm.training.module import TrainModule
 from lm.training.run import train
-from tests.training.conftest import Configure, Process
+from tests.server import Process
+from tests.training.conftest import Configure
 
 Start = Callable[..., Process]
 ENDLESS = ["trainer.max_steps=100000", "trainer.val_every=100000", "checkpoint.every=100000"]

@@ -15,7 +15,8 @@ from lm.storage.checkpoint import checkpoints
 from lm.training.callbacks.metrics import read
 from lm.training.resume import write_config
 from tests.conftest import started
-from tests.training.conftest import ROOT, Configure, Launch, ranks, results
+from tests.server import ROOT
+from tests.training.conftest import Configure, Launch, ranks, results
 from tests.training.launch.test_launch import require_gone
 
 SBATCH = ROOT / "tools" / "slurm" / "train.sbatch"

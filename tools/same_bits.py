@@ -52,12 +52,12 @@ COMMON = (
 SMALL = ("model.d_model=64", "model.n_layers=2", "model.attention.n_heads=2", "model.init.out_scale=null", "model.dropout=0.1")
 BPE = (*SMALL, f"data.files={TEXT}", "data=text", "tokenizer=bpe", "tokenizer.vocab_size=512")
 BYTES = (*SMALL, f"data.files={TEXT}", "data=text", "tokenizer=bytes")
-LONG = ("data.seq_len=1024", "data.global_batch=4")
+LONG = ("data.seq_len=2048", "data.global_batch=2")
 PAIRS = (*SMALL, "data=stdlib_docstrings", "data.seq_len=256", "tokenizer=bytes")
 EXPERTS = ("model.ffn.n_experts=4", "model.ffn.expert.hidden=32")
 MIX = f"data.sources=[{{name:a,data:{{kind:text,files:'{TEXT}'}},weight:3.0}},{{name:b,data:{{kind:text,files:'{OTHER}'}},weight:1.0}}]"
 TRAININGS: dict[str, tuple[str, ...]] = {
-    "dense": ("model=nano", "model.max_seq_len=1024", *BPE, "model.dropout=0"),
+    "dense": ("model=nano", "model.max_seq_len=2048", *BPE, "model.dropout=0"),
     "moe": ("model=moe_tiny", *BYTES, *EXPERTS, "model.attention.n_kv_heads=1"),
     "mla": ("model=deepseek_tiny", *BYTES, *EXPERTS, "model.ffn.dense.hidden=96", "model.ffn.router.n_groups=2",
             "model.ffn.router.top_groups=1", "model.mtp.weight=0.5"),

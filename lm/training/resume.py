@@ -88,7 +88,7 @@ def finished(folder: Path, cfg: TrainConfig, reader: CheckpointReader | None, sa
         say(f"written again: {error}")
         return None
     step = reader.meta["step"] if reader is not None else summary["steps"]
-    worse = reader.meta["progress"]["worse_validations"] if reader is not None else 0
+    worse = reader.meta["counters"]["worse_validations"] if reader is not None else 0
     if step >= cfg.trainer.max_steps or has_stopped_early(cfg, worse):
         return summary if step == summary["steps"] else None
     if reader is None:

@@ -4,14 +4,37 @@ import difflib
 import json
 import types
 from collections.abc import Iterable
-from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticKnownError, core_schema
 
 from lm.errors import ConfigError
 
 Tree = dict[str, Any]
+
+
+def flatten(tree: Tree, prefix: str = "") -> Tree:
+    """{"a": {"b": 1}} -> {"a.b": 1}; lists and empty trees are leaves."""
+    flat: Tree = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat
+
+
+def nest(leaves: Tree) -> Tree:
+    """The tree of dotted paths."""
+    tree: Tree = {}
+    for path, value in leaves.items():
+        *parents, last = path.split(".")
+        section = tree
+        for key in parents:
+            if not isinstance(section.get(key), dict):  # not there yet, or null
+                section[key] = {}
+            section = section[key]
+        section[last] = value
+    return tree
 
 
 class Config(BaseModel):
@@ -34,6 +57,61 @@ class Config(BaseModel):
         return {key: value.tree() if isinstance(value, Config) else value for key, value in values.items()}
 
 
+class Slot(Config):
+    """Base of the configs of one slot. A direct subclass is the slot and says what all of its kinds answer; each class below it that has
+    a `kind` is one of its options, from the moment it is defined, and is found by that tag when a tree is validated.
+
+        class NormConfig(Slot, group="model/norm"): ...
+        class RMSNormConfig(NormConfig):
+            kind: Literal["rms"] = "rms"
+    """
+
+    _registry: ClassVar[dict[str, type["Slot"]]]
+    group: ClassVar[str | None] = None
+    """The folder of conf/ that holds an option for each kind; None where the kinds are chosen by other means."""
+
+    if TYPE_CHECKING:
+        kind: str
+
+    def __init_subclass__(cls, group: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if Slot in cls.__bases__:
+            cls._registry, cls.group = {}, group
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        kind = cls.model_fields.get("kind")
+        if kind is None:
+            return
+        known = cls._registry.get(kind.default)
+        if known is not None and known.__module__ != cls.__module__:
+            raise ConfigError(f"{cls.__module__}: a kind '{kind.default}' is in {known.__module__} already. Give yours another name.")
+        cls._registry[kind.default] = cls
+
+    @classmethod
+    def kinds(cls) -> dict[str, type[Self]]:
+        """Returns the options below this class, by kind."""
+        return {kind: found for kind, found in cls._registry.items() if issubclass(found, cls)}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """A kind is validated as any config; the slot, or a part of it, as the kind that the tree names."""
+        if "kind" in cls.model_fields or Config in cls.__bases__:
+            return handler(source)
+        tree = core_schema.plain_serializer_function_ser_schema(lambda value: value.tree())
+        return core_schema.no_info_plain_validator_function(cls._chosen, serialization=tree)
+
+    @classmethod
+    def _chosen(cls, value: Any) -> Self:
+        if isinstance(value, cls):
+            return value
+        kinds, kind = cls.kinds(), value.get("kind") if isinstance(value, dict) else None
+        if kind not in kinds:
+            tag = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": ", ".join(kinds)}
+            raise PydanticKnownError("union_tag_invalid", tag)
+        return kinds[kind].model_validate_json(json.dumps(value), strict=True)
+
+
 C = TypeVar("C", bound="Config")
 
 
@@ -47,12 +125,13 @@ def from_tree(cls: type[C], tree: Tree, where: str = "") -> C:
 
 
 def variants(annotation: Any) -> dict[str, type[Config]]:
-    """The members of a tagged union by `kind`; one member for a plain config; none for a leaf."""
+    """Returns the options of a slot by `kind`; one for a plain config, under ""; none for a leaf."""
     found: dict[str, type[Config]] = {}
     for member in members(annotation):
-        if isinstance(member, type) and issubclass(member, Config):
-            kind = member.model_fields.get("kind")
-            found[str(kind.default) if kind else ""] = member
+        if isinstance(member, type) and issubclass(member, Slot):
+            found |= member.kinds()
+        elif isinstance(member, type) and issubclass(member, Config):
+            found[""] = member
     return found
 
 
@@ -69,7 +148,7 @@ def find_field(cls: type[Config], tree: Tree, path: Iterable[str]) -> tuple[type
     owner, field, value = cls, None, tree  # type: type[Config], FieldInfo | None, Any
     for key in path:
         if field is not None:
-            inner = variant(_annotation(field), value)
+            inner = variant(field.annotation, value)
             if inner is None:
                 return owner, None
             owner = inner
@@ -88,39 +167,15 @@ def did_you_mean(given: str, options: Iterable[str]) -> str:
     return f"{hint}Options: {', '.join(ranked)}." if ranked else "There are none."
 
 
-def _annotation(field: FieldInfo) -> Any:
-    return Annotated[field.annotation, field.discriminator] if field.discriminator else field.annotation
-
-
 def members(annotation: Any) -> list[Any]:
     """The parts of a union, or the annotation alone."""
-    if get_origin(annotation) is Annotated:
-        return members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
         return [leaf for member in get_args(annotation) for leaf in members(member)]
     return [annotation]
 
 
-def _path_in_tree(tree: Any, loc: tuple[Any, ...], of_section: bool) -> list[str]:
-    """pydantic's location without the union tags it inserts: a part that is the `kind` of the dict at hand and no key of it.
-
-    of_section: the error is a section's as a whole, so that even the last part may be a tag.
-    """
-    path: list[str] = []
-    for position, part in enumerate(loc):
-        is_tag = isinstance(tree, dict) and part not in tree and tree.get("kind") == part and (of_section or position < len(loc) - 1)
-        if is_tag:
-            continue
-        path.append(str(part))
-        if isinstance(tree, dict):
-            tree = tree.get(part)
-        elif isinstance(tree, list) and isinstance(part, int) and part < len(tree):
-            tree = tree[part]
-    return path
-
-
 def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
-    path = _path_in_tree(tree, problem["loc"], problem["type"] in ("value_error", "assertion_error"))
+    path = [str(part) for part in problem["loc"]]
     where, kind, given = ".".join(path) or "config", problem["type"], problem.get("input")
     if kind == "extra_forbidden":
         owner, _ = find_field(cls, tree, path)
@@ -129,7 +184,7 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
         return f"{where}: a value is missing. Set it."
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         _, field = find_field(cls, tree, path)
-        options = variants(_annotation(field)) if field else {}
+        options = variants(field.annotation) if field else {}
         tag = given.get("kind") if isinstance(given, dict) else given
         return f"{where}.kind: {tag!r} is not an option. {did_you_mean(str(tag), options)}"
     if kind == "literal_error":

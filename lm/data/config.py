@@ -4,10 +4,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.config import Config
+from lm.config import Config, Slot
 
 
-class TrainedConfig(Config):
+class TokenizerConfig(Slot, group="tokenizer"):
+    """How text becomes tokens."""
+
+
+class TrainedConfig(TokenizerConfig):
     """Tokenizers trained on the training split, over bytes, so that every text comes back; specials <|bos|>, <|eos|>, <|pad|>."""
 
     vocab_size: int = Field(4096, ge=260)
@@ -38,13 +42,13 @@ class WordPieceConfig(TrainedConfig):
     kind: Literal["wordpiece"] = "wordpiece"
 
 
-class BytesConfig(Config):
+class BytesConfig(TokenizerConfig):
     """One token per UTF-8 byte (0-255), then bos 256, eos 257, pad 258."""
 
     kind: Literal["bytes"] = "bytes"
 
 
-class TokenizerFileConfig(Config):
+class TokenizerFileConfig(TokenizerConfig):
     """A given tokenizer.json of the `tokenizers` library."""
 
     kind: Literal["file"] = "file"
@@ -59,10 +63,13 @@ class TokenizerFileConfig(Config):
 
 
 AnyTrained = BPEConfig | UnigramConfig | WordPieceConfig
-TokenizerConfig = Annotated[AnyTrained | BytesConfig | TokenizerFileConfig, Field(discriminator="kind")]
 
 
-class PairRecord(Config):
+class RecordConfig(Slot):
+    """What a record is, where it is no plain text."""
+
+
+class PairRecord(RecordConfig):
     """A text and what follows from it: a translation, a summary. In the name of a field a dot leads into an object: translation.de."""
 
     kind: Literal["pair"] = "pair"
@@ -72,7 +79,7 @@ class PairRecord(Config):
     """Field of the text to be learned."""
 
 
-class Chatted(Config):
+class Chatted(RecordConfig):
     """How messages are read and written."""
 
     role_field: str = "role"
@@ -117,11 +124,10 @@ class PreferenceRecord(Chatted):
     """Field of the worse answer."""
 
 
-RecordConfig = Annotated[PairRecord | ChatRecord | PreferenceRecord, Field(discriminator="kind")]
 Shape = Literal["text", "pair", "chat", "preference"]
 
 
-class DataBase(Config):
+class DataConfig(Slot, group="data"):
     """What every source shares."""
 
     seq_len: int = Field(256, gt=1)
@@ -153,7 +159,11 @@ class DataBase(Config):
         return "text" if self.records is None else self.records.kind
 
 
-class StdlibConfig(DataBase):
+class SourceConfig(DataConfig):
+    """One source of documents."""
+
+
+class StdlibConfig(SourceConfig):
     """The source files of the running Python's own standard library, split by a hash of the path."""
 
     kind: Literal["stdlib"] = "stdlib"
@@ -161,7 +171,7 @@ class StdlibConfig(DataBase):
     """Part of the files held out for validation."""
 
 
-class StdlibDocstringsConfig(DataBase):
+class StdlibDocstringsConfig(SourceConfig):
     """Functions of the standard library without their docstrings, each with its docstring: an embedded corpus of pairs."""
 
     kind: Literal["stdlib_docstrings"] = "stdlib_docstrings"
@@ -176,7 +186,7 @@ class StdlibDocstringsConfig(DataBase):
         return self.record
 
 
-class Recorded(DataBase):
+class Recorded(SourceConfig):
     """Sources whose records are what the config says."""
 
     field: str = "text"
@@ -223,9 +233,6 @@ class HubConfig(Recorded):
     """Stop after this many documents. null: all."""
 
 
-SourceConfig = Annotated[StdlibConfig | StdlibDocstringsConfig | TextConfig | HubConfig, Field(discriminator="kind")]
-
-
 class MixSource(Config):
     """One source of a mixture."""
 
@@ -248,7 +255,7 @@ class Phase(Config):
     """Weight by name; a source that is not named has none."""
 
 
-class MixConfig(DataBase):
+class MixConfig(DataConfig):
     """Several sources by weight. Each is validated on its own too, under its name."""
 
     kind: Literal["mix"] = "mix"
@@ -279,7 +286,7 @@ class MixConfig(DataBase):
     @model_validator(mode="after")
     def _shared_keys_are_the_mixtures(self) -> Self:
         for source in self.sources:
-            for key, field in DataBase.model_fields.items():
+            for key, field in DataConfig.model_fields.items():
                 if getattr(source.data, key) != field.default:
                     raise ValueError(f"sources: {source.name} sets {key}, which is one for all. Set data.{key} instead.")
         return self
@@ -295,6 +302,3 @@ class MixConfig(DataBase):
             if not sum(phase.weights.values()):
                 raise ValueError(f"phases: no weight until step {phase.until_step} is above 0. Raise one.")
         return self
-
-
-DataConfig = Annotated[StdlibConfig | StdlibDocstringsConfig | TextConfig | HubConfig | MixConfig, Field(discriminator="kind")]

@@ -6,16 +6,21 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from lm.config import Config
+from lm.config import Slot
 from lm.nn.context import Context
-from lm.nn.ffn.mlp import MLPConfig
-from lm.nn.ffn.moe import MoEConfig, build_ffn
+from lm.nn.ffn.base import FFNConfig
+from lm.nn.ffn.moe import build_ffn
+from lm.nn.mixers.base import AttentionConfig
 from lm.nn.mixers.gqa import GQA, CrossAttention, GQAConfig
 from lm.nn.mixers.mla import MLA, MLAConfig
-from lm.nn.norm import AnyNormConfig, Branch, build_norm, build_residual
+from lm.nn.norm import Branch, NormConfig, build_residual
 
 
-class SequentialConfig(Config):
+class BlockConfig(Slot, group="model/block"):
+    """How the sublayers of a layer stand to each other."""
+
+
+class SequentialConfig(BlockConfig):
     """Attention, then feed-forward, each with its own residual."""
 
     kind: Literal["sequential"] = "sequential"
@@ -23,7 +28,7 @@ class SequentialConfig(Config):
     """Factor on what each sublayer adds to the residual stream (Granite)."""
 
 
-class ParallelConfig(Config):
+class ParallelConfig(BlockConfig):
     """Attention and feed-forward side by side on one residual (GPT-J, PaLM: one norm; GPT-NeoX: two)."""
 
     kind: Literal["parallel"] = "parallel"
@@ -35,9 +40,9 @@ class ParallelConfig(Config):
 class BlockParts:
     """The slots that fill a block, as its parent hands them down."""
 
-    norm: AnyNormConfig
-    attention: GQAConfig | MLAConfig
-    ffn: MLPConfig | MoEConfig
+    norm: NormConfig
+    attention: AttentionConfig
+    ffn: FFNConfig
     d_model: int
     dropout: float
 
@@ -79,8 +84,8 @@ class ParallelBlock(nn.Module):
         super().__init__()
         self.attention = build_attention(parts.attention, parts.norm, parts.d_model, layer)
         self.ffn = build_ffn(parts.ffn, parts.d_model, layer)
-        self.attention_norm = build_norm(parts.norm, parts.d_model)
-        self.ffn_norm = None if cfg.shared_norm else build_norm(parts.norm, parts.d_model)
+        self.attention_norm = parts.norm.build(parts.d_model)
+        self.ffn_norm = None if cfg.shared_norm else parts.norm.build(parts.d_model)
         self.branch = Branch(parts.dropout)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -89,7 +94,7 @@ class ParallelBlock(nn.Module):
         return x + self.branch(self.attention(h, ctx) + self.ffn(g, ctx))
 
 
-def build_attention(cfg: GQAConfig | MLAConfig, norm: AnyNormConfig, d_model: int, layer: int) -> GQA | MLA:
+def build_attention(cfg: GQAConfig | MLAConfig, norm: NormConfig, d_model: int, layer: int) -> GQA | MLA:
     """The self-attention of this kind."""
     return MLA(cfg, d_model, layer) if isinstance(cfg, MLAConfig) else GQA(cfg, norm, d_model, layer)
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from lm.config import Config
 from lm.nn.context import Context
 from lm.nn.ffn.mlp import ACTIVATIONS, Activation
-from lm.nn.norm import AnyNormConfig, build_norm
+from lm.nn.norm import NormConfig
 
 
 class HeadConfig(Config):
@@ -32,14 +32,14 @@ class HeadConfig(Config):
 class Head(nn.Linear):
     """softcap(W (scale * transform(x)) + b)."""
 
-    def __init__(self, cfg: HeadConfig, norm: AnyNormConfig, d_model: int, vocab_size: int) -> None:
+    def __init__(self, cfg: HeadConfig, norm: NormConfig, d_model: int, vocab_size: int) -> None:
         super().__init__(d_model, vocab_size, bias=cfg.bias)
         self.scale, self.softcap = cfg.scale, cfg.softcap
         self.dense = self.norm = None
         if cfg.transform is not None:
             self.act = ACTIVATIONS[cfg.transform]
             self.dense = nn.Linear(d_model, d_model)
-            self.norm = build_norm(norm, d_model)
+            self.norm = norm.build(d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.dense is not None and self.norm is not None:

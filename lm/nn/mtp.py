@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from lm.config import Config
 from lm.nn.block import BlockParts, ParallelConfig, SequentialConfig, build_block
 from lm.nn.context import Context
-from lm.nn.norm import build_norm
 
 
 class AheadConfig(Config):
@@ -27,11 +26,11 @@ class AheadBlock(nn.Module):
 
     def __init__(self, cfg: SequentialConfig | ParallelConfig, parts: BlockParts, layer: int) -> None:
         super().__init__()
-        self.token_norm = build_norm(parts.norm, parts.d_model)
-        self.hidden_norm = build_norm(parts.norm, parts.d_model)
+        self.token_norm = parts.norm.build(parts.d_model)
+        self.hidden_norm = parts.norm.build(parts.d_model)
         self.join = nn.Linear(2 * parts.d_model, parts.d_model, bias=False)
         self.block = build_block(cfg, parts, layer)
-        self.norm = build_norm(parts.norm, parts.d_model)
+        self.norm = parts.norm.build(parts.d_model)
 
     def forward(self, hidden: Tensor, embedded: Tensor, ctx: Context) -> Tensor:
         """hidden, embedded: (b, s, d)."""

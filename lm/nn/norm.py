@@ -1,5 +1,6 @@
 """Normalisation, and where on the residual stream it happens."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -8,36 +9,46 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config import Config
+from lm.config import Slot
 
 Place = Literal["pre", "post", "sandwich", "output"]
 
 
-class RMSNormConfig(Config):
+class NormConfig(Slot, group="model/norm"):
+    """A norm over the last dimension, and where it stands."""
+
+    place: Place = "pre"
+    """Where a sublayer f is normalised: pre x+f(n(x)), post n(x+f(x)), sandwich x+n(f(n(x))), output x+n(f(x))."""
+
+    @abstractmethod
+    def build(self, d: int) -> nn.Module:
+        """Returns the norm of vectors of width d: a module from (..., d) to (..., d)."""
+
+
+class RMSNormConfig(NormConfig):
     """x / rms(x) * weight."""
 
     kind: Literal["rms"] = "rms"
-    place: Place = "pre"
-    """Where a sublayer f is normalised: pre x+f(n(x)), post n(x+f(x)), sandwich x+n(f(n(x))), output x+n(f(x))."""
     eps: float = Field(1e-6, gt=0)
     """Added to the mean square before the root."""
     zero_centered: bool = False
     """The learned weight is the difference from 1 (Gemma)."""
 
+    def build(self, d: int) -> nn.Module:
+        return ZeroCenteredRMSNorm(d, self.eps) if self.zero_centered else RMSNorm(d, self.eps)
 
-class LayerNormConfig(Config):
+
+class LayerNormConfig(NormConfig):
     """(x - mean) / std * weight + bias."""
 
     kind: Literal["layer"] = "layer"
-    place: Place = "pre"
-    """Where a sublayer f is normalised: pre x+f(n(x)), post n(x+f(x)), sandwich x+n(f(n(x))), output x+n(f(x))."""
     eps: float = Field(1e-5, gt=0)
     """Added to the variance before the root."""
     bias: bool = True
     """Learn an additive bias beside the weight (false in PaLM)."""
 
-
-AnyNormConfig = RMSNormConfig | LayerNormConfig
+    def build(self, d: int) -> nn.Module:
+        return nn.LayerNorm(d, self.eps, bias=self.bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -101,13 +112,6 @@ class ZeroCenteredRMSNorm(RMSNorm):
         return self.normalised(x, 1.0 + self.weight)
 
 
-def build_norm(cfg: AnyNormConfig, d: int) -> nn.Module:
-    """The norm of this kind over the last dimension of width d."""
-    if isinstance(cfg, RMSNormConfig):
-        return ZeroCenteredRMSNorm(d, cfg.eps) if cfg.zero_centered else RMSNorm(d, cfg.eps)
-    return nn.LayerNorm(d, cfg.eps, bias=cfg.bias)
-
-
 Sublayer = Callable[[Tensor], Tensor]
 
 
@@ -126,9 +130,9 @@ class Branch(nn.Dropout):
 class PreNorm(nn.Module):
     """x + f(norm(x)).  Xiong et al. 2020, arXiv:2002.04745."""
 
-    def __init__(self, cfg: AnyNormConfig, d: int, branch: Branch) -> None:
+    def __init__(self, cfg: NormConfig, d: int, branch: Branch) -> None:
         super().__init__()
-        self.norm = build_norm(cfg, d)
+        self.norm = cfg.build(d)
         self.branch = branch
 
     def forward(self, x: Tensor, sublayer: Sublayer) -> Tensor:
@@ -153,9 +157,9 @@ class OutputNorm(PreNorm):
 class SandwichNorm(PreNorm):
     """x + norm_out(f(norm(x))).  Gemma 2, arXiv:2408.00118, section 2."""
 
-    def __init__(self, cfg: AnyNormConfig, d: int, branch: Branch) -> None:
+    def __init__(self, cfg: NormConfig, d: int, branch: Branch) -> None:
         super().__init__(cfg, d, branch)
-        self.norm_out = build_norm(cfg, d)
+        self.norm_out = cfg.build(d)
 
     def forward(self, x: Tensor, sublayer: Sublayer) -> Tensor:
         return x + self.branch(self.norm_out(sublayer(self.norm(x))))
@@ -164,6 +168,6 @@ class SandwichNorm(PreNorm):
 RESIDUALS: dict[Place, type[PreNorm]] = {"pre": PreNorm, "post": PostNorm, "output": OutputNorm, "sandwich": SandwichNorm}
 
 
-def build_residual(cfg: AnyNormConfig, d: int, dropout: float, scale: float = 1.0) -> PreNorm:
+def build_residual(cfg: NormConfig, d: int, dropout: float, scale: float = 1.0) -> PreNorm:
     """The residual connection that `cfg.place` names."""
     return RESIDUALS[cfg.place](cfg, d, Branch(dropout, scale))

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lm.config import Config
+from lm.config import Config, Slot
 from lm.errors import ConfigError
 from lm.nn.block import BlockParts, ParallelConfig, SequentialConfig, build_block
 from lm.nn.context import Context
@@ -14,7 +14,6 @@ from lm.nn.ffn.moe import MoEConfig
 from lm.nn.head import HeadConfig
 from lm.nn.init import InitConfig
 from lm.nn.mixers.mla import MLAConfig
-from lm.nn.norm import build_norm
 from lm.nn.position.base import Dims, build_position
 from lm.nn.position.rope import RopeConfig
 from lm.nn.slots import AttentionConfig, BlockConfig, FFNConfig, NormConfig, PositionConfig
@@ -31,7 +30,7 @@ class EmbedConfig(Config):
     """Learned vectors for this many segments are added (BERT). null: none."""
 
 
-class StackConfig(Config):
+class ModelConfig(Slot):
     """What all models are configured by."""
 
     vocab_size: int | None = Field(None, gt=0)
@@ -85,15 +84,15 @@ class Stack(nn.Module):
 
     checkpoint_every = 0  # every n-th block keeps its input only, and is computed again in the backward; 0: none
 
-    def __init__(self, cfg: StackConfig, n_layers: int, causal: bool, cross: bool = False) -> None:
+    def __init__(self, cfg: ModelConfig, n_layers: int, causal: bool, cross: bool = False) -> None:
         super().__init__()
         self.embed_scale = cfg.embed.scale
         self.position = build_position(cfg.position, cfg.dims(causal))
         self.segment = nn.Embedding(cfg.embed.segments, cfg.d_model) if cfg.embed.segments else None
-        self.embed_norm = build_norm(cfg.norm, cfg.d_model) if cfg.embed.norm else None
+        self.embed_norm = cfg.norm.build(cfg.d_model) if cfg.embed.norm else None
         self.dropout = nn.Dropout(cfg.dropout)
         self.blocks = nn.ModuleList(build_block(cfg.block, cfg.parts(), layer, cross) for layer in range(n_layers))
-        self.norm = nn.Identity() if cfg.norm.place == "post" else build_norm(cfg.norm, cfg.d_model)
+        self.norm = nn.Identity() if cfg.norm.place == "post" else cfg.norm.build(cfg.d_model)
 
     def embedded(self, x: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
         """What the first block gets.  x: token embeddings, (b, s, d)."""

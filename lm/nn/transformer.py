@@ -1,6 +1,6 @@
 """The models: decoder-only, encoder-only, encoder-decoder."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -19,10 +19,11 @@ from lm.nn.mixers.cache import Cache
 from lm.nn.mixers.mask import Mask
 from lm.nn.mixers.mla import MLAConfig
 from lm.nn.mtp import AheadBlock, AheadConfig, shifted
-from lm.nn.stack import Stack, StackConfig
+from lm.nn.stack import ModelConfig as ModelConfig
+from lm.nn.stack import Stack
 
 
-class DecoderConfig(StackConfig):
+class DecoderConfig(ModelConfig):
     """A decoder-only Transformer, assembled from slots."""
 
     kind: Literal["decoder"] = "decoder"
@@ -30,13 +31,13 @@ class DecoderConfig(StackConfig):
     """Multi-token prediction (DeepSeek-V3). null: off."""
 
 
-class EncoderConfig(StackConfig):
+class EncoderConfig(ModelConfig):
     """A bidirectional Transformer that fills in masked tokens (Devlin et al. 2018, arXiv:1810.04805)."""
 
     kind: Literal["encoder"] = "encoder"
 
 
-class EncoderDecoderConfig(StackConfig):
+class EncoderDecoderConfig(ModelConfig):
     """A bidirectional encoder, and a decoder that reads its output (Vaswani et al. 2017, arXiv:1706.03762)."""
 
     kind: Literal["encoder_decoder"] = "encoder_decoder"
@@ -57,7 +58,6 @@ class EncoderDecoderConfig(StackConfig):
 
 
 AnyModelConfig = DecoderConfig | EncoderConfig | EncoderDecoderConfig
-ModelConfig = Annotated[AnyModelConfig, Field(discriminator="kind")]
 
 
 def model_config(tree: Tree, where: str = "") -> AnyModelConfig:

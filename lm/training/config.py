@@ -1,11 +1,11 @@
 """Everything that `lm train` can be told: the frozen `config.yaml` of a run folder is one TrainConfig."""
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from lm.config import Config
+from lm.config import Config, Slot
 from lm.data.config import DataConfig, TokenizerConfig
 from lm.data.rows.config import ObjectiveConfig
 from lm.nn.transformer import ModelConfig
@@ -104,19 +104,23 @@ class LaunchConfig(Config):
         return self
 
 
-class JsonlLoggerConfig(Config):
+class LoggerConfig(Slot, group="logger"):
+    """Where metrics go beside metrics.jsonl, which is always written."""
+
+
+class JsonlLoggerConfig(LoggerConfig):
     """metrics.jsonl alone, which is always written."""
 
     kind: Literal["jsonl"] = "jsonl"
 
 
-class TensorBoardLoggerConfig(Config):
+class TensorBoardLoggerConfig(LoggerConfig):
     """metrics.jsonl and TensorBoard event files in the run folder."""
 
     kind: Literal["tensorboard"] = "tensorboard"
 
 
-class WandbLoggerConfig(Config):
+class WandbLoggerConfig(LoggerConfig):
     """metrics.jsonl and Weights & Biases, offline when not logged in."""
 
     kind: Literal["wandb"] = "wandb"
@@ -124,9 +128,6 @@ class WandbLoggerConfig(Config):
     """Project name."""
     entity: str | None = None
     """Team or user. null: the default one."""
-
-
-LoggerConfig = Annotated[JsonlLoggerConfig | TensorBoardLoggerConfig | WandbLoggerConfig, Field(discriminator="kind")]
 
 
 class ResumeConfig(Config):

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from lm.data.config import DataBase
+from lm.data.config import DataConfig
 from lm.data.loader import split
 from lm.data.rows.config import LikelihoodConfig, ObjectiveConfig
 from lm.nn.cost.memory import Setting
@@ -16,7 +16,7 @@ class Sized(Protocol):
     """The parts of a TrainConfig that decide how a model of some size fits a rank."""
 
     @property
-    def data(self) -> DataBase: ...
+    def data(self) -> DataConfig: ...
     @property
     def objective(self) -> ObjectiveConfig: ...
     @property

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lm.nn.batch import Batch
 from lm.nn.head import Head
-from lm.nn.norm import LayerNormConfig, RMSNormConfig, build_norm, build_residual, rms_norm
+from lm.nn.norm import LayerNormConfig, RMSNormConfig, build_residual, rms_norm
 from lm.nn.transformer import build_model
 from tests.nn.models import config, redraw, redrawn, tokens
 
@@ -24,7 +24,7 @@ def drawn(module: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_a_zero_centred_weight_is_the_difference_from_one(requires_grad: bool) -> None:
-    norm = drawn(build_norm(RMSNormConfig(zero_centered=True), D))
+    norm = drawn(RMSNormConfig(zero_centered=True).build(D))
     x = torch.randn(3, D, requires_grad=requires_grad)
     assert isinstance(norm.weight, Tensor)
     torch.testing.assert_close(norm(x), rms_norm(x, 1 + norm.weight, 1e-6), **CLOSE)

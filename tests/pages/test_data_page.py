@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.data.config import DataBase
+from lm.data.config import DataConfig
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
@@ -74,6 +74,6 @@ def test_the_pages_mixture_trains_and_says_what_it_read(folder: Path) -> None:
 def test_every_source_and_packing_is_on_the_page() -> None:
     sources = {path.stem for path in (ROOT / "conf" / "data").glob("*.yaml")}
     assert len(sources) == 18 and [name for name in sources if not re.search(rf"[` ]{name}[` ,]", PAGE)] == []
-    kinds = re.findall(r"'(\w+)'", str(DataBase.model_fields["packing"].annotation))
+    kinds = re.findall(r"'(\w+)'", str(DataConfig.model_fields["packing"].annotation))
     assert kinds and all(f"| `{kind}` |" in PAGE for kind in kinds)
     assert "docs/data.md" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from lm.cli.verbs.train import parse_call
 from lm.cli.views.describe import table
 from lm.cli.views.outline import outline
 from lm.config import Config
-from lm.data.config import BytesConfig, DataBase, TokenizerConfig, TrainedConfig
+from lm.data.config import BytesConfig, DataConfig, TokenizerConfig, TrainedConfig
 from lm.data.rows.config import ObjectiveConfig
 from lm.errors import ConfigError
 from lm.nn.cost.count import Counts, count
@@ -41,7 +41,7 @@ class Shown(Config):
     """The parts of a training run that its size depends on."""
 
     model: ModelConfig
-    data: DataBase
+    data: DataConfig
     objective: ObjectiveConfig
     optim: OptimConfig
     trainer: TrainerConfig
@@ -60,7 +60,7 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError("show: -m and --cfg belong to lm train. Leave them out, and show one model at a time.")
     composition = compose(call.overrides)
     tree = composition.tree
-    data = {key: value for key, value in tree["data"].items() if key in DataBase.model_fields}  # whatever its kind
+    data = {key: value for key, value in tree["data"].items() if key in DataConfig.model_fields}  # whatever its kind
     shown = composition.checked(Shown, {key: tree[key] for key in Shown.model_fields if key in tree} | {"data": data})
     for note in composition.notes:
         print(note, file=sys.stderr)

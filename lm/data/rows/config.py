@@ -1,16 +1,16 @@
 """Every option of `objective`: what is predicted, and which records, models and special tokens that takes."""
 
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from lm.config import Config, variants
-from lm.data.config import DataBase, Shape
+from lm.config import Slot
+from lm.data.config import DataConfig, Shape
 
 ModelKind = Literal["decoder", "encoder", "encoder_decoder"]
 
 
-class ObjectiveBase(Config):
+class ObjectiveConfig(Slot, group="objective"):
     """What every objective shares."""
 
     models: ClassVar[tuple[ModelKind, ...]]
@@ -25,7 +25,7 @@ class ObjectiveBase(Config):
         """Special tokens that a tokenizer made for this objective needs beside bos, eos and pad."""
         return ()
 
-    def require_fit(self, name: str, model: ModelKind, data: DataBase) -> None:
+    def require_fit(self, name: str, model: ModelKind, data: DataConfig) -> None:
         """ValueError where this objective cannot train such a model, or not on such data."""
         shape = data.shape
         if model not in self.models:
@@ -47,7 +47,7 @@ class ObjectiveBase(Config):
             raise ValueError(f"objective={name} takes each document on its own, and data.mask_documents=false. Set it to true.")
 
 
-class LikelihoodConfig(ObjectiveBase):
+class LikelihoodConfig(ObjectiveConfig):
     """Objectives whose loss is the cross-entropy of labels."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)
@@ -58,15 +58,15 @@ class LikelihoodConfig(ObjectiveBase):
     """Tokens whose logits exist at once."""
 
 
-class Sampled(LikelihoodConfig):
+class ScheduledSamplingConfig(LikelihoodConfig):
     """Objectives whose inputs may be the model's own."""
 
-    own_tokens: float = Field(0.0, ge=0, le=1)
+    scheduled_sampling: float = Field(0.0, ge=0, le=1)
     """Part of the decoder's inputs that the model itself draws at the last step, growing evenly from none at the first: scheduled
     sampling (Bengio et al. 2015, arXiv:1506.03099). It costs another forward."""
 
 
-class CausalConfig(Sampled):
+class CausalConfig(ScheduledSamplingConfig):
     """Predict the next token."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
@@ -174,7 +174,7 @@ class UL2Config(LikelihoodConfig):
         return [*regular, Denoiser("<|S|>", 0.25, None), *extreme]
 
 
-class Seq2SeqConfig(Sampled):
+class Seq2SeqConfig(ScheduledSamplingConfig):
     """Predict a target from its source. Sutskever et al. 2014, arXiv:1409.3215; Vaswani et al. 2017, arXiv:1706.03762."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder_decoder", "decoder")
@@ -200,7 +200,7 @@ class SFTConfig(LikelihoodConfig):
     """Predict what the others say too."""
 
 
-class PreferenceConfig(ObjectiveBase):
+class DPOConfig(ObjectiveConfig):
     """Raise the better of two answers above the worse one, compared with the model at the start (DPO). It needs init_from."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
@@ -209,20 +209,14 @@ class PreferenceConfig(ObjectiveBase):
     needs_masked_documents: ClassVar[bool] = True
     needs_parent: ClassVar[bool] = True
 
-    kind: Literal["preference"] = "preference"
+    kind: Literal["dpo"] = "dpo"
     beta: float = Field(0.1, gt=0)
     """How much a departure from the model at the start costs (Rafailov et al. 2023, arXiv:2305.18290, equation 7)."""
 
 
-ObjectiveConfig = Annotated[
-    CausalConfig | PrefixConfig | FIMConfig | SpansConfig | UL2Config | MLMConfig | Seq2SeqConfig | SFTConfig | PreferenceConfig,
-    Field(discriminator="kind"),
-]
-
-
 def trains(shape: Shape) -> list[str]:
     """The objectives that learn from records of this kind."""
-    return [name for name, kind in variants(ObjectiveConfig).items() if issubclass(kind, ObjectiveBase) and shape in kind.shapes]
+    return [name for name, kind in ObjectiveConfig.kinds().items() if shape in kind.shapes]
 
 
 def usual(model: ModelKind) -> ObjectiveConfig:

@@ -13,11 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from lm.data.config import DataBase
+from lm.data.config import DataConfig
 from lm.errors import ConfigError, ResourceError
 
 Log = Callable[[str], None]
-CACHE_DIR: str = DataBase.model_fields["cache_dir"].default
+CACHE_DIR: str = DataConfig.model_fields["cache_dir"].default
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 

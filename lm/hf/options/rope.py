@@ -4,7 +4,7 @@ from typing import Any
 
 from lm.config import Tree, from_tree, variants
 from lm.errors import ConfigError
-from lm.nn.position.scaling import Scaling, ScalingConfig
+from lm.nn.position.scaling import ScalingConfig
 
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings")
 _OF_ALL_KINDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
@@ -84,10 +84,10 @@ def write_rope(ours: Tree) -> Tree:
     }
 
 
-def _scaling(ours: Tree) -> Scaling | None:
+def _scaling(ours: Tree) -> ScalingConfig | None:
     flat = {key.removeprefix("position.scaling."): value for key, value in ours.items() if key.startswith("position.scaling.")}
     if not flat:
         return None
     found: Any = from_tree(variants(ScalingConfig)[flat["kind"]], flat)
-    scaling: Scaling = found
+    scaling: ScalingConfig = found
     return scaling

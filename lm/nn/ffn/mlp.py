@@ -8,14 +8,14 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config import Config
 from lm.nn.context import Context
+from lm.nn.ffn.base import FFNConfig
 from lm.nn.linear import Out
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "relu2"]
 
 
-class MLPConfig(Config):
+class MLPConfig(FFNConfig):
     """down(act(up(x))), or down(act(gate(x)) * up(x)) when gated (Shazeer 2020, arXiv:2002.05202)."""
 
     kind: Literal["mlp"] = "mlp"

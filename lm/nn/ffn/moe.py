@@ -1,19 +1,19 @@
 """Mixture of experts: each token passes a few of many feed-forward layers.  Shazeer et al. 2017, arXiv:1701.06538."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from lm.config import Config
 from lm.nn.context import Context
+from lm.nn.ffn.base import FFNConfig
 from lm.nn.ffn.experts import Experts
 from lm.nn.ffn.mlp import MLP, MLPConfig, build_mlp
-from lm.nn.ffn.router import Routing, SigmoidRouterConfig, SoftmaxRouterConfig, build_router
+from lm.nn.ffn.router import RouterConfig, Routing, SigmoidRouterConfig, SoftmaxRouterConfig, build_router
 
 
-class MoEConfig(Config):
+class MoEConfig(FFNConfig):
     """Top-k routing to experts; some layers may stay dense."""
 
     kind: Literal["moe"] = "moe"
@@ -23,7 +23,7 @@ class MoEConfig(Config):
     """Experts of a token."""
     expert: MLPConfig
     """One expert."""
-    router: Annotated[SoftmaxRouterConfig | SigmoidRouterConfig, Field(discriminator="kind")] = SoftmaxRouterConfig()
+    router: RouterConfig = SoftmaxRouterConfig()
     n_shared: int = Field(0, ge=0)
     """Experts' worth of width that every token passes beside its own (DeepSeek)."""
     dense: MLPConfig | None = None

@@ -8,10 +8,17 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config import Config
+from lm.config import Slot
 
 
-class SoftmaxRouterConfig(Config):
+class RouterConfig(Slot):
+    """Which experts a token goes to. `normalize`: its weights sum to 1, or to a scale."""
+
+    normalize: bool = True
+    """The weights of a token's k experts sum to 1."""
+
+
+class SoftmaxRouterConfig(RouterConfig):
     """The top k of a softmax over all experts (Mixtral, Switch, gpt-oss)."""
 
     kind: Literal["softmax"] = "softmax"
@@ -23,7 +30,7 @@ class SoftmaxRouterConfig(Config):
     """Switch: in training, inputs are multiplied by numbers from 1 - jitter to 1 + jitter (Fedus et al. 2021, arXiv:2101.03961, 2.4)."""
 
 
-class SigmoidRouterConfig(Config):
+class SigmoidRouterConfig(RouterConfig):
     """Sigmoid scores, and a bias that is moved in training until loads are even (DeepSeek-V3, arXiv:2412.19437, section 2.1.2)."""
 
     kind: Literal["sigmoid"] = "sigmoid"
@@ -37,9 +44,6 @@ class SigmoidRouterConfig(Config):
     """Factor on the weights (DeepSeek-V3: 2.5)."""
     bias_rate: float = Field(0.001, ge=0)
     """How far a step moves an expert's bias, up where its load is below the mean and down where it is above (DeepSeek-V3: 0.001)."""
-
-
-AnyRouterConfig = SoftmaxRouterConfig | SigmoidRouterConfig
 
 
 class Routing(NamedTuple):
@@ -116,7 +120,7 @@ def _logits(router: nn.Linear, x: Tensor) -> Tensor:
         return F.linear(x, router.weight.float(), None if router.bias is None else router.bias.float())
 
 
-def build_router(cfg: AnyRouterConfig, d_model: int, n_experts: int, top_k: int) -> SoftmaxRouter | SigmoidRouter:
+def build_router(cfg: RouterConfig, d_model: int, n_experts: int, top_k: int) -> SoftmaxRouter | SigmoidRouter:
     """The router of this kind."""
     if isinstance(cfg, SigmoidRouterConfig):
         return SigmoidRouter(cfg, d_model, n_experts, top_k)

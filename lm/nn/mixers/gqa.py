@@ -9,16 +9,16 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from lm.config import Config
 from lm.nn.context import Context
 from lm.nn.linear import Out
 from lm.nn.mixers.attend import Scoring, choose
+from lm.nn.mixers.base import AttentionConfig
 from lm.nn.mixers.cache import LayerShape
 from lm.nn.mixers.mask import Mask
-from lm.nn.norm import AnyNormConfig, build_norm
+from lm.nn.norm import NormConfig
 
 
-class GQAConfig(Config):
+class GQAConfig(AttentionConfig):
     """Scaled dot-product attention; n_kv_heads = n_heads is multi-head, 1 is multi-query (Ainslie et al. 2023, arXiv:2305.13245)."""
 
     kind: Literal["gqa"] = "gqa"
@@ -97,7 +97,7 @@ class Scores:
 class GQA(nn.Module):
     """Project, norm, rotate, cache, attend, project. One body for training and for cached decoding."""
 
-    def __init__(self, cfg: GQAConfig, norm: AnyNormConfig, d_model: int, layer: int) -> None:
+    def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
         super().__init__()
         self.layer = layer
         self.head_dim = cfg.width(d_model)
@@ -108,8 +108,8 @@ class GQA(nn.Module):
         self.o = Out(q_width, d_model, bias=cfg.out_bias)
         self.norm_full = cfg.qk_norm == "full"
         per_head = cfg.qk_norm == "head"
-        self.q_norm = nn.Identity() if cfg.qk_norm == "none" else build_norm(norm, self.head_dim if per_head else q_width)
-        self.k_norm = nn.Identity() if cfg.qk_norm == "none" else build_norm(norm, self.head_dim if per_head else kv_width)
+        self.q_norm = nn.Identity() if cfg.qk_norm == "none" else norm.build(self.head_dim if per_head else q_width)
+        self.k_norm = nn.Identity() if cfg.qk_norm == "none" else norm.build(self.head_dim if per_head else kv_width)
         self.sinks = nn.Parameter(torch.empty(cfg.n_heads)) if cfg.gpt_oss_sinks else None
         self.scores = Scores(Scoring(cfg.scale or 1 / math.sqrt(self.head_dim), cfg.layer_window(layer), cfg.softcap, cfg.dropout))
         self.scores.choose(self.q.weight.device, self.head_dim, cfg.gpt_oss_sinks)
@@ -151,7 +151,7 @@ class GQA(nn.Module):
 class CrossAttention(GQA):
     """Queries from the decoder, keys and values from the encoder's output, with no positions.  Vaswani et al. 2017, section 3.2.3."""
 
-    def __init__(self, cfg: GQAConfig, norm: AnyNormConfig, d_model: int, layer: int) -> None:
+    def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
         everything = cfg.replace(window=None, global_every=None)
         super().__init__(everything, norm, d_model, layer)
 

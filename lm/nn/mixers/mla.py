@@ -8,16 +8,16 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from lm.config import Config
 from lm.nn.context import Context
 from lm.nn.linear import Out
 from lm.nn.mixers.attend import Scoring
+from lm.nn.mixers.base import AttentionConfig
 from lm.nn.mixers.cache import LayerShape
 from lm.nn.mixers.gqa import Scores
 from lm.nn.norm import RMSNorm
 
 
-class MLAConfig(Config):
+class MLAConfig(AttentionConfig):
     """DeepSeek's latent attention; a token's cache is kv_rank + rope_dim numbers a layer, for all heads together."""
 
     kind: Literal["mla"] = "mla"

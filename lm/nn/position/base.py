@@ -8,29 +8,29 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from lm.config import Config
 from lm.errors import ConfigError
 from lm.nn.mixers.mask import arange_positions
 from lm.nn.position.bias import AlibiConfig, T5RelativeConfig, T5Table, alibi_slopes
+from lm.nn.position.config import PositionConfig
 from lm.nn.position.rope import RopeConfig, deinterleave, rope_angles, rotate
 from lm.nn.position.scaling import frequencies
 
 Angles = tuple[Tensor, Tensor]
 
 
-class NoPositionConfig(Config):
+class NoPositionConfig(PositionConfig):
     """No position information but the causal mask (Kazemnejad et al. 2023, arXiv:2305.19466)."""
 
     kind: Literal["none"] = "none"
 
 
-class LearnedConfig(Config):
+class LearnedConfig(PositionConfig):
     """A learned vector per position, added to the embedding (GPT-2)."""
 
     kind: Literal["learned"] = "learned"
 
 
-class SinusoidalConfig(Config):
+class SinusoidalConfig(PositionConfig):
     """Fixed sines and cosines, added to the embedding (Vaswani et al. 2017, arXiv:1706.03762, section 3.5)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -163,10 +163,7 @@ class T5Relative(Position):
         return bias
 
 
-AnyPositionConfig = NoPositionConfig | LearnedConfig | SinusoidalConfig | RopeConfig | AlibiConfig | T5RelativeConfig
-
-
-def build_position(cfg: AnyPositionConfig, dims: Dims) -> Position:
+def build_position(cfg: PositionConfig, dims: Dims) -> Position:
     """The position module of this kind."""
     match cfg:
         case LearnedConfig():

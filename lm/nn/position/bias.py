@@ -7,16 +7,16 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from lm.config import Config
+from lm.nn.position.config import PositionConfig
 
 
-class AlibiConfig(Config):
+class AlibiConfig(PositionConfig):
     """Each head subtracts a slope of its own times the distance (Press et al. 2021, arXiv:2108.12409)."""
 
     kind: Literal["alibi"] = "alibi"
 
 
-class T5RelativeConfig(Config):
+class T5RelativeConfig(PositionConfig):
     """A learned bias per head and bucket of distance, shared by all layers (Raffel et al. 2019, arXiv:1910.10683, section 2.1)."""
 
     kind: Literal["t5_relative"] = "t5_relative"

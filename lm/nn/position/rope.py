@@ -6,11 +6,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from lm.config import Config
+from lm.nn.position.config import PositionConfig
 from lm.nn.position.scaling import ScalingConfig
 
 
-class RopeConfig(Config):
+class RopeConfig(PositionConfig):
     """Rotate queries and keys by an angle proportional to their position (Su et al. 2021, arXiv:2104.09864)."""
 
     kind: Literal["rope"] = "rope"

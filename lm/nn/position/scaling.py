@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from lm.config import Config, Tree
+from lm.config import Slot, Tree
 
 
 def frequencies(rotary_dim: int, theta: float) -> Tensor:
@@ -19,7 +19,7 @@ def frequencies(rotary_dim: int, theta: float) -> Tensor:
     return 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32, device="cpu") / rotary_dim)
 
 
-class Scaling(Config):
+class ScalingConfig(Slot):
     """What every kind answers."""
 
     def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
@@ -40,7 +40,7 @@ class Scaling(Config):
         return {"rope_type": self.tree()["kind"], **original, **tree}
 
 
-class LinearScaling(Scaling):
+class LinearScaling(ScalingConfig):
     """Positions divided by a factor (Chen et al. 2023, arXiv:2306.15595)."""
 
     kind: Literal["linear"] = "linear"
@@ -51,7 +51,7 @@ class LinearScaling(Scaling):
         return frequencies(rotary_dim, theta) / self.factor
 
 
-class DynamicScaling(Scaling):
+class DynamicScaling(ScalingConfig):
     """The base grows with the context, so that high frequencies stay (dynamic NTK; Peng et al. 2023, arXiv:2309.00071, section 3.3)."""
 
     kind: Literal["dynamic"] = "dynamic"
@@ -66,7 +66,7 @@ class DynamicScaling(Scaling):
         return frequencies(rotary_dim, theta * grown)
 
 
-class YarnScaling(Scaling):
+class YarnScaling(ScalingConfig):
     """High frequencies kept, low ones divided, a ramp between (Peng et al. 2023, arXiv:2309.00071, sections 3.2 to 3.4)."""
 
     kind: Literal["yarn"] = "yarn"
@@ -121,7 +121,7 @@ class YarnScaling(Scaling):
         return rotary_dim * math.log(self.original_len / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
 
-class Llama3Scaling(Scaling):
+class Llama3Scaling(ScalingConfig):
     """As YaRN, with a ramp in wavelengths and no change of amplitude (Llama 3.1, arXiv:2407.21783)."""
 
     kind: Literal["llama3"] = "llama3"
@@ -151,7 +151,7 @@ class Llama3Scaling(Scaling):
 Factor = Annotated[float, Field(gt=0)]
 
 
-class LongRopeScaling(Scaling):
+class LongRopeScaling(ScalingConfig):
     """A factor found for each pair, one list within the old context and one beyond (Ding et al. 2024, arXiv:2402.13753)."""
 
     kind: Literal["longrope"] = "longrope"
@@ -182,6 +182,3 @@ class LongRopeScaling(Scaling):
             return self.attention_factor
         factor = self.factor or max_len / self.original_len
         return math.sqrt(1 + math.log(factor) / math.log(self.original_len)) if factor > 1 else 1.0
-
-
-ScalingConfig = Annotated[LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongRopeScaling, Field(discriminator="kind")]

@@ -1,17 +1,26 @@
 from collections.abc import Container, Iterable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm.config import Config
+from lm.config import Slot
 from lm.training.optim.muon import MuonAdamW
 from lm.training.optim.skippable import SGD
 
 
-class AdamWConfig(Config):
+class OptimConfig(Slot, group="optim"):
+    """The optimizer and its rates."""
+
+    lr: float = Field(gt=0)
+    """Peak learning rate."""
+    clip: float | None = Field(1.0, gt=0)
+    """Largest global gradient norm. null: no clipping."""
+
+
+class AdamWConfig(OptimConfig):
     """AdamW, fused; no decay on norms, biases and other vectors (Loshchilov & Hutter 2017, arXiv:1711.05101)."""
 
     kind: Literal["adamw"] = "adamw"
@@ -29,7 +38,7 @@ class AdamWConfig(Config):
     """Largest global gradient norm. null: no clipping."""
 
 
-class MuonConfig(Config):
+class MuonConfig(OptimConfig):
     """Muon for the blocks' matrices, AdamW for embeddings, head and vectors (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982)."""
 
     kind: Literal["muon"] = "muon"
@@ -53,7 +62,7 @@ class MuonConfig(Config):
     """Largest global gradient norm. null: no clipping."""
 
 
-class SGDConfig(Config):
+class SGDConfig(OptimConfig):
     """Plain gradient descent; unlike AdamW it shows a gradient of the wrong scale."""
 
     kind: Literal["sgd"] = "sgd"
@@ -65,9 +74,6 @@ class SGDConfig(Config):
     """Decay of matrices and embeddings."""
     clip: float | None = Field(None, gt=0)
     """Largest global gradient norm. null: no clipping."""
-
-
-OptimConfig = Annotated[AdamWConfig | MuonConfig | SGDConfig, Field(discriminator="kind")]
 
 
 Named = list[tuple[str, nn.Parameter]]

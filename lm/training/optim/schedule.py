@@ -1,52 +1,48 @@
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from lm.config import Config
+from lm.config import Slot
 
 
-class ConstantConfig(Config):
+class ScheduleConfig(Slot, group="schedule"):
+    """How the learning rate goes with the steps, as parts of its peak."""
+
+    warmup_steps: int = Field(0, ge=0)
+    """Steps of linear rise to the peak."""
+
+
+class ConstantConfig(ScheduleConfig):
     """Warm-up, then the peak to the end."""
 
     kind: Literal["constant"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
-    """Steps of linear rise to the peak."""
 
 
-class LinearConfig(Config):
+class LinearConfig(ScheduleConfig):
     """Warm-up, then a straight line down."""
 
     kind: Literal["linear"] = "linear"
-    warmup_steps: int = Field(0, ge=0)
-    """Steps of linear rise to the peak."""
     final_frac: float = Field(0.0, ge=0, le=1)
     """Learning rate that the decay ends at, as a part of the peak."""
 
 
-class CosineConfig(Config):
+class CosineConfig(ScheduleConfig):
     """Warm-up, then half a cosine down (Loshchilov & Hutter 2016, arXiv:1608.03983)."""
 
     kind: Literal["cosine"] = "cosine"
-    warmup_steps: int = Field(0, ge=0)
-    """Steps of linear rise to the peak."""
     final_frac: float = Field(0.1, ge=0, le=1)
     """Learning rate that the decay ends at, as a part of the peak."""
 
 
-class WSDConfig(Config):
+class WSDConfig(ScheduleConfig):
     """Warm-up, stable, linear decay over the last part (Hu et al. 2024, arXiv:2404.06395)."""
 
     kind: Literal["wsd"] = "wsd"
-    warmup_steps: int = Field(0, ge=0)
-    """Steps of linear rise to the peak."""
     decay_frac: float = Field(0.5, gt=0, le=1)
     """Part of all steps spent decaying."""
     final_frac: float = Field(0.0, ge=0, le=1)
     """Learning rate that the decay ends at, as a part of the peak."""
-
-
-ScheduleConfig = Annotated[ConstantConfig | LinearConfig | CosineConfig | WSDConfig, Field(discriminator="kind")]
 
 
 def factor(cfg: ScheduleConfig, step: int, max_steps: int) -> float:

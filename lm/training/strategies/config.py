@@ -1,47 +1,51 @@
 """How a run is spread over processes: one kind per engine, and what each kind cannot do. No engine is imported here."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from lm.config import Config
+from lm.config import Slot
 
 if TYPE_CHECKING:
     from lm.training.setting import Sized
 
 
-class SingleConfig(Config):
+class StrategyConfig(Slot, group="strategy"):
+    """How a run is spread over processes."""
+
+
+class SingleConfig(StrategyConfig):
     """One process on one device."""
 
     kind: Literal["single"] = "single"
 
 
-class DDPConfig(Config):
+class DDPConfig(StrategyConfig):
     """Every rank holds the whole model and averages gradients (torch DistributedDataParallel)."""
 
     kind: Literal["ddp"] = "ddp"
 
 
-class FSDPConfig(Config):
+class FSDPConfig(StrategyConfig):
     """Weights, gradients and optimizer in slices; a block is whole only while it computes (torch FSDP2)."""
 
     kind: Literal["fsdp"] = "fsdp"
 
 
-class Zero1Config(Config):
+class Zero1Config(StrategyConfig):
     """DeepSpeed: the optimizer's state in slices."""
 
     kind: Literal["zero1"] = "zero1"
 
 
-class Zero2Config(Config):
+class Zero2Config(StrategyConfig):
     """DeepSpeed: optimizer state and gradients in slices."""
 
     kind: Literal["zero2"] = "zero2"
 
 
-class Zero3Config(Config):
+class Zero3Config(StrategyConfig):
     """DeepSpeed: optimizer state, gradients and weights in slices."""
 
     kind: Literal["zero3"] = "zero3"
@@ -49,13 +53,13 @@ class Zero3Config(Config):
     """Weights of fewer elements stay whole on every rank."""
 
 
-class Zero2OffloadConfig(Config):
+class Zero2OffloadConfig(StrategyConfig):
     """DeepSpeed: as zero2, with the optimizer's state and step in the host's memory."""
 
     kind: Literal["zero2_offload"] = "zero2_offload"
 
 
-class Zero3OffloadConfig(Config):
+class Zero3OffloadConfig(StrategyConfig):
     """DeepSpeed: as zero3, with the optimizer's state and step in the host's memory."""
 
     kind: Literal["zero3_offload"] = "zero3_offload"
@@ -66,7 +70,6 @@ class Zero3OffloadConfig(Config):
 STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero2_offload": 2, "zero3": 3, "zero3_offload": 3, "fsdp": 3}
 """Kind -> what is in slices: 1 optimizer states, 2 gradients too, 3 weights too."""
 ZeroConfig = Zero1Config | Zero2Config | Zero3Config | Zero2OffloadConfig | Zero3OffloadConfig
-StrategyConfig = Annotated[SingleConfig | DDPConfig | FSDPConfig | ZeroConfig, Field(discriminator="kind")]
 
 
 def refusal(cfg: "Sized") -> str | None:

@@ -13,7 +13,7 @@ from lm.config import Tree
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, EncoderDecoderLM, model_config
 from tests.nn.grid import COMBINATIONS, NAMES, SLOTS, covering, may_meet, parts, refused, trees
-from tests.nn.models import VOCAB, redrawn_any, tokens
+from tests.nn.models import BASE, CONV, MIXTURES, VOCAB, redrawn_any, tokens, with_kinds
 
 S, M = 21, 13  # tokens, and tokens of a source
 CHUNKS = [11, 1, 1, 6, 1, 1]
@@ -176,9 +176,19 @@ def test_the_invariants_hold(kind: str, start: int) -> None:
         hold(tree)
 
 
+NO_ATTENTION: Tree = {"recurrent": CONV, "pattern": ["recurrent"], "embed": {"segments": 3}}
+
+
+@pytest.mark.parametrize("position", ["none", "learned", "sinusoidal"])
+@pytest.mark.parametrize("changes", [{}, {"block": {"kind": "parallel"}}, {"ffn": MIXTURES[0]}, {"kind": "encoder_decoder"}])
+@torch.no_grad()
+def test_the_invariants_hold_where_no_layer_attends(position: str, changes: Tree) -> None:
+    hold(with_kinds(BASE | {"kind": "decoder", "position": {"kind": position}} | NO_ATTENTION | changes))
+
+
 def test_every_pair_of_slot_values_that_may_meet_does() -> None:
     sizes = [len(values) for values in SLOTS.values()]
-    assert sizes == [8, 16, 11, 12, 4, 5, 4] and sum(COMBINATIONS.values()) == 1700
+    assert sizes == [8, 16, 11, 12, 4, 5, 4, 3] and sum(COMBINATIONS.values()) == 1700
     for kind, n in COMBINATIONS.items():
         chosen = covering(kind)
         assert len(chosen) == len(set(chosen)) == n
@@ -191,10 +201,10 @@ def named(part: Any) -> set[str]:
     return {NAMES[slot] for slot, _ in part}
 
 
-@pytest.mark.parametrize(("kind", "single", "pairs"), [("decoder", 0, 21), ("encoder", 0, 21), ("encoder_decoder", 4, 1)])
+@pytest.mark.parametrize(("kind", "single", "pairs"), [("decoder", 0, 21), ("encoder", 2, 21), ("encoder_decoder", 4, 1)])
 def test_few_slot_values_may_not_meet(kind: str, single: int, pairs: int) -> None:
     """A parallel block with a norm that is not in front; MLA without rotation; longrope with another number of pairs than factors;
-    in an encoder-decoder neither parallel blocks nor MLA at all."""
+    in an encoder-decoder neither parallel blocks nor MLA at all; in an encoder nothing recurrent."""
     found = refused(kind)
     assert [sum(len(part) == size for part in found) for size in (1, 2)] == [single, pairs]
     assert all(named(part) in ({"norm", "block"}, {"position", "attention"}) for part in found if len(part) == 2)

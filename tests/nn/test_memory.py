@@ -31,7 +31,7 @@ FUSED = {  # none has a window, a soft-cap or MLA, for which no kernel on a CPU 
     "qwen3_0_6b": "model.attention.n_heads=4 model.attention.n_kv_heads=2 model.attention.head_dim=32 model.ffn.hidden=256",
     "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=256",
     "nano": "model.attention.n_heads=4 model.mtp.depth=3",
-    "moe_tiny": "model.attention.n_heads=4 model/recurrent=short_conv model.pattern=[recurrent,attention]",
+    "phi3_mini": "model.attention.n_heads=4 model.ffn.hidden=256 model/recurrent=short_conv model.pattern=[recurrent,recurrent,attention]",
 }
 
 
@@ -65,7 +65,7 @@ def test_activations_by_formula_are_what_autograd_keeps(preset: str) -> None:
     assert found.activations + head == pytest.approx(kept_bytes(model), rel=0.07)
 
 
-@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "moe_tiny"])
+@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "phi3_mini"])
 def test_activations_by_formula_are_what_autocast_keeps(preset: str) -> None:
     model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
     setting = replace(SETTING, precision="bf16-mixed")

@@ -95,11 +95,11 @@ MISTAKES: list[tuple[Tree, str]] = [
     ({"pattern": ["recurrent"]}, "pattern=[recurrent] names recurrent layers, and recurrent is null. Choose one, as in"),
     ({"recurrent": CONV}, "recurrent=short_conv mixes in no layer of 3 with pattern=[attention]. Set pattern=[recurrent,attention], say,"),
     ({"recurrent": CONV, "pattern": 3 * ["attention"] + ["recurrent"]}, "recurrent=short_conv mixes in no layer of 3 with pattern=[attent"),
-    ({"recurrent": CONV, "pattern": ["recurrent"]}, "position=rope acts within attention, and pattern=[recurrent] leaves none in 3 layers."),
+    ({"recurrent": CONV, "pattern": ["recurrent"]}, "position=rope acts within attention, and pattern=[recurrent] leaves none in 3"),
     ({"recurrent": CONV, "pattern": ["conv"]}, "pattern.0: 'conv' is not an option. Options: "),
     ({"recurrent": CONV, "pattern": []}, "pattern: [] does not fit."),
     ({"recurrent": CONV | {"kernel": 1}, "pattern": ["recurrent"]}, "recurrent.kernel: 1 does not fit. The value must be greater than 1."),
-    ({"kind": "encoder", "recurrent": CONV, "pattern": ["recurrent", "attention"]}, "recurrent=short_conv reads from left to right, and an"),
+    ({"kind": "encoder", "recurrent": CONV, "pattern": ["recurrent", "attention"]}, "recurrent=short_conv reads from left to right,"),
     ({"n_layers": 0}, "n_layers: 0 does not fit. The value must be greater than 0."),
     ({"kind": "encoder", "mtp": {"depth": 1}}, "mtp: there is no such key."),
     ({"kind": "encoder_decoder", "block": {"kind": "parallel"}}, "block=parallel has no place for cross-attention. Use block=sequential"),
@@ -174,7 +174,8 @@ OF_A_FAMILY = {
     "HeadConfig.scale": "T5 1.0", "EmbedConfig.segments": "BERT", "EmbedConfig.norm": "BERT", "SequentialConfig.residual_scale": "Granite",
     "ParallelConfig.shared_norm": "GPT-NeoX", "EncoderDecoderConfig.start_token": "BART", "RopeConfig.interleaved": "DeepSeek",
     "RopeConfig.fraction": "GPT-NeoX", "YarnScaling.truncate": "gpt-oss",
-    "YarnScaling.mscale": "DeepSeek", "YarnScaling.mscale_all_dim": "DeepSeek", "DecoderConfig.mtp": "DeepSeek", "ShortConvConfig.kernel": "LFM2",
+    "YarnScaling.mscale": "DeepSeek", "YarnScaling.mscale_all_dim": "DeepSeek", "DecoderConfig.mtp": "DeepSeek",
+    "ShortConvConfig.kernel": "LFM2",
 }  # fmt: skip
 
 

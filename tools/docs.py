@@ -17,7 +17,6 @@ from importlib import import_module
 from itertools import pairwise
 from keyword import iskeyword
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -252,4 +251,3 @@ MADE: dict[str, Callable[[], str]] = {
     "commands": commands,
     "options": options,
 }
-

@@ -11,7 +11,7 @@ from lm.data.config import TokenizerFileConfig
 from lm.data.store.prepare import Prepared, changed_files
 from lm.data.tokenizer.tokenizer import build_tokenizer
 from lm.errors import CheckpointError, ConfigError
-from lm.nn.transformer import AnyModelConfig, build_model, model_config
+from lm.nn.transformer import ModelConfig, build_model, model_config
 from lm.storage.atomic import clean, disk_errors, replace_file, verify
 from lm.storage.checkpoint import CheckpointReader, checkpoints, newest_valid, read_meta
 from lm.storage.formats import current
@@ -130,7 +130,7 @@ def require_same_data(folder: Path, cfg: TrainConfig, meta: Tree, data: Prepared
         raise ConfigError(f"{folder}: {what} since the run started, and a resumed run needs the same data. Restore it, or set run.name.")
 
 
-def _require_same_weights(reader: CheckpointReader, cfg: AnyModelConfig) -> None:
+def _require_same_weights(reader: CheckpointReader, cfg: ModelConfig) -> None:
     """CheckpointError with the first weights of another shape."""
     saved = model_config(reader.meta["model"])
     full = cfg.replace(vocab_size=cfg.vocab_size or saved.vocab_size, max_seq_len=cfg.max_seq_len or saved.max_seq_len)

@@ -31,7 +31,7 @@ from lm.data.rows.sft import SFTRows
 from lm.data.store.prepare import Prepared
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.nn.transformer import AnyModelConfig, EncoderDecoderConfig
+from lm.nn.transformer import EncoderDecoderConfig, ModelConfig
 
 
 class Splits(NamedTuple):
@@ -42,7 +42,7 @@ class Splits(NamedTuple):
     named: dict[str, Rows]
 
 
-def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, model: AnyModelConfig | None, seed: int) -> Splits:
+def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, model: ModelConfig | None, seed: int) -> Splits:
     """The rows that a run trains on and is validated on; of a mixture also those of each source."""
 
     def rows(store: TokenStore, number: int) -> Rows:
@@ -61,7 +61,7 @@ def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, mod
 
 
 def build_rows(
-    cfg: ObjectiveConfig, data: DataConfig, store: TokenStore, tokenizer: Tokenizer, model: AnyModelConfig | None, seed: int = 0
+    cfg: ObjectiveConfig, data: DataConfig, store: TokenStore, tokenizer: Tokenizer, model: ModelConfig | None, seed: int = 0
 ) -> Rows:
     """The rows of one split; the model says whether there is a decoder beside an encoder, and what it starts with."""
     start = _start_token(cfg, model, tokenizer)
@@ -89,7 +89,7 @@ def build_rows(
             return PreferenceRows(store, tokenizer, data.seq_len)
 
 
-def _start_token(cfg: ObjectiveConfig, model: AnyModelConfig | None, tokenizer: Tokenizer) -> int | None:
+def _start_token(cfg: ObjectiveConfig, model: ModelConfig | None, tokenizer: Tokenizer) -> int | None:
     """What the decoder of an encoder-decoder model begins with; None for other models. No model: that of the first kind it trains."""
     if model is None:
         return tokenizer.start if cfg.models[0] == "encoder_decoder" else None

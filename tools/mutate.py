@@ -124,7 +124,7 @@ MUTATIONS = [
     ("embeddings are scaled after positions", "stack.py", "x = self.position.embed(x, positions)", "x = self.position.embed(x / self.embed_scale, positions) * self.embed_scale", POSITIONS),
     ("the soft-cap of the head is skipped", "head.py", "return logits if self.softcap is None else", "return logits if True else", REFERENCES),
     ("the head's scale comes too late", "head.py", "x = x * self.scale", "x = x", ["nn/test_norm.py"]),
-    ("an unlabelled token counts", "loss.py", "(log_z.square() * (labels != IGNORED)).sum()", "log_z.square().sum()", ["training/test_objective.py"]),
+    ("an unlabelled token counts", "loss.py", "(log_z.square() * (labels != IGNORED)).sum()", "log_z.square().sum()", ["training/objectives/test_likelihood.py"]),
     ("further labels cross into the next document", "loss.py", "return later if documents is None else", "return later if True else", ["nn/test_mtp.py"]),
     ("every row's auxiliary loss weighs the same", "loss.py", "(labels != IGNORED).sum(-1)).sum()", "labels.shape[-1]).sum()", MOE),
 ]  # fmt: skip

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import yaml
 
-from lm.config import Tree, from_tree
+from lm.config import Tree, flatten, from_tree
 from lm.data.kinds import TokenizerFileConfig
 from lm.data.store.prepare import Prepared, changed_files
 from lm.errors import CheckpointError, ConfigError
 from lm.nn.transformer import AnyModelConfig, build_model, model_config
-from lm.storage.atomic import clean, disk_errors, read_json, replace_file, verify
+from lm.storage.atomic import clean, disk_errors, replace_file, verify
 from lm.storage.checkpoint import CheckpointReader, checkpoints, newest_valid, read_meta
 from lm.storage.formats import current
 from lm.storage.model_folder import CONFIG as MODEL_CONFIG
 from lm.storage.model_folder import folder_hash, require_same_shapes, resolve_model
-from lm.storage.run_folder import flatten
+from lm.storage.reading import read_json
 from lm.training.config import TrainConfig
 
 Say = Callable[[str], None]

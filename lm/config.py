@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 import types
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
@@ -13,6 +14,28 @@ from pydantic_core import PydanticKnownError, core_schema
 from lm.errors import ConfigError
 
 Tree = dict[str, Any]
+
+
+def flatten(tree: Tree, prefix: str = "") -> Tree:
+    """{"a": {"b": 1}} -> {"a.b": 1}; lists and empty trees are leaves."""
+    flat: Tree = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat
+
+
+def nest(leaves: Tree) -> Tree:
+    """The tree of dotted paths."""
+    tree: Tree = {}
+    for path, value in leaves.items():
+        *parents, last = path.split(".")
+        section = tree
+        for key in parents:
+            if not isinstance(section.get(key), dict):  # not there yet, or null
+                section[key] = {}
+            section = section[key]
+        section[last] = value
+    return tree
 
 
 class Config(BaseModel):
@@ -166,8 +189,7 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
         tag = given.get("kind") if isinstance(given, dict) else given
         return f"{where}.kind: {tag!r} is not an option. {did_you_mean(str(tag), options)}"
     if kind == "literal_error":
-        _, field = find_field(cls, tree, path)
-        choices = [str(o) for member in members(field.annotation) for o in get_args(member)] if field else []
+        choices = re.findall("'([^']*)'", problem["ctx"]["expected"])
         return f"{where}: {given!r} is not an option. {did_you_mean(str(given), choices)}"
     if kind in ("value_error", "assertion_error"):
         return f"{where}: {problem['ctx']['error']}"

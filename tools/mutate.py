@@ -23,7 +23,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-GRID = [f"nn/test_invariants.py::test_the_invariants_hold_for_every_pair_of_slot_values[{start}]" for start in (0, 20)]  # each kind of stack
+GRID = [
+    f"nn/test_invariants.py::test_the_invariants_hold_for_every_pair_of_slot_values[{start}]" for start in (0, 20)
+]  # each kind of stack
 REFERENCES, MASKS, POSITIONS = ["nn/test_references.py"], ["nn/mixers/test_masks.py"], ["nn/test_positions.py"]
 PARITY, CACHE, STACKS, MOE, MLA = (
     ["nn/test_parity.py"],
@@ -32,6 +34,7 @@ PARITY, CACHE, STACKS, MOE, MLA = (
     ["nn/test_moe.py"],
     ["nn/mixers/test_mla.py"],
 )
+CONV = ["nn/mixers/test_short_conv.py"]
 
 # (what goes wrong, file below lm/nn, text, what it becomes, the tests that should see it); the text must stand in the file exactly once
 MUTATIONS = [
@@ -53,7 +56,7 @@ MUTATIONS = [
     ("q and k norms are swapped", "mixers/gqa.py", "self._heads(self.q(x), self.q_norm)", "self._heads(self.q(x), self.k_norm)", PARITY),
     ("global layers one too early", "mixers/gqa.py", "(layer + 1) % self.global_every == 0", "layer % self.global_every == 0", ["nn/test_model.py"]),
     ("scores scaled by the head's width, not its root", "mixers/gqa.py", "1 / math.sqrt(self.head_dim)", "1 / self.head_dim", PARITY),
-    ("cross-attention keeps the window", "mixers/gqa.py", "cfg.replace(window=None, global_every=None)", "cfg", GRID),
+    ("cross-attention keeps the window", "mixers/gqa.py", "self.replace(window=None, global_every=None)", "self", GRID),
     ("cross-attention is causal", "transformer.py", "batch.source_documents, causal=False, square=square", "batch.source_documents, causal=True, square=square", STACKS),
     ("dropout of weights in eval", "mixers/gqa.py", "self.how if training else self.quiet", "self.how", ["nn/test_model.py"]),
     ("a memory's keys and values are swapped", "mixers/gqa.py", "k, v = ctx.memory_keys(", "v, k = ctx.memory_keys(", STACKS),
@@ -61,13 +64,24 @@ MUTATIONS = [
     ("a cached prefix is forgotten", "context.py", "self.mask.k_prefix if first else None", "None", MASKS),
     ("a new source keeps the old keys", "mixers/cache.py", "self.memory, self.memory_positions = {}, positions", "self.memory_positions = positions", STACKS),
     ("beams keep the memory of other rows", "mixers/cache.py", "(k.index_select(0, rows), v.index_select(0, rows))", "(k, v.index_select(0, rows))", STACKS),
-    ("a ring buffer one slot short", "mixers/cache.py", "min(max_len, layer.window + slack)", "min(max_len, layer.window + slack - 2)", CACHE),
+    ("a ring buffer one slot short", "mixers/cache.py", "min(max_len, state.window + slack)", "min(max_len, state.window + slack - 2)", CACHE),
     ("rewind keeps a token", "mixers/cache.py", "self.written -= n", "self.written -= n - 1", CACHE),
-    ("keys are not rotated", "position/base.py", "return rotate(q, *angles), rotate(k, *angles)", "return rotate(q, *angles), k", PARITY),
-    ("queries are rotated twice", "position/base.py", "return rotate(q, *angles), rotate", "return rotate(rotate(q, *angles), *angles), rotate", PARITY),
-    ("the layers without rotation one too early", "position/base.py", "(layer + 1) % self.cfg.none_every == 0", "layer % self.cfg.none_every == 0", POSITIONS),
-    ("ALiBi rises with the distance", "position/base.py", "return -slopes", "return slopes", POSITIONS),
-    ("T5's distance is turned round", "position/base.py", "k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1)", "q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)", POSITIONS),
+    ("a state is rewound one step too few", "mixers/cache.py", "for _ in range(n):", "for _ in range(n - 1):", CONV),
+    ("beams keep the state of other rows", "mixers/cache.py", "([x.index_select(0, rows) for x in tensors] for tensors in self.after)", "(tensors for tensors in self.after)", CONV),
+    ("a state that is gone is rewound to", "mixers/cache.py", "return n < len(self.after)", "return n <= len(self.after)", CONV),
+    ("a convolution sees the document before", "mixers/short_conv.py", "((then == at) & (then >= 0))", "(then >= 0)", CONV),
+    ("a convolution sees padding", "mixers/short_conv.py", "((then == at) & (then >= 0))", "(then == then)", CONV),
+    ("the kernel is turned round", "mixers/short_conv.py", "* kernel[:, before - n]", "* kernel[:, n - 1]", CONV),
+    ("padding comes between the state and the chunk", "mixers/short_conv.py", "real.long().argsort(dim=1, stable=True)", "real.long().argsort(dim=1, stable=True).sort(1).values", CONV),
+    ("a state forgets padding behind the chunk", "mixers/short_conv.py", "real.cumsum(1)[:, before:][:, -(slack + 1) :]", "torch.ones_like(real).cumsum(1)[:, before:][:, -(slack + 1) :]", CONV),
+    ("a depthwise kernel starts as small as a matrix", "mixers/short_conv.py", '{"kernel": by_inputs}', "{}", CONV),
+    ("a frozen weight is counted as steered", "cost/memory.py", "for p in model.steered().values())", "for p in model.parameters() if not p.requires_grad)", ["nn/test_memory.py"]),
+    ("a layer mixes as the one before", "stack.py", "self.pattern[layer % len(self.pattern)]", "self.pattern[(layer - 1) % len(self.pattern)]", ["nn/test_model.py"]),
+    ("keys are not rotated", "position/rope.py", "return rotate(q, *angles), rotate(k, *angles)", "return rotate(q, *angles), k", PARITY),
+    ("queries are rotated twice", "position/rope.py", "return rotate(q, *angles), rotate", "return rotate(rotate(q, *angles), *angles), rotate", PARITY),
+    ("the layers without rotation one too early", "position/rope.py", "(layer + 1) % self.cfg.none_every == 0", "layer % self.cfg.none_every == 0", POSITIONS),
+    ("ALiBi rises with the distance", "position/bias.py", "return -slopes", "return slopes", POSITIONS),
+    ("T5's distance is turned round", "position/bias.py", "k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1)", "q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)", POSITIONS),
     ("ALiBi's odd heads", "position/bias.py", "range(1, 2 * (n_heads - below), 2)", "range(2, 2 * (n_heads - below) + 1, 2)", POSITIONS),
     ("T5's buckets of the future", "position/bias.py", "(distance > 0).long() * n_buckets", "(distance >= 0).long() * n_buckets", POSITIONS),
     ("T5's far distances", "position/bias.py", "(exact + growth.long()).clamp(max=n_buckets - 1)", "(exact + growth.long()).clamp(max=n_buckets - 2)", POSITIONS),
@@ -116,11 +130,11 @@ MUTATIONS = [
     ("the encoder is causal", "transformer.py", "mask = Mask(positions, positions, documents, documents, causal=False", "mask = Mask(positions, positions, documents, documents, causal=True", STACKS),
     ("a further token is of the one before", "transformer.py", "self.embed(shifted(batch.tokens, n, 0))", "self.embed(shifted(batch.tokens, n - 1, 0))", ["nn/test_mtp.py"]),
     ("a further token's embedding is not scaled", "transformer.py", "self.embed(shifted(batch.tokens, n, 0)) * self.embed_scale", "self.embed(shifted(batch.tokens, n, 0))", ["nn/test_mtp.py"]),
-    ("blocks ahead are never computed again", "transformer.py", "hidden = self.through(block, len(self.blocks) + n - 1, hidden, later, ctx)", "hidden = block(hidden, later, ctx)", ["nn/test_mtp.py"]),
+    ("blocks of multi-token prediction are never computed again", "transformer.py", "hidden = self.through(block, len(self.blocks) + n - 1, hidden, later, ctx)", "hidden = block(hidden, later, ctx)", ["nn/test_mtp.py"]),
     ("a block computed again is another one", "stack.py", "layer % self.checkpoint_every == 0", "layer % self.checkpoint_every == 1", ["nn/test_mtp.py"]),
     ("cross-attention does not count as a sublayer", "transformer.py", "else 3 * len(self.blocks)", "else 2 * len(self.blocks)", ["nn/test_model.py"]),
     ("segments are passed over", "stack.py", "elif segments is not None:", "elif False:", ["nn/test_slot_errors.py"]),
-    ("a cache may pass the last learned position", "position/base.py", "if start + s > self.max_seq_len:", "if s > self.max_seq_len:", ["nn/test_slot_errors.py"]),
+    ("a cache may pass the last learned position", "position/absolute.py", "if start + s > self.max_seq_len:", "if s > self.max_seq_len:", ["nn/test_slot_errors.py"]),
     ("embeddings are scaled after positions", "stack.py", "x = self.position.embed(x, positions)", "x = self.position.embed(x / self.embed_scale, positions) * self.embed_scale", POSITIONS),
     ("the soft-cap of the head is skipped", "head.py", "return logits if self.softcap is None else", "return logits if True else", REFERENCES),
     ("the head's scale comes too late", "head.py", "x = x * self.scale", "x = x", ["nn/test_norm.py"]),

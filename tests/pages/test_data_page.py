@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.data.config import DataConfig
+from lm.data.kinds import DataConfig
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")

@@ -17,12 +17,7 @@ from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, build_model
 from lm.training.callbacks.metrics import read
 from lm.training.config import TrainConfig
-<<<<<<< HEAD
-from lm.training.objectives.dpo import Preference
-=======
-from lm.training.launch.launcher import launch
 from lm.training.objectives.dpo import DPO
->>>>>>> main
 from lm.training.objectives.likelihood import Likelihood
 from lm.training.objectives.scheduled_sampling import chances, with_sampled_inputs
 from lm.training.run import train

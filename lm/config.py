@@ -16,6 +16,28 @@ from lm.errors import ConfigError
 Tree = dict[str, Any]
 
 
+def flatten(tree: Tree, prefix: str = "") -> Tree:
+    """{"a": {"b": 1}} -> {"a.b": 1}; lists and empty trees are leaves."""
+    flat: Tree = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat
+
+
+def nest(leaves: Tree) -> Tree:
+    """The tree of dotted paths."""
+    tree: Tree = {}
+    for path, value in leaves.items():
+        *parents, last = path.split(".")
+        section = tree
+        for key in parents:
+            if not isinstance(section.get(key), dict):  # not there yet, or null
+                section[key] = {}
+            section = section[key]
+        section[last] = value
+    return tree
+
+
 class Config(BaseModel):
     """Base of every config: strict types, no unknown keys, no NaN or infinity, immutable. A string under a field documents it."""
 

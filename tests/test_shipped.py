@@ -33,7 +33,7 @@ PARENT = ["init_from=runs/pretrain-tiny"]
 TEXT = ["data=text", "data.files=a.txt", "tokenizer=bytes"]
 CONFIGS = ("default", "en", "3.0.0", "sample-10BT", "de-en", "wikitext-103-raw-v1")  # of datasets that conf/data names
 CORPORA = ("stdlib", "stdlib_docstrings", "stdlib_chat", "stdlib_preferences")  # 11 MB, which are prepared anew here
-OF_DATA = {"pair": "seq2seq", "chat": "sft", "preference": "preference"}  # kind of record -> objective
+OF_DATA = {"pair": "seq2seq", "chat": "sft", "preference": "dpo"}  # kind of record -> objective
 WORDS = ["".join(random.Random(n).choices("abcdefghij", k=3 + n % 5)) for n in range(200)]  # enough for a small vocabulary
 
 
@@ -130,7 +130,7 @@ def beside(group: str, option: str) -> list[str]:
             return [*WIDTH, "data=pairs", "data.files=a.jsonl", "tokenizer=bytes"]
         case "objective", "sft":
             return [*WIDTH, "data=chat", "data.files=a.jsonl", "tokenizer=bytes"]
-        case "objective", "preference":
+        case "objective", "dpo":
             return [*PARENT, "data=preferences", "data.files=a.jsonl"]
         case "strategy", _ if option != "single":
             return [*TEXT, *WIDTH, "optim=adamw"]

@@ -31,12 +31,11 @@ from lm.data.order import step_rows
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
 from lm.data.rows.causal import CausalRows
-from lm.data.rows.config import CausalConfig
 from lm.data.store.prepare import prepare
 from lm.nn.batch import IGNORED, Batch
+from lm.nn.loss import causal_reader
 from lm.nn.transformer import DecoderConfig, build_model
 from lm.training.config import TrainConfig
-from lm.training.objectives.likelihood import causal_reader
 from lm.training.optim.build import begin_state, build_optimizer, set_lr
 from lm.training.optim.schedule import factor
 
@@ -55,7 +54,7 @@ def contestant(tree: Tree) -> Contestant:
     model = build_model(from_tree(DecoderConfig, tree), seed=0)
 
     def loss(ids: Tensor, labels: Tensor) -> Tensor:
-        total: Tensor = model(Batch(ids), loss=causal_reader(labels, CausalConfig())).total
+        total: Tensor = model(Batch(ids), loss=causal_reader(labels)).total
         return total / labels.numel()
 
     return model, loss
@@ -202,7 +201,7 @@ def compare_sft(rounds: int, steps: int) -> dict[str, Any]:
             batch = rows.batch(step_rows(0, step, size, len(rows)))
             assert batch.labels is not None
             labels += int((batch.labels != IGNORED).sum())
-            model(batch, loss=causal_reader(batch.labels, CausalConfig())).total.backward()
+            model(batch, loss=causal_reader(batch.labels)).total.backward()
             optimizer.step()
             optimizer.zero_grad()
         return labels / (time.perf_counter() - begun)
@@ -256,7 +255,7 @@ def bare_loop(config: TrainConfig, steps: int) -> float:
         if number == 1:
             begun = time.perf_counter()
         assert batch.labels is not None
-        loss = model(batch, loss=causal_reader(batch.labels, CausalConfig())).total / batch.step_tokens
+        loss = model(batch, loss=causal_reader(batch.labels)).total / batch.step_tokens
         loss.backward()
         torch.nn.utils.clip_grad_norm_(list(model.parameters()), config.optim.clip or 1e9)
         set_lr(optimizer, factor(config.schedule, number, steps))

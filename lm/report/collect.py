@@ -4,14 +4,15 @@ import json
 import os.path
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from lm.config import Tree
+from lm.config import Tree, flatten
 from lm.errors import ConfigError
-from lm.report.units import fixed, shown, si
-from lm.storage.run_folder import ABSENT, Run, differing, flatten, read_run
+from lm.report.run import Run, read_run
+from lm.report.units import ABSENT, fixed, shown, si
 
 # Keys that change neither the weights nor the speed of a run.
 INERT = ("run.", "logger.", "resume.", "traceback", "data.cache_dir", "trainer.sample_")
@@ -80,6 +81,12 @@ class Comparison:
         mean, error = statistics.fmean(pairs), statistics.stdev(pairs) / len(pairs) ** 0.5
         limit = STUDENT_T[min(len(pairs) - 1, len(STUDENT_T)) - 1] * error
         return f"{mean:+.4f} ± {error:.4f}" + (" *" if abs(mean) > limit else "")
+
+
+def differing(flat_trees: Sequence[Tree]) -> list[str]:
+    """Dotted keys, in the order first met, whose values (or presence) are not the same in all."""
+    keys = dict.fromkeys(key for flat in flat_trees for key in flat)
+    return [key for key in keys if any(flat.get(key, ABSENT) != flat_trees[0].get(key, ABSENT) for flat in flat_trees)]
 
 
 def collect(folders: list[Path]) -> Comparison:

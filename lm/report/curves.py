@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lm.report.collect import Comparison, Row
+from lm.report.run import Run
 from lm.report.units import fixed, si
-from lm.storage.run_folder import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,14 +5,14 @@ import re
 import shlex
 from pathlib import Path
 
-import yaml
-
-from lm.config import Tree
+from lm.config import Tree, flatten
 from lm.errors import ConfigError
 from lm.report.collect import Comparison, Row, collect
-from lm.report.units import duration, fixed, shown, si
-from lm.storage.atomic import TEMPORARY, disk_errors
-from lm.storage.run_folder import ABSENT, Run, flatten, read_run
+from lm.report.run import Run, read_run
+from lm.report.units import ABSENT, duration, fixed, shown, si
+from lm.storage.atomic import disk_errors, replace_file
+from lm.storage.reading import yaml_text
+from lm.storage.run_folder import RunFolder
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 MOST_COLUMNS = 4
@@ -34,10 +34,10 @@ def write_report(run_folder: Path) -> Path:
         curves=curves(run),
         samples=_samples(run.samples),
         events=[_event(line) for line in run.events],
-        config=yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
+        config=yaml_text(run.config),
         reproduce=_reproduce(run),
     )
-    return _write(run_folder / "report.html", html)
+    return RunFolder(run_folder).write_report(html)
 
 
 def compare(folders: list[Path], out: Path) -> str:
@@ -53,7 +53,7 @@ def compare(folders: list[Path], out: Path) -> str:
         out.mkdir(parents=True, exist_ok=True)
         comparison_png(comparison, out / "compare.png")
     pieces = [*map(_markdown, blocks), "![curves](compare.png)", "\n".join(f"- {note}" for note in notes)]
-    _write(out / "compare.md", "\n\n".join(piece for piece in pieces if piece) + "\n")
+    replace_file(out / "compare.md", "\n\n".join(piece for piece in pieces if piece) + "\n")
     return "\n\n".join([*map(_aligned, blocks), "\n".join(notes)]).rstrip()
 
 
@@ -158,7 +158,7 @@ def _samples(text: str) -> list[tuple[str, str]]:
 
 def _event(line: Tree) -> tuple[str, str, str]:
     details = {key: value for key, value in flatten(line).items() if key not in ("step", "event")}
-    return shown(line.get("step", ABSENT)), str(line["event"]), ", ".join(f"{key} {value}" for key, value in details.items())
+    return shown(line["step"]), str(line["event"]), ", ".join(f"{key} {value}" for key, value in details.items())
 
 
 def _reproduce(run: Run) -> dict[str, str]:
@@ -168,15 +168,3 @@ def _reproduce(run: Run) -> dict[str, str]:
     config = shlex.quote(str(run.folder / "config.yaml"))
     text = "Every value is in config.yaml, defaults included. To repeat the run, copy the file, change run.name and train from it."
     return {"text": text, "command": f"cp {config} again.yaml\npython -m lm.training.worker again.yaml"}
-
-
-def _write(path: Path, text: str) -> Path:
-    """Replaces the file in one step: a reader sees the old page or the new one."""
-    temporary = path.with_name(TEMPORARY + path.name)
-    with disk_errors(path):
-        try:
-            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    return path

@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from lm.storage.run_folder import ABSENT
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "-"})()
+"""Stands where a config has no such key."""
 
 
 def si(value: float | None) -> str:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 
 from lm.config import Tree
 from lm.errors import CheckpointError, ResourceError
+from lm.storage.reading import read_json
 
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"  # prefix of what is unfinished or on its way out
@@ -161,22 +162,9 @@ def verify(folder: Path) -> None:
             raise CheckpointError(f"{folder / name}: the file is damaged: its SHA-256 is not the one in {MANIFEST}. {remedy}")
 
 
-def read_json(path: Path) -> Tree:
-    """A JSON object from a checkpoint or model folder; CheckpointError where it is missing, damaged or empty."""
-    try:
-        tree = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: the file is missing, so this folder is not complete. Use another one.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: the file is damaged: it is not JSON ({error}). Use another folder.") from None
-    if not isinstance(tree, dict) or not tree:
-        raise CheckpointError(f"{path}: the file is damaged: it must hold a JSON object. Use another folder.")
-    return tree
-
-
 def write_json(path: Path, tree: Tree) -> None:
     """Without a newline at the end: a file that lost its last byte must not parse."""
-    path.write_text(json.dumps(tree, indent=1, allow_nan=False, ensure_ascii=False), encoding="utf-8")
+    path.write_text(json.dumps(tree, indent=1, allow_nan=False, ensure_ascii=False), encoding="utf-8", errors="backslashreplace")
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -184,7 +172,7 @@ def replace_file(path: Path, text: str) -> None:
     temporary = temporary_of(path)
     with disk_errors(path):
         try:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # of a file name that is not UTF-8, say
             temporary.replace(path)
         finally:
             remove(temporary)
@@ -214,7 +202,7 @@ class RunLock:
     def __enter__(self) -> Self:
         with disk_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a+", encoding="utf-8")
+            self._file = self._path.open("a+", encoding="utf-8", errors="replace")
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -226,9 +214,9 @@ class RunLock:
 
     def _refuse(self, file: TextIO) -> None:
         file.seek(0)
-        holder = file.read()
+        found = re.fullmatch(r'\{"pid": (\d+), "host": "([\w.-]+)"\}', file.read(1 << 10))
         self._close()
-        who = "pid {pid} on host {host}".format(**json.loads(holder)) if holder else "a process that is just starting"
+        who = f"pid {found[1]} on host {found[2]}" if found else "a process that is just starting"
         raise ResourceError(f"{self._path.parent}: the run is in use by {who}, and only one process may write it. Stop that one or wait.")
 
     def __exit__(self, *_: object) -> None:

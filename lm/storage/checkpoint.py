@@ -17,8 +17,9 @@ from torch import Tensor
 
 from lm.config import Tree
 from lm.errors import CheckpointError, NumericsError
-from lm.storage.atomic import atomic_folder, discard, failpoint, read_json, verify, write_json
+from lm.storage.atomic import atomic_folder, discard, failpoint, verify, write_json
 from lm.storage.formats import FORMAT, current
+from lm.storage.reading import read_json
 
 META = "meta.json"
 

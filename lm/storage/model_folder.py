@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from lm.config import Tree
 from lm.errors import CheckpointError
-from lm.storage.atomic import MANIFEST, atomic_folder, read_json, verify, write_json
+from lm.storage.atomic import MANIFEST, atomic_folder, verify, write_json
 from lm.storage.checkpoint import META, CheckpointReader, read_meta, require_finite
 from lm.storage.formats import FORMAT, current
+from lm.storage.reading import read_json
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")

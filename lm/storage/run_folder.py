@@ -1,156 +1,154 @@
-"""Reads what a run left behind: config.yaml, metrics.jsonl, and where there are any summary.json and samples.md."""
+"""The one owner of a run folder `runs/NAME/`: what its files are called, how they are written, and how they are read."""
 
-import difflib
 import json
+import logging
 import math
-import os.path
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, Self
 
 from lm.config import Tree
-from lm.errors import CheckpointError, ConfigError
+from lm.errors import CheckpointError
+from lm.storage.atomic import RunLock, disk_errors, replace_file
+from lm.storage.reading import read_bytes, read_json, read_text, read_yaml, yaml_text
 
-ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "-"})()
+log = logging.getLogger("lm")
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run folder's text: `metrics` holds training, validation and event lines as written, `summary` is empty until the run ends."""
+class RunFolder:
+    """A run's files, there or not yet. What is read raises CheckpointError naming the file; what is written, ResourceError."""
 
-    folder: Path
-    name: str
-    config: Tree
-    metrics: list[Tree]
-    summary: Tree
-    samples: str
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file, self._summary = path / "config.yaml", path / "summary.json"
+        self.metrics, self.samples = Metrics(path / "metrics.jsonl"), Samples(path / "samples.md")
+        self.checkpoints, self.model = path / "checkpoints", path / "model"
+
+    @classmethod
+    def around(cls, path: Path) -> Self | None:
+        """Returns the run that a folder is, or that its model or checkpoint lies in."""
+        folders = (cls(parent) for parent in (path, *path.absolute().parents[:2]))
+        return next((folder for folder in folders if folder.exists()), None)
 
     @property
-    def finished(self) -> bool:
-        return bool(self.summary)
+    def name(self) -> str:
+        """The folder's own name, whichever way leads to it."""
+        return self.path.resolve().name
 
-    @property
-    def events(self) -> list[Tree]:
-        return [line for line in self.metrics if "event" in line]
+    def exists(self) -> bool:
+        """Whether a config has been frozen here."""
+        return os.path.exists(self.config_file)  # False also for names that the system refuses
 
-    def series(self, key: str, against: str = "step") -> tuple[list[float], list[float]]:
-        """(`against`, `key`) of each line that has finite values of both; events are left out."""
-        lines = [line for line in self.metrics if "event" not in line]
-        pairs = [(line[against], line[key]) for line in lines if _finite(line.get(against)) and _finite(line.get(key))]
-        return [x for x, _ in pairs], [y for _, y in pairs]
+    def config(self) -> Tree:
+        """Returns the frozen config.yaml."""
+        return read_yaml(self.config_file)
 
-    def number(self, key: str) -> float | None:
-        """The summary's value, else the newest in the metrics; None where that is no finite number, as after a loss of NaN."""
-        value = self.summary.get(key)
-        if value is None:
-            value = next((line[key] for line in reversed(self.metrics) if key in line), None)
-        return value if _finite(value) else None
+    def write_config(self, tree: Tree) -> None:
+        """Writes the file that every rank reads."""
+        with disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        replace_file(self.config_file, yaml_text(tree))
 
+    def summary(self) -> Tree:
+        """Returns what the end of the run wrote; {} until then."""
+        return read_json(self._summary) if os.path.exists(self._summary) else {}
 
-def read_run(folder: Path) -> Run:
-    """A torn last line of metrics (the run was killed, or still writes) is left out. Raises ConfigError where `folder` is no run
-    or has no metrics yet, CheckpointError naming the file where one is damaged."""
-    if not os.path.isdir(folder):
-        raise ConfigError(f"{folder}: there is no such run folder. {_neighbours(folder)}")
-    if not os.path.isfile(folder / "config.yaml"):
-        raise ConfigError(f"{folder}: config.yaml is missing, so this is no run folder. Give a folder that `lm train` wrote.")
-    metrics = _read_metrics(folder / "metrics.jsonl")
-    if not metrics:
-        raise ConfigError(f"{folder}: metrics.jsonl is missing or empty, and a run needs a line of metrics to be read. Train it first.")
-    summary = folder / "summary.json"
-    samples = folder / "samples.md"
-    return Run(
-        folder=folder,
-        name=folder.resolve().name,
-        config=_read_config(folder / "config.yaml"),
-        metrics=metrics,
-        summary=_object(_text(summary), str(summary)) if summary.exists() else {},
-        samples=_text(samples) if samples.exists() else "",
-    )
+    def write_summary(self, tree: Tree) -> None:
+        """Says that the run has ended, and how."""
+        replace_file(self._summary, json.dumps(tree, indent=1, ensure_ascii=False))
 
+    def remove_summary(self) -> None:
+        """Says that the run goes on."""
+        with disk_errors(self._summary):
+            self._summary.unlink(missing_ok=True)
 
-def flatten(tree: Tree, prefix: str = "") -> Tree:
-    """{"a": {"b": 1}} -> {"a.b": 1}; lists and empty trees are leaves."""
-    flat: Tree = {}
-    for key, value in tree.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return flat
+    def write_report(self, html: str) -> Path:
+        """Returns the path of report.html."""
+        path = self.path / "report.html"
+        replace_file(path, html)
+        return path
+
+    def lock(self) -> RunLock:
+        """While entered, no other process may write this run."""
+        return RunLock(self.path)
 
 
-def nest(leaves: Tree) -> Tree:
-    """The tree of dotted paths."""
-    tree: Tree = {}
-    for path, value in leaves.items():
-        *parents, last = path.split(".")
-        section = tree
-        for key in parents:
-            if not isinstance(section.get(key), dict):  # not there yet, or null
-                section[key] = {}
-            section = section[key]
-        section[last] = value
-    return tree
+class Metrics:
+    """metrics.jsonl: one JSON object with a step a line. A number that is not finite is written as null, since JSON has no NaN."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._expected = False
+
+    def append(self, record: Tree) -> None:
+        """Opened for each line, so that a file deleted mid run starts again, with one warning."""
+        if self._expected and not self.path.exists():
+            log.warning("%s: the file was deleted while the run writes it; a new one starts here.", self.path)
+        with disk_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(_line(record))
+        self._expected = True
+
+    def truncate(self, step: int) -> None:
+        """Drops the records after `step`, and a torn last line: what a resumed run is about to write again."""
+        replace_file(self.path, "".join(_line(record) for record in self.read() if record["step"] <= step))
+        self._expected = True
+
+    def read(self) -> list[Tree]:
+        """Returns the records, none where there is no file. The last line may be torn by a kill; any other broken one is refused."""
+        return list(self._records()) if os.path.exists(self.path) else []
+
+    def _records(self) -> Iterator[Tree]:
+        lines = read_bytes(self.path, most_mib=4096).split(b"\n")
+        for number, line in enumerate(lines, 1):
+            try:
+                if line.strip():
+                    yield _record(line)
+            except ValueError as error:
+                if number < len(lines):
+                    raise CheckpointError(f"{self.path}:{number}: {error}. Remove the line.") from None
 
 
-def differing(flat_trees: Sequence[Tree]) -> list[str]:
-    """Dotted keys, in the order first met, whose values (or presence) are not the same in all."""
-    keys = dict.fromkeys(key for flat in flat_trees for key in flat)
-    return [key for key in keys if any(flat.get(key, ABSENT) != flat_trees[0].get(key, ABSENT) for flat in flat_trees)]
+class Samples:
+    """samples.md: what the model writes at each validation."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, text: str) -> int:
+        """Returns the file's length then, for the checkpoint."""
+        with disk_errors(self.path):
+            with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+            return self.path.stat().st_size
+
+    def truncate(self, size: int) -> None:
+        """Drops what was written after the checkpoint; a resumed run draws those samples again."""
+        with disk_errors(self.path):
+            if self.path.exists() and self.path.stat().st_size > size:
+                os.truncate(self.path, size)
+
+    def read(self) -> str:
+        """Returns the text, '' where there is none."""
+        return read_text(self.path) if os.path.exists(self.path) else ""
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _neighbours(folder: Path) -> str:
-    try:
-        names = [path.parent.name for path in folder.parent.glob("*/config.yaml")]
-    except OSError:
-        names = []
-    near = difflib.get_close_matches(folder.name, names, n=1)
-    return f"Did you mean {folder.parent / near[0]}?" if near else "Give a folder that `lm train` wrote."
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path}: byte {error.start} is not UTF-8, so the file is damaged. Restore it or train again.") from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}), and the run needs it. Check its permissions.") from error
-
-
-def _read_config(path: Path) -> Tree:
-    text = _text(path)
-    try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        first = str(error).splitlines()[0]
-        raise CheckpointError(f"{path}: not plain yaml ({first}). Restore the file that `lm train` wrote.") from error
-    if not isinstance(tree, dict):
-        raise CheckpointError(f"{path}: holds no mapping of keys to values. Restore the file that `lm train` wrote.")
-    return tree
-
-
-def _read_metrics(path: Path) -> list[Tree]:
-    if not path.exists():
-        return []
-    lines = _text(path).split("\n")
-    torn = lines.pop()
-    records = [_object(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    try:
-        return [*records, _object(torn, "")]
-    except CheckpointError:
-        return records
-
-
-def _object(text: str, where: str) -> Tree:
-    try:
-        record = json.loads(text)
-    except ValueError as error:
-        raise CheckpointError(f"{where}: broken JSON ({error}). Remove or restore it.") from error
-    if not isinstance(record, dict):
-        raise CheckpointError(f"{where}: {text[:40]!r} is not a JSON object. Remove or restore it.")
+def _record(line: bytes) -> Tree:
+    record = json.loads(line)
+    if not isinstance(record, dict) or type(record.get("step")) is not int:
+        raise ValueError("not a JSON object with a step")
     return record
+
+
+def _line(record: Tree) -> str:
+    return json.dumps(_finite(record), allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

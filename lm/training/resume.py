@@ -6,18 +6,18 @@ from pathlib import Path
 
 import yaml
 
-from lm.config import Tree, from_tree
+from lm.config import Tree, flatten, from_tree
 from lm.data.config import TokenizerFileConfig
 from lm.data.store.prepare import Prepared, changed_files
 from lm.data.tokenizer.tokenizer import build_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.nn.transformer import ModelConfig, build_model, model_config
-from lm.storage.atomic import clean, disk_errors, read_json, replace_file, verify
+from lm.storage.atomic import clean, disk_errors, replace_file, verify
 from lm.storage.checkpoint import CheckpointReader, checkpoints, newest_valid, read_meta
 from lm.storage.formats import current
 from lm.storage.model_folder import CONFIG as MODEL_CONFIG
 from lm.storage.model_folder import folder_hash, require_same_shapes, resolve_model
-from lm.storage.run_folder import flatten
+from lm.storage.reading import read_json
 from lm.training.config import TrainConfig
 
 Say = Callable[[str], None]
@@ -88,7 +88,7 @@ def finished(folder: Path, cfg: TrainConfig, reader: CheckpointReader | None, sa
         say(f"written again: {error}")
         return None
     step = reader.meta["step"] if reader is not None else summary["steps"]
-    worse = reader.meta["progress"]["worse_validations"] if reader is not None else 0
+    worse = reader.meta["counters"]["worse_validations"] if reader is not None else 0
     if step >= cfg.trainer.max_steps or has_stopped_early(cfg, worse):
         return summary if step == summary["steps"] else None
     if reader is None:

@@ -36,10 +36,10 @@ from lm.training.callbacks.session import Session
 from lm.training.callbacks.signals import Signals
 from lm.training.callbacks.validation import Validation
 from lm.training.config import TrainConfig
+from lm.training.counters import Counters
 from lm.training.export import export_model
 from lm.training.launch.ranks import Ranks
 from lm.training.optim.build import build_optimizer, vectors_of
-from lm.training.progress import Progress
 from lm.training.resume import SUMMARY, finished, freeze, open_run, parent_hash, require_same_data
 from lm.training.strategies.build import build_strategy
 from lm.training.trainer import build_trainer
@@ -150,11 +150,11 @@ class _Run:
         cfg, first = self.cfg, self.ranks.first
         step = int(self.reader.meta["step"]) if self.reader is not None else 0
         metrics = MetricsFile(self.folder / "metrics.jsonl")
-        progress = Progress(**self.reader.meta["progress"]) if self.reader is not None else Progress()
+        counters = Counters(**self.reader.meta["counters"]) if self.reader is not None else Counters()
         if first:
             freeze(self.folder, cfg)
             metrics.truncate(step if self.reader is not None else -1)
-            truncate_samples(self.folder / "samples.md", progress.samples_bytes)
+            truncate_samples(self.folder / "samples.md", counters.samples_bytes)
         meta: Tree = {
             "model": model_cfg.tree(), "config": cfg.tree(), "fingerprint": data.fingerprint, "files": data.files,
             "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__,
@@ -170,7 +170,7 @@ class _Run:
         session = Session(
             cfg=cfg, folder=self.folder, model=model, rows=rows, validation=validation,
             counts=count(model_cfg, cfg.data.seq_len), console=self.console, loggers=loggers, metrics=metrics, signals=self.signals,
-            meta=meta, progress=progress, ranks=self.ranks, saver=saver, reader=self.reader,
+            meta=meta, counters=counters, ranks=self.ranks, saver=saver, reader=self.reader,
         )  # fmt: skip
         matrices, vectors = model.matrices(), vectors_of(model.named_parameters())
 
@@ -196,7 +196,7 @@ class _Run:
             return
         loader = train_loader(
             session.rows, seed=cfg.seed, global_batch=cfg.data.global_batch, micro_batch=self.micro_batch, rank=self.ranks.rank,
-            world=self.ranks.world, start_step=step + session.progress.rows_from, max_steps=_ENDLESS, workers=cfg.data.workers,
+            world=self.ranks.world, start_step=step + session.counters.rows_from, max_steps=_ENDLESS, workers=cfg.data.workers,
             widest_first=cfg.check,
         )  # fmt: skip
         session.model.checkpoint_blocks(cfg.trainer.checkpoint_blocks or 0)
@@ -214,7 +214,7 @@ class _Run:
             raise Interrupted(f"{self.folder}: {what}. Train again to resume.", number)
 
     def _finish(self, session: Session, data: Prepared) -> Tree:
-        cfg, p, counts = self.cfg, session.progress, session.counts
+        cfg, p, counts = self.cfg, session.counters, session.counts
         extra = {"parent": cfg.init_from, "run": cfg.run.name, "step": session.module.step, "tokenizer_hash": data.tokenizer.hash}
         if not self.ranks.first:
             return {}

@@ -60,7 +60,7 @@ def test_a_damaged_model_folder_is_refused_and_named(name: str, tmp_path: Path) 
 
 def test_a_model_format_from_the_future_is_refused_by_number(tmp_path: Path) -> None:
     save_model(tmp_path / "model", {}, WEIGHTS, save_tokenizer, {"format": FORMAT + 1})
-    with pytest.raises(CheckpointError, match=f"format is {FORMAT + 1}, but this version reads formats 1 to {FORMAT}"):
+    with pytest.raises(CheckpointError, match=f"format is {FORMAT + 1}, but this version reads format {FORMAT}"):
         read_model(tmp_path / "model")
 
 

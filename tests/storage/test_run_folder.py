@@ -1,100 +1,87 @@
-import json
+import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lm.errors import CheckpointError, ConfigError
-from lm.storage.run_folder import differing, flatten, read_run
+from lm.errors import CheckpointError, ResourceError
+from lm.storage.run_folder import RunFolder
 
-WriteRun = Callable[..., Path]
-
-
-def test_flatten_joins_keys_and_keeps_lists_and_empty_trees_as_leaves() -> None:
-    assert flatten({"a": {"b": {"c": 1}, "d": [{"x": 2}]}, "e": {}, "f": None}) == {"a.b.c": 1, "a.d": [{"x": 2}], "e": {}, "f": None}
+LINES = [{"step": 1, "loss": 2.0}, {"step": 2, "event": "spike"}, {"step": 2, "loss": float("inf")}, {"step": 3, "loss": 1.0}]
 
 
-def test_differing_tells_an_absent_key_from_null() -> None:
-    assert differing([{"a": 1, "b": None, "c": [1]}, {"a": 1, "c": [1]}, {"a": 1, "c": [1]}]) == ["b"]
-    assert differing([{"a": 1}, {"a": 1, "z": 0}, {"a": 2}]) == ["a", "z"]
+def test_metrics_come_back_without_what_is_after_the_step_or_torn_or_not_finite(tmp_path: Path) -> None:
+    metrics = RunFolder(tmp_path / "run").metrics
+    assert metrics.read() == []
+    for line in LINES:
+        metrics.append(line)
+    with metrics.path.open("a") as file:
+        file.write('{"step": 4, "lo')
+    assert metrics.read() == [*LINES[:2], {"step": 2, "loss": None}, LINES[3]]
+    metrics.truncate(2)
+    metrics.append({"step": 3, "loss": 0.5})
+    assert [line["step"] for line in metrics.read()] == [1, 2, 2, 3] and metrics.read()[-1]["loss"] == 0.5
 
 
-def test_series_leaves_out_events_and_values_that_are_not_finite(tmp_path: Path, write_run: WriteRun) -> None:
-    folder = write_run(tmp_path / "a", steps=20)
-    lines = [{"step": 30, "tokens": 9, "loss": float("nan")}, {"step": 31, "event": "spike", "loss": 5.0}, {"step": 40, "loss": 2.0}]
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-    run = read_run(folder)
-    assert run.series("loss")[0] == [10, 20, 40]
-    assert run.series("loss", "tokens")[0] == [20480, 40960]
-    assert [event["event"] for event in run.events] == ["spike"]
+def test_a_config_comes_back_as_it_was_frozen_however_its_parts_are_shared(tmp_path: Path) -> None:
+    folder, prompts = RunFolder(tmp_path / "new" / "run"), ["é\u2028: #", "- 1e3", "\udc80", "null"]
+    tree = {"z": prompts, "a": {"prompts": prompts, "lr": 1e-30, "none": None, "on": "on"}}
+    assert not folder.exists()
+    folder.write_config(tree)
+    assert folder.exists() and folder.config() == tree and list(folder.config()) == ["z", "a"]
 
 
-def test_number_prefers_the_summary_and_falls_back_to_the_newest_line(tmp_path: Path, write_run: WriteRun) -> None:
-    finished = read_run(write_run(tmp_path / "a", val_loss=1.25))
-    unfinished = read_run(write_run(tmp_path / "b", finished=False))
-    assert finished.number("val_loss") == 1.25 and finished.finished
-    assert unfinished.number("val_loss") == unfinished.series("val_loss")[1][-1] and not unfinished.finished
-    assert unfinished.number("parameters") is None
-    assert replace(unfinished, metrics=[*unfinished.metrics, {"step": 110, "val_loss": None}]).number("val_loss") is None
+def test_a_run_is_unfinished_until_its_summary_is_there(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.summary() == {}
+    folder.write_summary({"steps": 3})
+    assert folder.summary() == {"steps": 3}
+    folder.remove_summary()
+    assert folder.summary() == {}
 
 
-@pytest.mark.parametrize("torn", ['{"step": 21, "lo', '{"step"', "12", "\x00\x00"])
-def test_a_torn_last_line_is_left_out(tmp_path: Path, write_run: WriteRun, torn: str) -> None:
-    folder = write_run(tmp_path / "a", steps=20)
-    whole = read_run(folder).metrics
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write(torn)
-    assert read_run(folder).metrics == whole
+def test_samples_are_cut_to_a_checkpoint(tmp_path: Path) -> None:
+    samples = RunFolder(tmp_path).samples
+    assert samples.read() == ""
+    size = samples.append("## step 1\né \udc80\n")
+    samples.append("## step 2\n")
+    samples.truncate(size)
+    assert samples.read() == "## step 1\né \\udc80\n"
 
 
-def test_a_complete_last_line_without_newline_counts(tmp_path: Path, write_run: WriteRun) -> None:
-    folder = write_run(tmp_path / "a", steps=20)
-    whole = read_run(folder).metrics
-    (folder / "metrics.jsonl").write_text((folder / "metrics.jsonl").read_text().rstrip("\n"))
-    assert read_run(folder).metrics == whole
+def test_the_run_around_a_model_or_a_checkpoint_is_found_and_nothing_farther(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.write_config({"seed": 0})
+    for inside in (run.path, run.model, run.checkpoints / "step-00000001"):
+        assert (found := RunFolder.around(inside)) is not None and found.path.absolute() == run.path
+    assert RunFolder.around(run.path / "a" / "b" / "c") is None and RunFolder.around(tmp_path) is None
 
 
-@pytest.mark.parametrize("broken", ['{"step": 1', "[1, 2]", "word"])
-def test_a_broken_line_among_others_is_named_by_file_and_line(tmp_path: Path, write_run: WriteRun, broken: str) -> None:
-    folder = write_run(tmp_path / "a", steps=30)
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    (folder / "metrics.jsonl").write_text("\n".join([lines[0], broken, *lines[1:]]) + "\n")
-    with pytest.raises(CheckpointError, match=r"metrics\.jsonl:2: "):
-        read_run(folder)
+BOMB = "a: &a [x, x]\n" + "".join(f"{new}: &{new} [*{old}, *{old}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True))
+HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a pipe": (os.mkfifo, "this is a pipe or a device"),
+    "an endless device": (lambda path: path.symlink_to("/dev/zero"), "this is a pipe or a device"),
+    "a folder": (Path.mkdir, "cannot be read"),
+    "too much": (lambda path: path.write_bytes(bytes(5 << 20)), "the file is over 4 MiB"),
+    "a bomb of aliases": (lambda path: path.write_text(BOMB), "it has an alias"),
+    "a mapping of code": (lambda path: path.write_text("!!python/object/apply:os.system ['true']"), "not plain yaml"),
+    "a date that is none": (lambda path: path.write_text("a: 2025-13-01"), "not plain yaml"),
+    "too deep": (lambda path: path.write_text("[" * 20000), "not plain yaml"),
+    "a list": (lambda path: path.write_text("- 1"), "key: value pairs"),
+}
 
 
-def test_a_misspelt_folder_is_answered_with_the_nearest_run(tmp_path: Path, write_run: WriteRun) -> None:
-    write_run(tmp_path / "tiny_muon")
-    with pytest.raises(ConfigError, match=r"tiny_moun: .*Did you mean .*tiny_muon\?"):
-        read_run(tmp_path / "tiny_moun")
-    with pytest.raises(ConfigError, match="no such run folder"):
-        read_run(tmp_path / ("x" * 300))
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_what_is_no_plain_file_of_values_is_refused_in_one_sentence(tmp_path: Path, hostile: str) -> None:
+    make, words = HOSTILE[hostile]
+    make(tmp_path / "config.yaml")
+    with pytest.raises(CheckpointError) as caught:
+        RunFolder(tmp_path).config()
+    assert str(caught.value).startswith(f"{tmp_path / 'config.yaml'}: ") and words in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_folder_without_config_or_without_metrics_is_refused_by_name(tmp_path: Path, write_run: WriteRun) -> None:
-    for name, file, left in (("a", "config.yaml", None), ("b", "metrics.jsonl", None), ("c", "metrics.jsonl", "")):
-        folder = write_run(tmp_path / name)
-        (folder / file).unlink()
-        if left is not None:
-            (folder / file).write_text(left)
-        with pytest.raises(ConfigError, match=rf"{folder}: {file}"):
-            read_run(folder)
-
-
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("config.yaml", b"!!python/object/apply:os.system ['touch canary']"),
-        ("config.yaml", b"a: [1"),
-        ("config.yaml", b"- 1"),
-        ("summary.json", b'{"name": '),
-        ("samples.md", b"caf\xe9"),
-    ],
-)
-def test_a_damaged_file_is_refused_by_name(tmp_path: Path, write_run: WriteRun, file: str, content: bytes) -> None:
-    folder = write_run(tmp_path / "a", steps=50)
-    (folder / file).write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"{folder / file}: "):
-        read_run(folder)
+def test_a_lock_that_holds_garbage_is_refused_like_any_other(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).lock():
+        (tmp_path / "run.lock").write_bytes(b"\xff{]\nfake: error")
+        with pytest.raises(ResourceError, match="in use by a process that is just starting"), RunFolder(tmp_path).lock():
+            pass

@@ -120,7 +120,7 @@ def test_skipped_steps_change_nothing_name_their_rows_and_are_counted(
             assert torch.equal(before.read(name, kind), first.read(name, kind))
             assert torch.equal(before.read(name, kind), second.read(name, kind))
     assert not torch.equal(before.read("embed.weight"), after.read("embed.weight"))
-    assert CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012").meta["progress"]["skipped"] == 3
+    assert CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012").meta["counters"]["skipped"] == 3
 
 
 def test_one_more_bad_step_in_a_row_than_allowed_ends_the_run(configure: Configure, at_each_step: Watch, tmp_path: Path) -> None:
@@ -170,8 +170,8 @@ def test_a_leap_of_the_loss_is_told_and_takes_the_run_back_where_that_is_wanted(
     assert events == ([(8, "rolled back")] if rollbacks else [(11, "loss spike")])
     assert [line["step"] for line in lines if "loss" in line and "event" not in line] == list(range(1, 13))
     assert len(seen) == (15 if rollbacks else 12)
-    progress = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012").meta["progress"]
-    assert (progress["rolled_back"], progress["rows_from"]) == ((1, 3) if rollbacks else (0, 0))
+    counters = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012").meta["counters"]
+    assert (counters["rolled_back"], counters["rows_from"]) == ((1, 3) if rollbacks else (0, 0))
 
 
 def _noted(module: TrainModule, norm: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from lm.cli.verbs.train import compose_config
 from lm.errors import CheckpointError, ConfigError
-from lm.storage.atomic import read_json
+from lm.storage.reading import read_json
 from lm.training.callbacks.metrics import read
 from lm.training.run import train
 from tests.training.conftest import Configure, write_text

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
-import lm
 from lm.data.config import BytesConfig
 from lm.data.tokenizer.tokenizer import build_tokenizer
 from lm.errors import CheckpointError, ConfigError, Interrupted
@@ -23,7 +21,6 @@ from lm.training.callbacks.metrics import read
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
 from lm.training.run import train
-from tests.storage.old_formats import as_format_1
 from tests.training.conftest import Configure, edit, results, write_text
 
 ROOT = Path(__file__).parents[2]
@@ -258,38 +255,8 @@ def rewrite(folder: Path, keeps: Callable[[str], bool]) -> None:
 def test_a_checkpoint_of_the_future_is_refused_by_number(configure: Configure, stop: Stop, tmp_path: Path) -> None:
     stop(configure(), 2)
     edit(checkpoints(tmp_path / "run" / "checkpoints")[0], META, lambda meta: meta | {"format": 99})
-    with pytest.raises(CheckpointError, match=f"the format is 99, but this version reads formats 1 to {FORMAT}"):
+    with pytest.raises(CheckpointError, match=f"the format is 99, but this version reads format {FORMAT}"):
         train(configure())
-
-
-def test_a_run_of_format_1_goes_on_to_the_same_end(configure: Configure, stop: Stop, tmp_path: Path) -> None:
-    """Its config lacks the options that there are only since."""
-    train(configure("run.name=whole"))
-    stop(configure(), 5)
-    for folder in checkpoints(tmp_path / "run" / "checkpoints"):
-        edit(folder, META, as_format_1)
-    train(configure())
-    assert results(tmp_path / "run") == results(tmp_path / "whole")
-    assert CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012").meta["format"] == FORMAT
-
-
-def test_a_finished_run_of_format_1_is_finished_still(configure: Configure, tmp_path: Path) -> None:
-    summary = train(configure())
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    edit(tmp_path / "run" / "model", "config.json", as_format_1)
-    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(as_format_1({"config": config})["config"]))
-    assert train(configure()) == summary
-    assert lm.load(tmp_path / "run")[0].cfg.head.tied
-    with pytest.raises(ConfigError, match=r"another config \(seed\)"):
-        train(configure("seed=1"))
-
-
-def test_an_old_run_of_another_config_is_refused_with_the_difference_alone(configure: Configure, stop: Stop, tmp_path: Path) -> None:
-    stop(configure(), 2)
-    edit(checkpoints(tmp_path / "run" / "checkpoints")[0], META, as_format_1)
-    with pytest.raises(ConfigError, match=r"another config \(optim.lr\)"):
-        train(configure("optim.lr=0.5"))
 
 
 def damage(path: Path, how: str) -> None:

@@ -12,13 +12,12 @@ from torch import Tensor
 from lm.config import from_tree
 from lm.data.order import spread
 from lm.data.rows.causal import CausalRows
-from lm.data.rows.config import CausalConfig
 from lm.data.store.prepare import prepare
 from lm.generation.evaluate import evaluate
 from lm.generation.load import load
 from lm.nn.context import Context
 from lm.nn.head import Head, HeadConfig
-from lm.nn.loss import token_losses
+from lm.nn.loss import causal_reader, token_losses
 from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.norm import RMSNormConfig
 from lm.nn.position.base import Position
@@ -26,7 +25,6 @@ from lm.nn.transformer import DecoderConfig, DecoderLM, build_model
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.callbacks.metrics import read
 from lm.training.module import step_seed
-from lm.training.objectives.likelihood import causal_reader
 from lm.training.optim.schedule import factor
 from lm.training.run import train
 from tests.training.conftest import Configure
@@ -145,7 +143,7 @@ def test_averaged_weights_are_the_formula_over_every_step_and_are_what_is_valida
 def test_the_options_of_the_objective_reach_the_loss() -> None:
     torch.manual_seed(0)
     head, hidden, labels = Head(HeadConfig(), RMSNormConfig(), 8, 50), torch.randn(2, 6, 8), torch.randint(0, 50, (2, 6))
-    found = causal_reader(labels, CausalConfig(label_smoothing=0.2, z_loss=0.1, chunk=5))(hidden, head, _NO_CONTEXT)
+    found = causal_reader(labels, 0.2, 0.1, 5)(hidden, head, _NO_CONTEXT)
     expected = token_losses(head(hidden).flatten(0, 1), labels.flatten(), 0.2, 0.1)
     torch.testing.assert_close(found.total, expected.total)
     assert found.total > found.nll
@@ -174,5 +172,5 @@ def test_a_frozen_head_trains_the_rest() -> None:
     from lm.nn.batch import Batch
 
     ids = torch.randint(0, 50, (2, 8))
-    model(Batch(ids), loss=causal_reader(ids, CausalConfig())).total.backward()
+    model(Batch(ids), loss=causal_reader(ids)).total.backward()
     assert model.head.weight.grad is None and model.embed.weight.grad is not None

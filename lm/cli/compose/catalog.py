@@ -12,9 +12,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.config import Tree
+from lm.config import Tree, flatten
 from lm.errors import ConfigError
-from lm.storage.run_folder import flatten
 
 OWN = "LM_CONFIG_DIR"
 GLOBAL = ("recipes", "debug")

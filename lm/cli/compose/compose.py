@@ -22,9 +22,8 @@ from lm.cli.compose import catalog
 from lm.cli.compose.finetune import parent_values
 from lm.cli.compose.naming import run_name
 from lm.cli.compose.overrides import Given, parse
-from lm.config import C, Config, Tree, did_you_mean, find_field, from_tree, members, variant, variants
+from lm.config import C, Config, Tree, did_you_mean, find_field, flatten, from_tree, members, nest, variant, variants
 from lm.errors import ConfigError
-from lm.storage.run_folder import flatten, nest
 from lm.training.config import TrainConfig
 
 _Choices = dict[str, str | None]

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lm.cli.compose.overrides import Given
-from lm.config import Tree
+from lm.config import Tree, flatten
 from lm.errors import CheckpointError, ConfigError
 from lm.storage.model_folder import read_config, resolve_model
-from lm.storage.run_folder import flatten
 
 
 def parent_values(init_from: str, given: Sequence[Given]) -> Tree:

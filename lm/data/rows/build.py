@@ -11,10 +11,10 @@ from lm.data.rows.base import Rows
 from lm.data.rows.causal import CausalRows
 from lm.data.rows.config import (
     CausalConfig,
+    DPOConfig,
     FIMConfig,
     MLMConfig,
     ObjectiveConfig,
-    PreferenceConfig,
     PrefixConfig,
     Seq2SeqConfig,
     SFTConfig,
@@ -85,7 +85,7 @@ def build_rows(
             return Seq2SeqRows(cfg, store, tokenizer, data.seq_len, start)
         case SFTConfig():
             return SFTRows(cfg, store, tokenizer, data.seq_len, packed=how == "fit")
-        case PreferenceConfig():
+        case DPOConfig():
             return PreferenceRows(store, tokenizer, data.seq_len)
 
 

@@ -58,15 +58,15 @@ class LikelihoodConfig(ObjectiveConfig):
     """Tokens whose logits exist at once."""
 
 
-class Sampled(LikelihoodConfig):
+class ScheduledSamplingConfig(LikelihoodConfig):
     """Objectives whose inputs may be the model's own."""
 
-    own_tokens: float = Field(0.0, ge=0, le=1)
+    scheduled_sampling: float = Field(0.0, ge=0, le=1)
     """Part of the decoder's inputs that the model itself draws at the last step, growing evenly from none at the first: scheduled
     sampling (Bengio et al. 2015, arXiv:1506.03099). It costs another forward."""
 
 
-class CausalConfig(Sampled):
+class CausalConfig(ScheduledSamplingConfig):
     """Predict the next token."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
@@ -174,7 +174,7 @@ class UL2Config(LikelihoodConfig):
         return [*regular, Denoiser("<|S|>", 0.25, None), *extreme]
 
 
-class Seq2SeqConfig(Sampled):
+class Seq2SeqConfig(ScheduledSamplingConfig):
     """Predict a target from its source. Sutskever et al. 2014, arXiv:1409.3215; Vaswani et al. 2017, arXiv:1706.03762."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder_decoder", "decoder")
@@ -200,7 +200,7 @@ class SFTConfig(LikelihoodConfig):
     """Predict what the others say too."""
 
 
-class PreferenceConfig(ObjectiveConfig):
+class DPOConfig(ObjectiveConfig):
     """Raise the better of two answers above the worse one, compared with the model at the start (DPO). It needs init_from."""
 
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
@@ -209,7 +209,7 @@ class PreferenceConfig(ObjectiveConfig):
     needs_masked_documents: ClassVar[bool] = True
     needs_parent: ClassVar[bool] = True
 
-    kind: Literal["preference"] = "preference"
+    kind: Literal["dpo"] = "dpo"
     beta: float = Field(0.1, gt=0)
     """How much a departure from the model at the start costs (Rafailov et al. 2023, arXiv:2305.18290, equation 7)."""
 

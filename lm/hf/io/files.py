@@ -7,7 +7,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lm.errors import CheckpointError
-from lm.storage.atomic import read_json
+from lm.storage.reading import read_json
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 

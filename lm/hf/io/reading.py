@@ -16,7 +16,7 @@ from lm.hf.io.files import Files
 from lm.hf.options.context import changes_at, shortened
 from lm.hf.options.keys import unheard
 from lm.nn.transformer import DecoderConfig, ModelConfig, build_model
-from lm.storage.atomic import read_json
+from lm.storage.reading import read_json
 
 CONFIG = "config.json"
 

@@ -29,8 +29,8 @@ from lm.training.callbacks.saving import Saver
 from lm.training.callbacks.signals import Signals
 from lm.training.callbacks.validation import Validation
 from lm.training.config import TrainConfig
+from lm.training.counters import Counters
 from lm.training.launch.ranks import Ranks
-from lm.training.progress import Progress
 from lm.training.resume import has_stopped_early
 from lm.training.state import EMA, load_pieces
 
@@ -53,7 +53,7 @@ class Session:
     metrics: MetricsFile
     signals: Signals
     meta: Tree  # what every checkpoint repeats: config, model, fingerprint, tokenizer hash, parent
-    progress: Progress
+    counters: Counters
     ranks: Ranks
     saver: Saver
     reader: CheckpointReader | None  # of the checkpoint that the run goes on from
@@ -71,7 +71,7 @@ class Session:
     @property
     def done(self) -> bool:
         """At the last step, or stopped early."""
-        return self.module.step >= self.cfg.trainer.max_steps or has_stopped_early(self.cfg, self.progress.worse_validations)
+        return self.module.step >= self.cfg.trainer.max_steps or has_stopped_early(self.cfg, self.counters.worse_validations)
 
     def start(self) -> None:
         """Training begins now: weights and optimizer are where they were, signals wait for the end of a step, and the clock starts."""
@@ -81,7 +81,7 @@ class Session:
             self.ema = self._average(self.cfg.trainer.ema_decay)
         self._require_space()
         cuda = self.module.device.type == "cuda"
-        self.progress.device = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+        self.counters.device = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
         if self.cfg.trainer.sample_prompts and self.model.cfg.kind == "encoder":
             self.console.say("trainer.sample_prompts are left aside: an encoder continues no text")
         self.signals.defer()
@@ -135,7 +135,7 @@ class Session:
             event = "not finite" if stuck and step == bad[-1] else "skipped"
             self._record({"step": step + 1, "event": event, "rows": self._rows_of(step)})
         self._bad_told = int(verdicts.n_bad)
-        self.progress.skipped += len(bad)
+        self.counters.skipped += len(bad)
         if stuck:
             raise NumericsError(
                 f"train: step {bad[-1] + 1} has loss {float(verdicts.loss):.4g} over {float(verdicts.labels):.0f} labels and gradient norm"
@@ -146,13 +146,13 @@ class Session:
 
     def _rows_of(self, step: int) -> list[int]:
         """Row ids of a step, counted from 0."""
-        rows: list[int] = step_ids(self.rows, self.cfg.seed, step + self.progress.rows_from, self.cfg.data.global_batch).tolist()
+        rows: list[int] = step_ids(self.rows, self.cfg.seed, step + self.counters.rows_from, self.cfg.data.global_batch).tolist()
         return rows
 
     def _roll_back(self, step: int) -> bool:
         """To the last checkpoint, and on with the rows that come next; False where that is not wanted or there is none."""
         self.saver.wait()
-        folder, before = self.folder / "checkpoints", self.progress
+        folder, before = self.folder / "checkpoints", self.counters
         wanted = before.rolled_back < self.cfg.numerics.rollbacks
         path = self.ranks.from_first(lambda: newest_valid(folder)[0]) if wanted else None
         if path is None:
@@ -161,11 +161,11 @@ class Session:
         self._restore(reader)
         at = int(reader.meta["step"])
         rows_from = before.rows_from + step - at
-        self.progress = Progress(**reader.meta["progress"] | {"rolled_back": before.rolled_back + 1, "rows_from": rows_from})
+        self.counters = Counters(**reader.meta["counters"] | {"rolled_back": before.rolled_back + 1, "rows_from": rows_from})
         self.module.step, self._mark, self.last_saved = at, (at, time.perf_counter()), -1
         if self.ranks.first:
             self.metrics.truncate(at)
-            truncate_samples(self.folder / "samples.md", self.progress.samples_bytes)
+            truncate_samples(self.folder / "samples.md", self.counters.samples_bytes)
         self._record({"step": at, "event": "rolled back", "from_step": step, "rows_left_out": (step - at) * self.cfg.data.global_batch})
         return True
 
@@ -187,7 +187,7 @@ class Session:
         loss, norm = float(self.module.loss()), float(self.module.grad_norm)  # waits for the device
         now = time.perf_counter()
         self._mark = (step, now)
-        self.progress.train_s += now - at
+        self.counters.train_s += now - at
         step_s = (now - at) / max(1, step - since)
         rate = self.cfg.data.global_batch * self.cfg.data.seq_len / step_s
         record: Tree = {"step": step, "tokens": self._tokens(step), "loss": loss, "lr": self._lr(), "grad_norm": norm}
@@ -196,11 +196,11 @@ class Session:
         peak = peak_flops(torch.cuda.get_device_name()) if self.module.device.type == "cuda" else None
         if peak is not None:
             record["mfu_pct"] = round(100 * rate * self.counts.train_flops_per_token / peak, 2)
-        record |= consumed(self.rows, step + self.progress.rows_from, self.cfg.data)
+        record |= consumed(self.rows, step + self.counters.rows_from, self.cfg.data)
         loads = self.module.loads
         self._record(record | (expert_loads(loads, self.model.mixtures()) if loads is not None else {}))
         factor = self.cfg.numerics.spike_factor
-        spike = math.isfinite(loss) and is_spike(loss, self.progress.recent_losses, factor)
+        spike = math.isfinite(loss) and is_spike(loss, self.counters.recent_losses, factor)
         if spike:
             self._record({"step": step, "event": "loss spike", "loss": loss, "rows": self._rows_of(step - 1)})
         return spike
@@ -223,7 +223,7 @@ class Session:
     def _validate(self, step: int) -> None:
         with self._exported_weights():
             found, samples = self.validation.losses(), self.validation.samples()
-        p = self.progress
+        p = self.counters
         if samples and self.ranks.first:
             p.samples_bytes = append_samples(self.folder / "samples.md", step, samples)
         p.val_loss, p.val_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
@@ -259,8 +259,8 @@ class Session:
         step = self.module.step
         if step == self.last_saved:
             return
-        self.progress.save_s = statistics.median(self.save_s) if self.save_s else self.progress.save_s
-        meta = self.meta | {"step": step, "tokens": self._tokens(step), "progress": asdict(self.progress)}
+        self.counters.save_s = statistics.median(self.save_s) if self.save_s else self.counters.save_s
+        meta = self.meta | {"step": step, "tokens": self._tokens(step), "counters": asdict(self.counters)}
         begun = time.perf_counter()
         self.saver.save(step, self._pieces(), meta)
         self.save_s.append(time.perf_counter() - begun)

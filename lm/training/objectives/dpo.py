@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.data.rows.config import PreferenceConfig
+from lm.data.rows.config import DPOConfig
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.head import Head
@@ -14,13 +14,13 @@ from lm.nn.loss import LossSums
 from lm.nn.transformer import LM
 
 
-class Preference:
+class DPO:
     """-log sigmoid(beta * (how much likelier the better answer became than the worse one)), summed over pairs.
 
     Rows come in pairs, the better answer first. `load` gives the frozen model to compare with, whole on every rank; it is called once.
     """
 
-    def __init__(self, cfg: PreferenceConfig, load: Callable[[], LM]) -> None:
+    def __init__(self, cfg: DPOConfig, load: Callable[[], LM]) -> None:
         self._cfg, self._load = cfg, load
         self._reference: LM | None = None
 

@@ -14,9 +14,9 @@ from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows, build_splits
 from lm.data.rows.config import (
     CausalConfig,
+    DPOConfig,
     FIMConfig,
     MLMConfig,
-    PreferenceConfig,
     PrefixConfig,
     Seq2SeqConfig,
     SFTConfig,
@@ -79,7 +79,7 @@ CASES = {
     "seq2seq, one stack": (Seq2SeqConfig(), "decoder", {**PAIR}),
     "sft": (SFTConfig(), "decoder", {**CHAT}),
     "sft, unpacked": (SFTConfig(), "decoder", {**CHAT, "packing": "none"}),
-    "preference": (PreferenceConfig(), "decoder", {**BOTH}),
+    "dpo": (DPOConfig(), "decoder", {**BOTH}),
 }
 
 

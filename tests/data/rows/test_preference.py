@@ -11,7 +11,7 @@ import pytest
 from lm.data.config import PreferenceRecord, StdlibDocstringsConfig, TextConfig
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
-from lm.data.rows.config import PreferenceConfig
+from lm.data.rows.config import DPOConfig
 from lm.data.sources.docstrings import StdlibDocstringsSource
 from lm.data.store.prepare import Prepared
 from lm.errors import ConfigError
@@ -32,7 +32,7 @@ def prepared(prepare_text: Prepare, path: Path, records: list[Any], record: Pref
 
 def rows_of(found: Prepared, decoder: ModelConfig, seq_len: int = 96, split: str = "train") -> Rows:
     data = TextConfig(files="", seq_len=seq_len, record=PreferenceRecord())
-    return build_rows(PreferenceConfig(), data, found.train if split == "train" else found.val, found.tokenizer, decoder)
+    return build_rows(DPOConfig(), data, found.train if split == "train" else found.val, found.tokenizer, decoder)
 
 
 TEXTS = [{"prompt": f"which {n}", "chosen": f"good {n}", "rejected": f"quite bad {n}"} for n in range(60)]

@@ -9,7 +9,7 @@ transformers = pytest.importorskip("transformers")
 
 from lm.errors import ConfigError  # noqa: E402
 from lm.hf.families.gpt_oss import FAMILY  # noqa: E402
-from lm.storage.atomic import read_json  # noqa: E402
+from lm.storage.reading import read_json  # noqa: E402
 from tests.hf.harness import VOCAB, old_spelling_agrees, verify  # noqa: E402
 
 YARN: dict[str, Any] = {

@@ -83,8 +83,8 @@ def test_a_leap_of_the_loss_takes_all_ranks_back_together(configure: Configure, 
         assert [(line["step"], line["event"]) for line in lines if "event" in line] == [(8, "rolled back")]
         assert [line["step"] for line in lines if "loss" in line] == list(range(1, 13))
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "alone" / "run"), rel=1e-5)
-    progress = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012").meta["progress"]
-    assert (progress["rolled_back"], progress["rows_from"]) == (1, 3)
+    counters = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012").meta["counters"]
+    assert (counters["rolled_back"], counters["rows_from"]) == (1, 3)
 
 
 def test_ranks_share_a_validation_and_find_what_one_process_finds(configure: Configure, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Progress:
+class Counters:
     """The counters that a checkpoint carries beside weights and optimizer."""
 
     best_val_loss: float | None = None

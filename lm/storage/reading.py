@@ -1,0 +1,82 @@
+"""Reads what others may have written: regular files only, up to a size, as text, JSON or yaml. Every refusal is a CheckpointError of one
+sentence that names the file; nothing here waits for a pipe, fills the memory from a device, or builds an object that a file names."""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lm.config import Tree
+from lm.errors import CheckpointError
+
+MIB = 1 << 20
+
+
+def read_bytes(path: Path, most_mib: int = 256) -> bytes:
+    """Returns the content of a regular file of at most `most_mib` MiB."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CheckpointError(f"{path}: this is a pipe or a device, and only regular files are read. Replace it.")
+            data = file.read(most_mib * MIB + 1)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: the file is missing, so this folder is not complete. Use another one.") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{path}: cannot be read ({reason}). Check the path and its permissions.") from None
+    if len(data) > most_mib * MIB:
+        raise CheckpointError(f"{path}: the file is over {most_mib} MiB, and such files are smaller. Restore the one that lm wrote.")
+    return data
+
+
+def read_text(path: Path, most_mib: int = 256) -> str:
+    """Returns a UTF-8 text as it stands, line ends included."""
+    try:
+        return read_bytes(path, most_mib).decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: the file is damaged: byte {error.start} is not UTF-8. Restore it or train again.") from None
+
+
+def read_json(path: Path) -> Tree:
+    """Returns a JSON object that holds something."""
+    data = read_bytes(path)
+    try:
+        tree = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: the file is damaged: it is not JSON ({error}). Use another folder.") from None
+    if not isinstance(tree, dict) or not tree:
+        raise CheckpointError(f"{path}: the file is damaged: it must hold a JSON object. Use another folder.")
+    return tree
+
+
+def read_yaml(path: Path) -> Tree:
+    """Returns a mapping of plain values. An alias is refused: `write_yaml` writes none, and a few of them unfold to any size."""
+    text = read_text(path, most_mib=4)
+    try:
+        tree = yaml.load(text, _Plain)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date such as 2025-13-01
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{path}: this is not plain yaml ({reason}). Restore the file that lm wrote.") from None
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"{path}: there must be key: value pairs. Restore the file that lm wrote.")
+    return tree
+
+
+def yaml_text(tree: Tree) -> str:
+    """Returns a tree as yaml, in the order of its keys."""
+    return yaml.dump(tree, Dumper=_WithoutAliases, sort_keys=False, allow_unicode=True)
+
+
+class _Plain(yaml.SafeLoader):
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias")
+        return super().compose_node(parent, index)
+
+
+class _WithoutAliases(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True

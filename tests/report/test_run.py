@@ -1,0 +1,102 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lm.config import flatten
+from lm.errors import CheckpointError, ConfigError
+from lm.report.collect import differing
+from lm.report.run import read_run
+
+WriteRun = Callable[..., Path]
+
+
+def test_flatten_joins_keys_and_keeps_lists_and_empty_trees_as_leaves() -> None:
+    assert flatten({"a": {"b": {"c": 1}, "d": [{"x": 2}]}, "e": {}, "f": None}) == {"a.b.c": 1, "a.d": [{"x": 2}], "e": {}, "f": None}
+
+
+def test_differing_tells_an_absent_key_from_null() -> None:
+    assert differing([{"a": 1, "b": None, "c": [1]}, {"a": 1, "c": [1]}, {"a": 1, "c": [1]}]) == ["b"]
+    assert differing([{"a": 1}, {"a": 1, "z": 0}, {"a": 2}]) == ["a", "z"]
+
+
+def test_series_leaves_out_events_and_values_that_are_not_finite(tmp_path: Path, write_run: WriteRun) -> None:
+    folder = write_run(tmp_path / "a", steps=20)
+    lines = [{"step": 30, "tokens": 9, "loss": float("nan")}, {"step": 31, "event": "spike", "loss": 5.0}, {"step": 40, "loss": 2.0}]
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    run = read_run(folder)
+    assert run.series("loss")[0] == [10, 20, 40]
+    assert run.series("loss", "tokens")[0] == [20480, 40960]
+    assert [event["event"] for event in run.events] == ["spike"]
+
+
+def test_number_prefers_the_summary_and_falls_back_to_the_newest_line(tmp_path: Path, write_run: WriteRun) -> None:
+    finished = read_run(write_run(tmp_path / "a", val_loss=1.25))
+    unfinished = read_run(write_run(tmp_path / "b", finished=False))
+    assert finished.number("val_loss") == 1.25 and finished.finished
+    assert unfinished.number("val_loss") == unfinished.series("val_loss")[1][-1] and not unfinished.finished
+    assert unfinished.number("parameters") is None
+    assert replace(unfinished, metrics=[*unfinished.metrics, {"step": 110, "val_loss": None}]).number("val_loss") is None
+
+
+@pytest.mark.parametrize("torn", ['{"step": 21, "lo', '{"step"', "12", "\x00\x00"])
+def test_a_torn_last_line_is_left_out(tmp_path: Path, write_run: WriteRun, torn: str) -> None:
+    folder = write_run(tmp_path / "a", steps=20)
+    whole = read_run(folder).metrics
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(torn)
+    assert read_run(folder).metrics == whole
+
+
+def test_a_complete_last_line_without_newline_counts(tmp_path: Path, write_run: WriteRun) -> None:
+    folder = write_run(tmp_path / "a", steps=20)
+    whole = read_run(folder).metrics
+    (folder / "metrics.jsonl").write_text((folder / "metrics.jsonl").read_text().rstrip("\n"))
+    assert read_run(folder).metrics == whole
+
+
+@pytest.mark.parametrize("broken", ['{"step": 1', "[1, 2]", "word"])
+def test_a_broken_line_among_others_is_named_by_file_and_line(tmp_path: Path, write_run: WriteRun, broken: str) -> None:
+    folder = write_run(tmp_path / "a", steps=30)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    (folder / "metrics.jsonl").write_text("\n".join([lines[0], broken, *lines[1:]]) + "\n")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl:2: "):
+        read_run(folder)
+
+
+def test_a_misspelt_folder_is_answered_with_the_nearest_run(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path / "tiny_muon")
+    with pytest.raises(ConfigError, match=r"tiny_moun: .*Did you mean .*tiny_muon\?"):
+        read_run(tmp_path / "tiny_moun")
+    with pytest.raises(ConfigError, match="no such run folder"):
+        read_run(tmp_path / ("x" * 300))
+
+
+def test_a_folder_without_config_or_without_metrics_is_refused_by_name(tmp_path: Path, write_run: WriteRun) -> None:
+    for name, file, left in (("a", "config.yaml", None), ("b", "metrics.jsonl", None), ("c", "metrics.jsonl", "")):
+        folder = write_run(tmp_path / name)
+        (folder / file).unlink()
+        if left is not None:
+            (folder / file).write_text(left)
+        with pytest.raises(ConfigError, match=rf"{folder}: {file}"):
+            read_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.yaml", b"!!python/object/apply:os.system ['touch canary']"),
+        ("config.yaml", b"a: [1"),
+        ("config.yaml", b"- 1"),
+        ("summary.json", b'{"name": '),
+        ("samples.md", b"caf\xe9"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path, write_run: WriteRun, file: str, content: bytes) -> None:
+    folder = write_run(tmp_path / "a", steps=50)
+    (folder / file).write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"{folder / file}: "):
+        read_run(folder)

@@ -1,4 +1,4 @@
-"""What `make docs` adds to the pages of docs/, as hooks of mkdocs: tables made from the code, and links into the repository that are checked.
+"""What `make docs` adds to the pages of docs/, as hooks of mkdocs: tables made from the code, and checked links into the repository.
 
 A page says `<!-- made: NAME -->` where `MADE[NAME]` goes. A link to a file of the repository becomes a link to a page that shows the file;
 `path.py#name` goes to that name, and a line that is nothing but such a link is followed by the code itself. A file or a name that

@@ -10,7 +10,7 @@ from lm.config import Tree, flatten, from_tree
 from lm.data.kinds import TokenizerFileConfig
 from lm.data.store.prepare import Prepared, changed_files
 from lm.errors import CheckpointError, ConfigError
-from lm.nn.transformer import AnyModelConfig, build_model, model_config
+from lm.nn.transformer import ModelConfig, build_model, model_config
 from lm.storage.atomic import clean, disk_errors, replace_file, verify
 from lm.storage.checkpoint import CheckpointReader, checkpoints, newest_valid, read_meta
 from lm.storage.formats import current
@@ -129,7 +129,7 @@ def require_same_data(folder: Path, cfg: TrainConfig, meta: Tree, data: Prepared
         raise ConfigError(f"{folder}: {what} since the run started, and a resumed run needs the same data. Restore it, or set run.name.")
 
 
-def _require_same_weights(reader: CheckpointReader, cfg: AnyModelConfig) -> None:
+def _require_same_weights(reader: CheckpointReader, cfg: ModelConfig) -> None:
     """CheckpointError with the first weights of another shape."""
     saved = model_config(reader.meta["model"])
     full = cfg.replace(vocab_size=cfg.vocab_size or saved.vocab_size, max_seq_len=cfg.max_seq_len or saved.max_seq_len)

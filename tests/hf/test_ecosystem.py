@@ -24,7 +24,7 @@ from lm.generation.text import complete, prompt_ids  # noqa: E402
 from lm.hf.families.bert import FAMILY as BERT  # noqa: E402
 from lm.hf.families.t5 import FAMILY as T5  # noqa: E402
 from lm.hf.io.writing import family_for, write_hf  # noqa: E402
-from lm.nn.transformer import LM, AnyModelConfig  # noqa: E402
+from lm.nn.transformer import LM, ModelConfig  # noqa: E402
 from lm.storage.model_folder import save_model  # noqa: E402
 from tests.nn.models import config, redrawn_any  # noqa: E402
 
@@ -48,7 +48,7 @@ def tokenizer_of(name: str) -> Tokenizer:
     return one_special() if name == "one special" else kinds[name].build(CORPUS)
 
 
-def exported(folder: Path, cfg: AnyModelConfig, tokenizer: Tokenizer, end: float = 0.0) -> LM:
+def exported(folder: Path, cfg: ModelConfig, tokenizer: Tokenizer, end: float = 0.0) -> LM:
     """A model folder and its export.  end: logits of eos as a multiple of those of some other token."""
     model = redrawn_any(cfg)
     with torch.no_grad():
@@ -60,12 +60,12 @@ def exported(folder: Path, cfg: AnyModelConfig, tokenizer: Tokenizer, end: float
     return ours
 
 
-def t5(tokenizer: Tokenizer) -> AnyModelConfig:
+def t5(tokenizer: Tokenizer) -> ModelConfig:
     sizes: Tree = {"d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 4, "vocab_size": tokenizer.vocab_size}
     return T5.config({**sizes, "decoder_start_token_id": tokenizer.start, "tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"})
 
 
-def bert(tokenizer: Tokenizer) -> AnyModelConfig:
+def bert(tokenizer: Tokenizer) -> ModelConfig:
     sizes: Tree = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
     return BERT.config({**sizes, "vocab_size": tokenizer.vocab_size})
 
@@ -122,7 +122,7 @@ def test_a_foreign_tokenizer_begins_texts_as_it_does_in_transformers(tmp_path: P
 
 
 @pytest.mark.parametrize("stack", [t5, bert])
-def test_what_is_read_as_a_whole_ends_with_eos_for_both(tmp_path: Path, stack: Callable[[Tokenizer], AnyModelConfig]) -> None:
+def test_what_is_read_as_a_whole_ends_with_eos_for_both(tmp_path: Path, stack: Callable[[Tokenizer], ModelConfig]) -> None:
     tokenizer = tokenizer_of("bpe")
     exported(tmp_path, stack(tokenizer), tokenizer)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")

@@ -13,7 +13,7 @@ from lm.data.rows.causal import CausalRows
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import IGNORED
-from lm.nn.transformer import AnyModelConfig
+from lm.nn.transformer import ModelConfig
 
 MakeStore = Callable[..., TokenStore]
 
@@ -85,7 +85,7 @@ def test_a_realistic_mixture_of_lengths_is_99_percent_full_at_2048(make_store: M
 
 @pytest.mark.parametrize("objective", [CausalConfig(), MLMConfig()])
 def test_the_packing_is_chosen_by_name(
-    make_store: MakeStore, byte_tokenizer: Tokenizer, decoder: AnyModelConfig, objective: CausalConfig | MLMConfig
+    make_store: MakeStore, byte_tokenizer: Tokenizer, decoder: ModelConfig, objective: CausalConfig | MLMConfig
 ) -> None:
     from lm.data.kinds import BytesConfig
 

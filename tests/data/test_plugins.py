@@ -1,4 +1,4 @@
-"""Kinds of one's own: a source, a tokenizer and an objective out of a file that a person names, cached, split, mixed and resumed like ours."""
+"""Kinds out of a file that a person names: a source, a tokenizer and an objective, cached, split, mixed and resumed like ours."""
 
 import importlib.util
 import sys

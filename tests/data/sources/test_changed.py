@@ -69,7 +69,7 @@ def test_a_file_that_changes_after_it_was_hashed_is_refused_and_not_cached(tmp_p
 
 
 def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
-    cfg, source = opened(tmp_path / "a.jsonl", lines("old") * 2000)  # more than is read at once
+    _, source = opened(tmp_path / "a.jsonl", lines("old") * 2000)  # more than is read at once
     documents = source.documents()
     next(documents)
     with (tmp_path / "a.jsonl").open("ab") as stream:

@@ -59,7 +59,7 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError("show: -m and --cfg belong to lm train. Leave them out, and show one model at a time.")
     composition = compose(call.overrides)
     tree = composition.tree
-    data = {key: value for key, value in tree["data"].items() if key in DataConfig.model_fields}  # whatever its kind
+    data = {"kind": "stdlib", **{key: value for key, value in tree["data"].items() if key in DataConfig.model_fields}}  # whatever its kind
     shown = composition.checked(Shown, {key: tree[key] for key in Shown.model_fields if key in tree} | {"data": data})
     for note in composition.notes:
         print(note, file=sys.stderr)

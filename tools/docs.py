@@ -1,4 +1,4 @@
-"""What `make docs` adds to the pages of docs/, as hooks of mkdocs: tables made from the code, and links into the repository that are checked.
+"""What `make docs` adds to the pages of docs/, as hooks of mkdocs: tables made from the code, and checked links into the repository.
 
 A page says `<!-- made: NAME -->` where `MADE[NAME]` goes. A link to a file of the repository becomes a link to a page that shows the file;
 `path.py#name` goes to that name, and a line that is nothing but such a link is followed by the code itself. A file or a name that
@@ -17,13 +17,13 @@ from importlib import import_module
 from itertools import pairwise
 from keyword import iskeyword
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic.fields import FieldInfo
 
+import lm
 from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
 from lm.cli.main import VERBS
@@ -244,12 +244,18 @@ def _fields(found: dict[str, FieldInfo]) -> str:
     return _table(("key", "type", "default", "meaning"), rows)
 
 
+def functions() -> str:
+    """What `import lm` offers, from the docstrings."""
+    found = (getattr(lm, name) for name in lm.__all__ if not name.startswith("_"))
+    return "\n\n".join(f"::: {each.__module__}.{each.__qualname__}" for each in found)
+
+
 MADE: dict[str, Callable[[], str]] = {
     "recipes": recipes,
     "models": models,
     "slots": slots,
     "families": family_names,
+    "functions": functions,
     "commands": commands,
     "options": options,
 }
-

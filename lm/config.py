@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 import types
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
@@ -188,8 +189,7 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
         tag = given.get("kind") if isinstance(given, dict) else given
         return f"{where}.kind: {tag!r} is not an option. {did_you_mean(str(tag), options)}"
     if kind == "literal_error":
-        _, field = find_field(cls, tree, path)
-        choices = [str(o) for member in members(field.annotation) for o in get_args(member)] if field else []
+        choices = re.findall("'([^']*)'", problem["ctx"]["expected"])
         return f"{where}: {given!r} is not an option. {did_you_mean(str(given), choices)}"
     if kind in ("value_error", "assertion_error"):
         return f"{where}: {problem['ctx']['error']}"

@@ -128,6 +128,11 @@ def _excerpt(uri: str, link: str, name: str) -> str:
     return "\n".join(["`````python", *textwrap.dedent("\n".join(lines)).splitlines(), "`````"])
 
 
+def leads_somewhere(file: Path, name: str) -> bool:
+    """There is such a file, and if it is code a function or class of this name in it. Headings of pages are checked by mkdocs."""
+    return file.exists() and (not name or file.suffix != ".py" or name in _definitions(os.path.relpath(file, ROOT)))
+
+
 def _lines(uri: str, target: str, name: str) -> tuple[int, int]:
     """The first and the last line of a function, class or method."""
     found = _definitions(target).get(name) if (ROOT / target).is_file() else None

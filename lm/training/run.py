@@ -23,7 +23,7 @@ from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError, Interrupted, ResourceError
 from lm.nn.cost.count import count
-from lm.nn.transformer import LM, AnyModelConfig, EncoderDecoderConfig, build_model
+from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, build_model
 from lm.storage.atomic import RunLock, replace_file
 from lm.storage.checkpoint import CheckpointReader, step_folder
 from lm.storage.model_folder import resolve_model
@@ -109,7 +109,7 @@ class _Run:
             require_same_data(self.folder, self.cfg, self.reader.meta, data)
         return data
 
-    def _model_config(self, data: Prepared) -> AnyModelConfig:
+    def _model_config(self, data: Prepared) -> ModelConfig:
         """With vocab_size and max_seq_len filled in, checked against the tokenizer."""
         cfg, size = self.cfg.model, data.tokenizer.vocab_size
         vocab_size = cfg.vocab_size or -(-size // 64) * 64
@@ -131,7 +131,7 @@ class _Run:
         self.micro_batch, accumulation = split(self.cfg.data.global_batch, self.ranks.world, self.cfg.trainer.micro_batch)
         return accumulation
 
-    def _build(self, model_cfg: AnyModelConfig) -> LM:
+    def _build(self, model_cfg: ModelConfig) -> LM:
         """Filled, or on the meta device where the strategy fills it part by part."""
         cfg = self.cfg
         self.fill = empty if self.reader is not None else drawn(cfg.seed) if cfg.init_from is None else copied(cfg.init_from)
@@ -144,7 +144,7 @@ class _Run:
         """As Lightning converts it, but before the weights are read, so that a model that is only written again has the same dtype."""
         return model.to(torch.bfloat16) if self.cfg.trainer.precision == "bf16-true" else model
 
-    def _session(self, data: Prepared, model_cfg: AnyModelConfig, model: LM) -> tuple[Session, "TrainModule"]:
+    def _session(self, data: Prepared, model_cfg: ModelConfig, model: LM) -> tuple[Session, "TrainModule"]:
         from lm.training.module import TrainModule  # Lightning takes seconds, and a finished run does not need it
 
         cfg, first = self.cfg, self.ranks.first

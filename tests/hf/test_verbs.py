@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lm.data.config import BytesConfig
-from lm.data.tokenizer.tokenizer import build_tokenizer
+from lm.data.kinds import BytesConfig
 from lm.errors import CheckpointError
 from lm.generation.load import generate, load
 from lm.hf.io.family import families
@@ -37,7 +36,7 @@ def lm(tmp_path: Path) -> Run:
 def saved(folder: Path, **changes: Any) -> Path:
     """A model folder of ours with every tensor redrawn."""
     model = redrawn(config(vocab_size=320, **changes))
-    tokenizer = build_tokenizer(BytesConfig(), ())
+    tokenizer = BytesConfig().build()
     save_model(folder, model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {"run": "base", "step": 7})
     return folder
 
@@ -104,17 +103,17 @@ def test_a_wanted_family_says_what_it_lacks(tmp_path: Path, lm: Run) -> None:
     assert "there model.attention.softcap=5.0 must be null" in done.stderr
 
 
-def test_blocks_that_predict_ahead_are_dropped_unless_a_family_keeps_them(tmp_path: Path, lm: Run) -> None:
-    saved(tmp_path / "base", ahead={"depth": 2})
-    done = lm("export", "from=base", "format=hf", "out=hf", "ahead=keep", "check=false")
+def test_blocks_of_multi_token_prediction_are_dropped_unless_a_family_keeps_them(tmp_path: Path, lm: Run) -> None:
+    saved(tmp_path / "base", mtp={"depth": 2})
+    done = lm("export", "from=base", "format=hf", "out=hf", "mtp=keep", "check=false")
     assert done.returncode == 2
-    assert "model.ahead.depth=2 must be null. Train with that, or export with ahead=drop." in done.stderr
+    assert "model.mtp.depth=2 must be null. Train with that, or export with mtp=drop." in done.stderr
     done = lm("export", "from=base", "format=hf", "out=hf", "check=false")
     assert done.returncode == 0 and "the 2 blocks that predict further tokens are left out" in done.stderr
-    assert not any("ahead" in key for key in load_file(tmp_path / "hf/model.safetensors"))
+    assert not any("mtp" in key for key in load_file(tmp_path / "hf/model.safetensors"))
     assert lm("import", "from=hf", "out=back").returncode == 0
-    done = lm("export", "from=back", "format=hf", "out=again", "ahead=keep")
-    assert done.returncode == 2 and "ahead=keep: the model has no blocks that predict further tokens" in done.stderr
+    done = lm("export", "from=back", "format=hf", "out=again", "mtp=keep")
+    assert done.returncode == 2 and "mtp=keep: the model has no blocks that predict further tokens" in done.stderr
 
 
 def test_nothing_is_overwritten(tmp_path: Path, lm: Run, theirs: Path) -> None:

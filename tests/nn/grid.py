@@ -13,7 +13,7 @@ from typing import Any
 from lm.config import Tree
 from lm.errors import ConfigError
 from lm.nn.transformer import model_config
-from tests.nn.models import ATTENTIONS, BASE, BLOCKS, EMBEDS, FFNS, HEADS, NORMS, POSITIONS, with_kinds
+from tests.nn.models import ATTENTIONS, BASE, BLOCKS, EMBEDS, FFNS, HEADS, MIXING, NORMS, POSITIONS, with_kinds
 
 SLOTS: dict[str, list[dict[str, Any]]] = {
     "norm": NORMS,
@@ -23,6 +23,7 @@ SLOTS: dict[str, list[dict[str, Any]]] = {
     "block": BLOCKS,
     "head": HEADS,
     "embed": EMBEDS,
+    "mixing": MIXING,
 }
 NAMES = list(SLOTS)
 COMBINATIONS = {"decoder": 1100, "encoder": 300, "encoder_decoder": 300}
@@ -34,7 +35,8 @@ Part = tuple[tuple[int, int], ...]  # some slots, each with the number of its va
 
 def tree_of(kind: str, part: Part) -> Tree:
     """A model with these slot values, the rest as in BASE."""
-    return with_kinds(BASE | {"kind": kind} | {NAMES[slot]: SLOTS[NAMES[slot]][value] for slot, value in part})
+    chosen = {NAMES[slot]: SLOTS[NAMES[slot]][value] for slot, value in part}
+    return with_kinds(BASE | {"kind": kind} | chosen.pop("mixing", {}) | chosen)
 
 
 @cache

@@ -14,7 +14,7 @@ from lm.nn.batch import Batch
 from lm.nn.transformer import LM, EncoderDecoderLM, model_config
 from tests.doubles import Doubles, same
 from tests.nn.grid import COMBINATIONS, NAMES, SLOTS, Choice, covering, may_meet, others, pairwise, parts, refused, tree_of
-from tests.nn.models import VOCAB, redrawn_any, tokens
+from tests.nn.models import BASE, CONV, MIXTURES, VOCAB, redrawn_any, tokens, with_kinds
 
 S, M = 21, 13  # tokens, and tokens of a source
 CHUNKS = [11, 1, 1, 6, 1, 1]
@@ -176,6 +176,16 @@ def test_the_invariants_hold_for_triples_too(start: int) -> None:
     hold_all(others(), start)
 
 
+NO_ATTENTION: Tree = {"recurrent": CONV, "pattern": ["recurrent"], "embed": {"segments": 3}}
+
+
+@pytest.mark.parametrize("position", ["none", "learned", "sinusoidal"])
+@pytest.mark.parametrize("changes", [{}, {"block": {"kind": "parallel"}}, {"ffn": MIXTURES[0]}, {"kind": "encoder_decoder"}])
+@torch.no_grad()
+def test_the_invariants_hold_where_no_layer_attends(position: str, changes: Tree) -> None:
+    hold(with_kinds(BASE | {"kind": "decoder", "position": {"kind": position}} | NO_ATTENTION | changes))
+
+
 def test_every_pair_of_slot_values_that_may_meet_does() -> None:
     sizes = [len(values) for values in SLOTS.values()]
     everything: set[Any] = set()
@@ -194,10 +204,10 @@ def named(part: Any) -> set[str]:
     return {NAMES[slot] for slot, _ in part}
 
 
-@pytest.mark.parametrize(("kind", "single", "pairs"), [("decoder", 0, 21), ("encoder", 0, 21), ("encoder_decoder", 4, 1)])
+@pytest.mark.parametrize(("kind", "single", "pairs"), [("decoder", 0, 21), ("encoder", 2, 21), ("encoder_decoder", 4, 1)])
 def test_few_slot_values_may_not_meet(kind: str, single: int, pairs: int) -> None:
     """A parallel block with a norm that is not in front; MLA without rotation; longrope with another number of pairs than factors;
-    in an encoder-decoder neither parallel blocks nor MLA at all."""
+    in an encoder-decoder neither parallel blocks nor MLA at all; in an encoder nothing recurrent."""
     found = refused(kind)
     assert [sum(len(part) == size for part in found) for size in (1, 2)] == [single, pairs]
     assert all(named(part) in ({"norm", "block"}, {"position", "attention"}) for part in found if len(part) == 2)

@@ -11,12 +11,13 @@ from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
 from lm.cli.compose.overrides import expand
 from lm.cli.verbs.train import parse_call
-from lm.data.config import DataConfig
+from lm.data.kinds import DataConfig
 from lm.errors import ConfigError
 from lm.nn.cost.memory import Setting, memory
 from lm.nn.transformer import build_model, model_config
 from lm.training.strategies.config import STAGES
 from tests.pages.commands import PAGES, ROOT, Block, blocks, run
+from tools import docs
 
 SLOW = ("commands", "data", "distributed", "huggingface", "papers", "recipes", "tutorial")  # of many trainings, or of several processes
 SBATCH = """#!/bin/bash
@@ -76,6 +77,19 @@ def test_a_command_stands_in_a_fence_where_it_is_run() -> None:
     indented = re.compile(r"^ {4}(?:\$ )?(?:lm|python|torchrun) .*=.*$", re.MULTILINE)
     loose = {page.name: found for page in PAGES if (found := indented.findall(page.read_text(encoding="utf-8")))}
     assert loose == {"commands.md": ["    lm VERB key=value ..."]}
+
+
+def test_every_link_leads_to_a_file_and_a_name_that_are_there() -> None:
+    found = [(page, *link) for page in PAGES for link in docs.LINK.findall(page.read_text(encoding="utf-8"))]
+    assert len(found) >= 40
+    dead = [f"{page.name}: {to}{name}" for page, to, name in found if not docs.leads_somewhere(page.parent / to, name[1:])]
+    assert dead == []
+
+
+def test_a_dead_link_is_noticed() -> None:
+    assert docs.leads_somewhere(ROOT / "lm" / "nn" / "norm.py", "rms_norm")
+    assert not docs.leads_somewhere(ROOT / "lm" / "nn" / "norm.py", "no_norm")
+    assert not docs.leads_somewhere(ROOT / "lm" / "nn" / "no.py", "")
 
 
 def test_every_program_that_a_page_names_is_there() -> None:

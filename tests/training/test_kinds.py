@@ -23,7 +23,7 @@ OBJECTIVE = {"encoder": "mlm", "encoder_decoder": "seq2seq"}
 
 def of_kind(cfg: TrainConfig, kind: str, folder: Path, **changes: Tree) -> TrainConfig:
     """The run with a model of this kind and what it learns from: pairs of different lengths, or the same text."""
-    model = {key: value for key, value in cfg.model.tree().items() if key != "ahead"} | {"kind": kind} | changes
+    model = {key: value for key, value in cfg.model.tree().items() if key != "mtp"} | {"kind": kind} | changes
     pairs = folder / "pairs.jsonl"
     pairs.write_text("".join(json.dumps({"source": "ab" * (1 + n % 9), "target": "cd" * (1 + n % 7)}) + "\n" for n in range(200)))
     data = cfg.data.tree() | ({"files": str(pairs), "record": {"kind": "pair"}} if kind == "encoder_decoder" else {})

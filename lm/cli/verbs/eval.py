@@ -12,8 +12,8 @@ from lm.cli.compose.literal import parse_literal
 from lm.cli.compose.source import HELP, take_from
 from lm.cli.views.describe import listing, table
 from lm.config import Config, Tree, from_tree
-from lm.data.config import DataConfig
-from lm.data.rows.config import ObjectiveConfig, usual
+from lm.data.kinds import DataConfig, ObjectiveConfig
+from lm.data.rows.base import usual
 from lm.errors import CheckpointError, ConfigError
 
 _USAGE = """\
@@ -64,14 +64,14 @@ def _evaluate(folder: str, cfg: EvalConfig) -> Tree:
     from lm.data.store.prepare import prepare
     from lm.generation.evaluate import evaluate
     from lm.generation.load import load
-    from lm.nn.transformer import AnyModelConfig
+    from lm.nn.transformer import ModelConfig
 
     given = cfg if cfg.data is not None else _of_run(folder)
     data, objective = given.data, cfg.objective or given.objective
     assert data is not None
     model, tokenizer = load(folder, cfg.device)
     model_cfg = model.cfg
-    assert isinstance(model_cfg, AnyModelConfig)
+    assert isinstance(model_cfg, ModelConfig)
     objective = objective or usual(model_cfg.kind)
     try:
         objective.require_fit(objective.kind, model_cfg.kind, data)

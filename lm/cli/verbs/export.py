@@ -32,7 +32,7 @@ class ExportConfig(Config):
     """Model type to write (llama, gpt2, t5, ...). null: the most general that can hold the model."""
     dtype: Literal["keep", "fp32", "bf16", "fp16"] = "keep"
     """Type of the weights. keep: as they are."""
-    ahead: Literal["drop", "keep"] = "drop"
+    mtp: Literal["drop", "keep"] = "drop"
     """Blocks that predict further tokens: leave them out, or write them where the family has a place for them (DeepSeek-V3)."""
     check: bool = True
     """Load the result with transformers and compare logits."""
@@ -48,15 +48,15 @@ def run(args: Sequence[str]) -> int:
     from lm.generation.load import load
     from lm.hf.io import check
     from lm.hf.io.card import model_card
-    from lm.hf.io.writing import drop_ahead, family_for, n_blocks_ahead, write_hf
+    from lm.hf.io.writing import drop_mtp, family_for, write_hf
 
     model, tokenizer = load(source, "cpu")
-    n_ahead = n_blocks_ahead(model)
-    if cfg.ahead == "keep" and not n_ahead:
-        raise ConfigError("ahead=keep: the model has no blocks that predict further tokens (model.ahead is null). Leave it out.")
-    if cfg.ahead == "drop" and n_ahead:
-        print(f"model.ahead: the {n_ahead} blocks that predict further tokens are left out", file=sys.stderr)
-        drop_ahead(model)
+    further = len(model.mtp_blocks())
+    if cfg.mtp == "keep" and not further:
+        raise ConfigError("mtp=keep: the model has no blocks that predict further tokens (model.mtp is null). Leave it out.")
+    if cfg.mtp == "drop" and further:
+        print(f"model.mtp: the {further} blocks that predict further tokens are left out", file=sys.stderr)
+        drop_mtp(model)
     family = family_for(model.cfg, cfg.family)
     if cfg.dtype != "keep":
         model = model.to(getattr(torch, _DTYPES[cfg.dtype]))

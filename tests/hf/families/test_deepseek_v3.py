@@ -96,7 +96,7 @@ def test_transformers_predicts_the_same_further_tokens(tmp_path: Path) -> None:
     ids, at = tokens(2, 30, seed=3), torch.arange(30)[None]
     found: list[Tensor] = []
     with Doubles():
-        model.train()(Batch(ids), loss=lambda hidden, head, ctx: found.extend(head(h) for h in [hidden, *ctx.ahead]))
+        model.train()(Batch(ids), loss=lambda hidden, head, ctx: found.extend(head(h) for h in [hidden, *ctx.mtp]))
         hidden = theirs.model(ids).last_hidden_state
         same(found[0], theirs.lm_head(hidden))
         for k in range(2):
@@ -115,15 +115,15 @@ def test_layers_that_predict_further_tokens_are_left_out_where_they_do_not_fit(t
     for weights, reason in ((lost, "1 tensors are missing (model.layers.3.eh_proj.weight)"), (other, "are not equal")):
         save_file(weights, file)
         found = read_hf(tmp_path / "hf")
-        assert isinstance(found.config, DecoderConfig) and found.config.ahead is None
-        assert not any(name.startswith("ahead.") for name in found.weights)
+        assert isinstance(found.config, DecoderConfig) and found.config.mtp is None
+        assert not any(name.startswith("mtp.") for name in found.weights)
         assert any("the 1 layers that predict further tokens are left out" in note and reason in note for note in found.notes)
 
 
 def test_layers_beyond_those_that_config_json_names_are_refused(tmp_path: Path) -> None:
     transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**BASE)).save_pretrained(tmp_path)
     found = read_hf(tmp_path)
-    assert isinstance(found.config, DecoderConfig) and found.config.ahead is None and not found.notes
+    assert isinstance(found.config, DecoderConfig) and found.config.mtp is None and not found.notes
     file = tmp_path / "model.safetensors"
     save_file(load_file(file) | {"model.layers.4.eh_proj.weight": torch.ones(3, 3)}, file)
     with pytest.raises(CheckpointError, match=r"not known.*model\.layers\.4\.eh_proj"):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lm.cli.compose.compose import compose
 from lm.config import from_tree
-from lm.data.rows.config import CausalConfig, DPOConfig, Seq2SeqConfig
+from lm.data.kinds import CausalConfig, DPOConfig, Seq2SeqConfig
 from lm.errors import ConfigError, NumericsError
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, build_model

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
@@ -158,7 +158,7 @@ def _definitions(target: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _table(heading: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     cells = [heading, ("---",) * len(heading), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
 

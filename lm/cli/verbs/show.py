@@ -59,7 +59,8 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError("show: -m and --cfg belong to lm train. Leave them out, and show one model at a time.")
     composition = compose(call.overrides)
     tree = composition.tree
-    data = {key: value for key, value in tree["data"].items() if key in DataConfig.model_fields}  # whatever its kind
+    data = {key: value for key, value in tree["data"].items() if key in DataConfig.model_fields}
+    data["kind"] = "stdlib"  # whatever it is: the kind that asks for nothing else
     shown = composition.checked(Shown, {key: tree[key] for key in Shown.model_fields if key in tree} | {"data": data})
     for note in composition.notes:
         print(note, file=sys.stderr)

@@ -6,7 +6,9 @@ from pathlib import Path
 from lm.cli.compose.compose import compose
 from lm.nn.cost.memory import Setting, memory
 from lm.nn.transformer import build_model, model_config
-from lm.training.strategies.config import STAGES
+from lm.training.strategies.config import StrategyConfig
+
+STAGES = {kind: cfg.stage for kind, cfg in StrategyConfig.kinds().items()}
 
 PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
 MODELS = ("gpt2", "olmo2_1b", "llama3_8b")

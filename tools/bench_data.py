@@ -107,7 +107,7 @@ def rate(rows: Rows, steps: int = 2000) -> float:
 
 def loading() -> dict[str, float]:
     """Making a step's batches in the training process, against the median of a short run's steps."""
-    from lm.cli.verbs.train import compose_config
+    from lm.cli.compose.compose import compose_config
     from lm.training.callbacks.metrics import read
     from lm.training.run import train
 

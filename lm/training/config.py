@@ -162,6 +162,8 @@ class TrainConfig(Config):
     resume: ResumeConfig = ResumeConfig()
     check: bool = False
     """Try everything once and small, tell what it takes, and stop."""
+    plugins: dict[str, str] = {}
+    """Files of code that define a kind used here, by name, with the SHA-256 of each; filled in from plugins=FILE and LM_PLUGINS."""
     traceback: bool = False
     """Print the whole traceback of an error."""
 

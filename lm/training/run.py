@@ -15,6 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 import lm
+from lm import plugins
 from lm.config import Tree
 from lm.data.layout.mixed import consumed
 from lm.data.loader import split, train_loader, worker_faults
@@ -157,7 +158,7 @@ class _Run:
             truncate_samples(self.folder / "samples.md", progress.samples_bytes)
         meta: Tree = {
             "model": model_cfg.tree(), "config": cfg.tree(), "fingerprint": data.fingerprint, "files": data.files,
-            "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__,
+            "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__, "plugins": plugins.used(model_cfg),
             "parent_hash": parent_hash(cfg, self.reader.meta if self.reader is not None else None),
         }  # fmt: skip
         rows, val_rows, val_sets = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seed)
@@ -215,7 +216,10 @@ class _Run:
 
     def _finish(self, session: Session, data: Prepared) -> Tree:
         cfg, p, counts = self.cfg, session.progress, session.counts
-        extra = {"parent": cfg.init_from, "run": cfg.run.name, "step": session.module.step, "tokenizer_hash": data.tokenizer.hash}
+        extra: Tree = {
+            "parent": cfg.init_from, "run": cfg.run.name, "step": session.module.step, "tokenizer_hash": data.tokenizer.hash,
+            "plugins": plugins.used(session.model.cfg),
+        }  # fmt: skip
         if not self.ranks.first:
             return {}
         saved = step_folder(self.folder / "checkpoints", session.module.step)

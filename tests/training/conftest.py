@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lm.cli.verbs.train import compose_config
+from lm.cli.compose.compose import compose_config
 from lm.errors import ResourceError
 from lm.storage.atomic import MANIFEST
 from lm.training.callbacks.metrics import read

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.cli.verbs.train import compose_config
+from lm.cli.compose.compose import compose_config
 from lm.errors import LmError
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
@@ -236,7 +236,9 @@ def test_two_machines_train_one_run(tiny: list[str], tmp_path: Path) -> None:
 
 def configure_like(tiny: list[str]) -> TrainConfig:
     """The same run on one machine."""
-    return compose_config([*(given for given in tiny if not given.startswith("run.name=")), "run.name=whole", "optim=adamw", *ranks("ddp")])
+    return compose_config(
+        overrides=[*(given for given in tiny if not given.startswith("run.name=")), "run.name=whole", "optim=adamw", *ranks("ddp")]
+    )
 
 
 FAKE = """#!/bin/sh

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from lm.cli.verbs.train import compose_config
+from lm.cli.compose.compose import compose_config
 from lm.report.page import write_report
-from lm.training.callbacks.metrics import read
 from lm.training.run import train
 from tests.server import Process
-from tests.training.conftest import results, write_text
+from tests.training.conftest import read, results, write_text
 
 STEPS, ROWS, SEQ_LEN = 20, 8, 32
 LmProcess = Callable[..., Process]

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -33,11 +34,12 @@ def code_version(*foreign: object) -> str:
     data = Path(__file__).parents[1]
     files = [path for room in ROOMS for path in sorted((data / room).glob("*.py"))]
     own = {file for each in foreign for cls in type(each).__mro__ if (file := _plugin_file(cls)) is not None}
-    return short_hash([version("tokenizers"), *map(_meaning, files), *map(_meaning, sorted(own))])
+    return short_hash([version("tokenizers"), *(_meaning(file, file.stat().st_mtime_ns) for file in [*files, *sorted(own)])])
 
 
-def _meaning(file: Path) -> str:
-    """The syntax tree of a file without docstrings; comments and layout are not in it."""
+@lru_cache(maxsize=256)
+def _meaning(file: Path, changed_at: int) -> str:
+    """The syntax tree of a file as of then, without docstrings; comments and layout are not in it."""
     tree = ast.parse(file.read_bytes())
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

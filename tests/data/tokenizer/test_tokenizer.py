@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from lm.config import from_tree
 from lm.data.kinds import BPEConfig, BytesConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
 from lm.data.tokenizer import tokenizer as module
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, split_text
@@ -248,3 +250,11 @@ def test_patterns_cut_as_their_models_do() -> None:
         cuts[pattern] = [tokenizer.token_text(i) for i in tokenizer.encode("1234567;\n")]
     assert cuts["gpt2"] == [b"1234567", b";", b"\n"]
     assert cuts["gpt4"] == cuts["llama3"] == [b"123", b"456", b"7", b";\n"]
+
+
+@pytest.mark.parametrize(
+    ("specials", "fault"), [(["<|a|>", ""], "an empty text cannot be"), (["<|a|>", "<|b|>", "<|a|>"], "'<|a|>' is named twice")]
+)
+def test_specials_that_are_empty_or_named_twice_are_refused(specials: list[str], fault: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"specials: {fault}")):
+        from_tree(BPEConfig, {"kind": "bpe", "specials": specials})

@@ -125,7 +125,7 @@ class SigmoidRouter(Router):
         """What every cast passes through. The bias stays float32: in bf16 it would stand still where a step is below its rounding."""
         bias = self.correction_bias.data
         moved = super()._apply(fn, recurse)
-        if self.correction_bias.dtype != torch.float32:
+        if self.correction_bias.dtype.itemsize < torch.float32.itemsize:
             self.correction_bias.data = bias.to(self.correction_bias.device)
         return moved
 

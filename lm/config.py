@@ -113,6 +113,13 @@ class Slot(Config):
         return kinds[kind].model_validate_json(json.dumps(value), strict=True)
 
 
+def kind_from_key(values: Any) -> Any:
+    """{"mine": {}} -> {"mine": {"kind": "mine"}}: in a dict of slots, a value without a kind takes its key as its kind."""
+    if not isinstance(values, dict):
+        return values
+    return {key: {"kind": key, **value} if isinstance(value, dict) else value for key, value in values.items()}
+
+
 C = TypeVar("C", bound="Config")
 
 

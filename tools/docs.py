@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
@@ -23,6 +23,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic.fields import FieldInfo
 
+import lm
 from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
 from lm.cli.main import VERBS
@@ -127,6 +128,11 @@ def _excerpt(uri: str, link: str, name: str) -> str:
     return "\n".join(["`````python", *textwrap.dedent("\n".join(lines)).splitlines(), "`````"])
 
 
+def leads_somewhere(file: Path, name: str) -> bool:
+    """There is such a file, and if it is code a function or class of this name in it. Headings of pages are checked by mkdocs."""
+    return file.exists() and (not name or file.suffix != ".py" or name in _definitions(os.path.relpath(file, ROOT)))
+
+
 def _lines(uri: str, target: str, name: str) -> tuple[int, int]:
     """The first and the last line of a function, class or method."""
     found = _definitions(target).get(name) if (ROOT / target).is_file() else None
@@ -152,7 +158,7 @@ def _definitions(target: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _table(heading: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     cells = [heading, ("---",) * len(heading), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
 
@@ -243,11 +249,18 @@ def _fields(found: dict[str, FieldInfo]) -> str:
     return _table(("key", "type", "default", "meaning"), rows)
 
 
+def functions() -> str:
+    """What `import lm` offers, from the docstrings."""
+    found = (getattr(lm, name) for name in lm.__all__ if not name.startswith("_"))
+    return "\n\n".join(f"::: {each.__module__}.{each.__qualname__}" for each in found)
+
+
 MADE: dict[str, Callable[[], str]] = {
     "recipes": recipes,
     "models": models,
     "slots": slots,
     "families": family_names,
+    "functions": functions,
     "commands": commands,
     "options": options,
 }

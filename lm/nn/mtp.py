@@ -1,4 +1,4 @@
-"""Multi-token prediction: further blocks, one after another, predict more tokens ahead.  DeepSeek-V3, arXiv:2412.19437, section 2.2."""
+"""Multi-token prediction: further blocks, one after another, predict more tokens.  DeepSeek-V3, arXiv:2412.19437, section 2.2."""
 
 import torch
 from pydantic import Field

@@ -16,11 +16,10 @@ from lm.errors import CheckpointError, ConfigError, Interrupted
 from lm.storage.atomic import MANIFEST, verify
 from lm.storage.checkpoint import META, CheckpointReader, Piece, checkpoints, save_checkpoint
 from lm.storage.formats import FORMAT
-from lm.training.callbacks.metrics import read
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
 from lm.training.run import train
-from tests.training.conftest import Configure, edit, results, write_text
+from tests.training.conftest import Configure, edit, read, results, write_text
 
 ROOT = Path(__file__).parents[2]
 Stop = Callable[..., None]
@@ -246,7 +245,7 @@ def rewrite(folder: Path, keeps: Callable[[str], bool]) -> None:
     """The checkpoint without some kinds of tensors."""
     reader = CheckpointReader(folder)
     kept = [(name, kind) for name in reader.names() for kind in reader.kinds(name) if keeps(kind)]
-    pieces = [Piece.whole(name, kind, reader.read(name, kind).view(reader.shape(name, kind))) for name, kind in kept]
+    pieces = [Piece.whole(name, kind, reader.read(name, kind)) for name, kind in kept]
     meta = {key: value for key, value in reader.meta.items() if key != "format"}
     save_checkpoint(folder, pieces, meta, BytesConfig().build().save)
 

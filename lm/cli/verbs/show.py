@@ -15,7 +15,7 @@ from lm.nn.cost.count import Counts, count
 from lm.nn.cost.memory import Memory, Setting, memory
 from lm.nn.transformer import EncoderConfig, ModelConfig, build_model
 from lm.training.config import LaunchConfig, TrainerConfig
-from lm.training.optim.build import OptimConfig
+from lm.training.optim.base import OptimConfig
 from lm.training.setting import setting
 from lm.training.strategies.config import SingleConfig, StrategyConfig, refusal
 

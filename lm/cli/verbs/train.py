@@ -14,8 +14,8 @@ from lm.cli.compose.overrides import expand
 from lm.cli.views.describe import default_text, sentence, table, type_text, value_text
 from lm.config import did_you_mean
 from lm.errors import ConfigError, Interrupted
-from lm.training.callbacks.signals import requeue
 from lm.training.config import TrainConfig
+from lm.training.launch.signals import requeue
 
 _FLAGS = ("-m", "--multirun", "--cfg", "--config-dir", "--help")
 

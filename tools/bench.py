@@ -217,7 +217,7 @@ def compare_sft(rounds: int, steps: int) -> dict[str, Any]:
 
 def compare_loop(rounds: int, steps: int) -> dict[str, Any]:
     """Tokens/s of `train()` on the default recipe, without validation and saving, against a bare loop with the same pieces."""
-    from lm.cli.verbs.train import compose_config
+    from lm.cli.compose.compose import compose_config
     from lm.storage.run_folder import Metrics
     from lm.training.run import train
 
@@ -225,7 +225,9 @@ def compare_loop(rounds: int, steps: int) -> dict[str, Any]:
     for turn in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
             overrides = [f"run.dir={folder}", "run.name=bench", f"trainer.max_steps={steps}", "trainer.val_every=100000", "data.val_rows=8"]
-            config = compose_config([*overrides, "schedule.warmup_steps=1", "trainer.sample_prompts=[]", "checkpoint.every=100000"])
+            config = compose_config(
+                overrides=[*overrides, "schedule.warmup_steps=1", "trainer.sample_prompts=[]", "checkpoint.every=100000"]
+            )
             if turn % 2:
                 bare.append(bare_loop(config, steps))
             train(config)

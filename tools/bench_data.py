@@ -105,7 +105,7 @@ def rate(rows: Rows, steps: int = 2000) -> float:
 
 def loading() -> dict[str, float]:
     """Making a step's batches in the training process, against the median of a short run's steps."""
-    from lm.cli.verbs.train import compose_config
+    from lm.cli.compose.compose import compose_config
     from lm.storage.run_folder import Metrics
     from lm.training.run import train
 

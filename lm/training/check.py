@@ -16,7 +16,7 @@ from lm.training.setting import setting
 _SAMPLE_TOKENS = 8
 
 
-def check(cfg: TrainConfig, run: Callable[[TrainConfig], None], say: Callable[[str], None]) -> None:
+def check(cfg: TrainConfig, run: Callable[[TrainConfig], object], say: Callable[[str], None]) -> None:
     """Two steps with a save and a resume between them, a validation and samples, in a folder that is removed again. Raises LmError where
     the real run would, and ResourceError where its checkpoints would not fit. run: trains a config."""
     folder = cfg.run.folder.parent

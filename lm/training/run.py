@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import lm
+from lm import plugins
 from lm.config import Tree
 from lm.data.layout.mixed import consumed
 from lm.data.loader import split, train_loader, worker_faults
@@ -133,7 +134,7 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
     meta: Tree = {
         "model": model_cfg.tree(), "config": cfg.tree(), "fingerprint": data.fingerprint, "files": data.files,
         "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__,
-        "parent_hash": parent_hash(cfg, reader.meta if reader is not None else None),
+        "plugins": plugins.used(model_cfg), "parent_hash": parent_hash(cfg, reader.meta if reader is not None else None),
     }  # fmt: skip
     splits = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seed)
     for line in filter(None, "\n".join([splits.train.describe(), splits.val.describe()]).splitlines()):
@@ -201,7 +202,8 @@ def _describe(module: "TrainModule", rows: str) -> None:
 def _finish(module: "TrainModule", command: str | None) -> Tree:
     """The model folder, out of the last checkpoint, and the summary."""
     cfg, run, step, counts, p = module.cfg, module.run, module.step, module.counts, module.run.counters
-    extra = {"parent": cfg.init_from, "run": cfg.run.name, "step": step, "tokenizer_hash": run.data.tokenizer.hash}
+    extra: Tree = {"parent": cfg.init_from, "run": cfg.run.name, "step": step, "tokenizer_hash": run.data.tokenizer.hash}
+    extra["plugins"] = plugins.used(module.model.cfg)
     saved = CheckpointReader(step_folder(run.folder.checkpoints, step), verified=True)
     export_model(run.folder.model, saved, run.data.tokenizer.save, extra)
     tokens = run.tokens(step)

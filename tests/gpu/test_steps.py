@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lm.cli.verbs.train import compose_config
+from lm.cli.compose.compose import compose_config
 from lm.nn.batch import Batch
 from lm.training.module import TrainModule
 from lm.training.run import train

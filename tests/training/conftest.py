@@ -11,7 +11,7 @@ import pytest
 import yaml
 from lightning import Callback, Trainer
 
-from lm.cli.verbs.train import compose_config
+from lm.cli.compose.compose import compose_config
 from lm.errors import CheckpointError, ConfigError, LmError, NumericsError, ResourceError
 from lm.storage.atomic import MANIFEST
 from lm.storage.run_folder import Metrics

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lm.cli.verbs.train import compose_config
+from lm.cli.compose.compose import compose_config
 from lm.errors import CheckpointError, ConfigError
 from lm.storage.reading import read_json
 from lm.training.run import train

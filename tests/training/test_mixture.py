@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.cli.verbs.train import compose_config
+from lm.cli.compose.compose import compose_config
 from lm.report.page import write_report
 from lm.training.run import train
 from tests.training.conftest import Process, read, results, write_text

@@ -123,9 +123,7 @@ def test_a_finished_run_says_so_and_touches_nothing(configure: Configure, tmp_pa
 @pytest.mark.slow
 def test_a_finished_run_is_told_without_importing_lightning(configure: Configure, tiny: list[str]) -> None:
     train(configure())
-    program = (
-        "import sys; from lm.cli.verbs.train import compose_config; from lm.training.run import train; train(compose_config(sys.argv[1:]));"
-    )
+    program = "import lm, sys; lm.train(lm.config(overrides=sys.argv[1:]));"
     done = subprocess.run(
         [sys.executable, "-c", f"{program} assert 'lightning' not in sys.modules", *tiny],
         cwd=ROOT,

@@ -4,10 +4,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 
+from lm.cli.compose.arguments import parse_call
 from lm.cli.compose.compose import Composition, compose
-from lm.cli.verbs.train import parse_call
-from lm.cli.views.describe import table
 from lm.cli.views.outline import outline
+from lm.cli.views.text import table
 from lm.config import Config
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.errors import ConfigError

@@ -19,8 +19,7 @@ import yaml
 from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
 from lm.cli.main import main
-from lm.data.config import BytesConfig
-from lm.data.tokenizer.tokenizer import build_tokenizer
+from lm.data.kinds import BytesConfig
 from tests.cli.compose.test_recipes import NEEDED, OBJECTIVES
 from tests.test_presets import TINY
 
@@ -67,7 +66,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     splits += [{"split": name, "path": "held_out.jsonl"} for name in ("validation", "test_prefs")]
     configs = yaml.safe_dump({"configs": [{"config_name": name, "data_files": splits} for name in CONFIGS]})
     (folder / "a" / "b" / "README.md").write_text(f"---\n{configs}---\n")
-    build_tokenizer(BytesConfig(), ()).save(folder)
+    BytesConfig().build().save(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("HF_DATASETS_CACHE", str(folder / "datasets"))

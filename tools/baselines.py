@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.config import from_tree
+from lm.data.kinds import DPOConfig
 from lm.data.order import Ids, spread
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
-from lm.data.rows.config import DPOConfig
 from lm.data.rows.preference import PreferenceRows
 from lm.data.store.prepare import prepare
 from lm.generation.evaluate import evaluate

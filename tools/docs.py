@@ -1,4 +1,4 @@
-"""What `make docs` adds to the pages of docs/, as hooks of mkdocs: tables made from the code, and links into the repository that are checked.
+"""What `make docs` adds to the pages of docs/, as hooks of mkdocs: tables made from the code, and checked links into the repository.
 
 A page says `<!-- made: NAME -->` where `MADE[NAME]` goes. A link to a file of the repository becomes a link to a page that shows the file;
 `path.py#name` goes to that name, and a line that is nothing but such a link is followed by the code itself. A file or a name that
@@ -11,19 +11,19 @@ import logging
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from keyword import iskeyword
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic.fields import FieldInfo
 
+import lm
 from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
 from lm.cli.main import VERBS
@@ -128,6 +128,11 @@ def _excerpt(uri: str, link: str, name: str) -> str:
     return "\n".join(["`````python", *textwrap.dedent("\n".join(lines)).splitlines(), "`````"])
 
 
+def leads_somewhere(file: Path, name: str) -> bool:
+    """There is such a file, and if it is code a function or class of this name in it. Headings of pages are checked by mkdocs."""
+    return file.exists() and (not name or file.suffix != ".py" or name in _definitions(os.path.relpath(file, ROOT)))
+
+
 def _lines(uri: str, target: str, name: str) -> tuple[int, int]:
     """The first and the last line of a function, class or method."""
     found = _definitions(target).get(name) if (ROOT / target).is_file() else None
@@ -153,7 +158,7 @@ def _definitions(target: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _table(heading: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     cells = [heading, ("---",) * len(heading), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
 
@@ -244,12 +249,18 @@ def _fields(found: dict[str, FieldInfo]) -> str:
     return _table(("key", "type", "default", "meaning"), rows)
 
 
+def functions() -> str:
+    """What `import lm` offers, from the docstrings."""
+    found = (getattr(lm, name) for name in lm.__all__ if not name.startswith("_"))
+    return "\n\n".join(f"::: {each.__module__}.{each.__qualname__}" for each in found)
+
+
 MADE: dict[str, Callable[[], str]] = {
     "recipes": recipes,
     "models": models,
     "slots": slots,
     "families": family_names,
+    "functions": functions,
     "commands": commands,
     "options": options,
 }
-

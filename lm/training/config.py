@@ -6,8 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from lm.config import Config, Slot
-from lm.data.config import DataConfig, TokenizerConfig
-from lm.data.rows.config import ObjectiveConfig
+from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.nn.transformer import ModelConfig
 from lm.training.callbacks.numerics import NumericsConfig
 from lm.training.optim.build import OptimConfig

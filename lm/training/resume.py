@@ -7,9 +7,8 @@ from pathlib import Path
 import yaml
 
 from lm.config import Tree, flatten, from_tree
-from lm.data.config import TokenizerFileConfig
+from lm.data.kinds import TokenizerFileConfig
 from lm.data.store.prepare import Prepared, changed_files
-from lm.data.tokenizer.tokenizer import build_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.nn.transformer import ModelConfig, build_model, model_config
 from lm.storage.atomic import clean, disk_errors, replace_file, verify
@@ -123,7 +122,7 @@ def parent_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
 def require_same_data(folder: Path, cfg: TrainConfig, meta: Tree, data: Prepared) -> None:
     """ConfigError naming what has changed since the checkpoint. `data` has been read with the checkpoint's own tokenizer."""
     given = cfg.tokenizer
-    if isinstance(given, TokenizerFileConfig) and cfg.init_from is None and build_tokenizer(given, ()).hash != meta["tokenizer_hash"]:
+    if isinstance(given, TokenizerFileConfig) and cfg.init_from is None and given.build().hash != meta["tokenizer_hash"]:
         raise ConfigError(f"{given.path}: not the tokenizer that {folder} was started with. Restore the file, or set run.name.")
     if meta["fingerprint"] != data.fingerprint:
         what = next(iter(changed_files(meta["files"], data.files)), "the data has changed")

@@ -2,9 +2,9 @@
 
 from typing import Protocol
 
-from lm.data.config import DataConfig
+from lm.data.kinds import DataConfig, ObjectiveConfig
 from lm.data.loader import split
-from lm.data.rows.config import LikelihoodConfig, ObjectiveConfig
+from lm.data.rows.base import LikelihoodConfig
 from lm.nn.cost.memory import Setting
 from lm.nn.loss import CHUNK
 from lm.training.config import LaunchConfig, TrainerConfig

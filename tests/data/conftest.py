@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from lm.config import from_tree
-from lm.data.config import BytesConfig, TextConfig
+from lm.data.kinds import BytesConfig, TextConfig
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.store.shards import ShardWriter, TokenStore, write_index
-from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.transformer import EncoderDecoderConfig, ModelConfig
 from tests.nn.models import BASE, config, with_kinds
 
@@ -30,7 +30,7 @@ def encoder_decoder() -> ModelConfig:
 
 @pytest.fixture(scope="session")
 def byte_tokenizer() -> Tokenizer:
-    return build_tokenizer(BytesConfig(), ())
+    return BytesConfig().build()
 
 
 @pytest.fixture

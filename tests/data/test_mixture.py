@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from lm.config import from_tree
-from lm.data.config import BPEConfig, BytesConfig, MixConfig
+from lm.data.kinds import BPEConfig, BytesConfig, CausalConfig, MixConfig
 from lm.data.layout.mixed import MixedRows, step_ids
 from lm.data.loader import train_loader
 from lm.data.mixture import Mixture, Share, merged
 from lm.data.rows.build import build_splits
-from lm.data.rows.config import CausalConfig
 from lm.data.store.prepare import Prepared, prepare
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch

@@ -13,11 +13,11 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 transformers = pytest.importorskip("transformers")
 
 from lm.config import Tree, from_tree  # noqa: E402
-from lm.data.config import BPEConfig, BytesConfig, ChatRecord, UnigramConfig  # noqa: E402
+from lm.data.kinds import BPEConfig, BytesConfig, ChatRecord, UnigramConfig  # noqa: E402
 from lm.data.sources.base import Turn  # noqa: E402
 from lm.data.tokenizer.bytelevel import ALPHABET  # noqa: E402
 from lm.data.tokenizer.chat import ChatTemplate, template_source  # noqa: E402
-from lm.data.tokenizer.tokenizer import Specials, Tokenizer, build_tokenizer, load_tokenizer  # noqa: E402
+from lm.data.tokenizer.tokenizer import Specials, Tokenizer, load_tokenizer  # noqa: E402
 from lm.generation.load import load  # noqa: E402
 from lm.generation.sampling import SamplingConfig  # noqa: E402
 from lm.generation.text import complete, prompt_ids  # noqa: E402
@@ -45,7 +45,7 @@ def one_special() -> Tokenizer:
 
 def tokenizer_of(name: str) -> Tokenizer:
     kinds: dict[str, Any] = {"bytes": BytesConfig(), "bpe": BPEConfig(vocab_size=400), "unigram": UnigramConfig(vocab_size=400)}
-    return one_special() if name == "one special" else build_tokenizer(kinds[name], CORPUS)
+    return one_special() if name == "one special" else kinds[name].build(CORPUS)
 
 
 def exported(folder: Path, cfg: ModelConfig, tokenizer: Tokenizer, end: float = 0.0) -> LM:
@@ -150,8 +150,8 @@ def test_greedy_text_is_that_of_generate_and_ends_with_it(tmp_path: Path, stack:
 @pytest.mark.parametrize("template", ["plain", "chatml"])
 def test_a_chat_is_the_same_ids(tmp_path: Path, template: str) -> None:
     record = from_tree(ChatRecord, {"kind": "chat", "template": template})
-    tokenizer = build_tokenizer(BPEConfig(vocab_size=400), CORPUS, extra=record.specials())
-    source, where = template_source(record, tokenizer)
+    tokenizer = BPEConfig(vocab_size=400).build(CORPUS, extra=record.specials())
+    source, where = template_source(record.template, tokenizer)
     tokenizer.chat_template = source
     exported(tmp_path, config(vocab_size=tokenizer.vocab_size), tokenizer)
     turns = [Turn("system", "Be brief."), Turn("user", "你好 🙂"), Turn("assistant", "def main(")]

@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lm.data.config import BytesConfig
-from lm.data.tokenizer.tokenizer import build_tokenizer
+from lm.data.kinds import BytesConfig
 from lm.errors import CheckpointError
 from lm.generation.load import generate, load
 from lm.hf.io.family import families
@@ -37,7 +36,7 @@ def lm(tmp_path: Path) -> Run:
 def saved(folder: Path, **changes: Any) -> Path:
     """A model folder of ours with every tensor redrawn."""
     model = redrawn(config(vocab_size=320, **changes))
-    tokenizer = build_tokenizer(BytesConfig(), ())
+    tokenizer = BytesConfig().build()
     save_model(folder, model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {"run": "base", "step": 7})
     return folder
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lm.data.config import BytesConfig
-from lm.data.tokenizer.tokenizer import build_tokenizer
+from lm.data.kinds import BytesConfig
 from lm.errors import CheckpointError, ConfigError, Interrupted
 from lm.storage.atomic import MANIFEST, verify
 from lm.storage.checkpoint import META, CheckpointReader, Piece, checkpoints, save_checkpoint
@@ -214,7 +213,7 @@ def test_changed_data_is_named(configure: Configure, stop: Stop, tmp_path: Path)
 
 
 def test_a_changed_tokenizer_is_named(configure: Configure, stop: Stop, tmp_path: Path) -> None:
-    build_tokenizer(BytesConfig(), ()).save(tmp_path)
+    BytesConfig().build().save(tmp_path)
     path = tmp_path / "tokenizer.json"
     given = ["tokenizer=file", f"tokenizer.path={path}"]
     stop(configure(*given), 2)
@@ -249,7 +248,7 @@ def rewrite(folder: Path, keeps: Callable[[str], bool]) -> None:
     kept = [(name, kind) for name in reader.names() for kind in reader.kinds(name) if keeps(kind)]
     pieces = [Piece.whole(name, kind, reader.read(name, kind).view(reader.shape(name, kind))) for name, kind in kept]
     meta = {key: value for key, value in reader.meta.items() if key != "format"}
-    save_checkpoint(folder, pieces, meta, build_tokenizer(BytesConfig(), ()).save)
+    save_checkpoint(folder, pieces, meta, BytesConfig().build().save)
 
 
 def test_a_checkpoint_of_the_future_is_refused_by_number(configure: Configure, stop: Stop, tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from lm.cli.compose.compose import compose
 from lm.cli.verbs.train import parse_call
 from lm.config import Config
-from lm.data.config import DataConfig, TokenizerConfig
-from lm.data.rows.config import ObjectiveConfig
+from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.errors import ConfigError
 
 

@@ -12,8 +12,8 @@ from lm.cli.compose.literal import parse_literal
 from lm.cli.compose.source import HELP, take_from
 from lm.cli.views.describe import listing, table
 from lm.config import Config, Tree, from_tree
-from lm.data.config import DataConfig
-from lm.data.rows.config import ObjectiveConfig, usual
+from lm.data.kinds import DataConfig, ObjectiveConfig
+from lm.data.rows.base import usual
 from lm.errors import CheckpointError, ConfigError
 
 _USAGE = """\

@@ -9,8 +9,7 @@ from lm.cli.verbs.train import parse_call
 from lm.cli.views.describe import table
 from lm.cli.views.outline import outline
 from lm.config import Config
-from lm.data.config import BytesConfig, DataConfig, TokenizerConfig, TrainedConfig
-from lm.data.rows.config import ObjectiveConfig
+from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.errors import ConfigError
 from lm.nn.cost.count import Counts, count
 from lm.nn.cost.memory import Memory, Setting, memory
@@ -60,7 +59,7 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError("show: -m and --cfg belong to lm train. Leave them out, and show one model at a time.")
     composition = compose(call.overrides)
     tree = composition.tree
-    data = {key: value for key, value in tree["data"].items() if key in DataConfig.model_fields}  # whatever its kind
+    data = {"kind": "stdlib", **{key: value for key, value in tree["data"].items() if key in DataConfig.model_fields}}  # whatever its kind
     shown = composition.checked(Shown, {key: tree[key] for key in Shown.model_fields if key in tree} | {"data": data})
     for note in composition.notes:
         print(note, file=sys.stderr)
@@ -99,13 +98,9 @@ def _filled(composition: Composition, shown: Shown) -> tuple[ModelConfig, list[t
 def _vocab_size(composition: Composition) -> int:
     """As training rounds it up."""
     tokenizer = composition.checked(_Tokenized, {"tokenizer": composition.tree["tokenizer"]}).tokenizer
-    match tokenizer:
-        case TrainedConfig():
-            size = tokenizer.vocab_size
-        case BytesConfig():
-            size = 259
-        case _:
-            raise ConfigError("model.vocab_size: null, and show does not read tokenizer.path. Set model.vocab_size.")
+    size = tokenizer.size()
+    if size is None:
+        raise ConfigError("model.vocab_size: null, and show does not read tokenizer.path. Set model.vocab_size.")
     return -(-size // 64) * 64
 
 

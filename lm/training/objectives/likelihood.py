@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from lm.data.rows.config import DPOConfig, LikelihoodConfig, ObjectiveConfig, ScheduledSamplingConfig
+from lm.data.kinds import DPOConfig, ObjectiveConfig
+from lm.data.rows.base import LikelihoodConfig, ScheduledSamplingConfig
 from lm.nn.batch import Batch
 from lm.nn.loss import LossSums, causal_reader
 from lm.nn.transformer import LM

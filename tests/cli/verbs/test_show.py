@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from lm.cli.compose.compose import compose
-from lm.data.config import BytesConfig
-from lm.data.tokenizer.tokenizer import build_tokenizer
+from lm.data.kinds import BytesConfig
 from lm.storage.model_folder import save_model
 from lm.training.check import estimate
 from tests.conftest import Lm
@@ -33,9 +32,7 @@ def test_mixtral_has_the_figures_of_its_paper(lm: Lm) -> None:
 
 def test_a_trained_model_is_shown_from_its_folder(lm: Lm, tmp_path: Path) -> None:
     model = redrawn(config())
-    save_model(
-        tmp_path / "runs" / "x" / "model", model.cfg.tree(), dict(model.named_parameters()), build_tokenizer(BytesConfig(), ()).save, {}
-    )
+    save_model(tmp_path / "runs" / "x" / "model", model.cfg.tree(), dict(model.named_parameters()), BytesConfig().build().save, {})
     code, out, err = lm("show", "from=runs/x", "data.seq_len=32", "optim=adamw")
     assert (code, err) == (0, "")
     assert f"parameters  {sum(p.numel() for p in model.parameters()):,}" in out

@@ -9,20 +9,22 @@ import numpy as np
 import pytest
 
 from lm.config import from_tree
-from lm.data.config import BytesConfig, MixConfig, TextConfig
-from lm.data.rows.base import Rows
-from lm.data.rows.build import build_rows, build_splits
-from lm.data.rows.config import (
+from lm.data.kinds import (
+    BytesConfig,
     CausalConfig,
     DPOConfig,
     FIMConfig,
+    MixConfig,
     MLMConfig,
     PrefixConfig,
     Seq2SeqConfig,
     SFTConfig,
     SpansConfig,
+    TextConfig,
     UL2Config,
 )
+from lm.data.rows.base import Rows
+from lm.data.rows.build import build_rows, build_splits
 from lm.data.store.prepare import prepare
 from lm.nn.transformer import ModelConfig
 
@@ -94,7 +96,7 @@ def test_the_widest_rows_are_as_wide_as_all_rows_together(case: str, build: Buil
         assert widths(rows, ids) == everything
     alone = [sum(widths(rows, [i])) for i in range(len(rows))]
     assert sum(widths(rows, rows.widest(1))) >= (max(alone) if everything[1] == 0 else everything[1])
-    assert (len(set(alone)) > 1) == (case in ("seq2seq", "seq2seq, one stack", "sft, unpacked", "preference", "spans", "ul2"))
+    assert (len(set(alone)) > 1) == (case in ("seq2seq", "seq2seq, one stack", "sft, unpacked", "dpo", "spans", "ul2"))
 
 
 def test_the_widest_rows_of_a_mixture_are_those_of_its_widest_source(tmp_path: Path, decoder: ModelConfig) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lm.data.config import PreferenceRecord, StdlibDocstringsConfig, TextConfig
+from lm.data.kinds import DPOConfig, PreferenceRecord, StdlibDocstringsConfig, TextConfig
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
-from lm.data.rows.config import DPOConfig
 from lm.data.sources.docstrings import StdlibDocstringsSource
 from lm.data.store.prepare import Prepared
 from lm.errors import ConfigError

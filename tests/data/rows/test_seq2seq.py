@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lm.data.config import BPEConfig, BytesConfig, PairRecord, TextConfig
+from lm.data.kinds import BPEConfig, BytesConfig, CausalConfig, FIMConfig, MLMConfig, PairRecord, Seq2SeqConfig, TextConfig
 from lm.data.rows.build import build_rows
-from lm.data.rows.config import CausalConfig, FIMConfig, MLMConfig, Seq2SeqConfig
 from lm.data.rows.seq2seq import shift_right
 from lm.data.sources.docstrings import pairs
 from lm.data.store.prepare import Prepared, prepare
@@ -202,7 +201,7 @@ def test_what_does_not_fit_is_refused(objective: Any, model: str, data: TextConf
 
 
 def test_the_standard_library_has_thousands_of_pairs(tmp_path: Path) -> None:
-    from lm.data.config import StdlibDocstringsConfig
+    from lm.data.kinds import StdlibDocstringsConfig
 
     found = prepare(StdlibDocstringsConfig(cache_dir=str(tmp_path)), BytesConfig(), log=lambda line: None)
-    assert found.train.n_documents > 4000 and found.val.n_documents > 100 and found.overlap < found.train.n_documents / 50
+    assert found.train.n_documents > 4000 and found.val.n_documents > 100 and found.contaminated < found.train.n_documents / 50

@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from lm.data.config import BPEConfig, BytesConfig, ChatRecord, StdlibDocstringsConfig, TextConfig
+from lm.data.kinds import BPEConfig, BytesConfig, ChatRecord, SFTConfig, StdlibDocstringsConfig, TextConfig
 from lm.data.rows.build import build_rows
-from lm.data.rows.config import SFTConfig
 from lm.data.rows.sft import SFTRows
 from lm.data.sources.base import Turn
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.chat import ChatTemplate, Run
-from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.loss import causal_reader
@@ -39,7 +38,7 @@ UNMARKED = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return build_tokenizer(BytesConfig(), (), CHATML)
+    return BytesConfig().build(extra=CHATML)
 
 
 def shown(tokenizer: Tokenizer, runs: list[Run]) -> list[tuple[str, bool]]:

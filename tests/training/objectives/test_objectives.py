@@ -11,19 +11,18 @@ from torch.nn import functional as F
 
 from lm.cli.compose.compose import compose
 from lm.config import from_tree
-from lm.data.rows.config import CausalConfig, DPOConfig, Seq2SeqConfig
+from lm.data.kinds import CausalConfig, DPOConfig, Seq2SeqConfig
 from lm.errors import ConfigError, NumericsError
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, build_model
 from lm.training.callbacks.metrics import read
 from lm.training.config import TrainConfig
-from lm.training.launch.launcher import launch
 from lm.training.objectives.dpo import DPO
 from lm.training.objectives.likelihood import Likelihood
 from lm.training.objectives.scheduled_sampling import chances, with_sampled_inputs
 from lm.training.run import train
 from tests.nn.models import VOCAB, config, redrawn, tokens
-from tests.training.conftest import ranks, results
+from tests.training.conftest import Launch, ranks, results
 
 
 def labelled(b: int = 4, s: int = 12) -> Batch:
@@ -211,7 +210,7 @@ COMPARED: dict[str, tuple[str, str, dict[str, float]]] = {
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("objective", ["dpo", pytest.param("causal", marks=pytest.mark.slow)])
 def test_objectives_with_a_second_forward_train_on_two_ranks_as_on_one(
-    small: Callable[..., TrainConfig], parent: str, tmp_path: Path, objective: str, strategy: str
+    small: Callable[..., TrainConfig], launch: Launch, parent: str, tmp_path: Path, objective: str, strategy: str
 ) -> None:
     kind, data, options = COMPARED[objective]
     given = ({"kind": objective, **options}, kind, data, "optim=adamw", "optim.lr=1e-3", "model.dropout=0")

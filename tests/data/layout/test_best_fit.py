@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from lm.data.config import TextConfig
-from lm.data.layout.packing import BestFit, best_fit
+from lm.data.kinds import CausalConfig, MLMConfig, Seq2SeqConfig, TextConfig
+from lm.data.layout.best_fit import BestFit, best_fit
 from lm.data.rows.build import build_rows
 from lm.data.rows.causal import CausalRows
-from lm.data.rows.config import CausalConfig, MLMConfig, Seq2SeqConfig
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import IGNORED
@@ -88,10 +87,9 @@ def test_a_realistic_mixture_of_lengths_is_99_percent_full_at_2048(make_store: M
 def test_the_packing_is_chosen_by_name(
     make_store: MakeStore, byte_tokenizer: Tokenizer, decoder: ModelConfig, objective: CausalConfig | MLMConfig
 ) -> None:
-    from lm.data.config import BytesConfig
-    from lm.data.tokenizer.tokenizer import build_tokenizer
+    from lm.data.kinds import BytesConfig
 
-    tokenizer = build_tokenizer(BytesConfig(), (), objective.specials())
+    tokenizer = BytesConfig().build(extra=objective.specials())
     data = TextConfig(files="", seq_len=24)
     store = make_store(documents())
     split, fit = (build_rows(objective, data.replace(packing=how), store, tokenizer, decoder) for how in (None, "fit"))

@@ -1,28 +1,40 @@
 PYTHON ?= python3
 JOBS ?= 2
+# TORCH=cpu, cu128, ...: the build of torch, by its name on download.pytorch.org; empty: the one that pip finds
+TORCH ?=
 BIN := .venv/bin
-READY := .venv/ready
+PIP = $(BIN)/python -m pip install -c constraints.txt $(if $(TORCH),--extra-index-url https://download.pytorch.org/whl/$(TORCH))
 
-.PHONY: pretrain test test-all lint clean
+.PHONY: pretrain test test-all lint docs clean
 
-pretrain: $(READY)  ## the main job: the default recipe, end to end
+pretrain: .venv/ready  ## the main job: the default recipe, end to end
 	$(BIN)/lm train
 
-test: $(READY)  ## the CPU suite without what is marked slow, in JOBS processes
+test: .venv/dev-ready  ## the CPU suite without what is marked slow, in JOBS processes
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile
 
-test-all: $(READY)
+test-all: .venv/dev-ready
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-lint: $(READY)
+lint: .venv/dev-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-$(READY): pyproject.toml constraints.txt
+docs: .venv/dev-ready  ## the site, in site/; a warning or a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+.venv/ready: pyproject.toml constraints.txt
+	@echo "Installing what running needs into .venv: torch, lightning, hydra, pydantic, tokenizers, datasets, matplotlib and theirs."
+	@echo "On Linux pip's torch brings CUDA along; make pretrain TORCH=cpu takes the build without it."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
+	$(PIP) -e .
+	touch $@
+
+.venv/dev-ready: .venv/ready
+	@echo "Installing what developing needs as well: pytest, ruff, mypy, transformers, deepspeed, tensorboard, tiktoken, mkdocs and theirs."
+	$(PIP) -e ".[dev]"
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv site .mypy_cache .pytest_cache .ruff_cache

@@ -2,11 +2,12 @@
 
 import difflib
 import json
+import re
 import types
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError, core_schema
 
@@ -112,17 +113,14 @@ class Slot(Config):
         return kinds[kind].model_validate_json(json.dumps(value), strict=True)
 
 
-def keyed(value: Any) -> Any:
-    """{"x": {}} -> {"x": {"kind": "x"}}: an entry that names no kind takes its key as its kind."""
-    if not isinstance(value, dict):
-        return value
-    return {key: {"kind": key, **entry} if isinstance(entry, dict) else entry for key, entry in value.items()}
+def kind_from_key(values: Any) -> Any:
+    """{"mine": {}} -> {"mine": {"kind": "mine"}}: in a dict of slots, a value without a kind takes its key as its kind."""
+    if not isinstance(values, dict):
+        return values
+    return {key: {"kind": key, **value} if isinstance(value, dict) else value for key, value in values.items()}
 
 
 C = TypeVar("C", bound="Config")
-S = TypeVar("S", bound="Slot")
-Named = Annotated[dict[str, S], BeforeValidator(keyed)]
-"""Any number of options of one slot, each under a name of its own: callbacks.mine.every=10."""
 
 
 def from_tree(cls: type[C], tree: Tree, where: str = "") -> C:
@@ -152,13 +150,13 @@ def variant(annotation: Any, tree: Any) -> type[Config] | None:
 
 
 def find_field(cls: type[Config], tree: Tree, path: Iterable[str]) -> tuple[type[Config], FieldInfo | None]:
-    """The config class that holds the last key of `path`, and that field; None where there is no such field. Under a `Named` field any
-    name is one."""
+    """The config class that holds the last key of `path`, and that field; None where there is no such field. In a dict of slots any name
+    is one."""
     owner, field, value = cls, None, tree  # type: type[Config], FieldInfo | None, Any
     for key in path:
         entry = entry_type(field.annotation) if field is not None else None
         if entry is not None:
-            field, value = FieldInfo.from_annotation(entry), keyed({key: {}} | value if isinstance(value, dict) else {key: {}})
+            field, value = FieldInfo.from_annotation(entry), kind_from_key({key: {}} | value if isinstance(value, dict) else {key: {}})
         else:
             inner = variant(field.annotation, value) if field is not None else cls
             field = inner.model_fields.get(key) if inner is not None else None
@@ -203,8 +201,7 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
         tag = given.get("kind") if isinstance(given, dict) else given
         return f"{where}.kind: {tag!r} is not an option. {did_you_mean(str(tag), options)}"
     if kind == "literal_error":
-        _, field = find_field(cls, tree, path)
-        choices = [str(o) for member in members(field.annotation) for o in get_args(member)] if field else []
+        choices = re.findall("'([^']*)'", problem["ctx"]["expected"])
         return f"{where}: {given!r} is not an option. {did_you_mean(str(given), choices)}"
     if kind in ("value_error", "assertion_error"):
         return f"{where}: {problem['ctx']['error']}"

@@ -13,8 +13,7 @@ import pytest
 
 from lm.cli.compose import catalog
 from lm.cli.main import main
-from lm.data.config import BPEConfig
-from lm.data.tokenizer.tokenizer import build_tokenizer
+from lm.data.kinds import BPEConfig
 from lm.storage.atomic import MANIFEST
 from tests.training.conftest import TINY, write_text
 
@@ -79,7 +78,7 @@ def larger_tokenizer(folder: Path) -> list[str]:
     """With a manifest that agrees, so that only the size tells."""
     model = folder / "run" / "model"
     text = " ".join(map(str, range(900)))
-    build_tokenizer(BPEConfig(vocab_size=400), [text]).save(model)
+    BPEConfig(vocab_size=400).build([text]).save(model)
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in model.iterdir() if path.name != MANIFEST}
     (model / MANIFEST).write_text(json.dumps(digests))
     return ["generate", f"from={folder / 'run'}", "prompt=def"]

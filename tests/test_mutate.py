@@ -1,6 +1,4 @@
-"""The program that plants faults: each can be planted in the source as it is now, and the README says how many there are."""
-
-from pathlib import Path
+"""The program that plants faults: each can be planted in the source as it is now."""
 
 import pytest
 
@@ -36,8 +34,3 @@ def test_faults_are_chosen_by_number(text: str, numbers: list[int]) -> None:
 def test_an_option_that_there_is_not_is_refused(args: list[str]) -> None:
     with pytest.raises(SystemExit, match=r"was given\. Options are"):
         mutate.main(args)
-
-
-def test_the_readme_says_how_many_faults_there_are() -> None:
-    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    assert f"`python tools/mutate.py` plants {len(mutate.MUTATIONS)} one-line faults in `lm/nn/`" in text

@@ -18,7 +18,8 @@ from lm.nn.batch import Batch
 from lm.nn.loss import LossSums, causal_reader
 from lm.nn.transformer import LM, DecoderConfig, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
-from lm.training.optim.build import begin_state, build_optimizer
+from lm.training.optim.base import begin_state
+from tests.training.optim.optimizers import built
 
 OURS = {"tiny", "nano", "llama_tiny", "moe_tiny", "deepseek_tiny", "bert_tiny", "t5_tiny"}
 SHAPES = {
@@ -170,7 +171,7 @@ TINY = {
     **dict.fromkeys(("qwen3_0_6b", "qwen3_1_7b"), f"{GQA} model.attention.head_dim=16 model.ffn.hidden=64"),
     "gemma2_2b": f"{GQA} model.attention.head_dim=16 model.attention.window=5 model.ffn.hidden=64 model.embed.scale=5.66",
     "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=64",
-    "deepseek_v3": f"{MLA} model.ffn.top_k=2 model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 model.ahead.depth=1 {MOE}",
+    "deepseek_v3": f"{MLA} model.ffn.top_k=2 model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 model.mtp.depth=1 {MOE}",
     "phi3_mini": "model.attention.n_heads=4 model.attention.window=5 model.ffn.hidden=64",
     "granite_3_1_2b": f"{GQA} model.ffn.hidden=64 model.head.scale=1.0",
     "starcoder2_3b": f"{GQA} model.attention.window=5 model.ffn.hidden=64",
@@ -225,7 +226,7 @@ def test_a_preset_has_a_family_of_transformers_or_an_option_without_one(preset: 
     if isinstance(cfg, EncoderDecoderConfig) and cfg.start_token is None:
         cfg = cfg.replace(start_token=0)
     if isinstance(cfg, DecoderConfig):
-        cfg = cfg.replace(ahead=None)
+        cfg = cfg.replace(mtp=None)
     if preset in HOMELESS:
         with pytest.raises(ConfigError, match=f"no family can hold this model.*{HOMELESS[preset]}"):
             family_for(cfg)
@@ -261,7 +262,7 @@ def three_steps(cfg: TrainConfig, model: LM) -> list[Tensor]:
     torch.manual_seed(0)
     source = torch.randint(0, 96, (4, 16)) if isinstance(cfg.model, EncoderDecoderConfig) else None
     batch, labels = Batch(torch.randint(0, 96, (4, 16)), source_tokens=source), torch.randint(0, 96, (4, 16))
-    optimizer = build_optimizer(cfg.optim, model.named_parameters(), model.matrices())
+    optimizer = built(cfg.optim, model.named_parameters(), model.matrices())
     begin_state(optimizer)
     losses = []
     for _ in range(3):

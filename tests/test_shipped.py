@@ -19,8 +19,7 @@ import yaml
 from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
 from lm.cli.main import main
-from lm.data.config import BytesConfig
-from lm.data.tokenizer.tokenizer import build_tokenizer
+from lm.data.kinds import BytesConfig
 from tests.cli.compose.test_recipes import NEEDED, OBJECTIVES
 from tests.test_presets import TINY
 
@@ -33,7 +32,7 @@ PARENT = ["init_from=runs/pretrain-tiny"]
 TEXT = ["data=text", "data.files=a.txt", "tokenizer=bytes"]
 CONFIGS = ("default", "en", "3.0.0", "sample-10BT", "de-en", "wikitext-103-raw-v1")  # of datasets that conf/data names
 CORPORA = ("stdlib", "stdlib_docstrings", "stdlib_chat", "stdlib_preferences")  # 11 MB, which are prepared anew here
-OF_DATA = {"pair": "seq2seq", "chat": "sft", "preference": "preference"}  # kind of record -> objective
+OF_DATA = {"pair": "seq2seq", "chat": "sft", "preference": "dpo"}  # kind of record -> objective
 WORDS = ["".join(random.Random(n).choices("abcdefghij", k=3 + n % 5)) for n in range(200)]  # enough for a small vocabulary
 
 
@@ -67,7 +66,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     splits += [{"split": name, "path": "held_out.jsonl"} for name in ("validation", "test_prefs")]
     configs = yaml.safe_dump({"configs": [{"config_name": name, "data_files": splits} for name in CONFIGS]})
     (folder / "a" / "b" / "README.md").write_text(f"---\n{configs}---\n")
-    build_tokenizer(BytesConfig(), ()).save(folder)
+    BytesConfig().build().save(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("HF_DATASETS_CACHE", str(folder / "datasets"))
@@ -130,7 +129,7 @@ def beside(group: str, option: str) -> list[str]:
             return [*WIDTH, "data=pairs", "data.files=a.jsonl", "tokenizer=bytes"]
         case "objective", "sft":
             return [*WIDTH, "data=chat", "data.files=a.jsonl", "tokenizer=bytes"]
-        case "objective", "preference":
+        case "objective", "dpo":
             return [*PARENT, "data=preferences", "data.files=a.jsonl"]
         case "strategy", _ if option != "single":
             return [*TEXT, *WIDTH, "optim=adamw"]

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.config import from_tree
+from lm.data.kinds import DPOConfig
 from lm.data.order import Ids, spread
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
-from lm.data.rows.config import PreferenceConfig
 from lm.data.rows.preference import PreferenceRows
 from lm.data.store.prepare import prepare
 from lm.generation.evaluate import evaluate
@@ -111,7 +111,7 @@ def baselines(run: Path) -> dict[str, float]:
     fresh = cfg.init_from is None
     at_start = build_model(model.cfg, seed=cfg.seed, device=model.embed.weight.device) if fresh else load(str(cfg.init_from))[0]
     found = {"unigram": unigram_loss(*counts), "at the start": loss(at_start), "at the end": loss(model)}
-    if isinstance(val, PreferenceRows) and isinstance(cfg.objective, PreferenceConfig):
+    if isinstance(val, PreferenceRows) and isinstance(cfg.objective, DPOConfig):
         found |= preferred(model, at_start, val, ids, cfg.objective.beta)
     first = val.batch(ids[:1])
     if isinstance(model.cfg, EncoderDecoderConfig) or first.prefix is not None:

@@ -21,17 +21,15 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer as RawTokenizer
 
-from lm.data.config import BPEConfig, BytesConfig, StdlibConfig, TextConfig, TokenizerConfig
-from lm.data.layout.packing import BestFit, best_fit
+from lm.data.kinds import BPEConfig, BytesConfig, StdlibConfig, TextConfig, TokenizerConfig
+from lm.data.layout.best_fit import BestFit, best_fit
 from lm.data.loader import train_loader
 from lm.data.order import step_rows
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_splits
 from lm.data.rows.causal import CausalRows
-from lm.data.sources.stdlib import StdlibFiles
 from lm.data.store.prepare import prepare
 from lm.data.store.shards import ShardWriter, TokenStore, write_index
-from lm.data.tokenizer.tokenizer import build_tokenizer
 
 KINDS: dict[str, TokenizerConfig] = {"bpe": BPEConfig(), "bytes": BytesConfig()}
 CACHE, ROUNDS = Path("~/.cache/lm-bench").expanduser(), 5
@@ -44,7 +42,7 @@ def quiet(line: str) -> None:
 def texts() -> list[str]:
     """The standard library's files."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    return [text for _, _, text in StdlibFiles(0.05, CACHE).read() if text]
+    return ["".join(document.chunks) for document in StdlibConfig().open(CACHE).documents()]
 
 
 def corpus(folder: Path, mb: int) -> Path:
@@ -66,7 +64,7 @@ def tokenise() -> dict[str, float]:
     """Turn about, since machines are shared: the ratio is the median of the rounds'."""
     given = texts()
     size = sum(len(text.encode()) for text in given) / 1e6
-    tokenizer = build_tokenizer(BPEConfig(), given[:200])
+    tokenizer = BPEConfig().build(given[:200])
     ours, alone = [], []
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(Path(folder))
@@ -108,7 +106,7 @@ def rate(rows: Rows, steps: int = 2000) -> float:
 def loading() -> dict[str, float]:
     """Making a step's batches in the training process, against the median of a short run's steps."""
     from lm.cli.compose.compose import compose_config
-    from lm.training.callbacks.metrics import read
+    from lm.storage.run_folder import Metrics
     from lm.training.run import train
 
     with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +114,7 @@ def loading() -> dict[str, float]:
             [f"run.dir={folder}", "run.name=run", f"data.cache_dir={CACHE}", "trainer.max_steps=40", "trainer.log_every=1"]
         )
         train(cfg)
-        step_s = statistics.median(line["step_s"] for line in read(Path(folder) / "run" / "metrics.jsonl") if line.get("step_s"))
+        step_s = statistics.median(line["step_s"] for line in Metrics(Path(folder) / "run" / "metrics.jsonl").read() if line.get("step_s"))
     found = prepare(cfg.data, cfg.tokenizer, log=quiet)
     rows = build_splits(cfg.objective, cfg.data, found, None, cfg.seed).train
     loader = train_loader(
@@ -158,7 +156,7 @@ def memory(mb: int, kind: str) -> dict[str, float]:
     """The process's most memory, with a tokenizer that exists already."""
     with tempfile.TemporaryDirectory() as folder:
         path = corpus(Path(folder), mb)
-        tokenizer = build_tokenizer(KINDS[kind], texts()[:50])
+        tokenizer = KINDS[kind].build(texts()[:50])
         prepare(TextConfig(files=str(path), cache_dir=f"{folder}/cache"), tokenizer, log=print)
         return {"mb": path.stat().st_size / 1e6, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 

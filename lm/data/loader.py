@@ -47,7 +47,7 @@ def train_loader(
     widest_first: the first micro-batch of each step is as wide as any can be, whatever its rows should have been.
     """
     size, accumulation = split(global_batch, world, micro_batch)
-    steps = _Steps(rows, seed, global_batch, size, rank, world, widest_first)
+    steps = Steps(rows, seed, global_batch, size, rank, world, widest_first)
     return TrainLoader(steps, range(start_step, max_steps), accumulation, workers)
 
 
@@ -60,7 +60,7 @@ def eval_batches(rows: Rows, ids: NDArray[np.int64], micro_batch: int) -> Iterat
 class TrainLoader(Sized):
     """Micro-batches, flat; `len` is how many. Can be iterated again, from the first step. Use inside `worker_faults`."""
 
-    def __init__(self, steps: "_Steps", order: range, accumulation: int, workers: int) -> None:
+    def __init__(self, steps: "Steps", order: range, accumulation: int, workers: int) -> None:
         start = _leave_signals_to_the_run if workers else None
         self._steps = DataLoader(steps, batch_size=None, sampler=order, num_workers=workers, collate_fn=_as_is, worker_init_fn=start)
         self._length = len(order) * accumulation
@@ -88,7 +88,7 @@ def worker_faults() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Steps(Dataset[list[Batch]]):
+class Steps(Dataset[list[Batch]]):
     """Item `step` is the list of this rank's micro-batches."""
 
     rows: Rows

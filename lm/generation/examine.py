@@ -6,10 +6,10 @@ from typing import Literal, NotRequired, Self
 
 from lm import plugins
 from lm.config import Config, from_tree
-from lm.data.config import DataConfig
+from lm.data.kinds import DataConfig, ObjectiveConfig
 from lm.data.order import spread
+from lm.data.rows.base import usual
 from lm.data.rows.build import build_rows
-from lm.data.rows.config import ObjectiveConfig, usual
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer

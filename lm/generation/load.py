@@ -10,7 +10,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.sampling import SamplingConfig
 from lm.generation.text import chat_template, complete, require_fit
-from lm.nn.transformer import LM, AnyModelConfig, EncoderDecoderConfig, build_model, model_config
+from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, build_model, model_config
 from lm.storage.model_folder import copy_weights, read_model, resolve_model
 
 
@@ -62,7 +62,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _model_config(tree: Tree, folder: Path) -> AnyModelConfig:
+def _model_config(tree: Tree, folder: Path) -> ModelConfig:
     try:
         cfg = model_config(tree.get("model") or {}, f"{folder}: model")
     except ConfigError as error:

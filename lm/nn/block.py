@@ -1,106 +1,145 @@
-"""One layer: attention and feed-forward, one after the other or side by side; in decoders with a source, cross-attention between."""
+"""One layer: a mixer and a feed-forward, one after the other or side by side; in decoders with a source, cross-attention between."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from lm.config import Slot
 from lm.nn.context import Context
+from lm.nn.cost.kept import Kept, together
 from lm.nn.ffn.base import FFNConfig
-from lm.nn.ffn.moe import build_ffn
-from lm.nn.mixers.base import AttentionConfig
-from lm.nn.mixers.gqa import GQA, CrossAttention, GQAConfig
-from lm.nn.mixers.mla import MLA, MLAConfig
+from lm.nn.mixers.base import AttentionConfig, MixerConfig
 from lm.nn.norm import Branch, NormConfig, build_residual
+
+SlotOfMixer = Literal["attention", "recurrent"]
+
+
+@dataclass(frozen=True)
+class BlockParts:
+    """What fills the block of one layer, as its parent hands it down."""
+
+    layer: int
+    norm: NormConfig
+    slot: SlotOfMixer
+    mixer: MixerConfig
+    cross: AttentionConfig | None  # what reads a source; None: nothing does
+    ffn: FFNConfig
+    d_model: int
+    dropout: float
+
+    def keeps(self) -> Kept:
+        """Returns what the backward needs of one token within the sublayers."""
+        cross = [] if self.cross is None else [self.cross.keeps(self.d_model, self.layer)]
+        return together([self.mixer.keeps(self.d_model, self.layer), *cross, self.ffn.keeps(self.d_model, self.layer)])
 
 
 class BlockConfig(Slot, group="model/block"):
     """How the sublayers of a layer stand to each other."""
 
+    crosses: ClassVar[bool] = False
+    """There is a place for cross-attention."""
+
+    @abstractmethod
+    def build(self, parts: BlockParts) -> nn.Module:
+        """Returns a module that is called with (b, s, d) and the Context."""
+
+    @abstractmethod
+    def keeps(self, parts: BlockParts) -> Kept:
+        """Returns what the backward needs of one token around the sublayers: norms, inputs, and masks of dropout."""
+
+    def require(self, norm: NormConfig) -> None:
+        """Raises ValueError where this norm, or its place, does not fit."""
+
 
 class SequentialConfig(BlockConfig):
-    """Attention, then feed-forward, each with its own residual."""
+    """Mixer, then feed-forward, each with its own residual."""
 
     kind: Literal["sequential"] = "sequential"
+    crosses: ClassVar[bool] = True
     residual_scale: float = Field(1.0, gt=0)
     """Factor on what each sublayer adds to the residual stream (Granite)."""
 
+    def build(self, parts: BlockParts) -> nn.Module:
+        return Block(self, parts) if parts.cross is None else CrossBlock(self, parts)
+
+    def keeps(self, parts: BlockParts) -> Kept:
+        sublayers, norms = 2 if parts.cross is None else 3, 2 if parts.norm.place == "sandwich" else 1
+        width = sublayers * parts.d_model
+        return Kept(norms * width, width, width if parts.dropout else 0)
+
 
 class ParallelConfig(BlockConfig):
-    """Attention and feed-forward side by side on one residual (GPT-J, PaLM: one norm; GPT-NeoX: two)."""
+    """Mixer and feed-forward side by side on one residual (GPT-J, PaLM: one norm; GPT-NeoX: two)."""
 
     kind: Literal["parallel"] = "parallel"
     shared_norm: bool = True
     """Both read the same normalised input; false gives each a norm of its own (GPT-NeoX)."""
 
+    def build(self, parts: BlockParts) -> nn.Module:
+        return ParallelBlock(self, parts)
 
-@dataclass(frozen=True)
-class BlockParts:
-    """The slots that fill a block, as its parent hands them down."""
+    def keeps(self, parts: BlockParts) -> Kept:
+        d = parts.d_model
+        return Kept(d, d if self.shared_norm else 2 * d, d if parts.dropout else 0, d if self.shared_norm else 0)
 
-    norm: NormConfig
-    attention: AttentionConfig
-    ffn: FFNConfig
-    d_model: int
-    dropout: float
+    def require(self, norm: NormConfig) -> None:
+        if norm.place != "pre":
+            raise ValueError(f"norm.place={norm.place} has no meaning in block=parallel. Use place=pre, or block=sequential.")
 
 
 class Block(nn.Module):
-    """x = residual(x, attention); x = residual(x, ffn)."""
+    """x = residual(x, mixer); x = residual(x, ffn). The mixer has the name of its slot, `attention` or `recurrent`."""
 
-    def __init__(self, cfg: SequentialConfig, parts: BlockParts, layer: int) -> None:
+    def __init__(self, cfg: SequentialConfig, parts: BlockParts) -> None:
         super().__init__()
-        self.attention = build_attention(parts.attention, parts.norm, parts.d_model, layer)
-        self.ffn = build_ffn(parts.ffn, parts.d_model, layer)
-        self.attention_residual = build_residual(parts.norm, parts.d_model, parts.dropout, cfg.residual_scale)
+        self.slot = parts.slot
+        self.add_module(self.slot, parts.mixer.build(parts.norm, parts.d_model, parts.layer))
+        self.ffn = parts.ffn.build(parts.d_model, parts.layer)
+        self.add_module(f"{self.slot}_residual", build_residual(parts.norm, parts.d_model, parts.dropout, cfg.residual_scale))
         self.ffn_residual = build_residual(parts.norm, parts.d_model, parts.dropout, cfg.residual_scale)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        x = self.attention_residual(x, lambda h: self.attention(h, ctx))
+        x = self.mixed(x, ctx)
         return self.ffn_residual(x, lambda h: self.ffn(h, ctx))
+
+    def mixed(self, x: Tensor, ctx: Context) -> Tensor:
+        """x = residual(x, mixer)."""
+        mixer, residual = self.get_submodule(self.slot), self.get_submodule(f"{self.slot}_residual")
+        out: Tensor = residual(x, lambda h: mixer(h, ctx))
+        return out
 
 
 class CrossBlock(Block):
-    """A block that reads a source between attention and feed-forward.  Vaswani et al. 2017, arXiv:1706.03762, section 3.1."""
+    """A block that reads a source between mixer and feed-forward.  Vaswani et al. 2017, arXiv:1706.03762, section 3.1."""
 
-    def __init__(self, cfg: SequentialConfig, parts: BlockParts, layer: int) -> None:
-        super().__init__(cfg, parts, layer)
-        assert isinstance(parts.attention, GQAConfig)
-        self.cross = CrossAttention(parts.attention, parts.norm, parts.d_model, layer)
+    def __init__(self, cfg: SequentialConfig, parts: BlockParts) -> None:
+        super().__init__(cfg, parts)
+        assert parts.cross is not None
+        self.cross = parts.cross.build_cross(parts.norm, parts.d_model, parts.layer)
         self.cross_residual = build_residual(parts.norm, parts.d_model, parts.dropout, cfg.residual_scale)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        x = self.attention_residual(x, lambda h: self.attention(h, ctx))
+        x = self.mixed(x, ctx)
         x = self.cross_residual(x, lambda h: self.cross(h, ctx))
         return self.ffn_residual(x, lambda h: self.ffn(h, ctx))
 
 
 class ParallelBlock(nn.Module):
-    """x + attention(norm(x)) + ffn(norm(x)).  Wang & Komatsuzaki 2021 (GPT-J); Chowdhery et al. 2022, arXiv:2204.02311, section 2."""
+    """x + mixer(norm(x)) + ffn(norm(x)).  Wang & Komatsuzaki 2021 (GPT-J); Chowdhery et al. 2022, arXiv:2204.02311, section 2."""
 
-    def __init__(self, cfg: ParallelConfig, parts: BlockParts, layer: int) -> None:
+    def __init__(self, cfg: ParallelConfig, parts: BlockParts) -> None:
         super().__init__()
-        self.attention = build_attention(parts.attention, parts.norm, parts.d_model, layer)
-        self.ffn = build_ffn(parts.ffn, parts.d_model, layer)
-        self.attention_norm = parts.norm.build(parts.d_model)
+        self.slot = parts.slot
+        self.add_module(self.slot, parts.mixer.build(parts.norm, parts.d_model, parts.layer))
+        self.ffn = parts.ffn.build(parts.d_model, parts.layer)
+        self.add_module(f"{self.slot}_norm", parts.norm.build(parts.d_model))
         self.ffn_norm = None if cfg.shared_norm else parts.norm.build(parts.d_model)
         self.branch = Branch(parts.dropout)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        h = self.attention_norm(x)
+        h = self.get_submodule(f"{self.slot}_norm")(x)
         g = h if self.ffn_norm is None else self.ffn_norm(x)
-        return x + self.branch(self.attention(h, ctx) + self.ffn(g, ctx))
-
-
-def build_attention(cfg: GQAConfig | MLAConfig, norm: NormConfig, d_model: int, layer: int) -> GQA | MLA:
-    """The self-attention of this kind."""
-    return MLA(cfg, d_model, layer) if isinstance(cfg, MLAConfig) else GQA(cfg, norm, d_model, layer)
-
-
-def build_block(cfg: SequentialConfig | ParallelConfig, parts: BlockParts, layer: int, cross: bool = False) -> nn.Module:
-    """Layer number `layer`, counted from 0; `cross`: with cross-attention."""
-    if isinstance(cfg, ParallelConfig):
-        return ParallelBlock(cfg, parts, layer)
-    return CrossBlock(cfg, parts, layer) if cross else Block(cfg, parts, layer)
+        return x + self.branch(self.get_submodule(self.slot)(h, ctx) + self.ffn(g, ctx))

@@ -31,8 +31,8 @@ class Context:
     memory_mask: Mask | None = None
     stack: str = ""
     auxiliary: Auxiliary = field(default_factory=Auxiliary)
-    ahead: list[Tensor] = field(default_factory=list)  # hidden states that predict 2, 3, ... tokens ahead, (b, s, d) each
-    ahead_weight: float = 0.0
+    mtp: list[Tensor] = field(default_factory=list)  # hidden states that predict the 2nd, 3rd, ... next token, (b, s, d) each
+    mtp_weight: float = 0.0
     _cached_masks: dict[int, Mask] = field(default_factory=dict)
 
     def keys(self, layer: int) -> Mask:

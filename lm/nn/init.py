@@ -2,16 +2,15 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from lm.config import Config
-from lm.nn.ffn.experts import Experts
-from lm.nn.linear import Out
-from lm.nn.norm import RMSNorm, ZeroCenteredRMSNorm
 
 
 class InitConfig(Config):
@@ -26,6 +25,77 @@ class InitConfig(Config):
     that write there), 2 a block and 3 with cross-attention."""
 
 
+@dataclass(frozen=True)
+class Start:
+    """What a draw may look at beside the shape of its parameter."""
+
+    cfg: InitConfig
+    out_scale: float
+    source: torch.Generator
+
+    def normal(self, shape: torch.Size, std: float) -> Tensor:
+        """Returns independent normal numbers, float32 on the CPU."""
+        return torch.randn(shape, generator=self.source) * std
+
+
+Draw = Callable[[torch.Size, Start], Tensor]
+"""The initial values of a parameter of this shape."""
+
+
+def zeros(shape: torch.Size, start: Start) -> Tensor:
+    """0: a bias, or a weight that is added to 1."""
+    return torch.zeros(shape)
+
+
+def ones(shape: torch.Size, start: Start) -> Tensor:
+    """1: the weight of a norm."""
+    return torch.ones(shape)
+
+
+def embedding(shape: torch.Size, start: Start) -> Tensor:
+    """N(0, std^2): a table of which rows are read."""
+    return start.normal(shape, start.cfg.std)
+
+
+def by_inputs(shape: torch.Size, start: Start) -> Tensor:
+    """N(0, 1 / inputs), whatever `fan_in` says: few inputs of which the sum shall be as large as each.  shape: (.., inputs)."""
+    return start.normal(shape, 1 / math.sqrt(shape[-1]))
+
+
+def matrix(shape: torch.Size, start: Start) -> Tensor:
+    """N(0, std^2), or N(0, 1 / inputs) with `fan_in`.  shape: (.., outputs, inputs)."""
+    return start.normal(shape, _std(shape, start))
+
+
+def into_residual(shape: torch.Size, start: Start) -> Tensor:
+    """`matrix`, times out_scale."""
+    return start.normal(shape, _std(shape, start) * start.out_scale)
+
+
+def _std(shape: torch.Size, start: Start) -> float:
+    return 1 / math.sqrt(shape[-1]) if start.cfg.fan_in else start.cfg.std
+
+
+class Declares:
+    """What a module of ours says of its parameters, by name, where their form does not tell."""
+
+    drawn: ClassVar[Mapping[str, Draw]] = {}
+    """How they start, where not as `draw_of` has it."""
+    steered: ClassVar[tuple[str, ...]] = ()
+    """Those that no gradient moves and the model does, from what it counts: they have requires_grad=False and stay float32."""
+
+
+def draw_of(module: nn.Module, name: str, parameter: Tensor) -> Draw:
+    """Returns how this parameter starts: as its module says, biases as zeros, vectors as ones, linear layers as matrices, tables drawn."""
+    if isinstance(module, Declares) and name in module.drawn:
+        return module.drawn[name]
+    if name.endswith("bias"):
+        return zeros
+    if parameter.ndim == 1:
+        return ones
+    return matrix if isinstance(module, nn.Linear) else embedding
+
+
 def generator(seed: int, *name: object) -> torch.Generator:
     """A generator that depends on the seed and the name alone, the same on every machine and in every process."""
     digest = hashlib.blake2b("/".join(map(str, (seed, *name))).encode(), digest_size=8).digest()
@@ -36,8 +106,7 @@ def generator(seed: int, *name: object) -> torch.Generator:
 def init_weights(
     model: nn.Module, cfg: InitConfig, sublayers: Callable[[str], int], seed: int, names: Container[str] | None = None
 ) -> None:
-    """Draw every parameter, or those of these names, in float32 on the CPU: normal matrices and embeddings, ones for norm weights, zeros
-    for biases.
+    """Draw every parameter, or those of these names, in float32 on the CPU.
 
     Projections into the residual are scaled by 1/sqrt(n), n being the sublayers that add to it, which `sublayers` tells of a parameter's
     name: 2 a block, and 3 where it reads a source (GPT-2: Radford et al. 2019, section 2.3).
@@ -51,18 +120,5 @@ def init_weights(
             full = f"{prefix}.{name}"
             if names is None or full in names:
                 out_scale = cfg.out_scale if cfg.out_scale is not None else 1 / math.sqrt(sublayers(full))
-                parameter.copy_(_draw(module, name, parameter, cfg, out_scale, generator(seed, full)))
-
-
-def _draw(module: nn.Module, name: str, parameter: Tensor, cfg: InitConfig, out_scale: float, source: torch.Generator) -> Tensor:
-    shape = parameter.shape
-    if name.endswith("bias") or name == "sinks" or isinstance(module, ZeroCenteredRMSNorm):
-        return torch.zeros(shape)
-    if isinstance(module, RMSNorm | nn.LayerNorm):
-        return torch.ones(shape)
-    std = cfg.std
-    if isinstance(module, nn.Linear | Experts):
-        std = 1 / math.sqrt(shape[-1]) if cfg.fan_in else std
-    if isinstance(module, Out) or (isinstance(module, Experts) and name == "down"):
-        std *= out_scale
-    return torch.randn(shape, generator=source) * std
+                start = Start(cfg, out_scale, generator(seed, full))
+                parameter.copy_(draw_of(module, name, parameter)(parameter.shape, start))

@@ -89,9 +89,9 @@ def causal_reader(labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 
     def read(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
         sums = chunked_loss(hidden, labels, head, label_smoothing, z_loss, chunk)
         total = sums.total
-        for n, further in enumerate(ctx.ahead, 1):
-            later = chunked_loss(further, _labels_ahead(labels, n, ctx.mask.q_documents), head, label_smoothing, z_loss, chunk)
-            total = total + later.total * (ctx.ahead_weight / len(ctx.ahead))
+        for n, further in enumerate(ctx.mtp, 1):
+            later = chunked_loss(further, _later_labels(labels, n, ctx.mask.q_documents), head, label_smoothing, z_loss, chunk)
+            total = total + later.total * (ctx.mtp_weight / len(ctx.mtp))
         aux = ctx.auxiliary
         if aux.losses:  # per row, each row by its labels: a mean over tokens, as the loss is
             total = total + (torch.stack(list(aux.losses.values())).sum(0) * (labels != IGNORED).sum(-1)).sum()
@@ -100,7 +100,7 @@ def causal_reader(labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 
     return read
 
 
-def _labels_ahead(labels: Tensor, n: int, documents: Tensor | None) -> Tensor:
+def _later_labels(labels: Tensor, n: int, documents: Tensor | None) -> Tensor:
     """The label n places later, where that is still in the same document."""
     later = shifted(labels, n, IGNORED)
     return later if documents is None else later.masked_fill(shifted(documents, n, -1) != documents, IGNORED)

@@ -1,15 +1,15 @@
-"""Multi-token prediction: further blocks, one after another, predict more tokens ahead.  DeepSeek-V3, arXiv:2412.19437, section 2.2."""
+"""Multi-token prediction: further blocks, one after another, predict more tokens.  DeepSeek-V3, arXiv:2412.19437, section 2.2."""
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from lm.config import Config
-from lm.nn.block import BlockParts, ParallelConfig, SequentialConfig, build_block
+from lm.nn.block import BlockConfig, BlockParts
 from lm.nn.context import Context
 
 
-class AheadConfig(Config):
+class MTPConfig(Config):
     """Blocks beyond the last layer that are trained with the model and left out of sampling."""
 
     depth: int = Field(gt=0)
@@ -18,18 +18,18 @@ class AheadConfig(Config):
     """Factor on the mean of their losses."""
 
 
-class AheadBlock(nn.Module):
+class MTPBlock(nn.Module):
     """norm(block(W [norm(embedding of the token `depth` later), norm(hidden)])): what the shared head reads, and the next of these.
 
     The first one's hidden states are those that the head reads, behind the model's last norm, as transformers and SGLang have it.
     """
 
-    def __init__(self, cfg: SequentialConfig | ParallelConfig, parts: BlockParts, layer: int) -> None:
+    def __init__(self, cfg: BlockConfig, parts: BlockParts) -> None:
         super().__init__()
         self.token_norm = parts.norm.build(parts.d_model)
         self.hidden_norm = parts.norm.build(parts.d_model)
         self.join = nn.Linear(2 * parts.d_model, parts.d_model, bias=False)
-        self.block = build_block(cfg, parts, layer)
+        self.block = cfg.build(parts)
         self.norm = parts.norm.build(parts.d_model)
 
     def forward(self, hidden: Tensor, embedded: Tensor, ctx: Context) -> Tensor:

@@ -1,8 +1,8 @@
 """Normalisation, and where on the residual stream it happens."""
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.config import Slot
+from lm.nn.init import Declares, Draw, zeros
 
 Place = Literal["pre", "post", "sandwich", "output"]
 
@@ -95,6 +96,9 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.normalised(x, self.weight)
 
+    def extra_repr(self) -> str:
+        return str(len(self.weight))
+
     def normalised(self, x: Tensor, weight: Tensor) -> Tensor:
         """rms_norm, by the fastest path that is exact here."""
         if x.device.type == "cpu" and x.requires_grad and not torch.compiler.is_compiling():
@@ -105,8 +109,10 @@ class RMSNorm(nn.Module):
         return rms_norm(x, weight, self.eps)
 
 
-class ZeroCenteredRMSNorm(RMSNorm):
+class ZeroCenteredRMSNorm(Declares, RMSNorm):
     """x / rms(x) * (1 + weight), with weights of zeros at first.  Gemma, arXiv:2403.08295."""
+
+    drawn: ClassVar[Mapping[str, Draw]] = {"weight": zeros}
 
     def forward(self, x: Tensor) -> Tensor:
         return self.normalised(x, 1.0 + self.weight)

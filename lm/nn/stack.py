@@ -1,22 +1,20 @@
 """What every model is made of: a stack of blocks between embedded tokens and the last norm."""
 
+from abc import abstractmethod
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lm.config import Config, Slot
+from lm.config import Config, Slot, Tree
 from lm.errors import ConfigError
-from lm.nn.block import BlockParts, ParallelConfig, SequentialConfig, build_block
+from lm.nn.block import BlockParts, SlotOfMixer
 from lm.nn.context import Context
-from lm.nn.ffn.moe import MoEConfig
 from lm.nn.head import HeadConfig
 from lm.nn.init import InitConfig
-from lm.nn.mixers.mla import MLAConfig
-from lm.nn.position.base import Dims, build_position
-from lm.nn.position.rope import RopeConfig
-from lm.nn.slots import AttentionConfig, BlockConfig, FFNConfig, NormConfig, PositionConfig
+from lm.nn.position.base import Dims
+from lm.nn.slots import AttentionConfig, BlockConfig, FFNConfig, NormConfig, PositionConfig, RecurrentConfig, SequentialConfig
 
 
 class EmbedConfig(Config):
@@ -44,6 +42,10 @@ class ModelConfig(Slot):
     norm: NormConfig
     position: PositionConfig
     attention: AttentionConfig
+    recurrent: RecurrentConfig | None = None
+    """What layers mix with that `pattern` calls recurrent. null: there are none."""
+    pattern: list[SlotOfMixer] = Field(["attention"], min_length=1)
+    """Which slot mixes the tokens in layer 0, 1, ..., repeated over the layers; an encoder has attention in all."""
     ffn: FFNConfig
     block: BlockConfig = SequentialConfig()
     embed: EmbedConfig = EmbedConfig()
@@ -52,31 +54,51 @@ class ModelConfig(Slot):
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of dropping an element of the embedding or of a sublayer's output."""
 
+    @abstractmethod
+    def build(self) -> "Stack":
+        """Returns the model, an LM, without drawing its weights."""
+
     @model_validator(mode="after")
     def _slots_fit(self) -> Self:
-        a = self.attention
-        if not isinstance(a, MLAConfig) and a.head_dim is None and self.d_model % a.n_heads:
-            raise ValueError(f"d_model={self.d_model} is not a multiple of n_heads={a.n_heads}. Change one, or set head_dim.")
-        if isinstance(self.position, RopeConfig):
-            self.position.rotary_dim(a.rotary_width(self.d_model))
-        elif isinstance(a, MLAConfig):
-            raise ValueError(f"attention=mla keeps {a.rope_dim} dimensions for rotation, and position={self.position.kind} does not rotate."
-                             " Use position=rope, or another attention.")  # fmt: skip
-        if isinstance(self.block, ParallelConfig) and self.norm.place != "pre":
-            raise ValueError(f"norm.place={self.norm.place} has no meaning in block=parallel. Use place=pre, or block=sequential.")
-        if isinstance(self.ffn, MoEConfig) and all(self.ffn.is_dense(layer) for layer in range(self.n_layers)):
-            raise ValueError(f"ffn.first_dense={self.ffn.first_dense} and ffn.every={self.ffn.every} leave no layer of {self.n_layers} with"
-                             " experts. Lower them, or use ffn=mlp.")  # fmt: skip
+        self.attention.require(self.d_model, self.position)
+        self.position.require(self.attention.rotary_width(self.d_model))
+        self.block.require(self.norm)
+        self.ffn.require(self.n_layers)
+        used = {self.slot(layer) for layer in range(self.n_layers)}
+        if self.recurrent is None and "recurrent" in self.pattern:
+            raise ValueError(f"pattern={self._shown()} names recurrent layers, and recurrent is null. Choose one, as in"
+                             " model/recurrent=short_conv, or drop them.")  # fmt: skip
+        if self.recurrent is not None and "recurrent" not in used:
+            raise ValueError(f"recurrent={self.recurrent.kind} mixes in no layer of {self.n_layers} with pattern={self._shown()}."
+                             " Set pattern=[recurrent,attention], say, or recurrent=null.")  # fmt: skip
+        if "attention" not in used and self.position.acts != "embed":
+            raise ValueError(f"position={self.position.kind} acts within attention, and pattern={self._shown()} leaves none in"
+                             f" {self.n_layers} layers. Use position=none, or name attention in the pattern.")  # fmt: skip
         return self
 
-    def parts(self) -> BlockParts:
-        """What fills a block."""
-        return BlockParts(self.norm, self.attention, self.ffn, self.d_model, self.dropout)
+    def _shown(self) -> str:
+        return f"[{','.join(self.pattern)}]"
+
+    def slot(self, layer: int) -> SlotOfMixer:
+        """Returns the slot that mixes the tokens in this layer."""
+        return self.pattern[layer % len(self.pattern)]
+
+    def parts(self, layer: int, cross: bool = False) -> BlockParts:
+        """Returns what fills the block of this layer.  cross: with cross-attention."""
+        mixer = self.recurrent if self.slot(layer) == "recurrent" else self.attention
+        assert mixer is not None
+        reader = self.attention.cross() if cross else None
+        return BlockParts(layer, self.norm, self.slot(layer), mixer, reader, self.ffn, self.d_model, self.dropout)
 
     def dims(self, causal: bool) -> Dims:
-        """For the positions of a stack."""
+        """Returns what the positions of a stack may need to know."""
         assert self.max_seq_len is not None
         return Dims(self.d_model, self.attention.n_heads, self.attention.rotary_width(self.d_model), self.max_seq_len, causal)
+
+    def implied(self) -> Tree:
+        """Returns options by dotted path that mean another value than they hold, such as what null stands for."""
+        slots = {"attention": self.attention.implied(self.d_model, self.n_layers), "ffn": self.ffn.implied(self.d_model)}
+        return {f"{slot}.{key}": value for slot, values in slots.items() for key, value in values.items()}
 
 
 class Stack(nn.Module):
@@ -86,12 +108,13 @@ class Stack(nn.Module):
 
     def __init__(self, cfg: ModelConfig, n_layers: int, causal: bool, cross: bool = False) -> None:
         super().__init__()
+        self.cfg, self.cross = cfg, cross
         self.embed_scale = cfg.embed.scale
-        self.position = build_position(cfg.position, cfg.dims(causal))
+        self.position = cfg.position.build(cfg.dims(causal))
         self.segment = nn.Embedding(cfg.embed.segments, cfg.d_model) if cfg.embed.segments else None
         self.embed_norm = cfg.norm.build(cfg.d_model) if cfg.embed.norm else None
         self.dropout = nn.Dropout(cfg.dropout)
-        self.blocks = nn.ModuleList(build_block(cfg.block, cfg.parts(), layer, cross) for layer in range(n_layers))
+        self.blocks = nn.ModuleList(cfg.block.build(cfg.parts(layer, cross)) for layer in range(n_layers))
         self.norm = nn.Identity() if cfg.norm.place == "post" else cfg.norm.build(cfg.d_model)
 
     def embedded(self, x: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:

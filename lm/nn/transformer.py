@@ -1,24 +1,22 @@
 """The models: decoder-only, encoder-only, encoder-decoder."""
 
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from lm.config import Tree, did_you_mean, from_tree, variants
+from lm.config import Tree, did_you_mean, from_tree
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
-from lm.nn.block import ParallelConfig
 from lm.nn.context import Auxiliary, Context
-from lm.nn.ffn.moe import MoE
-from lm.nn.ffn.router import SigmoidRouter
+from lm.nn.ffn.base import Mixture
 from lm.nn.head import Head, Reader
-from lm.nn.init import init_weights
+from lm.nn.init import Declares, draw_of, init_weights, into_residual, matrix
 from lm.nn.mixers.cache import Cache
 from lm.nn.mixers.mask import Mask
-from lm.nn.mixers.mla import MLAConfig
-from lm.nn.mtp import AheadBlock, AheadConfig, shifted
+from lm.nn.mtp import MTPBlock, MTPConfig, shifted
 from lm.nn.stack import ModelConfig as ModelConfig
 from lm.nn.stack import Stack
 
@@ -27,14 +25,27 @@ class DecoderConfig(ModelConfig):
     """A decoder-only Transformer, assembled from slots."""
 
     kind: Literal["decoder"] = "decoder"
-    ahead: AheadConfig | None = None
+    mtp: MTPConfig | None = None
     """Multi-token prediction (DeepSeek-V3). null: off."""
+
+    def build(self) -> "DecoderLM":
+        return DecoderLM(self)
 
 
 class EncoderConfig(ModelConfig):
     """A bidirectional Transformer that fills in masked tokens (Devlin et al. 2018, arXiv:1810.04805)."""
 
     kind: Literal["encoder"] = "encoder"
+
+    @model_validator(mode="after")
+    def _reads_both_ways(self) -> Self:
+        if self.recurrent is not None:
+            raise ValueError(f"recurrent={self.recurrent.kind} reads from left to right, and an encoder in both directions."
+                             " Set recurrent=null and pattern=[attention].")  # fmt: skip
+        return self
+
+    def build(self) -> "EncoderLM":
+        return EncoderLM(self)
 
 
 class EncoderDecoderConfig(ModelConfig):
@@ -48,37 +59,41 @@ class EncoderDecoderConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _has_cross_attention(self) -> Self:
-        if isinstance(self.block, ParallelConfig):
-            raise ValueError("block=parallel has no place for cross-attention. Use block=sequential in an encoder-decoder.")
-        if isinstance(self.attention, MLAConfig):
-            raise ValueError("attention=mla has no form for cross-attention. Use attention=gqa in an encoder-decoder.")
+        if not self.block.crosses:
+            raise ValueError(f"block={self.block.kind} has no place for cross-attention. Use block=sequential in an encoder-decoder.")
+        if self.attention.cross() is None:
+            raise ValueError(f"attention={self.attention.kind} has no form for cross-attention. Use attention=gqa in an encoder-decoder.")
         if self.start_token is not None and self.vocab_size is not None and self.start_token >= self.vocab_size:
             raise ValueError(f"start_token={self.start_token} is not below vocab_size={self.vocab_size}. Choose a token of the vocabulary.")
         return self
 
+    def build(self) -> "EncoderDecoderLM":
+        return EncoderDecoderLM(self)
 
-AnyModelConfig = DecoderConfig | EncoderConfig | EncoderDecoderConfig
+    def encoder(self) -> Self:
+        """Returns what the encoder's stack is built of: attention in every layer."""
+        return self if self.recurrent is None else self.replace(recurrent=None, pattern=["attention"])
+
+    def implied(self) -> Tree:
+        return super().implied() | {"n_encoder_layers": self.n_encoder_layers or self.n_layers}
 
 
-def model_config(tree: Tree, where: str = "") -> AnyModelConfig:
-    """The config of the kind that `tree` names; raises ConfigError as `from_tree`."""
-    kinds = variants(ModelConfig)
+def model_config(tree: Tree, where: str = "") -> ModelConfig:
+    """Returns the config of the kind that `tree` names; raises ConfigError as `from_tree`."""
+    kinds = ModelConfig.kinds()
     kind = str(tree.get("kind"))
     if kind not in kinds:
         raise ConfigError(f"{where}{': ' if where else ''}model.kind: {kind!r} is not an option. {did_you_mean(kind, kinds)}")
-    found: Any = from_tree(kinds[kind], tree, where)
-    model: AnyModelConfig = found
-    return model
+    return from_tree(kinds[kind], tree, where)
 
 
 class LM(Stack):
     """A stack with the embedding below it and the head above. Parameter names are part of the checkpoint format."""
 
-    def __init__(self, cfg: AnyModelConfig, causal: bool, cross: bool = False) -> None:
+    def __init__(self, cfg: ModelConfig, causal: bool, cross: bool = False) -> None:
         """cfg: with vocab_size and max_seq_len set."""
         assert cfg.vocab_size is not None and cfg.max_seq_len is not None
         super().__init__(cfg, cfg.n_layers, causal, cross)
-        self.cfg: AnyModelConfig = cfg
         self.causal = causal
         self.vocab_size, self.max_seq_len = cfg.vocab_size, cfg.max_seq_len
         self.embed = nn.Embedding(self.vocab_size, cfg.d_model)
@@ -107,7 +122,7 @@ class LM(Stack):
         x = self.norm(self.through_blocks(x, ctx))
         if loss is None:
             return self.head(x)
-        self.look_ahead(x, batch, ctx)
+        self.predict_further(x, batch, ctx)
         return loss(x, self.head, ctx)
 
     def context(self, batch: Batch, cache: Cache | None) -> Context:
@@ -126,8 +141,12 @@ class LM(Stack):
         places = self.position.places(s, batch.tokens.device, cache.length if cache is not None else 0)
         return places if cache is None else places.expand(b, s)
 
-    def look_ahead(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:
-        """Models that predict further tokens put their hidden states into the context."""
+    def predict_further(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:
+        """Models with multi-token prediction put their hidden states into the context."""
+
+    def mtp_blocks(self) -> list[nn.Module]:
+        """Returns the blocks that predict further tokens, which only training runs."""
+        return []
 
     def stacks(self) -> list[Stack]:
         """Encoder first."""
@@ -135,7 +154,7 @@ class LM(Stack):
 
     def units(self) -> list[nn.Module]:
         """The blocks, encoder's first: what is sharded, and computed again, as one."""
-        return [block for stack in self.stacks() for block in stack.blocks]
+        return [*(block for stack in self.stacks() for block in stack.blocks), *self.mtp_blocks()]
 
     def sublayers(self, name: str) -> int:
         """How many of them add to the residual stream that the parameter of this name writes to."""
@@ -148,23 +167,33 @@ class LM(Stack):
 
     def new_cache(self, batch: int, max_len: int, slack: int = 8) -> Cache:
         """An empty cache for `batch` rows of up to max_len tokens, on the model's device and in its dtype."""
-        shapes = [self.cfg.attention.cache_shape(self.cfg.d_model, layer) for layer in range(self.cfg.n_layers)]
-        return Cache(shapes, batch, max_len, self.embed.weight.device, self.embed.weight.dtype, slack)
+        states = [self.cfg.parts(layer).mixer.state(self.cfg.d_model, layer) for layer in range(self.cfg.n_layers)]
+        return Cache(states, batch, max_len, self.embed.weight.device, self.embed.weight.dtype, slack)
 
     def matrices(self) -> set[str]:
         """Names of the blocks' weights that Muon treats as matrices: 2-D, or stacks of them, (e, out, in)."""
-        return {name for name, p in self.named_parameters() if "blocks." in name and p.ndim >= 2 and not name.endswith("bias")}
+        drawn = {f"{prefix}.{name}": draw_of(module, name, p) for prefix, module, name, p in self._each() if "blocks." in prefix}
+        return {name for name, draw in drawn.items() if draw in (matrix, into_residual)}
+
+    def steered(self) -> dict[str, nn.Parameter]:
+        """Returns by name the parameters that the model moves by itself, as in `balance`: no gradient, no optimizer, always float32."""
+        ours = ((prefix, module, name, p) for prefix, module, name, p in self._each() if isinstance(module, Declares))
+        return {f"{prefix}.{name}": p for prefix, module, name, p in ours if name in module.steered}
+
+    def _each(self) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+        """Of every parameter its module's name, its module, and its name therein."""
+        for prefix, module in self.named_modules():
+            yield from ((prefix, module, name, p) for name, p in module.named_parameters(recurse=False))
 
     def balance(self, loads: Tensor) -> None:
-        """Move the correction biases of sigmoid routers.  loads: (MoE layers, e), tokens per expert of one whole optimizer step."""
+        """Move what mixtures steer.  loads: (MoE layers, e), tokens per expert of one whole optimizer step."""
         for layer, load in zip(self.mixtures().values(), loads, strict=True):
-            if isinstance(layer.router, SigmoidRouter):
-                layer.router.balance(load)
+            layer.balance(load)
 
-    def mixtures(self) -> dict[str, MoE]:
+    def mixtures(self) -> dict[str, Mixture]:
         """The MoE layers by their blocks' names, in the order in which they report loads: the encoder's first."""
         names = {module: name.removesuffix(".ffn") for name, module in self.named_modules()}
-        return {names[module]: module for unit in self.units() for module in unit.modules() if isinstance(module, MoE)}
+        return {names[module]: module for unit in self.units() for module in unit.modules() if isinstance(module, Mixture)}
 
 
 class DecoderLM(LM):
@@ -174,21 +203,20 @@ class DecoderLM(LM):
 
     def __init__(self, cfg: DecoderConfig) -> None:
         super().__init__(cfg, causal=True)
-        depth = cfg.ahead.depth if cfg.ahead is not None else 0
-        ahead = [AheadBlock(cfg.block, cfg.parts(), cfg.n_layers + k) for k in range(depth)]
-        self.ahead = nn.ModuleList(ahead)
+        depth = cfg.mtp.depth if cfg.mtp is not None else 0
+        self.mtp = nn.ModuleList(MTPBlock(cfg.block, cfg.parts(cfg.n_layers + k)) for k in range(depth))
 
-    def look_ahead(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:
-        if not self.training or self.cfg.ahead is None:
+    def predict_further(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:
+        if not self.training or self.cfg.mtp is None:
             return
-        ctx.ahead_weight = self.cfg.ahead.weight
-        for n, block in enumerate(self.ahead, 1):
+        ctx.mtp_weight = self.cfg.mtp.weight
+        for n, block in enumerate(self.mtp, 1):
             later = self.embed(shifted(batch.tokens, n, 0)) * self.embed_scale
             hidden = self.through(block, len(self.blocks) + n - 1, hidden, later, ctx)
-            ctx.ahead.append(hidden)
+            ctx.mtp.append(hidden)
 
-    def units(self) -> list[nn.Module]:
-        return [*super().units(), *self.ahead]
+    def mtp_blocks(self) -> list[nn.Module]:
+        return list(self.mtp)
 
 
 class EncoderLM(LM):
@@ -206,7 +234,7 @@ class EncoderDecoderLM(LM):
 
     def __init__(self, cfg: EncoderDecoderConfig) -> None:
         super().__init__(cfg, causal=True, cross=True)
-        self.encoder = Stack(cfg, cfg.n_encoder_layers or cfg.n_layers, causal=False)
+        self.encoder = Stack(cfg.encoder(), cfg.n_encoder_layers or cfg.n_layers, causal=False)
 
     def context(self, batch: Batch, cache: Cache | None) -> Context:
         """With the source encoded, unless the cache holds it already."""
@@ -248,10 +276,11 @@ class EncoderDecoderLM(LM):
         return 2 * len(self.encoder.blocks) if name.startswith("encoder.") else 3 * len(self.blocks)
 
 
-def build_model(cfg: AnyModelConfig, seed: int | None = None, device: torch.device | str = "cpu") -> LM:
+def build_model(cfg: ModelConfig, seed: int | None = None, device: torch.device | str = "cpu") -> LM:
     """The model of this config, built on the meta device first; weights drawn from `seed`, or left empty (None) to be loaded."""
     with torch.device("meta"):
-        model = _build(cfg)
+        model = cfg.build()
+    assert isinstance(model, LM)
     if str(device) == "meta":
         return model
     model.to_empty(device=device)
@@ -259,13 +288,3 @@ def build_model(cfg: AnyModelConfig, seed: int | None = None, device: torch.devi
     if seed is not None:
         init_weights(model, cfg.init, model.sublayers, seed)
     return model
-
-
-def _build(cfg: AnyModelConfig) -> LM:
-    match cfg:
-        case DecoderConfig():
-            return DecoderLM(cfg)
-        case EncoderConfig():
-            return EncoderLM(cfg)
-        case EncoderDecoderConfig():
-            return EncoderDecoderLM(cfg)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from lm.config import from_tree
-from lm.data.config import BytesConfig, TextConfig
+from lm.data.kinds import BytesConfig, TextConfig
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.store.shards import ShardWriter, TokenStore, write_index
-from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer
-from lm.nn.transformer import AnyModelConfig, EncoderDecoderConfig
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.nn.transformer import EncoderDecoderConfig, ModelConfig
 from tests.nn.models import BASE, config, with_kinds
 
 Prepare = Callable[..., Prepared]
@@ -19,18 +19,18 @@ MakeStore = Callable[..., TokenStore]
 
 
 @pytest.fixture(scope="session")
-def decoder() -> AnyModelConfig:
+def decoder() -> ModelConfig:
     return config()
 
 
 @pytest.fixture(scope="session")
-def encoder_decoder() -> AnyModelConfig:
+def encoder_decoder() -> ModelConfig:
     return from_tree(EncoderDecoderConfig, with_kinds(BASE))
 
 
 @pytest.fixture(scope="session")
 def byte_tokenizer() -> Tokenizer:
-    return build_tokenizer(BytesConfig(), ())
+    return BytesConfig().build()
 
 
 @pytest.fixture

@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from lm.config import from_tree
-from lm.data.config import BPEConfig, BytesConfig, MixConfig
+from lm.data.kinds import BPEConfig, BytesConfig, CausalConfig, MixConfig
 from lm.data.layout.mixed import MixedRows, step_ids
 from lm.data.loader import train_loader
 from lm.data.mixture import Mixture, Share, merged
 from lm.data.rows.build import build_splits
-from lm.data.rows.config import CausalConfig
 from lm.data.store.prepare import Prepared, prepare
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.transformer import AnyModelConfig
+from lm.nn.transformer import ModelConfig
 
 FREE = [Share(700, None), Share(50, None), Share(301, None)]
 
@@ -101,7 +100,7 @@ def mixed(tmp_path: Path) -> Callable[..., tuple[MixConfig, Prepared]]:
 Mixed = Callable[..., tuple[MixConfig, Prepared]]
 
 
-def test_rows_come_from_every_source_by_weight_and_are_validated_by_name(mixed: Mixed, decoder: AnyModelConfig) -> None:
+def test_rows_come_from_every_source_by_weight_and_are_validated_by_name(mixed: Mixed, decoder: ModelConfig) -> None:
     cfg, found = mixed()
     train, val, named = build_splits(CausalConfig(), cfg, found, decoder, seed=0)
     assert isinstance(train, MixedRows) and list(named) == ["one", "two", "only_val"] and train.names == ["one", "two"]
@@ -116,7 +115,7 @@ def test_rows_come_from_every_source_by_weight_and_are_validated_by_name(mixed: 
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_steps_do_not_depend_on_ranks_accumulation_workers_or_where_they_begin(
-    mixed: Mixed, decoder: AnyModelConfig, world: int, accumulation: int
+    mixed: Mixed, decoder: ModelConfig, world: int, accumulation: int
 ) -> None:
     """Over a phase, a cap and several epochs; a run that begins at any step is one that was killed there."""
     cfg, found = mixed(phases=[{"until_step": 3, "weights": {"two": 1.0}}], max_epochs=[1.0, None, None], global_batch=16)
@@ -138,7 +137,7 @@ def test_steps_do_not_depend_on_ranks_accumulation_workers_or_where_they_begin(
         assert load(5, workers=2) == expected[5:]
 
 
-def test_size_and_temperature_are_the_weights_where_none_are_given(mixed: Mixed, decoder: AnyModelConfig) -> None:
+def test_size_and_temperature_are_the_weights_where_none_are_given(mixed: Mixed, decoder: ModelConfig) -> None:
     shares = []
     for temperature in (1.0, 5.0, 1000.0):
         cfg, found = mixed(weights=[None, None, None], temperature=temperature)

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lm.data.config import BytesConfig
-from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer
+from lm.data.kinds import BytesConfig
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.transformer import DecoderLM
 from lm.storage.model_folder import save_model
 from tests.nn.models import config, redrawn
@@ -17,7 +17,7 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    return build_tokenizer(BytesConfig(), ())
+    return BytesConfig().build()
 
 
 @pytest.fixture(scope="session")

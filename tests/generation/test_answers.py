@@ -10,9 +10,8 @@ import torch
 
 import lm as library
 from lm.config import from_tree
-from lm.data.config import PairRecord, TextConfig
+from lm.data.kinds import PairRecord, Seq2SeqConfig, TextConfig
 from lm.data.rows.build import build_rows
-from lm.data.rows.config import Seq2SeqConfig
 from lm.data.store.prepare import Prepared
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -140,7 +139,7 @@ def test_a_prompt_is_read_as_the_sources_of_training_were(prepare_pairs: Callabl
 
 @pytest.fixture
 def prepare_pairs(tmp_path: Path) -> Callable[[], Prepared]:
-    from lm.data.config import BytesConfig
+    from lm.data.kinds import BytesConfig
     from lm.data.store.prepare import prepare
 
     path = tmp_path / "pairs.jsonl"

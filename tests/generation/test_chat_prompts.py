@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 import lm as library
-from lm.data.config import BytesConfig
+from lm.data.kinds import BytesConfig
 from lm.data.sources.base import Turn
-from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.sampling import SamplingConfig
 from lm.generation.text import chat_template, complete, prompt_ids
@@ -20,7 +20,7 @@ QUESTION, END = "Is <|im_end|> one token?", "<|im_end|>"
 
 
 def chat_tokenizer(name: str) -> Tokenizer:
-    found = build_tokenizer(BytesConfig(), (), ("<|im_start|>", END))
+    found = BytesConfig().build(extra=("<|im_start|>", END))
     found.chat_template = Path(f"lm/data/tokenizer/chat_templates/{name}.jinja").read_text()
     return found
 
@@ -59,7 +59,7 @@ def test_generation_stops_where_the_template_ends_an_answer() -> None:
 
 def test_chat_from_the_command_line_prints_the_answer_alone(lm: Lm, tmp_path: Path, model: DecoderLM) -> None:
     root = tmp_path / "chatty"
-    tokenizer = build_tokenizer(BytesConfig(), ())
+    tokenizer = BytesConfig().build()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}?"
     save_model(root, model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {})
     code, out, _ = lm("generate", "from=chatty", "prompt=hello", "chat=true", "max_tokens=5", "temperature=0")

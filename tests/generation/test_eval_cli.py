@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import lm as library
-from lm.data.config import TextConfig
+from lm.data.kinds import TextConfig
 from lm.data.rows.causal import CausalRows
 from lm.data.store.prepare import prepare
 from lm.generation.evaluate import Evaluation, evaluate

@@ -9,10 +9,10 @@ import torch
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models, pre_tokenizers
 
-from lm.data.config import BPEConfig, TextConfig
+from lm.data.kinds import BPEConfig, TextConfig
 from lm.data.rows.causal import CausalRows
 from lm.data.store.prepare import Prepared, prepare
-from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import ConfigError
 from lm.generation.evaluate import evaluate
 from lm.nn.batch import IGNORED
@@ -23,14 +23,14 @@ from tests.nn.models import config, redrawn
 def prepared(tmp_path: Path, tokenizer: Tokenizer, lines: int = 60) -> Prepared:
     path = tmp_path / "data.jsonl"
     path.write_text("".join(f'{{"text": "café number {i * i} costs {i} €"}}\n' for i in range(lines)), encoding="utf-8")
-    data = TextConfig(files=str(path), val_frac=0.4, max_overlap=1.0, cache_dir=str(tmp_path / "cache"))
+    data = TextConfig(files=str(path), val_frac=0.4, max_contamination=1.0, cache_dir=str(tmp_path / "cache"))
     return prepare(data, tokenizer, log=lambda line: None)
 
 
 @pytest.mark.parametrize("mask_documents", [True, False])
 @pytest.mark.parametrize("step", [1, 3])
 def test_figures_equal_sums_by_hand(tmp_path: Path, model: DecoderLM, mask_documents: bool, step: int) -> None:
-    tokenizer = build_tokenizer(BPEConfig(vocab_size=300), ["café number costs €"])
+    tokenizer = BPEConfig(vocab_size=300).build(["café number costs €"])
     store = prepared(tmp_path, tokenizer).val
     rows = CausalRows(store, tokenizer, 24, mask_documents)
     ids = np.arange(len(rows))[::step]

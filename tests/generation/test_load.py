@@ -10,8 +10,8 @@ from torch import Tensor
 
 import lm
 from lm.config import Tree
-from lm.data.config import BytesConfig
-from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer
+from lm.data.kinds import BytesConfig
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM
@@ -95,7 +95,7 @@ def test_bad_config_of_a_model_folder_is_told_with_its_place(
 
 def test_tokenizer_that_does_not_fit_is_refused_with_both_numbers(tmp_path: Path) -> None:
     model = redrawn(config())
-    save_model(tmp_path / "m", model.cfg.tree(), dict(model.named_parameters()), build_tokenizer(BytesConfig(), ()).save, {})
+    save_model(tmp_path / "m", model.cfg.tree(), dict(model.named_parameters()), BytesConfig().build().save, {})
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: 259 tokens .* 61 rows"):
         lm.load(tmp_path / "m", device="cpu")
 

@@ -9,8 +9,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import lm
 from lm.config import from_tree
-from lm.data.config import BytesConfig
-from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
+from lm.data.kinds import BytesConfig
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation import decode
 from lm.generation.sampling import SamplingConfig
@@ -141,6 +141,6 @@ def test_python_door_takes_one_text_or_several(model: DecoderLM, tokenizer: Toke
 
 
 def test_bytes_of_any_script_pass_through_a_prompt(model: DecoderLM) -> None:
-    tokenizer = build_tokenizer(BytesConfig(), ())
+    tokenizer = BytesConfig().build()
     for text in ("def f(x='a=b, c\"):\n\t", "日本語 🎉", "<|eos|>", "\x00", " "):
         assert tokenizer.decode(prompt_ids(model, tokenizer, text)) == text

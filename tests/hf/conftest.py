@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.data.config import BytesConfig
-from lm.data.tokenizer.tokenizer import build_tokenizer
+from lm.data.kinds import BytesConfig
 
 
 @pytest.fixture
@@ -15,5 +14,5 @@ def theirs(tmp_path: Path) -> Path:
     sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 320}
     folder = tmp_path / "theirs"
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(folder)
-    build_tokenizer(BytesConfig(), ()).save(folder)
+    BytesConfig().build().save(folder)
     return folder

@@ -1,4 +1,4 @@
-"""A family against transformers: import, logits, export, import again, and greedy decoding with the cache."""
+"""A family against transformers, both in float64: import, logits, export, import again, and greedy decoding with the cache."""
 
 import inspect
 import json
@@ -20,9 +20,9 @@ from lm.hf.options.keys import without_effect
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model
 from lm.storage.model_folder import copy_weights
+from tests.doubles import Doubles, same
 
 VOCAB, LENGTH = 61, 50
-CLOSE = {"atol": 1e-4, "rtol": 1e-5}
 
 
 def change(folder: Path, **keys: Any) -> None:
@@ -64,9 +64,20 @@ def padding(b: int, s: int, left: bool) -> tuple[Tensor, Tensor]:
 
 
 def ours_of(found: Imported) -> LM:
-    model = build_model(found.config)
-    copy_weights(model.named_parameters(), found.weights, "imported")
+    """In float64, its tables of angles too."""
+    with Doubles():
+        model = build_model(found.config).double()
+        copy_weights(model.named_parameters(), found.weights, "imported")
     return model.eval()
+
+
+def in_doubles(theirs: Any) -> Any:
+    """The same model of theirs in float64: built anew, since a cast would keep the rounding of its tables."""
+    with Doubles():
+        out = type(theirs)._from_config(theirs.config, dtype=torch.float64)
+        out.set_experts_implementation("eager")  # its grouped kernel has no float64
+        out.load_state_dict(theirs.state_dict(), assign=True)  # what is tied here stays so, whatever the config says
+    return out.double().eval()
 
 
 def decoder_logits(theirs: Any, ours: LM, ids: Tensor, real: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,28 +95,33 @@ def seq2seq_logits(theirs: Any, ours: LM, ids: Tensor, real: Tensor, positions: 
     return ours(Batch(inner, source_tokens=ids, source_positions=positions)).flatten(0, 1), expected.flatten(0, 1)
 
 
+@torch.no_grad()
 def logits_agree(theirs: Any, ours: LM, lefts: tuple[bool, ...] = (False, False, True)) -> None:
     """Three batches: without padding, padded on the right, padded on the left."""
+    theirs = in_doubles(theirs)
     compared = seq2seq_logits if ours.cfg.kind == "encoder_decoder" else decoder_logits
     for seed, left in enumerate(lefts):
         ids = tokens(3, LENGTH, seed)
         real, positions = padding(3, LENGTH, left)
         if seed == 0:
             real, positions = torch.ones_like(real), torch.arange(LENGTH).expand(3, -1)
-        found, expected = compared(theirs, ours, ids, real, positions)
+        with Doubles():
+            found, expected = compared(theirs, ours, ids, real, positions)
         assert expected.std() >= 1, f"blind: logits of std {expected.std():.2f}"
-        torch.testing.assert_close(found, expected, **CLOSE)
+        same(found, expected)
 
 
 def greedy_agrees(theirs: Any, ours: LM, n: int = 50) -> None:
     """Token for token, both with their caches."""
+    theirs = in_doubles(theirs)
     prompt = tokens(1, 9, seed=5)
     options = {"max_new_tokens": n, "do_sample": False, "use_cache": True}
     for name in ("eos_token_id", "forced_bos_token_id", "forced_eos_token_id"):
         setattr(theirs.generation_config, name, None)
-    expected = theirs.generate(prompt, **options)[0].tolist()
+    with Doubles():
+        expected = theirs.generate(prompt, **options)[0].tolist()
+        [found] = generate(ours, prompt.tolist(), SamplingConfig(max_tokens=n, temperature=0.0))
     expected = expected[1 : n + 1] if ours.cfg.kind == "encoder_decoder" else expected[9:]
-    [found] = generate(ours, prompt.tolist(), SamplingConfig(max_tokens=n, temperature=0.0))
     assert len(found) == n
     assert found == expected
 

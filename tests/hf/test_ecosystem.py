@@ -13,18 +13,18 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 transformers = pytest.importorskip("transformers")
 
 from lm.config import Tree, from_tree  # noqa: E402
-from lm.data.config import BPEConfig, BytesConfig, ChatRecord, UnigramConfig  # noqa: E402
+from lm.data.kinds import BPEConfig, BytesConfig, ChatRecord, UnigramConfig  # noqa: E402
 from lm.data.sources.base import Turn  # noqa: E402
 from lm.data.tokenizer.bytelevel import ALPHABET  # noqa: E402
 from lm.data.tokenizer.chat import ChatTemplate, template_source  # noqa: E402
-from lm.data.tokenizer.tokenizer import Specials, Tokenizer, build_tokenizer, load_tokenizer  # noqa: E402
+from lm.data.tokenizer.tokenizer import Specials, Tokenizer, load_tokenizer  # noqa: E402
 from lm.generation.load import load  # noqa: E402
 from lm.generation.sampling import SamplingConfig  # noqa: E402
 from lm.generation.text import complete, prompt_ids  # noqa: E402
 from lm.hf.families.bert import FAMILY as BERT  # noqa: E402
 from lm.hf.families.t5 import FAMILY as T5  # noqa: E402
 from lm.hf.io.writing import family_for, write_hf  # noqa: E402
-from lm.nn.transformer import LM, AnyModelConfig  # noqa: E402
+from lm.nn.transformer import LM, ModelConfig  # noqa: E402
 from lm.storage.model_folder import save_model  # noqa: E402
 from tests.nn.models import config, redrawn_any  # noqa: E402
 
@@ -45,10 +45,10 @@ def one_special() -> Tokenizer:
 
 def tokenizer_of(name: str) -> Tokenizer:
     kinds: dict[str, Any] = {"bytes": BytesConfig(), "bpe": BPEConfig(vocab_size=400), "unigram": UnigramConfig(vocab_size=400)}
-    return one_special() if name == "one special" else build_tokenizer(kinds[name], CORPUS)
+    return one_special() if name == "one special" else kinds[name].build(CORPUS)
 
 
-def exported(folder: Path, cfg: AnyModelConfig, tokenizer: Tokenizer, end: float = 0.0) -> LM:
+def exported(folder: Path, cfg: ModelConfig, tokenizer: Tokenizer, end: float = 0.0) -> LM:
     """A model folder and its export.  end: logits of eos as a multiple of those of some other token."""
     model = redrawn_any(cfg)
     with torch.no_grad():
@@ -60,12 +60,12 @@ def exported(folder: Path, cfg: AnyModelConfig, tokenizer: Tokenizer, end: float
     return ours
 
 
-def t5(tokenizer: Tokenizer) -> AnyModelConfig:
+def t5(tokenizer: Tokenizer) -> ModelConfig:
     sizes: Tree = {"d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 4, "vocab_size": tokenizer.vocab_size}
     return T5.config({**sizes, "decoder_start_token_id": tokenizer.start, "tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"})
 
 
-def bert(tokenizer: Tokenizer) -> AnyModelConfig:
+def bert(tokenizer: Tokenizer) -> ModelConfig:
     sizes: Tree = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
     return BERT.config({**sizes, "vocab_size": tokenizer.vocab_size})
 
@@ -122,7 +122,7 @@ def test_a_foreign_tokenizer_begins_texts_as_it_does_in_transformers(tmp_path: P
 
 
 @pytest.mark.parametrize("stack", [t5, bert])
-def test_what_is_read_as_a_whole_ends_with_eos_for_both(tmp_path: Path, stack: Callable[[Tokenizer], AnyModelConfig]) -> None:
+def test_what_is_read_as_a_whole_ends_with_eos_for_both(tmp_path: Path, stack: Callable[[Tokenizer], ModelConfig]) -> None:
     tokenizer = tokenizer_of("bpe")
     exported(tmp_path, stack(tokenizer), tokenizer)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -150,8 +150,8 @@ def test_greedy_text_is_that_of_generate_and_ends_with_it(tmp_path: Path, stack:
 @pytest.mark.parametrize("template", ["plain", "chatml"])
 def test_a_chat_is_the_same_ids(tmp_path: Path, template: str) -> None:
     record = from_tree(ChatRecord, {"kind": "chat", "template": template})
-    tokenizer = build_tokenizer(BPEConfig(vocab_size=400), CORPUS, extra=record.specials())
-    source, where = template_source(record, tokenizer)
+    tokenizer = BPEConfig(vocab_size=400).build(CORPUS, extra=record.specials())
+    source, where = template_source(record.template, tokenizer)
     tokenizer.chat_template = source
     exported(tmp_path, config(vocab_size=tokenizer.vocab_size), tokenizer)
     turns = [Turn("system", "Be brief."), Turn("user", "你好 🙂"), Turn("assistant", "def main(")]

@@ -1,8 +1,10 @@
 """Which slot values meet in the tests: a covering design instead of the full product, which has hundreds of thousands of models.
 
 For each kind of stack, every pair of values of two slots that may meet does meet, and further draws are those with the most new triples.
+A few of them, `pairwise`, hold every pair at least once in some kind of stack, and every value in each.
 """
 
+import heapq
 import itertools
 import random
 from functools import cache
@@ -11,7 +13,7 @@ from typing import Any
 from lm.config import Tree
 from lm.errors import ConfigError
 from lm.nn.transformer import model_config
-from tests.nn.models import ATTENTIONS, BASE, BLOCKS, EMBEDS, FFNS, HEADS, NORMS, POSITIONS, with_kinds
+from tests.nn.models import ATTENTIONS, BASE, BLOCKS, EMBEDS, FFNS, HEADS, MIXING, NORMS, POSITIONS, with_kinds
 
 SLOTS: dict[str, list[dict[str, Any]]] = {
     "norm": NORMS,
@@ -21,6 +23,7 @@ SLOTS: dict[str, list[dict[str, Any]]] = {
     "block": BLOCKS,
     "head": HEADS,
     "embed": EMBEDS,
+    "mixing": MIXING,
 }
 NAMES = list(SLOTS)
 COMBINATIONS = {"decoder": 1100, "encoder": 300, "encoder_decoder": 300}
@@ -32,7 +35,8 @@ Part = tuple[tuple[int, int], ...]  # some slots, each with the number of its va
 
 def tree_of(kind: str, part: Part) -> Tree:
     """A model with these slot values, the rest as in BASE."""
-    return with_kinds(BASE | {"kind": kind} | {NAMES[slot]: SLOTS[NAMES[slot]][value] for slot, value in part})
+    chosen = {NAMES[slot]: SLOTS[NAMES[slot]][value] for slot, value in part}
+    return with_kinds(BASE | {"kind": kind} | chosen.pop("mixing", {}) | chosen)
 
 
 @cache
@@ -94,6 +98,24 @@ def _drawn(kind: str, start: Part, source: random.Random) -> Choice:
             return tuple(choice)
 
 
-def trees(kind: str) -> list[Tree]:
-    """The models of the design."""
-    return [tree_of(kind, tuple(enumerate(choice))) for choice in covering(kind)]
+@cache
+def pairwise() -> list[tuple[str, Choice]]:
+    """Those with the most new pairs, until there are no new ones; a kind of stack and a value are a pair too."""
+    everything = [(kind, choice) for kind in COMBINATIONS for choice in covering(kind)]
+    pairs = [{*parts(choice, 2), *((kind, part) for part in parts(choice, 1))} for kind, choice in everything]
+    missing, chosen = set[object]().union(*pairs), []
+    queue = [(-len(found), i) for i, found in enumerate(pairs)]
+    heapq.heapify(queue)
+    while missing:
+        promised, i = heapq.heappop(queue)
+        if (new := len(pairs[i] & missing)) < -promised:
+            heapq.heappush(queue, (-new, i))
+        else:
+            chosen.append(everything[i])
+            missing -= pairs[i]
+    return chosen
+
+
+def others() -> list[tuple[str, Choice]]:
+    """What is left of the designs."""
+    return [(kind, choice) for kind in COMBINATIONS for choice in covering(kind) if (kind, choice) not in set(pairwise())]

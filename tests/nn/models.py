@@ -7,7 +7,7 @@ import torch
 
 from lm.config import from_tree
 from lm.nn.batch import Batch
-from lm.nn.transformer import LM, AnyModelConfig, DecoderConfig, DecoderLM, build_model
+from lm.nn.transformer import LM, DecoderConfig, DecoderLM, ModelConfig, build_model
 
 VOCAB = 61
 
@@ -74,6 +74,12 @@ FFNS: list[dict[str, Any]] = [
         itertools.cycle([False, True]),
     )
 ]
+CONV: dict[str, Any] = {"kind": "short_conv", "kernel": 3}
+MIXING: list[dict[str, Any]] = [  # which layers of three attend
+    {},
+    {"recurrent": CONV, "pattern": ["recurrent", "attention"]},
+    {"recurrent": {"kind": "short_conv", "kernel": 5}, "pattern": ["attention", "recurrent", "recurrent"]},
+]
 EXPERT: dict[str, Any] = {"kind": "mlp", "hidden": 16}
 GPT_OSS: dict[str, Any] = {"kind": "mlp", "hidden": 16, "activation": "quick_gelu", "bias": True, "gpt_oss_limit": 1.0}
 MIXTURES: list[dict[str, Any]] = [
@@ -122,7 +128,7 @@ def redrawn(cfg: DecoderConfig, seed: int = 0) -> DecoderLM:
     return model
 
 
-def redrawn_any(cfg: AnyModelConfig, seed: int = 0) -> LM:
+def redrawn_any(cfg: ModelConfig, seed: int = 0) -> LM:
     """The same for every kind of model."""
     model = build_model(cfg, seed=seed).eval()
     redraw(model, seed)

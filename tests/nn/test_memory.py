@@ -12,7 +12,6 @@ from lm.nn.cost.memory import Setting, memory
 from lm.nn.loss import causal_reader
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
-from lm.training.optim.build import state_bytes
 from tests.training.optim.optimizers import begun
 
 SMALL = "model.vocab_size=96 model.d_model=128 model.n_layers=4 model.max_seq_len=64 model.dropout=0 data.seq_len=64"
@@ -30,7 +29,8 @@ FUSED = {  # none has a window, a soft-cap or MLA, for which no kernel on a CPU 
     "mixtral_8x7b": "model.attention.n_heads=4 model.attention.n_kv_heads=2 model.ffn.expert.hidden=256",
     "qwen3_0_6b": "model.attention.n_heads=4 model.attention.n_kv_heads=2 model.attention.head_dim=32 model.ffn.hidden=256",
     "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=256",
-    "nano": "model.attention.n_heads=4 model.ahead.depth=3",
+    "nano": "model.attention.n_heads=4 model.mtp.depth=3",
+    "phi3_mini": "model.attention.n_heads=4 model.ffn.hidden=256 model/recurrent=short_conv model.pattern=[recurrent,recurrent,attention]",
 }
 
 
@@ -64,7 +64,7 @@ def test_activations_by_formula_are_what_autograd_keeps(preset: str) -> None:
     assert found.activations + head == pytest.approx(kept_bytes(model), rel=0.07)
 
 
-@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b"])
+@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "phi3_mini"])
 def test_activations_by_formula_are_what_autocast_keeps(preset: str) -> None:
     model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
     setting = replace(SETTING, precision="bf16-mixed")
@@ -83,11 +83,21 @@ def test_weights_and_optimizer_by_formula_are_what_is_allocated(optim: str, dtyp
     optimizer = begun(cfg.optim, model.named_parameters(), model.matrices())
     held = sum(x.nbytes for state in optimizer.state.values() for name, x in state.items() if name != "step")
     found = memory(
-        model, replace(SETTING, precision="fp32" if dtype == torch.float32 else "bf16-true", states=state_bytes(cfg.optim, dtype.itemsize))
+        model, replace(SETTING, precision="fp32" if dtype == torch.float32 else "bf16-true", states=cfg.optim.state_bytes(dtype.itemsize))
     )
     assert found.optimizer == held
     assert found.weights == sum(p.nbytes for p in model.parameters())
     assert found.gradients == sum(p.nbytes for p in model.parameters() if p.requires_grad)  # not of a correction bias
+
+
+def test_frozen_weights_are_held_like_others_and_have_no_gradient_and_no_state() -> None:
+    model = build_model(composed("model=deepseek_v3").model, device="meta").bfloat16()
+    setting = replace(SETTING, precision="bf16-true", states=(4, 4))
+    whole = memory(model, setting)
+    model.blocks[:60].requires_grad_(False)
+    found, trained = memory(model, setting), sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert found.weights == whole.weights == sum(p.nbytes for p in model.parameters())
+    assert (found.gradients, found.optimizer) == (2 * trained, 4 * trained)
 
 
 def test_each_stage_cuts_one_thing_more_into_slices() -> None:

@@ -8,7 +8,7 @@ import torch
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
 from lm.nn.transformer import build_model, model_config
-from tests.nn.models import BASE, config, redrawn, tokens, with_kinds
+from tests.nn.models import BASE, CONV, MIXTURES, config, redrawn, tokens, with_kinds
 
 
 @torch.no_grad()
@@ -77,3 +77,26 @@ def test_a_window_of_w_sees_the_token_itself_and_w_minus_1_before_it() -> None:
 def test_every_nth_layer_is_global() -> None:
     attention = config(attention={"n_heads": 4, "window": 4, "global_every": 3}).attention
     assert [attention.layer_window(layer) for layer in range(7)] == [4, 4, None, 4, 4, None, 4]
+
+
+def test_the_pattern_repeats_over_the_layers_and_an_encoder_attends() -> None:
+    hybrid = {"recurrent": CONV, "pattern": ["recurrent", "recurrent", "attention"]}
+    model = build_model(config(n_layers=5, mtp={"depth": 1}, **hybrid), device="meta")
+    names = [next(iter(dict(unit.named_children()))) for unit in model.blocks]
+    assert names == ["recurrent", "recurrent", "attention", "recurrent", "recurrent"]
+    assert "mtp.0.block.attention.q.weight" in dict(model.named_parameters())  # layer 5
+    both = build_model(model_config(with_kinds(BASE | {"kind": "encoder_decoder"} | hybrid)), device="meta")
+    found = {name.removesuffix(".o.weight") for name, _ in both.named_parameters() if name.endswith(".o.weight")}
+    assert {name for name in found if "recurrent" in name} == {"blocks.0.recurrent", "blocks.1.recurrent"}
+    assert {f"encoder.blocks.{layer}.attention" for layer in range(3)} <= found
+
+
+def test_what_a_model_steers_has_a_name_and_what_is_frozen_has_none() -> None:
+    model = build_model(config(ffn=MIXTURES[2], mtp={"depth": 1}), seed=0)
+    model.embed.requires_grad_(False)
+    at = ["blocks.1", "blocks.2", "mtp.0.block"]
+    assert list(model.steered()) == [f"{block}.ffn.router.correction_bias" for block in at]
+    before = {name: p.clone() for name, p in model.steered().items()}
+    model.balance(torch.arange(6.0).expand(3, -1))
+    assert all((p - before[name]).tolist() == pytest.approx([0.001] * 3 + [-0.001] * 3) for name, p in model.steered().items())
+    assert redrawn(config()).steered() == {}

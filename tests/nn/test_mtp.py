@@ -9,15 +9,15 @@ from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.loss import LossSums, causal_reader
 from lm.nn.mixers.mask import Mask, arange_positions
-from lm.nn.mtp import AheadBlock, shifted
+from lm.nn.mtp import MTPBlock, shifted
 from lm.nn.transformer import DecoderLM
 from tests.nn.models import MIXTURES, config, packed, redrawn, tokens
 
 S = 9
 
 
-def model_ahead(depth: int = 2, **changes: object) -> DecoderLM:
-    return redrawn(config(ahead={"depth": depth, "weight": 0.4}, **changes)).train()
+def with_mtp(depth: int = 2, **changes: object) -> DecoderLM:
+    return redrawn(config(mtp={"depth": depth, "weight": 0.4}, **changes)).train()
 
 
 def labels_of(ids: Tensor) -> Tensor:
@@ -35,8 +35,8 @@ def hidden_by_hand(model: DecoderLM, ids: Tensor, depth: int) -> list[Tensor]:
     at = arange_positions(S, ids.device)
     ctx = Context(model.position, Mask(at, at, square=True), model.position.angles(at))
     hidden, out = model.norm(model.through_blocks(model.embedded(model.embed(ids), at, None), ctx)), []
-    for k, block in enumerate(model.ahead, 1):
-        assert isinstance(block, AheadBlock)
+    for k, block in enumerate(model.mtp, 1):
+        assert isinstance(block, MTPBlock)
         later = model.embed(torch.cat([ids[:, k:], torch.zeros(len(ids), k, dtype=torch.int64)], 1)) * model.cfg.embed.scale
         hidden = block.norm(block.block(block.join(torch.cat([block.token_norm(later), block.hidden_norm(hidden)], -1)), ctx))
         out.append(hidden)
@@ -49,7 +49,7 @@ SCALED = {"embed": {"scale": 0.3}, "norm": {"kind": "rms", "eps": 1.0}}  # a nor
 @pytest.mark.parametrize(("depth", "changes"), [(1, {}), (3, {}), (2, SCALED)])
 @torch.no_grad()
 def test_the_loss_is_the_weighted_mean_of_those_of_tokens_further_ahead(depth: int, changes: dict[str, object]) -> None:
-    model, ids = model_ahead(depth, **changes), tokens(2, S)
+    model, ids = with_mtp(depth, **changes), tokens(2, S)
     sums = loss(model, Batch(ids, labels=labels_of(ids)))
     expected = []
     for k, hidden in enumerate(hidden_by_hand(model, ids, depth), 1):  # place i predicts token i + 1 + k
@@ -62,11 +62,11 @@ def test_the_loss_is_the_weighted_mean_of_those_of_tokens_further_ahead(depth: i
 
 @torch.no_grad()
 def test_evaluation_and_sampling_leave_the_further_blocks_out() -> None:
-    model, ids = model_ahead(), tokens(2, S)
+    model, ids = with_mtp(), tokens(2, S)
     batch = Batch(ids, labels=labels_of(ids))
     training = loss(model, batch)
     called: list[object] = []
-    for block in model.ahead:
+    for block in model.mtp:
         block.register_forward_hook(lambda *given: called.append(given))
     model.eval()
     measured = loss(model, batch)
@@ -79,7 +79,7 @@ def test_evaluation_and_sampling_leave_the_further_blocks_out() -> None:
 
 @torch.no_grad()
 def test_nothing_is_predicted_beyond_a_document() -> None:
-    model = model_ahead(2)
+    model = with_mtp(2)
     row = packed([5, 1, 6])
     row.labels = labels_of(row.tokens)
     for last in (4, 5, 11):
@@ -91,9 +91,9 @@ def test_nothing_is_predicted_beyond_a_document() -> None:
 
 
 def test_gradient_reaches_the_further_blocks_and_all_below() -> None:
-    model, ids = model_ahead(2, ffn=MIXTURES[2] | {"balance_loss": 0.1}), tokens(4, 30)
+    model, ids = with_mtp(2, ffn=MIXTURES[2] | {"balance_loss": 0.1}), tokens(4, 30)
     sums = loss(model, Batch(ids, labels=labels_of(ids)))
-    assert sums.loads is not None and list(model.mixtures()) == ["blocks.1", "blocks.2", "ahead.0.block", "ahead.1.block"]
+    assert sums.loads is not None and list(model.mixtures()) == ["blocks.1", "blocks.2", "mtp.0.block", "mtp.1.block"]
     assert sums.loads.shape == (4, 6)
     sums.total.backward()
     silent = [name for name, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.abs().sum() > 0)]
@@ -103,13 +103,13 @@ def test_gradient_reaches_the_further_blocks_and_all_below() -> None:
 def test_further_blocks_are_computed_again_in_the_backward_where_blocks_are() -> None:
     runs, gradients = [], []
     for every in (0, 1, 2):
-        model, ids = model_ahead(2, ffn=MIXTURES[2] | {"balance_loss": 0.1}), tokens(2, S)
+        model, ids = with_mtp(2, ffn=MIXTURES[2] | {"balance_loss": 0.1}), tokens(2, S)
         model.checkpoint_blocks(every)
         called: list[object] = []
-        for block in model.ahead:
+        for block in model.mtp:
             block.register_forward_pre_hook(lambda block, given, called=called: called.append(block))
         loss(model, Batch(ids, labels=labels_of(ids))).total.backward()
-        runs.append([called.count(block) for block in model.ahead])
+        runs.append([called.count(block) for block in model.mtp])
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad})
     assert runs == [[1, 1], [2, 2], [1, 2]]  # they are blocks 3 and 4, counted from 0
     assert len(model.blocks) == 3
@@ -119,6 +119,6 @@ def test_further_blocks_are_computed_again_in_the_backward_where_blocks_are() ->
 
 @torch.no_grad()
 def test_a_depth_beyond_the_row_predicts_nothing_more() -> None:
-    model, ids = model_ahead(3), tokens(1, 2)
+    model, ids = with_mtp(3), tokens(1, 2)
     sums = loss(model, Batch(ids, labels=labels_of(ids)))
     assert sums.total.isfinite() and sums.total == sums.nll

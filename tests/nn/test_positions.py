@@ -7,10 +7,10 @@ import torch
 
 from lm.config import from_tree
 from lm.nn.batch import Batch
-from lm.nn.position.base import Dims, Rope, build_position
-from lm.nn.position.bias import alibi_slopes, t5_buckets
-from lm.nn.position.rope import RopeConfig, deinterleave, rope_angles, rotate_half
-from lm.nn.position.scaling import Scaling, frequencies
+from lm.nn.position.base import Dims
+from lm.nn.position.bias import AlibiConfig, alibi_slopes, t5_buckets
+from lm.nn.position.rope import Rope, RopeConfig, deinterleave, rope_angles, rotate_half
+from lm.nn.position.scaling import ScalingConfig, frequencies
 from tests.nn.models import SCALINGS, config, redrawn, tokens
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def test_scalings_equal_those_of_transformers(tree: dict[str, Any], max_len: int
     rope_utils = pytest.importorskip("transformers.modeling_rope_utils")
     ours = rope(64, max_len, theta=5000.0, scaling=tree)
     scaling = ours.cfg.scaling
-    assert isinstance(scaling, Scaling)
+    assert isinstance(scaling, ScalingConfig)
     parameters = scaling.hf() | {"rope_theta": 5000.0}
     theirs = transformers_config(parameters, tree, max_len)
     rates, amplitude = rope_utils.ROPE_INIT_FUNCTIONS[tree["kind"]](theirs, CPU, seq_len=max_len)
@@ -82,15 +82,11 @@ def test_alibi_equals_blooms(n_heads: int) -> None:
     theirs = modeling.build_alibi_tensor(torch.ones(1, 9, dtype=torch.int64), n_heads, torch.float32).view(n_heads, 9)
     torch.testing.assert_close(torch.tensor(alibi_slopes(n_heads)), theirs[:, 1])
     at = torch.arange(9)[None]
-    bias = build_position(from_tree_kind("alibi"), Dims(32, n_heads, 8, 16, True)).bias(at, at)
+    bias = AlibiConfig().build(Dims(32, n_heads, 8, 16, True)).bias(at, at)
     assert bias is not None and bias.shape == (1, n_heads, 9, 9)
     last = theirs - theirs[:, -1:]  # there keys are numbered, and the softmax cancels the query's own number
     torch.testing.assert_close(bias[0, :, -1], last)
     torch.testing.assert_close(bias, bias.transpose(-1, -2))  # bidirectional: by distance, whichever the side
-
-
-def from_tree_kind(kind: str, **fields: Any) -> Any:
-    return config(position={"kind": kind, **fields}).position
 
 
 @pytest.mark.parametrize("causal", [True, False])

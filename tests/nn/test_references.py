@@ -10,7 +10,7 @@ from lm.nn.cost.count import count
 from lm.nn.mixers.attend import Scoring, choose, reference, sdpa
 from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.norm import RMSNorm, rms_norm
-from lm.nn.position.base import Sinusoidal
+from lm.nn.position.absolute import Sinusoidal
 from lm.nn.position.rope import rope_angles, rotate, rotate_half
 from lm.nn.position.scaling import frequencies
 from lm.nn.transformer import DecoderConfig

@@ -10,8 +10,8 @@ import torch
 from lm.config import Config, Tree, variants
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
-from lm.nn.transformer import AnyModelConfig, build_model, model_config
-from tests.nn.models import BASE, EXPERT, MIXTURES, MLA, tokens, with_kinds
+from lm.nn.transformer import ModelConfig, build_model, model_config
+from tests.nn.models import BASE, CONV, EXPERT, MIXTURES, MLA, tokens, with_kinds
 
 MOE = MIXTURES[0]
 DENSE = {"kind": "mlp", "hidden": 24}
@@ -91,9 +91,17 @@ MISTAKES: list[tuple[Tree, str]] = [
     ({"head": {"transform": "tanh"}}, "head.transform: 'tanh' is not an option."),
     ({"head": {"scale": 0.0}}, "head.scale: 0.0 does not fit. The value must be greater than 0."),
     ({"embed": {"segments": 0}}, "embed.segments: 0 does not fit. The value must be greater than 0."),
-    ({"ahead": {"depth": 0}}, "ahead.depth: 0 does not fit. The value must be greater than 0."),
+    ({"mtp": {"depth": 0}}, "mtp.depth: 0 does not fit. The value must be greater than 0."),
+    ({"pattern": ["recurrent"]}, "pattern=[recurrent] names recurrent layers, and recurrent is null. Choose one, as in"),
+    ({"recurrent": CONV}, "recurrent=short_conv mixes in no layer of 3 with pattern=[attention]. Set pattern=[recurrent,attention], say,"),
+    ({"recurrent": CONV, "pattern": 3 * ["attention"] + ["recurrent"]}, "recurrent=short_conv mixes in no layer of 3 with pattern=[attent"),
+    ({"recurrent": CONV, "pattern": ["recurrent"]}, "position=rope acts within attention, and pattern=[recurrent] leaves none in 3"),
+    ({"recurrent": CONV, "pattern": ["conv"]}, "pattern.0: 'conv' is not an option. Options: "),
+    ({"recurrent": CONV, "pattern": []}, "pattern: [] does not fit."),
+    ({"recurrent": CONV | {"kernel": 1}, "pattern": ["recurrent"]}, "recurrent.kernel: 1 does not fit. The value must be greater than 1."),
+    ({"kind": "encoder", "recurrent": CONV, "pattern": ["recurrent", "attention"]}, "recurrent=short_conv reads from left to right,"),
     ({"n_layers": 0}, "n_layers: 0 does not fit. The value must be greater than 0."),
-    ({"kind": "encoder", "ahead": {"depth": 1}}, "ahead: there is no such key."),
+    ({"kind": "encoder", "mtp": {"depth": 1}}, "mtp: there is no such key."),
     ({"kind": "encoder_decoder", "block": {"kind": "parallel"}}, "block=parallel has no place for cross-attention. Use block=sequential"),
     ({"kind": "encoder_decoder", "attention": MLA}, "attention=mla has no form for cross-attention. Use attention=gqa"),
     ({"kind": "encoder_decoder", "start_token": 61}, "start_token=61 is not below vocab_size=61. Choose a token of the vocabulary."),
@@ -166,11 +174,12 @@ OF_A_FAMILY = {
     "HeadConfig.scale": "T5 1.0", "EmbedConfig.segments": "BERT", "EmbedConfig.norm": "BERT", "SequentialConfig.residual_scale": "Granite",
     "ParallelConfig.shared_norm": "GPT-NeoX", "EncoderDecoderConfig.start_token": "BART", "RopeConfig.interleaved": "DeepSeek",
     "RopeConfig.fraction": "GPT-NeoX", "YarnScaling.truncate": "gpt-oss",
-    "YarnScaling.mscale": "DeepSeek", "YarnScaling.mscale_all_dim": "DeepSeek", "DecoderConfig.ahead": "DeepSeek",
+    "YarnScaling.mscale": "DeepSeek", "YarnScaling.mscale_all_dim": "DeepSeek", "DecoderConfig.mtp": "DeepSeek",
+    "ShortConvConfig.kernel": "LFM2",
 }  # fmt: skip
 
 
 def test_what_few_families_need_names_one_of_them() -> None:
-    described = dict(pair for cls in variants(AnyModelConfig).values() for pair in fields(cls))
+    described = dict(pair for cls in variants(ModelConfig).values() for pair in fields(cls))
     assert len(described) >= 80
     assert {name: described[name] for name, family in OF_A_FAMILY.items() if family not in described[name]} == {}

@@ -1,24 +1,25 @@
 import hashlib
 import json
-import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from lightning import Callback, Trainer
 
 from lm.cli.compose.compose import compose_config
-from lm.errors import ResourceError
+from lm.errors import CheckpointError, ConfigError, LmError, NumericsError, ResourceError
 from lm.storage.atomic import MANIFEST
-from lm.training.callbacks.metrics import read
+from lm.storage.run_folder import Metrics
 from lm.training.config import TrainConfig
-from lm.training.launch.launcher import launch
+from tests.server import ROOT, Process
 
-ROOT = Path(__file__).parents[2]
 Configure = Callable[..., TrainConfig]
+Launch = Callable[..., None]
 WORDS = "def return import class self value for in while if else none model data token print read"
 TINY = (
     *("model=nano", "model.d_model=32", "model.n_layers=1", "model.attention.n_heads=2", "model.ffn.hidden=64", "model.dropout=0.1"),
@@ -52,6 +53,11 @@ def configure(tiny: list[str]) -> Configure:
     return run
 
 
+def read(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl."""
+    return Metrics(path).read()
+
+
 def results(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
     """What a resumed run must share with one that was left alone: the model's bytes, and the metrics but for timing and memory."""
     weights = (run / "model" / "model.safetensors").read_bytes()
@@ -59,64 +65,46 @@ def results(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
     return weights, [{key: value for key, value in line.items() if key not in timing} for line in read(run / "metrics.jsonl")]
 
 
-SERVER = """
-import json, os, signal, sys
-import lightning, lm.report.curves, lm.training.run, torch.utils.tensorboard
-from lm.cli.main import main
-for line in sys.stdin:
-    request = json.loads(line)
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
-        for number, name in enumerate(["/dev/null", *request["outputs"]]):
-            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY, 0o600), number)
-        code = main(request["args"])
-        sys.stdout.flush()
-        os._exit(code)
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
+class Before(Callback):
+    """Does something right before a step."""
 
+    def __init__(self, step: int, act: Callable[[Any], object]) -> None:
+        self.step, self.act = step, act
 
-class Process:
-    """`lm ARGS` as a process in a group of its own, forked from one that has done the importing."""
-
-    def __init__(self, server: "subprocess.Popen[str]", folder: Path, args: list[str]) -> None:
-        assert server.stdin is not None and server.stdout is not None
-        self._folder, self._answers = folder, server.stdout
-        outputs = [str(folder / "stdout"), str(folder / "stderr")]
-        print(json.dumps({"args": args, "outputs": outputs}), file=server.stdin, flush=True)
-        self.pid = int(server.stdout.readline())
-
-    def wait(self) -> int:
-        return int(self._answers.readline())
-
-    @property
-    def stdout(self) -> str:
-        return (self._folder / "stdout").read_text()
-
-    @property
-    def stderr(self) -> str:
-        return (self._folder / "stderr").read_text()
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if pl_module.step == self.step - 1:
+            self.act(pl_module)
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator["subprocess.Popen[str]"]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER], cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    command = [sys.executable, "-m", "tests.server"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
 
 
 @pytest.fixture
 def lm_process(server: "subprocess.Popen[str]", tmp_path: Path) -> Callable[..., Process]:
-    """One at a time; its output is read from files when it has ended."""
+    """`lm ARGS` as a process in `tmp_path`. One at a time; its output is read from files when it has ended.  env: of the process."""
 
-    def run(*args: str) -> Process:
-        folder = tmp_path / "output"
-        folder.mkdir(exist_ok=True)
-        return Process(server, folder, list(args))
+    def run(*args: str, env: Mapping[str, str] | None = None) -> Process:
+        return Process(server, tmp_path, ["-m", "lm", *args], env)
+
+    return run
+
+
+@pytest.fixture
+def launch(server: "subprocess.Popen[str]", tmp_path: Path) -> Launch:
+    """lm.training.launch.launcher.launch in a process of its own, and its error here.  worker: the module that the ranks run."""
+
+    def run(cfg: TrainConfig, worker: str = "lm.training.worker") -> None:
+        config, told = tmp_path / "launched.yaml", tmp_path / "launched.error"
+        config.write_text(yaml.safe_dump(cfg.tree(), allow_unicode=True), encoding="utf-8")
+        process = Process(server, tmp_path, ["-m", "tests.training.launched", str(config), worker, str(told)])
+        if code := process.wait():
+            assert told.exists(), process.stderr
+            kinds = {kind.exit_code: kind for kind in (ConfigError, CheckpointError, NumericsError, ResourceError, LmError)}
+            raise kinds[code](told.read_text(encoding="utf-8"))
 
     return run
 
@@ -133,7 +121,7 @@ def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], dict[str, A
 
 
 @pytest.fixture
-def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainConfig, int], None]:
+def killed(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Start a run whose rank 0 is killed right behind its n-th save."""
 
     def run(cfg: TrainConfig, saves: int = 1) -> None:

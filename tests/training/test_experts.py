@@ -12,12 +12,13 @@ from lm.nn.batch import Batch
 from lm.nn.transformer import build_model, model_config
 from lm.storage.checkpoint import CheckpointReader
 from lm.storage.model_folder import read_model
-from lm.training.callbacks.metrics import read
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
-from lm.training.optim.build import AdamWConfig, MuonConfig, build_optimizer
+from lm.training.optim.adamw import AdamWConfig
+from lm.training.optim.muon import MuonConfig
 from lm.training.run import train
-from tests.training.conftest import Configure, results
+from tests.training.conftest import Configure, read, results
+from tests.training.optim.optimizers import built
 from tests.training.steps import LENGTH, ROWS, SGD, UNCLIPPED, batches, config, train_steps
 
 SIGMOID: Tree = {"kind": "sigmoid", "bias_rate": 0.01}
@@ -25,9 +26,9 @@ EXPERT: Tree = {"kind": "mlp", "hidden": 24}
 PLAIN = ("model.dropout=0", "trainer.max_steps=3", "trainer.val_every=3", "checkpoint.every=3", "schedule.warmup_steps=1")
 
 
-def with_experts(cfg: TrainConfig, ahead: Tree | None = None, **changes: Any) -> TrainConfig:
+def with_experts(cfg: TrainConfig, mtp: Tree | None = None, **changes: Any) -> TrainConfig:
     ffn = {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": EXPERT, "router": SIGMOID} | changes
-    return cfg.replace(model=cfg.model.tree() | {"n_layers": 2, "ffn": ffn, "ahead": ahead})
+    return cfg.replace(model=cfg.model.tree() | {"n_layers": 2, "ffn": ffn, "mtp": mtp})
 
 
 def biases(weights: dict[str, Tensor]) -> Tensor:
@@ -41,13 +42,10 @@ class Watched(TrainModule):
     after: list[Tensor]
 
     def on_train_start(self) -> None:
-        super().on_train_start()
         type(self).told, type(self).after = [], []
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        ends = self.micro == self.trainer.accumulate_grad_batches
-        super().on_train_batch_end(outputs, batch, batch_idx)
-        if ends and self.loads is not None:
+        if self.stepped and self.loads is not None:
             self.told.append(self.loads.clone())
             self.after.append(biases({name: p.detach().clone() for name, p in self.model.named_parameters()}))
 
@@ -81,11 +79,11 @@ def test_capacity_does_not_depend_on_how_wide_others_make_a_batch() -> None:
 
 
 def test_the_bias_moves_once_a_step_by_the_loads_of_the_whole_step() -> None:
-    train_steps(with_experts(config(SGD), ahead={"depth": 1}), batches(), kind=Watched)
-    assert [tuple(loads.shape) for loads in Watched.told] == [(3, 4)] * 4  # two blocks and the one ahead, four steps
+    train_steps(with_experts(config(SGD), mtp={"depth": 1}), batches(), kind=Watched)
+    assert [tuple(loads.shape) for loads in Watched.told] == [(3, 4)] * 4  # two blocks and the one of multi-token prediction, four steps
     assert all(loads.sum(-1).tolist() == [ROWS * LENGTH * 2] * 3 for loads in Watched.told)
     moved = torch.stack([torch.sign(loads.mean(-1, keepdim=True) - loads) * 0.01 for loads in Watched.told]).cumsum(0)
-    torch.testing.assert_close(torch.stack(Watched.after), moved[:, [2, 0, 1]])  # by name: ahead, blocks.0, blocks.1
+    torch.testing.assert_close(torch.stack(Watched.after), moved)
 
 
 def test_a_step_that_is_not_finite_moves_no_bias() -> None:
@@ -104,7 +102,7 @@ def test_a_step_that_is_not_finite_moves_no_bias() -> None:
 
 def test_loads_reach_the_layer_that_they_are_of() -> None:
     tree = with_experts(config(SGD)).model.tree() | {"kind": "encoder_decoder", "n_encoder_layers": 3, "start_token": 0}
-    model = build_model(model_config({key: value for key, value in tree.items() if key != "ahead"}), seed=0)
+    model = build_model(model_config({key: value for key, value in tree.items() if key != "mtp"}), seed=0)
     layers = model.mixtures()
     assert list(layers) == ["encoder.blocks.0", "encoder.blocks.1", "encoder.blocks.2", "blocks.0", "blocks.1"]
     seen: list[str] = []
@@ -138,7 +136,7 @@ def test_a_resumed_run_is_bitwise_the_run_left_alone_biases_and_their_average_to
 def test_optimizers_leave_out_what_is_not_trained_and_decay_no_bias() -> None:
     model = build_model(with_experts(config(SGD), expert=EXPERT | {"bias": True}).model, seed=0)
     for cfg in (AdamWConfig(weight_decay=0.5), MuonConfig(weight_decay=0.5, adam_weight_decay=0.5)):
-        optimizer = build_optimizer(cfg, model.named_parameters(), model.matrices())
+        optimizer = built(cfg, model.named_parameters(), model.matrices())
         group_of = {name: group for group in optimizer.param_groups for name in group["names"]}
         left_out = {name for name, _ in model.named_parameters() if name not in group_of}
         assert left_out == {f"blocks.{layer}.ffn.router.correction_bias" for layer in (0, 1)}

@@ -9,10 +9,9 @@ import torch
 from lm.config import Tree
 from lm.generation.load import generate, load
 from lm.storage.model_folder import read_model
-from lm.training.callbacks.metrics import read
 from lm.training.config import TrainConfig
 from lm.training.run import train
-from tests.training.conftest import Configure, results
+from tests.training.conftest import Configure, read, results
 
 SWITCH = {
     "kind": "moe", "n_experts": 4, "top_k": 1, "expert": {"kind": "mlp", "hidden": 24}, "router": {"kind": "softmax", "normalize": False},
@@ -23,7 +22,7 @@ OBJECTIVE = {"encoder": "mlm", "encoder_decoder": "seq2seq"}
 
 def of_kind(cfg: TrainConfig, kind: str, folder: Path, **changes: Tree) -> TrainConfig:
     """The run with a model of this kind and what it learns from: pairs of different lengths, or the same text."""
-    model = {key: value for key, value in cfg.model.tree().items() if key != "ahead"} | {"kind": kind} | changes
+    model = {key: value for key, value in cfg.model.tree().items() if key != "mtp"} | {"kind": kind} | changes
     pairs = folder / "pairs.jsonl"
     pairs.write_text("".join(json.dumps({"source": "ab" * (1 + n % 9), "target": "cd" * (1 + n % 7)}) + "\n" for n in range(200)))
     data = cfg.data.tree() | ({"files": str(pairs), "record": {"kind": "pair"}} if kind == "encoder_decoder" else {})

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic.fields import FieldInfo
 
-from lm.config import Config, Tree, did_you_mean, entry_type, find_field, keyed, variant, variants
+from lm.config import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, variant, variants
 from lm.errors import ConfigError
 from lm.training.config import TrainConfig
 
@@ -21,7 +21,7 @@ def _leaves(field: FieldInfo, value: object, path: str) -> Iterator[tuple[str, F
     if (inner := variant(field.annotation, value)) is not None:
         yield from fields(inner, section, f"{path}.")
     elif entry is not None and section:
-        for name, part in keyed(section).items():
+        for name, part in kind_from_key(section).items():
             yield from _leaves(FieldInfo.from_annotation(entry), part, f"{path}.{name}")
     else:
         yield path, field
@@ -34,7 +34,7 @@ def check_key(path: str, tree: Tree) -> FieldInfo:
         raise ConfigError(f"{path}: code is named by a person, never by a config. Write plugins=my_norm.py, or set LM_PLUGINS.")
     owner, field = find_field(TrainConfig, tree, parts[:1])
     if field is not None and entry_type(field.annotation) is not None:  # any name is one, and perhaps a kind
-        tree = {**tree, parts[0]: keyed({key: {} for key in parts[1:2]} | (tree.get(parts[0]) or {}))}
+        tree = {**tree, parts[0]: kind_from_key({key: {} for key in parts[1:2]} | (tree.get(parts[0]) or {}))}
     for n in range(1, len(parts) + 1):
         parent, (owner, field) = field, find_field(TrainConfig, tree, parts[:n])
         if field is None:

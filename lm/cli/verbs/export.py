@@ -26,7 +26,7 @@ class ExportConfig(Config):
     """Model type to write (llama, gpt2, t5, ...). null: the most general that can hold the model."""
     dtype: Literal["keep", "fp32", "bf16", "fp16"] = "keep"
     """Type of the weights. keep: as they are."""
-    ahead: Literal["drop", "keep"] = "drop"
+    mtp: Literal["drop", "keep"] = "drop"
     """Blocks that predict further tokens: leave them out, or write them where the family has a place for them (DeepSeek-V3)."""
     check: bool = True
     """Load the result with transformers and compare logits."""
@@ -38,7 +38,7 @@ def run(args: Sequence[str]) -> int:
     cfg = parse_literal(ExportConfig, rest)
     from lm.hf.io.export import export
 
-    found = export(source, cfg.out, family=cfg.family, dtype=cfg.dtype, ahead=cfg.ahead, check=cfg.check, say=say)
+    found = export(source, cfg.out, family=cfg.family, dtype=cfg.dtype, mtp=cfg.mtp, check=cfg.check, say=say)
     print(f"{found.folder}: {found.kind}, {found.n_parameters / 1e6:,.1f} M parameters")
     if found.check is not None:
         how = f"float32, {found.check.rows} x {found.check.tokens} tokens, logits of std {found.check.spread:.2g}"

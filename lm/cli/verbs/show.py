@@ -9,14 +9,13 @@ from lm.cli.compose.compose import Composition, compose
 from lm.cli.views.outline import outline
 from lm.cli.views.text import table
 from lm.config import Config
-from lm.data.config import BytesConfig, DataConfig, TokenizerConfig, TrainedConfig
-from lm.data.rows.config import ObjectiveConfig
+from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.errors import ConfigError
 from lm.nn.cost.count import Counts, count
 from lm.nn.cost.memory import Memory, Setting, memory
-from lm.nn.transformer import AnyModelConfig, EncoderConfig, ModelConfig, build_model
+from lm.nn.transformer import EncoderConfig, ModelConfig, build_model
 from lm.training.config import LaunchConfig, TrainerConfig
-from lm.training.optim.build import OptimConfig
+from lm.training.optim.base import OptimConfig
 from lm.training.setting import setting
 from lm.training.strategies.config import SingleConfig, StrategyConfig, refusal
 
@@ -60,7 +59,7 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError("show: -m and --cfg belong to lm train. Leave them out, and show one model at a time.")
     composition = compose(call.overrides)
     tree = composition.tree
-    data = {key: value for key, value in tree["data"].items() if key in DataConfig.model_fields}  # whatever its kind
+    data = {"kind": "stdlib", **{key: value for key, value in tree["data"].items() if key in DataConfig.model_fields}}  # whatever its kind
     shown = composition.checked(Shown, {key: tree[key] for key in Shown.model_fields if key in tree} | {"data": data})
     for note in composition.notes:
         print(note, file=sys.stderr)
@@ -82,7 +81,7 @@ def help_text(args: Sequence[str]) -> str:
     return _USAGE
 
 
-def _filled(composition: Composition, shown: Shown) -> tuple[AnyModelConfig, list[tuple[str, str]]]:
+def _filled(composition: Composition, shown: Shown) -> tuple[ModelConfig, list[tuple[str, str]]]:
     """The config with its sizes, and a row for each that neither preset nor command line states."""
     cfg, changes, assumed = shown.model, {}, []
     if cfg.vocab_size is None:
@@ -99,17 +98,13 @@ def _filled(composition: Composition, shown: Shown) -> tuple[AnyModelConfig, lis
 def _vocab_size(composition: Composition) -> int:
     """As training rounds it up."""
     tokenizer = composition.checked(_Tokenized, {"tokenizer": composition.tree["tokenizer"]}).tokenizer
-    match tokenizer:
-        case TrainedConfig():
-            size = tokenizer.vocab_size
-        case BytesConfig():
-            size = 259
-        case _:
-            raise ConfigError("model.vocab_size: null, and show does not read tokenizer.path. Set model.vocab_size.")
+    size = tokenizer.size()
+    if size is None:
+        raise ConfigError("model.vocab_size: null, and show does not read tokenizer.path. Set model.vocab_size.")
     return -(-size // 64) * 64
 
 
-def _figures(cfg: AnyModelConfig, counts: Counts, seq_len: int) -> list[tuple[str, str]]:
+def _figures(cfg: ModelConfig, counts: Counts, seq_len: int) -> list[tuple[str, str]]:
     active = f"{counts.active:,} for one token, " if counts.active != counts.parameters else ""
     forward, backward = counts.forward_flops_per_token, counts.train_flops_per_token - counts.forward_flops_per_token
     rows = [
@@ -117,6 +112,7 @@ def _figures(cfg: AnyModelConfig, counts: Counts, seq_len: int) -> list[tuple[st
         ("FLOPs", f"{_metric(forward)} forward and {_metric(backward)} backward per token, in rows of {seq_len:,}"),
     ]
     cache = f"{counts.cache_bytes_per_token:,} bytes per token in bf16, while no window is full"
+    cache += f", and {counts.cache_bytes_per_row:,} per row" if counts.cache_bytes_per_row else ""
     return rows if isinstance(cfg, EncoderConfig) else [*rows, ("cache", cache)]
 
 

@@ -7,7 +7,6 @@ from lm.cli.compose.arguments import take
 from lm.cli.compose.sections import take_corpus
 from lm.cli.views.text import say
 from lm.config import did_you_mean
-from lm.data.config import AnyTrained
 from lm.data.sources.base import Document
 from lm.errors import ConfigError
 
@@ -34,16 +33,16 @@ def run(args: Sequence[str]) -> int:
     overrides = [f"tokenizer.{arg}" if arg.split("=")[0] in _KEYS else arg for arg in rest]
     corpus = take_corpus("tokenizer", [f"tokenizer={_KINDS[kind or 'byte_bpe']}", *overrides])
     from lm.data.store.cache import cache_root
-    from lm.data.store.prepare import configs, find_tokenizer, open_source
+    from lm.data.store.prepare import find_tokenizer
 
     cache = cache_root(corpus.data.cache_dir, say)
-    sources = {name: open_source(cfg, cache) for name, cfg in configs(corpus.data).items()}
+    sources = {name: cfg.open(cache) for name, cfg in corpus.data.parts().items()}
     tokenizer = find_tokenizer(corpus.data, corpus.tokenizer, sources, cache, say, corpus.objective.specials())
     tokenizer.save(Path(out).expanduser())
     texts = list(_held_out(source.documents() for source in sources.values()))
     n_tokens, n_bytes = sum(len(ids) for ids in tokenizer.encode_arrays(texts)), sum(len(text.encode()) for text in texts)
-    trained = isinstance(corpus.tokenizer, AnyTrained) and tokenizer.vocab_size < corpus.tokenizer.vocab_size
-    short = ", fewer than asked for: the text has no more" if trained else ""
+    fewer = corpus.tokenizer.n_chars() and tokenizer.vocab_size < (corpus.tokenizer.size() or 0)
+    short = ", fewer than asked for: the text has no more" if fewer else ""
     print(f"{out}: {tokenizer.vocab_size:,} tokens{short}")
     print(f"{n_bytes / max(1, n_tokens):.3f} bytes a token on {n_bytes / 1e6:.2f} MB of held-out text")
     return 0
@@ -55,12 +54,12 @@ def help_text(args: Sequence[str]) -> str:
 
 
 def _held_out(sources: Iterator[Iterator[Document]]) -> Iterator[str]:
-    from lm.data.tokenizer.tokenizer import pieces
+    from lm.data.tokenizer.tokenizer import split_text
 
     left = _HELD_OUT_CHARS
     for documents in sources:
         for document in documents:
-            for text in pieces(document.chunks) if document.split == "val" else ():
+            for text in split_text(document.chunks) if document.split == "val" else ():
                 yield text
                 left -= len(text)
                 if left <= 0:

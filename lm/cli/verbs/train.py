@@ -14,8 +14,8 @@ from lm.cli.compose.overrides import expand
 from lm.cli.views.text import default_text, sentence, table, type_text, value_text
 from lm.errors import Interrupted
 from lm.storage.reading import yaml_text
-from lm.training.callbacks.signals import requeue
 from lm.training.config import TrainConfig
+from lm.training.launch.signals import requeue
 
 
 def run(args: Sequence[str]) -> int:

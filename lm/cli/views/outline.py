@@ -4,16 +4,11 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from lm.nn.ffn.experts import Experts
-from lm.nn.ffn.moe import MoE
 from lm.nn.linear import Out
-from lm.nn.mixers.gqa import GQA
-from lm.nn.mixers.mla import MLA
-from lm.nn.norm import RMSNorm
 from lm.nn.transformer import LM
 
 Row = tuple[str, str, str]
-_ORDER = ["embed", "position", "segment", "embed_norm", "encoder", "blocks", "norm", "ahead", "head"]
+_ORDER = ["embed", "position", "segment", "embed_norm", "encoder", "blocks", "norm", "mtp", "head"]
 
 
 def outline(model: LM) -> list[Row]:
@@ -66,24 +61,13 @@ def _label(where: list[int]) -> str:
 
 
 def _what(module: nn.Module) -> str:
-    kind = type(module).__name__
+    """Its class, and what it says of itself in a `print`; torch's own shortly."""
+    kind = "Linear" if isinstance(module, Out) else type(module).__name__
     match module:
         case nn.Embedding():
             return f"{kind} {module.num_embeddings} x {module.embedding_dim}"
         case nn.Linear():
-            bias = ", bias" if module.bias is not None else ""
-            return f"{'Linear' if isinstance(module, Out) else kind} {module.in_features} -> {module.out_features}{bias}"
-        case nn.LayerNorm() | RMSNorm():
-            return f"{kind} {module.weight.shape[0]}"
-        case GQA():
-            heads, groups = module.q.out_features // module.head_dim, module.k.out_features // module.head_dim
-            window = f", window {module.scores.how.window}" if module.scores.how.window else ""
-            return f"{kind} {heads} heads of {module.head_dim}, {groups} key-value{window}"
-        case MLA():
-            return f"{kind} {module.cfg.n_heads} heads, latent of {module.cfg.kv_rank} + {module.cfg.rope_dim}"
-        case MoE():
-            return f"{kind} {module.cfg.top_k} of {module.cfg.n_experts}"
-        case Experts():
-            _, hidden, d = module.up.shape
-            return f"{kind} {module.n} x ({d} -> {hidden} -> {d}){', gated' if module.gated else ''}"
-    return kind
+            return f"{kind} {module.in_features} -> {module.out_features}{', bias' if module.bias is not None else ''}"
+        case nn.LayerNorm():
+            return f"{kind} {len(module.weight)}"
+    return f"{kind} {module.extra_repr()}".rstrip()

@@ -1,14 +1,108 @@
 """The rows of several sources as one: of a training by weight, of a validation one behind the other."""
 
 from collections.abc import Mapping
+from typing import Annotated, Literal, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
-from lm.data.config import DataConfig, MixConfig
+from lm.config import Config
+from lm.data.config import DataConfig, SourceConfig
 from lm.data.mixture import Mixture, Share, merged
 from lm.data.order import Ids, step_rows
+from lm.data.records.base import RecordConfig
 from lm.data.rows.base import Rows
 from lm.nn.batch import Batch
+
+
+class MixSource(Config):
+    """One source of a mixture."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")
+    """What it is called in phases, reports and metrics."""
+    data: SourceConfig
+    """Where its documents come from. Rows are the mixture's: seq_len and the like are set there."""
+    weight: float | None = Field(None, ge=0)
+    """Its share of the tokens, against the other weights; 0: only validated. null: its size ** (1 / temperature), if that is so for all."""
+    max_epochs: float | None = Field(None, gt=0)
+    """How often its rows may be read; after that the others share its part. null: without end."""
+
+
+class Phase(Config):
+    """Other weights for the first steps."""
+
+    until_step: int = Field(gt=0)
+    """The step up to which they hold, after the phase before; behind the last phase the sources' own weights hold."""
+    weights: dict[str, Annotated[float, Field(ge=0)]]
+    """Weight by name; a source that is not named has none."""
+
+
+class MixConfig(DataConfig):
+    """Several sources by weight. Each is validated on its own too, under its name."""
+
+    kind: Literal["mix"] = "mix"
+    sources: list[MixSource] = Field(min_length=1)
+    """What is mixed; all of one kind of record."""
+    phases: list[Phase] = []
+    """Weights that change with the steps."""
+    temperature: float = Field(1.0, gt=0)
+    """Above 1, small sources without weights get more than their size (Conneau et al. 2019, arXiv:1911.02116)."""
+
+    @property
+    def records(self) -> RecordConfig | None:
+        return self.sources[0].data.records
+
+    def parts(self) -> dict[str, SourceConfig]:
+        return {source.name: source.data for source in self.sources}
+
+    def trained(self) -> set[str]:
+        weighed = {source.name for source in self.sources if source.weight is None or source.weight > 0}
+        return weighed | {name for phase in self.phases for name, weight in phase.weights.items() if weight > 0}
+
+    def mixture(self, n_rows: Mapping[str, int], n_tokens: Mapping[str, int], seed: int) -> Mixture:
+        """Weights are of tokens, so those of rows are divided by the tokens of a row."""
+        size = {name: n ** (1 / self.temperature) for name, n in n_tokens.items()}
+        own = {source.name: size[source.name] if source.weight is None else source.weight for source in self.sources}
+        phases = [phase.weights for phase in self.phases] + [own]
+        begins = [0, *(phase.until_step for phase in self.phases)]
+        per_row = {name: n_tokens[name] / n for name, n in n_rows.items()}
+        weights = {step: [phase.get(name, 0.0) / per_row[name] for name in n_rows] for step, phase in zip(begins, phases, strict=True)}
+        epochs = {source.name: source.max_epochs for source in self.sources}
+        shares = [Share(n, None if (most := epochs[name]) is None else max(1, round(most * n))) for name, n in n_rows.items()]
+        return Mixture(seed, shares, weights, self.global_batch)
+
+    @model_validator(mode="after")
+    def _sources_agree(self) -> Self:
+        names = [source.name for source in self.sources]
+        if len(set(names)) < len(names):
+            raise ValueError(f"sources: the names {', '.join(names)} are not all different. Rename one.")
+        if len(shapes := {source.data.shape for source in self.sources}) > 1:
+            raise ValueError(f"sources: their records are of the kinds {', '.join(sorted(shapes))}. Mix sources of one kind.")
+        if len({source.weight is None for source in self.sources}) > 1:
+            raise ValueError("sources: some have a weight and some have none. Give all or none of them one.")
+        if not any(source.weight is None or source.weight > 0 for source in self.sources):
+            raise ValueError("sources: no weight is above 0, so there is nothing to train on. Raise one.")
+        return self
+
+    @model_validator(mode="after")
+    def _shared_keys_are_the_mixtures(self) -> Self:
+        for source in self.sources:
+            for key, field in DataConfig.model_fields.items():
+                if getattr(source.data, key) != field.default:
+                    raise ValueError(f"sources: {source.name} sets {key}, which is one for all. Set data.{key} instead.")
+        return self
+
+    @model_validator(mode="after")
+    def _phases_are_in_order(self) -> Self:
+        steps, names = [phase.until_step for phase in self.phases], {source.name for source in self.sources}
+        if steps != sorted(set(steps)):
+            raise ValueError(f"phases: until_step is {', '.join(map(str, steps))}, and must rise from phase to phase. Sort them.")
+        for phase in self.phases:
+            if unknown := phase.weights.keys() - names:
+                raise ValueError(f"phases: {min(unknown)} is no source. Options: {', '.join(sorted(names))}.")
+            if not sum(phase.weights.values()):
+                raise ValueError(f"phases: no weight until step {phase.until_step} is above 0. Raise one.")
+        return self
 
 
 class MixedRows:
@@ -69,16 +163,3 @@ def consumed(rows: Rows, steps: int, data: DataConfig) -> dict[str, float]:
     used = rows.consumed(steps * data.global_batch)
     tokens = {f"tokens/{name}": found["rows"] * data.seq_len for name, found in used.items()}
     return tokens | {f"epochs/{name}": found["epochs"] for name, found in used.items()}
-
-
-def build_mixture(cfg: MixConfig, parts: Mapping[str, Rows], tokens: Mapping[str, int], seed: int) -> Mixture:
-    """Weights are of tokens, so those of rows are divided by the tokens of a row.  tokens: of each source."""
-    size = {name: n ** (1 / cfg.temperature) for name, n in tokens.items()}
-    own = {source.name: size[source.name] if source.weight is None else source.weight for source in cfg.sources}
-    phases = [phase.weights for phase in cfg.phases] + [own]
-    begins = [0, *(phase.until_step for phase in cfg.phases)]
-    per_row = {name: tokens[name] / len(rows) for name, rows in parts.items()}
-    weights = {step: [phase.get(name, 0.0) / per_row[name] for name in parts] for step, phase in zip(begins, phases, strict=True)}
-    epochs = {source.name: source.max_epochs for source in cfg.sources}
-    shares = [Share(len(rows), None if (most := epochs[name]) is None else max(1, round(most * len(rows)))) for name, rows in parts.items()]
-    return Mixture(seed, shares, weights, cfg.global_batch)

@@ -1,11 +1,22 @@
-"""What the rows of every objective offer."""
+"""What every objective answers and every kind of rows offers."""
 
-from typing import Protocol
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
+from pydantic import Field
 
+from lm.config import Slot
+from lm.data.config import DataConfig
+from lm.data.layout.best_fit import BestFit
+from lm.data.layout.windows import Packing, Windows
 from lm.data.order import Ids
+from lm.data.store.shards import TokenStore
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import Batch
+
+ModelKind = Literal["decoder", "encoder", "encoder_decoder"]
 
 
 class Rows(Protocol):
@@ -26,6 +37,89 @@ class Rows(Protocol):
         """Lines on what was cut or left empty; '' where there is nothing to say."""
 
 
+@dataclass(frozen=True)
+class Material:
+    """What the rows of one split are made of.
+
+    packed: by `split`, `fit` or `none`.  start: what the decoder of an encoder-decoder begins with; None: a model without one.
+    """
+
+    store: TokenStore
+    tokenizer: Tokenizer
+    data: DataConfig
+    packed: str
+    start: int | None = None
+    seed: int = 0
+
+    def packing(self, ahead: int) -> Packing:
+        """Returns how documents are laid into rows.  ahead: 1 where a last token is only ever predicted, and takes no place; else 0."""
+        if self.packed == "fit":
+            return BestFit(self.store, self.data.seq_len, ahead)
+        return Windows(self.store, self.data.seq_len, self.data.mask_documents, ahead)
+
+
+class ObjectiveConfig(Slot, group="objective"):
+    """What every objective shares."""
+
+    models: ClassVar[tuple[ModelKind, ...]]
+    shapes: ClassVar[tuple[str, ...]] = ("text",)
+    packings: ClassVar[tuple[str, ...]] = ("split",)
+    """Those that it can be given, the usual one first."""
+    needs_masked_documents: ClassVar[bool] = False
+    needs_parent: ClassVar[bool] = False
+    """Whether the loss compares with the model that training starts from."""
+    usual_for: ClassVar[tuple[ModelKind, ...]] = ()
+    """Models that are mostly trained for this."""
+
+    @abstractmethod
+    def rows(self, of: Material) -> Rows:
+        """Returns the rows that this objective makes of one split. ConfigError where there are none, or a token is missing."""
+
+    def specials(self) -> tuple[str, ...]:
+        """Special tokens that a tokenizer made for this objective needs beside bos, eos and pad."""
+        return ()
+
+    def require_fit(self, name: str, model: str, data: DataConfig) -> None:
+        """ValueError where this objective cannot train such a model, or not on such data."""
+        shape = data.shape
+        if model not in self.models:
+            raise ValueError(
+                f"objective={name} trains model.kind={' or '.join(self.models)}, and model.kind={model}."
+                f" Choose another model, or objective={' or '.join(_usual(model))}."
+            )
+        if shape not in self.shapes:
+            raise ValueError(
+                f"objective={name} needs records of the kind {' or '.join(self.shapes)}, and those of data are of the kind {shape}."
+                f" Choose other data, objective={' or '.join(_trains(shape))}, or set data.record."
+            )
+        if data.packing not in (None, *self.packings):
+            raise ValueError(
+                f"objective={name} packs by {' or '.join(self.packings)}, and data.packing={data.packing}. Choose one of them."
+            )
+        if (self.needs_masked_documents or data.packing == "fit") and not data.mask_documents:
+            name += "" if self.needs_masked_documents else " with data.packing=fit"
+            raise ValueError(f"objective={name} takes each document on its own, and data.mask_documents=false. Set it to true.")
+
+
+class LikelihoodConfig(ObjectiveConfig):
+    """Objectives whose loss is the cross-entropy of labels."""
+
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """Part of the target mass spread evenly over the vocabulary (Szegedy et al. 2015, arXiv:1512.00567)."""
+    z_loss: float = Field(0.0, ge=0)
+    """Factor on the mean of log(Z)^2, which keeps logits small (Chowdhery et al. 2022, arXiv:2204.02311, section 5)."""
+    chunk: int = Field(1024, gt=0)
+    """Tokens whose logits exist at once."""
+
+
+class ScheduledSamplingConfig(LikelihoodConfig):
+    """Objectives whose inputs may be the model's own."""
+
+    scheduled_sampling: float = Field(0.0, ge=0, le=1)
+    """Part of the decoder's inputs that the model itself draws at the last step, growing evenly from none at the first: scheduled
+    sampling (Bengio et al. 2015, arXiv:1506.03099). It costs another forward."""
+
+
 def widest(n: int, *widths: Ids) -> Ids:
     """n rows, repeated where there are fewer: the widest by each of these measures in turn.  widths: of every row."""
     by_turns = np.stack([np.argsort(-width, kind="stable")[:n] for width in widths], axis=1).ravel()
@@ -35,3 +129,17 @@ def widest(n: int, *widths: Ids) -> Ids:
 def repeated(n: int, n_rows: int) -> Ids:
     """The first n of these rows, from the first one on again where there are fewer."""
     return np.resize(np.arange(min(n, n_rows), dtype=np.int64), n)
+
+
+def usual(model: str) -> ObjectiveConfig:
+    """Returns what models of this kind are mostly trained for."""
+    return ObjectiveConfig.kinds()[_usual(model)[0]].model_validate({})
+
+
+def _usual(model: str) -> list[str]:
+    return [name for name, kind in ObjectiveConfig.kinds().items() if model in kind.usual_for]
+
+
+def _trains(shape: str) -> list[str]:
+    """The objectives that learn from records of this kind."""
+    return [name for name, kind in ObjectiveConfig.kinds().items() if shape in kind.shapes]

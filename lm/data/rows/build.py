@@ -1,37 +1,15 @@
-"""The one place that knows which class makes the rows of an objective."""
+"""From token stores to the rows of a run's splits."""
 
 from typing import NamedTuple
 
-from lm.data.config import DataConfig, MixConfig
-from lm.data.layout.mixed import MixedRows, build_mixture
-from lm.data.layout.packing import BestFit
-from lm.data.layout.windows import Packing, Windows
+from lm.data.config import DataConfig
+from lm.data.layout.mixed import MixedRows
 from lm.data.order import derived
-from lm.data.rows.base import Rows
-from lm.data.rows.causal import CausalRows
-from lm.data.rows.config import (
-    CausalConfig,
-    FIMConfig,
-    MLMConfig,
-    ObjectiveConfig,
-    PreferenceConfig,
-    PrefixConfig,
-    Seq2SeqConfig,
-    SFTConfig,
-    SpansConfig,
-    UL2Config,
-)
-from lm.data.rows.denoising import DenoisingRows
-from lm.data.rows.fim import FIMRows
-from lm.data.rows.mlm import MLMRows
-from lm.data.rows.preference import PreferenceRows
-from lm.data.rows.prefix import PrefixRows
-from lm.data.rows.seq2seq import Seq2SeqRows
-from lm.data.rows.sft import SFTRows
+from lm.data.rows.base import Material, ObjectiveConfig, Rows
 from lm.data.store.prepare import Prepared
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.nn.transformer import AnyModelConfig, EncoderDecoderConfig
+from lm.nn.transformer import EncoderDecoderConfig, ModelConfig
 
 
 class Splits(NamedTuple):
@@ -42,54 +20,31 @@ class Splits(NamedTuple):
     named: dict[str, Rows]
 
 
-def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, model: AnyModelConfig | None, seed: int) -> Splits:
+def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, model: ModelConfig | None, seed: int) -> Splits:
     """The rows that a run trains on and is validated on; of a mixture also those of each source."""
+    parts, trained, pad = prepared.parts, data.trained(), prepared.tokenizer.pad
+    seeds = {name: derived(seed, number) % 2**63 if number else seed for number, name in enumerate(parts)}
 
-    def rows(store: TokenStore, number: int) -> Rows:
-        return build_rows(cfg, data, store, prepared.tokenizer, model, derived(seed, number) % 2**63 if number else seed)
+    def rows(store: TokenStore, name: str) -> Rows:
+        return build_rows(cfg, data, store, prepared.tokenizer, model, seeds[name])
 
-    if not isinstance(data, MixConfig):
-        return Splits(rows(prepared.train, 0), rows(prepared.val, 0), {})
-    trained = {source.name for source in data.sources if source.weight is None or source.weight > 0}
-    trained |= {name for phase in data.phases for name, weight in phase.weights.items() if weight > 0}
-    parts = prepared.parts.items()
-    train = {name: rows(part.train, number) for number, (name, part) in enumerate(parts) if name in trained}
-    mixture = build_mixture(data, train, {name: part.train.n_tokens for name, part in parts}, seed)
-    val = {name: rows(part.val, number) for number, (name, part) in enumerate(parts)}
-    pad = prepared.tokenizer.pad
+    train = {name: rows(part.train, name) for name, part in parts.items() if name in trained}
+    val = {name: rows(part.val, name) for name, part in parts.items()}
+    mixture = data.mixture({name: len(found) for name, found in train.items()}, {n: part.train.n_tokens for n, part in parts.items()}, seed)
+    if mixture is None:
+        return Splits(train[""], val[""], {})
     return Splits(MixedRows(train, pad, mixture), MixedRows(val, pad), val)
 
 
 def build_rows(
-    cfg: ObjectiveConfig, data: DataConfig, store: TokenStore, tokenizer: Tokenizer, model: AnyModelConfig | None, seed: int = 0
+    cfg: ObjectiveConfig, data: DataConfig, store: TokenStore, tokenizer: Tokenizer, model: ModelConfig | None, seed: int = 0
 ) -> Rows:
     """The rows of one split; the model says whether there is a decoder beside an encoder, and what it starts with."""
     start = _start_token(cfg, model, tokenizer)
-    how = data.packing or cfg.packings[0]
-
-    def packing(ahead: int) -> Packing:
-        return BestFit(store, data.seq_len, ahead) if how == "fit" else Windows(store, data.seq_len, data.mask_documents, ahead)
-
-    match cfg:
-        case CausalConfig():
-            return CausalRows(store, tokenizer, data.seq_len, data.mask_documents, packing(ahead=1))
-        case PrefixConfig():
-            return PrefixRows(packing(ahead=1), tokenizer, seed)
-        case FIMConfig():
-            return FIMRows(cfg, packing(ahead=1), tokenizer, seed)
-        case MLMConfig():
-            return MLMRows(cfg, packing(ahead=0), tokenizer, seed)
-        case SpansConfig() | UL2Config():
-            return DenoisingRows(cfg, store, tokenizer, data.seq_len, start, seed)
-        case Seq2SeqConfig():
-            return Seq2SeqRows(cfg, store, tokenizer, data.seq_len, start)
-        case SFTConfig():
-            return SFTRows(cfg, store, tokenizer, data.seq_len, packed=how == "fit")
-        case PreferenceConfig():
-            return PreferenceRows(store, tokenizer, data.seq_len)
+    return cfg.rows(Material(store, tokenizer, data, data.packing or cfg.packings[0], start, seed))
 
 
-def _start_token(cfg: ObjectiveConfig, model: AnyModelConfig | None, tokenizer: Tokenizer) -> int | None:
+def _start_token(cfg: ObjectiveConfig, model: ModelConfig | None, tokenizer: Tokenizer) -> int | None:
     """What the decoder of an encoder-decoder model begins with; None for other models. No model: that of the first kind it trains."""
     if model is None:
         return tokenizer.start if cfg.models[0] == "encoder_decoder" else None

@@ -1,13 +1,29 @@
 """Rows for next-token prediction."""
 
+from typing import ClassVar, Literal
+
 import torch
 
 from lm.data.layout.windows import Packing, Windows
 from lm.data.order import Ids
-from lm.data.rows.base import repeated
+from lm.data.rows.base import Material, ModelKind, Rows, ScheduledSamplingConfig, repeated
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import Batch
+
+
+class CausalConfig(ScheduledSamplingConfig):
+    """Predict the next token."""
+
+    models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
+    usual_for: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
+
+    packings: ClassVar[tuple[str, ...]] = ("split", "fit")
+
+    kind: Literal["causal"] = "causal"
+
+    def rows(self, of: Material) -> Rows:
+        return CausalRows(of.store, of.tokenizer, of.data.seq_len, of.data.mask_documents, of.packing(ahead=1))
 
 
 class CausalRows:

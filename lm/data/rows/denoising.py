@@ -1,14 +1,15 @@
 """Rows for span corruption and for UL2's mixture of denoisers, of encoder-decoder and of decoder-only models."""
 
-from typing import NamedTuple
+from abc import abstractmethod
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.layout.windows import Windows
 from lm.data.order import Ids, uniforms
-from lm.data.rows.base import widest
-from lm.data.rows.config import Denoiser, SpansConfig, UL2Config
+from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, Rows, widest
 from lm.data.rows.seq2seq import seq2seq_batch
 from lm.data.rows.spans import Chance, corrupted, counts, most_raw, noise_mask
 from lm.data.store.shards import TokenStore
@@ -17,6 +18,64 @@ from lm.errors import ConfigError
 from lm.nn.batch import Batch
 
 _TRIED = 256  # rows that are made to find wide ones
+
+
+class Denoiser(NamedTuple):
+    """mean_span None: the end of the text is taken out, noise_frac of it on average."""
+
+    mode: str
+    noise_frac: float
+    mean_span: float | None
+
+
+class DenoisingConfig(LikelihoodConfig):
+    """What objectives share that take parts out of a text."""
+
+    models: ClassVar[tuple[ModelKind, ...]] = ("encoder_decoder", "decoder")
+    needs_masked_documents: ClassVar[bool] = True
+
+    sentinels: int
+    """How many tokens <extra_id_0> ... there are to stand for spans."""
+
+    def specials(self) -> tuple[str, ...]:
+        return (*(f"<extra_id_{n}>" for n in range(self.sentinels)), *dict.fromkeys(d.mode for d in self.denoisers() if d.mode))
+
+    @abstractmethod
+    def denoisers(self) -> list[Denoiser]:
+        """Returns the ways to take text out, of which each document gets one, drawn evenly."""
+
+    def rows(self, of: Material) -> Rows:
+        return DenoisingRows(self, of.store, of.tokenizer, of.data.seq_len, of.start, of.seed)
+
+
+class SpansConfig(DenoisingConfig):
+    """Predict spans that were taken out of a text. Raffel et al. 2019, arXiv:1910.10683, section 3.1.4."""
+
+    kind: Literal["spans"] = "spans"
+    noise_frac: float = Field(0.15, gt=0, lt=1)
+    """Part of the tokens that are taken out."""
+    mean_span: float = Field(3.0, ge=1)
+    """Their mean number in a span."""
+    sentinels: int = Field(100, gt=0)
+    """How many tokens <extra_id_0> ... there are to stand for spans."""
+
+    def denoisers(self) -> list[Denoiser]:
+        """The one of T5."""
+        return [Denoiser("", self.noise_frac, self.mean_span)]
+
+
+class UL2Config(DenoisingConfig):
+    """Span corruption of seven kinds, each announced by a mode token. Tay et al. 2022, arXiv:2205.05131, table 1."""
+
+    kind: Literal["ul2"] = "ul2"
+    sentinels: int = Field(256, gt=0)
+    """How many tokens <extra_id_0> ... there are to stand for spans."""
+
+    def denoisers(self) -> list[Denoiser]:
+        """Regular, sequential (a quarter on average) and extreme ones, equally often."""
+        regular = [Denoiser("<|R|>", 0.15, 3.0), Denoiser("<|R|>", 0.15, 8.0)]
+        extreme = [Denoiser("<|X|>", 0.5, 3.0), Denoiser("<|X|>", 0.5, 8.0), Denoiser("<|X|>", 0.15, 64.0), Denoiser("<|X|>", 0.5, 64.0)]
+        return [*regular, Denoiser("<|S|>", 0.25, None), *extreme]
 
 
 class _Noised(NamedTuple):
@@ -31,9 +90,7 @@ class DenoisingRows:
     Target texts end with eos. Single tokens, and documents at the end of a row for which there is no room, are left out.
     """
 
-    def __init__(
-        self, cfg: SpansConfig | UL2Config, store: TokenStore, tokenizer: Tokenizer, seq_len: int, start: int | None, seed: int
-    ) -> None:
+    def __init__(self, cfg: DenoisingConfig, store: TokenStore, tokenizer: Tokenizer, seq_len: int, start: int | None, seed: int) -> None:
         self._denoisers = cfg.denoisers()
         self._modes = [_ids(tokenizer, [d.mode], "mode") if d.mode else np.array([], np.int64) for d in self._denoisers]
         self._sentinels = _ids(tokenizer, [f"<extra_id_{n}>" for n in range(cfg.sentinels)], "sentinel")

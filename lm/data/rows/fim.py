@@ -1,13 +1,15 @@
 """Rows for fill-in-the-middle: the middle of some documents is moved to their end. Bavarian et al. 2022, arXiv:2207.14255."""
 
+from typing import ClassVar, Literal
+
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.layout.windows import Packing
 from lm.data.order import Ids, uniforms
-from lm.data.rows.base import repeated
-from lm.data.rows.config import FIMConfig
+from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, Rows, repeated
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
@@ -18,6 +20,26 @@ _NAMES = {
     "middle": ("<|fim_middle|>", "<fim_middle>", "<fim-middle>"),
 }
 _ADDED = len(_NAMES)
+
+
+class FIMConfig(LikelihoodConfig):
+    """Predict the next token of documents whose middle was moved to the end. Bavarian et al. 2022, arXiv:2207.14255."""
+
+    models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
+    packings: ClassVar[tuple[str, ...]] = ("split", "fit")
+    needs_masked_documents: ClassVar[bool] = True
+
+    kind: Literal["fim"] = "fim"
+    rate: float = Field(0.5, ge=0, le=1)
+    """Part of the documents that are rearranged."""
+    suffix_first: float = Field(0.5, ge=0, le=1)
+    """Part of those in which the suffix comes before the prefix (SPM)."""
+
+    def specials(self) -> tuple[str, ...]:
+        return ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+
+    def rows(self, of: Material) -> Rows:
+        return FIMRows(self, of.packing(ahead=1), of.tokenizer, of.seed)
 
 
 class FIMRows:

@@ -1,20 +1,46 @@
 """Rows for masked language modelling: some tokens are hidden or replaced, and predicted from both sides."""
 
 import re
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 
 from lm.data.layout.windows import PADDING, Packing
 from lm.data.order import Ids, uniforms
-from lm.data.rows.base import repeated
-from lm.data.rows.config import MLMConfig
+from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, Rows, repeated
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
 
 _WORD = re.compile(rb"[^\W_]")
+
+
+class MLMConfig(LikelihoodConfig):
+    """Predict masked tokens from both sides. Devlin et al. 2018, arXiv:1810.04805, section 3.1."""
+
+    models: ClassVar[tuple[ModelKind, ...]] = ("encoder",)
+    usual_for: ClassVar[tuple[ModelKind, ...]] = ("encoder",)
+
+    packings: ClassVar[tuple[str, ...]] = ("split", "fit")
+
+    kind: Literal["mlm"] = "mlm"
+    mask_frac: float = Field(0.15, gt=0, lt=1)
+    """Part of the tokens that are predicted."""
+    hidden_frac: float = Field(0.8, ge=0, le=1)
+    """Part of those that are shown as the mask token."""
+    random_frac: float = Field(0.1, ge=0, le=1)
+    """Part of those that are shown as another token; the rest is shown as it is."""
+    whole_words: bool = False
+    """All tokens of a word are predicted, or none; needs a byte-level tokenizer."""
+
+    def specials(self) -> tuple[str, ...]:
+        return ("<|mask|>",)
+
+    def rows(self, of: Material) -> Rows:
+        return MLMRows(self, of.packing(ahead=0), of.tokenizer, of.seed)
 
 
 class MLMRows:

@@ -1,20 +1,39 @@
 """Rows of preference pairs: a prompt with the better answer, and the same with the worse one."""
 
 from itertools import pairwise
+from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.order import Ids
-from lm.data.rows.base import widest
+from lm.data.records.base import LEARNED, OTHER
+from lm.data.rows.base import Material, ModelKind, ObjectiveConfig, Rows, widest
 from lm.data.rows.seq2seq import rounded
-from lm.data.store.pieces import LEARNED, OTHER
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
 
 _MOST_DROPPED = 0.05
+
+
+class DPOConfig(ObjectiveConfig):
+    """Raise the better of two answers above the worse one, compared with the model at the start (DPO). It needs init_from."""
+
+    models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
+    shapes: ClassVar[tuple[str, ...]] = ("preference",)
+    packings: ClassVar[tuple[str, ...]] = ("none",)
+    needs_masked_documents: ClassVar[bool] = True
+    needs_parent: ClassVar[bool] = True
+
+    kind: Literal["dpo"] = "dpo"
+    beta: float = Field(0.1, gt=0)
+    """How much a departure from the model at the start costs (Rafailov et al. 2023, arXiv:2305.18290, equation 7)."""
+
+    def rows(self, of: Material) -> Rows:
+        return PreferenceRows(of.store, of.tokenizer, of.data.seq_len)
 
 
 class PreferenceRows:

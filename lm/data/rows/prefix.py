@@ -1,14 +1,29 @@
 """Rows for prefix language modelling: the beginning of each document is seen from all sides, the rest is predicted."""
 
+from typing import ClassVar, Literal
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from lm.data.layout.windows import Packed, Packing
 from lm.data.order import Ids, uniforms
-from lm.data.rows.base import repeated
+from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, Rows, repeated
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import IGNORED, Batch
+
+
+class PrefixConfig(LikelihoodConfig):
+    """Predict the rest of each document from a beginning of random length that is seen from all sides. Raffel et al. 2019, section 3.2."""
+
+    models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
+
+    packings: ClassVar[tuple[str, ...]] = ("split", "fit")
+
+    kind: Literal["prefix"] = "prefix"
+
+    def rows(self, of: Material) -> Rows:
+        return PrefixRows(of.packing(ahead=1), of.tokenizer, of.seed)
 
 
 class PrefixRows:

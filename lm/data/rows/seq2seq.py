@@ -1,14 +1,16 @@
 """Rows of a source and a target each, for encoder-decoder models above all."""
 
+from typing import ClassVar, Literal
+
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.order import Ids
-from lm.data.rows.base import widest
-from lm.data.rows.config import Seq2SeqConfig
-from lm.data.store.pieces import LEARNED
+from lm.data.records.base import LEARNED
+from lm.data.rows.base import Material, ModelKind, Rows, ScheduledSamplingConfig, widest
 from lm.data.store.shards import Tokens, TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -21,6 +23,23 @@ def shift_right(labels: Tensor, start: int, pad: int) -> Tensor:
     """Decoder inputs: `start`, then all labels but the last, with `pad` for IGNORED ones.  labels: (..., s)."""
     shifted = torch.cat([torch.full_like(labels[..., :1], start), labels[..., :-1]], dim=-1)
     return shifted.masked_fill(shifted == IGNORED, pad)
+
+
+class Seq2SeqConfig(ScheduledSamplingConfig):
+    """Predict a target from its source. Sutskever et al. 2014, arXiv:1409.3215; Vaswani et al. 2017, arXiv:1706.03762."""
+
+    models: ClassVar[tuple[ModelKind, ...]] = ("encoder_decoder", "decoder")
+    usual_for: ClassVar[tuple[ModelKind, ...]] = ("encoder_decoder",)
+    shapes: ClassVar[tuple[str, ...]] = ("pair",)
+    packings: ClassVar[tuple[str, ...]] = ("none",)
+
+    kind: Literal["seq2seq"] = "seq2seq"
+    target_len: int | None = Field(None, gt=1)
+    """Longest target in tokens; longer ones are cut and counted. null: data.seq_len, which bounds the source too; of a decoder-only
+    model, in whose rows the two stand one behind the other, half of it."""
+
+    def rows(self, of: Material) -> Rows:
+        return Seq2SeqRows(self, of.store, of.tokenizer, of.data.seq_len, of.start)
 
 
 class Seq2SeqRows:

@@ -1,21 +1,38 @@
 """Rows of chats: the assistant's part is learned, the rest is read."""
 
+from typing import ClassVar, Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
+from lm.data.layout.best_fit import best_fit
 from lm.data.layout.examples import Example, joined_batch
-from lm.data.layout.packing import best_fit
 from lm.data.order import Ids
-from lm.data.rows.base import widest
-from lm.data.rows.config import SFTConfig
+from lm.data.records.base import LEARNED
+from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, Rows, widest
 from lm.data.rows.seq2seq import rounded
-from lm.data.store.pieces import LEARNED
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
 
 _MOST_DROPPED = 0.05
+
+
+class SFTConfig(LikelihoodConfig):
+    """Predict what the assistant says in a chat."""
+
+    models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
+    shapes: ClassVar[tuple[str, ...]] = ("chat",)
+    packings: ClassVar[tuple[str, ...]] = ("fit", "none")
+    needs_masked_documents: ClassVar[bool] = True
+
+    kind: Literal["sft"] = "sft"
+    prompt_loss: bool = False
+    """Predict what the others say too."""
+
+    def rows(self, of: Material) -> Rows:
+        return SFTRows(self, of.store, of.tokenizer, of.data.seq_len, packed=of.packed == "fit")
 
 
 class SFTRows:

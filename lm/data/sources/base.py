@@ -13,6 +13,7 @@ from lm.errors import ConfigError
 T = TypeVar("T")
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
+ASSISTANT = "assistant"  # the role whose turns are learned
 _KEY_CHARS = 1 << 16
 
 
@@ -34,15 +35,12 @@ class Document:
 
 
 class Source(ABC):
-    """Documents with what decides them. `documents()` reads both splits in one pass and can be called again.
+    """Documents with what decides them. `documents()` reads both splits in one pass and can be called again."""
 
-    files: SHA-256 by name, empty where there are none.  identity: everything else that decides the documents.
-    total: bytes to be read, None where unknown.
-    """
-
-    def __init__(self, files: dict[str, str], identity: Tree, total: int | None) -> None:
-        self.files = files
+    def __init__(self, identity: Tree, files: dict[str, str] | None = None, total: int | None = None) -> None:
+        """identity: all that decides the documents beside files.  files: SHA-256 by name.  total: bytes to be read, None: unknown."""
         self.identity = identity
+        self.files = files or {}
         self.total = total
         self.skipped = 0  # broken records left out in this pass
 
@@ -54,13 +52,20 @@ class Source(ABC):
         """From now on give only part `part` of 1..parts of the documents; the parts in their order are the whole."""
         raise ConfigError(f"prepare.part={part}/{parts}: {self.looked_at()} cannot be divided. Prepare it whole.")
 
-    @abstractmethod
     def position(self) -> int:
-        """Bytes read of `total`, for a progress bar."""
+        """Returns the bytes read of `total`, for a progress bar."""
+        return 0
+
+    def untouched(self) -> bool:
+        """Returns whether the files look as they did when they were hashed; else no state is kept to go on from."""
+        return True
+
+    def confirm(self) -> None:  # noqa: B027  for sources without files there is nothing to do
+        """Ends a pass: ConfigError where what was read is not what `files` says."""
 
     def looked_at(self) -> str:
-        """The names of what was read, for an error message."""
-        names = list(self.files)
+        """Returns the names of what was read, for an error message."""
+        names = list(self.files) or [f"data={self.identity.get('kind')}"]
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 

@@ -10,6 +10,7 @@ from typing import IO, Any, cast
 
 import zstandard
 
+from lm.data.sources.fingerprint import HashedFile
 from lm.errors import ConfigError
 
 PACKED = (".gz", ".zst")
@@ -17,31 +18,31 @@ _CHUNK = 1 << 17
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """The stored file, whose position shows the progress, and its content."""
+def unpacked(path: Path, raw: HashedFile) -> Iterator[IO[bytes]]:
+    """The content of a stored file. It ends where the stored one does, so that all of that is hashed."""
     try:
-        with path.open("rb") as raw:
-            yield raw, _content(path, raw)
+        with raw:
+            yield _content(path, raw)
     except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
         raise ConfigError(f"{path}: the file is truncated or damaged ({error}). Pack or fetch it again.") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}). Make it readable or leave it out.") from None
 
 
-def _content(path: Path, raw: IO[bytes]) -> IO[bytes]:
+def _content(path: Path, raw: HashedFile) -> IO[bytes]:
     match path.suffix.lower():
         case ".gz":
-            return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+            return cast(IO[bytes], gzip.GzipFile(fileobj=cast(IO[bytes], raw)))
         case ".zst":
             return io.BufferedReader(_Zstd(raw), _CHUNK)
         case _:
-            return raw
+            return io.BufferedReader(raw, _CHUNK)
 
 
 class _Zstd(io.RawIOBase):
     """Unpacks zstd frames; unlike the library's own reader it raises EOFError where the last frame is cut short."""
 
-    def __init__(self, packed: IO[bytes]) -> None:
+    def __init__(self, packed: io.RawIOBase) -> None:
         self._packed = packed
         self._frame = zstandard.ZstdDecompressor().decompressobj()
         self._begun = False

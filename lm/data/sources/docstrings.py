@@ -6,31 +6,50 @@ import textwrap
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
-from lm.data.config import StdlibDocstringsConfig
-from lm.data.sources.base import Document, Split
-from lm.data.sources.records import RecordReader
+from pydantic import Field
+
+from lm.data.config import SourceConfig
+from lm.data.records.base import RecordConfig
+from lm.data.records.pair import PairRecord
+from lm.data.sources.base import Document, Source, Split, turns_document
 from lm.data.sources.stdlib import StdlibFileSource
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+class StdlibDocstringsConfig(SourceConfig):
+    """Functions of the standard library without their docstrings, each with its docstring: an embedded corpus of pairs."""
+
+    kind: Literal["stdlib_docstrings"] = "stdlib_docstrings"
+    val_frac: float = Field(0.05, gt=0, lt=1)
+    """Part of the files whose functions are held out for validation."""
+
+    record: RecordConfig = PairRecord()
+    """Of the fields source, target and brief, which is the first paragraph of the target: a pair, a chat or a preference."""
+
+    @property
+    def records(self) -> RecordConfig | None:
+        return self.record
+
+    def open(self, cache: Path) -> Source:
+        return StdlibDocstringsSource(self, cache)
+
+
 class StdlibDocstringsSource(StdlibFileSource):
-    """One pair per function that has a docstring on lines of its own and a body beside it, split by the file it is in."""
+    """One record per function that has a docstring on lines of its own and a body beside it, split by the file it is in."""
 
     def __init__(self, cfg: StdlibDocstringsConfig, cache: Path) -> None:
-        super().__init__(cfg.val_frac, {"kind": cfg.kind, "val_frac": cfg.val_frac, "record": cfg.record.tree()}, cache)
-        self._reader, self._compares = RecordReader("", cfg.record), cfg.record.kind == "preference"
+        super().__init__(cfg.val_frac, cfg.identity(), cache)
+        self._record = cfg.record
 
     def _of_file(self, text: str, where: str, split: Split) -> Iterator[Document]:
-        return filter(None, (self._reader.document(record, where, split) for record in self._records(text)))
-
-    def _records(self, module: str) -> Iterator[dict[str, str]]:
-        """A preference needs a docstring that its first paragraph is only a part of."""
-        for source, target in pairs(module):
-            brief = target.split("\n\n")[0]
-            if not self._compares or brief != target:
-                yield {"source": source, "target": target, "brief": brief}
+        """Without a preference between two equal answers: of a docstring that is its first paragraph."""
+        for source, target in pairs(text):
+            turns = self._record.turns({"source": source, "target": target, "brief": target.split("\n\n")[0]}, where)
+            if turns[-1].text != turns[-2].text and (found := turns_document(turns, split)):
+                yield found
 
 
 def pairs(module: str) -> Iterator[tuple[str, str]]:

@@ -6,17 +6,20 @@ import glob
 import io
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+from pydantic import Field
 
 from lm.config import Tree
-from lm.data.config import TextConfig
+from lm.data.records.base import Values
+from lm.data.records.fields import BadRecord, Line, not_utf8
 from lm.data.sources.base import Document, Source, Split, document, share
 from lm.data.sources.compressed import PACKED, unpacked
+from lm.data.sources.fingerprint import Files
 from lm.data.sources.hub import read_csv, read_parquet
-from lm.data.sources.records import BadRecord, Line, RecordReader, not_utf8
-from lm.data.store.cache import file_hashes
+from lm.data.sources.recorded import RecordedConfig, RecordedSource
 from lm.errors import ConfigError
 
 _TEXT = (".txt", ".md", ".rst", ".py")  # one document each
@@ -24,29 +27,43 @@ _KINDS = (*_TEXT, ".jsonl", ".csv", ".parquet")
 _CHUNK = 1 << 20
 
 
-class TextSource(Source):
+class TextConfig(RecordedConfig):
+    """Local files: .txt, .md, .rst, .py, .jsonl, .csv, .parquet, plain or .gz or .zst; a folder means every such file below it."""
+
+    kind: Literal["text"] = "text"
+    files: str | list[str]
+    """Files, folders or globs."""
+    val_files: str | list[str] | None = None
+    """Held-out files. null: the last val_frac of a single text file, or a hash split of the documents."""
+    val_frac: float = Field(0.1, gt=0, lt=1)
+    """Part held out where val_files is null."""
+
+    def open(self, cache: Path) -> Source:
+        return TextSource(self, cache)
+
+
+class TextSource(RecordedSource):
     """The documents of data=text, in the order of the file names; held-out files come first."""
 
     def __init__(self, cfg: TextConfig, cache: Path) -> None:
         self._cfg = cfg
         self._is_part = False
-        self._reader = RecordReader(cfg.field, cfg.record)
-        self._train = [LocalFile(path) for path in find_files(cfg.files, "data.files")]
-        self._val = [LocalFile(path) for path in find_files(cfg.val_files, "data.val_files")] if cfg.val_files is not None else []
-        paths = [file.path for file in (*self._val, *self._train)]
+        train = find_files(cfg.files, "data.files")
+        val = find_files(cfg.val_files, "data.val_files") if cfg.val_files is not None else []
+        self._hashed = Files([*val, *train], cache)
+        self._train, self._val = [LocalFile(path, self._hashed) for path in train], [LocalFile(path, self._hashed) for path in val]
         texts = [file.path for file in (*self._val, *self._train) if file.kind == ".txt"]
         if cfg.record is not None and texts:
             raise ConfigError(
                 f"data.files: {texts[0]} is a text, and data.record.kind={cfg.record.kind} needs records with fields."
                 " Give jsonl, csv or parquet files."
             )
-        identity: Tree = cfg.model_dump(mode="json", include={"kind", "val_frac", "field", "on_bad_record"})
-        identity |= {"record": cfg.record.tree()} if cfg.record is not None else {}
-        identity["val_files"] = [str(file.path) for file in self._val]
-        super().__init__(file_hashes(paths, cache), identity, sum(path.stat().st_size for path in paths))
+        identity: Tree = {**cfg.identity(), "files": None, "val_files": list(map(str, val))}
+        super().__init__(cfg, identity, self._hashed.by_name(), self._hashed.size(self._paths()))
 
     def documents(self) -> Iterator[Document]:
         self.skipped = 0
+        self._hashed.begin()
         for file in (*self._val, *self._train):
             file.position = 0
         for file in self._val:
@@ -61,82 +78,115 @@ class TextSource(Source):
         self._train = share(self._train, part, parts, "files")
         self._val = self._val if part == 1 else []
         self._is_part = True
-        self.total = sum(file.path.stat().st_size for file in (*self._val, *self._train))
+        self.total = self._hashed.size(self._paths())
 
     def position(self) -> int:
         return sum(file.position for file in (*self._val, *self._train))
 
+    def untouched(self) -> bool:
+        return self._hashed.untouched(self._paths())
+
+    def confirm(self) -> None:
+        self._hashed.confirm(self._paths())
+
+    def _paths(self) -> list[Path]:
+        return [file.path for file in (*self._val, *self._train)]
+
     def _divide(self, file: "LocalFile") -> Iterator[Document]:
         """A lone text: its beginning trains, its end validates."""
         if self._is_readable(file):
-            cut = file.boundary(int(file.text_bytes() * (1 - self._cfg.val_frac)))
-            spans: list[tuple[int, int | None, Split]] = [(0, cut, "train"), (cut, None, "val")]
-            for start, stop, split in spans:
-                if part := document(file.text(start, stop), split):
+            halves = Halves(file.content(), int(file.text_bytes() * (1 - self._cfg.val_frac)))
+            spans: list[tuple[Iterator[str], Split]] = [(file.text(halves.first()), "train"), (file.text(halves.second()), "val")]
+            for text, split in spans:
+                if part := document(text, split):
                     yield part
 
     def _read(self, file: "LocalFile", split: Split | float) -> Iterator[Document]:
         if file.kind != ".txt":
-            yield from self._records(file, split)
-        elif self._is_readable(file) and (whole := document(file.text(), split)):
+            yield from self._documents_of(file.records(), split)
+        elif self._is_readable(file) and (whole := document(file.text(file.content()), split)):
             yield whole
-
-    def _records(self, file: "LocalFile", split: Split | float) -> Iterator[Document]:
-        for where, record in file.records():
-            try:
-                found = self._reader.document(record, where, split)
-            except BadRecord:
-                if self._cfg.on_bad_record == "error":
-                    raise
-                self.skipped += 1
-            else:
-                if found is not None:
-                    yield found
 
     def _is_readable(self, file: "LocalFile") -> bool:
         """With `skip`, whether a text file is UTF-8 to its end: it is one record, and is not begun before that is known."""
-        if self._cfg.on_bad_record == "error":
+        if not self._skips:
             return True
         try:
-            return all(True for _ in file.text())
-        except BadRecord:
-            self.skipped += 1
-            file.position = file.path.stat().st_size
+            return all(True for _ in file.text(file.content()))
+        except BadRecord as error:
+            self._skip(error)
+            file.position = self._hashed.size([file.path])
             return False
+
+
+class Halves:
+    """A text in two, read once: the first half ends before the first character that begins at byte `at` or later."""
+
+    def __init__(self, chunks: Iterator[tuple[int, bytes]], at: int) -> None:
+        self._chunks, self._at = chunks, at
+        self._rest: tuple[int, bytes] | None = None  # behind the cut, in the chunk where it fell
+
+    def first(self) -> Iterator[tuple[int, bytes]]:
+        """Its chunks with their offsets."""
+        for offset, data in self._chunks:
+            from_here = range(max(0, self._at - offset), len(data))
+            cut = next((n for n in from_here if data[n] & 0xC0 != 0x80), len(data))
+            if cut < len(data):
+                self._rest = offset + cut, data[cut:]
+            if cut:
+                yield offset, data[:cut]
+            if self._rest is not None:
+                return
+
+    def second(self) -> Iterator[tuple[int, bytes]]:
+        """The same of the rest; what nobody took of the first half is passed over."""
+        if self._rest is None:
+            deque(self.first(), maxlen=0)
+        if self._rest is not None:
+            yield self._rest
+            yield from self._chunks
 
 
 class LocalFile:
     """One file; `position` is how many of its stored bytes have been read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, hashed: Files) -> None:
+        self.path, self._hashed = path, hashed
         self.kind = _kind(path)
         self.position = 0
 
-    def text(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
-        """The text between two byte offsets (of the unpacked file), without a byte-order mark."""
+    def content(self) -> Iterator[tuple[int, bytes]]:
+        """Its unpacked bytes in chunks, each with its offset."""
+        at, raw = 0, self._hashed.open(self.path)
+        with unpacked(self.path, raw) as stream:
+            while data := stream.read(_CHUNK):
+                self.position = raw.position
+                yield at, data
+                at += len(data)
+
+    def text(self, chunks: Iterator[tuple[int, bytes]]) -> Iterator[str]:
+        """What chunks of its bytes say, without a byte-order mark."""
         decoder = codecs.getincrementaldecoder("utf-8")()
-        at = start
-        for data in self._chunks(start, stop):
-            held = len(decoder.getstate()[0])
+        end = 0
+        for at, data in chunks:
+            held, end = len(decoder.getstate()[0]), at + len(data)
             try:
                 chunk = decoder.decode(data)
             except UnicodeDecodeError as error:
                 raise not_utf8(str(self.path), at - held + error.start) from None
             yield chunk.removeprefix("\ufeff") if at == 0 else chunk
-            at += len(data)
-        if decoder.getstate()[0] and stop is None:
-            raise not_utf8(str(self.path), at - len(decoder.getstate()[0]))
+        if held := len(decoder.getstate()[0]):
+            raise not_utf8(str(self.path), end - held)
 
-    def records(self) -> Iterator[tuple[str, "Line | Mapping[str, Any]"]]:
+    def records(self) -> Iterator[tuple[str, Line | Values]]:
         """Each line or row with its place; blank lines are passed over."""
         if self.kind != ".jsonl":
             yield from self._rows()
             return
-        offset = 0
-        with unpacked(self.path) as (raw, stream):
+        offset, raw = 0, self._hashed.open(self.path)
+        with unpacked(self.path, raw) as stream:
             for number, line in enumerate(stream, 1):
-                self.position = raw.tell()
+                self.position = raw.position
                 if line.strip():
                     yield f"{self.path}:{number}", Line(line, offset)
                 offset += len(line)
@@ -144,34 +194,22 @@ class LocalFile:
     def text_bytes(self) -> int:
         """Bytes of the unpacked file."""
         if self.path.suffix.lower() not in PACKED:
-            return self.path.stat().st_size
-        return sum(len(data) for data in self._chunks(0, None))
+            return self._hashed.size([self.path])
+        return sum(len(data) for _, data in self.content())
 
-    def boundary(self, offset: int) -> int:
-        """The first place from `offset` on where a character begins."""
-        head = next(self._chunks(offset, offset + 4), b"")
-        return offset + next((n for n, byte in enumerate(head) if byte & 0xC0 != 0x80), 0)
-
-    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _rows(self) -> Iterator[tuple[str, Values]]:
+        """`datasets` opens the file itself, so what it has read is hashed once more at the end of the pass."""
         for number, row in enumerate(read_csv(self.path, self._columns()) if self.kind == ".csv" else read_parquet(self.path), 1):
             yield f"{self.path} row {number}", row
-        self.position = self.path.stat().st_size
+        self._hashed.forget(self.path)
+        self.position = self._hashed.size([self.path])
 
     def _columns(self) -> list[str]:
         """The header of a csv file, after a pass over all of it, since datasets does not say which byte is not UTF-8."""
-        chunks = self.text()
+        chunks = self.text(self.content())
         head = io.StringIO(next(chunks, ""), newline="")
         deque(chunks, maxlen=0)
         return next(csv.reader(head), [])
-
-    def _chunks(self, start: int, stop: int | None) -> Iterator[bytes]:
-        with unpacked(self.path) as (raw, stream):
-            at = stream.seek(start) if stream.seekable() else 0
-            while data := stream.read(_CHUNK if stop is None else min(_CHUNK, stop - at)):
-                self.position = raw.tell()
-                at += len(data)
-                if at > start:
-                    yield data[max(0, start - at + len(data)) :]
 
 
 def find_files(given: str | list[str], key: str) -> list[Path]:

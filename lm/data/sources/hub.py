@@ -3,27 +3,45 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from lm.config import Tree
-from lm.data.config import HubConfig
-from lm.data.sources.base import Document, Source, Split
-from lm.data.sources.records import BadRecord, RecordReader
+from pydantic import Field
+
+from lm.data.sources.base import Document, Source
+from lm.data.sources.recorded import RecordedConfig, RecordedSource
 from lm.errors import ConfigError
 
 Row = Mapping[str, Any]
 
 
-class HubSource(Source):
+class HubConfig(RecordedConfig):
+    """A dataset of the Hugging Face hub, read through `datasets`."""
+
+    kind: Literal["hub"] = "hub"
+    name: str
+    """Dataset name, e.g. HuggingFaceFW/fineweb-edu."""
+    config: str | None = None
+    """Configuration name. null: the only one."""
+    revision: str | None = None
+    """Commit or tag. null: the newest."""
+    split: str = "train"
+    """Split to train on."""
+    val_split: str | None = None
+    """Split to validate on. null: a hash split of the documents by val_frac."""
+    val_frac: float = Field(0.001, gt=0, lt=1)
+    """Part of the documents held out where val_split is null."""
+    max_documents: int | None = Field(None, gt=0)
+    """Stop after this many documents. null: all."""
+
+    def open(self, cache: Path) -> Source:
+        return HubSource(self)
+
+
+class HubSource(RecordedSource):
     """The rows of a hub dataset, streamed. Without a revision the cache keeps what was newest when it was first read."""
 
     def __init__(self, cfg: HubConfig) -> None:
-        identity: Tree = cfg.model_dump(
-            mode="json", include={"kind", "name", "config", "revision", "split", "val_split", "val_frac", "field", "max_documents"}
-        )
-        identity |= {"record": cfg.record.tree()} if cfg.record is not None else {}
-        identity |= {"on_bad_record": "skip"} if cfg.on_bad_record == "skip" else {}
-        super().__init__({}, identity, None)
+        super().__init__(cfg, cfg.identity())
         self._cfg = cfg
         self._read_bytes = 0
         self._part = 1, 1
@@ -31,8 +49,8 @@ class HubSource(Source):
     def documents(self) -> Iterator[Document]:
         self._read_bytes = self.skipped = 0
         if self._cfg.val_split is not None and self._part[0] == 1:
-            yield from self._split(self._cfg.val_split, "val")
-        yield from self._split(self._cfg.split, self._cfg.val_frac if self._cfg.val_split is None else "train")
+            yield from self._documents_of(self._rows(self._cfg.val_split), "val")
+        yield from self._documents_of(self._rows(self._cfg.split), self._cfg.val_frac if self._cfg.val_split is None else "train")
 
     def select(self, part: int, parts: int) -> None:
         self._part = part, parts
@@ -43,9 +61,9 @@ class HubSource(Source):
     def looked_at(self) -> str:
         return f"{self._cfg.name} of the hub"
 
-    def _split(self, name: str, split: Split | float) -> Iterator[Document]:
+    def _rows(self, name: str) -> Iterator[tuple[str, Row]]:
+        """The rows of a split with their places."""
         cfg = self._cfg
-
         part, parts = self._part if name == cfg.split else (1, 1)
 
         def load(load_dataset: Callable[..., Any]) -> Iterable[Row]:
@@ -53,19 +71,10 @@ class HubSource(Source):
             rows: Iterable[Row] = found if parts == 1 else found.shard(parts, part - 1, contiguous=True)
             return rows
 
-        reader = RecordReader(cfg.field, cfg.record)
         rows = _rows(load, f"data.name: {cfg.name}, split {name}", "Check data.name, data.config, data.split and the network")
         for number, row in enumerate(islice(rows, cfg.max_documents), 1):
-            try:
-                found = reader.document(row, f"{cfg.name} split {name} row {number}", split)
-            except BadRecord:
-                if cfg.on_bad_record == "error":
-                    raise
-                self.skipped += 1
-                continue
-            if found:
-                self._read_bytes += sum(len(value) for value in row.values() if isinstance(value, str))
-                yield found
+            self._read_bytes += sum(len(value) for value in row.values() if isinstance(value, str))
+            yield f"{cfg.name} split {name} row {number}", row
 
 
 def read_csv(path: Path, columns: Iterable[str]) -> Iterator[Row]:

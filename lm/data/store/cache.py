@@ -1,37 +1,63 @@
 """Folders that are built once: by one process at a time, whole or not at all, keyed by what decides their content."""
 
+import ast
 import errno
 import fcntl
-import hashlib
-import json
+import inspect
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
+from lm.config import Slot
 from lm.data.config import DataConfig
+from lm.data.sources.base import Source
+from lm.data.sources.fingerprint import short_hash
 from lm.errors import ConfigError, ResourceError
 
 Log = Callable[[str], None]
+ROOMS = ("sources", "records", "tokenizer", "store")  # below lm/data: what a document is, how it is read, cut, encoded and kept
 CACHE_DIR: str = DataConfig.model_fields["cache_dir"].default
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 
 
-def short_hash(value: Any) -> str:
-    """16 hexadecimal digits of a plain JSON value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+def code_version(*foreign: object) -> str:
+    """A hash of what the code that turns sources into tokens means: a change in these rooms makes all older entries unfound.
 
-
-def code_version() -> str:
-    """A hash of the code that turns sources into tokens: a change in these rooms makes all older entries unfound."""
+    foreign: configs and sources; of those whose class a plugin defines, the plugin's file counts too.
+    """
     data = Path(__file__).parents[1]
-    files = [path for room in ("sources", "tokenizer", "store") for path in sorted((data / room).glob("*.py"))]
-    return short_hash([version("tokenizers"), *(hashlib.sha256(path.read_bytes()).hexdigest() for path in files)])
+    files = [path for room in ROOMS for path in sorted((data / room).glob("*.py"))]
+    own = {file for each in foreign for cls in type(each).__mro__ if (file := _plugin_file(cls)) is not None}
+    return short_hash([version("tokenizers"), *(_meaning(file, file.stat().st_mtime_ns) for file in [*files, *sorted(own)])])
+
+
+@lru_cache(maxsize=256)
+def _meaning(file: Path, changed_at: int) -> str:
+    """The syntax tree of a file as of then, without docstrings; comments and layout are not in it."""
+    tree = ast.parse(file.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [part for part in node.body if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))]
+    return ast.dump(tree)
+
+
+def _plugin_file(cls: type) -> Path | None:
+    """The file that defines a kind which is not ours; None for our own classes and what these are made of."""
+    if not issubclass(cls, Slot | Source) or cls.__module__.partition(".")[0] == "lm":
+        return None
+    try:
+        return Path(inspect.getfile(cls))
+    except (TypeError, OSError):
+        raise ConfigError(
+            f"{cls.__qualname__}: no file defines this class, so that a change of it would go unnoticed and old tokens be read."
+            " Define it in a file of its own."
+        ) from None
 
 
 def cache_root(cache_dir: str, log: Log) -> Path:
@@ -91,27 +117,6 @@ def _build(folder: Path, build: Callable[[Path], None], resume: bool) -> None:
     except Exception:
         shutil.rmtree(half, ignore_errors=True)
         raise
-
-
-def file_hashes(paths: Sequence[Path], root: Path) -> dict[str, str]:
-    """SHA-256 by path; remembered for as long as size, modification and inode-change time of every file stay."""
-    try:
-        stats = [(str(path.absolute()), (s := path.stat()).st_size, s.st_mtime_ns, s.st_ctime_ns) for path in paths]
-        memo = root / "hashes" / f"{short_hash(stats)}.json"
-        found = json.loads(memo.read_bytes()) if memo.is_file() else [_file_hash(path) for path in paths]
-    except OSError as error:
-        raise ConfigError(f"data.files: {error.filename} cannot be read ({error.strerror}). Make it readable or leave it out.") from None
-    if not memo.exists():
-        memo.parent.mkdir(exist_ok=True)
-        half = memo.with_suffix(f".{os.getpid()}")
-        half.write_text(json.dumps(found))
-        half.rename(memo)
-    return dict(zip(map(str, paths), found, strict=True))
-
-
-def _file_hash(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ _MOST_RUNS = 1 << 22
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Overlap(NamedTuple):
+class Contamination(NamedTuple):
     """documents: of training, that are in validation too; copies: of validation, that are in training too.
 
     runs: different runs of n tokens of validation, or of a sample; shared: those that training has too.
@@ -40,7 +40,7 @@ class Overlap(NamedTuple):
         return self.shared / max(1, self.runs)
 
 
-def overlap(train: TokenStore, val: TokenStore) -> Overlap:
+def contamination(train: TokenStore, val: TokenStore) -> Contamination:
     """One pass over each split. Of a validation split of over 4 M tokens an even sample of the runs, by their hashes, stands for all."""
     every = np.uint64(max(1, val.n_tokens // _MOST_RUNS))
     hashes = [_sampled(_inner_runs(val, start, tokens), every) for start, tokens in _slices(val)]
@@ -53,7 +53,7 @@ def overlap(train: TokenStore, val: TokenStore) -> Overlap:
         hit = at[(at < len(wanted)) & (wanted[np.minimum(at, len(wanted) - 1)] == found)] if len(wanted) else at[:0]
         seen[hit] = True
     documents, copies = _equal_documents(train, val)
-    return Overlap(documents, copies, val.n_documents, len(wanted), int(seen.sum()))
+    return Contamination(documents, copies, val.n_documents, len(wanted), int(seen.sum()))
 
 
 class _Sieve:
@@ -92,7 +92,7 @@ def _keys(store: TokenStore, documents: NDArray[np.int64], lengths: NDArray[np.i
 
 
 def _slices(store: TokenStore) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-    """The stream in pieces that overlap, so that each run is whole in one."""
+    """The stream in slices of which the next begins within the one before, so that each run is whole in one."""
     for start in range(0, max(0, store.n_tokens - _N + 1), _SLICE):
         yield start, store.read(start, min(store.n_tokens, start + _SLICE + _N - 1)).astype(np.uint64)
         store.release()

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from lm.config import Tree
-from lm.data.config import DataConfig, MixConfig, TokenizerConfig
+from lm.data.config import DataConfig, SourceConfig
+from lm.data.progress import progress
 from lm.data.sources.base import SPLITS, Split
 from lm.data.store.cache import Log, build_once, cache_root
-from lm.data.store.prepare import build_tokens, find_tokenizer, finish_tokens, open_source, require_documents, token_folder
-from lm.data.store.progress import progress
+from lm.data.store.prepare import build_tokens, find_tokenizer, finish_tokens, require_documents, token_folder
 from lm.data.store.shards import ShardWriter, TokenStore, read_index
+from lm.data.tokenizer.config import TokenizerConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 
@@ -20,17 +21,17 @@ _CHUNK = 1 << 22
 
 def prepare_part(data: DataConfig, tokenizer: TokenizerConfig, part: int, parts: int, *, log: Log, specials: Sequence[str] = ()) -> Path:
     """Tokenises part `part` of 1..parts, beside where the whole will be."""
-    folder, found, cache = _where(data, tokenizer, log, specials)
-    assert not isinstance(data, MixConfig)
-    source = open_source(data, cache)
+    source_cfg = _only_source(data)
+    folder, found, cache = _where(source_cfg, tokenizer, log, specials)
+    source = source_cfg.open(cache)
     source.select(part, parts)
     own = _part_folder(folder, part, parts)
-    return build_once(own, lambda half: build_tokens(data, source, found, half, log, whole=False), log, resume=True)
+    return build_once(own, lambda half: build_tokens(source_cfg, source, found, half, log, whole=False), log, resume=True)
 
 
 def merge(data: DataConfig, tokenizer: TokenizerConfig, parts: int, *, log: Log, specials: Sequence[str] = ()) -> Path:
     """Joins the parts, which stay. ConfigError names those that are missing."""
-    folder, found, _ = _where(data, tokenizer, log, specials)
+    folder, found, _ = _where(_only_source(data), tokenizer, log, specials)
     folders = [_part_folder(folder, part, parts) for part in range(1, parts + 1)]
     if not folder.is_dir() and (missing := [path.name for path in folders if not path.is_dir()]):
         raise ConfigError(
@@ -39,12 +40,17 @@ def merge(data: DataConfig, tokenizer: TokenizerConfig, parts: int, *, log: Log,
     return build_once(folder, lambda half: _join(folders, found, half), log)
 
 
-def _where(data: DataConfig, tokenizer: TokenizerConfig, log: Log, specials: Sequence[str]) -> tuple[Path, Tokenizer, Path]:
-    """Where the whole is or will be, the tokenizer, and the cache."""
-    if isinstance(data, MixConfig):
+def _only_source(data: DataConfig) -> SourceConfig:
+    sources = data.parts()
+    if list(sources) != [""]:
         raise ConfigError("data: a mixture is not prepared in parts. Prepare each of its sources by itself.")
+    return sources[""]
+
+
+def _where(data: SourceConfig, tokenizer: TokenizerConfig, log: Log, specials: Sequence[str]) -> tuple[Path, Tokenizer, Path]:
+    """Where the whole is or will be, the tokenizer, and the cache."""
     cache = cache_root(data.cache_dir, log)
-    source = open_source(data, cache)
+    source = data.open(cache)
     found = find_tokenizer(data, tokenizer, {"": source}, cache, log, specials)
     return token_folder(data, source, found, cache), found, cache
 

@@ -6,25 +6,17 @@ from itertools import chain
 from pathlib import Path
 
 from lm.config import Tree
-from lm.data.config import (
-    AnyTrained,
-    Chatted,
-    DataConfig,
-    MixConfig,
-    SourceConfig,
-    StdlibConfig,
-    StdlibDocstringsConfig,
-    TextConfig,
-    TokenizerConfig,
-)
+from lm.data.config import DataConfig, SourceConfig
+from lm.data.progress import progress
+from lm.data.records.text import passages_of
 from lm.data.sources.base import SPLITS, Source, Split, hashed_frac
-from lm.data.store.cache import Log, build_once, cache_root, code_version, short_hash
-from lm.data.store.contamination import Overlap, overlap
-from lm.data.store.pieces import piece_maker
-from lm.data.store.progress import progress
+from lm.data.sources.fingerprint import short_hash
+from lm.data.store.cache import Log, build_once, cache_root, code_version
+from lm.data.store.contamination import Contamination, contamination
 from lm.data.store.shards import TokenStore, read_index, write_index
 from lm.data.store.tokenise import tokenise
-from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, pieces
+from lm.data.tokenizer.config import TokenizerConfig
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, split_text
 from lm.errors import ConfigError
 
 _HASH = "hash"  # of a trained tokenizer, beside it
@@ -45,7 +37,7 @@ class Prepared:
     """Tokens ready to train on: of one source under the name '', of a mixture under the names of its sources.
 
     fingerprint: of the tokens and how they are packed; what a resumed run compares.  files: SHA-256 by name, for `changed_files`.
-    zlib_bits_per_byte: level 9 over (the first 64 MB of) the validation text.  overlap: training documents that are in validation too.
+    zlib_bits_per_byte: level 9 over (the first 64 MB of) the validation text.  contaminated: training documents that validation has too.
     """
 
     tokenizer: Tokenizer
@@ -53,7 +45,7 @@ class Prepared:
     fingerprint: str
     zlib_bits_per_byte: float
     files: dict[str, str]
-    overlap: int
+    contaminated: int
     skipped: int
 
     @property
@@ -79,40 +71,17 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Lo
     specials: special tokens that a tokenizer made here gets beside its own.
     """
     cache = cache_root(data.cache_dir, log)
-    sources = {name: open_source(cfg, cache) for name, cfg in configs(data).items()}
+    configs = data.parts()
+    sources = {name: cfg.open(cache) for name, cfg in configs.items()}
     tokenizer = find_tokenizer(data, tokenizer, sources, cache, log, specials)
     parts = {}
-    for name, cfg in configs(data).items():
+    for name, cfg in configs.items():
         folder = token_folder(cfg, sources[name], tokenizer, cache)
         build_once(folder, lambda half, cfg=cfg, name=name: build_tokens(cfg, sources[name], tokenizer, half, log), log, resume=True)  # type: ignore[misc]
         parts[name] = _opened(folder, tokenizer, cache)
         _report(f"{name} " if name else "", parts[name].index, log)
-        _require_apart(Overlap(**parts[name].index["overlap"]), data.max_overlap)
+        _require_apart(_contamination(parts[name].index), data.max_contamination)
     return _prepared(data, tokenizer, parts)
-
-
-def configs(data: DataConfig) -> dict[str, SourceConfig]:
-    """The sources by name: '' where there is only one."""
-    return {source.name: source.data for source in data.sources} if isinstance(data, MixConfig) else {"": data}
-
-
-def open_source(data: SourceConfig, cache: Path) -> Source:
-    """What reads the documents of a source."""
-    if isinstance(data, StdlibConfig):
-        from lm.data.sources.stdlib import StdlibSource
-
-        return StdlibSource(data, cache)
-    if isinstance(data, StdlibDocstringsConfig):
-        from lm.data.sources.docstrings import StdlibDocstringsSource
-
-        return StdlibDocstringsSource(data, cache)
-    if isinstance(data, TextConfig):
-        from lm.data.sources.files import TextSource
-
-        return TextSource(data, cache)
-    from lm.data.sources.hub import HubSource
-
-    return HubSource(data)
 
 
 def find_tokenizer(
@@ -123,9 +92,9 @@ def find_tokenizer(
     if isinstance(given, Tokenizer):
         tokenizer = given
     else:
-        extra = [*specials, *(records.specials() if isinstance(records, Chatted) else ())]
-        tokenizer = _trained(given, extra, sources, cache, log) if isinstance(given, AnyTrained) else build_tokenizer(given, (), extra)
-    _, template = piece_maker(data, tokenizer)
+        extra = [*specials, *(records.specials() if records is not None else ())]
+        tokenizer = _trained(data, given, extra, sources, cache, log) if given.n_chars() else given.build(extra=extra)
+    template = records.chat_template(tokenizer) if records is not None else None
     if template is not None:
         tokenizer.chat_template = template
     return tokenizer
@@ -133,13 +102,14 @@ def find_tokenizer(
 
 def token_folder(data: SourceConfig, source: Source, tokenizer: Tokenizer, cache: Path) -> Path:
     """Where the tokens of this source are, or will be."""
-    template = piece_maker(data, tokenizer)[1]
-    return cache / "tokens" / short_hash([_reading(source), tokenizer.hash, *([template] if template is not None else [])])
+    template = data.records.chat_template(tokenizer) if data.records is not None else None
+    reading = _reading(code_version(data, source, data.records), source)
+    return cache / "tokens" / short_hash([reading, tokenizer.hash, *([template] if template is not None else [])])
 
 
 def build_tokens(data: SourceConfig, source: Source, tokenizer: Tokenizer, folder: Path, log: Log, whole: bool = True) -> None:
     """Tokenises a source into a folder.  whole: it is no part of something larger, so that both splits must have documents."""
-    found = tokenise(source, tokenizer, piece_maker(data, tokenizer)[0], folder, log)
+    found = tokenise(source, tokenizer, passages_of(data.records, tokenizer), folder, log)
     if whole:
         require_documents(found["documents"], source.looked_at(), source.skipped)
     del found["documents"]
@@ -147,11 +117,11 @@ def build_tokens(data: SourceConfig, source: Source, tokenizer: Tokenizer, folde
 
 
 def finish_tokens(folder: Path, index: Tree, whole: bool = True) -> None:
-    """Writes index.json; of a whole source with the overlap of its splits."""
+    """Writes index.json; of a whole source with the contamination of its splits."""
     write_index(folder, index)
     if whole:
-        found = overlap(TokenStore.open(folder, "train"), TokenStore.open(folder, "val"))
-        write_index(folder, {**index, "overlap": found._asdict()})
+        found = contamination(TokenStore.open(folder, "train"), TokenStore.open(folder, "val"))
+        write_index(folder, {**index, "contamination": found._asdict()})
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -160,21 +130,24 @@ def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str
     return found + [f"{name} is new" for name in now if name not in before]
 
 
-def _reading(source: Source) -> list[object]:
-    return [code_version(), source.identity, source.files]
+def _reading(code: str, source: Source) -> list[object]:
+    return [code, source.identity, source.files]
 
 
-def _trained(cfg: AnyTrained, specials: Sequence[str], sources: Mapping[str, Source], cache: Path, log: Log) -> Tokenizer:
+def _trained(
+    data: DataConfig, cfg: TokenizerConfig, specials: Sequence[str], sources: Mapping[str, Source], cache: Path, log: Log
+) -> Tokenizer:
     sizes = [source.total for source in sources.values()]
     total = None if None in sizes else sum(filter(None, sizes))
 
     def build(half: Path) -> None:
-        with progress(f"Training a tokenizer of {cfg.vocab_size:,} tokens", total) as done:
-            texts = chain(*(_training_texts(source, done, cfg.max_chars // len(sources)) for source in sources.values()))
-            build_tokenizer(cfg, texts, specials).save(half)
+        with progress("Training a tokenizer" + (f" of {size:,} tokens" if (size := cfg.size()) else ""), total) as done:
+            texts = chain(*(_training_texts(source, done, cfg.n_chars() // len(sources)) for source in sources.values()))
+            cfg.build(texts, specials).save(half)
         (half / _HASH).write_text(load_tokenizer(half).hash)  # as it is read: a file rounds the scores of a unigram model
 
-    reading = [_reading(source) for source in sources.values()]
+    code = code_version(cfg, *data.parts().values(), *sources.values(), data.records)
+    reading = [_reading(code, source) for source in sources.values()]
     key = short_hash([reading[0] if len(reading) == 1 else reading, cfg.tree(), *specials])
     folder = build_once(cache / "tokenizers" / key, build, log)
     tokenizer = load_tokenizer(folder)
@@ -189,12 +162,13 @@ def _training_texts(source: Source, done: Callable[[int], None], left: int) -> I
     for document in source.documents():
         if document.split != "train" or (frac < 1 and hashed_frac(document.key) >= frac):
             continue
-        for text in pieces(document.chunks):
+        for text in split_text(document.chunks):
             done(source.position())
             yield text
             left -= len(text)
             if left <= 0:
-                return
+                return source.confirm()
+    source.confirm()
 
 
 def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: int) -> None:
@@ -209,11 +183,11 @@ def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: i
         )
 
 
-def _require_apart(found: Overlap, most: float) -> None:
+def _require_apart(found: Contamination, most: float) -> None:
     if found.copied_frac > most:
         raise ConfigError(
-            f"data.max_overlap={most:g}: {found.copies:,} of {found.val_documents:,} validation documents are in training too, and a"
-            " validation on those says little. Hold out other documents, or raise data.max_overlap."
+            f"data.max_contamination={most:g}: {found.copies:,} of {found.val_documents:,} validation documents are in training too, and a"
+            " validation on those says little. Hold out other documents, or raise data.max_contamination."
         )
 
 
@@ -232,8 +206,12 @@ def _prepared(data: DataConfig, tokenizer: Tokenizer, parts: dict[str, Part]) ->
     files = {f"{name}/{file}" if name else file: sha for name, index in indices.items() for file, sha in index["files"].items()}
     sizes = [index["zlib"] for index in indices.values()]
     bits = 8 * sum(packed for _, packed in sizes) / max(1, sum(plain for plain, _ in sizes))
-    same = sum(Overlap(**index["overlap"]).documents for index in indices.values())
+    same = sum(_contamination(index).documents for index in indices.values())
     return Prepared(tokenizer, parts, fingerprint, bits, files, same, sum(index["skipped"] for index in indices.values()))
+
+
+def _contamination(index: Tree) -> Contamination:
+    return Contamination(**index["contamination"])
 
 
 def _report(name: str, index: Tree, log: Log) -> None:
@@ -246,7 +224,7 @@ def _report(name: str, index: Tree, log: Log) -> None:
         log("tokenizer: decoding does not give the text back, so bits per byte do not compare with those of other tokenizers.")
     if index["skipped"]:
         log(f"data.on_bad_record=skip: {index['skipped']:,} broken records were left out.")
-    found = Overlap(**index["overlap"])
+    found = _contamination(index)
     if found.documents:
         which = "1 training document is" if found.documents == 1 else f"{found.documents:,} training documents are"
         log(f"data: {which} in validation too; val_loss is too good by that.")

@@ -1,7 +1,6 @@
 """From documents to token stores on disk: encoding on all cores while others are read and written, resumable after a kill."""
 
 import json
-import os
 import zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
@@ -12,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.config import Tree
+from lm.data.progress import progress
+from lm.data.records.base import Passage, Passages
 from lm.data.sources.base import SPLITS, Source, Split
 from lm.data.store.cache import Log
-from lm.data.store.pieces import MakePieces, Piece
-from lm.data.store.progress import progress
 from lm.data.store.shards import ShardWriter
 from lm.data.tokenizer.tiktoken_ import Encode, fastest
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.storage.atomic import replace_file
 
 Ids = NDArray[np.uint32]
 _BATCH_CHARS = 1 << 21
@@ -28,26 +28,28 @@ _STATE = "state.json"
 _AT_ONCE = 2  # batches that are encoded while one is written
 
 
-def tokenise(source: Source, tokenizer: Tokenizer, make_pieces: MakePieces, folder: Path, log: Log) -> Tree:
+def tokenise(source: Source, tokenizer: Tokenizer, passages_of: Passages, folder: Path, log: Log) -> Tree:
     """Writes both splits into `folder`, going on where a killed process left off, and returns their part of index.json."""
     stores = _Stores(folder, tokenizer, log)
-    pieces = (piece for document in source.documents() for piece in make_pieces(document))
+    passages = (passage for document in source.documents() for passage in passages_of(document))
     with progress("Tokenising", source.total) as done:
-        for batch, ids in _encoded(_batches(stores.unwritten(pieces)), fastest(tokenizer)):
-            stores.add(batch, ids)
+        for batch, ids in _encoded(_batches(stores.unwritten(passages)), fastest(tokenizer)):
+            if stores.add(batch, ids) and source.untouched():
+                stores.save_state()
             done(source.position())
+    source.confirm()
     return {**stores.close(), "skipped": source.skipped}
 
 
-def _encoded(batches: Iterable[list[Piece]], encode: Encode) -> Iterator[tuple[list[Piece], list[Ids]]]:
-    """Each batch with the ids of its pieces, while the next ones are read and encoded.
+def _encoded(batches: Iterable[list[Passage]], encode: Encode) -> Iterator[tuple[list[Passage], list[Ids]]]:
+    """Each batch with the ids of its passages, while the next ones are read and encoded.
 
     Two at once, since towards the end of a batch some cores have nothing left to do.
     """
-    waiting: deque[tuple[list[Piece], Future[list[Ids]]]] = deque()
+    waiting: deque[tuple[list[Passage], Future[list[Ids]]]] = deque()
     with ThreadPoolExecutor(_AT_ONCE) as encoders:
         for batch in batches:
-            waiting.append((batch, encoders.submit(encode, [piece.text for piece in batch])))
+            waiting.append((batch, encoders.submit(encode, [passage.text for passage in batch])))
             if len(waiting) > _AT_ONCE:
                 batch, ids = waiting.popleft()
                 yield batch, ids.result()
@@ -55,13 +57,13 @@ def _encoded(batches: Iterable[list[Piece]], encode: Encode) -> Iterator[tuple[l
             yield batch, ids.result()
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """As many pieces as are worth encoding at once; the number of characters bounds the memory."""
-    batch: list[Piece] = []
+def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
+    """As many passages as are worth encoding at once; the number of characters bounds the memory."""
+    batch: list[Passage] = []
     chars = 0
-    for piece in pieces:
-        batch.append(piece)
-        chars += len(piece.text)
+    for passage in passages:
+        batch.append(passage)
+        chars += len(passage.text)
         if chars > _BATCH_CHARS:
             yield batch
             batch, chars = [], 0
@@ -88,53 +90,51 @@ class _Stores:
         if self._written:
             log(f"Going on after {self._written:,} documents that an earlier process has tokenised.")
 
-    def unwritten(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """The pieces that are not in the stores yet; the documents of all are counted, and those of the validation packed."""
+    def unwritten(self, passages: Iterable[Passage]) -> Iterator[Passage]:
+        """The passages that are not in the stores yet; the documents of all are counted, and those of the validation packed."""
         left = self._written
-        for piece in pieces:
-            if piece.split == "val" and piece.counted and self._zlib_in < _ZLIB_BYTES:
-                data = piece.text.encode()
+        for passage in passages:
+            if passage.split == "val" and passage.counted and self._zlib_in < _ZLIB_BYTES:
+                data = passage.text.encode()
                 self._zlib_in += len(data)
                 self._zlib_out += len(self._zlib.compress(data))
             if left <= 0:
-                yield piece
-            left -= piece.ends
-            self._documents[piece.split] += piece.ends
+                yield passage
+            left -= passage.ends
+            self._documents[passage.split] += passage.ends
 
-    def add(self, batch: list[Piece], ids: list[Ids]) -> None:
-        """Writes."""
-        for piece, found in zip(batch, ids, strict=True):
-            self._note_loss(piece, found)
-            self._write(piece, found)
-            self._written += piece.ends
-            self._chars += len(piece.text)
-        if self._chars > _STATE_CHARS and batch[-1].ends:
-            self._chars = 0
-            self._save_state()
+    def add(self, batch: list[Passage], ids: list[Ids]) -> bool:
+        """Writes, and returns whether a state to go on from is due."""
+        for passage, found in zip(batch, ids, strict=True):
+            self._note_loss(passage, found)
+            self._write(passage, found)
+            self._written += passage.ends
+            self._chars += len(passage.text)
+        return self._chars > _STATE_CHARS and batch[-1].ends
 
-    def _note_loss(self, piece: Piece, ids: Ids) -> None:
-        """Whether the first piece comes back from its ids, and no other one has something that the tokenizer does not know."""
+    def _note_loss(self, passage: Passage, ids: Ids) -> None:
+        """Whether the first passage comes back from its ids, and no other one has something that the tokenizer does not know."""
         unknown = self._tokenizer.unknown
         if self._lossless is None:
-            self._lossless = self._tokenizer.decode(ids.tolist()) == piece.text
+            self._lossless = self._tokenizer.decode(ids.tolist()) == passage.text
         elif self._lossless and unknown is not None:
             self._lossless = not bool((ids == unknown).any())
 
-    def _write(self, piece: Piece, ids: Ids) -> None:
-        writer = self._writers[piece.split]
-        if piece.starts:
+    def _write(self, passage: Passage, ids: Ids) -> None:
+        writer = self._writers[passage.split]
+        if passage.starts:
             writer.start_document()
-        if piece.part is not None:
-            writer.start_part(piece.part)
-        n_bytes = len(piece.text.encode()) if piece.counted else 0
-        writer.add(np.concatenate([np.array(piece.head, np.uint32), ids, np.array(piece.tail, np.uint32)]), n_bytes)
+        if passage.part is not None:
+            writer.start_part(passage.part)
+        n_bytes = len(passage.text.encode()) if passage.counted else 0
+        writer.add(np.concatenate([np.array(passage.head, np.uint32), ids, np.array(passage.tail, np.uint32)]), n_bytes)
 
-    def _save_state(self) -> None:
+    def save_state(self) -> None:
+        """A later process goes on from here."""
+        self._chars = 0
         splits = {split: writer.save() for split, writer in self._writers.items()}
         state = {"documents": self._written, "splits": splits, "lossless": self._lossless}
-        half = self._folder / f"{_STATE}.half"
-        half.write_text(json.dumps(state))
-        os.replace(half, self._folder / _STATE)
+        replace_file(self._folder / _STATE, json.dumps(state))
 
     def close(self) -> Tree:
         """Their part of index.json."""

@@ -5,9 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lm.data.config import ChatRecord, PreferenceRecord
-from lm.data.sources.base import Turn
-from lm.data.sources.records import ASSISTANT
+from lm.data.sources.base import ASSISTANT, Turn
 from lm.data.tokenizer.rendering import CLOSE, OPEN
 from lm.data.tokenizer.sandbox import compiled
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -94,11 +92,11 @@ class ChatTemplate:
         return [part.replace(_BREAK, "") if isinstance(part, str) else part for part in parts]
 
 
-def template_source(record: ChatRecord | PreferenceRecord, tokenizer: Tokenizer) -> tuple[str, str]:
-    """The template that a config means, and what to call it in an error."""
-    if record.template is None and tokenizer.chat_template is not None:
+def template_source(template: str | None, tokenizer: Tokenizer) -> tuple[str, str]:
+    """Returns the template that data.record.template means, and what to call it in an error."""
+    if template is None and tokenizer.chat_template is not None:
         return tokenizer.chat_template, "tokenizer"
-    name = record.template or "plain"
+    name = template or "plain"
     file = _BUILT_IN / f"{name}.jinja" if name in ("plain", "chatml") else Path(name).expanduser()
     try:
         return file.read_text(encoding="utf-8"), f"data.record.template={name}"

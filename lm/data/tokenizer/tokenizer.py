@@ -7,21 +7,22 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as RawTokenizer
 
 from lm.config import Tree, did_you_mean
-from lm.data.config import TokenizerConfig, TokenizerFileConfig
 from lm.data.tokenizer.bytelevel import is_plain, token_bytes, unknown_token
 from lm.errors import ConfigError
+from lm.storage.atomic import replace_file
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as RawTokenizer
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # chosen explicitly, or the library warns at every later fork
 
-PIECE = 1 << 18  # characters of a long document that are encoded at once
+MOST_CHARS = 1 << 18  # characters of a long document that are encoded at once
 
 _LAST_CUT = re.compile(r".*[^\W_](?=[ \t\n])", re.DOTALL)
 
@@ -45,8 +46,10 @@ _USUAL = {
 class Tokenizer:
     """A `tokenizers` tokenizer that knows its bos, eos and pad. Text that spells a special token is encoded as text."""
 
-    def __init__(self, raw: RawTokenizer, specials: Specials, adds_bos: bool = True) -> None:
+    def __init__(self, raw: "RawTokenizer", specials: Specials, adds_bos: bool = True) -> None:
         """adds_bos: a document begins with bos, where that is another token than eos."""
+        from tokenizers import AddedToken  # with the first tokenizer that is made, since rows and configs only name the type
+
         raw.no_truncation()
         raw.no_padding()
         raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials if name])
@@ -159,15 +162,15 @@ class Tokenizer:
         return None if self._bytes is None else self._bytes.get(token, b"")
 
     def save(self, folder: Path) -> None:
-        """tokenizer.json and tokenizer_config.json, as `transformers` names and reads them."""
+        """Writes tokenizer.json and tokenizer_config.json, as `transformers` names and reads them, each whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._raw.save(str(folder / "tokenizer.json"))
+        replace_file(folder / "tokenizer.json", self._raw.to_str(pretty=True))
         names: Tree = {f"{key}_token": name for key, name in self.specials._asdict().items()}
         names |= {"mask_token": self._special[self.mask]} if self.mask is not None else {}
         names |= {"chat_template": self.chat_template} if self.chat_template is not None else {}
         names |= {} if self._adds_bos else {"add_bos_token": False}
         config: Tree = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        replace_file(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
 
     def _leaking(self) -> re.Pattern[str] | None:
         """Some models (Unigram, ignore_merges) hold specials as ordinary pieces: where to cut such a text so that none is found."""
@@ -203,19 +206,19 @@ class Stream:
         return new
 
 
-def pieces(chunks: Iterable[str]) -> Iterator[str]:
-    """A document in parts of at most PIECE characters that encode, joined, as the whole does.
+def split_text(chunks: Iterable[str]) -> Iterator[str]:
+    """A document in parts of at most MOST_CHARS characters that encode, joined, as the whole does.
 
     Cut after a letter or digit and before a blank, where all usual pre-tokenizers split. Two exceptions: a part without such a place
     is cut anywhere, and tokenizers that put a space before each text (SentencePiece style) put one before each part.
     """
     rest = ""
     for chunk in chunks:
-        for at in range(0, len(chunk), PIECE):
-            rest += chunk[at : at + PIECE]
-            while len(rest) > PIECE:
-                found = _LAST_CUT.match(rest, 0, PIECE)
-                end = found.end() if found else PIECE
+        for at in range(0, len(chunk), MOST_CHARS):
+            rest += chunk[at : at + MOST_CHARS]
+            while len(rest) > MOST_CHARS:
+                found = _LAST_CUT.match(rest, 0, MOST_CHARS)
+                end = found.end() if found else MOST_CHARS
                 yield rest[:end]
                 rest = rest[end:]
     if rest:
@@ -241,22 +244,17 @@ def load_tokenizer(path: Path, foreign: bool = False) -> Tokenizer:
     return tokenizer
 
 
-def build_tokenizer(cfg: TokenizerConfig, texts: Iterable[str], extra: Sequence[str] = ()) -> Tokenizer:
-    """What the config asks for; only trained kinds read the texts.
-
-    extra: special tokens beside bos, eos and pad, for tokenizers that are made here; a given file is left as it is.
-    """
-    if isinstance(cfg, TokenizerFileConfig):
-        return Tokenizer(*_load(Path(cfg.path).expanduser(), Specials(cfg.bos, cfg.eos, cfg.pad), _USUAL))
-    from lm.data.tokenizer.train import train_tokenizer
-
-    return train_tokenizer(cfg, texts, extra)
+def read_tokenizer(file: Path, named: Specials) -> Tokenizer:
+    """Reads a tokenizer.json alone; specials that are not named are looked for among the usual ones."""
+    return Tokenizer(*_load(file, named, _USUAL))
 
 
-def _load(file: Path, named: Specials, open_to_guess: Collection[str]) -> tuple[RawTokenizer, Specials]:
+def _load(file: Path, named: Specials, open_to_guess: Collection[str]) -> tuple["RawTokenizer", Specials]:
     """open_to_guess: which of the specials have one of the usual names, where none is given."""
     if not file.is_file():
         raise ConfigError(f"tokenizer: {file} does not exist. Give the path of a tokenizer.json.")
+    from tokenizers import Tokenizer as RawTokenizer
+
     try:
         raw = RawTokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception

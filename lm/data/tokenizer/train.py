@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
-from lm.data.config import BytesConfig, TrainedConfig, UnigramConfig, WordPieceConfig
 from lm.data.tokenizer.bytelevel import ALPHABET
-from lm.data.tokenizer.tokenizer import Specials, Tokenizer, pieces
+from lm.data.tokenizer.config import TrainedConfig
+from lm.data.tokenizer.tokenizer import Specials, Tokenizer, split_text
 from lm.errors import ConfigError
 
 # GPT-4's split, except that a line break keeps the indentation after it (all but the last space, which belongs to the word), together
@@ -26,46 +26,31 @@ _SPLITS = {
     "gpt4": _GPT4,
     "llama3": _GPT4,  # the same
 }
-_LONGEST_WORD = 256  # bytes that WordPiece looks at: its time grows with the square, and what is longer would be unknown to it
 _OWN = Specials("<|bos|>", "<|eos|>", "<|pad|>")
 
 
-def train_tokenizer(cfg: TrainedConfig | BytesConfig, texts: Iterable[str], extra: Sequence[str]) -> Tokenizer:
-    """extra: special tokens beside bos, eos and pad, and those of the config."""
-    if isinstance(cfg, BytesConfig):
-        return _bytes_tokenizer(extra)
-    specials = [*(name for name in _OWN if name), *dict.fromkeys([*extra, *cfg.specials])]
+def train_tokenizer(cfg: TrainedConfig, texts: Iterable[str], extra: Sequence[str]) -> Tokenizer:
+    """Trains on the texts.  extra: special tokens beside bos, eos and pad, and those of the config."""
+    specials = list(dict.fromkeys([*(name for name in _OWN if name), *extra, *cfg.specials]))
     least = len(ALPHABET) + len(specials)
     if cfg.vocab_size < least:
         raise ConfigError(
             f"tokenizer.vocab_size={cfg.vocab_size}: 256 bytes and {len(specials)} special tokens need {least}. Raise it to that or more."
         )
-    raw, trainer = _untrained(cfg, specials)
+    shared: dict[str, Any] = {"vocab_size": cfg.vocab_size, "special_tokens": specials, "show_progress": False}
+    raw, trainer = cfg.untrained(shared | {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()})
     split = pre_tokenizers.Split(Regex(_SPLITS[cfg.pattern]), "isolated")
     cuts = [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    if isinstance(cfg, WordPieceConfig):
-        cuts.append(pre_tokenizers.Split(Regex(f".{{1,{_LONGEST_WORD}}}"), "isolated"))
+    if (longest := cfg.longest_word()) is not None:
+        cuts.append(pre_tokenizers.Split(Regex(f".{{1,{longest}}}"), "isolated"))
     raw.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     raw.decoder = decoders.ByteLevel()
-    raw.train_from_iterator((piece for text in texts for piece in pieces([text])), trainer)
+    raw.train_from_iterator((part for text in texts for part in split_text([text])), trainer)
     return Tokenizer(raw, _OWN)
 
 
-def _untrained(cfg: TrainedConfig, specials: list[str]) -> tuple[RawTokenizer, Any]:
-    """A tokenizer without a vocabulary, and what gives it one."""
-    shared: dict[str, Any] = {"vocab_size": cfg.vocab_size, "special_tokens": specials, "show_progress": False}
-    shared["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
-    match cfg:
-        case UnigramConfig():
-            return RawTokenizer(models.Unigram()), trainers.UnigramTrainer(**shared)
-        case WordPieceConfig():
-            model = models.WordPiece(unk_token=specials[-1], continuing_subword_prefix="", max_input_chars_per_word=_LONGEST_WORD)
-            return RawTokenizer(model), trainers.WordPieceTrainer(**shared, continuing_subword_prefix="")
-        case _:
-            return RawTokenizer(models.BPE()), trainers.BpeTrainer(**shared)
-
-
-def _bytes_tokenizer(extra: Sequence[str]) -> Tokenizer:
+def bytes_tokenizer(extra: Sequence[str]) -> Tokenizer:
+    """Makes one whose tokens are the bytes.  extra: special tokens beside bos, eos and pad."""
     raw = RawTokenizer(models.BPE(vocab=ALPHABET, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()

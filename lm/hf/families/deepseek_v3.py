@@ -14,13 +14,13 @@ from lm.nn.position.scaling import YarnScaling
 
 LATENT = {"kv_down": "kv_a_proj_with_mqa", "kv_norm": "kv_a_layernorm", "o": "o_proj"}
 QUERY = {"q": "q_proj", "q_down": "q_a_proj", "q_norm": "q_a_layernorm", "q_up": "q_b_proj"}
-AHEAD = "num_nextn_predict_layers"
+MTP_LAYERS = "num_nextn_predict_layers"
 
 
 class DeepSeekV3(Llama):
     """Latent attention, and after the first layers a mixture of experts with a correction bias and shared experts.
 
-    Blocks that predict ahead are layers after the last one: README_WEIGHTS.md of github.com/deepseek-ai/DeepSeek-V3.
+    Blocks of multi-token prediction are layers after the last one: README_WEIGHTS.md of github.com/deepseek-ai/DeepSeek-V3.
     """
 
     name = "deepseek_v3"
@@ -46,25 +46,25 @@ class DeepSeekV3(Llama):
         "ffn.router.scale": ("routed_scaling_factor", 2.5),
         "position.interleaved": ("rope_interleave", True),
     }
-    further: ClassVar[tuple[str, ...]] = (*Llama.further, "intermediate_size", "num_key_value_heads", "qk_head_dim", "head_dim", AHEAD)
+    further: ClassVar[tuple[str, ...]] = (*Llama.further, "intermediate_size", "num_key_value_heads", "qk_head_dim", "head_dim", MTP_LAYERS)
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "mla", "attention.latent_eps": 1e-6,
         "ffn.kind": "moe", "ffn.expert.gated": True, "ffn.router.kind": "sigmoid", "block.kind": "sequential",
     }  # fmt: skip
     fixed_there: ClassVar[Tree] = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
-    renamed: ClassVar[dict[str, str]] = {"num_mtp_layers": AHEAD}
+    renamed: ClassVar[dict[str, str]] = {"num_mtp_layers": MTP_LAYERS}
 
     def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
         """transformers writes the number of the layers that predict further tokens, and leaves their tensors out."""
         beyond = [re.compile(pattern) for pattern in self._beyond(hf)]
-        return {**hf, AHEAD: sum(any(pattern.fullmatch(name) for name in names) for pattern in beyond)}
+        return {**hf, MTP_LAYERS: sum(any(pattern.fullmatch(name) for name in names) for pattern in beyond)}
 
     def ignores(self, hf: Tree) -> tuple[str, ...]:
         return (*self.ignored, *self._beyond(hf))
 
     def _beyond(self, hf: Tree) -> list[str]:
         """For each layer after the last one, which predicts a further token, a pattern of its keys."""
-        first, n = hf.get("num_hidden_layers"), hf.get(AHEAD, 1)
+        first, n = hf.get("num_hidden_layers"), hf.get(MTP_LAYERS, 1)
         return [rf"(model\.)?layers\.{first + k}\..*" for k in range(n)] if isinstance(first, int) and isinstance(n, int) else []
 
     def read(self, hf: Tree) -> Tree:
@@ -78,8 +78,8 @@ class DeepSeekV3(Llama):
         dense: Tree = {"ffn.dense": None}
         if hf.get("first_k_dense_replace", 3):
             dense = {"ffn.dense.hidden": hf.get("intermediate_size", 18432), "ffn.dense.activation": act}
-        ahead: Tree = {"ahead.depth": hf.get(AHEAD, 1)} if hf.get(AHEAD, 1) else {"ahead": None}
-        return {"ffn.expert.activation": act, **dense, **ahead, **self._scaled(hf)}
+        mtp: Tree = {"mtp.depth": hf.get(MTP_LAYERS, 1)} if hf.get(MTP_LAYERS, 1) else {"mtp": None}
+        return {"ffn.expert.activation": act, **dense, **mtp, **self._scaled(hf)}
 
     def _scaled(self, hf: Tree) -> Tree:
         """Scores of a model with YaRN have a factor of their own."""
@@ -95,7 +95,7 @@ class DeepSeekV3(Llama):
         a = {name: ours[f"attention.{name}"] for name in ("n_heads", "nope_dim", "rope_dim")}
         return {
             "hidden_act": hf_activation(ours["ffn.expert.activation"]),
-            AHEAD: ours.get("ahead.depth", 0),
+            MTP_LAYERS: ours.get("mtp.depth", 0),
             "num_key_value_heads": a["n_heads"],
             "qk_head_dim": a["nope_dim"] + a["rope_dim"],
             "head_dim": a["rope_dim"],
@@ -105,7 +105,7 @@ class DeepSeekV3(Llama):
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         """A layer that predicts further tokens has copies of the embedding and the head."""
-        further = [f"model.layers.{ours['n_layers'] + k}" for k in range(ours.get("ahead.depth", 0))]
+        further = [f"model.layers.{ours['n_layers'] + k}" for k in range(ours.get("mtp.depth", 0))]
         heads = [f"{there}.shared_head.head.weight" for there in further]
         copies = {"embed.weight": [f"{there}.embed_tokens.weight" for there in further], "head.weight": heads}
         if ours["head.tied"]:
@@ -115,8 +115,8 @@ class DeepSeekV3(Llama):
             yield Pair(pair.ours, theirs, Copies(len(theirs))) if pair.ours[0] in copies else pair
         for k, there in enumerate(further):
             for name, their_name in (("token_norm", "enorm"), ("hidden_norm", "hnorm"), ("join", "eh_proj"), ("norm", "shared_head.norm")):
-                yield same(f"ahead.{k}.{name}.weight", f"{there}.{their_name}.weight")
-            yield from self.block(f"ahead.{k}.block", there, ours)
+                yield same(f"mtp.{k}.{name}.weight", f"{there}.{their_name}.weight")
+            yield from self.block(f"mtp.{k}.block", there, ours)
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         yield from self.norms(here, there)

@@ -14,7 +14,7 @@ from lm.hf.io import check as theirs
 from lm.hf.io.card import model_card
 from lm.hf.io.hub import local_folder
 from lm.hf.io.reading import read_hf
-from lm.hf.io.writing import drop_ahead, family_for, n_blocks_ahead, write_hf
+from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.storage.atomic import require_new
 from lm.storage.model_folder import save_model
 
@@ -37,25 +37,25 @@ def export(
     *,
     family: str | None = None,
     dtype: Literal["keep", "fp32", "bf16", "fp16"] = "keep",
-    ahead: Literal["drop", "keep"] = "drop",
+    mtp: Literal["drop", "keep"] = "drop",
     check: bool = True,
     say: Say = print,
 ) -> Written:
     """Writes what transformers, vLLM, llama.cpp and lm-eval load: config, safetensors, tokenizer and model card.
 
     model: a run, model or checkpoint folder. out: a folder that does not exist. family: the model type to write (llama, gpt2, t5, ...);
-    None: the most general that can hold the model. ahead: what becomes of blocks that predict further tokens. check: whether to compare
+    None: the most general that can hold the model. mtp: what becomes of the blocks that predict further tokens. check: whether to compare
     logits with transformers, where it is installed. Raises ConfigError naming the option that no family has, CheckpointError where
     transformers computes other logits.
     """
     folder = require_new(out)
     found, tokenizer = load(model, "cpu")
-    n_ahead = n_blocks_ahead(found)
-    if ahead == "keep" and not n_ahead:
-        raise ConfigError("ahead=keep: the model has no blocks that predict further tokens (model.ahead is null). Leave it out.")
-    if ahead == "drop" and n_ahead:
-        say(f"model.ahead: the {n_ahead} blocks that predict further tokens are left out")
-        drop_ahead(found)
+    further = len(found.mtp_blocks())
+    if mtp == "keep" and not further:
+        raise ConfigError("mtp=keep: the model has no blocks that predict further tokens (model.mtp is null). Leave it out.")
+    if mtp == "drop" and further:
+        say(f"model.mtp: the {further} blocks that predict further tokens are left out")
+        drop_mtp(found)
     home = family_for(found.cfg, family)
     if dtype != "keep":
         found = found.to(_DTYPES[dtype])

@@ -12,7 +12,7 @@ from lm.config import Tree, flatten, nest
 from lm.errors import ConfigError
 from lm.hf.io.transforms import Copies, Same, Stack, Transform
 from lm.nn.ffn.mlp import Activation
-from lm.nn.transformer import AnyModelConfig, model_config
+from lm.nn.transformer import ModelConfig, model_config
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
@@ -22,7 +22,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 TRAINING_ONLY = (
     "init.", "dropout", "attention.dropout", "ffn.dropout", "ffn.expert.dropout", "ffn.dense.dropout", "ffn.balance_loss",
-    "ffn.router_z_loss", "ffn.router.bias_rate", "ffn.router.jitter", "ffn.reference", "ahead.weight",
+    "ffn.router_z_loss", "ffn.router.bias_rate", "ffn.router.jitter", "ffn.reference", "mtp.weight",
 )  # fmt: skip
 """Options that change no logits of a trained model, so that no family needs a place for them."""
 
@@ -110,7 +110,7 @@ class Family(ABC):
         """`ignored`, where patterns depend on config.json."""
         return self.ignored
 
-    def config(self, hf: Tree) -> AnyModelConfig:
+    def config(self, hf: Tree) -> ModelConfig:
         """Raises ConfigError naming what is missing or does not fit."""
         values = dict(self.fixed)
         for ours, theirs in self.fields.items():
@@ -126,13 +126,13 @@ class Family(ABC):
             raise ConfigError(f"config.json: a value does not fit {self.name} ({error}). Restore the file.") from None
         return model_config(nest(values), "config.json")
 
-    def hf(self, cfg: AnyModelConfig) -> Tree:
+    def hf(self, cfg: ModelConfig) -> Tree:
         """config.json; what has no place in it is lost, see `homeless`."""
         ours = resolved(cfg)
         mapped = {theirs if isinstance(theirs, str) else theirs[0]: ours.get(name) for name, theirs in self.fields.items()}
         return {"model_type": self.name, "architectures": [self.architecture], **self.fixed_there, **mapped, **self.write(ours)}
 
-    def homeless(self, cfg: AnyModelConfig) -> list[str]:
+    def homeless(self, cfg: ModelConfig) -> list[str]:
         """Options that do not come back from this family's config.json, and as what they do: 'model.name=value must be other'.
 
         Empty where the family can hold the model.
@@ -168,27 +168,9 @@ def alike(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def resolved(cfg: AnyModelConfig) -> Tree:
+def resolved(cfg: ModelConfig) -> Tree:
     """All options by dotted path, with the numbers that null stands for, and without windows that no layer has."""
-    ours = flatten(cfg.tree())
-    a = cfg.attention
-    if a.kind == "gqa":
-        width = a.width(cfg.d_model)
-        ours |= {"attention.n_kv_heads": a.n_kv_heads or a.n_heads, "attention.head_dim": width, "attention.scale": a.scale or width**-0.5}
-        windows = {a.layer_window(layer) for layer in range(cfg.n_layers)}
-        ours["attention.window"] = None if windows == {None} else a.window
-        ours["attention.global_every"] = a.global_every if len(windows) == 2 else None
-    else:
-        ours["attention.scale"] = a.scale or (a.nope_dim + a.rope_dim) ** -0.5
-    if cfg.ffn.kind == "mlp":
-        ours["ffn.hidden"] = cfg.ffn.width(cfg.d_model)
-    else:
-        ours["ffn.expert.hidden"] = cfg.ffn.expert.width(cfg.d_model)
-        if cfg.ffn.dense is not None:
-            ours["ffn.dense.hidden"] = cfg.ffn.dense.width(cfg.d_model)
-    if cfg.kind == "encoder_decoder":
-        ours["n_encoder_layers"] = cfg.n_encoder_layers or cfg.n_layers
-    return ours
+    return flatten(cfg.tree()) | cfg.implied()
 
 
 def families() -> dict[str, Family]:

@@ -15,7 +15,7 @@ from lm.hf.io.family import Family, Pair, families, resolved
 from lm.hf.io.files import Files
 from lm.hf.options.context import changes_at, shortened
 from lm.hf.options.keys import unheard
-from lm.nn.transformer import AnyModelConfig, DecoderConfig, build_model
+from lm.nn.transformer import DecoderConfig, ModelConfig, build_model
 from lm.storage.reading import read_json
 
 CONFIG = "config.json"
@@ -25,7 +25,7 @@ CONFIG = "config.json"
 class Imported:
     """notes: what was left out, for the user."""
 
-    config: AnyModelConfig
+    config: ModelConfig
     weights: dict[str, Tensor]
     family: Family
     notes: list[str]
@@ -48,10 +48,10 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
     try:
         weights = _weights(folder, files, family, cfg, ignored)
     except CheckpointError as error:
-        if not isinstance(cfg, DecoderConfig) or cfg.ahead is None:
+        if not isinstance(cfg, DecoderConfig) or cfg.mtp is None:
             raise
-        notes.append(f"{CONFIG}: the {cfg.ahead.depth} layers that predict further tokens are left out: {error}")
-        cfg = cfg.replace(ahead=None)
+        notes.append(f"{CONFIG}: the {cfg.mtp.depth} layers that predict further tokens are left out: {error}")
+        cfg = cfg.replace(mtp=None)
         weights = _weights(folder, files, family, cfg, ignored)
     if max_seq_len is not None:
         cfg = shortened(cfg, max_seq_len)
@@ -73,11 +73,11 @@ def _family(folder: Path, hf: Tree) -> Family:
     return known[kind]
 
 
-def _weights(folder: Path, files: Files, family: Family, cfg: AnyModelConfig, ignored: tuple[str, ...]) -> dict[str, Tensor]:
-    """Every tensor of the model, checked by name and shape, all in the type that most of them have; what no gradient moves (the correction
-    bias of a router, float32 beside bf16 matrices) stays as it is."""
-    parameters = dict(build_model(cfg, device="meta").named_parameters())
-    shapes = {name: p.shape for name, p in parameters.items()}
+def _weights(folder: Path, files: Files, family: Family, cfg: ModelConfig, ignored: tuple[str, ...]) -> dict[str, Tensor]:
+    """Every tensor of the model, checked by name and shape, all in the type that most of them have; what is steered (the correction bias of
+    a router, float32 beside bf16 matrices) stays as it is."""
+    model = build_model(cfg, device="meta")
+    shapes = {name: p.shape for name, p in model.named_parameters()}
     stored = list(_stored(family, list(family.pairs(resolved(cfg))), files.names))
     named = [pair for pair in stored if pair.ours[0] in shapes and not _left_out(family, pair, files.names)]
     missing = [key for pair in named for key in pair.theirs if key not in files.names]
@@ -103,8 +103,8 @@ def _weights(folder: Path, files: Files, family: Family, cfg: AnyModelConfig, ig
                     f" {tuple(shapes[name])}. Use the config.json that belongs to the weights."
                 )
             weights[name] = tensor.contiguous()
-    dtype = Counter(tensor.dtype for tensor in weights.values()).most_common(1)[0][0]
-    return {name: tensor.to(dtype) if parameters[name].requires_grad else tensor for name, tensor in weights.items()}
+    dtype, steered = Counter(tensor.dtype for tensor in weights.values()).most_common(1)[0][0], model.steered()
+    return {name: tensor if name in steered else tensor.to(dtype) for name, tensor in weights.items()}
 
 
 def _stored(family: Family, pairs: list[Pair], names: set[str]) -> Iterator[Pair]:

@@ -6,10 +6,10 @@ from pathlib import Path
 from lm.config import Tree
 from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.nn.transformer import AnyModelConfig
+from lm.nn.transformer import ModelConfig
 
 
-def save_tokenizer(folder: Path, tokenizer: Tokenizer, cfg: AnyModelConfig) -> None:
+def save_tokenizer(folder: Path, tokenizer: Tokenizer, cfg: ModelConfig) -> None:
     """tokenizer.json that gives what `lm` gives this model: a prompt starts with bos, and what is read as a whole ends with eos too."""
     tokenizer.save(folder)
     before, after = tokenizer.prefix, tokenizer.suffix if cfg.kind != "decoder" else []

@@ -14,13 +14,13 @@ from lm.hf.io.family import Family, families, resolved
 from lm.hf.io.files import INDEX, SINGLE
 from lm.hf.io.reading import CONFIG
 from lm.hf.io.tokenizer import ends, save_tokenizer
-from lm.nn.transformer import LM, AnyModelConfig, DecoderConfig, DecoderLM, build_model
+from lm.nn.transformer import LM, DecoderLM, ModelConfig, build_model
 from lm.storage.atomic import atomic_folder, write_json
 
 SHARD_BYTES = 5_000_000_000
 
 
-def family_for(cfg: AnyModelConfig, wanted: str | None = None) -> Family:
+def family_for(cfg: ModelConfig, wanted: str | None = None) -> Family:
     """The family that can hold this model; of several the most general, Llama before what is derived from it.
 
     Raises ConfigError naming the options that have no home in the nearest one.
@@ -33,7 +33,7 @@ def family_for(cfg: AnyModelConfig, wanted: str | None = None) -> Family:
     if not homeless[nearest]:
         return known[nearest]
     where = f"family={wanted} cannot hold this model: there" if wanted else f"no family can hold this model: in {nearest}, the nearest,"
-    other = ", or export with ahead=drop" if any(option.startswith("model.ahead.") for option in homeless[nearest]) else ""
+    other = ", or export with mtp=drop" if any(option.startswith("model.mtp.") for option in homeless[nearest]) else ""
     raise ConfigError(f"{where} {', and '.join(homeless[nearest][:5])}. Train with that{other}.")
 
 
@@ -42,18 +42,13 @@ def _distance(option: str) -> int:
     return 100 if option.startswith("model.kind=") else 10 if ".kind=" in option else 1
 
 
-def n_blocks_ahead(model: LM) -> int:
-    """Blocks that predict further tokens."""
-    return model.cfg.ahead.depth if isinstance(model.cfg, DecoderConfig) and model.cfg.ahead is not None else 0
-
-
-def drop_ahead(model: LM) -> None:
-    """Take these blocks from the model, which computes the same logits without them."""
+def drop_mtp(model: LM) -> None:
+    """Take the blocks of multi-token prediction from the model, which computes the same logits without them."""
     assert isinstance(model, DecoderLM)
-    model.cfg, model.ahead = model.cfg.replace(ahead=None), nn.ModuleList()
+    model.cfg, model.mtp = model.cfg.replace(mtp=None), nn.ModuleList()
 
 
-def to_hf(family: Family, cfg: AnyModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_hf(family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors under the family's names."""
     names = dict(build_model(cfg, device="meta").named_parameters()).keys()
     pairs = [pair for pair in family.pairs(resolved(cfg)) if pair.ours[0] in names]
@@ -65,7 +60,7 @@ def to_hf(family: Family, cfg: AnyModelConfig, weights: Mapping[str, Tensor]) ->
     return found
 
 
-def hf_config(family: Family, cfg: AnyModelConfig, tokenizer: Tokenizer | None, dtype: str) -> Tree:
+def hf_config(family: Family, cfg: ModelConfig, tokenizer: Tokenizer | None, dtype: str) -> Tree:
     """config.json, special tokens included."""
     tokens: Tree = {}
     if tokenizer is not None:
@@ -74,7 +69,7 @@ def hf_config(family: Family, cfg: AnyModelConfig, tokenizer: Tokenizer | None, 
 
 
 def write_hf(
-    out: Path, family: Family, cfg: AnyModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer | None, card: str = ""
+    out: Path, family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer | None, card: str = ""
 ) -> None:
     """config.json, generation_config.json, safetensors (with an index beyond 5 GB), tokenizer files and README.md, whole or not at all."""
     theirs = to_hf(family, cfg, weights)

@@ -8,7 +8,7 @@ from lm.errors import ConfigError
 from lm.hf.io.family import ACTIVATIONS, Family, alike, families, resolved
 from lm.hf.options.rope import ROPE_KEYS
 from lm.hf.options.windows import FULL
-from lm.nn.transformer import AnyModelConfig
+from lm.nn.transformer import ModelConfig
 
 _NO_EFFECT: dict[str, tuple[str, ...]] = {
     "the file": ("architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "auto_map", "name_or_path", "_*"),
@@ -22,7 +22,7 @@ _NO_EFFECT: dict[str, tuple[str, ...]] = {
 _FACTORS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")  # 1 changes nothing
 
 
-def unheard(where: str, hf: Tree, family: Family, cfg: AnyModelConfig) -> list[str]:
+def unheard(where: str, hf: Tree, family: Family, cfg: ModelConfig) -> list[str]:
     """What is not used, to tell the user.  hf: config.json, from which the family read cfg.
 
     Raises ConfigError for a value that the family's own config.json of this cfg has otherwise, and for one that only another family knows.

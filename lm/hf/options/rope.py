@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lm.config import Tree, from_tree, variants
+from lm.config import Tree, from_tree
 from lm.errors import ConfigError
 from lm.nn.position.scaling import ScalingConfig
 
@@ -40,7 +40,7 @@ def _of_all_layers(there: Tree) -> Tree:
 
 def _require_known(kind: str, there: Tree) -> None:
     """Raises ConfigError for a type, or a parameter of it, that lm does not have."""
-    kinds = variants(ScalingConfig)
+    kinds = ScalingConfig.kinds()
     if kind not in ("default", *kinds):
         raise ConfigError(f"config.json: rope_type={kind!r} is not known. Known are {', '.join(kinds)}.")
     known = {*_OF_ALL_KINDS, *(kinds[kind].model_fields if kind in kinds else ())} - {"kind", "original_len"}
@@ -53,7 +53,7 @@ def _require_known(kind: str, there: Tree) -> None:
 
 
 def _read_scaling(kind: str, there: Tree, hf: Tree) -> Tree:
-    kinds = variants(ScalingConfig)
+    kinds = ScalingConfig.kinds()
     original = there.get("original_max_position_embeddings", hf.get("original_max_position_embeddings"))
     known: Tree = {name: there.get(name) for name in kinds[kind].model_fields if there.get(name) is not None}
     if kind == "dynamic":
@@ -88,6 +88,4 @@ def _scaling(ours: Tree) -> ScalingConfig | None:
     flat = {key.removeprefix("position.scaling."): value for key, value in ours.items() if key.startswith("position.scaling.")}
     if not flat:
         return None
-    found: Any = from_tree(variants(ScalingConfig)[flat["kind"]], flat)
-    scaling: ScalingConfig = found
-    return scaling
+    return from_tree(ScalingConfig.kinds()[flat["kind"]], flat)

@@ -1,7 +1,44 @@
 """The slot of feed-forward layers."""
 
-from lm.config import Slot
+from abc import abstractmethod
+
+from torch import Tensor, nn
+
+from lm.config import Slot, Tree
+from lm.nn.cost.kept import Kept
+from lm.nn.init import Declares
 
 
 class FFNConfig(Slot, group="model/ffn"):
     """What a layer computes of each token alone."""
+
+    @abstractmethod
+    def build(self, d_model: int, layer: int) -> nn.Module:
+        """Returns that of layer `layer`, counted from 0: a module that is called with (b, s, d) and the Context."""
+
+    @abstractmethod
+    def keeps(self, d_model: int, layer: int) -> Kept:
+        """Returns what the backward needs of one token, the input of the layer aside."""
+
+    def flops(self, d_model: int, layer: int) -> int:
+        """Returns those of one token, 2 per multiply-add, beside those of its linear layers (nn.Linear)."""
+        return 0
+
+    def require(self, n_layers: int) -> None:
+        """Raises ValueError where so many layers do not fit."""
+
+    def implied(self, d_model: int) -> Tree:
+        """Returns what options stand for that are null."""
+        return {}
+
+
+class Mixture(Declares, nn.Module):
+    """A feed-forward that sends each token to some of its parts, and reports their losses and loads to `ctx.auxiliary`."""
+
+    @abstractmethod
+    def idle(self) -> int:
+        """Returns how many weights a token does not pass."""
+
+    @abstractmethod
+    def balance(self, load: Tensor) -> None:
+        """Moves what the layer steers.  load: (e,), tokens of each part in a whole optimizer step."""

@@ -1,16 +1,20 @@
 """The feed-forward layers of a mixture, as stacked weights: a loop to read, and a path that sorts tokens by expert."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.ffn.mlp import ACTIVATIONS, MLPConfig
+from lm.nn.init import Declares, Draw, into_residual, matrix
 
 
-class Experts(nn.Module):
+class Experts(Declares, nn.Module):
     """n MLPs of one shape. Weights are (e, out, in), biases (e, out)."""
+
+    drawn: ClassVar[Mapping[str, Draw]] = {"up": matrix, "gate": matrix, "down": into_residual}
 
     def __init__(self, cfg: MLPConfig, n: int, d_model: int) -> None:
         super().__init__()
@@ -23,6 +27,10 @@ class Experts(nn.Module):
         self.gate_bias = nn.Parameter(torch.empty(n, hidden)) if cfg.bias and cfg.gated else None
         self.down_bias = nn.Parameter(torch.empty(n, d_model)) if cfg.bias else None
         self.dropout = nn.Dropout(cfg.dropout)
+
+    def extra_repr(self) -> str:
+        _, hidden, d = self.up.shape
+        return f"{self.n} x ({d} -> {hidden} -> {d}){', gated' if self.gated else ''}"
 
     def loop(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """The reference.  x: (t, d); experts, weights: (t, k). Returns (t, d)."""

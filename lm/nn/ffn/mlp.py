@@ -8,7 +8,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lm.config import Tree
 from lm.nn.context import Context
+from lm.nn.cost.kept import Kept
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.linear import Out
 
@@ -42,9 +44,21 @@ class MLPConfig(FFNConfig):
         """Inner width f."""
         return self.hidden or (-(-8 * d_model // 3 // 64) * 64 if self.gated else 4 * d_model)
 
-    def flops(self, d_model: int, layer: int) -> int:
-        """Multiply-adds of the matrices, times 2, per token."""
-        return 2 * (3 if self.gated else 2) * d_model * self.width(d_model)
+    def build(self, d_model: int, layer: int) -> "MLP":
+        return GatedMLP(self, d_model) if self.gated else MLP(self, d_model)
+
+    def weights(self, d_model: int) -> int:
+        """Returns how many the matrices have."""
+        return (3 if self.gated else 2) * d_model * self.width(d_model)
+
+    def keeps(self, d_model: int, layer: int) -> Kept:
+        """Gated: up and the product too; gpt-oss keeps gate and up before and after they are limited."""
+        tensors = _STEPS[self.activation] + (2 if self.gated else 0) + (2 if self.gpt_oss_limit is not None else 0)
+        width = self.width(d_model)
+        return Kept(0, tensors * width, width if self.dropout else 0, d_model if self.gated else 0)
+
+    def implied(self, d_model: int) -> Tree:
+        return {"hidden": self.width(d_model)}
 
     def gate(self) -> "Gate":
         """How gate and up are combined."""
@@ -79,6 +93,8 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu2": relu2,
 }
+_STEPS: dict[Activation, int] = {"relu": 1, "relu2": 2, "gelu": 2, "gelu_tanh": 2, "silu": 2, "quick_gelu": 3}
+"""Tensors kept from an activation's input to its result, the result included; relu needs its result alone."""
 
 
 class MLP(nn.Module):
@@ -108,8 +124,3 @@ class GatedMLP(MLP):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         out: Tensor = self.down(self.dropout(self.combine(self.gate(x), self.up(x))))
         return out
-
-
-def build_mlp(cfg: MLPConfig, d_model: int) -> MLP:
-    """Gated or not."""
-    return GatedMLP(cfg, d_model) if cfg.gated else MLP(cfg, d_model)

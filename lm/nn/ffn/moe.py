@@ -6,11 +6,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from lm.config import Tree
 from lm.nn.context import Context
-from lm.nn.ffn.base import FFNConfig
+from lm.nn.cost.kept import Kept
+from lm.nn.ffn.base import FFNConfig, Mixture
 from lm.nn.ffn.experts import Experts
-from lm.nn.ffn.mlp import MLP, MLPConfig, build_mlp
-from lm.nn.ffn.router import RouterConfig, Routing, SigmoidRouterConfig, SoftmaxRouterConfig, build_router
+from lm.nn.ffn.mlp import MLPConfig
+from lm.nn.ffn.router import RouterConfig, Routing, SoftmaxRouterConfig
 
 
 class MoEConfig(FFNConfig):
@@ -57,44 +59,64 @@ class MoEConfig(FFNConfig):
         if self.top_k == 1 and self.router.normalize:
             raise ValueError("top_k=1 makes the one weight of each token 1 whatever its score, so that the router learns nothing."
                              " Set router.normalize=false, or raise top_k.")  # fmt: skip
-        self._groups_fit()
+        self.router.require(self.n_experts, self.top_k)
         return self
-
-    def _groups_fit(self) -> None:
-        r = self.router
-        if not isinstance(r, SigmoidRouterConfig):
-            return
-        if self.n_experts % r.n_groups:
-            raise ValueError(f"router.n_groups={r.n_groups} does not divide n_experts={self.n_experts}. Choose a divisor.")
-        if r.top_groups > r.n_groups:
-            raise ValueError(f"router.top_groups={r.top_groups} is over router.n_groups={r.n_groups}. Lower top_groups.")
-        if self.top_k > r.top_groups * self.n_experts // r.n_groups:
-            raise ValueError(
-                f"top_k={self.top_k} experts are not in {r.top_groups} groups of {self.n_experts // r.n_groups}."
-                " Lower top_k, or raise router.top_groups."
-            )
 
     def is_dense(self, layer: int) -> bool:
         """True where this layer has no experts."""
         return layer < self.first_dense or (layer + 1) % self.every != 0
 
+    def build(self, d_model: int, layer: int) -> nn.Module:
+        plain = self._mlp(layer)
+        return MoE(self, d_model, layer) if plain is None else plain.build(d_model, layer)
+
+    def require(self, n_layers: int) -> None:
+        if all(self.is_dense(layer) for layer in range(n_layers)):
+            raise ValueError(f"ffn.first_dense={self.first_dense} and ffn.every={self.every} leave no layer of {n_layers} with"
+                             " experts. Lower them, or use ffn=mlp.")  # fmt: skip
+
     def flops(self, d_model: int, layer: int) -> int:
-        """Multiply-adds of the matrices that a token passes, times 2."""
-        if self.is_dense(layer):
-            assert self.dense is not None
-            return self.dense.flops(d_model, layer)
-        return (self.top_k + self.n_shared) * self.expert.flops(d_model, layer) + 2 * d_model * self.n_experts
+        """Of the experts that a token is sent to."""
+        return 2 * self.top_k * self.expert.weights(d_model) if self._mlp(layer) is None else 0
+
+    def keeps(self, d_model: int, layer: int) -> Kept:
+        """Per choice an expert's numbers, its input and its output; the router's input and three rows of scores in float32."""
+        if (plain := self._mlp(layer)) is not None:
+            return plain.keeps(d_model, layer)
+        one, times = self.expert.keeps(d_model, layer), self.top_k + self.n_shared
+        narrow = times * one.narrow + 2 * self.top_k * d_model
+        return Kept(d_model + 3 * self.n_experts, narrow, times * one.masks, times * one.casts)
+
+    def implied(self, d_model: int) -> Tree:
+        parts = {"expert": self.expert, "dense": self.dense}
+        return {f"{name}.hidden": part.width(d_model) for name, part in parts.items() if part is not None}
+
+    def _mlp(self, layer: int) -> MLPConfig | None:
+        """That of a layer without experts, None for one that has some."""
+        assert self.dense is not None or not self.is_dense(layer)
+        return self.dense if self.is_dense(layer) else None
 
 
-class MoE(nn.Module):
+class MoE(Mixture):
     """sum over a token's experts of weight * expert(x), plus the shared experts."""
 
     def __init__(self, cfg: MoEConfig, d_model: int, layer: int) -> None:
         super().__init__()
         self.cfg, self.layer = cfg, layer
-        self.router = build_router(cfg.router, d_model, cfg.n_experts, cfg.top_k)
+        self.router = cfg.router.build(d_model, cfg.n_experts, cfg.top_k)
         self.experts = Experts(cfg.expert, cfg.n_experts, d_model)
-        self.shared = build_mlp(_widened(cfg.expert, cfg.n_shared, d_model), d_model) if cfg.n_shared else None
+        self.shared = _widened(cfg.expert, cfg.n_shared, d_model).build(d_model, layer) if cfg.n_shared else None
+
+    def extra_repr(self) -> str:
+        return f"{self.cfg.top_k} of {self.cfg.n_experts}"
+
+    def idle(self) -> int:
+        """Those of the experts that a token is not sent to."""
+        n, k = self.cfg.n_experts, self.cfg.top_k
+        return sum(p.numel() for p in self.experts.parameters()) * (n - k) // n
+
+    def balance(self, load: Tensor) -> None:
+        self.router.balance(load)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         routing = self.router(x)
@@ -140,13 +162,3 @@ class MoE(nn.Module):
 
 def _widened(expert: MLPConfig, times: int, d_model: int) -> MLPConfig:
     return expert.replace(hidden=times * expert.width(d_model))
-
-
-def build_ffn(cfg: MLPConfig | MoEConfig, d_model: int, layer: int) -> MLP | MoE:
-    """The feed-forward of layer `layer`."""
-    if isinstance(cfg, MLPConfig):
-        return build_mlp(cfg, d_model)
-    if cfg.is_dense(layer):
-        assert cfg.dense is not None
-        return build_mlp(cfg.dense, d_model)
-    return MoE(cfg, d_model, layer)

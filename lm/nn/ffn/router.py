@@ -1,7 +1,8 @@
 """Which experts a token goes to, and with which weights."""
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.config import Slot
+from lm.nn.init import Declares
 
 
 class RouterConfig(Slot):
@@ -16,6 +18,13 @@ class RouterConfig(Slot):
 
     normalize: bool = True
     """The weights of a token's k experts sum to 1."""
+
+    @abstractmethod
+    def build(self, d_model: int, n_experts: int, top_k: int) -> "Router":
+        """Returns the router of one layer."""
+
+    def require(self, n_experts: int, top_k: int) -> None:
+        """Raises ValueError where so many experts do not fit."""
 
 
 class SoftmaxRouterConfig(RouterConfig):
@@ -28,6 +37,9 @@ class SoftmaxRouterConfig(RouterConfig):
     """Bias on the scores (gpt-oss)."""
     jitter: float = Field(0.0, ge=0, lt=1)
     """Switch: in training, inputs are multiplied by numbers from 1 - jitter to 1 + jitter (Fedus et al. 2021, arXiv:2101.03961, 2.4)."""
+
+    def build(self, d_model: int, n_experts: int, top_k: int) -> "Router":
+        return SoftmaxRouter(self, d_model, n_experts, top_k)
 
 
 class SigmoidRouterConfig(RouterConfig):
@@ -45,6 +57,20 @@ class SigmoidRouterConfig(RouterConfig):
     bias_rate: float = Field(0.001, ge=0)
     """How far a step moves an expert's bias, up where its load is below the mean and down where it is above (DeepSeek-V3: 0.001)."""
 
+    def build(self, d_model: int, n_experts: int, top_k: int) -> "Router":
+        return SigmoidRouter(self, d_model, n_experts, top_k)
+
+    def require(self, n_experts: int, top_k: int) -> None:
+        if n_experts % self.n_groups:
+            raise ValueError(f"router.n_groups={self.n_groups} does not divide n_experts={n_experts}. Choose a divisor.")
+        if self.top_groups > self.n_groups:
+            raise ValueError(f"router.top_groups={self.top_groups} is over router.n_groups={self.n_groups}. Lower top_groups.")
+        if top_k > self.top_groups * n_experts // self.n_groups:
+            raise ValueError(
+                f"top_k={top_k} experts are not in {self.top_groups} groups of {n_experts // self.n_groups}."
+                " Lower top_k, or raise router.top_groups."
+            )
+
 
 class Routing(NamedTuple):
     """Of each token: its experts and their weights, (b, s, k); for the losses all scores, summing to 1, and logits, (b, s, e)."""
@@ -55,7 +81,18 @@ class Routing(NamedTuple):
     logits: Tensor
 
 
-class SoftmaxRouter(nn.Linear):
+class Router(Declares, nn.Linear):
+    """From tokens, (b, s, d), to their `Routing`."""
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
+        """(b, s, d) -> (b, s, k) and (b, s, e)."""
+
+    def balance(self, load: Tensor) -> None:
+        """Moves what is steered.  load: (e,), the tokens of a whole optimizer step."""
+
+
+class SoftmaxRouter(Router):
     """Logits, softmax and weights in float32."""
 
     def __init__(self, cfg: SoftmaxRouterConfig, d_model: int, n_experts: int, top_k: int) -> None:
@@ -74,8 +111,10 @@ class SoftmaxRouter(nn.Linear):
         return Routing(experts, weights, probabilities, logits)
 
 
-class SigmoidRouter(nn.Linear):
+class SigmoidRouter(Router):
     """The correction bias decides who is chosen and not with which weight; it has no gradient, `balance` moves it."""
+
+    steered: ClassVar[tuple[str, ...]] = ("correction_bias",)
 
     def __init__(self, cfg: SigmoidRouterConfig, d_model: int, n_experts: int, top_k: int) -> None:
         super().__init__(d_model, n_experts, bias=False)
@@ -110,7 +149,6 @@ class SigmoidRouter(nn.Linear):
 
     @torch.no_grad()
     def balance(self, load: Tensor) -> None:
-        """load: (e,), the tokens of a whole optimizer step."""
         self.correction_bias.add_(torch.sign(load.mean() - load), alpha=self.cfg.bias_rate)
 
 
@@ -118,10 +156,3 @@ def _logits(router: nn.Linear, x: Tensor) -> Tensor:
     """In float32 even under autocast: rounding here changes which expert a token goes to."""
     with torch.autocast(x.device.type, enabled=False):
         return F.linear(x, router.weight.float(), None if router.bias is None else router.bias.float())
-
-
-def build_router(cfg: RouterConfig, d_model: int, n_experts: int, top_k: int) -> SoftmaxRouter | SigmoidRouter:
-    """The router of this kind."""
-    if isinstance(cfg, SigmoidRouterConfig):
-        return SigmoidRouter(cfg, d_model, n_experts, top_k)
-    return SoftmaxRouter(cfg, d_model, n_experts, top_k)

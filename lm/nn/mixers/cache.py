@@ -1,18 +1,39 @@
-"""The key/value cache: preallocated, a ring for windows, with `reorder` (beam search) and `rewind` (speculation)."""
+"""What decoding keeps of the tokens so far, as each layer declares it: per token, in a ring for windows, or as a state of fixed size.
 
+All of it follows `reorder` (beam search) and `rewind` (speculation).
+"""
+
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True)
-class LayerShape:
-    """What one layer keeps per token: tensors of (heads, dim), and how far back it looks (None: everything)."""
+class PerToken:
+    """Tensors of (heads, dim) of each token, and how far back the layer looks (None: everything; else a ring of places used again)."""
 
     tensors: tuple[tuple[int, int], ...]
     window: int | None = None
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Tensors of these shapes, however long the row is; zeros before its first token."""
+
+    tensors: tuple[tuple[int, ...], ...]
+
+
+State = PerToken | Fixed
+
+
+def numbers(states: Sequence[State]) -> tuple[int, int]:
+    """Returns how many numbers are kept of one more token while no window is full, and of a row whatever its length."""
+    of = {kind: sum(prod(shape) for state in states if isinstance(state, kind) for shape in state.tensors) for kind in (PerToken, Fixed)}
+    return of[PerToken], of[Fixed]
 
 
 class Slots:
@@ -49,11 +70,17 @@ class Slots:
         store[:, :, self.index] = new[:, :, -min(new.shape[2], self.n) :]
         return seen
 
-    def rewind(self, n: int) -> None:
-        """A ring that has come round holds no more than its window before `furthest` - slack."""
+    def reorder(self, rows: Tensor) -> None:
+        """Row i continues what row rows[i] held."""
+        self.positions = self.positions.index_select(0, rows)
+
+    def can_rewind(self, n: int) -> bool:
+        """Whether all is there that came before the last n tokens: a ring that came round holds its window before `furthest` - slack."""
         lost = self.slack is not None and self.furthest > self.n and self.written - n < self.furthest - self.slack
-        if n > self.written or lost:
-            raise ValueError(f"cannot rewind {n} tokens: {self.written} written, {self.furthest} at most before, slack {self.slack}.")
+        return n <= self.written and not lost
+
+    def rewind(self, n: int) -> None:
+        """Forget the last n tokens."""
         self.written -= n
         self.positions[:, self._range(self.written, n)] = -1
 
@@ -64,12 +91,33 @@ class Slots:
         return (torch.arange(start, start + length, device=self.positions.device)) % self.n
 
 
+class Snapshots:
+    """Tensors of fixed size of every row, after each of the last `slack` tokens and before them."""
+
+    def __init__(self, state: Fixed, batch: int, slack: int, device: torch.device, dtype: torch.dtype) -> None:
+        empty = [torch.zeros(batch, *shape, device=device, dtype=dtype) for shape in state.tensors]
+        self.after = deque([empty], maxlen=slack + 1)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i continues what row rows[i] held."""
+        self.after = deque(([x.index_select(0, rows) for x in tensors] for tensors in self.after), maxlen=self.after.maxlen)
+
+    def can_rewind(self, n: int) -> bool:
+        """Whether there is a state from before the last n tokens."""
+        return n < len(self.after)
+
+    def rewind(self, n: int) -> None:
+        """Forget the last n tokens."""
+        for _ in range(n):
+            self.after.pop()
+
+
 class Cache:
-    """Keys and values of every layer for up to max_len tokens; windowed layers keep window + slack slots and reuse them."""
+    """What every layer keeps of up to max_len tokens; windowed layers have window + slack places and use them again."""
 
     def __init__(
         self,
-        layers: Sequence[LayerShape],
+        layers: Sequence[State],
         batch: int,
         max_len: int,
         device: torch.device | str = "cpu",
@@ -77,20 +125,21 @@ class Cache:
         slack: int = 8,
     ) -> None:
         device = torch.device(device)
+        self.length = 0  # tokens written so far, padding included
+        self.slack = slack
         self.groups: dict[int, Slots] = {}
-        self.slots: list[Slots] = []
-        self.stores: list[list[Tensor]] = []
-        for layer in layers:
-            n = max_len if layer.window is None else min(max_len, layer.window + slack)
-            self.slots.append(self.groups.setdefault(n, Slots(batch, n, slack if n < max_len else None, device)))
-            self.stores.append([torch.zeros(batch, heads, n, dim, device=device, dtype=dtype) for heads, dim in layer.tensors])
-        self.memory: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of an encoder's output, by layer, (b, g, m, c)
+        self.slots: dict[int, Slots] = {}  # by layer, as are all below
+        self.stores: dict[int, list[Tensor]] = {}
+        self.states: dict[int, Snapshots] = {}
+        for layer, state in enumerate(layers):
+            if isinstance(state, Fixed):
+                self.states[layer] = Snapshots(state, batch, slack, device, dtype)
+                continue
+            n = max_len if state.window is None else min(max_len, state.window + slack)
+            self.slots[layer] = self.groups.setdefault(n, Slots(batch, n, slack if n < max_len else None, device))
+            self.stores[layer] = [torch.zeros(batch, heads, n, dim, device=device, dtype=dtype) for heads, dim in state.tensors]
+        self.memory: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of an encoder's output, (b, g, m, c)
         self.memory_positions: Tensor | None = None  # (b, m), -1 on padding
-
-    @property
-    def length(self) -> int:
-        """Tokens written so far, padding included."""
-        return next(iter(self.groups.values())).written
 
     def remember(self, positions: Tensor) -> None:
         """Start on a new memory, whose keys and values the layers will put into `memory`.  positions: (b, m)."""
@@ -100,6 +149,7 @@ class Cache:
         """Announce the next chunk, once a forward, before any layer appends.  positions: (b, s), -1 on padding."""
         for slots in self.groups.values():
             slots.begin(positions)
+        self.length += positions.shape[1]
 
     def append(self, layer: int, *new: Tensor) -> list[Tensor]:
         """Store this layer's tensors of the chunk, each (b, heads, s, dim); returns all that the chunk may see, (b, heads, k, dim)."""
@@ -109,16 +159,30 @@ class Cache:
         """Positions of what `append` returned, (b, k)."""
         return self.slots[layer].visible
 
+    def state(self, layer: int) -> list[Tensor]:
+        """The tensors of a layer of fixed state before the chunk, (b, ...) each."""
+        return self.states[layer].after[-1]
+
+    def advance(self, layer: int, *after: Tensor) -> None:
+        """Store them as they are after each of the chunk's last min(s, slack + 1) tokens, (b, min(s, slack + 1), ...) each."""
+        self.states[layer].after.extend(map(list, zip(*(tensor.unbind(1) for tensor in after), strict=True)))
+
     def reorder(self, rows: Tensor) -> None:
         """Row i continues what row rows[i] held."""
-        for slots in self.groups.values():
-            slots.positions = slots.positions.index_select(0, rows)
-        self.stores = [[store.index_select(0, rows) for store in layer] for layer in self.stores]
+        for part in self._parts():
+            part.reorder(rows)
+        self.stores = {layer: [store.index_select(0, rows) for store in stores] for layer, stores in self.stores.items()}
         self.memory = {layer: (k.index_select(0, rows), v.index_select(0, rows)) for layer, (k, v) in self.memory.items()}
         if self.memory_positions is not None:
             self.memory_positions = self.memory_positions.index_select(0, rows)
 
     def rewind(self, n: int) -> None:
-        """Forget the last n tokens; a ring can forget as many as its slack."""
-        for slots in self.groups.values():
-            slots.rewind(n)
+        """Forget the last n tokens; a ring and a state of fixed size can forget as many as their slack. Raises ValueError for more."""
+        if not all(part.can_rewind(n) for part in self._parts()):
+            raise ValueError(f"cannot rewind {n} tokens: {self.length} are written, and beyond a slack of {self.slack} some are gone.")
+        for part in self._parts():
+            part.rewind(n)
+        self.length -= n
+
+    def _parts(self) -> list[Slots | Snapshots]:
+        return [*self.groups.values(), *self.states.values()]

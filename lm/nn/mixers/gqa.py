@@ -1,29 +1,31 @@
 """Multi-head, grouped-query and multi-query attention."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from lm.config import Tree
 from lm.nn.context import Context
+from lm.nn.cost.kept import Kept
+from lm.nn.init import Draw, zeros
 from lm.nn.linear import Out
 from lm.nn.mixers.attend import Scoring, choose
-from lm.nn.mixers.base import AttentionConfig
-from lm.nn.mixers.cache import LayerShape
+from lm.nn.mixers.base import AttentionConfig, Mixer
+from lm.nn.mixers.cache import PerToken
 from lm.nn.mixers.mask import Mask
 from lm.nn.norm import NormConfig
+from lm.nn.position.base import PositionConfig
 
 
 class GQAConfig(AttentionConfig):
     """Scaled dot-product attention; n_kv_heads = n_heads is multi-head, 1 is multi-query (Ainslie et al. 2023, arXiv:2305.13245)."""
 
     kind: Literal["gqa"] = "gqa"
-    n_heads: int = Field(gt=0)
-    """Number of query heads."""
     n_kv_heads: int | None = Field(None, gt=0)
     """Number of key and value heads; divides n_heads. null: n_heads."""
     head_dim: int | None = Field(None, gt=0)
@@ -60,23 +62,53 @@ class GQAConfig(AttentionConfig):
         """Width of one head."""
         return self.head_dim or d_model // self.n_heads
 
+    def kv_width(self, d_model: int) -> int:
+        """Returns the width of all keys, which is that of all values."""
+        return (self.n_kv_heads or self.n_heads) * self.width(d_model)
+
     def rotary_width(self, d_model: int) -> int:
-        """Dimensions of a head that may rotate."""
         return self.width(d_model)
 
-    def flops(self, d_model: int, keys: int) -> int:
-        """Of scores and weighted values for one query, 2 per multiply-add."""
-        return 4 * self.n_heads * self.width(d_model) * keys
+    def require(self, d_model: int, position: PositionConfig) -> None:
+        if self.head_dim is None and d_model % self.n_heads:
+            raise ValueError(f"d_model={d_model} is not a multiple of n_heads={self.n_heads}. Change one, or set head_dim.")
 
     def layer_window(self, layer: int) -> int | None:
-        """The window of this layer, None where it sees everything."""
+        """Returns the window of this layer, None where it sees everything."""
         is_global = self.global_every is not None and (layer + 1) % self.global_every == 0
         return None if is_global else self.window
 
-    def cache_shape(self, d_model: int, layer: int) -> LayerShape:
-        """Keys and values of this layer, for `Cache`."""
+    def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
+        return GQA(self, norm, d_model, layer)
+
+    def cross(self) -> "GQAConfig":
+        return self.replace(window=None, global_every=None)
+
+    def build_cross(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
+        return CrossAttention(self, norm, d_model, layer)
+
+    def flops(self, d_model: int, layer: int, seq_len: int) -> int:
+        """Of scores and weighted values."""
+        return 4 * self.n_heads * self.width(d_model) * min(seq_len, self.layer_window(layer) or seq_len)
+
+    def keeps(self, d_model: int, layer: int) -> Kept:
+        """q, k, v and the weighted values; q and k once more before a norm of theirs."""
+        q, kv = self.n_heads * self.width(d_model), self.kv_width(d_model)
+        return Kept(0, 2 * q + 2 * kv + (q + kv if self.qk_norm != "none" else 0), 0, 2 * d_model)
+
+    def state(self, d_model: int, layer: int) -> PerToken:
         heads = (self.n_kv_heads or self.n_heads, self.width(d_model))
-        return LayerShape((heads, heads), self.layer_window(layer))
+        return PerToken((heads, heads), self.layer_window(layer))
+
+    def implied(self, d_model: int, n_layers: int) -> Tree:
+        width, windows = self.width(d_model), {self.layer_window(layer) for layer in range(n_layers)}
+        return {
+            "n_kv_heads": self.n_kv_heads or self.n_heads,
+            "head_dim": width,
+            "scale": self.scale or width**-0.5,
+            "window": None if windows == {None} else self.window,
+            "global_every": self.global_every if len(windows) == 2 else None,
+        }
 
 
 class Scores:
@@ -94,14 +126,15 @@ class Scores:
         return self.attend(q, k, v, mask, bias, self.how if training else self.quiet, sinks)
 
 
-class GQA(nn.Module):
-    """Project, norm, rotate, cache, attend, project. One body for training and for cached decoding."""
+class GQA(Mixer):
+    """Project, norm, rotate, cache, attend, project."""
+
+    drawn: ClassVar[Mapping[str, Draw]] = {"sinks": zeros}
 
     def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
-        super().__init__()
-        self.layer = layer
+        super().__init__(layer)
         self.head_dim = cfg.width(d_model)
-        q_width, kv_width = cfg.n_heads * self.head_dim, (cfg.n_kv_heads or cfg.n_heads) * self.head_dim
+        q_width, kv_width = cfg.n_heads * self.head_dim, cfg.kv_width(d_model)
         self.q = nn.Linear(d_model, q_width, bias=cfg.qkv_bias)
         self.k = nn.Linear(d_model, kv_width, bias=cfg.qkv_bias)
         self.v = nn.Linear(d_model, kv_width, bias=cfg.qkv_bias)
@@ -119,6 +152,11 @@ class GQA(nn.Module):
         moved = super()._apply(fn, recurse)
         self.scores.choose(self.q.weight.device, self.head_dim, self.sinks is not None)
         return moved
+
+    def extra_repr(self) -> str:
+        heads, groups = (linear.out_features // self.head_dim for linear in (self.q, self.k))
+        window = f", window {self.scores.how.window}" if self.scores.how.window else ""
+        return f"{heads} heads of {self.head_dim}, {groups} key-value{window}"
 
     def queries(self, x: Tensor) -> Tensor:
         """(b, s, d) -> (b, h, s, c)."""
@@ -150,10 +188,6 @@ class GQA(nn.Module):
 
 class CrossAttention(GQA):
     """Queries from the decoder, keys and values from the encoder's output, with no positions.  Vaswani et al. 2017, section 3.2.3."""
-
-    def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
-        everything = cfg.replace(window=None, global_every=None)
-        super().__init__(everything, norm, d_model, layer)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         assert ctx.memory_mask is not None

@@ -8,21 +8,22 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from lm.config import Tree
 from lm.nn.context import Context
+from lm.nn.cost.kept import Kept
 from lm.nn.linear import Out
 from lm.nn.mixers.attend import Scoring
-from lm.nn.mixers.base import AttentionConfig
-from lm.nn.mixers.cache import LayerShape
+from lm.nn.mixers.base import AttentionConfig, Mixer
+from lm.nn.mixers.cache import PerToken
 from lm.nn.mixers.gqa import Scores
-from lm.nn.norm import RMSNorm
+from lm.nn.norm import NormConfig, RMSNorm
+from lm.nn.position.base import PositionConfig
 
 
 class MLAConfig(AttentionConfig):
     """DeepSeek's latent attention; a token's cache is kv_rank + rope_dim numbers a layer, for all heads together."""
 
     kind: Literal["mla"] = "mla"
-    n_heads: int = Field(gt=0)
-    """Number of heads."""
     q_rank: int | None = Field(None, gt=0)
     """Width of the query latent. null: queries are projected directly."""
     kv_rank: int = Field(gt=0)
@@ -43,29 +44,40 @@ class MLAConfig(AttentionConfig):
     """Probability of dropping an attention weight."""
 
     def rotary_width(self, d_model: int) -> int:
-        """Dimensions of a head that may rotate."""
         return self.rope_dim
 
-    def flops(self, d_model: int, keys: int) -> int:
-        """Of scores and weighted values for one query, 2 per multiply-add, keys and values being expanded."""
-        return 2 * self.n_heads * (self.nope_dim + self.rope_dim + self.v_dim) * keys
+    def require(self, d_model: int, position: PositionConfig) -> None:
+        if position.acts != "rotate":
+            raise ValueError(f"attention=mla keeps {self.rope_dim} dimensions for rotation, and position={position.kind} does not rotate."
+                             " Use position=rope, or another attention.")  # fmt: skip
 
-    def layer_window(self, layer: int) -> int | None:
-        """Every layer sees everything."""
-        return None
+    def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
+        return MLA(self, d_model, layer)
 
-    def cache_shape(self, d_model: int, layer: int) -> LayerShape:
-        """The latent and the rotated key, for `Cache`."""
-        return LayerShape(((1, self.kv_rank), (1, self.rope_dim)))
+    def flops(self, d_model: int, layer: int, seq_len: int) -> int:
+        """Of scores and weighted values, keys and values being expanded."""
+        return 2 * self.n_heads * (self.nope_dim + self.rope_dim + self.v_dim) * seq_len
+
+    def keeps(self, d_model: int, layer: int) -> Kept:
+        """Latents twice (before and after their norm), q, k, v and the weighted values."""
+        latents, width = (self.q_rank or 0) + self.kv_rank, self.n_heads * (self.nope_dim + self.rope_dim)
+        return Kept(0, 2 * latents + 2 * width + 2 * self.n_heads * self.v_dim, 0, d_model)
+
+    def state(self, d_model: int, layer: int) -> PerToken:
+        """The latent and the rotated key."""
+        return PerToken(((1, self.kv_rank), (1, self.rope_dim)))
+
+    def implied(self, d_model: int, n_layers: int) -> Tree:
+        return {"scale": self.scale or (self.nope_dim + self.rope_dim) ** -0.5}
 
 
-class MLA(nn.Module):
+class MLA(Mixer):
     """Without a cache, keys and values are expanded from the latent. With one, the expansion is absorbed into query and output:
     q_nope (W_k c) = (q_nope W_k) c, so that attention runs over the latents as if they were one shared key and value head."""
 
     def __init__(self, cfg: MLAConfig, d_model: int, layer: int) -> None:
-        super().__init__()
-        self.cfg, self.layer = cfg, layer
+        super().__init__(layer)
+        self.cfg = cfg
         h, width = cfg.n_heads, cfg.nope_dim + cfg.rope_dim
         if cfg.q_rank is None:
             self.q = nn.Linear(d_model, h * width, bias=False)
@@ -86,6 +98,9 @@ class MLA(nn.Module):
         moved = super()._apply(fn, recurse)
         self.scores.choose(self.o.weight.device, self.cfg.nope_dim + self.cfg.rope_dim, sinks=False)
         return moved
+
+    def extra_repr(self) -> str:
+        return f"{self.cfg.n_heads} heads, latent of {self.cfg.kv_rank} + {self.cfg.rope_dim}"
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         cfg = self.cfg

@@ -1,25 +1,44 @@
 """Positions as biases on the attention scores."""
 
 import math
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from lm.nn.position.config import PositionConfig
+from lm.nn.cost.kept import Kept
+from lm.nn.position.base import Dims, Position, PositionConfig
 
 
 class AlibiConfig(PositionConfig):
     """Each head subtracts a slope of its own times the distance (Press et al. 2021, arXiv:2108.12409)."""
 
     kind: Literal["alibi"] = "alibi"
+    acts: ClassVar[Literal["embed", "rotate", "bias"]] = "bias"
+
+    def build(self, dims: Dims) -> Position:
+        return Alibi(dims.n_heads)
+
+
+class Alibi(Position):
+    """bias = -slope[head] * |query - key|."""
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.slopes = alibi_slopes(n_heads)
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+        distance = (q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)).abs().float()  # (b, q, k)
+        slopes = torch.tensor(self.slopes, device=distance.device)
+        return -slopes[:, None, None] * distance.unsqueeze(1)  # (b, 1, q, k) -> (b, h, q, k)
 
 
 class T5RelativeConfig(PositionConfig):
     """A learned bias per head and bucket of distance, shared by all layers (Raffel et al. 2019, arXiv:1910.10683, section 2.1)."""
 
     kind: Literal["t5_relative"] = "t5_relative"
+    acts: ClassVar[Literal["embed", "rotate", "bias"]] = "bias"
     n_buckets: int = Field(32, gt=3, multiple_of=2)
     """Rows of the table; bidirectional stacks use half for each direction."""
     max_distance: int = Field(128, gt=1)
@@ -33,6 +52,13 @@ class T5RelativeConfig(PositionConfig):
                 f" n_buckets={self.n_buckets}. Raise max_distance, or lower n_buckets."
             )
         return self
+
+    def build(self, dims: Dims) -> Position:
+        return T5Relative(self, dims)
+
+    def keeps(self, n_heads: int, seq_len: int) -> Kept:
+        """Its bias has a gradient, for which no kernel is fused."""
+        return Kept(0, n_heads * seq_len)
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
@@ -67,3 +93,15 @@ class T5Table(nn.Module):
     def forward(self, distance: Tensor) -> Tensor:
         buckets = t5_buckets(distance, self.cfg.n_buckets, self.cfg.max_distance, self.causal)
         return nn.functional.embedding(buckets, self.weight).permute(0, 3, 1, 2)  # (b, q, k, h) -> (b, h, q, k)
+
+
+class T5Relative(Position):
+    """bias = table[bucket(key - query), head]."""
+
+    def __init__(self, cfg: T5RelativeConfig, dims: Dims) -> None:
+        super().__init__()
+        self.table = T5Table(cfg, dims.n_heads, dims.causal)
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+        bias: Tensor = self.table(k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1))  # (b, q, k) -> (b, h, q, k)
+        return bias

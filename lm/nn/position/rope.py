@@ -1,19 +1,20 @@
 """Rotary position embedding."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from lm.nn.position.config import PositionConfig
-from lm.nn.position.scaling import ScalingConfig
+from lm.nn.position.base import Angles, Dims, Position, PositionConfig
+from lm.nn.position.scaling import ScalingConfig, frequencies
 
 
 class RopeConfig(PositionConfig):
     """Rotate queries and keys by an angle proportional to their position (Su et al. 2021, arXiv:2104.09864)."""
 
     kind: Literal["rope"] = "rope"
+    acts: ClassVar[Literal["embed", "rotate", "bias"]] = "rotate"
     theta: float = Field(10000.0, gt=1)
     """Base of the geometric series of frequencies."""
     fraction: float = Field(1.0, gt=0, le=1)
@@ -35,6 +36,18 @@ class RopeConfig(PositionConfig):
         if self.scaling is not None:
             self.scaling.require(r)
         return r
+
+    def build(self, dims: Dims) -> Position:
+        return Rope(self, dims)
+
+    def require(self, rotary: int) -> None:
+        self.rotary_dim(rotary)
+
+    def shortened(self, max_len: int) -> Self:
+        return self if self.scaling is None else self.replace(scaling=self.scaling.shortened(max_len))
+
+    def changes_at(self, max_len: int) -> int | None:
+        return None if self.scaling is None else self.scaling.changes_at(max_len)
 
 
 def rope_angles(positions: Tensor, rates: Tensor, amplitude: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -92,3 +105,28 @@ def deinterleave(x: Tensor, rotary_dim: int) -> Tensor:
     """Neighbouring pairs moved half a head apart, as `rotate` takes them. Queries and keys are both moved, so scores are the same."""
     pairs = x[..., :rotary_dim].unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)  # (.., r/2, 2) -> (.., r)
     return torch.cat([pairs, x[..., rotary_dim:]], dim=-1) if rotary_dim < x.shape[-1] else pairs
+
+
+class Rope(Position):
+    """Rotary angles on the first `rotary_dim` dimensions of each head."""
+
+    def __init__(self, cfg: RopeConfig, dims: Dims) -> None:
+        super().__init__()
+        r, scaling = cfg.rotary_dim(dims.rotary), cfg.scaling
+        self.cfg, self.rotary_dim = cfg, r
+        self.amplitude = scaling.amplitude(dims.max_seq_len) if scaling is not None else 1.0
+        self.rates = scaling.frequencies(r, cfg.theta, dims.max_seq_len) if scaling is not None else frequencies(r, cfg.theta)
+        self._here = self.rates  # no buffers: a cast to bf16 would round them, and the meta device would lose them
+
+    def angles(self, positions: Tensor) -> Angles | None:
+        if self._here.device != positions.device:
+            self._here = self.rates.to(positions.device)
+        return rope_angles(positions, self._here, self.amplitude)
+
+    def rotate(self, q: Tensor, k: Tensor, angles: Angles | None, layer: int) -> tuple[Tensor, Tensor]:
+        assert angles is not None
+        if self.cfg.none_every is not None and (layer + 1) % self.cfg.none_every == 0:
+            return q, k
+        if self.cfg.interleaved:
+            q, k = deinterleave(q, self.rotary_dim), deinterleave(k, self.rotary_dim)
+        return rotate(q, *angles), rotate(k, *angles)

@@ -5,6 +5,7 @@ Where a kind depends on the length, it is the configured maximum that counts, so
 """
 
 import math
+from abc import abstractmethod
 from typing import Annotated, Literal, Self
 
 import torch
@@ -20,18 +21,26 @@ def frequencies(rotary_dim: int, theta: float) -> Tensor:
 
 
 class ScalingConfig(Slot):
-    """What every kind answers."""
+    """How the rotations of a model for long contexts differ from the plain ones."""
 
+    @abstractmethod
     def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
-        """Radians per position of each pair, float32, (r/2,)."""
-        raise AssertionError("every kind has its own")
+        """Returns the radians per position of each pair, float32, (r/2,)."""
 
     def amplitude(self, max_len: int) -> float:
         """Factor on cos and sin."""
         return 1.0
 
     def require(self, rotary_dim: int) -> None:
-        """A ValueError where this kind does not fit heads of which so many dimensions rotate."""
+        """Raises ValueError where this kind does not fit heads of which so many dimensions rotate."""
+
+    def shortened(self, max_len: int) -> Self:
+        """Returns what has the same amplitude in a model for shorter rows than max_len."""
+        return self
+
+    def changes_at(self, max_len: int) -> int | None:
+        """Returns the length up to which transformers has other frequencies than our model for rows of max_len. None: it has not."""
+        return None
 
     def hf(self) -> Tree:
         """As in the `rope_parameters` of a Hugging Face config."""
@@ -169,6 +178,12 @@ class LongRopeScaling(ScalingConfig):
     def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
         chosen = self.long_factor if max_len > self.original_len else self.short_factor
         return frequencies(rotary_dim, theta) / torch.tensor(chosen, dtype=torch.float32, device="cpu")
+
+    def shortened(self, max_len: int) -> Self:
+        return self.replace(factor=self.factor or max_len / self.original_len)
+
+    def changes_at(self, max_len: int) -> int | None:
+        return self.original_len if max_len > self.original_len else None
 
     def require(self, rotary_dim: int) -> None:
         for name, factors in (("short_factor", self.short_factor), ("long_factor", self.long_factor)):

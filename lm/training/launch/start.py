@@ -1,7 +1,6 @@
 """The front door of training: in this process, or in ranks that are started for it."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm.errors import ConfigError
@@ -19,11 +18,11 @@ def train(cfg: TrainConfig, callbacks: Sequence["Callback"] = (), command: str |
     of a plugin in the config instead. command: what a person typed, for the summary.
     Raises LmError; Interrupted after SIGINT or SIGTERM, with the step finished and all saved, so that the same call goes on.
     """
-    folder = RunFolder(Path(cfg.run.dir).expanduser() / cfg.run.name)
+    folder = RunFolder(cfg.run.folder)
     if cfg.strategy.kind == "single":
         from lm.training import run
 
-        run.train(cfg, command)
+        run.train(cfg, command, callbacks)
         return folder
     if callbacks:
         given = ", ".join(type(callback).__name__ for callback in callbacks)

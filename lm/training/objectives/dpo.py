@@ -6,21 +6,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.data.rows.config import PreferenceConfig
+from lm.data.kinds import DPOConfig
+from lm.generation.load import load
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.head import Head
 from lm.nn.loss import LossSums
 from lm.nn.transformer import LM
+from lm.training.config import TrainConfig
+from lm.training.objectives.base import loss_of
 
 
-class Preference:
+class DPO:
     """-log sigmoid(beta * (how much likelier the better answer became than the worse one)), summed over pairs.
 
     Rows come in pairs, the better answer first. `load` gives the frozen model to compare with, whole on every rank; it is called once.
     """
 
-    def __init__(self, cfg: PreferenceConfig, load: Callable[[], LM]) -> None:
+    def __init__(self, cfg: DPOConfig, load: Callable[[], LM]) -> None:
         self._cfg, self._load = cfg, load
         self._reference: LM | None = None
 
@@ -33,6 +36,11 @@ class Preference:
             before: Tensor = self._reference(batch, loss=reader)
         total = -F.logsigmoid(self._cfg.beta * margins(model(batch, loss=reader) - before)).sum()
         return LossSums(total, total.detach())
+
+
+@loss_of(DPOConfig)
+def _dpo(cfg: DPOConfig, run: TrainConfig) -> DPO:
+    return DPO(cfg, lambda: load(str(run.init_from), "cpu")[0])
 
 
 def margins(gain: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def chances(batch: Batch, seed: int, step: int, first_row: int) -> Tensor:
     return torch.from_numpy(drawn).float().to(batch.tokens.device)
 
 
-def with_own_tokens(model: LM, batch: Batch, frac: float, chance: Tensor, chunk: int) -> Batch:
+def with_sampled_inputs(model: LM, batch: Batch, frac: float, chance: Tensor, chunk: int) -> Batch:
     """The batch with about `frac` of those inputs that were predicted the place before drawn from the model's prediction there.
 
     chance: (b, s, 2), for an input whether it is drawn, and at the place before which token.

@@ -30,17 +30,18 @@ BESIDE = {
     "data=stdlib_docstrings": ["objective=seq2seq"],
     "data=chat": ["objective=sft"],
     "data=stdlib_chat": ["objective=sft"],
-    "data=stdlib_preferences": ["objective=preference", "init_from=runs/pretrain-tiny"],
-    "data=preferences": ["objective=preference", "init_from=runs/pretrain-tiny"],
+    "data=stdlib_preferences": ["objective=dpo", "init_from=runs/pretrain-tiny"],
+    "data=preferences": ["objective=dpo", "init_from=runs/pretrain-tiny"],
     **{f"strategy={name}": ["optim=adamw"] for name in catalog.groups()["strategy"] if name not in ("single", "ddp")},
     "data=wmt14_de_en": ["objective=seq2seq"],
     "data=cnn_dailymail": ["objective=seq2seq"],
     "data=alpaca": ["objective=sft"],
-    "data=ultrafeedback": ["objective=preference", "init_from=runs/pretrain-tiny"],
+    "data=ultrafeedback": ["objective=dpo", "init_from=runs/pretrain-tiny"],
+    "model/recurrent=short_conv": ["model.pattern=[recurrent,attention]"],
     "objective=mlm": ["model=bert_base"],
     "objective=seq2seq": ["data=stdlib_docstrings"],
     "objective=sft": ["data=stdlib_chat"],
-    "objective=preference": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"],
+    "objective=dpo": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"],
 }  # what an option does not go without
 OBJECTIVES = {"decoder": "causal", "encoder": "mlm", "encoder_decoder": "spans"}  # for texts
 

@@ -37,7 +37,7 @@ def test_parts_joined_are_what_one_machine_makes(lm: Lm, files: list[str], tmp_p
     whole = Path(lm("prepare", *again)[1].strip())
     assert joined.name == whole.name and contents(joined) == contents(whole)
     indices = [json.loads((folder / "index.json").read_text()) for folder in (joined, whole)]
-    assert indices[0]["splits"] == indices[1]["splits"] and indices[0]["overlap"] == indices[1]["overlap"]
+    assert indices[0]["splits"] == indices[1]["splits"] and indices[0]["contamination"] == indices[1]["contamination"]
     assert lm("prepare", *files)[1].strip() == str(joined)  # found, as training finds it
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from lm.cli.compose.compose import compose
-from lm.data.config import BytesConfig
-from lm.data.tokenizer.tokenizer import build_tokenizer
+from lm.data.kinds import BytesConfig
 from lm.storage.model_folder import save_model
 from lm.training.check import estimate
 from tests.conftest import Lm
@@ -33,9 +32,7 @@ def test_mixtral_has_the_figures_of_its_paper(lm: Lm) -> None:
 
 def test_a_trained_model_is_shown_from_its_folder(lm: Lm, tmp_path: Path) -> None:
     model = redrawn(config())
-    save_model(
-        tmp_path / "runs" / "x" / "model", model.cfg.tree(), dict(model.named_parameters()), build_tokenizer(BytesConfig(), ()).save, {}
-    )
+    save_model(tmp_path / "runs" / "x" / "model", model.cfg.tree(), dict(model.named_parameters()), BytesConfig().build().save, {})
     code, out, err = lm("show", "from=runs/x", "data.seq_len=32", "optim=adamw")
     assert (code, err) == (0, "")
     assert f"parameters  {sum(p.numel() for p in model.parameters()):,}" in out
@@ -55,13 +52,13 @@ def test_the_rows_of_the_tree_add_up(lm: Lm, preset: str) -> None:
         (["model=deepseek_v3"], ["blocks.0-2", "blocks.3-60"]),
         (["model=gemma2_2b"], ["blocks.0,2..24", "blocks.1,3..25"]),
         (["model=switch_base_8"], ["blocks.0,2..10", "blocks.1,3..11"] * 2),
-        (["model=deepseek_v3", "model.ahead.depth=1"], ["blocks.0-2", "blocks.3-60", "ahead.0"]),
+        (["model=deepseek_v3", "model.mtp.depth=1"], ["blocks.0-2", "blocks.3-60", "mtp.0"]),
         (["model=tiny", "model.n_layers=1"], ["blocks.0"]),
     ],
 )
 def test_equal_blocks_are_one_row(lm: Lm, args: list[str], labels: list[str]) -> None:
     _, out, _ = lm("show", *args)
-    assert re.findall(r"^ +((?:blocks|ahead)\S+)", out, re.MULTILINE) == labels
+    assert re.findall(r"^ +((?:blocks|mtp)\S+)", out, re.MULTILINE) == labels
 
 
 def test_sizes_that_nothing_states_are_said_to_be_assumed(lm: Lm) -> None:
@@ -147,7 +144,7 @@ def test_show_and_the_check_before_a_run_estimate_the_same(lm: Lm) -> None:
         (["model=bert_base", "data.seq_len=1024"], "data.seq_len=1024 is over model.max_seq_len=512"),
         (["model=gpt2", "tokenizer=file", "tokenizer.path=x.json"], "Set model.vocab_size"),
         (["model=gpt2,tiny", "-m"], "one model at a time"),
-        (["launch.devices=8"], "strategy: single is one process, and launch asks for 8"),
+        (["launch.devices=8"], "strategy=single: this is one process, and launch asks for 8"),
         (["strategy=fsdp", "launch.devices=8"], "optim=muon works on whole matrices"),
         (["strategy=ddp", "launch.devices=3"], "data.global_batch=8 is not a multiple of the 3 ranks"),
     ],

@@ -9,22 +9,24 @@ import numpy as np
 import pytest
 
 from lm.config import from_tree
-from lm.data.config import BytesConfig, MixConfig, TextConfig
-from lm.data.rows.base import Rows
-from lm.data.rows.build import build_rows, build_splits
-from lm.data.rows.config import (
+from lm.data.kinds import (
+    BytesConfig,
     CausalConfig,
+    DPOConfig,
     FIMConfig,
+    MixConfig,
     MLMConfig,
-    PreferenceConfig,
     PrefixConfig,
     Seq2SeqConfig,
     SFTConfig,
     SpansConfig,
+    TextConfig,
     UL2Config,
 )
+from lm.data.rows.base import Rows
+from lm.data.rows.build import build_rows, build_splits
 from lm.data.store.prepare import prepare
-from lm.nn.transformer import AnyModelConfig
+from lm.nn.transformer import ModelConfig
 
 Build = Callable[..., Rows]
 SEQ_LEN = 96
@@ -45,7 +47,7 @@ def records(path: Path) -> Path:
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    def run(cfg: Any, model: AnyModelConfig, **data: Any) -> Rows:
+    def run(cfg: Any, model: ModelConfig, **data: Any) -> Rows:
         given = {
             "kind": "text",
             "files": str(records(tmp_path / "a.jsonl")),
@@ -79,7 +81,7 @@ CASES = {
     "seq2seq, one stack": (Seq2SeqConfig(), "decoder", {**PAIR}),
     "sft": (SFTConfig(), "decoder", {**CHAT}),
     "sft, unpacked": (SFTConfig(), "decoder", {**CHAT, "packing": "none"}),
-    "preference": (PreferenceConfig(), "decoder", {**BOTH}),
+    "dpo": (DPOConfig(), "decoder", {**BOTH}),
 }
 
 
@@ -94,10 +96,10 @@ def test_the_widest_rows_are_as_wide_as_all_rows_together(case: str, build: Buil
         assert widths(rows, ids) == everything
     alone = [sum(widths(rows, [i])) for i in range(len(rows))]
     assert sum(widths(rows, rows.widest(1))) >= (max(alone) if everything[1] == 0 else everything[1])
-    assert (len(set(alone)) > 1) == (case in ("seq2seq", "seq2seq, one stack", "sft, unpacked", "preference", "spans", "ul2"))
+    assert (len(set(alone)) > 1) == (case in ("seq2seq", "seq2seq, one stack", "sft, unpacked", "dpo", "spans", "ul2"))
 
 
-def test_the_widest_rows_of_a_mixture_are_those_of_its_widest_source(tmp_path: Path, decoder: AnyModelConfig) -> None:
+def test_the_widest_rows_of_a_mixture_are_those_of_its_widest_source(tmp_path: Path, decoder: ModelConfig) -> None:
     short, long = tmp_path / "short.jsonl", records(tmp_path / "long.jsonl")
     short.write_text("".join(json.dumps({"source": f"a{n}", "target": "b"}) + "\n" for n in range(N)))
     sources = [{"name": path.stem, "data": {"kind": "text", "files": str(path), **PAIR, "val_frac": 0.2}} for path in (short, long)]

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from lm.data.config import BytesConfig
+from lm.data.kinds import BytesConfig, SpansConfig, UL2Config
 from lm.data.order import Ids
-from lm.data.rows.config import SpansConfig, UL2Config
 from lm.data.rows.denoising import DenoisingRows
 from lm.data.rows.spans import corrupted, counts, most_raw, noise_mask
 from lm.data.store.shards import TokenStore
-from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
 
@@ -75,7 +74,7 @@ def cfg(request: pytest.FixtureRequest) -> SpansConfig | UL2Config:
 
 
 def make(cfg: SpansConfig | UL2Config, make_store: MakeStore, start: int | None, longest: int = 90) -> tuple[DenoisingRows, Tokenizer]:
-    tokenizer = build_tokenizer(BytesConfig(), (), cfg.specials())
+    tokenizer = BytesConfig().build(extra=cfg.specials())
     draw = np.random.default_rng(4)
     texts = [draw.integers(0, 256, draw.integers(1, longest)).tolist() for _ in range(150)]
     store = make_store([[*tokenizer.prefix, *text, *tokenizer.suffix] for text in texts], vocab_size=tokenizer.vocab_size)
@@ -170,7 +169,7 @@ def test_ul2_draws_its_denoisers_evenly(make_store: MakeStore) -> None:
 @pytest.mark.parametrize("start", [None, 256])
 def test_rows_are_as_noisy_as_said_within_a_percent_over_a_million_tokens(make_store: MakeStore, start: int | None) -> None:
     cfg = SpansConfig(sentinels=200)
-    tokenizer = build_tokenizer(BytesConfig(), (), cfg.specials())
+    tokenizer = BytesConfig().build(extra=cfg.specials())
     text = np.random.default_rng(0).integers(0, 256, 1_200_000).tolist()
     rows = DenoisingRows(cfg, make_store([text], vocab_size=tokenizer.vocab_size), tokenizer, 1024, start, seed=2)
     taken = left = spans = 0
@@ -189,7 +188,7 @@ def test_rows_are_as_noisy_as_said_within_a_percent_over_a_million_tokens(make_s
 def test_each_of_the_seven_denoisers_of_ul2_does_what_its_table_says_equally_often(make_store: MakeStore) -> None:
     """Told by mode, tokens taken out and spans, of documents of one length. 10 % are three standard errors."""
     cfg = UL2Config(sentinels=60)
-    tokenizer = build_tokenizer(BytesConfig(), (), cfg.specials())
+    tokenizer = BytesConfig().build(extra=cfg.specials())
     length = DenoisingRows(cfg, make_store([[1] * 4000], vocab_size=tokenizer.vocab_size), tokenizer, 160, 256, seed=2)._windows.seq_len
     rows = DenoisingRows(cfg, make_store([[1] * length] * 500, vocab_size=tokenizer.vocab_size), tokenizer, 160, 256, seed=2)
     names = {tokenizer.special([name]): name for name in ("<|R|>", "<|S|>", "<|X|>")}

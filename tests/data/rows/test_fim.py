@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from lm.data.config import BytesConfig
+from lm.data.kinds import BytesConfig, FIMConfig
 from lm.data.layout.windows import Windows
 from lm.data.order import Ids
-from lm.data.rows.config import FIMConfig
 from lm.data.rows.fim import FIMRows, rearranged
 from lm.data.rows.prefix import PrefixRows
 from lm.data.store.shards import TokenStore
-from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import build_model
@@ -25,7 +24,7 @@ SENTINELS = np.array([1001, 1002, 1003])
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return build_tokenizer(BytesConfig(), (), FIMConfig().specials())
+    return BytesConfig().build(extra=FIMConfig().specials())
 
 
 def put_back(document: Ids, sentinels: Ids) -> Ids:

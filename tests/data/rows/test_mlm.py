@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from lm.data.config import BPEConfig, BytesConfig
+from lm.data.kinds import BPEConfig, BytesConfig, MLMConfig
 from lm.data.layout.windows import Windows
-from lm.data.rows.config import MLMConfig
 from lm.data.rows.mlm import MLMRows
 from lm.data.store.shards import TokenStore
-from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
 
@@ -20,7 +19,7 @@ MakeStore = Callable[..., TokenStore]
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return build_tokenizer(BytesConfig(), (), MLMConfig().specials())
+    return BytesConfig().build(extra=MLMConfig().specials())
 
 
 def documents(tokenizer: Tokenizer, count: int, length: int) -> list[list[int]]:
@@ -110,7 +109,7 @@ def test_masks_are_a_function_of_seed_draw_and_row(make_store: MakeStore, tokeni
 
 def test_whole_words_are_predicted_together(make_store: MakeStore) -> None:
     text = "tokenisation of uncommonly longish words, naïvely 日本語 done " * 60
-    tokenizer = build_tokenizer(BPEConfig(vocab_size=290), [text], MLMConfig().specials())
+    tokenizer = BPEConfig(vocab_size=290).build([text], MLMConfig().specials())
     rows = make(make_store([tokenizer.document(text)], vocab_size=300), tokenizer, 128, whole_words=True)
     batch = rows.batch(np.arange(4))
     predicted = (labels(batch) != IGNORED).tolist()

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lm.data.config import PreferenceRecord, StdlibDocstringsConfig, TextConfig
+from lm.data.kinds import DPOConfig, PreferenceRecord, StdlibDocstringsConfig, TextConfig
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
-from lm.data.rows.config import PreferenceConfig
 from lm.data.sources.docstrings import StdlibDocstringsSource
 from lm.data.store.prepare import Prepared
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED
-from lm.nn.transformer import AnyModelConfig
+from lm.nn.transformer import ModelConfig
 
 Prepare = Callable[..., Prepared]
 
@@ -30,9 +29,9 @@ def prepared(prepare_text: Prepare, path: Path, records: list[Any], record: Pref
     return prepare_text(path, record=record or PreferenceRecord(), val_frac=0.3)
 
 
-def rows_of(found: Prepared, decoder: AnyModelConfig, seq_len: int = 96, split: str = "train") -> Rows:
+def rows_of(found: Prepared, decoder: ModelConfig, seq_len: int = 96, split: str = "train") -> Rows:
     data = TextConfig(files="", seq_len=seq_len, record=PreferenceRecord())
-    return build_rows(PreferenceConfig(), data, found.train if split == "train" else found.val, found.tokenizer, decoder)
+    return build_rows(DPOConfig(), data, found.train if split == "train" else found.val, found.tokenizer, decoder)
 
 
 TEXTS = [{"prompt": f"which {n}", "chosen": f"good {n}", "rejected": f"quite bad {n}"} for n in range(60)]
@@ -42,7 +41,7 @@ MESSAGES = [{"chosen": said(*asked, f"good {n}"), "rejected": said(*asked, f"qui
 
 @pytest.mark.parametrize("records", [TEXTS, MESSAGES])
 def test_rows_are_the_prompt_with_each_answer_the_better_one_first(
-    prepare_text: Prepare, tmp_path: Path, decoder: AnyModelConfig, records: list[Any]
+    prepare_text: Prepare, tmp_path: Path, decoder: ModelConfig, records: list[Any]
 ) -> None:
     found = prepared(prepare_text, tmp_path / "a.jsonl", records, PreferenceRecord(prompt=None) if records is MESSAGES else None)
     rows = rows_of(found, decoder)
@@ -62,14 +61,14 @@ def test_rows_are_the_prompt_with_each_answer_the_better_one_first(
         )
 
 
-def test_a_validation_reads_the_better_answers_alone(prepare_text: Prepare, tmp_path: Path, decoder: AnyModelConfig) -> None:
+def test_a_validation_reads_the_better_answers_alone(prepare_text: Prepare, tmp_path: Path, decoder: ModelConfig) -> None:
     found = prepared(prepare_text, tmp_path / "a.jsonl", TEXTS)
     batch = rows_of(found, decoder, split="val").batch(np.arange(3))
     assert batch.labels is not None and len(batch.tokens) == 3 and batch.step_tokens == 0
     assert all(found.tokenizer.decode(labels[labels != IGNORED].tolist()).startswith("good") for labels in batch.labels)
 
 
-def test_pairs_that_do_not_fit_are_dropped_and_too_many_refused(prepare_text: Prepare, tmp_path: Path, decoder: AnyModelConfig) -> None:
+def test_pairs_that_do_not_fit_are_dropped_and_too_many_refused(prepare_text: Prepare, tmp_path: Path, decoder: ModelConfig) -> None:
     records = [*TEXTS, {"prompt": "long", "chosen": "x" * 90, "rejected": "y"}]
     found = prepared(prepare_text, tmp_path / "a.jsonl", records)
     splits = {split: rows_of(found, decoder, split=split).describe() for split in ("train", "val")}

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from lm.data.config import BPEConfig, BytesConfig, PairRecord, TextConfig
+from lm.data.kinds import BPEConfig, BytesConfig, CausalConfig, FIMConfig, MLMConfig, PairRecord, Seq2SeqConfig, TextConfig
 from lm.data.rows.build import build_rows
-from lm.data.rows.config import CausalConfig, FIMConfig, MLMConfig, Seq2SeqConfig
 from lm.data.rows.seq2seq import shift_right
 from lm.data.sources.docstrings import pairs
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.transformer import AnyModelConfig
+from lm.nn.transformer import ModelConfig
 
 Prepare = Callable[..., Prepared]
 LONG = TextConfig(files="", seq_len=200)
@@ -48,7 +47,7 @@ def prepared(prepare_text: Prepare, tmp_path: Path) -> Prepared:
     return prepare_text(write(tmp_path / "a.jsonl", records), record=PairRecord())
 
 
-def rows_of(found: Prepared, model: AnyModelConfig, seq_len: int = 200, target_len: int | None = None) -> list[tuple[str, str, Batch]]:
+def rows_of(found: Prepared, model: ModelConfig, seq_len: int = 200, target_len: int | None = None) -> list[tuple[str, str, Batch]]:
     """Source and target text of each row, and the row."""
     rows = build_rows(Seq2SeqConfig(target_len=target_len), TextConfig(files="", seq_len=seq_len), found.train, found.tokenizer, model)
     one_by_one = [rows.batch(np.array([i])) for i in range(len(rows))]
@@ -60,7 +59,7 @@ def text(tokenizer: Tokenizer, ids: torch.Tensor | None) -> str:
     return tokenizer.decode([i for i in ids.flatten().tolist() if i != IGNORED])
 
 
-def test_each_row_is_a_pair_with_eos_at_both_ends_and_the_start_token_first(prepared: Prepared, encoder_decoder: AnyModelConfig) -> None:
+def test_each_row_is_a_pair_with_eos_at_both_ends_and_the_start_token_first(prepared: Prepared, encoder_decoder: ModelConfig) -> None:
     eos, bos, pad = prepared.tokenizer.eos, prepared.tokenizer.bos, prepared.tokenizer.pad
     for source, target, batch in rows_of(prepared, encoder_decoder):
         n = int(source.split()[1])
@@ -75,7 +74,7 @@ def test_each_row_is_a_pair_with_eos_at_both_ends_and_the_start_token_first(prep
     assert prepared.train.n_bytes == sum(len(target.encode()) for _, target, _ in rows_of(prepared, encoder_decoder))
 
 
-def test_a_batch_is_its_rows_side_by_side(prepared: Prepared, encoder_decoder: AnyModelConfig) -> None:
+def test_a_batch_is_its_rows_side_by_side(prepared: Prepared, encoder_decoder: ModelConfig) -> None:
     rows = build_rows(
         Seq2SeqConfig(), TextConfig(files="", seq_len=200), prepared.train, prepared.tokenizer, encoder_decoder.replace(start_token=7)
     )
@@ -90,7 +89,7 @@ def test_a_batch_is_its_rows_side_by_side(prepared: Prepared, encoder_decoder: A
 
 
 def test_a_decoder_reads_the_source_and_goes_on_with_the_target(
-    prepared: Prepared, decoder: AnyModelConfig, encoder_decoder: AnyModelConfig
+    prepared: Prepared, decoder: ModelConfig, encoder_decoder: ModelConfig
 ) -> None:
     ids = np.arange(20)
     joined = build_rows(Seq2SeqConfig(), LONG, prepared.train, prepared.tokenizer, decoder).batch(ids)
@@ -107,7 +106,7 @@ def test_a_decoder_reads_the_source_and_goes_on_with_the_target(
         assert (joined.positions[row, n:] == -1).all() and (joined.labels[row, n:] == IGNORED).all()
 
 
-def test_too_long_texts_are_cut_before_their_eos_and_counted(prepared: Prepared, encoder_decoder: AnyModelConfig) -> None:
+def test_too_long_texts_are_cut_before_their_eos_and_counted(prepared: Prepared, encoder_decoder: ModelConfig) -> None:
     found = rows_of(prepared, encoder_decoder, seq_len=40, target_len=12)
     whole = rows_of(prepared, encoder_decoder)
     for (source, target, batch), (full_source, full_target, _) in zip(found, whole, strict=True):
@@ -128,7 +127,7 @@ def test_the_bpe_sees_sources_and_targets(prepare_text: Prepare, tmp_path: Path)
     assert len(found.tokenizer.encode("abcabc xyzxyz")) < 8
 
 
-def test_fields_may_lie_in_objects(prepare_text: Prepare, tmp_path: Path, encoder_decoder: AnyModelConfig) -> None:
+def test_fields_may_lie_in_objects(prepare_text: Prepare, tmp_path: Path, encoder_decoder: ModelConfig) -> None:
     path = write(tmp_path / "a.jsonl", [{"translation": {"de": f"Satz {n}", "en": f"sentence {n}"}} for n in range(60)])
     found = prepare_text(path, record=PairRecord(source="translation.de", target="translation.en"))
     assert all(source.startswith("Satz") and target.startswith("sentence") for source, target, _ in rows_of(found, encoder_decoder))
@@ -202,7 +201,7 @@ def test_what_does_not_fit_is_refused(objective: Any, model: str, data: TextConf
 
 
 def test_the_standard_library_has_thousands_of_pairs(tmp_path: Path) -> None:
-    from lm.data.config import StdlibDocstringsConfig
+    from lm.data.kinds import StdlibDocstringsConfig
 
     found = prepare(StdlibDocstringsConfig(cache_dir=str(tmp_path)), BytesConfig(), log=lambda line: None)
-    assert found.train.n_documents > 4000 and found.val.n_documents > 100 and found.overlap < found.train.n_documents / 50
+    assert found.train.n_documents > 4000 and found.val.n_documents > 100 and found.contaminated < found.train.n_documents / 50

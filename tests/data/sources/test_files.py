@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from lm.data.config import TextConfig
+from lm.data.kinds import TextConfig
 from lm.data.sources.files import TextSource, find_files
 from lm.errors import ConfigError
 

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from lm.data.config import HubConfig, TextConfig
+from lm.data.kinds import HubConfig, TextConfig
 from lm.data.sources.files import TextSource
 from lm.data.sources.hub import HubSource
 from lm.errors import ConfigError

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.data.config import StdlibConfig
+from lm.data.kinds import StdlibConfig
 from lm.data.sources.stdlib import StdlibSource
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lm.data.store.contamination import overlap
+from lm.data.store.contamination import contamination
 from lm.data.store.shards import TokenStore
 
 MakeStore = Callable[..., TokenStore]
@@ -25,7 +25,7 @@ def test_shared_runs_and_documents_are_those_of_a_plain_search(make_store: MakeS
 
     known = set().union(*map(runs, train))
     held = set().union(*map(runs, val))
-    found = overlap(make_store(train, shard_tokens=91), make_store(val, shard_tokens=83))
+    found = contamination(make_store(train, shard_tokens=91), make_store(val, shard_tokens=83))
     assert found.documents == found.copies == sum(text in val for text in train) == 2
     assert (found.runs, found.shared) == (len(held), len(held & known)) and found.shared > 1 and found.val_documents == 60
 
@@ -39,10 +39,10 @@ def test_slices_lose_no_run(make_store: MakeStore) -> None:
     try:
         for size in (1, 7, 64):
             module._SLICE = size
-            assert overlap(train, val).shared == 30
+            assert contamination(train, val).shared == 30
     finally:
         module._SLICE = kept
 
 
 def test_short_splits_have_no_runs(make_store: MakeStore) -> None:
-    assert overlap(make_store([[1] * 30]), make_store([[1] * 5])) == (0, 0, 1, 0, 0, 13)
+    assert contamination(make_store([[1] * 30]), make_store([[1] * 5])) == (0, 0, 1, 0, 0, 13)

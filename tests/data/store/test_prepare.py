@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from lm.config import from_tree
-from lm.data.config import BPEConfig, BytesConfig, StdlibConfig, TextConfig, TokenizerConfig, TokenizerFileConfig
+from lm.data.kinds import BPEConfig, BytesConfig, StdlibConfig, TextConfig, TokenizerConfig, TokenizerFileConfig
 from lm.data.store.prepare import Prepared, changed_files, prepare
 from lm.data.store.shards import TokenStore
-from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError, ResourceError
 
 Prepare = Callable[..., Prepared]
@@ -63,9 +63,9 @@ def test_a_lone_text_is_its_two_parts(prepare_text: Prepare, tmp_path: Path) -> 
 def test_a_document_in_pieces_is_one_document(
     prepare_text: Prepare, tmp_path: Path, tokenizer: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lm.data.tokenizer.tokenizer.PIECE", 100)
+    monkeypatch.setattr("lm.data.tokenizer.tokenizer.MOST_CHARS", 100)
     path = write(tmp_path / "a.txt", TEXT)
-    found = prepare_text(path, tokenizer, val_files=str(path), max_overlap=1.0)
+    found = prepare_text(path, tokenizer, val_files=str(path), max_contamination=1.0)
     assert found.train.starts.tolist() == [0] and found.train.n_bytes == len(TEXT.encode())
     assert found.train.read(0, found.train.n_tokens).tolist() == found.tokenizer.document(TEXT)
 
@@ -80,7 +80,7 @@ def test_a_second_preparation_reads_the_cache(prepare_text: Prepare, tmp_path: P
     path = write(tmp_path / "a.txt", TEXT)
     first = prepare_text(path, BPEConfig(vocab_size=300))
     monkeypatch.setattr("lm.data.store.prepare.build_tokens", None)
-    monkeypatch.setattr("lm.data.store.prepare.build_tokenizer", None)
+    monkeypatch.setattr("lm.data.tokenizer.train.train_tokenizer", None)
     again = prepare_text(path, BPEConfig(vocab_size=300))
     assert again.fingerprint == first.fingerprint and again.tokenizer.hash == first.tokenizer.hash
     os.utime(path)  # another time, the same content
@@ -91,7 +91,7 @@ def test_a_trained_tokenizer_that_was_replaced_is_refused(prepare_text: Prepare,
     """Seen to fail with the comparison of hashes removed."""
     path, cfg = write(tmp_path / "a.txt", TEXT), BPEConfig(vocab_size=300)
     own = prepare_text(path, cfg).tokenizer
-    other = build_tokenizer(cfg, [TEXT[::-1]])
+    other = cfg.build([TEXT[::-1]])
     (file,) = (tmp_path / "cache" / "tokenizers").rglob("tokenizer.json")
     folder = file.parent
     other.save(folder)
@@ -123,9 +123,9 @@ def test_training_and_held_out_files_can_change_places(prepare_text: Prepare, tm
 
 def test_a_changed_file_is_named(prepare_text: Prepare, tmp_path: Path) -> None:
     a, b, c = (write(tmp_path / f"{name}.txt", TEXT + name) for name in "abc")
-    before = prepare_text([a, b], val_files=str(a), max_overlap=1.0)
+    before = prepare_text([a, b], val_files=str(a), max_contamination=1.0)
     write(a, TEXT)
-    after = prepare_text([a, c], val_files=str(a), max_overlap=1.0)
+    after = prepare_text([a, c], val_files=str(a), max_contamination=1.0)
     assert changed_files(before.files, after.files) == [f"{a} has changed", f"{b} is gone", f"{c} is new"]
     assert changed_files(after.files, after.files) == []
 
@@ -179,18 +179,18 @@ def test_documents_in_both_splits_are_counted_and_reported(tmp_path: Path) -> No
     val = write(tmp_path / "b.jsonl", "".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(7, 20)))
     lines: list[str] = []
     cfg = TextConfig(files=str(train), val_files=str(val), cache_dir=str(tmp_path / "cache"))
-    assert prepare(cfg, BytesConfig(), log=lines.append).overlap == 3
+    assert prepare(cfg, BytesConfig(), log=lines.append).contaminated == 3
     assert any("3 training documents are in validation too" in line for line in lines)
 
 
 def test_a_validation_that_is_mostly_in_training_is_refused(tmp_path: Path) -> None:
-    """Seen to fail with the check of the overlap removed."""
+    """Seen to fail with the check of the contamination removed."""
     records = ["".join(json.dumps({"text": f"text {n}"}) + "\n" for n in numbers) for numbers in (range(10), range(7, 11))]
     train, val = (write(tmp_path / f"{name}.jsonl", text) for name, text in zip("ab", records, strict=True))
     cfg = TextConfig(files=str(train), val_files=str(val), cache_dir=str(tmp_path / "cache"))
-    with pytest.raises(ConfigError, match=r"data.max_overlap=0.5: 3 of 4 validation documents are in training too"):
+    with pytest.raises(ConfigError, match=r"data.max_contamination=0.5: 3 of 4 validation documents are in training too"):
         prepare(cfg, BytesConfig(), log=lambda line: None)
-    assert prepare(cfg.replace(max_overlap=0.8), BytesConfig(), log=lambda line: None).overlap == 3
+    assert prepare(cfg.replace(max_contamination=0.8), BytesConfig(), log=lambda line: None).contaminated == 3
 
 
 def test_the_usual_cache_is_replaced_by_one_in_the_temporary_folder_where_it_cannot_be_written(
@@ -278,7 +278,7 @@ def test_changed_code_is_another_cache_entry(prepare_text: Prepare, tmp_path: Pa
     """Seen to fail with the code left out of the key."""
     path = write(tmp_path / "a.txt", TEXT)
     first = prepare_text(path)
-    monkeypatch.setattr("lm.data.store.prepare.code_version", lambda: "another")
+    monkeypatch.setattr("lm.data.store.prepare.code_version", lambda *foreign: "another")
     assert prepare_text(path).fingerprint == first.fingerprint
     assert len([found for found in (tmp_path / "cache" / "tokens").iterdir() if found.is_dir()]) == 2
 
@@ -286,7 +286,7 @@ def test_changed_code_is_another_cache_entry(prepare_text: Prepare, tmp_path: Pa
 def test_long_preparation_tells_how_far_how_fast_and_how_long_off_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lm.data.store.progress._EVERY_S", 0.0)
+    monkeypatch.setattr("lm.data.progress._EVERY_S", 0.0)
     path = write(tmp_path / "a.txt", TEXT * 500)
     prepare(TextConfig(files=str(path), cache_dir=str(tmp_path / "cache")), BytesConfig(), log=lambda line: None)
     out, err = capsys.readouterr()
@@ -295,7 +295,7 @@ def test_long_preparation_tells_how_far_how_fast_and_how_long_off_a_terminal(
 
 
 def test_a_given_tokenizer_is_used_as_it_is(prepare_text: Prepare, tmp_path: Path) -> None:
-    ours = build_tokenizer(BPEConfig(vocab_size=270), [TEXT])
+    ours = BPEConfig(vocab_size=270).build([TEXT])
     found = prepare_text(write(tmp_path / "a.txt", TEXT), ours)
     assert found.tokenizer is ours and found.train.read(0, 9).tolist() == ours.document(TEXT)[:9]
 
@@ -306,8 +306,8 @@ def test_a_line_of_50_mb_stays_below_1500_mb_of_memory(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(line + "\n" + json.dumps({"text": "held out"}) + "\n")
     (tmp_path / "b.txt").write_text("held out")
     code = (
-        "import resource; from lm.data.store.prepare import prepare; from lm.data.config import *\n"
-        f"cfg = TextConfig(files='{tmp_path}/a.jsonl', val_files='{tmp_path}/b.txt', max_overlap=1.0, cache_dir='{tmp_path}/cache')\n"
+        "import resource; from lm.data.store.prepare import prepare; from lm.data.kinds import *\n"
+        f"cfg = TextConfig(files='{tmp_path}/a.jsonl', val_files='{tmp_path}/b.txt', max_contamination=1.0, cache_dir='{tmp_path}/cache')\n"
         "found = prepare(cfg, BPEConfig(vocab_size=300), log=print)\n"
         "print(found.train.n_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
     )
@@ -325,7 +325,7 @@ def test_the_default_corpus_opens_in_seconds_and_then_at_once(tmp_path: Path) ->
     again = prepare(cfg, BPEConfig(), log=lines.append)
     assert built_at - began_at < 30 and time.monotonic() - built_at < 3
     assert first.fingerprint == again.fingerprint and first.tokenizer.vocab_size == 4096
-    assert first.val.n_bytes / first.val.n_tokens > 3.3 and first.overlap < 5
+    assert first.val.n_bytes / first.val.n_tokens > 3.3 and first.contaminated < 5
 
 
 def test_a_tokenizer_that_loses_text_is_told(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_a_tokenizer_that_loses_text_is_told(tmp_path: Path) -> None:
     raw.save(str(tmp_path / "word.json"))
     (tmp_path / "a.jsonl").write_text('{"text": "word"}\n' * 200 + '{"text": "other"}\n')  # the first document comes back
     said: list[str] = []
-    cfg = from_tree(TextConfig, {"files": str(tmp_path / "a.jsonl"), "val_files": str(tmp_path / "a.jsonl"), "max_overlap": 1.0})
+    cfg = from_tree(TextConfig, {"files": str(tmp_path / "a.jsonl"), "val_files": str(tmp_path / "a.jsonl"), "max_contamination": 1.0})
     cfg = cfg.replace(cache_dir=str(tmp_path / "cache"))
     tokenizers: list[TokenizerConfig] = [TokenizerFileConfig(path=str(tmp_path / "word.json")), BytesConfig()]
     for tokenizer in tokenizers:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lm.data.config import ChatRecord, TextConfig
+from lm.data.kinds import ChatRecord, TextConfig
 from lm.data.store import tokenise as module
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -32,14 +32,15 @@ def build(cfg: TextConfig, tokenizer: Tokenizer, kill_after: int | None, told: "
         setattr(module, name, value)
     add, count = module._Stores.add, 0
 
-    def counted(self: Any, batch: Any, ids: Any) -> None:
+    def counted(self: Any, batch: Any, ids: Any) -> bool:
         nonlocal count
-        add(self, batch, ids)
+        due = add(self, batch, ids)
         count += 1
         if count == kill_after:
             for writer in self._writers.values():
                 writer._write()  # more on disk than the state says
             os.kill(os.getpid(), signal.SIGKILL)
+        return due
 
     module._Stores.add = counted  # type: ignore[method-assign]
     lines: list[str] = []

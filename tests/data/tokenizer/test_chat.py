@@ -15,18 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from lm.data.config import BPEConfig, BytesConfig, ChatRecord, StdlibDocstringsConfig, TextConfig
+from lm.data.kinds import BPEConfig, BytesConfig, ChatRecord, SFTConfig, StdlibDocstringsConfig, TextConfig
 from lm.data.rows.build import build_rows
-from lm.data.rows.config import SFTConfig
 from lm.data.rows.sft import SFTRows
 from lm.data.sources.base import Turn
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.chat import ChatTemplate, Run
-from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.loss import causal_reader
-from lm.nn.transformer import AnyModelConfig
+from lm.nn.transformer import ModelConfig
 from tests.nn.models import config, redrawn
 
 Prepare = Callable[..., Prepared]
@@ -39,7 +38,7 @@ UNMARKED = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return build_tokenizer(BytesConfig(), (), CHATML)
+    return BytesConfig().build(extra=CHATML)
 
 
 def shown(tokenizer: Tokenizer, runs: list[Run]) -> list[tuple[str, bool]]:
@@ -232,7 +231,7 @@ def chats(count: int = 80) -> list[Any]:
     return [{"messages": [{"role": role, "content": content} for role, content in turns]} for turns in said]
 
 
-def rows_of(found: Prepared, decoder: AnyModelConfig, seq_len: int = 128, **options: Any) -> SFTRows:
+def rows_of(found: Prepared, decoder: ModelConfig, seq_len: int = 128, **options: Any) -> SFTRows:
     data = TextConfig(files="", seq_len=seq_len, packing=options.pop("packing", None), record=ChatRecord())
     rows = build_rows(SFTConfig(**options), data, found.train, found.tokenizer, decoder)
     assert isinstance(rows, SFTRows)
@@ -251,7 +250,7 @@ def learned(found: Prepared, batch: Batch) -> list[str]:
 
 
 @pytest.mark.parametrize("packing", ["fit", "none"])
-def test_rows_learn_every_answer_of_every_chat(prepare_text: Prepare, tmp_path: Path, decoder: AnyModelConfig, packing: str) -> None:
+def test_rows_learn_every_answer_of_every_chat(prepare_text: Prepare, tmp_path: Path, decoder: ModelConfig, packing: str) -> None:
     found = prepare_text(write(tmp_path / "a.jsonl", chats()), record=ChatRecord())
     rows = rows_of(found, decoder, packing=packing)
     answers = learned(found, rows.batch(np.arange(len(rows))))
@@ -262,7 +261,7 @@ def test_rows_learn_every_answer_of_every_chat(prepare_text: Prepare, tmp_path: 
     assert rows.bytes_per_label * labels == pytest.approx(found.train.n_bytes) and found.train.n_bytes == labels - 2 * len(answers)
 
 
-def test_packed_and_single_chats_are_the_same_examples(prepare_text: Prepare, tmp_path: Path, decoder: AnyModelConfig) -> None:
+def test_packed_and_single_chats_are_the_same_examples(prepare_text: Prepare, tmp_path: Path, decoder: ModelConfig) -> None:
     found = prepare_text(write(tmp_path / "a.jsonl", chats()), record=ChatRecord())
 
     def examples(packing: str) -> set[tuple[Any, ...]]:
@@ -290,7 +289,7 @@ def test_packed_and_single_chats_have_the_same_loss_and_gradient(prepare_text: P
     torch.testing.assert_close(sums("fit"), sums("none"), rtol=1e-4, atol=2e-3)
 
 
-def test_prompts_are_learned_where_asked(prepare_text: Prepare, tmp_path: Path, decoder: AnyModelConfig) -> None:
+def test_prompts_are_learned_where_asked(prepare_text: Prepare, tmp_path: Path, decoder: ModelConfig) -> None:
     found = prepare_text(write(tmp_path / "a.jsonl", chats()), record=ChatRecord())
     rows = rows_of(found, decoder, prompt_loss=True)
     batch = rows.batch(np.arange(len(rows)))
@@ -299,7 +298,7 @@ def test_prompts_are_learned_where_asked(prepare_text: Prepare, tmp_path: Path, 
 
 
 def test_a_long_chat_loses_its_end_and_one_without_anything_to_learn_is_dropped(
-    prepare_text: Prepare, tmp_path: Path, decoder: AnyModelConfig
+    prepare_text: Prepare, tmp_path: Path, decoder: ModelConfig
 ) -> None:
     records = chats(100)
     for n in (3, 50):
@@ -332,7 +331,7 @@ def test_a_bad_chat_is_named_by_its_line_or_skipped(prepare_text: Prepare, tmp_p
     assert prepare_text(path, record=ChatRecord(), on_bad_record="skip").skipped == 1
 
 
-def test_other_spellings_of_a_chat_are_read(prepare_text: Prepare, tmp_path: Path, decoder: AnyModelConfig) -> None:
+def test_other_spellings_of_a_chat_are_read(prepare_text: Prepare, tmp_path: Path, decoder: ModelConfig) -> None:
     sharegpt = [{"conversations": [{"from": "human", "value": f"q{n}"}, {"from": "gpt", "value": f"a{n}"}]} for n in range(60)]
     record = ChatRecord(messages="conversations", role_field="from", content_field="value")
     alpaca = [{"instruction": f"q{n}", "input": "" if n % 2 else "more", "output": f"a{n}"} for n in range(60)]
@@ -359,7 +358,7 @@ def test_the_template_is_part_of_what_decides_the_tokens_and_goes_with_the_token
         prepare_text(path, record=ChatRecord(template=str(tmp_path / "gone.jinja")))
 
 
-def test_docstrings_are_chats_too(tmp_path: Path, decoder: AnyModelConfig) -> None:
+def test_docstrings_are_chats_too(tmp_path: Path, decoder: ModelConfig) -> None:
     cfg = StdlibDocstringsConfig(cache_dir=str(tmp_path), record=ChatRecord(messages=None, user=["source"], assistant="target"))
     found = prepare(cfg, BytesConfig(), log=lambda line: None)
     rows = build_rows(SFTConfig(), cfg.replace(seq_len=4096), found.val, found.tokenizer, decoder)

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lm.data.config import BPEConfig, BytesConfig, TextConfig, UnigramConfig, WordPieceConfig
+from lm.data.kinds import BPEConfig, BytesConfig, TextConfig, UnigramConfig, WordPieceConfig
 from lm.data.store.prepare import prepare
 from lm.data.tokenizer import tiktoken_ as module
 from lm.data.tokenizer.tiktoken_ import fastest
-from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 TEXTS = [Path(module.__file__).read_text(encoding="utf-8"), "中文 العربية हिन्दी 👩‍👩‍👧 don't 1234567\r\n\t x  " * 20]
 
 
 def build(**options: Any) -> Tokenizer:
-    return build_tokenizer(BPEConfig(vocab_size=500, **options), TEXTS)
+    return BPEConfig(vocab_size=500, **options).build(TEXTS)
 
 
 @pytest.mark.parametrize("pattern", ["own", "gpt2", "gpt4", "llama3"])
@@ -48,7 +48,7 @@ def test_preparing_makes_the_same_tokens_with_and_without_it(tmp_path: Path, mon
 
 @pytest.mark.parametrize("cfg", [BytesConfig(), UnigramConfig(vocab_size=400), WordPieceConfig(vocab_size=400)], ids=lambda cfg: cfg.kind)
 def test_a_tokenizer_that_is_no_plain_bpe_is_encoded_by_the_library(cfg: Any) -> None:
-    tokenizer = build_tokenizer(cfg, TEXTS)
+    tokenizer = cfg.build(TEXTS)
     assert fastest(tokenizer) == tokenizer.encode_arrays
 
 

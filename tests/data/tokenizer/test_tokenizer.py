@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,10 @@ import pytest
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from lm.data.config import BPEConfig, BytesConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
+from lm.config import from_tree
+from lm.data.kinds import BPEConfig, BytesConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
 from lm.data.tokenizer import tokenizer as module
-from lm.data.tokenizer.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, pieces
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, split_text
 from lm.errors import ConfigError
 
 CODE = "class Tree:\n    def __init__(self, leaf=None):\n        self.leaf = leaf  # don't\n\n\nif x:\n\treturn 'it''s', 12345, \"\\n\"\r\n"
@@ -19,7 +21,7 @@ LITERAL = "a <|eos|> b<|bos|><|pad|> </s> [PAD]"
 
 @pytest.fixture(scope="module")
 def bpe() -> Tokenizer:
-    return build_tokenizer(BPEConfig(vocab_size=400), [Path(module.__file__).read_text(encoding="utf-8"), CODE * 20])
+    return BPEConfig(vocab_size=400).build([Path(module.__file__).read_text(encoding="utf-8"), CODE * 20])
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def test_text_that_spells_a_special_token_is_text(any_kind: Tokenizer) -> None:
 
 def test_a_special_token_in_text_is_split_as_other_text_is() -> None:
     """Not cut somewhere to hide it."""
-    found = build_tokenizer(BPEConfig(vocab_size=265), ["<|x|> " * 100])
+    found = BPEConfig(vocab_size=265).build(["<|x|> " * 100])
     assert found.decode(found.encode("<|eos|>")[:1]) == "<|"
 
 
@@ -120,14 +122,14 @@ def test_saved_and_loaded_is_the_same_tokenizer(any_kind: Tokenizer, tmp_path: P
 
 
 def test_training_twice_gives_the_same_tokenizer() -> None:
-    first, second = (build_tokenizer(BPEConfig(vocab_size=600), [CODE, SCRIPTS] * 30) for _ in range(2))
+    first, second = (BPEConfig(vocab_size=600).build([CODE, SCRIPTS] * 30) for _ in range(2))
     assert first.hash == second.hash
 
 
 def test_other_merges_or_other_specials_change_the_hash(bpe: Tokenizer, tmp_path: Path) -> None:
-    other = build_tokenizer(BPEConfig(vocab_size=400), [SCRIPTS * 50])
+    other = BPEConfig(vocab_size=400).build([SCRIPTS * 50])
     bpe.save(tmp_path)
-    renamed = build_tokenizer(TokenizerFileConfig(path=str(tmp_path / "tokenizer.json"), eos="<|pad|>"), ())
+    renamed = TokenizerFileConfig(path=str(tmp_path / "tokenizer.json"), eos="<|pad|>").build()
     assert len({bpe.hash, other.hash, renamed.hash}) == 3
 
 
@@ -144,18 +146,18 @@ def test_pieces_of_a_long_document_encode_as_the_whole(any_kind: Tokenizer, seed
     """For the tokenizer that puts a space before each text it does not hold, and the docstring says so."""
     draw = np.random.default_rng(seed)
     text = "".join(draw.choice([CODE, SCRIPTS, LITERAL, "word", " ", "\n", "\n    ", "1234", "!?"], 200).tolist())
-    monkeypatch.setattr(module, "PIECE", 100)
+    monkeypatch.setattr(module, "MOST_CHARS", 100)
     cuts = np.sort(draw.integers(0, len(text), 3)).tolist()
-    parts = list(pieces(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)))
+    parts = list(split_text(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)))
     assert "".join(parts) == text and len(parts) > 10 and max(map(len, parts)) <= 100
     if any_kind.token_bytes() is not None:
         assert [i for ids in any_kind.encode_batch(parts) for i in ids] == any_kind.encode(text)
 
 
 def test_a_document_without_a_blank_is_still_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PIECE", 100)
-    assert list(map(len, pieces(["x" * 250]))) == [100, 100, 50]
-    assert list(pieces(["", ""])) == []
+    monkeypatch.setattr(module, "MOST_CHARS", 100)
+    assert list(map(len, split_text(["x" * 250]))) == [100, 100, 50]
+    assert list(split_text(["", ""])) == []
 
 
 def renamed_file(folder: Path, tokenizer: Tokenizer, names: dict[str, str]) -> Path:
@@ -171,13 +173,13 @@ def renamed_file(folder: Path, tokenizer: Tokenizer, names: dict[str, str]) -> P
 
 def test_a_given_file_has_its_specials_found_by_the_usual_names(bpe: Tokenizer, tmp_path: Path) -> None:
     path = renamed_file(tmp_path, bpe, {"<|bos|>": "<s>", "<|eos|>": "</s>", "<|pad|>": "[PAD]"})
-    found = build_tokenizer(TokenizerFileConfig(path=str(path)), ())
+    found = TokenizerFileConfig(path=str(path)).build()
     assert (found.bos, found.eos, found.pad) == (bpe.bos, bpe.eos, bpe.pad)
 
 
 def test_one_end_of_text_token_is_eos_and_padding_and_separates_documents_once(bpe: Tokenizer, tmp_path: Path) -> None:
     path = renamed_file(tmp_path, bpe, {"<|bos|>": "<unused1>", "<|eos|>": "<|endoftext|>", "<|pad|>": "<unused2>"})
-    found = build_tokenizer(TokenizerFileConfig(path=str(path)), ())
+    found = TokenizerFileConfig(path=str(path)).build()
     assert (found.bos, found.eos, found.pad) == (None, bpe.eos, bpe.eos)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<|endoftext|>"}, "eos_token": "<|endoftext|>"}))
     both = load_tokenizer(path)
@@ -188,7 +190,7 @@ def test_one_end_of_text_token_is_eos_and_padding_and_separates_documents_once(b
 def test_an_unknown_special_is_refused_with_the_nearest(bpe: Tokenizer, tmp_path: Path) -> None:
     bpe.save(tmp_path)
     with pytest.raises(ConfigError, match=r"tokenizer.eos: '<\|eoz\|>' is not in the vocabulary.*Did you mean '<\|eos\|>'"):
-        build_tokenizer(TokenizerFileConfig(path=str(tmp_path / "tokenizer.json"), eos="<|eoz|>"), ())
+        TokenizerFileConfig(path=str(tmp_path / "tokenizer.json"), eos="<|eoz|>").build()
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
@@ -228,7 +230,7 @@ EVERY_KIND = [BytesConfig(), *TRAINED, *(cfg.replace(pattern=pattern) for cfg in
 @pytest.mark.parametrize("ascii_only", [False, True])
 def test_every_kind_gives_text_of_any_script_back_and_streams_it_whole(cfg: Any, ascii_only: bool, tmp_path: Path) -> None:
     """Whether or not it has seen such a script, for each byte is in the vocabulary."""
-    built = build_tokenizer(cfg, [ASCII] if ascii_only else [ASCII, *WORLD[:3]])
+    built = cfg.build([ASCII] if ascii_only else [ASCII, *WORLD[:3]])
     built.save(tmp_path)
     for tokenizer in (built, load_tokenizer(tmp_path)):
         for text in WORLD:
@@ -244,7 +246,15 @@ def test_patterns_cut_as_their_models_do() -> None:
     texts = ["1234567 1234567;\n1234567;\n"] * 50
     cuts = {}
     for pattern in ("gpt2", "gpt4", "llama3"):
-        tokenizer = build_tokenizer(BPEConfig(vocab_size=300, pattern=pattern), texts)
+        tokenizer = BPEConfig(vocab_size=300, pattern=pattern).build(texts)
         cuts[pattern] = [tokenizer.token_text(i) for i in tokenizer.encode("1234567;\n")]
     assert cuts["gpt2"] == [b"1234567", b";", b"\n"]
     assert cuts["gpt4"] == cuts["llama3"] == [b"123", b"456", b"7", b";\n"]
+
+
+@pytest.mark.parametrize(
+    ("specials", "fault"), [(["<|a|>", ""], "an empty text cannot be"), (["<|a|>", "<|b|>", "<|a|>"], "'<|a|>' is named twice")]
+)
+def test_specials_that_are_empty_or_named_twice_are_refused(specials: list[str], fault: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"specials: {fault}")):
+        from_tree(BPEConfig, {"kind": "bpe", "specials": specials})

@@ -15,7 +15,8 @@ from lm.nn.batch import Batch
 
 transformers = pytest.importorskip("transformers")
 
-from tests.hf.harness import CLOSE, LENGTH, VOCAB, ours_of, padding, redraw, tokens, verify  # noqa: E402
+from tests.doubles import Doubles, same  # noqa: E402
+from tests.hf.harness import LENGTH, VOCAB, in_doubles, ours_of, padding, redraw, tokens, verify  # noqa: E402
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 100,
@@ -35,9 +36,10 @@ def test_segments_are_token_type_ids(tmp_path: Path) -> None:
     ours = ours_of(verify(theirs, tmp_path, greedy=False))
     ids, (real, positions) = tokens(3, LENGTH, 7), padding(3, LENGTH, left=False)
     segments = tokens(3, LENGTH, 8) % 3
-    expected = theirs(ids, attention_mask=real.long(), token_type_ids=segments).logits
-    found = ours(Batch(ids, positions=positions, segments=segments))
-    torch.testing.assert_close(found[real], expected[real], **CLOSE)
+    with Doubles():
+        expected = in_doubles(theirs)(ids, attention_mask=real.long(), token_type_ids=segments).logits
+        found = ours(Batch(ids, positions=positions, segments=segments))
+    same(found[real], expected[real])
     assert not torch.allclose(ours(Batch(ids, positions=positions))[real], expected[real], atol=0.1)
 
 
@@ -55,7 +57,8 @@ def test_files_of_pretraining_in_their_first_spelling_import(tmp_path: Path) -> 
     save_file(tensors, tmp_path / SINGLE)
     (tmp_path / CONFIG).write_text(json.dumps({"model_type": "bert", **BASE}), encoding="utf-8")
     ours, ids = ours_of(read_hf(tmp_path)), tokens(2, LENGTH, 3)
-    torch.testing.assert_close(ours(Batch(ids)), theirs.eval()(ids).prediction_logits, **CLOSE)
+    with Doubles():
+        same(ours(Batch(ids)), in_doubles(theirs)(ids).prediction_logits)
 
 
 @pytest.mark.parametrize("option", [{"tie_word_embeddings": False}, {"is_decoder": True}, {"position_embedding_type": "relative_key"}])

@@ -38,7 +38,7 @@ def test_rewinding_a_ring_beyond_its_slack_is_refused() -> None:
 
 def test_a_windowed_cache_does_not_grow_with_the_sequence() -> None:
     model = redrawn(config(attention={"n_heads": 4, "window": 6, "global_every": 3}))
-    sizes = [store[0].shape[2] for store in model.new_cache(1, 1000, slack=4).stores]
+    sizes = [store[0].shape[2] for store in model.new_cache(1, 1000, slack=4).stores.values()]
     assert sizes == [10, 10, 1000]
 
 

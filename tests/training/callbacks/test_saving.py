@@ -1,9 +1,8 @@
 """Saving behind the step loop: the same checkpoints, later; and the loop is not told too late that one has failed."""
 
 import os
-import subprocess
-import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,10 @@ from lm.storage.atomic import verify
 from lm.storage.checkpoint import CheckpointReader, Piece, checkpoints, step_folder
 from lm.training.callbacks import saving
 from lm.training.callbacks.saving import Saver
-from lm.training.launch.launcher import launch
 from lm.training.launch.ranks import Ranks
 from lm.training.run import train
-from tests.training.conftest import ROOT, Configure, ranks, results
+from tests.server import Process
+from tests.training.conftest import Configure, Launch, ranks, results
 
 
 def saver(folder: Path) -> Saver:
@@ -74,20 +73,17 @@ def test_a_run_that_saves_in_the_background_is_bitwise_the_same(configure: Confi
 
 @pytest.mark.parametrize("point", ["optimizer", "rename"])
 def test_a_kill_while_writing_in_the_background_leaves_the_checkpoint_before(
-    tiny: list[str], configure: Configure, tmp_path: Path, point: str
+    tiny: list[str], configure: Configure, lm_process: Callable[..., Process], tmp_path: Path, point: str
 ) -> None:
     train(configure("run.name=whole"))
-    given = ["train", *tiny, "checkpoint.background=true"]
-    env = {**os.environ, "LM_FAILPOINT": f"{point}:kill"}
-    done = subprocess.run([sys.executable, "-m", "lm", *given], cwd=ROOT, env=env, capture_output=True, check=False)
-    assert done.returncode == -9
+    assert lm_process("train", *tiny, "checkpoint.background=true", env=os.environ | {"LM_FAILPOINT": f"{point}:kill"}).wait() == -9
     assert checkpoints(tmp_path / "run" / "checkpoints") == []
     train(configure("checkpoint.background=true"))
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
 @pytest.mark.slow
-def test_ranks_save_in_the_background_together(configure: Configure, tmp_path: Path) -> None:
+def test_ranks_save_in_the_background_together(configure: Configure, launch: Launch, tmp_path: Path) -> None:
     launch(configure("optim=adamw", *ranks("fsdp"), "run.name=whole"))
     launch(configure("optim=adamw", *ranks("fsdp"), "checkpoint.background=true", "checkpoint.every=1"))
     assert (tmp_path / "run/model/model.safetensors").read_bytes() == (tmp_path / "whole/model/model.safetensors").read_bytes()

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm.data.config import BytesConfig, TextConfig
+from lm.data.kinds import BytesConfig, CausalConfig, TextConfig
 from lm.data.rows.build import build_rows
-from lm.data.rows.config import CausalConfig
 from lm.data.store.prepare import prepare
 from lm.errors import ConfigError
 from lm.generation.evaluate import evaluate

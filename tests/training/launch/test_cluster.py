@@ -12,11 +12,9 @@ import pytest
 
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
-from lm.training.callbacks.metrics import read
-from lm.training.launch.launcher import launch
-from lm.training.resume import write_config
+from lm.storage.run_folder import RunFolder
 from tests.conftest import started
-from tests.training.conftest import ROOT, Configure, ranks, results
+from tests.training.conftest import ROOT, Configure, Launch, ranks, read, results
 from tests.training.launch.test_launch import require_gone
 
 SBATCH = ROOT / "tools" / "slurm" / "train.sbatch"
@@ -47,10 +45,10 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-def test_plain_torchrun_of_a_frozen_config_is_the_run_that_lm_train_launches(configure: Configure, tmp_path: Path) -> None:
+def test_plain_torchrun_of_a_frozen_config_is_the_run_that_lm_train_launches(configure: Configure, launch: Launch, tmp_path: Path) -> None:
     launch(configure("optim=adamw", *ranks("ddp"), "run.name=whole"))
     (tmp_path / "run").mkdir()
-    write_config(tmp_path / "run", configure("optim=adamw", *ranks("ddp")))
+    RunFolder(tmp_path / "run").write_config(configure("optim=adamw", *ranks("ddp")).tree())
     where = ["--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     command = [sys.executable, "-m", "torch.distributed.run", *where, "-m", "lm.training.worker", str(tmp_path / "run" / "config.yaml")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
@@ -81,7 +79,7 @@ def test_the_sbatch_file_saves_at_sigusr1_asks_for_the_queue_once_and_goes_on(ti
         assert (tmp_path / "asked").read_text().splitlines() == ["requeue 77"] * start
     assert saved[2] >= saved[1] + 3
     assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl")] == list(range(1, saved[2] + 1))
-    require_gone(tmp_path / "run")
+    require_gone(tmp_path)
 
 
 def wait_for_step(run: Path, step: int, process: "subprocess.Popen[str]") -> None:

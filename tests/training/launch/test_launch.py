@@ -13,15 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from lm.cli.compose.compose import compose_config
 from lm.errors import LmError
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
-from lm.training.callbacks.metrics import read
 from lm.training.config import TrainConfig
-from lm.training.launch.launcher import launch
-from tests.conftest import started
-from tests.training.conftest import ROOT, Configure, ranks, results
+from tests.server import ROOT, Process
+from tests.training.conftest import Configure, Launch, ranks, read, results
 
 ENDLESS = ("trainer.max_steps=100000", "trainer.val_every=100000", "checkpoint.every=100000")
 FAILING = """
@@ -42,35 +39,37 @@ sys.stdout.flush()
 os._exit(code)
 """
 ONCE = "open(STARTS).read() == '.'"  # in what a failing worker does: the first time
-Failing = Callable[[str], None]
+Failing = Callable[[TrainConfig, str], None]
+Start = Callable[..., Process]
 
 
 @pytest.fixture
-def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Failing:
-    """The workers do something at step 6, on rank 1."""
+def failing(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Failing:
+    """Launch a config with workers that do something at step 6, on rank 1."""
 
-    def arrange(act: str) -> None:
+    def run(cfg: TrainConfig, act: str) -> None:
         (tmp_path / "failing_worker.py").write_text(FAILING.format(act=act, starts=str(tmp_path / "starts")))
         monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-        monkeypatch.setattr("lm.training.launch.launcher.WORKER", "failing_worker")
+        launch(cfg, "failing_worker")
 
-    return arrange
-
-
-def processes_of(run: Path) -> list[str]:
-    """Command lines of living processes that train this run."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # it has ended meanwhile
-            found.append(path.read_bytes())
-    return [line.decode() for line in found if str(run).encode() in line]
+    return run
 
 
-def require_gone(run: Path, within_s: float = 30.0) -> None:
+def require_gone(folder: Path, within_s: float = 30.0) -> None:
+    """Whoever works in this folder."""
     deadline = time.monotonic() + within_s
-    while left := processes_of(run):
+    while left := processes_in(folder):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
+
+
+def processes_in(folder: Path) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            if (path / "cwd").readlink() == folder and " Z " not in (path / "stat").read_text():
+                found.append(path.name)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -88,21 +87,21 @@ def test_the_end_of_one_rank_ends_all_and_is_told_with_the_rank(
 ) -> None:
     """The next start goes on from the last checkpoint."""
     cfg = configure("optim=adamw", *ranks("ddp"))
-    failing(act)
     with pytest.raises(LmError, match=said) as caught:
-        launch(cfg)
+        failing(cfg, act)
     assert caught.value.exit_code == code
-    require_gone(tmp_path / "run")
+    require_gone(tmp_path)
     (kept,) = checkpoints(tmp_path / "run" / "checkpoints")
     verify(kept)
     assert kept.name == "step-00000004"
     read(tmp_path / "run" / "metrics.jsonl")
 
 
-def test_a_rank_that_died_is_started_again_where_that_is_allowed(configure: Configure, failing: Failing, tmp_path: Path) -> None:
+def test_a_rank_that_died_is_started_again_where_that_is_allowed(
+    configure: Configure, launch: Launch, failing: Failing, tmp_path: Path
+) -> None:
     launch(configure("optim=adamw", *ranks("ddp"), "run.name=whole"))
-    failing(f"{ONCE} and os.kill(os.getpid(), 9)")
-    launch(configure("optim=adamw", *ranks("ddp"), "launch.max_restarts=1"))
+    failing(configure("optim=adamw", *ranks("ddp"), "launch.max_restarts=1"), f"{ONCE} and os.kill(os.getpid(), 9)")
     assert results(tmp_path / "run") == results(tmp_path / "whole")
     assert starts(tmp_path) == 2
 
@@ -120,9 +119,8 @@ def test_a_rank_that_died_is_started_again_where_that_is_allowed(configure: Conf
 def test_only_what_another_start_may_mend_is_started_again(
     configure: Configure, failing: Failing, tmp_path: Path, act: str, n_starts: int
 ) -> None:
-    failing(act)
     with pytest.raises(LmError, match=r"^rank 1: one of mine"):
-        launch(configure("optim=adamw", *ranks("ddp"), "launch.max_restarts=1"))
+        failing(configure("optim=adamw", *ranks("ddp"), "launch.max_restarts=1"), act)
     assert starts(tmp_path) == n_starts
 
 
@@ -133,34 +131,34 @@ def starts(folder: Path) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_launcher_ends_all_ranks_behind_the_same_step_which_is_saved(
-    tiny: list[str], tmp_path: Path, number: signal.Signals
+    lm_process: Start, tiny: list[str], tmp_path: Path, number: signal.Signals
 ) -> None:
     """Seen to fail with the launcher keeping signals to itself."""
-    args = [sys.executable, "-m", "lm", "train", *tiny, "optim=adamw", *ENDLESS, *ranks("ddp")]
-    with started(args, cwd=ROOT) as process:
-        wait_for_steps(tmp_path / "run", process)
-        process.send_signal(number)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, err
+    process = lm_process("train", *tiny, "optim=adamw", *ENDLESS, *ranks("ddp"))
+    wait_for_steps(tmp_path / "run", process)
+    os.kill(process.pid, number)
+    assert process.wait() == 128 + number, process.stderr
     newest = checkpoints(tmp_path / "run" / "checkpoints")[0]
     verify(newest)
-    *_, resume, last = err.splitlines()
+    *_, resume, last = process.stderr.splitlines()
     step = int(newest.name.removeprefix("step-"))
     assert f"{number.name} ended the run after step {step}, which is saved" in last and resume.startswith("resume: lm train ")
     assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl")] == list(range(1, step + 1))
-    require_gone(tmp_path / "run", within_s=1)
+    require_gone(tmp_path, within_s=1)
 
 
-def test_ranks_end_and_save_when_their_launcher_is_killed(tiny: list[str], tmp_path: Path) -> None:
-    args = [sys.executable, "-m", "lm", "train", *tiny, "optim=adamw", *ENDLESS, *ranks("ddp")]
-    with started(args, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
-        wait_for_steps(tmp_path / "run", process)
-        process.kill()
-    require_gone(tmp_path / "run")
+def test_ranks_end_and_save_when_their_launcher_is_killed(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:
+    process = lm_process("train", *tiny, "optim=adamw", *ENDLESS, *ranks("ddp"))
+    wait_for_steps(tmp_path / "run", process)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    require_gone(tmp_path)
     verify(checkpoints(tmp_path / "run" / "checkpoints")[0])
 
 
-def test_a_config_that_differs_is_refused_before_any_rank_starts(configure: Configure, killed: Callable[..., None], tmp_path: Path) -> None:
+def test_a_config_that_differs_is_refused_before_any_rank_starts(
+    configure: Configure, launch: Launch, killed: Callable[..., None], tmp_path: Path
+) -> None:
     killed(configure("optim=adamw", *ranks("ddp")))
     kept = (tmp_path / "run" / "config.yaml").read_bytes()
     with pytest.raises(LmError, match=r"optim.lr: \S+ in the run, 0.5 now"):
@@ -171,7 +169,7 @@ def test_a_config_that_differs_is_refused_before_any_rank_starts(configure: Conf
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["launch.devices=2"], "single is one process, and launch asks for 2"),
+        (["launch.devices=2"], "strategy=single: this is one process, and launch asks for 2"),
         (["strategy=ddp", "launch.devices=3"], "data.global_batch=8 is not a multiple of the 3 ranks"),
         (["strategy=zero2", "optim=muon"], "optim=muon works on whole matrices"),
         (["strategy=fsdp", "optim=muon"], "optim=muon works on whole matrices"),
@@ -190,19 +188,18 @@ def test_what_cannot_be_trained_so_is_refused_by_the_config(configure: Configure
         configure(*overrides)
 
 
-def test_every_rank_prints_nothing_but_the_first(tiny: list[str]) -> None:
-    args = [sys.executable, "-m", "lm", "train", *tiny, "optim=adamw", *ranks("fsdp")]
-    done = subprocess.run(args, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_every_rank_prints_nothing_but_the_first(lm_process: Start, tiny: list[str]) -> None:
+    done = lm_process("train", *tiny, "optim=adamw", *ranks("fsdp"))
+    assert done.wait() == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if "left out" not in line] == []
     assert done.stdout.count("/run starts: ") == 1 and done.stdout.count("  validation") == 3
 
 
 @pytest.mark.slow
-def test_a_sweep_of_runs_of_two_ranks_runs_each_once(tiny: list[str], tmp_path: Path) -> None:
+def test_a_sweep_of_runs_of_two_ranks_runs_each_once(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:
     args = [*(given for given in tiny if not given.startswith("run.name=")), "optim=adamw", *ranks("ddp"), "seed=0,1", "-m"]
-    done = subprocess.run([sys.executable, "-m", "lm", "train", *args], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = lm_process("train", *args)
+    assert done.wait() == 0, done.stderr
     folders = [path.parent for path in tmp_path.glob("*/config.yaml")]
     assert len(folders) == 2
     for folder in folders:
@@ -211,34 +208,18 @@ def test_a_sweep_of_runs_of_two_ranks_runs_each_once(tiny: list[str], tmp_path: 
 
 
 @pytest.mark.slow
-def test_two_machines_train_one_run(tiny: list[str], tmp_path: Path) -> None:
-    """Both commands on this machine, which find each other at the rendezvous."""
+def test_two_machines_train_one_run(configure: Configure, launch: Launch, tiny: list[str], tmp_path: Path) -> None:
+    """Both commands on this machine, as fresh interpreters, which find each other at the rendezvous."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    args = [
-        sys.executable,
-        "-m",
-        "lm",
-        "train",
-        *tiny,
-        "optim=adamw",
-        "strategy=ddp",
-        "launch.nodes=2",
-        f"launch.rendezvous=localhost:{port}",
-    ]
+    there = ["strategy=ddp", "launch.nodes=2", f"launch.rendezvous=localhost:{port}"]
+    args = [sys.executable, "-m", "lm", "train", *tiny, "optim=adamw", *there]
     machines = [subprocess.Popen(args, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [machine.communicate(timeout=120)[1] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], said
-    launch(configure_like(tiny))
+    launch(configure("run.name=whole", "optim=adamw", *ranks("ddp")))
     assert results(tmp_path / "run") == results(tmp_path / "whole")
-
-
-def configure_like(tiny: list[str]) -> TrainConfig:
-    """The same run on one machine."""
-    return compose_config(
-        overrides=[*(given for given in tiny if not given.startswith("run.name=")), "run.name=whole", "optim=adamw", *ranks("ddp")]
-    )
 
 
 FAKE = """#!/bin/sh
@@ -255,30 +236,28 @@ ASKED = ["requeue 77"]
     ids=["one rank", "two ranks", "another machine than the first"],
 )
 def test_sigusr1_saves_and_puts_the_job_back_into_the_queue_once(
-    tiny: list[str], tmp_path: Path, strategy: list[str], node: str, asked: list[str]
+    lm_process: Start, tiny: list[str], tmp_path: Path, strategy: list[str], node: str, asked: list[str]
 ) -> None:
     """Seen to fail with SIGUSR1 left to the system."""
     (tmp_path / "scontrol").write_text(FAKE.format(log=tmp_path / "asked"))
     (tmp_path / "scontrol").chmod(0o755)
     slurm = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "77", "SLURM_NODEID": node}
-    args = [sys.executable, "-m", "lm", "train", *tiny, "optim=adamw", *ENDLESS, *strategy]
-    with started(args, cwd=ROOT, env=os.environ | slurm) as process:
-        wait_for_steps(tmp_path / "run", process)
-        process.send_signal(signal.SIGUSR1)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGUSR1, err
-    assert "SIGUSR1 ended the run after step" in err.splitlines()[-1]
+    process = lm_process("train", *tiny, "optim=adamw", *ENDLESS, *strategy, env=os.environ | slurm)
+    wait_for_steps(tmp_path / "run", process)
+    os.kill(process.pid, signal.SIGUSR1)
+    assert process.wait() == 128 + signal.SIGUSR1, process.stderr
+    assert "SIGUSR1 ended the run after step" in process.stderr.splitlines()[-1]
     assert ((tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []) == asked
     verify(checkpoints(tmp_path / "run" / "checkpoints")[0])
 
 
-def wait_for_steps(run: Path, process: "subprocess.Popen[str]", steps: int = 3) -> None:
+def wait_for_steps(run: Path, process: Process, steps: int = 3) -> None:
     metrics = run / "metrics.jsonl"
-    while process.poll() is None and (not metrics.exists() or len(metrics.read_bytes().splitlines()) < steps):
+    while process.alive() and (not metrics.exists() or len(metrics.read_bytes().splitlines()) < steps):
         time.sleep(0.05)
 
 
-def test_a_port_in_use_is_no_matter(configure: Configure) -> None:
+def test_a_port_in_use_is_no_matter(configure: Configure, launch: Launch) -> None:
     """Those that torch uses where it is told nothing."""
     with socket.socket() as first, socket.socket() as second:
         for taken, port in ((first, 29400), (second, 29500)):

@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,6 @@ from lm.nn.batch import Batch
 from lm.nn.transformer import build_model
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
-from lm.training.strategies.build import build_strategy
 from tests.training.steps import ADAMW, ENCODER_DECODER, MOE, SGD, UNCLIPPED, Record, batches, config, train_steps, with_sources
 
 ROWS, STEPS = 12, 20
@@ -49,7 +50,7 @@ class Job:
         rows = with_sources(rows) if self.model == ENCODER_DECODER else rows
         kind = Poisoned if self.poisoned and world > 1 else TrainModule
         steps = POISONED_STEP if self.poisoned and world == 1 else STEPS
-        return train_steps(cfg, rows, build_strategy(cfg), kind, steps, self.accumulation, devices=world, **self.options)
+        return train_steps(cfg, rows, cfg.strategy.build(cfg), kind, steps, self.accumulation, devices=world, **self.options)
 
 
 BF16: Tree = {"precision": "bf16-mixed"}
@@ -70,10 +71,12 @@ JOBS = {
     "experts, bf16": Job(SLOW_ADAMW, 2, model=MOE, options=BF16, rounded=True),
     "encoder-decoder, bf16": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER, options=BF16, rounded=True),
 }
+FEW = ("sgd, clipped", "experts, adamw", "encoder-decoder, adamw", "poisoned", "experts, bf16")  # of make test
 COMPILED = {
     "compiled": Job(SLOW_ADAMW, 2, options={"compile": True}),
     "compiled, all blocks again": Job(SGD, 2, options={"compile": True, "checkpoint_blocks": 1}),
 }
+ALL = JOBS | COMPILED
 ZERO = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
 
 
@@ -91,10 +94,11 @@ def spread(cfg: TrainConfig, kind: str, world: int) -> TrainConfig:
     return from_tree(TrainConfig, {**cfg.tree(), "strategy": {"kind": kind, **threshold}, "launch": {"devices": world}})
 
 
-def process(kind: str, out: Path, jobs: dict[str, Job]) -> None:
+def process(kind: str, out: Path, names: list[str]) -> None:
     """What each of the launched processes does; rank 0 writes."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    for name, job in jobs.items():
+    for name in names:
+        job = ALL[name]
         record, weights = job.run(spread(job.config(), kind, world), rank, world)
         if rank == 0:
             (out / f"{name}.json").write_text(json.dumps(record))
@@ -102,7 +106,7 @@ def process(kind: str, out: Path, jobs: dict[str, Job]) -> None:
     torch.distributed.barrier()
 
 
-def launch(kind: str, out: Path, timeout_s: int, compiled: bool = False) -> None:
+def launch(kind: str, out: Path, timeout_s: int, names: Iterable[str]) -> None:
     """Two processes that meet at a free port; neither outlives this call."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -113,7 +117,7 @@ def launch(kind: str, out: Path, timeout_s: int, compiled: bool = False) -> None
     try:
         for rank in ("0", "1"):
             with (out / f"rank{rank}.log").open("w") as log:
-                command = [sys.executable, __file__, kind, str(out), *["compiled"] * compiled]
+                command = [sys.executable, __file__, kind, str(out), *names]
                 jobs.append(subprocess.Popen(command, env=env | {"RANK": rank, "LOCAL_RANK": rank}, stdout=log, stderr=log))
         deadline = time.monotonic() + timeout_s
         while any(job.poll() is None for job in jobs) and not any(job.poll() for job in jobs) and time.monotonic() < deadline:
@@ -127,50 +131,32 @@ def launch(kind: str, out: Path, timeout_s: int, compiled: bool = False) -> None
     assert codes == [0, 0], f"exit codes {codes} (None: was still running)\n{said}"
 
 
-Results = dict[str, tuple[Record, dict[str, torch.Tensor]]]
-
-
-@pytest.fixture(scope="module")
-def expected() -> Results:
-    """What one process makes of every job."""
-    return {name: job.run(job.config(), 0, 1) for name, job in JOBS.items()}
-
-
-@pytest.fixture(scope="module")
-def expected_compiled() -> Results:
-    """What one process makes of them, not compiled."""
-    plain = {name: replace(job, options=job.options | {"compile": False}) for name, job in COMPILED.items()}
-    return {name: job.run(job.config(), 0, 1) for name, job in plain.items()}
+@cache
+def alone(name: str) -> tuple[Record, dict[str, torch.Tensor]]:
+    """What one process makes of this job, not compiled."""
+    job = replace(ALL[name], options={key: value for key, value in ALL[name].options.items() if key != "compile"})
+    return job.run(job.config(), 0, 1)
 
 
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "names"),
     [
-        "fsdp",
-        pytest.param("ddp", marks=pytest.mark.slow),
+        pytest.param("fsdp", FEW, id="fsdp, few"),
         # DeepSpeed compiles its shared-memory collectives at the first start
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ZERO),
+        *(pytest.param(kind, JOBS, marks=pytest.mark.slow, id=kind) for kind in ("fsdp", "ddp", *ZERO)),
+        # a compiler runs; ZeRO-3 refuses to compile
+        *(pytest.param(kind, COMPILED, marks=pytest.mark.slow, id=f"{kind}, compiled") for kind in ("ddp", "fsdp", "zero1", "zero2")),
     ],
 )
-def test_two_processes_train_as_one(kind: str, tmp_path: Path, expected: Results) -> None:
+def test_two_processes_train_as_one(kind: str, names: Iterable[str], tmp_path: Path) -> None:
     """And where one rank's gradient is not finite, every rank leaves the weights as the steps before it made them."""
-    require_equal(JOBS, kind, tmp_path, expected)
-
-
-@pytest.mark.slow  # a compiler runs
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "zero1", "zero2"])
-def test_two_processes_of_a_compiled_model_train_as_one_that_is_not(kind: str, tmp_path: Path, expected_compiled: Results) -> None:
-    """ZeRO-3 refuses to compile."""
-    require_equal(COMPILED, kind, tmp_path, expected_compiled)
-
-
-def require_equal(jobs: dict[str, Job], kind: str, tmp_path: Path, expected: Results) -> None:
     if kind.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed: pip install 'slotlm[deepspeed]'")
-    launch(kind, tmp_path, timeout_s=300 if jobs is JOBS else 600, compiled=jobs is COMPILED)
-    for name, job in jobs.items():
+    launch(kind, tmp_path, 600 if names is COMPILED else 300, names)
+    for name in names:
+        job = ALL[name]
         found = json.loads((tmp_path / f"{name}.json").read_text())
-        record, weights = expected[name]
+        record, weights = alone(name)
         taken = POISONED_STEP if job.poisoned else STEPS
         assert found["bad_step"] == [-1.0] * taken + [float(taken)] * (STEPS - taken), name
         close, near = (5e-3, 5e-2) if job.rounded else (1e-5, 1e-5)
@@ -183,5 +169,5 @@ def require_equal(jobs: dict[str, Job], kind: str, tmp_path: Path, expected: Res
 
 
 if __name__ == "__main__":
-    process(sys.argv[1], Path(sys.argv[2]), COMPILED if sys.argv[3:] else JOBS)
+    process(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
     os._exit(0)  # gloo's threads may abort at a regular end

@@ -5,13 +5,11 @@ import torch
 from torch.nn import functional as F
 
 from lm.config import from_tree
-from lm.data.rows.config import CausalConfig
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.head import Head, HeadConfig
-from lm.nn.loss import chunked_loss, token_losses
+from lm.nn.loss import causal_reader, chunked_loss, token_losses
 from lm.nn.norm import RMSNormConfig
 from lm.nn.transformer import DecoderConfig, build_model
-from lm.training.objectives.likelihood import causal_reader
 
 TINY = {
     "vocab_size": 97, "max_seq_len": 16, "d_model": 16, "n_layers": 2, "norm": {"kind": "rms"}, "position": {"kind": "rope"},
@@ -75,7 +73,7 @@ def test_rows_and_micro_batches_weigh_by_their_label_tokens() -> None:
     def gradient(rows: int) -> list[torch.Tensor]:
         model.zero_grad()
         for i in range(0, 32, rows):
-            sums = model(Batch(tokens[i : i + rows]), loss=causal_reader(labels[i : i + rows], CausalConfig(chunk=100)))
+            sums = model(Batch(tokens[i : i + rows]), loss=causal_reader(labels[i : i + rows], chunk=100))
             (sums.total / n).backward()
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 

@@ -1,0 +1,57 @@
+"""The batches of a run for a training loop of one's own."""
+
+from collections.abc import Iterator
+from itertools import count
+
+from lm.data.config import DataConfig
+from lm.data.loader import Steps, eval_batches, split
+from lm.data.order import spread
+from lm.data.rows.base import ObjectiveConfig
+from lm.data.rows.build import build_splits
+from lm.data.store.cache import Log
+from lm.data.store.prepare import prepare
+from lm.data.tokenizer.config import TokenizerConfig
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.nn.batch import Batch
+from lm.nn.transformer import ModelConfig
+
+
+class Batches:
+    """What `lm train` would read with these configs, prepared and cached as it does: the very batches, at the very steps.
+
+        data = Batches(cfg.data, cfg.objective, cfg.tokenizer, cfg.model)
+        model = build_model(cfg.model.replace(vocab_size=data.tokenizer.vocab_size, max_seq_len=cfg.data.seq_len))
+        for step, batches in data.steps():
+            for batch in batches:
+                loss = ...  # of a batch: the sum over its labels / batch.step_tokens
+
+    model: says whether a decoder stands beside an encoder; None: the first kind of model that the objective trains.
+    Raises ConfigError where data, tokenizer and objective do not fit each other.
+    """
+
+    def __init__(
+        self,
+        data: DataConfig,
+        objective: ObjectiveConfig,
+        tokenizer: TokenizerConfig | Tokenizer,
+        model: ModelConfig | None = None,
+        seed: int = 0,
+        log: Log = print,
+    ) -> None:
+        prepared = prepare(data, tokenizer, log=log, specials=objective.specials())
+        self.tokenizer: Tokenizer = prepared.tokenizer
+        self.train, self.val, self.val_of_sources = build_splits(objective, data, prepared, model, seed)
+        self._data, self._seed = data, seed
+
+    def steps(self, start: int = 0, micro_batch: int = 8) -> Iterator[tuple[int, list[Batch]]]:
+        """Each step from `start` on, without end, with its data.global_batch rows in batches of at most `micro_batch` rows.
+
+        A step depends on the seed and its number alone, so that a loop which starts at step n goes on where another one ended.
+        """
+        size, _ = split(self._data.global_batch, 1, micro_batch)
+        rows = Steps(self.train, self._seed, self._data.global_batch, size, rank=0, world=1, widest_first=False)
+        return ((step, rows[step]) for step in count(start))
+
+    def validation(self, micro_batch: int = 8) -> Iterator[Batch]:
+        """The data.val_rows rows of a validation, always the same ones."""
+        return eval_batches(self.val, spread(len(self.val), self._data.val_rows), micro_batch)

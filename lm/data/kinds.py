@@ -1,0 +1,29 @@
+"""The kinds of `data`, `tokenizer` and `objective`, imported so that each is registered. A new kind is one line here."""
+
+from lm.data.config import DataConfig, SourceConfig
+from lm.data.layout.mixed import MixConfig
+from lm.data.records.base import RecordConfig
+from lm.data.records.chat import ChatRecord
+from lm.data.records.pair import PairRecord
+from lm.data.records.preference import PreferenceRecord
+from lm.data.rows.base import ObjectiveConfig
+from lm.data.rows.causal import CausalConfig
+from lm.data.rows.denoising import SpansConfig, UL2Config
+from lm.data.rows.fim import FIMConfig
+from lm.data.rows.mlm import MLMConfig
+from lm.data.rows.preference import DPOConfig
+from lm.data.rows.prefix import PrefixConfig
+from lm.data.rows.seq2seq import Seq2SeqConfig
+from lm.data.rows.sft import SFTConfig
+from lm.data.sources.docstrings import StdlibDocstringsConfig
+from lm.data.sources.files import TextConfig
+from lm.data.sources.hub import HubConfig
+from lm.data.sources.stdlib import StdlibConfig
+from lm.data.tokenizer.config import BPEConfig, BytesConfig, TokenizerConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
+
+__all__ = [
+    "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "DPOConfig", "DataConfig", "FIMConfig", "HubConfig", "MLMConfig", "MixConfig",
+    "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "RecordConfig", "SFTConfig", "Seq2SeqConfig", "SourceConfig",
+    "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig", "TokenizerFileConfig", "UL2Config",
+    "UnigramConfig", "WordPieceConfig",
+]  # fmt: skip

@@ -1,0 +1,74 @@
+"""Reading the fields of one record, with errors that say which field of which record is wrong."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lm.data.records.base import Values
+from lm.errors import ConfigError
+
+
+class BadRecord(ConfigError):
+    """A broken record, which data.on_bad_record=skip leaves out."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a jsonl file and the byte where it begins."""
+
+    data: bytes
+    offset: int
+
+
+def text_of(values: Values, field: str, key: str, where: str) -> str:
+    """Returns the text in a field.  key: the option that names the field."""
+    text = value_of(values, field, key, where)
+    if not isinstance(text, str):
+        raise bad_record(f"{where}: field '{field}' holds {shown(text)}, not a string. Fix the record")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise bad_record(f"{where}: field '{field}' holds half a surrogate pair, which is no UTF-8 text. Fix the record") from None
+    return text
+
+
+def value_of(values: Values, field: str, key: str, where: str) -> Any:
+    """Returns the value of a field, or below objects of a dotted path."""
+    if field in values:
+        return values[field]
+    at: Any = values
+    for name in field.split("."):
+        if not isinstance(at, Mapping) or name not in at:
+            there = ", ".join(map(str, values)) or "none"
+            raise bad_record(f"{where}: field '{field}' is missing; the fields are {there}. Set {key}, fix the record")
+        at = at[name]
+    return at
+
+
+def parsed(line: Line, where: str) -> Values:
+    """Returns the object that a line of JSON holds."""
+    try:
+        values = json.loads(line.data.decode("utf-8-sig" if line.offset == 0 else "utf-8"))
+    except UnicodeDecodeError as error:
+        raise not_utf8(where, line.offset + error.start) from None
+    except (ValueError, RecursionError) as error:
+        raise bad_record(f"{where}: the line is not JSON ({error}). Fix the line") from None
+    if not isinstance(values, dict):
+        raise bad_record(f"{where}: the line holds {shown(values)}, not an object with fields. Fix the line")
+    return values
+
+
+def shown(value: Any) -> str:
+    """Returns the beginning of a value, for an error message."""
+    return json.dumps(value, default=str)[:40]
+
+
+def not_utf8(where: str, offset: int) -> BadRecord:
+    """The error for bytes that are no UTF-8; offset counts from the file's beginning."""
+    return bad_record(f"{where}: byte {offset} is not UTF-8. Convert the file to UTF-8")
+
+
+def bad_record(problem: str) -> BadRecord:
+    """The error for a record with this problem, of which the remedy is the last sentence."""
+    return BadRecord(f"{problem}, or set data.on_bad_record=skip.")

@@ -1,0 +1,75 @@
+"""Records of messages: how these are read, and what a chat template makes of them."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from lm.data.records.base import LEARNED, OTHER, Passage, RecordConfig, Values
+from lm.data.records.fields import bad_record, shown, text_of, value_of
+from lm.data.sources.base import ASSISTANT, Split, Turn
+from lm.data.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from lm.data.tokenizer.chat import ChatTemplate, Run
+
+_ROLES = {"human": "user", "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT}
+
+
+class MessagesRecord(RecordConfig):
+    """How messages are read and written."""
+
+    role_field: str = "role"
+    """Field of a message that says who speaks; human and gpt are read as user and assistant."""
+    content_field: str = "content"
+    """Field of a message that holds its text."""
+    template: str | None = None
+    """plain, chatml, or the path of a jinja template. null: the tokenizer's own, else plain."""
+
+    def specials(self) -> tuple[str, ...]:
+        return ("<|im_start|>", "<|im_end|>") if self.template == "chatml" else ()
+
+    def chat_template(self, tokenizer: Tokenizer) -> str | None:
+        from lm.data.tokenizer.chat import template_source  # brings jinja2, which composing a config need not wait for
+
+        return template_source(self.template, tokenizer)[0]
+
+    def compiled(self, tokenizer: Tokenizer) -> "ChatTemplate":
+        """Returns the template, ready to write messages."""
+        from lm.data.tokenizer.chat import ChatTemplate, template_source
+
+        return ChatTemplate(*template_source(self.template, tokenizer), tokenizer)
+
+    def messages_of(self, values: Values, field: str, key: str, where: str) -> list[Turn]:
+        """Returns the turns in a field that holds a list of messages."""
+        found = value_of(values, field, key, where)
+        if not isinstance(found, list) or not found or not all(isinstance(message, Mapping) for message in found):
+            raise bad_record(f"{where}: field '{field}' holds {shown(found)}, not a list of messages. Fix the record")
+        turns = []
+        for number, message in enumerate(found, 1):
+            at = f"{where}: message {number}"
+            role = text_of(message, self.role_field, "data.record.role_field", at)
+            turns.append(Turn(_ROLES.get(role, role), text_of(message, self.content_field, "data.record.content_field", at)))
+        return turns
+
+
+def run_passages(split: Split, runs: list[tuple["Run", int]]) -> Iterator[Passage]:
+    """One for each text of each run, which is of the given kind, with the special tokens before it; the last has those behind too."""
+    for number, (run, kind) in enumerate(runs):
+        texts, tail = _with_heads(run)
+        for at, (head, text) in enumerate(texts):
+            first, last = at == 0, at == len(texts) - 1
+            starts, ends = first and number == 0, last and number == len(runs) - 1
+            part = kind if first else None
+            yield Passage(split, text, head, tail if last else [], starts, ends, part, counted=kind % OTHER == LEARNED)
+
+
+def _with_heads(run: "Run") -> tuple[list[tuple[list[int], str]], list[int]]:
+    """Each text with the special tokens before it, at least one; and those behind the last."""
+    head: list[int] = []
+    texts: list[tuple[list[int], str]] = []
+    for part in run.parts:
+        if isinstance(part, int):
+            head.append(part)
+        else:
+            texts.append((head, part))
+            head = []
+    return texts or [([], "")], head

@@ -1,0 +1,38 @@
+"""Pairs: a text and what follows from it."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from lm.data.records.base import GIVEN, LEARNED, Passage, Passages, RecordConfig, Values
+from lm.data.records.fields import text_of
+from lm.data.sources.base import Document, Turn
+from lm.data.tokenizer.tokenizer import Tokenizer
+
+
+class PairRecord(RecordConfig):
+    """A text and what follows from it: a translation, a summary. In the name of a field a dot leads into an object: translation.de."""
+
+    kind: Literal["pair"] = "pair"
+    source: str = "source"
+    """Field of the given text."""
+    target: str = "target"
+    """Field of the text to be learned."""
+
+    def turns(self, values: Values, where: str) -> list[Turn]:
+        source = text_of(values, self.source, "data.record.source", where)
+        return [Turn("source", source), Turn("target", text_of(values, self.target, "data.record.target", where))]
+
+    def passages(self, tokenizer: Tokenizer) -> Passages:
+        return _PairPassages(tokenizer)
+
+
+class _PairPassages:
+    """[bos] source [eos], then target [eos]; what goes before a target is the start token, which is the model's."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._prefix, self._suffix = tokenizer.prefix, tokenizer.suffix
+
+    def __call__(self, document: Document) -> Iterator[Passage]:
+        source, target = document.turns
+        yield Passage(document.split, source.text, self._prefix, self._suffix, True, False, GIVEN, counted=False)
+        yield Passage(document.split, target.text, [], self._suffix, False, True, LEARNED)

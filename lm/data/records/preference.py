@@ -1,0 +1,63 @@
+"""Preferences: two answers to one prompt."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from lm.data.records.base import GIVEN, LEARNED, OTHER, Passage, Passages, Values
+from lm.data.records.fields import bad_record, text_of, value_of
+from lm.data.records.messages import MessagesRecord, run_passages
+from lm.data.sources.base import ASSISTANT, Document, Turn
+from lm.data.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from lm.data.tokenizer.chat import ChatTemplate, Run
+
+
+class PreferenceRecord(MessagesRecord):
+    """Two answers to one prompt: a text each, or messages that end with the answer."""
+
+    kind: Literal["preference"] = "preference"
+    prompt: str | None = "prompt"
+    """Field of the prompt. null: chosen and rejected are messages that hold it."""
+    chosen: str = "chosen"
+    """Field of the better answer."""
+    rejected: str = "rejected"
+    """Field of the worse answer."""
+
+    def turns(self, values: Values, where: str) -> list[Turn]:
+        """The messages of the prompt, then the two answers."""
+        before, chosen = self._answer(values, self.chosen, "data.record.chosen", where)
+        also_before, rejected = self._answer(values, self.rejected, "data.record.rejected", where)
+        prompt = [Turn("user", text_of(values, self.prompt, "data.record.prompt", where))] if self.prompt is not None else before
+        if not prompt or (self.prompt is None and before != also_before):
+            fields = f"'{self.chosen}' and '{self.rejected}'"
+            raise bad_record(f"{where}: fields {fields} do not begin with the same messages. Fix the record")
+        return [*prompt, Turn("chosen", chosen), Turn("rejected", rejected)]
+
+    def _answer(self, values: Values, field: str, key: str, where: str) -> tuple[list[Turn], str]:
+        """What stands before the answer, and the answer."""
+        if isinstance(value_of(values, field, key, where), str):
+            return [], text_of(values, field, key, where)
+        turns = self.messages_of(values, field, key, where)
+        if turns[-1].role != ASSISTANT:
+            raise bad_record(f"{where}: field '{field}' does not end with the assistant's message. Fix the record")
+        return turns[:-1], turns[-1].text
+
+    def passages(self, tokenizer: Tokenizer) -> Passages:
+        return _PreferencePassages(self.compiled(tokenizer))
+
+
+class _PreferencePassages:
+    """The prompt with the better answer, then the prompt with the other one; only the answers are learned."""
+
+    def __init__(self, template: "ChatTemplate") -> None:
+        self._template = template
+
+    def __call__(self, document: Document) -> Iterator[Passage]:
+        *prompt, chosen, rejected = document.turns
+        found: list[tuple[Run, int]] = []
+        for offset, answer in ((0, chosen), (OTHER, rejected)):
+            runs = self._template.runs([*prompt, Turn(ASSISTANT, answer.text)])
+            last = max((number for number, run in enumerate(runs) if run.learned), default=-1)
+            found += [(run, offset + (LEARNED if number == last else GIVEN)) for number, run in enumerate(runs)]
+        return run_passages(document.split, found)

@@ -1,0 +1,125 @@
+"""Local files whose content is known by its SHA-256: one that is another when it is read is refused, so that no cache holds it."""
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lm.errors import ConfigError
+from lm.storage.atomic import replace_file
+
+_Stat = tuple[str, int, int, int, int]
+
+
+def short_hash(value: Any) -> str:
+    """Returns 16 hexadecimal digits of a plain JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Files:
+    """Hashes are remembered in the cache for as long as size, modification and inode-change time of every file stay."""
+
+    def __init__(self, paths: Sequence[Path], cache: Path) -> None:
+        """Raises ConfigError for a file that cannot be read."""
+        try:
+            self._stats = {path: _stat(path) for path in paths}
+            self._hashes = dict(zip(paths, _hashes(list(self._stats.values()), paths, cache), strict=True))
+        except OSError as error:
+            raise ConfigError(
+                f"data.files: {error.filename} cannot be read ({error.strerror}). Make it readable or leave it out."
+            ) from None
+        self._read: set[Path] = set()  # to the end in this pass, and found to be what they were
+
+    def by_name(self) -> dict[str, str]:
+        """Returns SHA-256 by path."""
+        return {str(path): sha for path, sha in self._hashes.items()}
+
+    def size(self, paths: Sequence[Path]) -> int:
+        """Returns how many bytes these files have."""
+        return sum(self._stats[path][1] for path in paths)
+
+    def open(self, path: Path) -> "HashedFile":
+        """Returns the file to be read once from its beginning; at its end its hash is compared."""
+        return HashedFile(path, self)
+
+    def begin(self) -> None:
+        """A new pass begins."""
+        self._read.clear()
+
+    def judge(self, path: Path, sha256: str) -> None:
+        """The content of a file, as it was read now, has this hash."""
+        if sha256 != self._hashes[path]:
+            raise _changed(path)
+        self._read.add(path)
+
+    def forget(self, path: Path) -> None:
+        """The file was read by other means too, so that what is in it at the end of the pass counts."""
+        self._read.discard(path)
+
+    def untouched(self, paths: Sequence[Path]) -> bool:
+        """Returns whether size and modification time of all are what they were."""
+        return all(_stat(path)[:3] == self._stats[path][:3] for path in paths)
+
+    def confirm(self, paths: Sequence[Path]) -> None:
+        """ConfigError where one was not what its hash says; of one that was not read to its end in this pass, what is in it now counts."""
+        for path in paths:
+            if path not in self._read:
+                self.judge(path, _hash(path))
+                if not self.untouched([path]):
+                    raise _changed(path)
+
+
+class HashedFile(io.RawIOBase):
+    """A file that is hashed as it is read, from its beginning on."""
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self._path, self._files = path, files
+        self._raw = path.open("rb", buffering=0)
+        self._digest = hashlib.sha256()
+        self.position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        n = self._raw.readinto(buffer) or 0
+        self.position += n
+        self._digest.update(memoryview(buffer)[:n])
+        if not n:
+            self._files.judge(self._path, self._digest.hexdigest())
+        return n
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def _hashes(stats: list[_Stat], paths: Sequence[Path], cache: Path) -> list[str]:
+    memo = cache / "hashes" / f"{short_hash(stats)}.json"
+    if memo.is_file():
+        try:
+            known = json.loads(memo.read_bytes())
+        except ValueError:
+            known = None
+        if isinstance(known, list) and len(known) == len(paths) and all(isinstance(sha, str) for sha in known):
+            return known
+    found = [_hash(path) for path in paths]
+    memo.parent.mkdir(exist_ok=True)
+    replace_file(memo, json.dumps(found))
+    return found
+
+
+def _stat(path: Path) -> _Stat:
+    found = path.stat()
+    return str(path.absolute()), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _changed(path: Path) -> ConfigError:
+    return ConfigError(f"{path}: the file has changed since its preparation began, so nothing of it is kept. Start again when it stays.")

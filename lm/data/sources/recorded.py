@@ -1,0 +1,56 @@
+"""Sources whose records are what the config says: a text in a field, or several turns."""
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from lm.config import Tree
+from lm.data.config import SourceConfig
+from lm.data.records.base import RecordConfig, Values
+from lm.data.records.fields import BadRecord, Line, parsed, text_of
+from lm.data.sources.base import Document, Source, Split, document, turns_document
+
+
+class RecordedConfig(SourceConfig):
+    """What sources of records share."""
+
+    field: str = "text"
+    """The field or column that holds the text, where `record` is null."""
+    record: RecordConfig | None = None
+    """What a record is. null: a text."""
+    on_bad_record: Literal["error", "skip"] = "error"
+    """What a broken record does; skipped ones are counted."""
+
+    @property
+    def records(self) -> RecordConfig | None:
+        return self.record
+
+
+class RecordedSource(Source):
+    """A source whose records are what its config says."""
+
+    def __init__(self, cfg: RecordedConfig, identity: Tree, files: dict[str, str] | None = None, total: int | None = None) -> None:
+        super().__init__(identity, files, total)
+        self._field, self._record, self._skips = cfg.field, cfg.record, cfg.on_bad_record == "skip"
+
+    def _documents_of(self, records: Iterable[tuple[str, Line | Values]], split: Split | float) -> Iterator[Document]:
+        """Of records with their places, without those of blank space; BadRecord names place, field and fault."""
+        for where, record in records:
+            try:
+                found = self._document_of(record, where, split)
+            except BadRecord as error:
+                self._skip(error)
+            else:
+                if found is not None:
+                    yield found
+
+    def _skip(self, error: BadRecord) -> None:
+        """Counts a broken record, or raises its error."""
+        if not self._skips:
+            raise error
+        self.skipped += 1
+
+    def _document_of(self, record: Line | Values, where: str, split: Split | float) -> Document | None:
+        values = parsed(record, where) if isinstance(record, Line) else record
+        if self._record is None:
+            return document([text_of(values, self._field, "data.field", where)], split)
+        return turns_document(self._record.turns(values, where), split)

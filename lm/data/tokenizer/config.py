@@ -1,0 +1,150 @@
+"""Every option of `tokenizer`, and how each kind is made. The library comes in when one is: composing a config need not wait for it."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, field_validator
+
+from lm.config import Slot
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as RawTokenizer
+
+    from lm.data.tokenizer.tokenizer import Tokenizer
+
+
+class TokenizerConfig(Slot, group="tokenizer"):
+    """How text becomes tokens."""
+
+    @abstractmethod
+    def build(self, texts: Iterable[str] = (), extra: Sequence[str] = ()) -> "Tokenizer":
+        """Makes the tokenizer.  texts: what to train on; only kinds with `n_chars` read them.
+
+        extra: special tokens beside bos, eos and pad, for tokenizers that are made here; a given file is left as it is.
+        """
+
+    def n_chars(self) -> int:
+        """Returns how many characters of the training split `build` reads; of a kind that reads some the result is kept in the cache."""
+        return 0
+
+    def size(self) -> int | None:
+        """Returns the most ids that it will have; None where that is not known before it is built."""
+        return None
+
+
+class TrainedConfig(TokenizerConfig):
+    """Tokenizers trained on the training split, over bytes, so that every text comes back; specials <|bos|>, <|eos|>, <|pad|>."""
+
+    vocab_size: int = Field(4096, ge=260)
+    """Size of the vocabulary, with the 256 bytes and the special tokens."""
+    pattern: Literal["own", "gpt2", "gpt4", "llama3"] = "own"
+    """How text is cut into words before: GPT-4's way with whole indentations, or that of one of these."""
+    specials: list[str] = []
+    """Further special tokens."""
+    max_chars: int = Field(1 << 28, gt=0)
+    """Characters to train on; of a larger corpus an even sample of its documents."""
+
+    @field_validator("specials")
+    @classmethod
+    def _specials_are_different_texts(cls, specials: list[str]) -> list[str]:
+        if not all(specials):
+            raise ValueError("an empty text cannot be a special token. Leave it out.")
+        if twice := [name for number, name in enumerate(specials) if name in specials[:number]]:
+            raise ValueError(f"{twice[0]!r} is named twice. Name it once.")
+        return specials
+
+    def build(self, texts: Iterable[str] = (), extra: Sequence[str] = ()) -> "Tokenizer":
+        from lm.data.tokenizer.train import train_tokenizer
+
+        return train_tokenizer(self, texts, extra)
+
+    def n_chars(self) -> int:
+        return self.max_chars
+
+    def size(self) -> int | None:
+        return self.vocab_size
+
+    @abstractmethod
+    def untrained(self, shared: dict[str, Any]) -> tuple["RawTokenizer", Any]:
+        """Returns a tokenizer without a vocabulary, and what gives it one.  shared: arguments that every trainer takes."""
+
+    def longest_word(self) -> int | None:
+        """Returns the bytes at which a word is cut before training; None: never."""
+        return None
+
+
+class BPEConfig(TrainedConfig):
+    """Byte-pair encoding: Sennrich et al. 2015, arXiv:1508.07909; over bytes: Radford et al. 2019."""
+
+    kind: Literal["bpe"] = "bpe"
+
+    def untrained(self, shared: dict[str, Any]) -> tuple["RawTokenizer", Any]:
+        from tokenizers import Tokenizer as RawTokenizer
+        from tokenizers import models, trainers
+
+        return RawTokenizer(models.BPE()), trainers.BpeTrainer(**shared)
+
+
+class UnigramConfig(TrainedConfig):
+    """The likeliest cut under a unigram model: Kudo 2018, arXiv:1804.10959; here over bytes."""
+
+    kind: Literal["unigram"] = "unigram"
+
+    def untrained(self, shared: dict[str, Any]) -> tuple["RawTokenizer", Any]:
+        from tokenizers import Tokenizer as RawTokenizer
+        from tokenizers import models, trainers
+
+        return RawTokenizer(models.Unigram()), trainers.UnigramTrainer(**shared)
+
+
+class WordPieceConfig(TrainedConfig):
+    """The longest piece first: Wu et al. 2016, arXiv:1609.08144; here over bytes and without a continuation mark."""
+
+    kind: Literal["wordpiece"] = "wordpiece"
+
+    def untrained(self, shared: dict[str, Any]) -> tuple["RawTokenizer", Any]:
+        from tokenizers import Tokenizer as RawTokenizer
+        from tokenizers import models, trainers
+
+        unknown, longest = shared["special_tokens"][-1], self.longest_word()
+        model = models.WordPiece(unk_token=unknown, continuing_subword_prefix="", max_input_chars_per_word=longest)
+        return RawTokenizer(model), trainers.WordPieceTrainer(**shared, continuing_subword_prefix="")
+
+    def longest_word(self) -> int:
+        """Its time grows with the square of a word's length, and what is longer than it looks at would be unknown to it."""
+        return 256
+
+
+class BytesConfig(TokenizerConfig):
+    """One token per UTF-8 byte (0-255), then bos 256, eos 257, pad 258."""
+
+    kind: Literal["bytes"] = "bytes"
+
+    def build(self, texts: Iterable[str] = (), extra: Sequence[str] = ()) -> "Tokenizer":
+        from lm.data.tokenizer.train import bytes_tokenizer
+
+        return bytes_tokenizer(extra)
+
+    def size(self) -> int | None:
+        return 259
+
+
+class TokenizerFileConfig(TokenizerConfig):
+    """A given tokenizer.json of the `tokenizers` library."""
+
+    kind: Literal["file"] = "file"
+    path: str
+    """Path of the tokenizer.json."""
+    bos: str | None = None
+    """Text of the begin-of-document token. null: found among the usual names."""
+    eos: str | None = None
+    """Text of the end-of-document token. null: found among the usual names."""
+    pad: str | None = None
+    """Text of the padding token. null: found among the usual names, else eos."""
+
+    def build(self, texts: Iterable[str] = (), extra: Sequence[str] = ()) -> "Tokenizer":
+        from lm.data.tokenizer.tokenizer import Specials, read_tokenizer
+
+        return read_tokenizer(Path(self.path).expanduser(), Specials(self.bos, self.eos, self.pad))

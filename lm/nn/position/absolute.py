@@ -1,0 +1,81 @@
+"""Positions that are added to the embedding, and none at all."""
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from lm.errors import ConfigError
+from lm.nn.position.base import Dims, Position, PositionConfig
+
+
+class NoPositionConfig(PositionConfig):
+    """No position information but the causal mask (Kazemnejad et al. 2023, arXiv:2305.19466)."""
+
+    kind: Literal["none"] = "none"
+
+    def build(self, dims: Dims) -> Position:
+        return Position()
+
+
+class LearnedConfig(PositionConfig):
+    """A learned vector per position, added to the embedding (GPT-2)."""
+
+    kind: Literal["learned"] = "learned"
+    by_place: ClassVar[bool] = True
+
+    def build(self, dims: Dims) -> Position:
+        return Learned(dims.max_seq_len, dims.d_model)
+
+
+class Learned(Position):
+    """weight[position], added."""
+
+    def __init__(self, max_seq_len: int, d: int) -> None:
+        super().__init__()
+        self.max_seq_len = max_seq_len
+        self.weight = nn.Parameter(torch.empty(max_seq_len, d))
+
+    def places(self, s: int, device: torch.device, start: int = 0) -> Tensor:
+        if start + s > self.max_seq_len:
+            raise self._beyond(start + s)
+        return super().places(s, device, start)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        try:
+            return x + nn.functional.embedding(positions.clamp_min(0), self.weight)
+        except IndexError as error:  # of given positions, which to look at would wait for a GPU
+            raise self._beyond(int(positions.max()) + 1) from error
+
+    def _beyond(self, length: int) -> ConfigError:
+        return ConfigError(
+            f"a row is {length} tokens long, and position=learned has vectors for model.max_seq_len={self.max_seq_len}. Shorten the row."
+        )
+
+
+class SinusoidalConfig(PositionConfig):
+    """Fixed sines and cosines, added to the embedding (Vaswani et al. 2017, arXiv:1706.03762, section 3.5)."""
+
+    kind: Literal["sinusoidal"] = "sinusoidal"
+    theta: float = Field(10000.0, gt=0)
+    """The longest wavelength is 2 pi theta."""
+
+    def build(self, dims: Dims) -> Position:
+        return Sinusoidal(self.theta)
+
+
+class Sinusoidal(Position):
+    """sin(p / theta^(2i/d)) at even and cos at odd dimensions, added."""
+
+    def __init__(self, theta: float) -> None:
+        super().__init__()
+        self.theta = theta
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        d = x.shape[-1]
+        rates = torch.exp(torch.arange(0, d, 2, device=x.device, dtype=torch.float32) * (-math.log(self.theta) / d))
+        angles = positions.clamp_min(0).unsqueeze(-1).float() * rates  # (b, s) -> (b, s, ceil(d/2))
+        waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :d]  # (b, s, d/2) -> (b, s, d)
+        return x + waves.to(x.dtype)

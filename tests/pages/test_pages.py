@@ -1,0 +1,139 @@
+"""README.md and the pages of docs/: their commands work as they stand, in their order, and what they name exists."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from lm.cli.compose import catalog
+from lm.cli.compose.compose import compose
+from lm.cli.compose.overrides import expand
+from lm.cli.verbs.train import parse_call
+from lm.data.kinds import DataConfig
+from lm.errors import ConfigError
+from lm.nn.cost.memory import Setting, memory
+from lm.nn.transformer import build_model, model_config
+from lm.training.strategies.config import STAGES
+from tests.pages.commands import PAGES, ROOT, Block, blocks, run
+from tools import docs
+
+SLOW = ("commands", "data", "distributed", "huggingface", "papers", "recipes", "tutorial")  # of many trainings, or of several processes
+SBATCH = """#!/bin/bash
+# Runs the wrapped line at once, for each number of --array.
+for arg; do case "$arg" in --array=*) array=${arg#--array=};; esac; last=$arg; done
+for n in $(seq ${array%-*} ${array#*-}); do SLURM_ARRAY_TASK_ID=$n bash -c "$last" >&2 || exit 1; done
+[ -n "$array" ] || bash -c "$last" >&2
+echo 7
+"""
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a page may take for granted: the checkout's README.md, docs/ and lm/, a folder notes/ of texts, and a queue."""
+    for name in ("README.md", "docs", "lm"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "notes").mkdir()
+    for number in range(4):
+        records = [{"text": f"Note {n} of file {number}. " * (n % 7 + 2)} for n in range(80)]
+        (tmp_path / "notes" / f"{number}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "bin").mkdir()
+    for name, script in {"sbatch": SBATCH, "lm": f'#!/bin/bash\nexec {sys.executable} -m lm "$@"\n'}.items():
+        (tmp_path / "bin" / name).write_text(script)
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(catalog.OWN, "")  # forgotten after the test, if a command sets it
+    return tmp_path
+
+
+def with_blocks() -> list[object]:
+    found = [page for page in PAGES if blocks(page)]
+    assert len(found) >= 8
+    return [pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in SLOW)) for page in found]
+
+
+@pytest.mark.parametrize("page", with_blocks())
+def test_the_pages_commands_work(page: Path, folder: Path) -> None:
+    for block in blocks(page):
+        run(block, folder)
+
+
+def test_every_training_of_the_pages_composes() -> None:
+    later = ("init_from=", "--config-dir", "recipes=finetune/")  # need what the commands before them have made
+    found = [block for page in PAGES for block in blocks(page) if block.way != "not run"]
+    composed = [args for block in found for args in block.trainings if not any(arg.startswith(later) for arg in args)]
+    assert len(composed) >= 30
+    for args in composed:
+        for job in expand(parse_call(args).overrides):
+            compose(job).config()
+
+
+def test_a_command_stands_in_a_fence_where_it_is_run() -> None:
+    indented = re.compile(r"^ {4}(?:\$ )?(?:lm|python|torchrun) .*=.*$", re.MULTILINE)
+    loose = {page.name: found for page in PAGES if (found := indented.findall(page.read_text(encoding="utf-8")))}
+    assert loose == {"commands.md": ["    lm VERB key=value ..."]}
+
+
+def test_every_link_leads_to_a_file_and_a_name_that_are_there() -> None:
+    found = [(page, *link) for page in PAGES for link in docs.LINK.findall(page.read_text(encoding="utf-8"))]
+    assert len(found) >= 40
+    dead = [f"{page.name}: {to}{name}" for page, to, name in found if not docs.leads_somewhere(page.parent / to, name[1:])]
+    assert dead == []
+
+
+def test_a_dead_link_is_noticed() -> None:
+    assert docs.leads_somewhere(ROOT / "lm" / "nn" / "norm.py", "rms_norm")
+    assert not docs.leads_somewhere(ROOT / "lm" / "nn" / "norm.py", "no_norm")
+    assert not docs.leads_somewhere(ROOT / "lm" / "nn" / "no.py", "")
+
+
+def test_every_program_that_a_page_names_is_there() -> None:
+    named = {name for page in PAGES for name in re.findall(r"\btools/[\w/.]+\b", page.read_text(encoding="utf-8"))}
+    assert len(named) >= 6
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
+def test_the_readme_is_short_and_leads_to_every_page() -> None:
+    readme = text("README.md")
+    assert len(readme.splitlines()) <= 120
+    assert [page.name for page in PAGES if page.parent == ROOT / "docs" and f"(docs/{page.name})" not in readme] == []
+
+
+def test_a_broken_command_is_noticed(folder: Path) -> None:
+    for broken in ("lm train model=nothing --cfg job", "true | false", "[ $((1 + 1)) = 3 ]"):
+        with pytest.raises((AssertionError, ConfigError)):
+            run(Block("bash", "", "", f"{broken}\n"), folder)
+    with pytest.raises(AssertionError):
+        run(Block("console", "prints this", "", "$ echo 1\n2\n"), folder)
+
+
+def test_every_source_and_packing_is_on_the_page_of_data() -> None:
+    page = text("docs/data.md")
+    sources = [path.stem for path in (ROOT / "conf" / "data").glob("*.yaml")]
+    assert len(sources) > 9 and [name for name in sources if not re.search(rf"[` ]{name}[` ,]", page)] == []
+    kinds = re.findall(r"'(\w+)'", str(DataConfig.model_fields["packing"].annotation))
+    assert kinds and all(f"| `{kind}` |" in page for kind in kinds)
+
+
+def row(stage: int) -> list[str]:
+    """GiB of weights, gradients and optimizer on one of 8 ranks, in fp32 with AdamW."""
+    found = []
+    for name in ("gpt2", "olmo2_1b", "llama3_8b"):
+        tree = compose([f"model={name}", "model.vocab_size=50304", "model.max_seq_len=4096"]).tree["model"]
+        held = memory(build_model(model_config(tree), device="meta"), Setting(1, 1024, 1024, stage=stage, world=8))
+        found.append(f"{(held.weights + held.gradients + held.optimizer) / 2**30:.1f}")
+    return found
+
+
+def test_the_table_of_memory_is_the_formulas() -> None:
+    cells = [line.split("|") for line in text("docs/distributed.md").splitlines()]
+    shown = {line[1].strip("` "): [cell.strip() for cell in line[3:6]] for line in cells if len(line) == 8}
+    kinds = {kind for kind in shown if kind in STAGES}
+    assert kinds == set(STAGES)
+    expected = {stage: row(stage) for stage in set(STAGES.values())}
+    assert {kind: shown[kind] for kind in kinds} == {kind: expected[STAGES[kind]] for kind in kinds}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lm.cli.compose import catalog
+from lm.cli.compose.arguments import parse_call
 from lm.cli.compose.compose import compose
 from lm.cli.compose.overrides import expand
-from lm.cli.verbs.train import parse_call
 from lm.data.kinds import DataConfig
 from lm.errors import ConfigError
 from lm.nn.cost.memory import Setting, memory

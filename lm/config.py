@@ -121,6 +121,9 @@ def kind_from_key(values: Any) -> Any:
 
 
 C = TypeVar("C", bound="Config")
+S = TypeVar("S", bound="Slot")
+Named = Annotated[dict[str, S], BeforeValidator(kind_from_key)]
+"""Any number of options of one slot, each under a name of its own: callbacks.mine.every=10."""
 
 
 def from_tree(cls: type[C], tree: Tree, where: str = "") -> C:

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from lm.config import Config, Slot, Tree, kind_from_key
+from lm.config import Config, Named, Slot, Tree
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.nn.transformer import ModelConfig
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
@@ -163,9 +163,9 @@ class TrainConfig(Config):
     strategy: StrategyConfig = SingleConfig()
     launch: LaunchConfig = LaunchConfig()
     logger: LoggerConfig = JsonlLoggerConfig()
-    callbacks: Annotated[dict[str, CallbackConfig], BeforeValidator(kind_from_key)] = {}
+    callbacks: Named[CallbackConfig] = {}
     """Callbacks of one's own, by name; one without `kind` is of the kind that its name says."""
-    metrics: Annotated[dict[str, MetricConfig], BeforeValidator(kind_from_key)] = {}
+    metrics: Named[MetricConfig] = {}
     """Metrics of one's own, by name; one without `kind` is of the kind that its name says."""
     init_from: str | None = None
     """Model folder, run folder or checkpoint to start the weights from (fine-tuning)."""

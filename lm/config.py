@@ -5,9 +5,9 @@ import json
 import re
 import types
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError, core_schema
 

@@ -255,12 +255,20 @@ def functions() -> str:
     return "\n\n".join(f"::: {each.__module__}.{each.__qualname__}" for each in found)
 
 
+def plugins() -> str:
+    """A table of examples/plugins/, each with the first line of its docstring."""
+    files = sorted((ROOT / "examples" / "plugins").glob("*.py"))
+    said = [(ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0] for file in files]
+    return _table(("example", "what it adds"), [(f"`examples/plugins/{file.name}`", line) for file, line in zip(files, said, strict=True)])
+
+
 MADE: dict[str, Callable[[], str]] = {
     "recipes": recipes,
     "models": models,
     "slots": slots,
     "families": family_names,
     "functions": functions,
+    "plugins": plugins,
     "commands": commands,
     "options": options,
 }

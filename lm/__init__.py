@@ -1,7 +1,22 @@
-"""lm: pretrain, fine-tune, ablate and sample Transformer language models built from named slots."""
+"""lm: pretrain, fine-tune, ablate and sample Transformer language models built from named slots.
 
+    import lm
+
+    cfg = lm.config("pretrain/tiny", ["optim.lr=0.01", "trainer.max_steps=100"])
+    run = lm.train(cfg)
+    model, tokenizer = lm.load(run.model)
+    print(lm.generate(model, tokenizer, "def main(", max_tokens=20))
+    print(lm.evaluate(run.path)["val_bits_per_byte"])
+    print(lm.compare([run.path]))
+
+Each verb of the command line calls the function of its name; all of them raise `lm.errors.LmError` with one sentence.
+"""
+
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from lm.config import Config as Config  # the module is imported before the function below takes its name
 
 __version__ = "0.1.0"
 
@@ -11,25 +26,53 @@ _HOMES = {
     "DecoderConfig": "lm.nn.transformer",
     "EncoderConfig": "lm.nn.transformer",
     "EncoderDecoderConfig": "lm.nn.transformer",
-    "load": "lm.generation.load",
+    "compare": "lm.report.page",
+    "evaluate": "lm.generation.examine",
+    "export": "lm.hf.io.export",
     "generate": "lm.generation.load",
+    "import_model": "lm.hf.io.export",
+    "load": "lm.generation.load",
+    "train": "lm.training.launch.start",
 }
 
 if TYPE_CHECKING:
+    from lm.generation.examine import evaluate
     from lm.generation.load import generate, load
+    from lm.hf.io.export import export, import_model
     from lm.nn.batch import Batch
     from lm.nn.transformer import DecoderConfig, EncoderConfig, EncoderDecoderConfig, build_model
+    from lm.report.page import compare
+    from lm.training.config import TrainConfig
+    from lm.training.launch.start import train
 
 __all__ = [
     "Batch",
+    "Config",
     "DecoderConfig",
     "EncoderConfig",
     "EncoderDecoderConfig",
     "__version__",
     "build_model",
+    "compare",
+    "config",
+    "evaluate",
+    "export",
     "generate",
+    "import_model",
     "load",
+    "train",
 ]
+
+
+def config(recipe: str | None = None, overrides: Sequence[str] = ()) -> "TrainConfig":
+    """Returns the checked config of a training run, as the command line composes it.
+
+    recipe: a recipe ("pretrain/tiny") or a model preset ("nano"); None: the default recipe. overrides: as `lm train` takes them, such as
+    ["model/ffn=geglu", "optim.lr=1e-3", "plugins=my_norm.py"]. What is left out of a preset is told on stderr. Raises ConfigError.
+    """
+    from lm.cli.compose.compose import compose_config
+
+    return compose_config(overrides, recipe)
 
 
 def __getattr__(name: str) -> Any:

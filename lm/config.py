@@ -5,9 +5,9 @@ import json
 import re
 import types
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError, core_schema
 
@@ -113,7 +113,17 @@ class Slot(Config):
         return kinds[kind].model_validate_json(json.dumps(value), strict=True)
 
 
+def kind_from_key(values: Any) -> Any:
+    """{"mine": {}} -> {"mine": {"kind": "mine"}}: in a dict of slots, a value without a kind takes its key as its kind."""
+    if not isinstance(values, dict):
+        return values
+    return {key: {"kind": key, **value} if isinstance(value, dict) else value for key, value in values.items()}
+
+
 C = TypeVar("C", bound="Config")
+S = TypeVar("S", bound="Slot")
+Named = Annotated[dict[str, S], BeforeValidator(kind_from_key)]
+"""Any number of options of one slot, each under a name of its own: callbacks.mine.every=10."""
 
 
 def from_tree(cls: type[C], tree: Tree, where: str = "") -> C:
@@ -126,10 +136,10 @@ def from_tree(cls: type[C], tree: Tree, where: str = "") -> C:
 
 
 def variants(annotation: Any) -> dict[str, type[Config]]:
-    """Returns the options of a slot by `kind`; one for a plain config, under ""; none for a leaf."""
+    """Returns the options of a slot by `kind`; a single one under "" where the annotation is a kind or a plain config; none for a leaf."""
     found: dict[str, type[Config]] = {}
     for member in members(annotation):
-        if isinstance(member, type) and issubclass(member, Slot):
+        if isinstance(member, type) and issubclass(member, Slot) and "kind" not in member.model_fields:
             found |= member.kinds()
         elif isinstance(member, type) and issubclass(member, Config):
             found[""] = member
@@ -139,25 +149,30 @@ def variants(annotation: Any) -> dict[str, type[Config]]:
 def variant(annotation: Any, tree: Any) -> type[Config] | None:
     """The config class that `tree` means under this annotation, by its `kind`; None for a leaf or an unknown kind."""
     options = variants(annotation)
-    if len(options) == 1:
-        return next(iter(options.values()))
-    return options.get(str(tree.get("kind"))) if isinstance(tree, dict) else None
+    return options.get("") or options.get(str(tree.get("kind") if isinstance(tree, dict) else None))
 
 
 def find_field(cls: type[Config], tree: Tree, path: Iterable[str]) -> tuple[type[Config], FieldInfo | None]:
-    """The config class that holds the last key of `path`, and that field; None where there is no such field."""
+    """The config class that holds the last key of `path`, and that field; None where there is no such field. Under a `Named` field any
+    name is one."""
     owner, field, value = cls, None, tree  # type: type[Config], FieldInfo | None, Any
     for key in path:
-        if field is not None:
-            inner = variant(field.annotation, value)
-            if inner is None:
-                return owner, None
-            owner = inner
-        field = owner.model_fields.get(key)
+        entry = entry_type(field.annotation) if field is not None else None
+        if entry is not None:
+            field, value = FieldInfo.from_annotation(entry), kind_from_key({key: {}} | value if isinstance(value, dict) else {key: {}})
+        else:
+            inner = variant(field.annotation, value) if field is not None else cls
+            field = inner.model_fields.get(key) if inner is not None else None
+            owner = inner or owner
         if field is None:
             return owner, None
         value = value.get(key) if isinstance(value, dict) else None
     return owner, field
+
+
+def entry_type(annotation: Any) -> Any:
+    """V of dict[str, V]; None for all else."""
+    return get_args(annotation)[1] if get_origin(annotation) is dict else None
 
 
 def did_you_mean(given: str, options: Iterable[str]) -> str:
@@ -183,7 +198,7 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
         return f"{where}: there is no such key. {did_you_mean(path[-1], owner.model_fields)}"
     if kind == "missing":
         return f"{where}: a value is missing. Set it."
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
+    if kind == "union_tag_invalid":
         _, field = find_field(cls, tree, path)
         options = variants(field.annotation) if field else {}
         tag = given.get("kind") if isinstance(given, dict) else given

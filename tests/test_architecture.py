@@ -14,7 +14,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 TOOLS = sorted((ROOT / "tools").rglob("*.py"))
 
 ROOMS = {
-    -1: ["lm.config", "lm.errors"],
+    -1: ["lm.config", "lm.errors", "lm.plugins"],
     0: ["lm.nn"],
     1: ["lm.storage"],
     2: ["lm.data"],

@@ -18,7 +18,8 @@ from lm.nn.batch import Batch
 from lm.nn.loss import LossSums, causal_reader
 from lm.nn.transformer import LM, DecoderConfig, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
-from lm.training.optim.build import begin_state, build_optimizer
+from lm.training.optim.base import begin_state
+from tests.training.optim.optimizers import built
 
 OURS = {"tiny", "nano", "llama_tiny", "moe_tiny", "deepseek_tiny", "bert_tiny", "t5_tiny"}
 SHAPES = {
@@ -261,7 +262,7 @@ def three_steps(cfg: TrainConfig, model: LM) -> list[Tensor]:
     torch.manual_seed(0)
     source = torch.randint(0, 96, (4, 16)) if isinstance(cfg.model, EncoderDecoderConfig) else None
     batch, labels = Batch(torch.randint(0, 96, (4, 16)), source_tokens=source), torch.randint(0, 96, (4, 16))
-    optimizer = build_optimizer(cfg.optim, model.named_parameters(), model.matrices())
+    optimizer = built(cfg.optim, model.named_parameters(), model.matrices())
     begin_state(optimizer)
     losses = []
     for _ in range(3):

@@ -36,8 +36,7 @@ from lm.nn.batch import IGNORED, Batch
 from lm.nn.loss import causal_reader
 from lm.nn.transformer import DecoderConfig, build_model
 from lm.training.config import TrainConfig
-from lm.training.optim.build import begin_state, build_optimizer, set_lr
-from lm.training.optim.schedule import factor
+from lm.training.optim.base import begin_state, set_lr, vectors_of
 
 VOCAB, D, LAYERS, HEADS, HIDDEN, ROWS, LENGTH = 8192, 384, 6, 6, 1024, 8, 256
 
@@ -218,19 +217,21 @@ def compare_sft(rounds: int, steps: int) -> dict[str, Any]:
 
 def compare_loop(rounds: int, steps: int) -> dict[str, Any]:
     """Tokens/s of `train()` on the default recipe, without validation and saving, against a bare loop with the same pieces."""
-    from lm.cli.verbs.train import compose_config
-    from lm.training.callbacks.metrics import read
+    from lm.cli.compose.compose import compose_config
+    from lm.storage.run_folder import Metrics
     from lm.training.run import train
 
     through, bare = [], []
     for turn in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
             overrides = [f"run.dir={folder}", "run.name=bench", f"trainer.max_steps={steps}", "trainer.val_every=100000", "data.val_rows=8"]
-            config = compose_config([*overrides, "schedule.warmup_steps=1", "trainer.sample_prompts=[]", "checkpoint.every=100000"])
+            config = compose_config(
+                overrides=[*overrides, "schedule.warmup_steps=1", "trainer.sample_prompts=[]", "checkpoint.every=100000"]
+            )
             if turn % 2:
                 bare.append(bare_loop(config, steps))
             train(config)
-            lines = [line for line in read(Path(folder) / "bench" / "metrics.jsonl") if "loss" in line and line["step"] > 1]
+            lines = [line for line in Metrics(Path(folder) / "bench" / "metrics.jsonl").read() if "loss" in line and line["step"] > 1]
             through.append(sum(line["tokens_per_second"] for line in lines) / len(lines))
             if not turn % 2:
                 bare.append(bare_loop(config, steps))
@@ -248,7 +249,7 @@ def bare_loop(config: TrainConfig, steps: int) -> float:
     )  # fmt: skip
     vocab_size = -(-data.tokenizer.vocab_size // 64) * 64
     model = build_model(config.model.replace(vocab_size=vocab_size, max_seq_len=config.data.seq_len), seed=config.seed)
-    optimizer = build_optimizer(config.optim, model.named_parameters(), model.matrices())
+    optimizer = config.optim.build([*model.named_parameters()], model.matrices(), vectors_of(model.named_parameters()))
     begin_state(optimizer)
     batches, begun = list(loader), 0.0
     for number, batch in enumerate(batches):
@@ -258,7 +259,7 @@ def bare_loop(config: TrainConfig, steps: int) -> float:
         loss = model(batch, loss=causal_reader(batch.labels)).total / batch.step_tokens
         loss.backward()
         torch.nn.utils.clip_grad_norm_(list(model.parameters()), config.optim.clip or 1e9)
-        set_lr(optimizer, factor(config.schedule, number, steps))
+        set_lr(optimizer, config.schedule.factor(number, steps))
         optimizer.step()
         optimizer.zero_grad()
     return (steps - 1) * config.data.global_batch * config.data.seq_len / (time.perf_counter() - begun)

@@ -105,8 +105,8 @@ def rate(rows: Rows, steps: int = 2000) -> float:
 
 def loading() -> dict[str, float]:
     """Making a step's batches in the training process, against the median of a short run's steps."""
-    from lm.cli.verbs.train import compose_config
-    from lm.training.callbacks.metrics import read
+    from lm.cli.compose.compose import compose_config
+    from lm.storage.run_folder import Metrics
     from lm.training.run import train
 
     with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +114,7 @@ def loading() -> dict[str, float]:
             [f"run.dir={folder}", "run.name=run", f"data.cache_dir={CACHE}", "trainer.max_steps=40", "trainer.log_every=1"]
         )
         train(cfg)
-        step_s = statistics.median(line["step_s"] for line in read(Path(folder) / "run" / "metrics.jsonl") if line.get("step_s"))
+        step_s = statistics.median(line["step_s"] for line in Metrics(Path(folder) / "run" / "metrics.jsonl").read() if line.get("step_s"))
     found = prepare(cfg.data, cfg.tokenizer, log=quiet)
     rows = build_splits(cfg.objective, cfg.data, found, None, cfg.seed).train
     loader = train_loader(

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from lm.config import Tree
-from lm.training.callbacks.metrics import read
+from lm.storage.run_folder import Metrics
 
 ROOT = Path(__file__).parents[1]
 WARMUP = 5  # steps that are left out
@@ -28,7 +28,7 @@ def train(folder: Path, name: str, cores: str, *overrides: str) -> list[Tree]:
     command = ["taskset", "-c", cores, sys.executable, "-m", "lm", "train", *where, *seldom, *overrides]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=sys.stderr)
-    return [record for record in read(folder / name / "metrics.jsonl") if "step_s" in record and record["step"] > WARMUP]
+    return [record for record in Metrics(folder / name / "metrics.jsonl").read() if "step_s" in record and record["step"] > WARMUP]
 
 
 def overhead(folder: Path, steps: int = 60) -> Tree:
@@ -49,7 +49,7 @@ def save(folder: Path, d_model: int = 720) -> Tree:
     found: dict[str, Tree] = {}
     for name, overrides in (("synchronous", []), ("background", ["checkpoint.background=true"])):
         train(folder, name, "0,1", *shared, "checkpoint.every=10", *overrides)
-        lines = {line["step"]: line["step_s"] for line in read(folder / name / "metrics.jsonl") if "step_s" in line}
+        lines = {line["step"]: line["step_s"] for line in Metrics(folder / name / "metrics.jsonl").read() if "step_s" in line}
         behind = [lines[step + n] for step in (10, 20, 30) for n in (1, 2, 3)]
         usual = statistics.median(lines[step + n] for step in (10, 20, 30) for n in (6, 7, 8, 9))
         summary = json.loads((folder / name / "summary.json").read_text())

@@ -27,7 +27,7 @@ import lm
 from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
 from lm.cli.main import VERBS
-from lm.cli.views.describe import default_text, sentence, type_text
+from lm.cli.views.text import default_text, sentence, type_text
 from lm.config import Config, variants
 from lm.hf.io.family import families
 from lm.nn.cost.count import count

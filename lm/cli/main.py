@@ -82,8 +82,11 @@ def _dispatch(args: list[str]) -> int:
         from lm.config import did_you_mean
 
         raise ConfigError(f"lm: '{rest[0]}' is not a verb. {did_you_mean(rest[0], VERBS)}")
+    from lm import plugins
+
+    given = plugins.take(rest[1:])
     verb = cast(Verb, import_module(f"lm.cli.verbs.{rest[0]}{'_' * iskeyword(rest[0])}"))
-    return _print(verb.help_text(rest[1:])) if wants_help else verb.run(rest[1:])
+    return _print(verb.help_text(given)) if wants_help else verb.run(given)
 
 
 def _with_own_configs(args: list[str]) -> list[str]:
@@ -108,6 +111,7 @@ def _with_own_configs(args: list[str]) -> list[str]:
 def _help() -> str:
     verbs = "\n".join(f"  {verb:<10}{line}" for verb, line in VERBS.items())
     own = "  --config-dir FOLDER   recipes and options of your own, in folders like those of conf/; so does LM_CONFIG_DIR"
+    own += "\n  plugins=FILE.py,...   Python files with kinds of your own, such as a norm; so does LM_PLUGINS"
     return f"usage: lm VERB [key=value ...]\n\n{verbs}\n\n{own}\n\nexamples:\n{_EXAMPLES}\n\n`lm VERB --help` says more."
 
 

@@ -3,6 +3,7 @@
 import os.path
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from lm.config import Tree, flatten
@@ -40,21 +41,29 @@ def write_report(run_folder: Path) -> Path:
     return RunFolder(run_folder).write_report(html)
 
 
-def compare(folders: list[Path], out: Path) -> str:
-    """The table as text; compare.md and compare.png go into `out`, which is made where it is missing. Raises as `collect` does, or
-    ResourceError."""
+def compare(runs: Sequence[str | Path], out: str | Path | None = None) -> str:
+    """Returns a table of runs, best first, with what differs between their configs and what makes the comparison unfair.
+
+    out: a folder for the same as compare.md and the curves as compare.png, made where it is missing. Raises ConfigError where a folder is
+    no run, CheckpointError where a file is damaged, ResourceError where `out` cannot be written.
+    """
+    comparison = collect([Path(run) for run in runs])
+    blocks, notes = _tables(comparison), [*_legend(comparison), *comparison.notes]
+    if out is not None:
+        _write_comparison(Path(out), comparison, blocks, notes)
+    return "\n\n".join([*map(_aligned, blocks), "\n".join(notes)]).rstrip()
+
+
+def _write_comparison(out: Path, comparison: Comparison, blocks: list[list[list[str]]], notes: list[str]) -> None:
     from lm.report.curves import comparison_png
 
-    comparison = collect(folders)
     if os.path.isfile(out):
         raise ConfigError(f"{out}: is a file, and the table and picture need a folder. Name another one.")
-    blocks, notes = _tables(comparison), [*_legend(comparison), *comparison.notes]
     with disk_errors(out / "compare.png"):
         out.mkdir(parents=True, exist_ok=True)
         comparison_png(comparison, out / "compare.png")
     pieces = [*map(_markdown, blocks), "![curves](compare.png)", "\n".join(f"- {note}" for note in notes)]
     replace_file(out / "compare.md", "\n\n".join(piece for piece in pieces if piece) + "\n")
-    return "\n\n".join([*map(_aligned, blocks), "\n".join(notes)]).rstrip()
 
 
 def _tables(comparison: Comparison) -> list[list[list[str]]]:

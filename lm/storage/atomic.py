@@ -17,7 +17,7 @@ from typing import Self, TextIO
 from safetensors import SafetensorError
 
 from lm.config import Tree
-from lm.errors import CheckpointError, ResourceError
+from lm.errors import CheckpointError, ConfigError, ResourceError
 from lm.storage.reading import read_json
 
 MANIFEST = "manifest.json"
@@ -68,6 +68,14 @@ def _errno(error: OSError | SafetensorError) -> int | None:
 
 def _no_space(path: Path, needed: int, free: int) -> str:
     return f"{path}: no space left: {needed:,} bytes are needed and {free:,} are free. Free some, or choose another folder."
+
+
+def require_new(out: str | Path) -> Path:
+    """Returns the path; ConfigError where something is there already."""
+    path = Path(out).expanduser()
+    if path.exists() or path.is_symlink():
+        raise ConfigError(f"out={out}: it exists already, and nothing is overwritten. Choose another folder, or remove it.")
+    return path
 
 
 def temporary_of(path: Path) -> Path:

@@ -1,11 +1,12 @@
-"""Checkpoints in one neutral form for every strategy: flat slices per parameter name and kind, an index of where they lie, and meta data.
+"""Checkpoints in one neutral form for every strategy: blocks per parameter name and kind, an index of where they lie, and meta data.
 
-Only safetensors and JSON. Each rank writes the slices that it owns, and any number of ranks reads what it needs.
+Only safetensors and JSON. Each rank writes the pieces that it owns, and any number of ranks reads what it needs.
 """
 
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -24,28 +25,99 @@ from lm.storage.reading import read_json
 META = "meta.json"
 
 
+Shape = tuple[int, ...]
+Block = tuple[Shape, Shape]  # offset and extent, in each dimension
+
+
 @dataclass(frozen=True)
 class Piece:
-    """Elements start..stop of one flattened tensor, which belongs to the parameter `name`."""
+    """A block of a tensor that belongs to the parameter `name`: rows, columns, a tile of a mesh, or a range of it flattened.
+
+    offset: where the block begins, in each dimension of the whole; or one number, and `tensor` is a range of the flattened whole.
+    """
 
     name: str
     kind: str  # weight, exp_avg, exp_avg_sq, momentum, step, ema
-    shape: tuple[int, ...]  # of the whole tensor
-    start: int
-    stop: int
+    shape: Shape  # of the whole tensor
+    offset: Shape
     tensor: Tensor
     shared: bool = True  # every rank holds it; otherwise this rank alone
 
     @classmethod
     def whole(cls, name: str, kind: str, tensor: Tensor) -> Self:
-        return cls(name, kind, tuple(tensor.shape), 0, tensor.numel(), tensor.detach())
+        """A number is a range of one element."""
+        dims = max(1, tensor.ndim)
+        return cls(name, kind, tuple(tensor.shape), (0,) * dims, tensor.detach() if tensor.ndim else tensor.detach().reshape(1))
 
     def part(self, rank: int, world: int) -> Self:
-        """What this rank writes: all of a slice that it alone holds, else its share."""
+        """Returns what this rank writes: all of a piece that it alone holds, else its share, of a whole tensor in equal ranges."""
         if not self.shared or world == 1:
             return self
-        low, high = (self.tensor.numel() * edge // world for edge in (rank, rank + 1))
-        return replace(self, start=self.start + low, stop=self.start + high, tensor=self.tensor.reshape(-1)[low:high])
+        flat = self.tensor.shape == self.shape
+        tensor = self.tensor.reshape(-1) if flat else self.tensor
+        low, high = (len(tensor) * edge // world for edge in (rank, rank + 1))
+        first, *others = (0,) if flat else self.offset
+        return replace(self, offset=(first + low, *others), tensor=tensor[low:high])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A block of a tensor, and where it is in the piece that holds it: from element `at` of a range on, or None, and it is the piece."""
+
+    offset: Shape
+    extent: Shape
+    at: int | None = None
+
+    def take(self, piece: Any, block: Block) -> Tensor:
+        """Returns a block of this part.  piece: a tensor, or a tensor of an open file, of which no more than these rows are read."""
+        places = tuple(slice(o - mine, o - mine + n) for o, n, mine in zip(*block, self.offset, strict=True))
+        if self.at is None:
+            found: Tensor = piece[places]
+            return found
+        inner, row = self.extent[1:], math.prod(self.extent[1:])
+        rows: Tensor = piece[self.at + places[0].start * row : self.at + places[0].stop * row]
+        return rows.view(-1, *inner)[(slice(None), *places[1:])]
+
+
+def _parts(shape: Shape, offset: Shape, extent: Shape) -> list[_Part]:
+    """Returns what a piece of a tensor of this shape is made of: itself, or of a range of the flattened tensor the end of a row, whole
+    rows, and the beginning of a row, each in as many dimensions as there are."""
+    if len(offset) == len(shape):
+        return [_Part(offset, extent)]
+    found, at = [], 0
+    for where, size in _ranges(shape, offset[0], offset[0] + extent[0]):
+        found.append(_Part(where, size, at))
+        at += math.prod(size)
+    return found
+
+
+def _overlap(a: _Part, b: _Part) -> Block | None:
+    low = tuple(map(max, a.offset, b.offset))
+    high = (min(p + m, q + n) for p, m, q, n in zip(a.offset, a.extent, b.offset, b.extent, strict=True))
+    extent = tuple(stop - start for start, stop in zip(low, high, strict=True))
+    return (low, extent) if min(extent) > 0 else None
+
+
+def _ranges(shape: Shape, start: int, stop: int) -> Iterator[Block]:
+    if start >= stop:
+        return
+    if len(shape) == 1:
+        yield (start,), (stop - start,)
+        return
+    inner, row = shape[1:], math.prod(shape[1:])
+    first, last = -(-start // row), stop // row  # whole rows
+    if first > last:
+        yield from _in_row(inner, last, start, stop)
+        return
+    yield from _in_row(inner, first - 1, start, first * row)
+    if first < last:
+        yield (first, *(0 for _ in inner)), (last - first, *inner)
+    yield from _in_row(inner, last, last * row, stop)
+
+
+def _in_row(inner: Shape, n: int, start: int, stop: int) -> Iterator[Block]:
+    before = n * math.prod(inner)
+    yield from (((n, *offset), (1, *extent)) for offset, extent in _ranges(inner, start - before, stop - before))
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -74,19 +146,19 @@ def save_checkpoint(folder: Path, pieces: Iterable[Piece], meta: Tree, save_toke
 
 
 def write_pieces(folder: Path, pieces: Iterable[Piece], rank: int = 0) -> None:
-    """One rank's slices, the weights in one file and the optimizer's tensors in another, and the index of both."""
+    """One rank's pieces, the weights in one file and the optimizer's tensors in another, and the index of both."""
     files: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}}
     index: Tree = {}
     for piece in pieces:
         group = "weights" if piece.kind == "weight" else "optimizer"
-        key = f"{piece.name}/{piece.kind}/{piece.start}"
-        tensor = piece.tensor.detach().reshape(-1).contiguous().cpu()
+        key = f"{piece.name}/{piece.kind}/{','.join(map(str, piece.offset))}"
+        tensor = piece.tensor.detach().contiguous().cpu()
         files[group][key] = tensor.clone() if tensor.numel() == 1 else tensor  # an engine's step counter has many names
         if group == "weights":
             require_finite(piece.name, tensor)
         empty = {"shape": list(piece.shape), "dtype": str(tensor.dtype).removeprefix("torch."), "pieces": []}
         entry = index.setdefault(piece.name, {}).setdefault(piece.kind, empty)
-        entry["pieces"].append([_file(rank, group), key, piece.start, piece.stop])
+        entry["pieces"].append([_file(rank, group), key, list(piece.offset), list(tensor.shape)])
     for group, tensors in files.items():
         save_file(tensors, folder / _file(rank, group))
         failpoint(group)
@@ -145,20 +217,20 @@ class CheckpointReader:
         found: torch.dtype = getattr(torch, self._entry(name, kind)["dtype"])
         return found
 
-    def read(self, name: str, kind: str = "weight", start: int = 0, stop: int | None = None) -> Tensor:
-        """Elements start..stop of the flattened tensor, in the dtype that was saved."""
+    def read(self, name: str, kind: str = "weight", offset: Shape | None = None, extent: Shape | None = None) -> Tensor:
+        """Returns a block of a tensor in the dtype that was saved: all of it; or as a Piece, a range of the flattened one included."""
         entry = self._entry(name, kind)
-        stop = math.prod(entry["shape"]) if stop is None else stop
-        out = torch.empty(stop - start, dtype=self.dtype(name, kind))
-        filled = 0
-        for file, key, first, last in entry["pieces"]:
-            low, high = max(start, first), min(stop, last)
-            if low < high:
-                out[low - start : high - start] = self._open(file).get_slice(key)[low - first : high - first]
-                filled += high - low
-        if filled != stop - start:
+        shape = tuple(entry["shape"]) or (1,)
+        out = torch.empty(shape if extent is None else extent, dtype=self.dtype(name, kind))
+        wanted, filled = _parts(shape, (0,) * len(shape) if offset is None else offset, tuple(out.shape)), 0
+        for file, key, start, size in entry["pieces"]:
+            for here, there in itertools.product(_parts(shape, tuple(start), tuple(size)), wanted):
+                if (both := _overlap(here, there)) is not None:
+                    there.take(out, both).copy_(here.take(self._open(file).get_slice(key), both))
+                    filled += math.prod(both[1])
+        if filled != out.numel():
             raise CheckpointError(f"{self.folder}: {kind} of {name} is only partly there. Use another checkpoint.")
-        return out
+        return out if extent is not None else out.view(entry["shape"])
 
     def _open(self, file: str) -> Any:
         if file not in self._files:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from lm import plugins
 from lm.config import Tree
 from lm.errors import CheckpointError
 
@@ -9,9 +10,10 @@ FORMAT = 3
 
 
 def current(tree: Tree, where: Path) -> Tree:
-    """Returns the tree, which is of today's format; CheckpointError for another one."""
+    """Returns the tree, which is of today's format; CheckpointError for another one, ConfigError where it needs a plugin."""
     found = tree.get("format")
     if type(found) is not int or found != FORMAT:
         rule = f"this version reads format {FORMAT}"
         raise CheckpointError(f"{where}: the format is {found!r}, but {rule}. Use the version of slotlm that wrote it.")
+    plugins.require(tree, where)
     return tree

@@ -35,7 +35,7 @@ def read_model(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
     """config.json and the weights, verified; of a checkpoint folder, its meta data and weights."""
     if (folder / META).is_file():
         reader = CheckpointReader(folder)
-        return reader.meta, {name: reader.read(name).view(reader.shape(name)) for name in reader.names()}
+        return reader.meta, {name: reader.read(name) for name in reader.names()}
     _refuse_pickles(folder)
     config = read_config(folder)
     verify(folder)

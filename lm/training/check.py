@@ -8,23 +8,24 @@ from lm.nn.cost.memory import Memory, memory
 from lm.nn.transformer import build_model, model_config
 from lm.storage.atomic import TEMPORARY, free_bytes, remove, require_space
 from lm.storage.model_folder import read_config
-from lm.training.callbacks.metrics import read
+from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
+from lm.training.freeze import freeze
 from lm.training.setting import setting
 
 _SAMPLE_TOKENS = 8
 
 
-def check(cfg: TrainConfig, run: Callable[[TrainConfig], None], say: Callable[[str], None]) -> None:
+def check(cfg: TrainConfig, run: Callable[[TrainConfig], object], say: Callable[[str], None]) -> None:
     """Two steps with a save and a resume between them, a validation and samples, in a folder that is removed again. Raises LmError where
     the real run would, and ResourceError where its checkpoints would not fit. run: trains a config."""
-    folder = Path(cfg.run.dir).expanduser()
+    folder = cfg.run.folder.parent
     trial = folder / f"{TEMPORARY}check-{cfg.run.name}"
     remove(trial)
     try:
         for steps in (1, 2):
             run(_small(cfg, trial, steps))
-        _report(cfg, trial / "run", folder, say)
+        _report(cfg, RunFolder(trial / "run"), folder, say)
     finally:
         remove(trial)
 
@@ -40,12 +41,12 @@ def _small(cfg: TrainConfig, trial: Path, steps: int) -> TrainConfig:
     return from_tree(TrainConfig, tree)
 
 
-def _report(cfg: TrainConfig, run: Path, folder: Path, say: Callable[[str], None]) -> None:
-    line = [record for record in read(run / "metrics.jsonl") if "loss" in record][-1]
-    (checkpoint,) = (run / "checkpoints").glob("step-*")
+def _report(cfg: TrainConfig, run: RunFolder, folder: Path, say: Callable[[str], None]) -> None:
+    line = [record for record in run.metrics.read() if "loss" in record][-1]
+    (checkpoint,) = run.checkpoints.glob("step-*")
     size = sum(path.stat().st_size for path in checkpoint.iterdir())
     kept = cfg.checkpoint.keep_last + 1  # the newest is complete before the oldest goes
-    expected = estimate(cfg, read_config(run / "model")["model"])
+    expected = estimate(cfg, read_config(run.model)["model"])
     peak, tensors = f"{line['memory_gib']:.2f} GiB", f"{expected.total / 2**20:,.1f} MiB"
     whose = "this process" if cfg.launch.world == 1 else f"the largest of {cfg.launch.world} ranks"
     say(f"check: step 2 has loss {line['loss']:.4f} and gradient norm {line['grad_norm']:.3g}, and took {line['step_s']:.3g} s")
@@ -57,4 +58,6 @@ def _report(cfg: TrainConfig, run: Path, folder: Path, say: Callable[[str], None
 
 def estimate(cfg: TrainConfig, model: Tree) -> Memory:
     """Of one rank, by formula.  model: with its sizes filled in."""
-    return memory(build_model(model_config(model), device="meta"), setting(cfg))
+    built = build_model(model_config(model), device="meta")
+    freeze(built, cfg.trainer.freeze)
+    return memory(built, setting(cfg))

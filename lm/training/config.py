@@ -1,17 +1,23 @@
 """Everything that `lm train` can be told: the frozen `config.yaml` of a run folder is one TrainConfig."""
 
 import re
-from typing import Literal, Self
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from lm.config import Config, Slot
+from lm.config import Config, Named, Slot, Tree
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.nn.transformer import ModelConfig
-from lm.training.callbacks.numerics import NumericsConfig
-from lm.training.optim.build import OptimConfig
+from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
+from lm.training.numerics import NumericsConfig
+from lm.training.optim import adamw, muon, sgd
+from lm.training.optim.base import OptimConfig
 from lm.training.optim.schedule import ScheduleConfig
 from lm.training.strategies.config import SingleConfig, StrategyConfig, refusal
+
+OPTIMIZERS = (adamw, muon, sgd)  # registered by being imported
 
 
 class RunConfig(Config):
@@ -29,6 +35,11 @@ class RunConfig(Config):
             rule = "up to 120 letters, digits and ._,=+@- with a letter or digit first"
             raise ValueError(f"'{name[:40]}' cannot name a run folder. Use {rule}.")
         return name
+
+    @property
+    def folder(self) -> Path:
+        """Returns where the run is."""
+        return Path(self.dir).expanduser() / self.name
 
 
 class TrainerConfig(Config):
@@ -54,10 +65,16 @@ class TrainerConfig(Config):
     """Keep an exponential moving average of the weights; it is validated and exported. null: off."""
     early_stop: int | None = Field(None, gt=0)
     """Stop after this many validations without a better val_loss; the model is that of the last step. null: never."""
+    freeze: list[str] = []
+    """Weights that no step moves: patterns over their names, as in `lm show`, such as [embed.*, blocks.0.*]."""
     sample_prompts: list[str] = []
     """Prompts continued at each validation into samples.md; sources, where the model is an encoder-decoder. Encoders leave them aside."""
     sample_tokens: int = Field(64, gt=0)
     """Tokens per sample."""
+
+    def has_stopped_early(self, worse_validations: int) -> bool:
+        """Says whether so many validations without a better one end the run."""
+        return self.early_stop is not None and worse_validations >= self.early_stop
 
 
 class CheckpointConfig(Config):
@@ -103,30 +120,20 @@ class LaunchConfig(Config):
         return self
 
 
-class LoggerConfig(Slot, group="logger"):
-    """Where metrics go beside metrics.jsonl, which is always written."""
+class CallbackConfig(Slot, group="callbacks"):
+    """Something of one's own that happens between steps."""
+
+    def build(self) -> Any:
+        """Returns a lightning.Callback; it comes behind those of the house, on every rank."""
+        raise NotImplementedError
 
 
-class JsonlLoggerConfig(LoggerConfig):
-    """metrics.jsonl alone, which is always written."""
+class MetricConfig(Slot, group="metrics"):
+    """Numbers of one's own for each line of metrics.jsonl."""
 
-    kind: Literal["jsonl"] = "jsonl"
-
-
-class TensorBoardLoggerConfig(LoggerConfig):
-    """metrics.jsonl and TensorBoard event files in the run folder."""
-
-    kind: Literal["tensorboard"] = "tensorboard"
-
-
-class WandbLoggerConfig(LoggerConfig):
-    """metrics.jsonl and Weights & Biases, offline when not logged in."""
-
-    kind: Literal["wandb"] = "wandb"
-    project: str = "lm"
-    """Project name."""
-    entity: str | None = None
-    """Team or user. null: the default one."""
+    def build(self) -> Callable[[Any, Any], Tree]:
+        """Returns a function of (trainer, module) that gives numbers by name; every rank calls it, and the first one's are written."""
+        raise NotImplementedError
 
 
 class ResumeConfig(Config):
@@ -156,11 +163,17 @@ class TrainConfig(Config):
     strategy: StrategyConfig = SingleConfig()
     launch: LaunchConfig = LaunchConfig()
     logger: LoggerConfig = JsonlLoggerConfig()
+    callbacks: Named[CallbackConfig] = {}
+    """Callbacks of one's own, by name; one without `kind` is of the kind that its name says."""
+    metrics: Named[MetricConfig] = {}
+    """Metrics of one's own, by name; one without `kind` is of the kind that its name says."""
     init_from: str | None = None
     """Model folder, run folder or checkpoint to start the weights from (fine-tuning)."""
     resume: ResumeConfig = ResumeConfig()
     check: bool = False
     """Try everything once and small, tell what it takes, and stop."""
+    plugins: dict[str, str] = {}
+    """Files of code that define a kind used here, by name, with the SHA-256 of each; filled in from plugins=FILE and LM_PLUGINS."""
     traceback: bool = False
     """Print the whole traceback of an error."""
 

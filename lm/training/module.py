@@ -1,7 +1,9 @@
 """The LightningModule: Lightning runs the loop, moves batches and scales precision; what a step means is decided here."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -9,16 +11,19 @@ from lightning import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lm.generation.load import load
 from lm.nn.batch import Batch
+from lm.nn.cost.count import Counts, count
 from lm.nn.transformer import LM
-from lm.training.callbacks.numerics import StepJudge
+from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.training.config import TrainConfig
-from lm.training.objectives.likelihood import build_objective
-from lm.training.optim.build import set_lr
-from lm.training.optim.schedule import factor
+from lm.training.ema import EMA
+from lm.training.freeze import freeze, steered, trainable
+from lm.training.numerics import StepJudge
+from lm.training.objectives.build import build_objective
+from lm.training.optim.base import set_lr, vectors_of
+from lm.training.state import RunState
 from lm.training.strategies.single import Single
-from lm.training.weights import Fill, empty
+from lm.training.weights import Fill, empty, load_pieces
 
 
 def step_seed(seed: int, step: int, micro: int, rank: int) -> int:
@@ -33,23 +38,20 @@ class TrainModule(LightningModule):
     gradient is not finite changes nothing, which is decided on the device, with no host sync.
     """
 
-    def __init__(
-        self,
-        cfg: TrainConfig,
-        model: LM,
-        build_optimizer: Callable[[], Optimizer],
-        after_step: Callable[[], bool],
-        on_start: Callable[[], None],
-        step: int = 0,
-        strategy: Single | None = None,
-        fill: Fill = empty,
-    ) -> None:
+    run: RunState  # what the callbacks of a run share; a step needs none of it
+    ema: EMA | None = None
+
+    def __init__(self, cfg: TrainConfig, model: LM, strategy: Single, fill: Fill = empty, reader: CheckpointReader | None = None) -> None:
+        """fill: writes the weights where the strategy builds the model part by part.  reader: of the checkpoint to go on from."""
         super().__init__()
-        self.cfg, self.model, self.step = cfg, model, step
-        self.build_optimizer, self.after_step, self.on_start = build_optimizer, after_step, on_start
-        self.strategy, self.fill = strategy or Single(), fill
-        self.objective = build_objective(cfg.objective, cfg.trainer.max_steps, cfg.seed, lambda: load(str(cfg.init_from), "cpu")[0])
-        self.micro = 0
+        self.cfg, self.model, self.strategy, self.fill, self.reader = cfg, model, strategy, fill, reader
+        self.step = int(reader.meta["step"]) if reader is not None else 0
+        self._still = _unmoved(model, freeze(model, cfg.trainer.freeze))
+        self._matrices, self._vectors = model.matrices(), vectors_of(model.named_parameters())  # before an engine cuts them
+        self.n_trained = sum(p.numel() for p in trainable(model).values())
+        self.objective = build_objective(cfg)
+        self.micro = 0  # micro-batches of the step at hand
+        self.stepped = False  # from the end of a step to the beginning of the next
         self.nll = self.tokens_in_step = torch.zeros(())
         self.loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this step
         self.grad_norm = torch.zeros(())
@@ -59,21 +61,24 @@ class TrainModule(LightningModule):
         self.strategy.shard(self.model, self.device_mesh, self.fill)
 
     def configure_optimizers(self) -> Optimizer:
-        optimizer = self.build_optimizer()
+        optimizer = self.cfg.optim.build([*trainable(self.model).items()], self._matrices, self._vectors)
         self.strategy.prepare(optimizer, self.judge)
         return optimizer
 
-    def on_train_start(self) -> None:
+    def on_fit_start(self) -> None:
         self.verdicts.to(self.device)
+        self._still = self._still.to(self.device)
         self.model.train()
         self.strategy.ready(self.trainer.optimizers[0])
-        self.on_start()
+        if self.reader is not None:
+            self.restore(self.reader)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         return batch.to(device)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         torch.manual_seed(step_seed(self.cfg.seed, self.step, self.micro, self.global_rank))
+        self.stepped = False
         if self.micro == 0:
             self.nll = torch.zeros((), device=self.device, dtype=torch.float32)  # bf16-true makes bf16 the default
             self.tokens_in_step = self._label_tokens(batch)
@@ -94,14 +99,18 @@ class TrainModule(LightningModule):
             torch.distributed.all_reduce(count)
         return count
 
+    @property
+    def _complete(self) -> bool:
+        """Whether all micro-batches of the step are in; an engine that accumulates by itself is asked to step with every one."""
+        return self.micro == self.trainer.accumulate_grad_batches
+
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        if self.micro < self.trainer.accumulate_grad_batches:  # an engine that accumulates by itself passes here with every micro-batch
-            return
-        if self.trainer.world_size > 1:
-            torch.distributed.all_reduce(self.nll)
-        self.strategy.clip(self.model, optimizer, self.cfg.optim.clip, self.judge)
+        if self._complete:
+            if self.trainer.world_size > 1:
+                torch.distributed.all_reduce(self.nll)
+            self.strategy.clip(self.model, optimizer, self.cfg.optim.clip)
 
     def judge(self, grad_norm: Tensor) -> Tensor:
         """1 where this step must change nothing, else 0, given the norm of its whole gradient."""
@@ -114,30 +123,59 @@ class TrainModule(LightningModule):
         return self.verdicts.last_bad
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None) -> None:
-        set_lr(optimizer, factor(self.cfg.schedule, self.step, self.cfg.trainer.max_steps))
+        """Callbacks come right after it, and find the step counted."""
+        set_lr(optimizer, self.cfg.schedule.factor(self.step, self.cfg.trainer.max_steps))
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-
-    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        if self.micro < self.trainer.accumulate_grad_batches:
-            return
-        self.strategy.after_step(self.judge)
-        self._balance()
-        self.verdicts.count(self.step)
-        self.micro = 0
-        self.step += 1
-        if self.after_step():
-            self.trainer.should_stop = True
+        if self._complete:
+            self.strategy.settle()
+            self._balance()
+            self.verdicts.count(self.step)
+            self.micro, self.step, self.stepped = 0, self.step + 1, True
 
     def _balance(self) -> None:
-        """Tell the routers the loads of the whole step. Even loads move nothing: those of a step that is not taken become 0."""
+        """Tells the routers the loads of the whole step. Even loads move nothing: those of a step that is not taken become 0."""
         if self.loads is None:
             return
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(self.loads)
-        if steered := [p for p in self.model.parameters() if not p.requires_grad]:
-            with self.strategy.writing(steered):
-                self.model.balance(self.loads.masked_fill(self.verdicts.refused, 0.0))
+        if moved := steered(self.model):
+            with self.strategy.writing(list(moved.values())):
+                self.model.balance(self.loads.masked_fill(self.verdicts.refused | self._still, 0.0))
+
+    @cached_property
+    def counts(self) -> Counts:
+        """Parameters and FLOPs of the model."""
+        return count(self.model.cfg, self.cfg.data.seq_len)
 
     def loss(self) -> Tensor:
         """Mean over the label tokens of the last step, all ranks, in nats. No collective: any one rank may ask."""
         return self.nll / self.tokens_in_step
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yields what this rank holds of a checkpoint: weights, optimizer and averages."""
+        yield from self.strategy.weights(self.model)
+        yield from self.strategy.optimizer(self.model, self.trainer.optimizers[0])
+        if self.ema is not None:
+            yield from self.ema.pieces()
+
+    def restore(self, reader: CheckpointReader) -> None:
+        """Makes weights, optimizer and averages those of a checkpoint; the step is the caller's."""
+        load_pieces(self.strategy.weights(self.model), reader)
+        self.strategy.refresh(self.model)
+        if not self.cfg.resume.fresh_optimizer:
+            load_pieces(self.strategy.optimizer(self.model, self.trainer.optimizers[0]), reader)
+        if self.ema is not None:
+            load_pieces(self.ema.pieces(), reader)
+
+    @contextmanager
+    def exported_weights(self) -> Iterator[None]:
+        """The weights that are validated and handed on: the averaged ones where there are some."""
+        averaged: AbstractContextManager[None] = self.ema.swapped() if self.ema is not None else nullcontext()
+        with averaged, self.trainer.precision_plugin.forward_context():
+            yield
+
+
+def _unmoved(model: LM, frozen: set[str]) -> Tensor:
+    """(MoE layers, 1) True where what the router steers is frozen."""
+    still = frozen & set(steered(model))
+    return torch.tensor([any(name.startswith(f"{layer}.") for name in still) for layer in model.mixtures()]).unsqueeze(-1)

@@ -2,49 +2,43 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-
-import yaml
 
 from lm.config import Tree, flatten, from_tree
 from lm.data.kinds import TokenizerFileConfig
 from lm.data.store.prepare import Prepared, changed_files
 from lm.errors import CheckpointError, ConfigError
 from lm.nn.transformer import ModelConfig, build_model, model_config
-from lm.storage.atomic import clean, disk_errors, replace_file, verify
+from lm.storage.atomic import clean, verify
 from lm.storage.checkpoint import CheckpointReader, checkpoints, newest_valid, read_meta
-from lm.storage.formats import current
-from lm.storage.model_folder import CONFIG as MODEL_CONFIG
 from lm.storage.model_folder import folder_hash, require_same_shapes, resolve_model
-from lm.storage.reading import read_json
+from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 
 Say = Callable[[str], None]
-CONFIG, SUMMARY = "config.yaml", "summary.json"
 
 _MAY_CHANGE = (
     "run.", "launch.", "strategy.", "logger.", "checkpoint.", "resume.", "traceback", "check", "trainer.micro_batch", "trainer.val_every",
     "trainer.log_every", "trainer.sample_", "trainer.device", "trainer.compile", "trainer.checkpoint_blocks",
-    "trainer.early_stop", "data.workers", "numerics.", "data.cache_dir",
+    "trainer.early_stop", "data.workers", "numerics.", "data.cache_dir", "metrics",
 )  # fmt: skip
 
 
-def open_run(folder: Path, cfg: TrainConfig, say: Say) -> CheckpointReader | None:
+def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> CheckpointReader | None:
     """The checkpoint to go on from; None where the run starts, or where only the model of a finished one is left.
 
     Cleans up after a kill. Raises CheckpointError, or ConfigError with the differences.
     """
-    clean(folder)
-    clean(folder / "checkpoints")
-    newest, rejected = newest_valid(folder / "checkpoints")
+    clean(folder.path)
+    clean(folder.checkpoints)
+    newest, rejected = newest_valid(folder.checkpoints)
     for reason in rejected:
         say(f"not used: {reason}")
     if newest is None and rejected:
         count = f"none of the {len(rejected)} checkpoints" if len(rejected) > 1 else "the only checkpoint"
         rule = "is not valid" if len(rejected) == 1 else "is valid"
-        raise CheckpointError(f"{folder}: {count} {rule}, and a run goes on from one. Remove {folder / 'checkpoints'} to start anew.")
+        raise CheckpointError(f"{folder.path}: {count} {rule}, and a run goes on from one. Remove {folder.checkpoints} to start anew.")
     if newest is None and cfg.resume.mode == "must":
-        raise CheckpointError(f"{folder}: resume.mode=must, but there is no valid checkpoint. Use resume.mode=auto to start anew.")
+        raise CheckpointError(f"{folder.path}: resume.mode=must, but there is no valid checkpoint. Use resume.mode=auto to start anew.")
     reader = CheckpointReader(newest) if newest is not None else None
     if reader is not None:
         _require_same_weights(reader, cfg.model)
@@ -52,55 +46,38 @@ def open_run(folder: Path, cfg: TrainConfig, say: Say) -> CheckpointReader | Non
         before = reader.meta["config"]["trainer"]["max_steps"]
         if before != cfg.trainer.max_steps and cfg.schedule.kind != "constant":
             say(f"trainer.max_steps was {before:,} and is {cfg.trainer.max_steps:,}: from here on the rate is that of the longer schedule")
-    elif (folder / "model").is_dir() and (folder / CONFIG).exists():
-        _require_same_config(folder, _read_config(folder), cfg.tree())
+    elif folder.model.is_dir() and folder.exists():
+        saved = folder.config()
+        _require_same_config(folder, {**saved, "trainer": {"max_steps": 0, **saved["trainer"]}}, cfg.tree())
     return reader
 
 
-def require_resumable(folder: Path, cfg: TrainConfig) -> None:
+def require_resumable(folder: RunFolder, cfg: TrainConfig) -> None:
     """ConfigError where the newest checkpoint is of another config; whether it is sound, its readers find out."""
     with suppress(CheckpointError):
-        if found := checkpoints(folder / "checkpoints"):
+        if found := checkpoints(folder.checkpoints):
             _require_same_config(folder, read_meta(found[0])["config"], cfg.tree())
 
 
-def write_config(folder: Path, cfg: TrainConfig) -> None:
-    """The file that every rank reads."""
-    replace_file(folder / CONFIG, yaml.safe_dump(cfg.tree(), sort_keys=False, allow_unicode=True))
-
-
-def freeze(folder: Path, cfg: TrainConfig) -> None:
-    """The folder is this config's from now on, and its run unfinished."""
-    write_config(folder, cfg)
-    with disk_errors(folder / SUMMARY):
-        (folder / SUMMARY).unlink(missing_ok=True)
-
-
-def finished(folder: Path, cfg: TrainConfig, reader: CheckpointReader | None, say: Say) -> Tree | None:
+def finished(folder: RunFolder, cfg: TrainConfig, reader: CheckpointReader | None, say: Say) -> Tree | None:
     """The summary of a run that has ended; None where there is something left to do, if only to write a damaged model again."""
-    if not (folder / SUMMARY).exists():
-        return None
     try:
-        summary = read_json(folder / SUMMARY)
-        verify(folder / "model")
+        if not (summary := folder.summary()):
+            return None
+        verify(folder.model)
     except CheckpointError as error:
         say(f"written again: {error}")
         return None
     step = reader.meta["step"] if reader is not None else summary["steps"]
     worse = reader.meta["counters"]["worse_validations"] if reader is not None else 0
-    if step >= cfg.trainer.max_steps or has_stopped_early(cfg, worse):
+    if step >= cfg.trainer.max_steps or cfg.trainer.has_stopped_early(worse):
         return summary if step == summary["steps"] else None
     if reader is None:
         raise CheckpointError(
-            f"{folder}: the run has ended at step {step:,} and its checkpoints are gone, so it cannot go on to trainer.max_steps="
-            f"{cfg.trainer.max_steps}. Start another one with init_from={folder} and a new run.name."
+            f"{folder.path}: the run has ended at step {step:,} and its checkpoints are gone, so it cannot go on to trainer.max_steps="
+            f"{cfg.trainer.max_steps}. Start another one with init_from={folder.path} and a new run.name."
         )
     return None
-
-
-def has_stopped_early(cfg: TrainConfig, worse_validations: int) -> bool:
-    """Whether so many validations without a better one end the run."""
-    return cfg.trainer.early_stop is not None and worse_validations >= cfg.trainer.early_stop
 
 
 def parent_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
@@ -119,14 +96,16 @@ def parent_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
     return now
 
 
-def require_same_data(folder: Path, cfg: TrainConfig, meta: Tree, data: Prepared) -> None:
+def require_same_data(folder: RunFolder, cfg: TrainConfig, meta: Tree, data: Prepared) -> None:
     """ConfigError naming what has changed since the checkpoint. `data` has been read with the checkpoint's own tokenizer."""
     given = cfg.tokenizer
     if isinstance(given, TokenizerFileConfig) and cfg.init_from is None and given.build().hash != meta["tokenizer_hash"]:
-        raise ConfigError(f"{given.path}: not the tokenizer that {folder} was started with. Restore the file, or set run.name.")
+        raise ConfigError(f"{given.path}: not the tokenizer that {folder.path} was started with. Restore the file, or set run.name.")
     if meta["fingerprint"] != data.fingerprint:
         what = next(iter(changed_files(meta["files"], data.files)), "the data has changed")
-        raise ConfigError(f"{folder}: {what} since the run started, and a resumed run needs the same data. Restore it, or set run.name.")
+        raise ConfigError(
+            f"{folder.path}: {what} since the run started, and a resumed run needs the same data. Restore it, or set run.name."
+        )
 
 
 def _require_same_weights(reader: CheckpointReader, cfg: ModelConfig) -> None:
@@ -138,7 +117,7 @@ def _require_same_weights(reader: CheckpointReader, cfg: ModelConfig) -> None:
     require_same_shapes(model, there, str(reader.folder))
 
 
-def _require_same_config(folder: Path, saved: Tree, now: Tree) -> None:
+def _require_same_config(folder: RunFolder, saved: Tree, now: Tree) -> None:
     """ConfigError with every difference that may not be; max_steps may grow."""
     before, after = flatten(_with_newer_options(saved)), flatten(now)
     changed = [key for key in before | after if before.get(key) != after.get(key) and not key.startswith(_MAY_CHANGE)]
@@ -149,7 +128,7 @@ def _require_same_config(folder: Path, saved: Tree, now: Tree) -> None:
     lines = [f"  {key}: {before.get(key, 'absent')} in the run, {after.get(key, 'absent')} now" for key in changed]
     shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
     raise ConfigError(
-        "\n".join(lines) + f"\n{folder}: the run exists with another config ({shown}), and a resumed run may only"
+        "\n".join(lines) + f"\n{folder.path}: the run exists with another config ({shown}), and a resumed run may only"
         " change where and how often it works, and raise trainer.max_steps. Set run.name to start a new run, or restore the values."
     )
 
@@ -160,15 +139,3 @@ def _with_newer_options(saved: Tree) -> Tree:
         return from_tree(TrainConfig, saved).tree()
     except ConfigError:  # what does not fit shows as a difference
         return saved
-
-
-def _read_config(folder: Path) -> Tree:
-    """config.yaml, which is of the same format as the model beside it."""
-    path = folder / CONFIG
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-        of_model = read_json(folder / "model" / MODEL_CONFIG).get("format")
-        tree = current({"format": of_model, "config": tree}, folder / "model" / MODEL_CONFIG)["config"]
-        return {**tree, "trainer": {"max_steps": 0, **tree["trainer"]}}
-    except (yaml.YAMLError, OSError, UnicodeDecodeError, TypeError, KeyError) as error:
-        raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())}). Restore it, or set run.name.") from None

@@ -8,8 +8,8 @@ from lm.data.rows.base import LikelihoodConfig
 from lm.nn.cost.memory import Setting
 from lm.nn.loss import CHUNK
 from lm.training.config import LaunchConfig, TrainerConfig
-from lm.training.optim.build import OptimConfig, state_bytes
-from lm.training.strategies.config import STAGES, StrategyConfig
+from lm.training.optim.base import OptimConfig
+from lm.training.strategies.config import StrategyConfig
 
 
 class Sized(Protocol):
@@ -37,8 +37,8 @@ def setting(cfg: Sized) -> Setting:
         seq_len=cfg.data.seq_len,
         chunk=cfg.objective.chunk if isinstance(cfg.objective, LikelihoodConfig) else CHUNK,
         precision=trainer.precision,
-        states=state_bytes(cfg.optim, 2 if trainer.precision == "bf16-true" else 4),
+        states=cfg.optim.state_bytes(2 if trainer.precision == "bf16-true" else 4),
         checkpoint_every=trainer.checkpoint_blocks or 0,
-        stage=STAGES[cfg.strategy.kind],
+        stage=cfg.strategy.stage,
         world=world,
     )

@@ -1,56 +1,112 @@
-"""Weights, optimizer state and averaged weights to and from checkpoint pieces, bit for bit."""
+"""What the callbacks of one run share: what it reads and writes, how far it is, and whether it ends."""
 
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
-from lm.errors import CheckpointError
-from lm.storage.checkpoint import CheckpointReader, Piece
-
-
-@torch.no_grad()
-def load_pieces(pieces: Iterable[Piece], reader: CheckpointReader) -> None:
-    """Fill the live slices, each from its own range of the checkpoint; CheckpointError where the checkpoint lacks one."""
-    for piece in pieces:
-        if piece.kind not in reader.kinds(piece.name):
-            raise CheckpointError(
-                f"{reader.folder}: the optimizer's {piece.kind} of {piece.name} is missing, and a resumed run needs it."
-                " Set resume.fresh_optimizer=true to start the optimizer anew."
-            )
-        piece.tensor.copy_(reader.read(piece.name, piece.kind, piece.start, piece.stop).view(piece.tensor.shape))
+from lm.config import Tree
+from lm.data.layout.mixed import step_ids
+from lm.data.rows.build import Splits
+from lm.data.store.prepare import Prepared
+from lm.storage.checkpoint import checkpoints
+from lm.storage.run_folder import RunFolder
+from lm.training.callbacks.saving import Saver
+from lm.training.config import TrainConfig
+from lm.training.counters import Counters
+from lm.training.journal import Journal
+from lm.training.launch.ranks import Ranks
+from lm.training.launch.signals import Signals
 
 
-class EMA:
-    """average <- decay * average + (1 - decay) * weight, in float32, from the weights at the start on."""
+class Clock:
+    """Measures the time that steps take; what happens between them is left out."""
 
-    def __init__(self, weights: Iterable[Piece], decay: float, refresh: Callable[[], None] = lambda: None) -> None:
-        """weights: live slices.  refresh: called whenever they have been written."""
-        self._weights = list(weights)
-        self._decay, self._refresh = decay, refresh
-        self._averages = [piece.tensor.detach().float().clone() for piece in self._weights]
+    def __init__(self) -> None:
+        self.step_s = 0.0  # of the steps before the last lap, each
+        self.start(0)
 
-    @torch.no_grad()
-    def update(self) -> None:
-        torch._foreach_lerp_(self._averages, [piece.tensor.float() for piece in self._weights], 1 - self._decay)
+    def start(self, step: int) -> None:
+        """Begins to measure now, with this step done."""
+        self._step, self._at = step, time.perf_counter()
+
+    def lap(self, step: int) -> float:
+        """Returns the seconds since the last lap."""
+        now = time.perf_counter()
+        seconds = now - self._at
+        self.step_s = seconds / max(1, step - self._step)
+        self._step, self._at = step, now
+        return seconds
 
     @contextmanager
-    def swapped(self) -> Iterator[None]:
-        """The model computes with the averages inside the block."""
-        own = [piece.tensor.detach().clone() for piece in self._weights]
-        self._write(self._averages)
-        try:
-            yield
-        finally:
-            self._write(own)
+    def paused(self) -> Iterator[None]:
+        """Leaves the time in the block out."""
+        begun = time.perf_counter()
+        yield
+        self._at += time.perf_counter() - begun
 
-    @torch.no_grad()
-    def _write(self, values: list[Tensor]) -> None:
-        for piece, value in zip(self._weights, values, strict=True):
-            piece.tensor.copy_(value)
-        self._refresh()
 
-    def pieces(self) -> Iterator[Piece]:
-        return (replace(piece, kind="ema", tensor=average) for piece, average in zip(self._weights, self._averages, strict=True))
+@dataclass
+class RunState:
+    """One run in this process. A TrainModule carries it as `run`; callbacks read it, and write what they own of it."""
+
+    cfg: TrainConfig
+    ranks: Ranks
+    signals: Signals
+    journal: Journal
+    data: Prepared
+    splits: Splits
+    meta: Tree  # what every checkpoint repeats: config, model, fingerprint, tokenizer hash, parent
+    counters: Counters
+    saver: Saver = field(init=False)
+    clock: Clock = field(init=False, default_factory=Clock)
+    logged: Tree = field(init=False, default_factory=dict)  # the newest line of metrics
+    saved_step: int = field(init=False, default=-1)  # of the newest checkpoint
+    stopped_by: int | None = field(init=False, default=None)  # the signal that ends the run, the same on all ranks
+
+    def __post_init__(self) -> None:
+        where = self.cfg.checkpoint
+        self.saver = Saver(self.folder.checkpoints, where.keep_last, self.ranks, self.data.tokenizer.save, where.background)
+
+    @property
+    def folder(self) -> RunFolder:
+        """Returns where the run is written."""
+        return self.journal.folder
+
+    def logs(self, step: int) -> bool:
+        """Says whether a line of metrics belongs behind this step."""
+        return step % self.cfg.trainer.log_every == 0 or step == 1 or self.last(step)
+
+    def validates(self, step: int) -> bool:
+        """Says whether a validation belongs behind this step."""
+        return step % self.cfg.trainer.val_every == 0 or self.last(step)
+
+    def saves(self, step: int) -> bool:
+        """Says whether a checkpoint belongs behind this step."""
+        return step % self.cfg.checkpoint.every == 0 or self.ends(step)
+
+    def last(self, step: int) -> bool:
+        """Says whether there is no step to come."""
+        return step >= self.cfg.trainer.max_steps
+
+    def done(self, step: int) -> bool:
+        """Says whether the run is complete: at its last step, or stopped early."""
+        return self.last(step) or self.cfg.trainer.has_stopped_early(self.counters.worse_validations)
+
+    def ends(self, step: int) -> bool:
+        """Says whether this process makes no further step."""
+        return self.stopped_by is not None or self.done(step)
+
+    def tokens(self, step: int) -> int:
+        """Returns how many tokens so many steps have read."""
+        return step * self.cfg.data.global_batch * self.cfg.data.seq_len
+
+    def rows_of(self, step: int) -> list[int]:
+        """Returns the row ids of a step, counted from 0."""
+        rows: list[int] = step_ids(self.splits.train, self.cfg.seed, step + self.counters.rows_from, self.cfg.data.global_batch).tolist()
+        return rows
+
+    def last_checkpoint(self) -> str:
+        """Returns the part of an error's sentence that says what is left."""
+        kept = checkpoints(self.folder.checkpoints)
+        return f"{kept[0]} is the last checkpoint" if kept else "there is no checkpoint yet"

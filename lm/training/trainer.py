@@ -24,8 +24,35 @@ def keep_freed_memory() -> None:
     mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any) -> Any:
-    """A silent Trainer; ending, saving, validating and logging are ours. ConfigError for a device that is not here."""
+_REFUSED = {
+    "Checkpoint": "saves what only it can load. Set checkpoint.every and checkpoint.keep_last",
+    "EarlyStopping": "waits for a validation of Lightning's. Set trainer.early_stop",
+    "GradientAccumulationScheduler": "changes an accumulation that follows from the ranks. Set data.global_batch and trainer.micro_batch",
+    "StochasticWeightAveraging": "takes the learning rate over. Set trainer.ema_decay, or schedule=wsd",
+    "WeightAveraging": "swaps weights that are in slices. Set trainer.ema_decay",
+    "BaseFinetuning": "gives the optimizer weights that it does not know by name. Set trainer.freeze",
+    "LearningRateFinder": "trains before the run. Sweep over optim.lr with -m",
+    "BatchSizeFinder": "trains before the run. Try check=true",
+    "ProgressBar": "writes over the run's own lines. Leave it out",
+    "LearningRateMonitor": "needs a logger of Lightning's. The rate is in metrics.jsonl, and logger= shows it",
+    "DeviceStatsMonitor": "needs a logger of Lightning's. Add a metric of your own",
+    "ThroughputMonitor": "needs a logger of Lightning's. The throughput is in metrics.jsonl, and logger= shows it",
+}
+"""Callbacks of Lightning's that do not work here, why, and what does the same."""
+
+
+def _require_usable(callback: Any) -> None:
+    """ConfigError for a callback that would break the run, or do nothing."""
+    for kind in type(callback).__mro__:
+        if kind.__module__.startswith("lightning.") and kind.__name__ in _REFUSED:
+            raise ConfigError(f"callbacks: {type(callback).__name__} {_REFUSED[kind.__name__]}.")
+
+
+def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks: list[Any]) -> Any:
+    """A silent Trainer; ending, saving, validating and logging are ours. ConfigError for a device that is not here, or for a callback that
+    cannot work."""
+    for callback in callbacks:
+        _require_usable(callback)
     for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
     from lightning import Trainer
@@ -42,5 +69,5 @@ def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any) -> Any:
         accelerator="cuda" if cuda else "cpu", devices=cfg.launch.devices, num_nodes=cfg.launch.nodes, strategy=strategy,
         precision=precision, max_steps=-1, max_epochs=-1, min_epochs=0,
         accumulate_grad_batches=accumulation, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0, use_distributed_sampler=False,
+        enable_model_summary=False, callbacks=callbacks, num_sanity_val_steps=0, limit_val_batches=0, use_distributed_sampler=False,
     )  # fmt: skip

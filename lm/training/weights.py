@@ -1,12 +1,14 @@
 """Where the weights of a run come from before its first step; and models built piece by piece, so that no rank holds one whole."""
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 import torch
 from torch import nn
 
+from lm.errors import CheckpointError
 from lm.nn.init import init_weights
 from lm.nn.transformer import LM
+from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.storage.model_folder import copy_weights, read_model, require_same_shapes, resolve_model
 
 Fill = Callable[[LM, Container[str]], None]  # write the parameters of these names, which are on a device and whole
@@ -36,6 +38,18 @@ def copied(path: str) -> Fill:
 
 def empty(model: LM, names: Container[str]) -> None:
     """A checkpoint is read when the engine stands, by each rank what it holds."""
+
+
+@torch.no_grad()
+def load_pieces(pieces: Iterable[Piece], reader: CheckpointReader) -> None:
+    """Fills live slices, each from its own place in the checkpoint; CheckpointError where the checkpoint lacks one."""
+    for piece in pieces:
+        if piece.kind not in reader.kinds(piece.name):
+            raise CheckpointError(
+                f"{reader.folder}: the optimizer's {piece.kind} of {piece.name} is missing, and a resumed run needs it."
+                " Set resume.fresh_optimizer=true to start the optimizer anew."
+            )
+        piece.tensor.copy_(reader.read(piece.name, piece.kind, piece.offset, tuple(piece.tensor.shape)))
 
 
 def _shapes(model: LM) -> dict[str, tuple[int, ...]]:

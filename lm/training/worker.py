@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from lm import plugins
 from lm.config import from_tree
 from lm.errors import ConfigError, Interrupted, LmError
 from lm.training.config import TrainConfig
@@ -26,6 +27,7 @@ def main(args: list[str]) -> int:
     ranks = Ranks.from_environment()
     outcome.begins(ranks.rank)
     try:
+        plugins.load()
         _train(args, os.environ.get(outcome.COMMAND))
     except LmError as error:
         outcome.ends(ranks.rank, error)

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from lm.cli.verbs.train import compose_config
+from lm.cli.compose.compose import compose_config
 from lm.nn.batch import Batch
-from lm.training.callbacks.metrics import read
 from lm.training.module import TrainModule
 from lm.training.run import train
-from tests.training.conftest import TINY, write_text
+from tests.training.conftest import TINY, read, write_text
 from tests.training.steps import ADAMW, SGD, STEPS, batches, config, train_steps
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -67,7 +66,6 @@ class Watched(TrainModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         torch.cuda.set_sync_debug_mode("default")
-        super().on_train_batch_end(outputs, batch, batch_idx)
 
 
 @pytest.mark.parametrize("optim", [ADAMW, SGD, MUON], ids=["adamw", "sgd", "muon"])

@@ -12,7 +12,6 @@ from lm.nn.cost.memory import Setting, memory
 from lm.nn.loss import causal_reader
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
-from lm.training.optim.build import state_bytes
 from tests.training.optim.optimizers import begun
 
 SMALL = "model.vocab_size=96 model.d_model=128 model.n_layers=4 model.max_seq_len=64 model.dropout=0 data.seq_len=64"
@@ -84,7 +83,7 @@ def test_weights_and_optimizer_by_formula_are_what_is_allocated(optim: str, dtyp
     optimizer = begun(cfg.optim, model.named_parameters(), model.matrices())
     held = sum(x.nbytes for state in optimizer.state.values() for name, x in state.items() if name != "step")
     found = memory(
-        model, replace(SETTING, precision="fp32" if dtype == torch.float32 else "bf16-true", states=state_bytes(cfg.optim, dtype.itemsize))
+        model, replace(SETTING, precision="fp32" if dtype == torch.float32 else "bf16-true", states=cfg.optim.state_bytes(dtype.itemsize))
     )
     assert found.optimizer == held
     assert found.weights == sum(p.nbytes for p in model.parameters())

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
+from lightning import Callback, Trainer
 
-from lm.cli.verbs.train import compose_config
+from lm.cli.compose.compose import compose_config
 from lm.errors import CheckpointError, ConfigError, LmError, NumericsError, ResourceError
 from lm.storage.atomic import MANIFEST
-from lm.training.callbacks.metrics import read
+from lm.storage.run_folder import Metrics
 from lm.training.config import TrainConfig
 from tests.server import ROOT, Process
 
@@ -52,11 +53,27 @@ def configure(tiny: list[str]) -> Configure:
     return run
 
 
+def read(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl."""
+    return Metrics(path).read()
+
+
 def results(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
     """What a resumed run must share with one that was left alone: the model's bytes, and the metrics but for timing and memory."""
     weights = (run / "model" / "model.safetensors").read_bytes()
     timing = ("tokens_per_second", "step_s", "memory_gib")
     return weights, [{key: value for key, value in line.items() if key not in timing} for line in read(run / "metrics.jsonl")]
+
+
+class Before(Callback):
+    """Does something right before a step."""
+
+    def __init__(self, step: int, act: Callable[[Any], object]) -> None:
+        self.step, self.act = step, act
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if pl_module.step == self.step - 1:
+            self.act(pl_module)
 
 
 @pytest.fixture(scope="session")

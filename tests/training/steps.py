@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader
 from lm.config import Tree, from_tree
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import build_model
+from lm.training.callbacks.base import RunCallback
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
-from lm.training.optim.build import build_optimizer, vectors_of
 from lm.training.strategies.single import Single
 from lm.training.weights import drawn
 
@@ -89,6 +89,19 @@ def with_sources(rows: list[Batch]) -> list[Batch]:
     return found
 
 
+class Recorder(RunCallback):
+    """Losses, norms and verdicts of every step."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.record: Record = {"loss": [], "grad_norm": [], "bad_step": []}
+
+    def step_end(self, module: TrainModule) -> None:
+        for name, value in (("loss", module.loss()), ("grad_norm", module.grad_norm), ("bad_step", module.bad_step)):
+            self.record[name].append(float(value))
+        module.trainer.should_stop = module.step == self.steps
+
+
 def train_steps(
     cfg: TrainConfig,
     rows: list[Batch],
@@ -105,21 +118,10 @@ def train_steps(
     torch.manual_seed(0)
     strategy = strategy or Single()
     model = build_model(cfg.model, device="meta") if strategy.meta else build_model(cfg.model, seed=1)
-    matrices, vectors = model.matrices(), vectors_of(model.named_parameters())
     model.checkpoint_blocks(options.pop("checkpoint_blocks", 0))
     if options.pop("compile", False):
         model.compile()
-    record: Record = {"loss": [], "grad_norm": [], "bad_step": []}
-
-    def after_step() -> bool:
-        for name, value in (("loss", module.loss()), ("grad_norm", module.grad_norm), ("bad_step", module.bad_step)):
-            record[name].append(float(value))
-        return module.step == steps
-
-    def build() -> torch.optim.Optimizer:
-        return build_optimizer(cfg.optim, model.named_parameters(), matrices, vectors)
-
-    module = kind(cfg, model, build, after_step, lambda: None, strategy=strategy, fill=drawn(1))
+    module, recorder = kind(cfg, model, strategy, drawn(1)), Recorder(steps)
     quiet = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler"), False
     )
@@ -127,5 +129,5 @@ def train_steps(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader: Any = DataLoader(rows, batch_size=None, collate_fn=lambda batch: batch)  # type: ignore[arg-type]
-        Trainer(max_epochs=1, accumulate_grad_batches=accumulation, **given).fit(module, loader)
-    return record, {name: strategy.whole(p).to("cpu", copy=True) for name, p in model.named_parameters()}
+        Trainer(max_epochs=1, accumulate_grad_batches=accumulation, callbacks=[recorder], **given).fit(module, loader)
+    return recorder.record, {name: strategy.whole(p).to("cpu", copy=True) for name, p in model.named_parameters()}

@@ -12,12 +12,13 @@ from lm.nn.batch import Batch
 from lm.nn.transformer import build_model, model_config
 from lm.storage.checkpoint import CheckpointReader
 from lm.storage.model_folder import read_model
-from lm.training.callbacks.metrics import read
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
-from lm.training.optim.build import AdamWConfig, MuonConfig, build_optimizer
+from lm.training.optim.adamw import AdamWConfig
+from lm.training.optim.muon import MuonConfig
 from lm.training.run import train
-from tests.training.conftest import Configure, results
+from tests.training.conftest import Configure, read, results
+from tests.training.optim.optimizers import built
 from tests.training.steps import LENGTH, ROWS, SGD, UNCLIPPED, batches, config, train_steps
 
 SIGMOID: Tree = {"kind": "sigmoid", "bias_rate": 0.01}
@@ -41,13 +42,10 @@ class Watched(TrainModule):
     after: list[Tensor]
 
     def on_train_start(self) -> None:
-        super().on_train_start()
         type(self).told, type(self).after = [], []
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        ends = self.micro == self.trainer.accumulate_grad_batches
-        super().on_train_batch_end(outputs, batch, batch_idx)
-        if ends and self.loads is not None:
+        if self.stepped and self.loads is not None:
             self.told.append(self.loads.clone())
             self.after.append(biases({name: p.detach().clone() for name, p in self.model.named_parameters()}))
 
@@ -138,7 +136,7 @@ def test_a_resumed_run_is_bitwise_the_run_left_alone_biases_and_their_average_to
 def test_optimizers_leave_out_what_is_not_trained_and_decay_no_bias() -> None:
     model = build_model(with_experts(config(SGD), expert=EXPERT | {"bias": True}).model, seed=0)
     for cfg in (AdamWConfig(weight_decay=0.5), MuonConfig(weight_decay=0.5, adam_weight_decay=0.5)):
-        optimizer = build_optimizer(cfg, model.named_parameters(), model.matrices())
+        optimizer = built(cfg, model.named_parameters(), model.matrices())
         group_of = {name: group for group in optimizer.param_groups for name in group["names"]}
         left_out = {name for name, _ in model.named_parameters() if name not in group_of}
         assert left_out == {f"blocks.{layer}.ffn.router.correction_bias" for layer in (0, 1)}

@@ -19,11 +19,11 @@ from lm.data.order import step_rows
 from lm.errors import LmError, NumericsError, ResourceError
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import META, CheckpointReader, checkpoints
-from lm.training.callbacks.metrics import read
-from lm.training.callbacks.session import Session
+from lm.training.callbacks.checkpoints import Checkpoints
+from lm.training.callbacks.validation import Validation
 from lm.training.module import TrainModule
 from lm.training.run import train
-from tests.training.conftest import ROOT, Configure, edit, results
+from tests.training.conftest import ROOT, Before, Configure, edit, read, results
 
 Watch = Callable[[Callable[[TrainModule], None]], list[TrainModule]]
 
@@ -50,17 +50,8 @@ def at_each_step(monkeypatch: pytest.MonkeyPatch) -> Watch:
 @pytest.fixture
 def stopped_at_five(configure: Configure, tmp_path: Path) -> Path:
     """A run folder with valid checkpoints of steps 4 and 5, as after a SIGTERM."""
-    with pytest.MonkeyPatch.context() as patch:
-        own = Session.after_step
-
-        def stop(session: Session) -> bool:
-            if session.module.step == 5:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return own(session)
-
-        patch.setattr(Session, "after_step", stop)
-        with pytest.raises(LmError, match="SIGTERM"):
-            train(configure())
+    with pytest.raises(LmError, match="SIGTERM"):
+        train(configure(), callbacks=[Before(5, lambda module: os.kill(os.getpid(), signal.SIGTERM))])
     return tmp_path / "run"
 
 
@@ -95,7 +86,7 @@ def test_an_infinite_gradient_takes_no_step_and_names_the_rows(
     strategy, model = module.strategy, module.model
     pieces = [*strategy.weights(model), *strategy.optimizer(model, module.trainer.optimizers[0])]
     assert len(pieces) > 10
-    assert all(torch.equal(reader.read(piece.name, piece.kind), piece.tensor.flatten()) for piece in pieces)
+    assert all(torch.equal(reader.read(piece.name, piece.kind), piece.tensor.view(piece.shape)) for piece in pieces)
     rows = step_rows(cfg.seed, 5, cfg.data.global_batch, 59).tolist()
     assert read(tmp_path / "run" / "metrics.jsonl")[-1] == {"step": 6, "event": "not finite", "rows": rows}
 
@@ -192,28 +183,28 @@ def test_a_run_that_diverges_ends_with_exit_code_4_and_can_be_resumed_to_the_sam
 
 
 def test_broken_weights_are_not_saved(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Session.save
+    own = Checkpoints.save
 
-    def save(session: Session) -> None:
-        if session.module.step == 8:
-            session.model.embed.weight.data[3, 3] = torch.nan
-        own(session)
+    def save(callback: Checkpoints, module: TrainModule) -> None:
+        if module.step == 8:
+            module.model.embed.weight.data[3, 3] = torch.nan
+        own(callback, module)
 
-    monkeypatch.setattr(Session, "save", save)
+    monkeypatch.setattr(Checkpoints, "save", save)
     with pytest.raises(NumericsError, match=r"save: the weight embed.weight holds NaN or infinity"):
         train(configure())
     require_unharmed(tmp_path / "run", [4])
 
 
 def test_a_validation_loss_that_is_not_finite_is_not_saved(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Session._validate
+    own = Validation.validate
 
-    def validate(session: Session, step: int) -> None:
-        if step == 8:
-            session.model.norm.weight.data.fill_(torch.finfo(torch.float32).max)
-        own(session, step)
+    def validate(callback: Validation, module: TrainModule) -> None:
+        if module.step == 8:
+            module.model.norm.weight.data.fill_(torch.finfo(torch.float32).max)
+        own(callback, module)
 
-    monkeypatch.setattr(Session, "_validate", validate)
+    monkeypatch.setattr(Validation, "validate", validate)
     with pytest.raises(NumericsError, match=r"val_loss is (nan|inf) after step 8.*step-00000004 is the last checkpoint"):
         train(configure())
     require_unharmed(tmp_path / "run", [4])
@@ -262,18 +253,18 @@ def test_a_write_that_the_system_refuses_keeps_the_checkpoints_before(
     configure: Configure, stopped_at_five: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real limit on the size of a file, met in the middle of the weights. Seen to fail with the temporary folder left where it is."""
-    own = Session.save
+    own = Checkpoints.save
 
-    def save(session: Session) -> None:
+    def save(callback: Checkpoints, module: TrainModule) -> None:
         limit(resource.RLIMIT_FSIZE, 50_000)
-        own(session)
+        own(callback, module)
 
     with (
         limits_restored(resource.RLIMIT_FSIZE),
         monkeypatch.context() as patch,
         pytest.raises(ResourceError, match="step-00000008: no space left"),
     ):
-        patch.setattr(Session, "save", save)
+        patch.setattr(Checkpoints, "save", save)
         train(configure())
     require_unharmed(stopped_at_five, [5, 4])
     assert train(configure())["steps"] == 12
@@ -318,20 +309,15 @@ def test_a_folder_that_becomes_unwritable_keeps_the_checkpoints_before(
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
-def test_a_batch_that_does_not_fit_in_memory_is_exit_code_5_with_its_size(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_does_not_fit_in_memory_is_exit_code_5_with_its_size(configure: Configure, tmp_path: Path) -> None:
     """A limit on the address space, little above what the process has; 65,536 rows of 32 tokens need 268 MB for one activation."""
-    own = Session.start
 
-    def start(session: Session) -> None:
-        own(session)
+    def little_more(module: TrainModule) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit(resource.RLIMIT_AS, pages * resource.getpagesize() + (64 << 20))
 
-    monkeypatch.setattr(Session, "start", start)
     with limits_restored(resource.RLIMIT_AS), pytest.raises(ResourceError) as caught:
-        train(configure("data.global_batch=65536", "trainer.micro_batch=65536"))
+        train(configure("data.global_batch=65536", "trainer.micro_batch=65536"), callbacks=[Before(1, little_more)])
     assert "out of memory with trainer.micro_batch=65536 and data.seq_len=32" in str(caught.value)
     require_unharmed(tmp_path / "run", [])
 

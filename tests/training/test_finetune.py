@@ -7,12 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lm.cli.verbs.train import compose_config
+from lm.cli.compose.compose import compose_config
 from lm.errors import CheckpointError, ConfigError
 from lm.storage.reading import read_json
-from lm.training.callbacks.metrics import read
 from lm.training.run import train
-from tests.training.conftest import Configure, write_text
+from tests.training.conftest import Before, Configure, read, write_text
 
 
 @pytest.fixture
@@ -47,12 +46,11 @@ def test_a_checkpoint_will_do_as_a_parent(parent: Path) -> None:
     assert read(parent.parent / "child" / "metrics.jsonl")[1]["step"] == 1
 
 
-def test_the_parent_is_validated_first_and_once(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parent_is_validated_first_and_once(parent: Path) -> None:
     """Also where the run was killed before its first save."""
     cfg = compose_config(child(parent, "optim.lr=1e-12"))
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match="stop"):
-        patch.setattr("lm.training.callbacks.session.Session.after_step", Mock(side_effect=ValueError("stop")))
-        train(cfg)
+    with pytest.raises(ValueError, match="stop"):
+        train(cfg, callbacks=[Before(1, Mock(side_effect=ValueError("stop")))])
     train(cfg)
     lines = [line for line in read(parent.parent / "child" / "metrics.jsonl") if "val_loss" in line]
     assert [line["step"] for line in lines] == [0, 2]

@@ -9,10 +9,9 @@ import torch
 from lm.config import Tree
 from lm.generation.load import generate, load
 from lm.storage.model_folder import read_model
-from lm.training.callbacks.metrics import read
 from lm.training.config import TrainConfig
 from lm.training.run import train
-from tests.training.conftest import Configure, results
+from tests.training.conftest import Configure, read, results
 
 SWITCH = {
     "kind": "moe", "n_experts": 4, "top_k": 1, "expert": {"kind": "mlp", "hidden": 24}, "router": {"kind": "softmax", "normalize": False},

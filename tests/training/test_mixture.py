@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lm.cli.verbs.train import compose_config
+from lm.cli.compose.compose import compose_config
 from lm.report.page import write_report
-from lm.training.callbacks.metrics import read
 from lm.training.run import train
-from tests.training.conftest import Process, results, write_text
+from tests.training.conftest import Process, read, results, write_text
 
 STEPS, ROWS, SEQ_LEN = 20, 8, 32
 LmProcess = Callable[..., Process]

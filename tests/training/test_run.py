@@ -10,16 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.callbacks import LambdaCallback
 
 from lm.cli.main import main
 from lm.errors import Interrupted
 from lm.storage.atomic import RunLock, verify
 from lm.storage.checkpoint import checkpoints
-from lm.training.callbacks.metrics import read
-from lm.training.callbacks.session import Session
-from lm.training.module import TrainModule
 from lm.training.run import train
-from tests.training.conftest import Configure, Process
+from tests.training.conftest import Before, Configure, Process, read
 
 Start = Callable[..., Process]
 ENDLESS = ["trainer.max_steps=100000", "trainer.val_every=100000", "checkpoint.every=100000"]
@@ -66,19 +64,11 @@ def test_a_second_signal_exits_at_once(lm_process: Start, tiny: list[str], tmp_p
     assert checkpoints(tmp_path / "run" / "checkpoints") == []
 
 
-def test_a_signal_before_the_first_step_ends_at_once_and_leaves_the_handlers_as_they_were(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_signal_before_the_first_step_ends_at_once_and_leaves_the_handlers_as_they_were(configure: Configure, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    own = Session.attach
-
-    def attach(session: Session, module: TrainModule) -> None:
-        own(session, module)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="SIGINT came before the first step") as caught:
-        patch.setattr(Session, "attach", attach)
-        train(configure())
+    at_once = LambdaCallback(on_fit_start=lambda trainer, module: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Interrupted, match="SIGINT came before the first step") as caught:
+        train(configure(), callbacks=[at_once])
     assert caught.value.exit_code == 130
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert train(configure())["steps"] == 12
@@ -136,16 +126,9 @@ def test_a_logger_that_cannot_write_does_not_fail_the_run(configure: Configure, 
 
 
 def test_metrics_deleted_during_a_run_start_again_with_one_warning(
-    configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = Session.after_step
-
-    def delete(session: Session) -> bool:
-        if session.module.step == 6:
-            (tmp_path / "run" / "metrics.jsonl").unlink()
-        return own(session)
-
-    monkeypatch.setattr(Session, "after_step", delete)
-    assert train(configure())["steps"] == 12
+    delete = Before(6, lambda module: (tmp_path / "run" / "metrics.jsonl").unlink())
+    assert train(configure(), callbacks=[delete])["steps"] == 12
     assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl") if "loss" in line] == list(range(6, 13))
     assert len([record for record in caplog.records if "deleted while the run writes it" in record.message]) == 1

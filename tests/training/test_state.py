@@ -7,10 +7,15 @@ from torch import Tensor, nn
 from lm.errors import CheckpointError
 from lm.storage.checkpoint import CheckpointReader, Piece, save_checkpoint, step_folder
 from lm.training.callbacks.saving import Saver
+from lm.training.ema import EMA
 from lm.training.launch.ranks import Ranks
-from lm.training.optim.build import AdamWConfig, MuonConfig, OptimConfig, SGDConfig, begin_state, build_optimizer
-from lm.training.state import EMA, load_pieces
+from lm.training.optim.adamw import AdamWConfig
+from lm.training.optim.base import OptimConfig, begin_state
+from lm.training.optim.muon import MuonConfig
+from lm.training.optim.sgd import SGDConfig
 from lm.training.strategies.single import Single
+from lm.training.weights import load_pieces
+from tests.training.optim.optimizers import built
 
 CONFIGS: list[OptimConfig] = [AdamWConfig(), MuonConfig(), SGDConfig(momentum=0.9), SGDConfig()]
 IDS = ["adamw", "muon", "sgd-momentum", "sgd"]
@@ -40,7 +45,7 @@ def train(model: Tied, optimizer: torch.optim.Optimizer, steps: range, ema: EMA 
 
 
 def prepared(cfg: OptimConfig, model: Tied) -> tuple[torch.optim.Optimizer, EMA]:
-    optimizer = build_optimizer(cfg, model.named_parameters(), MATRICES)
+    optimizer = built(cfg, model.named_parameters(), MATRICES)
     begin_state(optimizer)
     return optimizer, EMA(Single().weights(model), 0.9)
 
@@ -101,7 +106,7 @@ def test_a_missing_optimizer_state_names_the_remedy(tmp_path: Path) -> None:
 def test_the_average_follows_its_formula_and_swapping_gives_the_weights_back_bitwise() -> None:
     torch.manual_seed(0)
     model = Tied()
-    optimizer = build_optimizer(SGDConfig(lr=0.5), model.named_parameters(), MATRICES)
+    optimizer = built(SGDConfig(lr=0.5), model.named_parameters(), MATRICES)
     expected = model.inner.weight.detach().double()
     ema = EMA(Single().weights(model), 0.75)
     for step in range(5):

@@ -1,6 +1,6 @@
 """Where conf/ and recipes/ lie, beside the package in a checkout and inside it in a wheel, and which groups and options they hold.
 
-A folder of the user's own, with groups like those of conf/ and perhaps recipes/, adds options.
+A folder of the user's own, with groups like those of conf/ and perhaps recipes/, adds options, and so does each kind of a plugin.
 """
 
 import os
@@ -12,6 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lm import plugins
 from lm.config import Tree, flatten
 from lm.errors import ConfigError
 
@@ -56,7 +57,28 @@ def add_own(folder: str, by: str) -> None:
 
 def groups() -> dict[str, list[str]]:
     """Group -> options, such as 'model/ffn' -> ['geglu', ...] and 'recipes' -> ['pretrain/tiny', ...]."""
-    return {group: list(files) for group, files in _files(root(), own()).items()}
+    files, added = _files(root(), own()), plugin_kinds()
+    return {group: [*files.get(group, ()), *added.get(group, ())] for group in files | added}
+
+
+def plugin_kinds() -> dict[str, dict[str, str]]:
+    """Group -> kind -> the plugin that defines it, where no file makes an option of it. Raises ConfigError for a kind that is named like
+    another option."""
+    found: dict[str, dict[str, str]] = {}
+    for plugin in plugins.loaded():
+        for cls in plugin.kinds:
+            kind, group = str(cls.model_fields["kind"].default), cls.group
+            file = _files(root(), own()).get(group or "", {}).get(kind)
+            if file is not None and read(file).get("kind") != kind:
+                raise ConfigError(f"{plugin.origin}: its kind {kind!r} is named like lm's option {group}={kind}. Rename it.")
+            if group is not None and file is None:
+                found.setdefault(group, {})[kind] = plugin.origin
+    return found
+
+
+def source(group: str, option: str) -> str:
+    """The file of an option, or the plugin that it is a kind of."""
+    return plugin_kinds().get(group, {}).get(option) or shown(file_of(group, option))
 
 
 def file_of(group: str, option: str) -> Path:
@@ -90,7 +112,8 @@ def shown(file: Path) -> str:
 
 def values(group: str, option: str) -> dict[str, Any]:
     """What an option's file says, by dotted path in the whole tree."""
-    tree = {key: value for key, value in read(file_of(group, option)).items() if key != "defaults"}
+    of_plugin = option in plugin_kinds().get(group, {})
+    tree = {"kind": option} if of_plugin else {key: value for key, value in read(file_of(group, option)).items() if key != "defaults"}
     return flatten(tree, "" if group in GLOBAL else f"{group.replace('/', '.')}.")
 
 

@@ -5,7 +5,8 @@ the model preset, the recipe, debug, the command line. A preset or recipe refine
 is chosen from outside, what it says about that section stays only if the new option leaves the key open and its kind has it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,15 +15,18 @@ from typing import Any
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from pydantic.fields import FieldInfo
 
+from lm import plugins
 from lm.cli.compose import catalog
 from lm.cli.compose.finetune import parent_values
+from lm.cli.compose.keys import check_key
 from lm.cli.compose.naming import run_name
 from lm.cli.compose.overrides import Given, parse
-from lm.config import C, Config, Tree, did_you_mean, find_field, flatten, from_tree, members, nest, variant, variants
+from lm.config import C, Tree, did_you_mean, find_field, flatten, from_tree, members, nest, variants
 from lm.errors import ConfigError
 from lm.training.config import TrainConfig
 
@@ -57,7 +61,9 @@ class Composition:
 
     def config(self) -> TrainConfig:
         """Raises ConfigError; a mistake in a file is told with the file."""
-        return self.checked(TrainConfig, self.tree)
+        found = self.checked(TrainConfig, self.tree)
+        used = plugins.used(found)
+        return found.replace(plugins=used) if used else found
 
     def checked(self, cls: type[C], tree: Tree) -> C:
         """As `config`, for a part of the tree."""
@@ -71,13 +77,34 @@ class Composition:
             raise ConfigError(f"{said[-1][0].source}: {last}") from error
 
 
-def compose(overrides: Sequence[str]) -> Composition:
-    """Raises ConfigError for a key, group or option that does not exist; values are checked by `config()`."""
+def compose_config(overrides: Sequence[str], recipe: str | None = None) -> TrainConfig:
+    """As `lm.config`, which calls it."""
+    overrides = plugins.take(overrides)
+    if recipe is not None:
+        groups = [group for group in ("recipes", "model") if recipe in catalog.groups()[group]]
+        if not groups:
+            hint = did_you_mean(recipe, [*catalog.groups()["recipes"], *catalog.groups()["model"]])
+            raise ConfigError(f"config: {recipe!r} is neither a recipe nor a model preset. {hint}")
+        overrides = [f"{groups[0]}={recipe}", *overrides]
+    composition = compose(overrides)
+    found = composition.config()
+    for note in composition.notes:
+        print(note, file=sys.stderr)
+    return found
+
+
+def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition:
+    """Raises ConfigError for a key, group or option that does not exist; values are checked by `config()`.
+
+    saved: stands for all that no option of the command line was chosen for, the default recipe included.
+    """
     given = parse(overrides)
     chosen = {item.key: item.value for item in given if item.is_group}
     choices = _choices(chosen)
     layers, notes = _file_layers(choices, _switched(choices, chosen))
     _refuse_unknown(layers)
+    if saved is not None:
+        layers, notes = [saved, *_of_sections(layers, {key.split("/")[0] for key in chosen})], []
     layers = _with_parent(layers, given)
     spoken = Layer("command line", "", {})
     for item in sorted(given, key=lambda item: not item.key.endswith(".kind")):  # a kind before its keys
@@ -86,6 +113,14 @@ def compose(overrides: Sequence[str]) -> Composition:
     if "run.name" not in spoken.values:
         layers.append(Layer("derived from recipe and overrides", "", {"run.name": run_name(choices["recipes"], given)}))
     return Composition([*layers, spoken], choices, notes)
+
+
+def _of_sections(layers: list[Layer], sections: set[str]) -> list[Layer]:
+    """What files say of these sections; all that a recipe says where `recipes` is among them."""
+    recipe = "recipes" in sections
+    kept = [layer for layer in layers if recipe or layer.label != "recipe"]
+    own = [{path: v for path, v in layer.values.items() if recipe or path.split(".")[0] in sections} for layer in kept]
+    return [Layer(layer.label, layer.source, values) for layer, values in zip(kept, own, strict=True)]
 
 
 def _with_parent(layers: list[Layer], given: Sequence[Given]) -> list[Layer]:
@@ -98,61 +133,6 @@ def _with_parent(layers: list[Layer], given: Sequence[Given]) -> list[Layer]:
     for layer in layers:
         layer.values = {path: value for path, value in layer.values.items() if path.split(".")[0] not in ("model", "tokenizer")}
     return [*layers, Layer("checkpoint", str(stated[-1]), values)]
-
-
-def fields(cls: type[Config], tree: Tree, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every leaf key of the kinds that `tree` chooses, by dotted path."""
-    for key, field in cls.model_fields.items():
-        path, inner = f"{prefix}{key}", variant(field.annotation, tree.get(key))
-        if inner is not None:
-            section = tree.get(key)
-            yield from fields(inner, section if isinstance(section, dict) else {}, f"{path}.")
-        elif key != "kind":
-            yield path, field
-
-
-def check_key(path: str, tree: Tree) -> FieldInfo:
-    """The field of a dotted path. Raises ConfigError naming the first part that does not exist, and the nearest that do."""
-    parts = path.split(".")
-    owner, field = find_field(TrainConfig, tree, parts[:1])
-    for n in range(1, len(parts) + 1):
-        parent, (owner, field) = field, find_field(TrainConfig, tree, parts[:n])
-        if field is None:
-            raise ConfigError(_unknown(parts, n, owner, parent, tree))
-    assert field is not None
-    return field
-
-
-def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | None, tree: Tree) -> str:
-    here, key = ".".join(parts[:n]), parts[n - 1]
-    if n > 1 and parent is not None and not variants(parent.annotation):
-        return f"{here}: {'.'.join(parts[: n - 1])} is a value and has no keys. Leave .{key} out."
-    kinds, said = variants(parent.annotation) if parent is not None else {}, at(tree, parts[: n - 1])
-    if len(kinds) > 1 and str(said.get("kind") if isinstance(said, dict) else None) not in kinds:
-        return _no_kind(".".join(parts[: n - 1]), said, kinds)
-    elsewhere = [path for path, _ in fields(TrainConfig, tree) if path.endswith(f".{key}")] if n == 1 else []
-    if elsewhere:
-        return f"{here}: there is no such key at the top. Did you mean '{elsewhere[0]}'?"
-    kind = owner.model_fields.get("kind")
-    siblings = variants(parent.annotation).items() if parent is not None else ()
-    others = [f"'{name}'" for name, sibling in siblings if key in sibling.model_fields]
-    which = (f" in kind '{kind.default}'" if kind else "") + (f", only in {', '.join(others)}" if others else "")
-    return f"{here}: there is no such key{which}. {did_you_mean(key, [name for name in owner.model_fields if name != 'kind'])}"
-
-
-def _no_kind(section: str, said: object, kinds: Mapping[str, object]) -> str:
-    given = said.get("kind") if isinstance(said, dict) else None
-    if given is None:
-        return f"{section}: it has no kind yet, so that its keys are unknown. Set {section}.kind to one of {', '.join(kinds)}."
-    return f"{section}.kind: {given!r} is not an option. {did_you_mean(str(given), kinds)}"
-
-
-def at(tree: Tree, path: Sequence[str]) -> object:
-    """The value at a path, None where there is none."""
-    found: object = tree
-    for key in path:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
 
 
 def _tree(layers: Sequence[Layer]) -> Tree:
@@ -169,6 +149,9 @@ def _hydra_choices(root: Path, own: Path | None, chosen: tuple[tuple[str, str | 
     """A tenth of a second each, and the jobs of a sweep share most."""
     further = ",".join(_quoted(f"file://{path}") for path in (root, own) if path is not None)
     overrides = [f"hydra.searchpath=[{further}]", *(f"{group}={'null' if o is None else o}" for group, o in chosen)]
+    for group, kinds in catalog.plugin_kinds().items():
+        for kind in kinds:
+            ConfigStore.instance().store(group=group, name=kind, node={"kind": kind})
     try:
         with initialize_config_dir(config_dir=str(root / "conf"), version_base="1.3"):
             made = hydra_compose("train", overrides, return_hydra_config=True)
@@ -215,7 +198,7 @@ def _train_layer() -> Layer:
 def _file_layer(label: str, group: str, option: str | None) -> Layer:
     if option is None:
         return Layer(label, "", {})
-    return Layer(label, catalog.shown(catalog.file_of(group, option)), catalog.values(group, option))
+    return Layer(label, catalog.source(group, option), catalog.values(group, option))
 
 
 def _leave_out(layer: Layer, group: str, option: str, tree: Tree) -> str:
@@ -257,7 +240,7 @@ def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
         return
     if item.key.split(".")[-1] == "kind" and (group := item.key.removesuffix(".kind").replace(".", "/")) in catalog.groups():
         raise ConfigError(f"{item.key}: the kind comes with the option. Write {group}={_option_of_kind(group, item)}.")
-    leaves = flatten(item.value, f"{item.key}.") if isinstance(item.value, dict) else {item.key: item.value}
+    leaves = flatten(item.value, f"{item.key}.") if isinstance(item.value, dict) and item.value else {item.key: item.value}
     for path in [path for path in leaves if path.endswith(".kind")]:  # what follows is judged by it
         _forget(path.removesuffix(".kind"), layers)
         spoken.values[path] = leaves[path]

@@ -1,6 +1,5 @@
 """Every job of a sweep in a process of its own, one after the other; a job that fails does not stop the rest."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -11,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import yaml
-
 from lm.cli.compose.compose import compose
-from lm.cli.views.describe import table
+from lm.cli.views.text import table
 from lm.errors import ConfigError, LmError
+from lm.storage.atomic import verify
+from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 
 
@@ -72,16 +71,15 @@ def _plan(overrides: list[str]) -> Job:
     return Job(overrides, config.run.name, folder, "skipped" if _finished(folder, config) else "not run")
 
 
-def _finished(folder: Path, config: TrainConfig) -> bool:
+def _finished(path: Path, config: TrainConfig) -> bool:
     """The run has ended, its model verifies, and its frozen config is this one."""
-    if not (folder / "summary.json").is_file() or not (folder / "config.yaml").is_file():
-        return False
-    from lm.storage.atomic import verify
-
+    folder = RunFolder(path)
     try:
-        verify(folder / "model")
-        return bool(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) == config.tree())
-    except (LmError, yaml.YAMLError, UnicodeDecodeError):
+        if not folder.exists() or not folder.summary():
+            return False
+        verify(folder.model)
+        return folder.config() == config.tree()
+    except LmError:
         return False
 
 
@@ -136,9 +134,9 @@ def _verdict(jobs: Sequence[Job], caught: int | None) -> int:
     return 0
 
 
-def _bits_per_byte(folder: Path | None) -> str:
+def _bits_per_byte(path: Path | None) -> str:
     try:
-        value = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["val_bits_per_byte"] if folder else None
-    except (OSError, ValueError, KeyError, TypeError):
+        value = RunFolder(path).summary().get("val_bits_per_byte") if path is not None else None
+    except LmError:
         return "-"
     return f"{value:.4f}" if isinstance(value, int | float) else "-"

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lm.cli.compose.literal import parse_literal
-from lm.cli.views.describe import listing
+from lm.cli.compose.arguments import parse_literal
+from lm.cli.views.text import listing
 from lm.config import Config
 from lm.errors import ConfigError
 

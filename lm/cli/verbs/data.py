@@ -3,7 +3,9 @@
 import sys
 from collections.abc import Sequence
 
-from lm.cli.compose.corpus import Corpus, say, take, take_corpus
+from lm.cli.compose.arguments import take
+from lm.cli.compose.sections import Corpus, take_corpus
+from lm.cli.views.text import say
 from lm.config import did_you_mean
 from lm.errors import ConfigError
 

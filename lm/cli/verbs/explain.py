@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pydantic.fields import FieldInfo
 
 from lm.cli.compose import catalog
-from lm.cli.compose.compose import Composition, at, check_key, compose, fields
-from lm.cli.views.describe import default_text, sentence, table, type_text, value_text
+from lm.cli.compose.compose import Composition, compose
+from lm.cli.compose.keys import at, check_key, fields
+from lm.cli.views.text import default_text, sentence, table, type_text, value_text
 from lm.config import Config, find_field, variant
 from lm.errors import ConfigError
 from lm.training.config import TrainConfig

@@ -4,9 +4,8 @@ import io
 import sys
 from collections.abc import Sequence
 
-from lm.cli.compose.literal import parse_literal
-from lm.cli.compose.source import HELP, take_from
-from lm.cli.views.describe import listing
+from lm.cli.compose.arguments import FROM, parse_literal, take_from
+from lm.cli.views.text import listing
 from lm.errors import ConfigError
 from lm.generation.sampling import SamplingConfig
 
@@ -66,7 +65,7 @@ def run(args: Sequence[str]) -> int:
 
 def help_text(args: Sequence[str]) -> str:
     """Usage and options."""
-    return f"{_USAGE}\n  {HELP}\n{listing(GenerateConfig)}"
+    return f"{_USAGE}\n  {FROM}\n{listing(GenerateConfig)}"
 
 
 def _prompts(cfg: GenerateConfig) -> list[str]:

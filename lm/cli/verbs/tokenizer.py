@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lm.cli.compose.corpus import say, take, take_corpus
+from lm.cli.compose.arguments import take
+from lm.cli.compose.sections import take_corpus
+from lm.cli.views.text import say
 from lm.config import did_you_mean
 from lm.data.sources.base import Document
 from lm.errors import ConfigError

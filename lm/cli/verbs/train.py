@@ -3,30 +3,19 @@
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
+from lm import plugins
 from lm.cli.compose import catalog
-from lm.cli.compose.compose import compose, fields
+from lm.cli.compose.arguments import parse_call
+from lm.cli.compose.compose import compose, compose_config
+from lm.cli.compose.keys import fields
 from lm.cli.compose.overrides import expand
-from lm.cli.views.describe import default_text, sentence, table, type_text, value_text
-from lm.config import did_you_mean
-from lm.errors import ConfigError, Interrupted
-from lm.training.callbacks.signals import requeue
+from lm.cli.views.text import default_text, sentence, table, type_text, value_text
+from lm.errors import Interrupted
+from lm.storage.reading import yaml_text
 from lm.training.config import TrainConfig
-
-_FLAGS = ("-m", "--multirun", "--cfg", "--config-dir", "--help")
-
-
-@dataclass(frozen=True)
-class Call:
-    """The arguments, flags apart from overrides; flags stand anywhere."""
-
-    overrides: list[str]
-    multirun: bool
-    show_config: bool
+from lm.training.launch.signals import requeue
 
 
 def run(args: Sequence[str]) -> int:
@@ -40,33 +29,23 @@ def run(args: Sequence[str]) -> int:
         from lm.cli.compose.multirun import multirun
 
         return multirun(jobs)
-    config = compose_config(call.overrides)
-    if config.check:
+    cfg = compose_config(call.overrides)
+    from lm.training.launch.start import train
+
+    if cfg.check:
         from lm.training.check import check
 
-        check(config, _train, print)
+        check(cfg, train, print)
         return 0
-    command = shlex.join(["lm", "train", *catalog.flags(), *args])
+    command = shlex.join(["lm", "train", *catalog.flags(), *plugins.flags(), *args])
     try:
-        _train(config, command)
+        folder = train(cfg, command=command)
     except Interrupted as stopped:
         print(f"resume: {command}", file=sys.stderr)
         requeue(stopped)
         raise
-    _report(Path(config.run.dir).expanduser() / config.run.name)
+    _report(folder.path)
     return 0
-
-
-def _train(config: TrainConfig, command: str | None = None) -> None:
-    """In this process, or in ranks of its own."""
-    if config.strategy.kind == "single":
-        from lm.training.run import train
-
-        train(config, command)
-    else:
-        from lm.training.launch.launcher import launch
-
-        launch(config, command)
 
 
 def _report(folder: Path) -> None:
@@ -105,35 +84,5 @@ def help_text(args: Sequence[str]) -> str:
     )
 
 
-def parse_call(args: Sequence[str]) -> Call:
-    """Raises ConfigError for an unknown flag."""
-    overrides: list[str] = []
-    multirun, cfg = False, False
-    queue = list(args)
-    while queue:
-        arg = queue.pop(0)
-        if arg in ("-m", "--multirun"):
-            multirun = True
-        elif arg == "--cfg" or arg.startswith("--cfg="):
-            what = arg.removeprefix("--cfg=") if "=" in arg else (queue.pop(0) if queue else "")
-            if what != "job":
-                raise ConfigError(f"--cfg: '{what}' is not something to print. Write --cfg job.")
-            cfg = True
-        elif arg.startswith("-"):
-            raise ConfigError(f"{arg}: there is no such flag. {did_you_mean(arg, _FLAGS)}")
-        else:
-            overrides.append(arg)
-    return Call(overrides, multirun, cfg)
-
-
-def compose_config(overrides: Sequence[str]) -> TrainConfig:
-    """The validated config; what was left out of presets is told on stderr."""
-    composition = compose(overrides)
-    config = composition.config()
-    for note in composition.notes:
-        print(note, file=sys.stderr)
-    return config
-
-
 def _composed_yaml(overrides: Sequence[str]) -> str:
-    return yaml.safe_dump(compose_config(overrides).tree(), sort_keys=False, allow_unicode=True)
+    return yaml_text(compose_config(overrides).tree())

@@ -11,13 +11,10 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Literal, Protocol
 
-from lm.config import Tree
+from lm.config import Slot, Tree
 from lm.errors import ConfigError
-
-if TYPE_CHECKING:  # the wandb process imports this module and needs no torch
-    from lm.training.config import LoggerConfig, WandbLoggerConfig
 
 log = logging.getLogger("lm")
 
@@ -34,20 +31,35 @@ CLOSE_S = 8.0
 INIT_S = 30.0  # until a server that does not answer is given up for an offline run; the training waits for none of it
 
 
-def build_loggers(cfg: "LoggerConfig", folder: Path, config: Tree, step: int = 0) -> list[Logger]:
-    """The loggers beside metrics.jsonl. `config` is what they show as the run's settings; `step` is where a resumed run goes on."""
-    if cfg.kind == "tensorboard":
-        _require("tensorboard", "tensorboard")
+class LoggerConfig(Slot, group="logger"):
+    """Where metrics go beside metrics.jsonl, which is always written."""
+
+    def build(self, folder: Path, config: Tree, step: int) -> list[Logger]:
+        """Returns the loggers of a run folder. config: what they show as the run's settings.  step: where a resumed run goes on."""
+        raise NotImplementedError
+
+    def _require(self, package: str) -> None:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"logger: kind={self.kind} needs the package {package}, which is not installed. Run: pip install {package}")
+
+
+class JsonlLoggerConfig(LoggerConfig):
+    """metrics.jsonl alone, which is always written."""
+
+    kind: Literal["jsonl"] = "jsonl"
+
+    def build(self, folder: Path, config: Tree, step: int) -> list[Logger]:
+        return []
+
+
+class TensorBoardLoggerConfig(LoggerConfig):
+    """metrics.jsonl and TensorBoard event files in the run folder."""
+
+    kind: Literal["tensorboard"] = "tensorboard"
+
+    def build(self, folder: Path, config: Tree, step: int) -> list[Logger]:
+        self._require("tensorboard")
         return [TensorBoard(folder, config, step)]
-    if cfg.kind == "wandb":
-        _require("wandb", "wandb")
-        return [Wandb(cfg, folder, config)]
-    return []
-
-
-def _require(module: str, kind: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        raise ConfigError(f"logger: kind={kind} needs the package {module}, which is not installed. Run: pip install {module}")
 
 
 class TensorBoard:
@@ -85,13 +97,27 @@ class TensorBoard:
             log.warning("tensorboard stopped: %s. The run goes on; metrics.jsonl has everything.", error)
 
 
+class WandbLoggerConfig(LoggerConfig):
+    """metrics.jsonl and Weights & Biases, offline when not logged in."""
+
+    kind: Literal["wandb"] = "wandb"
+    project: str = "lm"
+    """Project name."""
+    entity: str | None = None
+    """Team or user. null: the default one."""
+
+    def build(self, folder: Path, config: Tree, step: int) -> list[Logger]:
+        self._require("wandb")
+        return [Wandb(self, folder, config)]
+
+
 class Wandb:
     """Weights & Biases in a process of its own, which reads records from a pipe and can be killed.
 
     Its client waits for servers at the start, at the end and in atexit hooks; none of that reaches the run.
     """
 
-    def __init__(self, cfg: "WandbLoggerConfig", folder: Path, config: Tree) -> None:
+    def __init__(self, cfg: WandbLoggerConfig, folder: Path, config: Tree) -> None:
         self._records: queue.SimpleQueue[Tree | None] = queue.SimpleQueue()
         self._records.put({"project": cfg.project, "entity": cfg.entity, "dir": str(folder), "name": folder.name, "config": config})
         self._process: subprocess.Popen[str] | None = None

@@ -1,21 +1,108 @@
-"""metrics.jsonl, the truth that every plot and test reads, and the numbers that only the machine knows."""
+"""The lines of metrics.jsonl between validations: each number is a small function of the trainer and the module."""
 
-import json
-import logging
-import math
+import platform
 import resource
 import sys
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import torch
+from lightning import Trainer
 
 from lm.config import Tree
-from lm.errors import CheckpointError
-from lm.storage.atomic import TEMPORARY, disk_errors
+from lm.data.layout.mixed import consumed
+from lm.errors import ConfigError
+from lm.training.callbacks.base import RunCallback
+from lm.training.module import TrainModule
 
-log = logging.getLogger("lm")
+Metric = Callable[[Trainer, TrainModule], Tree]
+"""Returns numbers for a line, by name. Every rank calls it, at the end of the steps that are logged."""
+
+
+class Metrics(RunCallback):
+    """Writes a line of the house's numbers, and of those that the config adds."""
+
+    def begin(self, module: TrainModule) -> None:
+        cuda = module.device.type == "cuda"
+        cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+        module.run.counters.device = torch.cuda.get_device_name() if cuda else cpu
+        self._added = {name: metric.build() for name, metric in module.cfg.metrics.items()}
+        module.run.clock.start(module.step)
+
+    def step_end(self, module: TrainModule) -> None:
+        run = module.run
+        if not run.logs(module.step):
+            return
+        line: Tree = {"step": module.step}
+        for metric in LINE:
+            line |= metric(module.trainer, module)
+        for name, added in self._added.items():
+            numbers = added(module.trainer, module)
+            if taken := line.keys() & numbers.keys():
+                raise ConfigError(f"metrics.{name}: '{min(taken)}' is in each line of metrics already. Give the number another name.")
+            line |= numbers
+        run.logged = line
+        run.journal.record(line)
+
+
+def tokens(trainer: Trainer, module: TrainModule) -> Tree:
+    """Tokens read since step 0."""
+    return {"tokens": module.run.tokens(module.step)}
+
+
+def loss(trainer: Trainer, module: TrainModule) -> Tree:
+    """Nats per token of the last step. Waits for the device."""
+    return {"loss": float(module.loss())}
+
+
+def rate(trainer: Trainer, module: TrainModule) -> Tree:
+    """The learning rate of the last group, which under Muon is that of the matrices."""
+    group: Tree = trainer.optimizers[0].param_groups[-1]
+    return {"lr": float(group["lr"])}
+
+
+def gradient(trainer: Trainer, module: TrainModule) -> Tree:
+    """The norm of the whole gradient, before it is clipped."""
+    return {"grad_norm": float(module.grad_norm)}
+
+
+def speed(trainer: Trainer, module: TrainModule) -> Tree:
+    """Since the line before, validations and saves left out."""
+    clock = module.run.clock
+    module.run.counters.train_s += clock.lap(module.step)
+    return {"tokens_per_second": round(module.run.tokens(1) / clock.step_s, 1), "step_s": round(clock.step_s, 5)}
+
+
+def memory(trainer: Trainer, module: TrainModule) -> Tree:
+    """The peak of the rank that needs most."""
+    (most,) = module.run.ranks.most(memory_gib(module.device))
+    return {"memory_gib": round(most, 3)}
+
+
+def utilisation(trainer: Trainer, module: TrainModule) -> Tree:
+    """The part of the GPU's peak that the model's own arithmetic takes; nothing where the peak is not known."""
+    peak = peak_flops(torch.cuda.get_device_name()) if module.device.type == "cuda" else None
+    if peak is None:
+        return {}
+    flops = module.run.tokens(1) * module.counts.train_flops_per_token
+    return {"mfu_pct": round(100 * flops / module.run.clock.step_s / peak, 2)}
+
+
+def data(trainer: Trainer, module: TrainModule) -> Tree:
+    """How often the rows were read, of a mixture those of each source."""
+    run = module.run
+    return consumed(run.splits.train, module.step + run.counters.rows_from, run.cfg.data)
+
+
+def expert_loads(trainer: Trainer, module: TrainModule) -> Tree:
+    """Of each MoE layer, in the last step: the tokens of its busiest expert over the mean."""
+    if module.loads is None:
+        return {}
+    ratios = (module.loads.amax(-1) / module.loads.mean(-1)).tolist()
+    return {f"expert_load/{name}": round(ratio, 4) for name, ratio in zip(module.model.mixtures(), ratios, strict=True)}
+
+
+LINE: tuple[Metric, ...] = (tokens, loss, rate, gradient, speed, memory, utilisation, data, expert_loads)
+"""In this order: `speed` stops its clock behind the wait of `loss`."""
 
 # Dense bf16 FLOP/s with fp32 accumulation, by words that the device name must hold; the first match counts. NVIDIA's data sheets
 # (half of what they print "with sparsity"): A100, H100, H200, GH200, HGX B200, L4, L40, L40S, A10; for GeForce and RTX A cards
@@ -54,71 +141,3 @@ def memory_gib(device: torch.device) -> float:
         return torch.cuda.max_memory_reserved(device) / 2**30
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
-
-
-def expert_loads(loads: torch.Tensor, names: Iterable[str]) -> Tree:
-    """Of each MoE layer, in the last step: the tokens of its busiest expert over the mean.  loads: (layers, e)."""
-    ratios = (loads.amax(-1) / loads.mean(-1)).tolist()
-    return {f"expert_load/{name}": round(ratio, 4) for name, ratio in zip(names, ratios, strict=True)}
-
-
-class MetricsFile:
-    """One JSON object a line. A number that is not finite is written as null, since JSON has no NaN."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._expected = path.exists()
-
-    def append(self, record: Tree) -> None:
-        """Opened for each line, so that a file deleted mid run starts again, with one warning."""
-        if self._expected and not self._path.exists():
-            log.warning("%s: the file was deleted while the run writes it; a new one starts here.", self._path)
-        with disk_errors(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(_line(record))
-        self._expected = True
-
-    def truncate(self, step: int) -> None:
-        """Drop the records after `step`, and a torn last line: what a resumed run is about to write again."""
-        kept = [record for record in read(self._path) if record["step"] <= step] if self._path.exists() else []
-        temporary = self._path.with_name(TEMPORARY + self._path.name)
-        with disk_errors(self._path):
-            temporary.write_text("".join(map(_line, kept)), encoding="utf-8")
-            temporary.replace(self._path)
-        self._expected = True
-
-
-def read(path: Path) -> list[Tree]:
-    """The records of a metrics file. The last line may be torn by a kill; any other broken one is a CheckpointError."""
-    records: list[Tree] = []
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}). Give the folder of a run.") from None
-    for number, line in enumerate(lines, 1):
-        try:
-            records += [_record(line)] if line else []
-        except ValueError as error:
-            if number < len(lines):
-                raise CheckpointError(f"{path}:{number}: {error}. Remove the line.") from None
-    return records
-
-
-def _record(line: bytes) -> Tree:
-    record = json.loads(line)
-    if not isinstance(record, dict) or type(record.get("step")) is not int:
-        raise ValueError("not a JSON object with a step")
-    return record
-
-
-def _line(record: Tree) -> str:
-    return json.dumps(_finite(record), allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(v) for key, v in value.items()}
-    if isinstance(value, list):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

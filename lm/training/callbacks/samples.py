@@ -1,31 +1,51 @@
-"""samples.md: what the model writes at each validation."""
+"""What a model writes at each validation, into samples.md."""
 
-import os
-import re
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-from lm.storage.atomic import disk_errors
+import torch
+from lightning import Trainer
 
-
-def append_samples(path: Path, step: int, shown: Sequence[Sequence[str]]) -> int:
-    """One block per text, after a heading with the step; the file's length then."""
-    blocks = "".join(f"\n{_fenced(part)}\n" for parts in shown for part in parts)
-    with disk_errors(path):
-        with path.open("a", encoding="utf-8") as file:
-            file.write(f"## step {step}\n{blocks}\n")
-        return path.stat().st_size
+from lm.config import Tree
+from lm.generation.load import generate
+from lm.training.callbacks.base import RunCallback
+from lm.training.module import TrainModule
 
 
-def _fenced(text: str) -> str:
-    """A code block whose fence is longer than any run of backticks inside."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}\n{text}\n{fence}"
+class Samples(RunCallback):
+    """Continues trainer.sample_prompts."""
 
+    def begin(self, module: TrainModule) -> None:
+        if module.cfg.trainer.sample_prompts and module.model.cfg.kind == "encoder":
+            module.run.journal.console.say("trainer.sample_prompts are left aside: an encoder continues no text")
 
-def truncate_samples(path: Path, size: int) -> None:
-    """Drop what was written after the checkpoint; a resumed run draws those samples again."""
-    with disk_errors(path):
-        if path.exists() and path.stat().st_size > size:
-            os.truncate(path, size)
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """What a fine-tuning's parent writes."""
+        if pl_module.reader is None and pl_module.cfg.init_from is not None:
+            self._sample(pl_module)
+
+    def step_end(self, module: TrainModule) -> None:
+        if module.run.validates(module.step):
+            self._sample(module)
+
+    def _sample(self, module: TrainModule) -> None:
+        """Every rank generates, since each may hold a part of the weights only."""
+        run = module.run
+        if module.cfg.trainer.sample_prompts and module.model.cfg.kind != "encoder":
+            with run.clock.paused(), module.exported_weights(), self._eager(module):
+                run.counters.samples_bytes = run.journal.samples(module.step, self._texts(module))
+
+    def _texts(self, module: TrainModule) -> list[Sequence[str]]:
+        """For each prompt the text with its continuation; of an encoder-decoder, which answers, the two apart."""
+        cfg, apart = module.cfg.trainer, module.model.cfg.kind == "encoder_decoder"
+        options: Tree = {"max_tokens": cfg.sample_tokens, "temperature": 0.8, "top_p": 0.95, "seed": module.cfg.seed}
+        found: list[Sequence[str]] = []
+        for prompt in cfg.sample_prompts:
+            text = generate(module.model, module.run.data.tokenizer, prompt, **options)
+            found.append((prompt, text) if apart else (prompt + text,))
+        return found
+
+    def _eager(self, module: TrainModule) -> AbstractContextManager[None]:
+        """Sampling changes shapes at each token, which would compile anew each time."""
+        return torch.compiler.set_stance("force_eager") if module.cfg.trainer.compile else nullcontext()

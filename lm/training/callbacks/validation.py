@@ -1,56 +1,65 @@
-"""What a model is worth at a step: its losses on held-out rows, which the ranks share, and what it writes."""
+"""What a model is worth at a step: its losses on held-out rows, which the ranks share."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+import math
+from typing import Any
 
-import torch
+from lightning import Trainer
 
 from lm.config import Tree
 from lm.data.order import spread
-from lm.data.rows.base import Rows
-from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.generation.evaluate import Evaluation, evaluate
-from lm.generation.load import generate
-from lm.nn.transformer import LM
-from lm.training.config import TrainConfig
-from lm.training.launch.ranks import Ranks
+from lm.errors import NumericsError
+from lm.generation.evaluate import evaluate
+from lm.training.callbacks.base import RunCallback
+from lm.training.module import TrainModule
 
 
-@dataclass(frozen=True)
-class Validation:
-    """All methods are called by every rank, and give every rank the same."""
+class Validation(RunCallback):
+    """Evaluates the weights that would be exported, and counts how long they have not become better."""
 
-    cfg: TrainConfig
-    model: LM
-    tokenizer: Tokenizer
-    rows: Rows
-    sets: dict[str, Rows]  # validated on their own too, by name
-    ranks: Ranks
+    def __init__(self) -> None:
+        self._validated = -1  # the newest step
 
-    def losses(self) -> Tree:
-        """As metrics.jsonl has them."""
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """What a fine-tuning is to better, when all stands and nothing is trained."""
+        if pl_module.reader is None and pl_module.cfg.init_from is not None:
+            self.validate(pl_module)
+
+    def step_end(self, module: TrainModule) -> None:
+        if module.run.validates(module.step):
+            self.validate(module)
+
+    def finish(self, module: TrainModule) -> None:
+        """The last step is validated, whoever has made it the last; a signal waits for nothing."""
+        if module.run.stopped_by is None and self._validated != module.step:
+            self.validate(module)
+
+    def validate(self, module: TrainModule) -> None:
+        """Raises NumericsError for a loss that is not finite, before such weights are saved."""
+        run, step, counters = module.run, module.step, module.run.counters
+        self._validated = step
+        with run.clock.paused():
+            found = self._losses(module)
+            counters.val_loss, counters.val_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
+            if not math.isfinite(found["val_loss"]):
+                raise NumericsError(
+                    f"train: val_loss is {counters.val_loss} after step {step}, and the weights are not saved; {run.last_checkpoint()}."
+                    f" Lower optim.lr={run.cfg.optim.lr:g}, or use trainer.precision=fp32."
+                )
+            better = counters.best_val_loss is None or found["val_loss"] < counters.best_val_loss
+            counters.worse_validations = 0 if better else counters.worse_validations + 1
+            counters.best_val_loss = found["val_loss"] if better else counters.best_val_loss
+            run.journal.record({"step": step, "tokens": run.tokens(step), **found})
+            if run.done(step) and not run.last(step):
+                worse = counters.worse_validations
+                run.journal.record({"step": step, "event": "stopped early", "validations_without_improvement": worse})
+
+    def _losses(self, module: TrainModule) -> Tree:
+        """As metrics.jsonl has them, of all held-out rows and of each source's."""
+        run, cfg = module.run, module.cfg
         found: Tree = {}
-        for suffix, rows in [("", self.rows), *((f"/{name}", rows) for name, rows in self.sets.items())]:
-            of = self._evaluate(rows)
-            found |= {f"val_loss{suffix}": of["val_loss"], f"val_bits_per_byte{suffix}": of["val_bits_per_byte"]}
+        with module.exported_weights():
+            for suffix, rows in [("", run.splits.val), *((f"/{name}", rows) for name, rows in run.splits.named.items())]:
+                ids = spread(len(rows), cfg.data.val_rows)
+                of = evaluate(module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.ranks)
+                found |= {f"val_loss{suffix}": of["val_loss"], f"val_bits_per_byte{suffix}": of["val_bits_per_byte"]}
         return found
-
-    def _evaluate(self, rows: Rows) -> Evaluation:
-        ids = spread(len(rows), self.cfg.data.val_rows)
-        return evaluate(self.model, rows, ids, self.tokenizer, self.cfg.trainer.micro_batch, self.ranks)
-
-    def samples(self) -> list[Sequence[str]]:
-        """For each prompt the text with its continuation; of an encoder-decoder, which answers, the two apart."""
-        prompts = self.cfg.trainer.sample_prompts
-        if not prompts or self.model.cfg.kind == "encoder":
-            return []
-        options: Tree = {"max_tokens": self.cfg.trainer.sample_tokens, "temperature": 0.8, "top_p": 0.95, "seed": self.cfg.seed}
-        with self._eager():
-            texts = [generate(self.model, self.tokenizer, prompt, **options) for prompt in prompts]
-        apart = self.model.cfg.kind == "encoder_decoder"
-        return [(prompt, text) if apart else (prompt + text,) for prompt, text in zip(prompts, texts, strict=True)]
-
-    def _eager(self) -> AbstractContextManager[None]:
-        """Sampling changes shapes at each token, which would compile anew each time."""
-        return torch.compiler.set_stance("force_eager") if self.cfg.trainer.compile else nullcontext()

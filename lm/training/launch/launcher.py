@@ -14,10 +14,10 @@ from pathlib import Path
 from types import FrameType
 
 from lm.errors import Interrupted, LmError, ResourceError
-from lm.storage.atomic import RunLock
+from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.launch import outcome
-from lm.training.resume import CONFIG, require_resumable, write_config
+from lm.training.resume import require_resumable
 
 WORKER = "lm.training.worker"
 _POLL_S = 0.1
@@ -26,21 +26,21 @@ _ABANDON_S = 10.0  # the others of a failed rank get that long to end
 
 def launch(cfg: TrainConfig, command: str | None = None) -> None:
     """Train with the ranks of `cfg.launch` on this machine. Raises the first rank's error; Interrupted after a signal, with all saved."""
-    folder = Path(cfg.run.dir).expanduser() / cfg.run.name
+    folder = RunFolder(cfg.run.folder)
     require_resumable(folder, cfg)
     with tempfile.TemporaryDirectory(prefix="lm-ranks-") as name:
         where = folder
         if cfg.launch.nodes == 1:
-            with RunLock(folder):
-                write_config(folder, cfg)
+            with folder.lock():
+                folder.write_config(cfg.tree())
         else:  # each machine its own, and rank 0 the one in the run folder
-            where = Path(name)
-            write_config(where, cfg)
+            where = RunFolder(Path(name))
+            where.write_config(cfg.tree())
         threads = str(max(1, (os.cpu_count() or 1) // cfg.launch.devices))
         told = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         told["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else ranks that are started again find the addresses of those before
         with _environment(told | ({outcome.COMMAND: command} if command else {})):
-            error = _Launcher(cfg, where / CONFIG, Path(name)).run()
+            error = _Launcher(cfg, where.config_file, Path(name)).run()
     if error is not None:
         raise error
 

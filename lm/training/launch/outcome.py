@@ -11,8 +11,8 @@ from pathlib import Path
 
 from lm.errors import Interrupted, LmError, ResourceError
 from lm.storage.atomic import replace_file
-from lm.training.callbacks.signals import ORPHANED
 from lm.training.launch.ranks import PeerLost
+from lm.training.launch.signals import ORPHANED
 
 FOLDER, COMMAND = "LM_OUTCOMES", "LM_COMMAND"  # environment variables that the launching process sets
 _PR_SET_PDEATHSIG = 1  # prctl.h

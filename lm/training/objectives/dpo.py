@@ -7,11 +7,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.data.kinds import DPOConfig
+from lm.generation.load import load
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.head import Head
 from lm.nn.loss import LossSums
 from lm.nn.transformer import LM
+from lm.training.config import TrainConfig
+from lm.training.objectives.base import loss_of
 
 
 class DPO:
@@ -33,6 +36,11 @@ class DPO:
             before: Tensor = self._reference(batch, loss=reader)
         total = -F.logsigmoid(self._cfg.beta * margins(model(batch, loss=reader) - before)).sum()
         return LossSums(total, total.detach())
+
+
+@loss_of(DPOConfig)
+def _dpo(cfg: DPOConfig, run: TrainConfig) -> DPO:
+    return DPO(cfg, lambda: load(str(run.init_from), "cpu")[0])
 
 
 def margins(gain: Tensor) -> Tensor:

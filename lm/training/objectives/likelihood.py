@@ -1,44 +1,45 @@
-"""What a training step makes of a model and a batch (lm/nn/loss.py does the sums)."""
+"""Cross-entropy of the labels: the loss of every objective that has no other."""
 
-from collections.abc import Callable
-from typing import Protocol
-
-from lm.data.kinds import DPOConfig, ObjectiveConfig
 from lm.data.rows.base import LikelihoodConfig, ScheduledSamplingConfig
 from lm.nn.batch import Batch
 from lm.nn.loss import LossSums, causal_reader
 from lm.nn.transformer import LM
-
-
-class Objective(Protocol):
-    """The loss of one micro-batch, as sums over what its `step_tokens` count."""
-
-    def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
-        """step: optimizer steps taken before.  first_row: the number of the batch's first row among all rows of the step."""
+from lm.training.config import TrainConfig
+from lm.training.objectives.base import loss_of
+from lm.training.objectives.scheduled_sampling import chances, with_sampled_inputs
 
 
 class Likelihood:
-    """Cross-entropy of the labels; with scheduled sampling, of a part of the inputs that grows with the steps."""
+    """Sums -log p(label)."""
 
-    def __init__(self, cfg: LikelihoodConfig, max_steps: int, seed: int) -> None:
-        self._cfg, self._max_steps, self._seed = cfg, max_steps, seed
-        self._sampled = cfg.scheduled_sampling if isinstance(cfg, ScheduledSamplingConfig) else 0.0
+    def __init__(self, cfg: LikelihoodConfig) -> None:
+        self._cfg = cfg
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
-        if self._sampled:
-            from lm.training.objectives.scheduled_sampling import chances, with_sampled_inputs
-
-            chance = chances(batch, self._seed, step, first_row)
-            batch = with_sampled_inputs(model, batch, self._sampled * step / self._max_steps, chance, self._cfg.chunk)
+        cfg = self._cfg
         assert batch.labels is not None
-        sums: LossSums = model(batch, loss=causal_reader(batch.labels, self._cfg.label_smoothing, self._cfg.z_loss, self._cfg.chunk))
+        sums: LossSums = model(batch, loss=causal_reader(batch.labels, cfg.label_smoothing, cfg.z_loss, cfg.chunk))
         return sums
 
 
-def build_objective(cfg: ObjectiveConfig, max_steps: int, seed: int, load_reference: Callable[[], LM]) -> Objective:
-    """load_reference: the model before training, for objectives that compare with it."""
-    if isinstance(cfg, DPOConfig):
-        from lm.training.objectives.dpo import DPO
+class ScheduledSampling(Likelihood):
+    """The same where the model itself has drawn a part of the inputs, which grows with the steps."""
 
-        return DPO(cfg, load_reference)
-    return Likelihood(cfg, max_steps, seed)
+    def __init__(self, cfg: ScheduledSamplingConfig, max_steps: int, seed: int) -> None:
+        super().__init__(cfg)
+        self._frac, self._max_steps, self._seed = cfg.scheduled_sampling, max_steps, seed
+
+    def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
+        chance = chances(batch, self._seed, step, first_row)
+        batch = with_sampled_inputs(model, batch, self._frac * step / self._max_steps, chance, self._cfg.chunk)
+        return super().__call__(model, batch, step, first_row)
+
+
+@loss_of(LikelihoodConfig)
+def _likelihood(cfg: LikelihoodConfig, run: TrainConfig) -> Likelihood:
+    return Likelihood(cfg)
+
+
+@loss_of(ScheduledSamplingConfig)
+def _scheduled(cfg: ScheduledSamplingConfig, run: TrainConfig) -> Likelihood:
+    return ScheduledSampling(cfg, run.trainer.max_steps, run.seed) if cfg.scheduled_sampling else Likelihood(cfg)

@@ -1,12 +1,15 @@
 """Muon for matrices and AdamW for the rest, as one optimizer. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon."""
 
-from typing import Any
+from collections.abc import Container
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from lm.training.optim.skippable import Skippable
+from lm.training.optim.base import Group, Named, OptimConfig, Skippable, adam_state, decaying, grouped, momentum_state
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: singular values land in about 0.7 to 1.2 after 5 steps
 STEPS = 5
@@ -33,23 +36,61 @@ def fast_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if native else torch.float32
 
 
+class MuonConfig(OptimConfig):
+    """Muon for the blocks' matrices, AdamW for embeddings, head and vectors (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982)."""
+
+    whole_matrices: ClassVar[bool] = True
+
+    kind: Literal["muon"] = "muon"
+    lr: float = Field(0.02, gt=0)
+    """Peak learning rate of the matrices; an update has spectral norm about 1 times sqrt(max(1, rows / columns))."""
+    momentum: float = Field(0.95, ge=0, lt=1)
+    """Nesterov momentum of the matrices."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled decay of the matrices."""
+    adam_lr: float = Field(3e-3, gt=0)
+    """Peak learning rate of everything else."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW: decay of the first moment."""
+    beta2: float = Field(0.95, ge=0, lt=1)
+    """AdamW: decay of the second moment."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW: added to the root of the second moment."""
+    adam_weight_decay: float = Field(0.0, ge=0)
+    """AdamW: decoupled decay of embeddings and head."""
+
+    def build(self, named: Named, matrices: Container[str], vectors: Container[str]) -> Optimizer:
+        inner, outer = ([pair for pair in named if (pair[0] in matrices) == of] for of in (True, False))
+        adam = {"betas": (self.beta1, self.beta2), "eps": self.eps}
+        groups = [part | adam for part in decaying(outer, self.adam_lr, self.adam_weight_decay, vectors)]
+        if inner:
+            groups.append(grouped(inner, self.lr, self.weight_decay) | {"momentum": self.momentum})
+        return MuonAdamW(groups)
+
+    def state_bytes(self, number: int) -> tuple[int, int]:
+        return 4, 2 * number
+
+
 class MuonAdamW(Skippable):
     """Groups with a `momentum` are Muon's, the others AdamW's."""
 
-    def _step(self, params: list[Tensor], group: dict[str, Any]) -> None:
+    def initial_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
+        return momentum_state(p) if "momentum" in group else adam_state(p)
+
+    def _step(self, params: list[Tensor], group: Group) -> None:
         if "momentum" in group:
             self._muon(params, group)
         else:
             self._adamw(params, group)
 
-    def _muon(self, params: list[Tensor], group: dict[str, Any]) -> None:
+    def _muon(self, params: list[Tensor], group: Group) -> None:
         by_shape: dict[torch.Size, list[Tensor]] = {}
         for p in params:
             by_shape.setdefault(p.shape, []).append(p)
         for same in by_shape.values():
             self._muon_batch(same, group)
 
-    def _muon_batch(self, params: list[Tensor], group: dict[str, Any]) -> None:
+    def _muon_batch(self, params: list[Tensor], group: Group) -> None:
         lr, mu = group["lr"], group["momentum"]
         shape = params[0].shape  # (rows, columns), or a stack of such: (e, rows, columns)
         grads, old = [_grad(p).float() for p in params], [self.state[p]["momentum_buffer"] for p in params]
@@ -63,7 +104,7 @@ class MuonAdamW(Skippable):
         self._write(old, momentum)
         self._write(params, stepped)
 
-    def _adamw(self, params: list[Tensor], group: dict[str, Any]) -> None:
+    def _adamw(self, params: list[Tensor], group: Group) -> None:
         states = [self.state[p] for p in params]
         adamw(
             params,

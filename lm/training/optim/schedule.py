@@ -1,3 +1,5 @@
+"""How the learning rate goes with the steps."""
+
 import math
 from typing import Literal
 
@@ -12,11 +14,22 @@ class ScheduleConfig(Slot, group="schedule"):
     warmup_steps: int = Field(0, ge=0)
     """Steps of linear rise to the peak."""
 
+    def factor(self, step: int, max_steps: int) -> float:
+        """Returns the learning rate of a step, counted from 0, as a part of the peak. Warm-up is (step + 1) / warmup_steps."""
+        return (step + 1) / self.warmup_steps if step < self.warmup_steps else self.after_warmup(step, max_steps)
+
+    def after_warmup(self, step: int, max_steps: int) -> float:
+        """Returns the part of the peak at a step behind the warm-up."""
+        raise NotImplementedError
+
 
 class ConstantConfig(ScheduleConfig):
     """Warm-up, then the peak to the end."""
 
     kind: Literal["constant"] = "constant"
+
+    def after_warmup(self, step: int, max_steps: int) -> float:
+        return 1.0
 
 
 class LinearConfig(ScheduleConfig):
@@ -26,6 +39,9 @@ class LinearConfig(ScheduleConfig):
     final_frac: float = Field(0.0, ge=0, le=1)
     """Learning rate that the decay ends at, as a part of the peak."""
 
+    def after_warmup(self, step: int, max_steps: int) -> float:
+        return 1 - (1 - self.final_frac) * _done(step, self.warmup_steps, max_steps)
+
 
 class CosineConfig(ScheduleConfig):
     """Warm-up, then half a cosine down (Loshchilov & Hutter 2016, arXiv:1608.03983)."""
@@ -33,6 +49,10 @@ class CosineConfig(ScheduleConfig):
     kind: Literal["cosine"] = "cosine"
     final_frac: float = Field(0.1, ge=0, le=1)
     """Learning rate that the decay ends at, as a part of the peak."""
+
+    def after_warmup(self, step: int, max_steps: int) -> float:
+        done = _done(step, self.warmup_steps, max_steps)
+        return 1 - (1 - self.final_frac) * ((1 - math.cos(math.pi * done)) / 2)
 
 
 class WSDConfig(ScheduleConfig):
@@ -44,20 +64,11 @@ class WSDConfig(ScheduleConfig):
     final_frac: float = Field(0.0, ge=0, le=1)
     """Learning rate that the decay ends at, as a part of the peak."""
 
+    def after_warmup(self, step: int, max_steps: int) -> float:
+        start = max(self.warmup_steps, max_steps - round(self.decay_frac * max_steps))
+        return 1 - (1 - self.final_frac) * _done(step, start, max_steps)
 
-def factor(cfg: ScheduleConfig, step: int, max_steps: int) -> float:
-    """Learning rate of a step, counted from 0, as a part of the peak.
 
-    Warm-up is (step + 1) / warmup_steps. A decay reaches final_frac at `max_steps`, one after the last step, so that no step is
-    spent at a rate of 0.
-    """
-    if step < cfg.warmup_steps:
-        return (step + 1) / cfg.warmup_steps
-    if isinstance(cfg, ConstantConfig):
-        return 1.0
-    decay_steps = round(cfg.decay_frac * max_steps) if isinstance(cfg, WSDConfig) else max_steps
-    start = max(cfg.warmup_steps, max_steps - decay_steps)
-    done = min(max((step - start) / max(max_steps - start, 1), 0.0), 1.0)
-    if isinstance(cfg, CosineConfig):
-        done = (1 - math.cos(math.pi * done)) / 2
-    return 1 - (1 - cfg.final_frac) * done
+def _done(step: int, start: int, max_steps: int) -> float:
+    """Which part of a decay is behind: 1 at `max_steps`, one after the last step, so that no step is spent at a rate of 0."""
+    return min(max((step - start) / max(max_steps - start, 1), 0.0), 1.0)

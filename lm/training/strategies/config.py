@@ -1,18 +1,43 @@
-"""How a run is spread over processes: one kind per engine, and what each kind cannot do. No engine is imported here."""
+"""How a run is spread over processes: one kind per engine, and what it cannot do. An engine is imported when it is built."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+import torch
 from pydantic import Field
 
 from lm.config import Slot
+from lm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from lm.training.config import TrainConfig
     from lm.training.setting import Sized
+    from lm.training.strategies.single import Single
 
 
 class StrategyConfig(Slot, group="strategy"):
     """How a run is spread over processes."""
+
+    stage: ClassVar[int] = 0
+    """What is in slices: 1 optimizer states, 2 gradients too, 3 weights too."""
+    slices_matrices: ClassVar[bool] = False
+    """Whether the optimizer sees slices where the model has whole weights."""
+    offload: ClassVar[bool] = False
+    """Whether the optimizer's state and step are in the host's memory."""
+
+    def build(self, cfg: "TrainConfig") -> "Single":
+        """Returns the engine; raises ConfigError where it is not installed."""
+        raise NotImplementedError
+
+    def refused(self, cfg: "Sized") -> str | None:
+        """Returns what in this config the engine cannot do, with the remedy; None where there is nothing."""
+        if cfg.optim.whole_matrices and self.slices_matrices:
+            kind = cfg.optim.kind
+            return f"optim={kind} works on whole matrices, and this strategy cuts them into slices. Use optim=adamw, or strategy=ddp."
+        return None
 
 
 class SingleConfig(StrategyConfig):
@@ -20,90 +45,134 @@ class SingleConfig(StrategyConfig):
 
     kind: Literal["single"] = "single"
 
+    def build(self, cfg: "TrainConfig") -> "Single":
+        from lm.training.strategies.single import Single
+
+        return Single()
+
+    def refused(self, cfg: "Sized") -> str | None:
+        if (world := cfg.launch.world) > 1:
+            return f"this is one process, and launch asks for {world}. Use strategy=ddp, fsdp, zero1, zero2 or zero3."
+        return None
+
 
 class DDPConfig(StrategyConfig):
     """Every rank holds the whole model and averages gradients (torch DistributedDataParallel)."""
 
     kind: Literal["ddp"] = "ddp"
 
+    def build(self, cfg: "TrainConfig") -> "Single":
+        from lm.training.strategies.ddp import DDP
+
+        return DDP()
+
 
 class FSDPConfig(StrategyConfig):
     """Weights, gradients and optimizer in slices; a block is whole only while it computes (torch FSDP2)."""
 
+    stage: ClassVar[int] = 3
+    slices_matrices: ClassVar[bool] = True
+
     kind: Literal["fsdp"] = "fsdp"
 
+    def build(self, cfg: "TrainConfig") -> "Single":
+        from lm.training.strategies.fsdp import FSDP
 
-class Zero1Config(StrategyConfig):
+        return FSDP(cfg.launch.world)
+
+
+class ZeroConfig(StrategyConfig):
+    """What DeepSpeed's kinds share."""
+
+    slices_matrices: ClassVar[bool] = True
+
+    def build(self, cfg: "TrainConfig") -> "Single":
+        self._prepare()
+        from lm.training.strategies.zero import Zero
+
+        return Zero(self.stage, cfg.optim.clip, cfg.trainer.precision != "fp32", self.offload)
+
+    def _prepare(self) -> None:
+        """Before the import: it finds no CPU by itself without a warning, and compiles its collectives with ninja, which lies beside
+        Python."""
+        if importlib.util.find_spec("deepspeed") is None:
+            raise ConfigError(f"strategy={self.kind} needs the package deepspeed. Run: pip install 'slotlm[deepspeed]'")
+        if not torch.cuda.is_available():
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    def refused(self, cfg: "Sized") -> str | None:
+        if cfg.trainer.ema_decay is not None:
+            return "trainer.ema_decay needs weights that the engine keeps to itself. Leave it out, or use strategy=fsdp or ddp."
+        if cfg.trainer.precision == "bf16-true":
+            return "DeepSpeed keeps float32 masters of bf16 weights, which is trainer.precision=bf16-mixed. Set that, or fp32."
+        return super().refused(cfg)
+
+
+class Zero1Config(ZeroConfig):
     """DeepSpeed: the optimizer's state in slices."""
+
+    stage: ClassVar[int] = 1
 
     kind: Literal["zero1"] = "zero1"
 
 
-class Zero2Config(StrategyConfig):
+class Zero2Config(ZeroConfig):
     """DeepSpeed: optimizer state and gradients in slices."""
+
+    stage: ClassVar[int] = 2
 
     kind: Literal["zero2"] = "zero2"
 
 
-class Zero3Config(StrategyConfig):
-    """DeepSpeed: optimizer state, gradients and weights in slices."""
-
-    kind: Literal["zero3"] = "zero3"
-    persistence_threshold: int = Field(100_000, ge=0)
-    """Weights of fewer elements stay whole on every rank."""
-
-
-class Zero2OffloadConfig(StrategyConfig):
+class Zero2OffloadConfig(ZeroConfig):
     """DeepSpeed: as zero2, with the optimizer's state and step in the host's memory."""
+
+    stage: ClassVar[int] = 2
+    offload: ClassVar[bool] = True
 
     kind: Literal["zero2_offload"] = "zero2_offload"
 
 
-class Zero3OffloadConfig(StrategyConfig):
-    """DeepSpeed: as zero3, with the optimizer's state and step in the host's memory."""
+class WeightsInSlices(ZeroConfig):
+    """What DeepSpeed's kinds share that cut the weights too."""
 
-    kind: Literal["zero3_offload"] = "zero3_offload"
+    stage: ClassVar[int] = 3
+
     persistence_threshold: int = Field(100_000, ge=0)
     """Weights of fewer elements stay whole on every rank."""
 
+    def build(self, cfg: "TrainConfig") -> "Single":
+        self._prepare()
+        from lm.training.strategies.zero3 import Zero3
 
-STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero2_offload": 2, "zero3": 3, "zero3_offload": 3, "fsdp": 3}
-"""Kind -> what is in slices: 1 optimizer states, 2 gradients too, 3 weights too."""
-ZeroConfig = Zero1Config | Zero2Config | Zero3Config | Zero2OffloadConfig | Zero3OffloadConfig
+        return Zero3(cfg.optim.clip, cfg.trainer.precision != "fp32", self.persistence_threshold, self.offload)
+
+    def refused(self, cfg: "Sized") -> str | None:
+        if cfg.trainer.compile:
+            return "trainer.compile traces through hooks that gather weights, which ZeRO-3 forbids. Leave it out, or use strategy=fsdp."
+        return super().refused(cfg)
+
+
+class Zero3Config(WeightsInSlices):
+    """DeepSpeed: optimizer state, gradients and weights in slices."""
+
+    kind: Literal["zero3"] = "zero3"
+
+
+class Zero3OffloadConfig(WeightsInSlices):
+    """DeepSpeed: as zero3, with the optimizer's state and step in the host's memory."""
+
+    offload: ClassVar[bool] = True
+
+    kind: Literal["zero3_offload"] = "zero3_offload"
 
 
 def refusal(cfg: "Sized") -> str | None:
     """Why this strategy cannot train this config, as one sentence with the remedy; None where it can."""
-    kind, world = cfg.strategy.kind, cfg.launch.world
-    if kind == "single" and world > 1:
-        return f"strategy: single is one process, and launch asks for {world}. Use strategy=ddp, fsdp, zero1, zero2 or zero3."
+    world, strategy = cfg.launch.world, cfg.strategy
+    if (reason := strategy.refused(cfg)) is not None:
+        return f"strategy={strategy.kind}: {reason}"
     if cfg.data.global_batch % world:
         return f"data.global_batch={cfg.data.global_batch} is not a multiple of the {world} ranks. Choose a multiple, or other devices."
-    for applies, reason in _REFUSED:
-        if applies(cfg):
-            return f"strategy={kind}: {reason}"
     return None
-
-
-def _zero(cfg: "Sized") -> bool:
-    return cfg.strategy.kind.startswith("zero")
-
-
-_REFUSED: tuple[tuple[Callable[["Sized"], Any], str], ...] = (
-    (
-        lambda cfg: cfg.optim.kind == "muon" and (_zero(cfg) or cfg.strategy.kind == "fsdp"),
-        "optim=muon works on whole matrices, and this strategy cuts them into slices. Use optim=adamw, or strategy=ddp.",
-    ),
-    (
-        lambda cfg: _zero(cfg) and cfg.trainer.ema_decay is not None,
-        "trainer.ema_decay needs weights that the engine keeps to itself. Leave it out, or use strategy=fsdp or ddp.",
-    ),
-    (
-        lambda cfg: _zero(cfg) and cfg.trainer.precision == "bf16-true",
-        "DeepSpeed keeps float32 masters of bf16 weights, which is trainer.precision=bf16-mixed. Set that, or fp32.",
-    ),
-    (
-        lambda cfg: cfg.trainer.compile and cfg.strategy.kind.startswith("zero3"),
-        "trainer.compile traces through hooks that gather weights, which ZeRO-3 forbids. Leave it out, or use strategy=fsdp.",
-    ),
-)

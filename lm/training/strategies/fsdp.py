@@ -8,9 +8,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.optim import Optimizer
 
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import Piece
+from lm.training.freeze import steered
 from lm.training.strategies.single import Single
 from lm.training.weights import Fill, materialized
 
@@ -29,18 +31,28 @@ class FSDP(Single):
     def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
         """Each block is one unit, and the root holds embedding, norm and head, so that a tied weight stays one.
 
-        What has no gradient, the correction biases of routers, stays whole."""
+        What routers steer stays whole; frozen weights are split as all others."""
+        self._model: Any = model
         data_parallel = mesh["data_parallel"]
         device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
         for part in materialized(model, model.units(), device, fill):
-            whole = {p for p in part.parameters() if not p.requires_grad}
-            fully_shard(part, mesh=data_parallel, ignored_params=whole)
+            fully_shard(part, mesh=data_parallel, ignored_params=set(steered(model).values()) & set(part.parameters()))
+
+    def ready(self, optimizer: Optimizer) -> None:
+        """Gathers once: that allocates what later gatherings write into, and what an evaluation allocates no training step may write."""
+        super().ready(optimizer)
+        self._model._get_fsdp_state()._lazy_init()
+        for module in self._units():
+            module.unshard()
+            module.reshard()
+
+    def _units(self) -> list[FSDPModule]:
+        return [module for module in self._model.modules() if isinstance(module, FSDPModule)]
 
     def refresh(self, model: nn.Module) -> None:
         """What an evaluation has gathered is kept for the next forward, and out of date now."""
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        for module in self._units():
+            module.reshard()
 
     def whole(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, DTensor):
@@ -49,11 +61,9 @@ class FSDP(Single):
         return full.detach()
 
     def piece(self, name: str, kind: str, tensor: Tensor) -> Piece:
-        """Rows of the first dimension, which lie together in the flattened tensor."""
+        """The block of this rank, wherever the mesh has put it."""
         if not isinstance(tensor, DTensor):
             return Piece.whole(name, kind, tensor)
         mine = tensor.to_local().detach()
         _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        row = tensor.numel() // max(1, tensor.shape[0])
-        start = offset[0] * row if mine.numel() else 0
-        return Piece(name, kind, tuple(tensor.shape), start, start + mine.numel(), mine, shared=False)
+        return Piece(name, kind, tuple(tensor.shape), tuple(offset), mine, shared=False)

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import Piece
-from lm.training.optim.build import begin_state, named_state
+from lm.training.optim.base import begin_state, named_state
 from lm.training.weights import Fill
 
 Judge = Callable[[Tensor], Tensor]  # the norm of a step's whole gradient -> the optimizer's `found_inf`
@@ -33,22 +33,23 @@ class Single:
         return accumulation * world
 
     def prepare(self, optimizer: Optimizer, judge: Judge) -> None:
-        """Called once with the optimizer that the module has built."""
+        """Called once with the optimizer that the module has built, and with what judges each of its steps."""
+        self.judge = judge
 
     def ready(self, optimizer: Optimizer) -> None:
         """Called once when the engine stands, before the first step: from now on there is state to save and load."""
         begin_state(optimizer)
 
-    def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None, judge: Judge) -> None:
+    def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None) -> None:
         """Scale a step's gradient down to the norm `limit`, and tell the optimizer whether to skip the step."""
         grads = [p.grad for p in model.parameters() if p.grad is not None]
         norm = self.whole(torch.nn.utils.get_total_norm(grads, foreach=True))
         if limit is not None:
             torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
-        optimizer.found_inf = judge(norm)  # type: ignore[attr-defined]
+        optimizer.found_inf = self.judge(norm)  # type: ignore[attr-defined]
 
-    def after_step(self, judge: Judge) -> None:
-        """Called after each optimizer step, for engines that know the norm only then."""
+    def settle(self) -> None:
+        """Called after each optimizer step, for engines that may have left it out by themselves."""
 
     def whole(self, tensor: Tensor) -> Tensor:
         """All of a weight or norm that may be split over the ranks. Every rank must call it, in the same order."""

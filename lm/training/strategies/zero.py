@@ -13,9 +13,12 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lm.nn.transformer import LM
 from lm.storage.checkpoint import Piece
-from lm.training.optim.build import begin_state, neutral
+from lm.training.freeze import steered
+from lm.training.optim.base import begin_state, neutral
 from lm.training.strategies.single import Judge, Single
+from lm.training.weights import Fill
 
 
 class _AnyDevice(DeepSpeedStrategy):
@@ -43,8 +46,10 @@ class _AnyDevice(DeepSpeedStrategy):
 class Zero(Single):
     """The engine accumulates, averages, clips and steps, over flat slices of the weights: no optimizer of matrices works under it."""
 
-    def __init__(self, stage: int, clip: float | None, offload: bool = False, **zero: Any) -> None:
-        """zero: more keys of DeepSpeed's `zero_optimization`."""
+    def __init__(self, stage: int, clip: float | None, casts: bool, offload: bool = False, **zero: Any) -> None:
+        """casts: the engine computes in another dtype than float32.  zero: more keys of DeepSpeed's `zero_optimization`."""
+        self._casts = casts
+        self._frozen: dict[str, Tensor] = {}  # in float32, where the engine keeps no master of what it does not train
         zero["stage"] = stage
         if offload:
             zero["offload_optimizer"] = {"device": "cpu"}
@@ -55,28 +60,36 @@ class Zero(Single):
     def lightning(self) -> Any:
         return self.plugin
 
+    def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
+        """The engine takes the model whole, and casts also the weights that are frozen: what they were is kept here."""
+        self._frozen = {name: p.detach().clone() for name, p in self._kept(model)}
+
+    def _kept(self, model: LM) -> list[tuple[str, nn.Parameter]]:
+        moved = steered(model)
+        return [(name, p) for name, p in model.named_parameters() if self._casts and not p.requires_grad and name not in moved]
+
     def divisor(self, accumulation: int, world: int) -> int:
         """Lightning divides by the accumulation, and DeepSpeed does so again."""
         return accumulation**2 * world
 
     def prepare(self, optimizer: Optimizer, judge: Judge) -> None:
         """The engine replaces the parameters by flat slices, which are given their state in `ready`."""
+        super().prepare(optimizer, judge)
         optimizer.state.clear()
+        optimizer.register_step_pre_hook(self._before_step)
 
-        def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-            stepped = next(p for group in optimizer.param_groups for p in group["params"])
-            optimizer.found_inf = judge(self._norm()).to(stepped.device)
-
-        optimizer.register_step_pre_hook(before_step)
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        stepped = next(p for group in optimizer.param_groups for p in group["params"])
+        optimizer.found_inf = self.judge(self._norm()).to(stepped.device)
 
     def ready(self, optimizer: Optimizer) -> None:
         begin_state(self._engine.optimizer)
 
-    def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None, judge: Judge) -> None:
+    def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None) -> None:
         """The engine clips, inside its step."""
 
-    def after_step(self, judge: Judge) -> None:
-        judge(self._norm())  # again, for a step that the engine itself has skipped
+    def settle(self) -> None:
+        self.judge(self._norm())  # again, for a step that the engine itself has skipped
 
     @property
     def _engine(self) -> Any:
@@ -88,11 +101,11 @@ class Zero(Single):
         return torch.as_tensor(self._engine._global_grad_norm, dtype=torch.float32, device=self.plugin.root_device)
 
     def weights(self, model: nn.Module) -> Iterator[Piece]:
-        """The engine's float32 masters."""
+        """The engine's float32 masters, and ours of frozen weights."""
         p: Any  # a parameter with DeepSpeed's notes on it
         for name, p in model.named_parameters():
             if not p.requires_grad:
-                yield Piece.whole(name, "weight", p)
+                yield Piece.whole(name, "weight", self._frozen.get(name, p))
             elif (found := p._hp_mapping) is not None:
                 yield _slice(name, "weight", p, found, found.hp_fragment)
 
@@ -109,9 +122,12 @@ class Zero(Single):
 
     def refresh(self, model: nn.Module) -> None:
         self._engine.update_lp_params()
+        for name, p in model.named_parameters():
+            if name in self._frozen:
+                p.data.copy_(self._frozen[name])
 
 
 def _slice(name: str, kind: str, p: nn.Parameter, found: Any, tensor: Tensor) -> Piece:
     """found: DeepSpeed's note of which elements of p this rank keeps."""
     at = found.lp_fragment_address
-    return Piece(name, kind, tuple(p.shape), at.start, at.start + at.numel, tensor, shared=False)
+    return Piece(name, kind, tuple(p.shape), (at.start,), tensor, shared=False)

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import Piece
-from lm.training.optim.build import initial_state, neutral
+from lm.training.optim.base import neutral
 from lm.training.strategies.zero import Zero
 from lm.training.weights import Fill, materialized
 
@@ -20,21 +20,26 @@ class Zero3(Zero):
 
     meta = True
 
-    def __init__(self, clip: float | None, persistence_threshold: int, offload: bool = False) -> None:
+    def __init__(self, clip: float | None, casts: bool, persistence_threshold: int, offload: bool = False) -> None:
         """persistence_threshold: weights of fewer elements are never split while computing."""
-        super().__init__(3, clip, offload, stage3_param_persistence_threshold=persistence_threshold)
+        super().__init__(3, clip, casts, offload, stage3_param_persistence_threshold=persistence_threshold)
 
     def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
         """The engine splits the weights; the head's must be whole while the chunked loss uses it outside of the head's own forward."""
         for part in materialized(model, [*model.units()], self.plugin.root_device, fill):
+            mine = set(part.parameters())
+            whole = {name: (p, p.detach().flatten().clone()) for name, p in self._kept(model) if p in mine and name not in self._frozen}
             deepspeed.zero.Init(module=part, config_dict_or_path=self.plugin.config)
+            for name, (split, flat) in whole.items():
+                start, stop = self._range(split)
+                self._frozen[name] = flat[start:stop].clone()
         deepspeed.zero.register_external_parameter(model, model.head.weight)
 
     def ready(self, optimizer: Optimizer) -> None:
         inner = self._engine.optimizer
         for number, flat in enumerate(self._engine.fp32_partitioned_groups_flat):
             group = inner.param_groups[self._engine.sub_group_to_group_id[number]]
-            inner.state[flat] = initial_state(inner, group, flat)
+            inner.state[flat] = inner.initial_state(group, flat)
 
     def weights(self, model: nn.Module) -> Iterator[Piece]:
         p: Any  # a parameter with DeepSpeed's notes on it
@@ -43,7 +48,7 @@ class Zero3(Zero):
                 flat, at = self._place(p)
                 yield from self._slice(name, "weight", p, flat.narrow(0, at, p.partition_numel()))
             else:
-                yield from self._slice(name, "weight", p, p.ds_tensor)
+                yield from self._slice(name, "weight", p, self._frozen.get(name, p.ds_tensor))
 
     def optimizer(self, model: nn.Module, optimizer: Optimizer) -> Iterator[Piece]:
         p: Any
@@ -64,10 +69,14 @@ class Zero3(Zero):
 
     def _slice(self, name: str, kind: str, p: Any, padded: Tensor) -> Iterator[Piece]:
         """Without the padding, of which the last rank's slice may consist."""
-        start = self.plugin.global_rank * p.partition_numel()
-        stop = min(start + p.partition_numel(), p.ds_numel)
+        start, stop = self._range(p)
         if start < stop:
-            yield Piece(name, kind, tuple(p.ds_shape), start, stop, padded.narrow(0, 0, stop - start), shared=False)
+            yield Piece(name, kind, tuple(p.ds_shape), (start,), padded.narrow(0, 0, stop - start), shared=False)
+
+    def _range(self, p: Any) -> tuple[int, int]:
+        """Which elements of the flattened weight this rank keeps."""
+        start = min(self.plugin.global_rank * p.partition_numel(), p.ds_numel)
+        return start, min(start + p.partition_numel(), p.ds_numel)
 
     def writing(self, parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
         found: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)
@@ -78,6 +87,10 @@ class Zero3(Zero):
         engine._partition_all_parameters()
         for number in range(len(engine.fp32_partitioned_groups_flat)):
             engine._reassign_or_swap_out_partitioned_parameters(number)
+        p: Any
+        for name, p in model.named_parameters():
+            if name in self._frozen:
+                p.ds_tensor.data.narrow(0, 0, len(self._frozen[name])).copy_(self._frozen[name])
         if engine.persistent_parameters:
             engine.persistent_parameters[0].all_gather(engine.persistent_parameters)
 

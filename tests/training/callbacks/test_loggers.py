@@ -12,14 +12,13 @@ import pytest
 
 import lm.training.callbacks.loggers
 from lm.errors import ConfigError
-from lm.training.callbacks.loggers import build_loggers
-from lm.training.config import JsonlLoggerConfig, TensorBoardLoggerConfig, WandbLoggerConfig
+from lm.training.callbacks.loggers import JsonlLoggerConfig, TensorBoardLoggerConfig, WandbLoggerConfig
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_only_metrics_need_no_logger(tmp_path: Path) -> None:
-    assert build_loggers(JsonlLoggerConfig(), tmp_path, {}) == []
+    assert JsonlLoggerConfig().build(tmp_path, {}, 0) == []
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "wandb"])
@@ -27,7 +26,7 @@ def test_a_missing_package_names_the_pip_command(package: str, tmp_path: Path, m
     monkeypatch.setitem(sys.modules, package, None)  # what Python itself sees of a package that is not installed
     cfg = TensorBoardLoggerConfig() if package == "tensorboard" else WandbLoggerConfig()
     with pytest.raises(ConfigError, match=f"kind={package} .* not installed. Run: pip install {package}"):
-        build_loggers(cfg, tmp_path, {})
+        cfg.build(tmp_path, {}, 0)
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -39,11 +38,11 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_tensorboard_files_read_back_and_a_resume_purges_repeated_steps(tmp_path: Path) -> None:
-    (logger,) = build_loggers(TensorBoardLoggerConfig(), tmp_path, {"seed": 1})
+    (logger,) = TensorBoardLoggerConfig().build(tmp_path, {"seed": 1}, 0)
     for step in (1, 2, 3):
         logger.log({"step": step, "loss": step / 2, "event": "text is left out"})
     logger.close()
-    (resumed,) = build_loggers(TensorBoardLoggerConfig(), tmp_path, {"seed": 1}, step=2)
+    (resumed,) = TensorBoardLoggerConfig().build(tmp_path, {"seed": 1}, 2)
     resumed.log({"step": 3, "loss": 9.0})
     resumed.close()
     assert scalars(tmp_path) == {"loss": [(1, 0.5), (2, 1.0), (3, 9.0)]}
@@ -52,7 +51,7 @@ def test_tensorboard_files_read_back_and_a_resume_purges_repeated_steps(tmp_path
 def test_a_tensorboard_that_cannot_write_warns_once_and_never_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "tensorboard").write_text("in the way")
     with caplog.at_level(logging.WARNING):
-        (logger,) = build_loggers(TensorBoardLoggerConfig(), tmp_path, {})
+        (logger,) = TensorBoardLoggerConfig().build(tmp_path, {}, 0)
         logger.log({"step": 1, "loss": 1.0})
         logger.close()
     assert len(caplog.records) == 1
@@ -70,7 +69,7 @@ def wandb_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyP
 @pytest.mark.usefixtures("wandb_env")
 def test_wandb_without_a_key_leaves_an_offline_run_in_the_run_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):  # a resumed run keeps its id
-        (logger,) = build_loggers(WandbLoggerConfig(), tmp_path / "run", {"seed": 7})
+        (logger,) = WandbLoggerConfig().build(tmp_path / "run", {"seed": 7}, 0)
         for step in range(5):
             logger.log({"step": step, "loss": 1.0, "event_text": "x"})
         logger.close()
@@ -121,7 +120,7 @@ def test_a_bad_wandb_server_never_holds_up_the_run_and_leaves_no_process(
     wandb_env.setenv("WANDB_API_KEY", "a" * 40)
     wandb_env.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{serve(answer, stop, asked)}")
     started = time.monotonic()
-    (logger,) = build_loggers(WandbLoggerConfig(), tmp_path / "run", {})
+    (logger,) = WandbLoggerConfig().build(tmp_path / "run", {}, 0)
     for step in range(5000):
         logger.log({"step": step, "loss": 1.0})
     assert time.monotonic() - started < 0.5
@@ -144,12 +143,12 @@ def processes() -> list[list[str]]:
 
 def test_a_wandb_that_cannot_start_never_raises(tmp_path: Path, wandb_env: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "run").write_text("in the way of the folder")
-    (logger,) = build_loggers(WandbLoggerConfig(), tmp_path / "run", {})
+    (logger,) = WandbLoggerConfig().build(tmp_path / "run", {}, 0)
     logger.log({"step": 1, "loss": float("nan")})
     logger.close()
     assert caplog.text.count("wandb stopped") == 1
     wandb_env.setattr(sys, "executable", "/nonexistent/python")
-    (logger,) = build_loggers(WandbLoggerConfig(), tmp_path / "run", {})
+    (logger,) = WandbLoggerConfig().build(tmp_path / "run", {}, 0)
     logger.log({"step": 1})
     logger.close()
     assert caplog.text.count("wandb stopped") == 2

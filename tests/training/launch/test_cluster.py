@@ -12,10 +12,9 @@ import pytest
 
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
-from lm.training.callbacks.metrics import read
-from lm.training.resume import write_config
+from lm.storage.run_folder import RunFolder
 from tests.conftest import started
-from tests.training.conftest import ROOT, Configure, Launch, ranks, results
+from tests.training.conftest import ROOT, Configure, Launch, ranks, read, results
 from tests.training.launch.test_launch import require_gone
 
 SBATCH = ROOT / "tools" / "slurm" / "train.sbatch"
@@ -49,7 +48,7 @@ def free_port() -> int:
 def test_plain_torchrun_of_a_frozen_config_is_the_run_that_lm_train_launches(configure: Configure, launch: Launch, tmp_path: Path) -> None:
     launch(configure("optim=adamw", *ranks("ddp"), "run.name=whole"))
     (tmp_path / "run").mkdir()
-    write_config(tmp_path / "run", configure("optim=adamw", *ranks("ddp")))
+    RunFolder(tmp_path / "run").write_config(configure("optim=adamw", *ranks("ddp")).tree())
     where = ["--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     command = [sys.executable, "-m", "torch.distributed.run", *where, "-m", "lm.training.worker", str(tmp_path / "run" / "config.yaml")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)

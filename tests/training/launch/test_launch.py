@@ -16,10 +16,9 @@ import pytest
 from lm.errors import LmError
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
-from lm.training.callbacks.metrics import read
 from lm.training.config import TrainConfig
 from tests.server import ROOT, Process
-from tests.training.conftest import Configure, Launch, ranks, results
+from tests.training.conftest import Configure, Launch, ranks, read, results
 
 ENDLESS = ("trainer.max_steps=100000", "trainer.val_every=100000", "checkpoint.every=100000")
 FAILING = """
@@ -170,7 +169,7 @@ def test_a_config_that_differs_is_refused_before_any_rank_starts(
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["launch.devices=2"], "single is one process, and launch asks for 2"),
+        (["launch.devices=2"], "strategy=single: this is one process, and launch asks for 2"),
         (["strategy=ddp", "launch.devices=3"], "data.global_batch=8 is not a multiple of the 3 ranks"),
         (["strategy=zero2", "optim=muon"], "optim=muon works on whole matrices"),
         (["strategy=fsdp", "optim=muon"], "optim=muon works on whole matrices"),

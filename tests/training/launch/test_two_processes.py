@@ -23,7 +23,6 @@ from lm.nn.batch import Batch
 from lm.nn.transformer import build_model
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
-from lm.training.strategies.build import build_strategy
 from tests.training.steps import ADAMW, ENCODER_DECODER, MOE, SGD, UNCLIPPED, Record, batches, config, train_steps, with_sources
 
 ROWS, STEPS = 12, 20
@@ -51,7 +50,7 @@ class Job:
         rows = with_sources(rows) if self.model == ENCODER_DECODER else rows
         kind = Poisoned if self.poisoned and world > 1 else TrainModule
         steps = POISONED_STEP if self.poisoned and world == 1 else STEPS
-        return train_steps(cfg, rows, build_strategy(cfg), kind, steps, self.accumulation, devices=world, **self.options)
+        return train_steps(cfg, rows, cfg.strategy.build(cfg), kind, steps, self.accumulation, devices=world, **self.options)
 
 
 BF16: Tree = {"precision": "bf16-mixed"}

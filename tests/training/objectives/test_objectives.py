@@ -15,14 +15,13 @@ from lm.data.kinds import CausalConfig, DPOConfig, Seq2SeqConfig
 from lm.errors import ConfigError, NumericsError
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, build_model
-from lm.training.callbacks.metrics import read
 from lm.training.config import TrainConfig
 from lm.training.objectives.dpo import DPO
-from lm.training.objectives.likelihood import Likelihood
+from lm.training.objectives.likelihood import Likelihood, ScheduledSampling
 from lm.training.objectives.scheduled_sampling import chances, with_sampled_inputs
 from lm.training.run import train
 from tests.nn.models import VOCAB, config, redrawn, tokens
-from tests.training.conftest import Launch, ranks, results
+from tests.training.conftest import Launch, ranks, read, results
 
 
 def labelled(b: int = 4, s: int = 12) -> Batch:
@@ -83,8 +82,8 @@ def test_sampled_inputs_are_drawn_from_the_place_before() -> None:
 
 def test_sampling_grows_with_the_steps() -> None:
     model, batch = redrawn(config()), labelled()
-    plain = Likelihood(CausalConfig(), 10, 0)(model, batch, 0, 0)
-    scheduled = Likelihood(CausalConfig(scheduled_sampling=1.0), 10, 0)
+    plain = Likelihood(CausalConfig())(model, batch, 0, 0)
+    scheduled = ScheduledSampling(CausalConfig(scheduled_sampling=1.0), 10, 0)
     assert scheduled(model, batch, 0, 0).nll == plain.nll
     assert scheduled(model, batch, 10, 0).nll != plain.nll
     assert Seq2SeqConfig(scheduled_sampling=0.5).scheduled_sampling == 0.5 and build_model(config()).vocab_size == VOCAB

@@ -1,12 +1,22 @@
 """Optimizers as training has them before the first step."""
 
+from collections.abc import Container, Iterable
 from typing import Any
 
-from lm.training.optim.build import begin_state, build_optimizer
+from torch import nn
+from torch.optim import Optimizer
+
+from lm.training.optim.base import OptimConfig, begin_state, vectors_of
+
+
+def built(cfg: OptimConfig, named: Iterable[tuple[str, nn.Parameter]], matrices: Container[str]) -> Optimizer:
+    """Over what is trainable."""
+    trainable = [(name, p) for name, p in named if p.requires_grad]
+    return cfg.build(trainable, matrices, vectors_of(trainable))
 
 
 def begun(*args: Any) -> Any:
-    """`build_optimizer` and its first state."""
-    optimizer = build_optimizer(*args)
+    """The same with its first state."""
+    optimizer = built(*args)
     begin_state(optimizer)
     return optimizer

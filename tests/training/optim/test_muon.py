@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lm.training.optim.build import AdamWConfig, MuonConfig
-from lm.training.optim.muon import MuonAdamW, orthogonalize
+from lm.training.optim.adamw import AdamWConfig
+from lm.training.optim.muon import MuonAdamW, MuonConfig, orthogonalize
 from tests.training.optim.optimizers import begun
 
 

@@ -3,8 +3,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm.training.optim.build import AdamWConfig, MuonConfig, OptimConfig, SGDConfig, set_lr
-from lm.training.optim.skippable import Skippable
+from lm.training.optim.adamw import AdamWConfig
+from lm.training.optim.base import OptimConfig, Skippable, set_lr
+from lm.training.optim.muon import MuonConfig
+from lm.training.optim.sgd import SGDConfig
 from tests.training.optim.optimizers import begun
 
 CONFIGS: list[OptimConfig] = [AdamWConfig(), MuonConfig(weight_decay=0.1), SGDConfig(), SGDConfig(momentum=0.9, weight_decay=0.1)]

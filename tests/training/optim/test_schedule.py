@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from lm.training.optim.schedule import ConstantConfig, CosineConfig, LinearConfig, ScheduleConfig, WSDConfig, factor
+from lm.training.optim.schedule import ConstantConfig, CosineConfig, LinearConfig, ScheduleConfig, WSDConfig
 
 ALL: list[ScheduleConfig] = [
     ConstantConfig(warmup_steps=10),
@@ -16,34 +16,34 @@ KINDS = [cfg.kind for cfg in ALL]
 
 @pytest.mark.parametrize("cfg", ALL, ids=KINDS)
 def test_warm_up_rises_by_equal_steps_from_above_zero_to_the_peak(cfg: ScheduleConfig) -> None:
-    assert [factor(cfg, step, 100) for step in range(10)] == pytest.approx([(step + 1) / 10 for step in range(10)])
-    assert factor(cfg, 10, 100) == 1.0
+    assert [cfg.factor(step, 100) for step in range(10)] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert cfg.factor(10, 100) == 1.0
 
 
 @pytest.mark.parametrize("cfg", ALL, ids=KINDS)
 def test_after_warm_up_it_never_rises_and_ends_at_its_final_part(cfg: ScheduleConfig) -> None:
-    values = [factor(cfg, step, 100) for step in range(10, 101)]
+    values = [cfg.factor(step, 100) for step in range(10, 101)]
     assert all(a >= b for a, b in pairwise(values))
     assert values[-1] == pytest.approx(1.0 if cfg.kind == "constant" else 0.2)
-    assert factor(cfg, 1000, 100) == values[-1]
+    assert cfg.factor(1000, 100) == values[-1]
 
 
 @pytest.mark.parametrize("cfg", [LinearConfig(), CosineConfig(final_frac=0.0), WSDConfig()], ids=["linear", "cosine", "wsd"])
 def test_no_step_is_spent_at_a_rate_of_zero(cfg: ScheduleConfig) -> None:
     for max_steps in (2, 3, 100):
-        assert all(factor(cfg, step, max_steps) > 0 for step in range(max_steps))
-        assert factor(cfg, max_steps, max_steps) == pytest.approx(0.0)
+        assert all(cfg.factor(step, max_steps) > 0 for step in range(max_steps))
+        assert cfg.factor(max_steps, max_steps) == pytest.approx(0.0)
 
 
 def test_the_shapes_are_a_line_half_a_cosine_and_a_plateau_with_a_line() -> None:
-    assert factor(LinearConfig(), 25, 100) == pytest.approx(0.75)
-    assert factor(CosineConfig(final_frac=0.1), 25, 100) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2)
+    assert LinearConfig().factor(25, 100) == pytest.approx(0.75)
+    assert CosineConfig(final_frac=0.1).factor(25, 100) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2)
     wsd = WSDConfig(warmup_steps=5, decay_frac=0.4)
-    assert {factor(wsd, step, 100) for step in range(5, 61)} == {1.0}
-    assert factor(wsd, 80, 100) == pytest.approx(0.5)
+    assert {wsd.factor(step, 100) for step in range(5, 61)} == {1.0}
+    assert wsd.factor(80, 100) == pytest.approx(0.5)
 
 
 def test_a_decay_over_the_whole_run_starts_after_the_warm_up() -> None:
     wsd = WSDConfig(warmup_steps=20, decay_frac=1.0)
-    assert factor(wsd, 19, 100) == 1.0
-    assert factor(wsd, 60, 100) == pytest.approx(0.5)
+    assert wsd.factor(19, 100) == 1.0
+    assert wsd.factor(60, 100) == pytest.approx(0.5)

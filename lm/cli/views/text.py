@@ -1,6 +1,7 @@
-"""Fields of config classes in words: type, range, default, description."""
+"""Settings in words (type, range, default, description), tables, and notes."""
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin
 
@@ -42,6 +43,11 @@ def listing(cls: type[Config], indent: str = "  ") -> str:
     """One line per field: name, type, default, description. For the help of verbs with a config class of their own."""
     rows = [(name, f"{type_text(field)} [{default_text(field)}]", sentence(field)) for name, field in cls.model_fields.items()]
     return table(rows, indent)
+
+
+def say(line: str) -> None:
+    """Prints progress and notes, which go to stderr."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def table(rows: Sequence[tuple[str, ...]], indent: str = "  ") -> str:

@@ -1,0 +1,75 @@
+"""Which keys a composed tree may have, by dotted path, and what to say of one that it may not."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pydantic.fields import FieldInfo
+
+from lm.config import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, variant, variants
+from lm.errors import ConfigError
+from lm.training.config import TrainConfig
+
+
+def fields(cls: type[Config], tree: Tree, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every leaf key of the kinds that `tree` chooses, by dotted path."""
+    for key, field in cls.model_fields.items():
+        if key != "kind":
+            yield from _leaves(field, tree.get(key), f"{prefix}{key}")
+
+
+def _leaves(field: FieldInfo, value: object, path: str) -> Iterator[tuple[str, FieldInfo]]:
+    entry, section = entry_type(field.annotation), value if isinstance(value, dict) else {}
+    if (inner := variant(field.annotation, value)) is not None:
+        yield from fields(inner, section, f"{path}.")
+    elif entry is not None and section:
+        for name, part in kind_from_key(section).items():
+            yield from _leaves(FieldInfo.from_annotation(entry), part, f"{path}.{name}")
+    else:
+        yield path, field
+
+
+def check_key(path: str, tree: Tree) -> FieldInfo:
+    """The field of a dotted path. Raises ConfigError naming the first part that does not exist, and the nearest that do."""
+    parts = path.split(".")
+    if parts[0] == "plugins":
+        raise ConfigError(f"{path}: code is named by a person, never by a config. Write plugins=my_norm.py, or set LM_PLUGINS.")
+    owner, field = find_field(TrainConfig, tree, parts[:1])
+    if field is not None and entry_type(field.annotation) is not None:  # any name is one, and perhaps a kind
+        tree = {**tree, parts[0]: kind_from_key({key: {} for key in parts[1:2]} | (tree.get(parts[0]) or {}))}
+    for n in range(1, len(parts) + 1):
+        parent, (owner, field) = field, find_field(TrainConfig, tree, parts[:n])
+        if field is None:
+            raise ConfigError(_unknown(parts, n, owner, parent, tree))
+    assert field is not None
+    return field
+
+
+def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | None, tree: Tree) -> str:
+    here, key = ".".join(parts[:n]), parts[n - 1]
+    if n > 1 and parent is not None and not variants(parent.annotation):
+        return f"{here}: {'.'.join(parts[: n - 1])} is a value and has no keys. Leave .{key} out."
+    kinds, said = variants(parent.annotation) if parent is not None else {}, at(tree, parts[: n - 1])
+    if len(kinds) > 1 and str(said.get("kind") if isinstance(said, dict) else None) not in kinds:
+        return _no_kind(".".join(parts[: n - 1]), said, kinds)
+    elsewhere = [path for path, _ in fields(TrainConfig, tree) if path.endswith(f".{key}")] if n == 1 else []
+    if elsewhere:
+        return f"{here}: there is no such key at the top. Did you mean '{elsewhere[0]}'?"
+    kind = owner.model_fields.get("kind")
+    siblings = variants(parent.annotation).items() if parent is not None else ()
+    others = [f"'{name}'" for name, sibling in siblings if key in sibling.model_fields]
+    which = (f" in kind '{kind.default}'" if kind else "") + (f", only in {', '.join(others)}" if others else "")
+    return f"{here}: there is no such key{which}. {did_you_mean(key, [name for name in owner.model_fields if name != 'kind'])}"
+
+
+def _no_kind(section: str, said: object, kinds: Mapping[str, object]) -> str:
+    given = said.get("kind") if isinstance(said, dict) else None
+    if given is None:
+        return f"{section}: it has no kind yet, so that its keys are unknown. Set {section}.kind to one of {', '.join(kinds)}."
+    return f"{section}.kind: {given!r} is not an option. {did_you_mean(str(given), kinds)}"
+
+
+def at(tree: Tree, path: Sequence[str]) -> object:
+    """The value at a path, None where there is none."""
+    found: object = tree
+    for key in path:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found

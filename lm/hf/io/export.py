@@ -1,0 +1,105 @@
+"""From a model folder of ours to one of Hugging Face, and back: what `lm export`, `lm import` and their Python callers do."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from lm.data.tokenizer.tokenizer import load_tokenizer
+from lm.errors import CheckpointError, ConfigError
+from lm.generation.load import load
+from lm.generation.text import require_fit
+from lm.hf.io import check as theirs
+from lm.hf.io.card import model_card
+from lm.hf.io.hub import local_folder
+from lm.hf.io.reading import read_hf
+from lm.hf.io.writing import drop_mtp, family_for, write_hf
+from lm.storage.atomic import require_new
+from lm.storage.model_folder import save_model
+
+Say = Callable[[str], None]
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Written(NamedTuple):
+    """A folder that was written: `kind` is the architecture or family; `check` how the logits compare with those of transformers."""
+
+    folder: Path
+    kind: str
+    n_parameters: int
+    check: theirs.Comparison | None = None
+
+
+def export(
+    model: str | Path,
+    out: str | Path,
+    *,
+    family: str | None = None,
+    dtype: Literal["keep", "fp32", "bf16", "fp16"] = "keep",
+    mtp: Literal["drop", "keep"] = "drop",
+    check: bool = True,
+    say: Say = print,
+) -> Written:
+    """Writes what transformers, vLLM, llama.cpp and lm-eval load: config, safetensors, tokenizer and model card.
+
+    model: a run, model or checkpoint folder. out: a folder that does not exist. family: the model type to write (llama, gpt2, t5, ...);
+    None: the most general that can hold the model. mtp: what becomes of blocks that predict further tokens. check: whether to compare
+    logits with transformers, where it is installed. Raises ConfigError naming the option that no family has, CheckpointError where
+    transformers computes other logits.
+    """
+    folder = require_new(out)
+    found, tokenizer = load(model, "cpu")
+    n_mtp = len(found.mtp_blocks())
+    if mtp == "keep" and not n_mtp:
+        raise ConfigError("mtp=keep: the model has no blocks that predict further tokens (model.mtp is null). Leave it out.")
+    if mtp == "drop" and n_mtp:
+        say(f"model.mtp: the {n_mtp} blocks that predict further tokens are left out")
+        drop_mtp(found)
+    home = family_for(found.cfg, family)
+    if dtype != "keep":
+        found = found.to(_DTYPES[dtype])
+    weights = {name: p.detach() for name, p in found.named_parameters()}
+    write_hf(folder, home, found.cfg, weights, tokenizer, model_card(str(model), home, found))
+    written = Written(folder, home.architecture, sum(weight.numel() for weight in weights.values()))
+    if not check or not theirs.available():
+        why = "check=false" if not check else "transformers is not installed: pip install 'slotlm[hf]'"
+        say(f"not compared with transformers ({why})")
+        return written
+    compared = theirs.compare(folder, home, found)
+    if compared.left_out is not None:
+        say(f"not compared with transformers: {compared.left_out}")
+    if not compared.difference <= 1e-3 * max(1.0, compared.spread):
+        raise CheckpointError(
+            f"{folder}: transformers computes other logits from it, by up to {compared.difference:.2g}. Do not use it; report it."
+        )
+    return written._replace(check=compared)
+
+
+def import_model(
+    source: str | Path,
+    out: str | Path,
+    *,
+    tokenizer: str | Path | None = None,
+    max_seq_len: int | None = None,
+    revision: str | None = None,
+    say: Say = print,
+) -> Written:
+    """Writes a Hugging Face model as a model folder, which `load`, `init_from`, `evaluate` and `export` take. Runs no code of it.
+
+    source: a folder with config.json and safetensors, or owner/name on the hub, there at `revision`. tokenizer: tokenizer.json or a
+    folder with one; None: the model's own. max_seq_len: a shorter context than its own. Raises ConfigError or CheckpointError.
+    """
+    target = require_new(out)
+    folder = local_folder(str(source), revision)
+    found = read_hf(folder, max_seq_len)
+    for note in found.notes:
+        say(note)
+    try:
+        own = load_tokenizer(Path(tokenizer).expanduser() if tokenizer else folder, foreign=True)
+    except ConfigError as error:
+        raise CheckpointError(f"{error} Give another with tokenizer=PATH.") from None
+    assert found.config.vocab_size is not None
+    require_fit(own, found.config.vocab_size, str(folder / "tokenizer.json"))
+    save_model(target, found.config.tree(), found.weights, own.save, {"parent": str(source), "tokenizer_hash": own.hash})
+    return Written(target, found.family.name, sum(weight.numel() for weight in found.weights.values()))

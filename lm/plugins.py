@@ -1,0 +1,171 @@
+"""Kinds of one's own: Python files and installed packages that a person names, whose `Slot` classes are options beside ours.
+
+Code comes from the command line (`plugins=my_norm.py`), from LM_PLUGINS or from an installed package's entry point of the group
+`slotlm.kinds`, and never from a config: what a run or a model records is a plugin's name and the SHA-256 of its code.
+"""
+
+import hashlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lm.config import Config, Slot, Tree
+from lm.errors import ConfigError
+
+VARIABLE = "LM_PLUGINS"
+"""Files, separated as in PATH; processes that we start find them here."""
+GROUP = "slotlm.kinds"
+_PACKAGE = "lm_plugins"
+_MOST_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What defines kinds: one file, or an installed module with those below it."""
+
+    name: str
+    origin: str
+    """The file, or the entry point's value."""
+    module: str
+    sha256: str
+
+    @property
+    def kinds(self) -> list[type[Slot]]:
+        """The classes that it has added to slots."""
+        return [kind for slot in Slot.__subclasses__() for kind in slot.kinds().values() if self.defines(kind)]
+
+    def defines(self, kind: type) -> bool:
+        """Whether this class comes from here."""
+        return kind.__module__ == self.module or kind.__module__.startswith(f"{self.module}.")
+
+
+_loaded: dict[str, Plugin] = {}
+
+
+def load(files: Sequence[str] = ()) -> None:
+    """Imports the installed plugins, those of LM_PLUGINS and these files, for this process and those that it starts.
+
+    Raises ConfigError for one that is missing, does not import, defines no kind, or defines one that there is.
+    """
+    for point in metadata.entry_points(group=GROUP):
+        if point.name not in _loaded:
+            _add(_installed(point))
+    named = [*filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)), *files]
+    paths = list(dict.fromkeys(Path(name).expanduser().resolve() for name in named))
+    for path in paths:
+        _add(_from_file(path))
+    if paths:
+        os.environ[VARIABLE] = os.pathsep.join(map(str, paths))
+
+
+def take(args: Sequence[str]) -> list[str]:
+    """Loads what `plugins=a.py,b.py` among the arguments names, and returns the others."""
+    given = [arg.removeprefix("plugins=") for arg in args if arg.startswith("plugins=")]
+    files = [name.strip(" '\"") for text in given for name in text.removeprefix("[").removesuffix("]").split(",")]
+    if not all(files):
+        raise ConfigError("plugins: no file was given, and each must name one. Write plugins=my_norm.py, or leave it out.")
+    load(files)
+    return [arg for arg in args if not arg.startswith("plugins=")]
+
+
+def flags() -> list[str]:
+    """Returns what names the loaded files on a command line."""
+    files = [plugin.origin for plugin in _loaded.values() if plugin.module.startswith(f"{_PACKAGE}.")]
+    return [f"plugins={','.join(files)}"] if files else []
+
+
+def loaded() -> list[Plugin]:
+    """Returns the plugins of this process."""
+    return list(_loaded.values())
+
+
+def used(config: Config) -> dict[str, str]:
+    """Returns name -> SHA-256 of the plugins whose kinds a config has, at any depth: what is recorded beside it."""
+    kinds = {type(part) for part in _parts(config)}
+    return {name: plugin.sha256 for name, plugin in sorted(_loaded.items()) if any(map(plugin.defines, kinds))}
+
+
+def require(tree: Tree, where: object) -> None:
+    """Raises ConfigError unless the plugins that a saved tree records under `plugins` are loaded, and the same."""
+    named = tree.get("plugins") or {}
+    if not isinstance(named, dict):
+        raise ConfigError(f"{where}: its plugins must be names with hashes. Restore the file.")
+    if not named.keys() <= _loaded.keys():
+        load()
+    for name, sha256 in named.items():
+        known = _loaded.get(name)
+        if known is None:
+            remedy = f"Give its file, as in plugins={name}.py, or install the package that brings it"
+            raise ConfigError(f"{where}: it needs the plugin {name!r} (SHA-256 {sha256}), and code is never taken from a config. {remedy}.")
+        if known.sha256 != sha256:
+            which = f"the plugin {name!r} of SHA-256 {sha256}, and {known.origin} has {known.sha256}"
+            raise ConfigError(f"{where}: it needs {which}. Give the file that it was made with, or train anew under another run.name.")
+
+
+def _parts(value: Any) -> Iterator[Config]:
+    """Every config within a value."""
+    if isinstance(value, Config):
+        yield value
+        value = [getattr(value, name) for name in type(value).model_fields]
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        yield from _parts(part)
+
+
+def _add(plugin: Plugin) -> None:
+    known = _loaded.get(plugin.name)
+    if known is not None and known.origin != plugin.origin:
+        raise ConfigError(f"plugins: {known.origin} and {plugin.origin} are both named {plugin.name!r}. Rename one of them.")
+    if not plugin.kinds:
+        rule = 'it defines no kind: a class below a slot such as lm.nn.norm.NormConfig, with `kind: Literal["NAME"] = "NAME"`'
+        raise ConfigError(f"plugins: {plugin.origin}: {rule}. Add one, or leave the file out.")
+    _loaded[plugin.name] = plugin
+
+
+def _from_file(path: Path) -> Plugin:
+    """Runs the bytes whose hash is taken, under a module name of their own."""
+    if not path.is_file():
+        raise ConfigError(f"plugins: {path} is no file. Give the Python file that defines your kinds.")
+    name, module = path.stem, f"{_PACKAGE}.{path.stem}"
+    if path.suffix != ".py" or not name.isidentifier():
+        raise ConfigError(f"plugins: {path.name} must be named like a Python module, such as my_norm.py. Rename it.")
+    with path.open("rb") as file:
+        code = file.read(_MOST_BYTES)
+    plugin = Plugin(name, str(path), module, hashlib.sha256(code).hexdigest())
+    if _loaded.get(name) == plugin:
+        return plugin
+    package = sys.modules.setdefault(_PACKAGE, ModuleType(_PACKAGE))
+    package.__path__ = []
+    made = ModuleType(module)
+    made.__file__ = str(path)
+    sys.modules[module] = made
+    try:
+        exec(compile(code, str(path), "exec"), made.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[module]
+        raise _refusal(str(path), error) from error
+    return plugin
+
+
+def _installed(point: metadata.EntryPoint) -> Plugin:
+    try:
+        module = import_module(point.module)
+    except (Exception, SystemExit) as error:
+        raise _refusal(f"{point.name} ({GROUP} = {point.value})", error) from error
+    file = Path(module.__file__ or "")
+    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+    code = b"".join(path.relative_to(file.parent).as_posix().encode() + b"\0" + path.read_bytes() for path in files)
+    return Plugin(point.name, point.value, point.module, hashlib.sha256(code).hexdigest())
+
+
+def _refusal(origin: str, error: BaseException) -> ConfigError:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == origin]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+    where = f"{origin}:{line}" if line else origin
+    return ConfigError(f"plugins: {where}: {' '.join(said.split())[:300].rstrip('.')}. Mend the file.")

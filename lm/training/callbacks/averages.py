@@ -1,0 +1,22 @@
+"""Averaged weights follow the steps where trainer.ema_decay asks for them."""
+
+from lm.training.callbacks.base import RunCallback
+from lm.training.ema import EMA
+from lm.training.module import TrainModule
+from lm.training.weights import load_pieces
+
+
+class Averages(RunCallback):
+    """Keeps `module.ema`."""
+
+    def begin(self, module: TrainModule) -> None:
+        decay, strategy = module.cfg.trainer.ema_decay, module.strategy
+        if decay is None:
+            return
+        module.ema = EMA(strategy.weights(module.model), decay, lambda: strategy.refresh(module.model))
+        if module.reader is not None:
+            load_pieces(module.ema.pieces(), module.reader)
+
+    def step_end(self, module: TrainModule) -> None:
+        if module.ema is not None:
+            module.ema.update()

@@ -1,0 +1,68 @@
+"""Steps whose numbers are not right: those that are not finite are told and counted, and a loss that leaps may take the run back."""
+
+import math
+
+from lm.errors import NumericsError
+from lm.storage.checkpoint import CheckpointReader, newest_valid
+from lm.training.callbacks.base import RunCallback
+from lm.training.counters import Counters
+from lm.training.module import TrainModule
+from lm.training.numerics import is_spike
+
+
+class BadSteps(RunCallback):
+    """Names the rows of steps that were left out, and ends the run where too many follow each other."""
+
+    def __init__(self) -> None:
+        self._told = 0  # of those in this process
+
+    def step_end(self, module: TrainModule) -> None:
+        run, step = module.run, module.step
+        if run.logs(step) or run.validates(step) or run.saves(step) or module.device.type == "cpu":  # waits for the device
+            self._tell(module)
+
+    def _tell(self, module: TrainModule) -> None:
+        run, verdicts = module.run, module.verdicts
+        bad, stuck = verdicts.bad_steps(self._told), bool(verdicts.stuck)
+        for step in bad:
+            event = "not finite" if stuck and step == bad[-1] else "skipped"
+            run.journal.record({"step": step + 1, "event": event, "rows": run.rows_of(step)})
+        self._told = int(verdicts.n_bad)
+        run.counters.skipped += len(bad)
+        if stuck:
+            raise NumericsError(
+                f"train: step {bad[-1] + 1} has loss {float(verdicts.loss):.4g} over {float(verdicts.labels):.0f} labels and gradient norm"
+                f" {float(verdicts.norm):.4g}, and only finite steps are taken; the weights are as before it, and {run.last_checkpoint()}"
+                f". Lower optim.lr={run.cfg.optim.lr:g} or optim.clip, set numerics.skip_in_a_row, or look at the rows of that step, which"
+                f" {run.folder.metrics.path} names."
+            )
+
+
+class Rollback(RunCallback):
+    """Tells of a logged loss that stands out, and goes back to the last checkpoint and on with the rows that come next, where wanted."""
+
+    def step_end(self, module: TrainModule) -> None:
+        run, step = module.run, module.step
+        if not run.logs(step):
+            return
+        loss, numerics = run.logged["loss"], run.cfg.numerics
+        if not math.isfinite(loss) or not is_spike(loss, run.counters.recent_losses, numerics.spike_factor):
+            return
+        run.journal.record({"step": step, "event": "loss spike", "loss": loss, "rows": run.rows_of(step - 1)})
+        run.saver.wait()
+        wanted = run.counters.rolled_back < numerics.rollbacks
+        path = run.ranks.from_first(lambda: newest_valid(run.folder.checkpoints)[0]) if wanted else None
+        if path is not None:
+            self._go_back(module, CheckpointReader(path, verified=True))
+
+    def _go_back(self, module: TrainModule, reader: CheckpointReader) -> None:
+        run, step, before, at = module.run, module.step, module.run.counters, int(reader.meta["step"])
+        module.restore(reader)
+        rows_from = before.rows_from + step - at
+        run.counters = Counters(**reader.meta["counters"] | {"rolled_back": before.rolled_back + 1, "rows_from": rows_from})
+        run.saved_step = -1
+        run.clock.start(at)
+        run.journal.go_back(at, run.counters.samples_bytes)
+        left_out = (step - at) * run.cfg.data.global_batch
+        run.journal.record({"step": at, "event": "rolled back", "from_step": step, "rows_left_out": left_out})
+        module.step, module.stepped = at, False

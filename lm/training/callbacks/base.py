@@ -1,0 +1,33 @@
+"""What our callbacks have in common: they act when a run begins, behind each optimizer step, and when it ends."""
+
+from typing import Any
+
+from lightning import Callback, LightningModule, Trainer
+
+from lm.training.module import TrainModule
+
+
+class RunCallback(Callback):
+    """One thing that happens between steps, on every rank. A step of several micro-batches is over when `module.stepped`."""
+
+    def begin(self, module: TrainModule) -> None:
+        """Called before the first step, when weights and optimizer are where they were."""
+
+    def step_end(self, module: TrainModule) -> None:
+        """Called behind optimizer step `module.step`, unless a callback before this one has undone it."""
+
+    def finish(self, module: TrainModule) -> None:
+        """Called behind the last step, also where another callback has ended the run."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, TrainModule)
+        self.begin(pl_module)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert isinstance(pl_module, TrainModule)
+        if pl_module.stepped:
+            self.step_end(pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, TrainModule)
+        self.finish(pl_module)

@@ -1,0 +1,52 @@
+"""Saves a run, and ends it behind its last save."""
+
+import statistics
+import time
+from dataclasses import asdict
+
+from lm.storage.atomic import require_space
+from lm.storage.checkpoint import bytes_of, checkpoints
+from lm.training.callbacks.base import RunCallback
+from lm.training.module import TrainModule
+
+
+class Checkpoints(RunCallback):
+    """Writes weights, optimizer, averages and counters, when it is time and at the end, whoever has brought it about."""
+
+    def __init__(self) -> None:
+        self._save_s: list[float] = []  # how long each save of this process has held up the loop
+
+    def begin(self, module: TrainModule) -> None:
+        if module.reader is not None:
+            module.run.saved_step = module.step
+        self._require_space(module)
+
+    def step_end(self, module: TrainModule) -> None:
+        if module.run.saves(module.step):
+            self.save(module)
+        if module.run.ends(module.step):
+            module.trainer.should_stop = True
+
+    def finish(self, module: TrainModule) -> None:
+        self.save(module)
+
+    def save(self, module: TrainModule) -> None:
+        """A checkpoint of the current step, unless this step is saved already."""
+        run, step, counters = module.run, module.step, module.run.counters
+        if step == run.saved_step:
+            return
+        counters.save_s = statistics.median(self._save_s) if self._save_s else counters.save_s
+        meta = run.meta | {"step": step, "tokens": run.tokens(step), "counters": asdict(counters)}
+        with run.clock.paused():
+            begun = time.perf_counter()
+            run.saver.save(step, module.pieces(), meta)
+            self._save_s.append(time.perf_counter() - begun)
+        run.saved_step = step
+
+    def _require_space(self, module: TrainModule) -> None:
+        """For the checkpoints to be kept and one more, as far as they are not there yet."""
+        run, cfg, ranks = module.run, module.cfg, module.run.ranks
+        (size,) = ranks.total(bytes_of(piece.part(ranks.rank, ranks.world) for piece in module.pieces()))
+        to_come = -(-(cfg.trainer.max_steps - module.step) // cfg.checkpoint.every)
+        more = min(cfg.checkpoint.keep_last + 1 - len(checkpoints(run.folder.checkpoints)), to_come)
+        require_space(run.folder.checkpoints, int(size) * max(1, more))

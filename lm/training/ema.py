@@ -1,0 +1,45 @@
+"""An exponential moving average of the weights, which is validated and exported in their place."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lm.storage.checkpoint import Piece
+
+
+class EMA:
+    """average <- decay * average + (1 - decay) * weight, in float32, from the weights at the start on."""
+
+    def __init__(self, weights: Iterable[Piece], decay: float, refresh: Callable[[], None] = lambda: None) -> None:
+        """weights: live slices.  refresh: called whenever they have been written."""
+        self._weights = list(weights)
+        self._decay, self._refresh = decay, refresh
+        self._averages = [piece.tensor.detach().float().clone() for piece in self._weights]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Takes the weights of a finished step in."""
+        torch._foreach_lerp_(self._averages, [piece.tensor.float() for piece in self._weights], 1 - self._decay)
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """The model computes with the averages inside the block."""
+        own = [piece.tensor.detach().clone() for piece in self._weights]
+        self._write(self._averages)
+        try:
+            yield
+        finally:
+            self._write(own)
+
+    @torch.no_grad()
+    def _write(self, values: list[Tensor]) -> None:
+        for piece, value in zip(self._weights, values, strict=True):
+            piece.tensor.copy_(value)
+        self._refresh()
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yields the averages' slices for a checkpoint."""
+        return (replace(piece, kind="ema", tensor=average) for piece, average in zip(self._weights, self._averages, strict=True))

@@ -1,0 +1,41 @@
+"""Which weights no step moves: requires_grad=False means frozen, and nothing else."""
+
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from lm.errors import ConfigError
+from lm.nn.transformer import LM
+
+
+def freeze(model: LM, patterns: list[str]) -> set[str]:
+    """Takes the gradient of all weights that a pattern such as `blocks.0.*` matches; returns their names, what routers steer included.
+
+    Raises ConfigError where a pattern matches nothing, or where nothing would be left to train.
+    """
+    names, found = [name for name, _ in model.named_parameters()], set[str]()
+    for pattern in patterns:
+        matched = {name for name in names if fnmatchcase(name, pattern)}
+        if not matched:
+            raise ConfigError(
+                f"trainer.freeze: no weight has a name like '{pattern}'. Near are {', '.join(get_close_matches(pattern, names, 5, 0))}."
+            )
+        found |= matched
+    left = [name for name in trainable(model) if name not in found]
+    if not left:
+        raise ConfigError(f"trainer.freeze={','.join(patterns)}: all weights are frozen, and one at least must learn. Freeze fewer.")
+    for name, p in model.named_parameters():
+        if name in found:
+            p.requires_grad_(False)
+    return found
+
+
+def trainable(model: LM) -> dict[str, nn.Parameter]:
+    """Returns what the optimizer moves, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def steered(model: LM) -> dict[str, nn.Parameter]:
+    """Returns what routers move by themselves, by name."""
+    return {name: p for name, p in model.named_parameters() if name.endswith("correction_bias")}

@@ -1,0 +1,33 @@
+"""The front door of training: in this process, or in ranks that are started for it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lm.errors import ConfigError
+from lm.storage.run_folder import RunFolder
+from lm.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from lightning import Callback
+
+
+def train(cfg: TrainConfig, callbacks: Sequence["Callback"] = (), command: str | None = None) -> RunFolder:
+    """Trains to the end, or resumes, and returns the run: `.summary()`, `.metrics.read()`, `.model` for `lm.load`, ...
+
+    cfg: of `lm.config`. callbacks: Lightning's or your own, after ours; they live in this process, so with several processes name kinds
+    of a plugin in the config instead. command: what a person typed, for the summary.
+    Raises LmError; Interrupted after SIGINT or SIGTERM, with the step finished and all saved, so that the same call goes on.
+    """
+    folder = RunFolder(cfg.run.folder)
+    if cfg.strategy.kind == "single":
+        from lm.training import run
+
+        run.train(cfg, command, callbacks)
+        return folder
+    if callbacks:
+        given = ", ".join(type(callback).__name__ for callback in callbacks)
+        raise ConfigError(f"callbacks: {given} cannot follow into the ranks of strategy={cfg.strategy.kind}. Make each a kind of a plugin.")
+    from lm.training.launch.launcher import launch
+
+    launch(cfg, command)
+    return folder

@@ -1,0 +1,143 @@
+"""What every optimizer shares: its slot, groups of parameters that carry their names, and state that is there before the first step."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lm.config import Slot
+
+Named = list[tuple[str, nn.Parameter]]
+Group = dict[str, Any]
+
+
+class OptimConfig(Slot, group="optim"):
+    """The optimizer and its rates."""
+
+    whole_matrices: ClassVar[bool] = False
+    """Whether a step needs all of a matrix at once."""
+
+    lr: float = Field(gt=0)
+    """Peak learning rate."""
+    clip: float | None = Field(1.0, gt=0)
+    """Largest global gradient norm. null: no clipping."""
+
+    def build(self, named: Named, matrices: Container[str], vectors: Container[str]) -> Optimizer:
+        """Returns one optimizer over these parameters; each of its groups is made by `grouped`.
+
+        matrices: names of the blocks' matrices and stacks of them.  vectors: names that do not decay; an engine may have cut the weights
+        already, so that their shapes no longer tell.
+        """
+        raise NotImplementedError
+
+    def state_bytes(self, number: int) -> tuple[int, int]:
+        """Returns what is kept per element of the blocks' matrices, and of everything else.  number: bytes of a weight."""
+        raise NotImplementedError
+
+
+class Stateful(ABC):
+    """What a checkpoint needs of an optimizer."""
+
+    @abstractmethod
+    def initial_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
+        """Returns the state of one parameter, or of a flat slice of several, before the first step."""
+
+
+class Skippable(Optimizer, Stateful):
+    """A step with `found_inf` = 1 leaves weights and state bitwise as they were, without waiting for the device."""
+
+    found_inf: Tensor | None = None
+
+    def __init__(self, groups: list[Group]) -> None:
+        super().__init__(groups, {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._flag_is_here() and self.found_inf:
+            return loss
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                self._step(params, group)
+        return loss
+
+    @abstractmethod
+    def _step(self, params: list[Tensor], group: Group) -> None:
+        """Updates parameters that have gradients once."""
+
+    def _flag_is_here(self) -> bool:
+        """On the CPU the flag is read at no cost; elsewhere reading it would wait for the device."""
+        return self.found_inf is None or self.found_inf.device.type == "cpu"
+
+    def _write(self, old: list[Tensor], new: list[Tensor] | tuple[Tensor, ...]) -> None:
+        """Copies new values over old ones, unless the step is skipped."""
+        if not self._flag_is_here():
+            assert self.found_inf is not None
+            skipped = self.found_inf.bool()
+            new = [torch.where(skipped, before, after.to(before.dtype)) for before, after in zip(old, new, strict=True)]
+        for before, after in zip(old, new, strict=True):  # not _foreach_copy_, which sharded tensors lack
+            before.copy_(after)
+
+
+def vectors_of(named: Iterable[tuple[str, nn.Parameter]]) -> set[str]:
+    """Returns norms, biases and other vectors, which do not decay; experts' biases are stacked, (e, out)."""
+    return {name for name, p in named if p.ndim < 2 or name.endswith("bias")}
+
+
+def grouped(named: Named, lr: float, weight_decay: float) -> Group:
+    """Returns parameters with their `names`, and the rate that the schedule takes parts of."""
+    params, names = [p for _, p in named], [name for name, _ in named]
+    return {"params": params, "names": names, "lr": lr, "peak_lr": lr, "weight_decay": weight_decay}
+
+
+def decaying(named: Named, lr: float, weight_decay: float, vectors: Container[str]) -> list[Group]:
+    """Returns a group of matrices and embeddings, which decay, and one of vectors, which do not."""
+    matrices, others = [[pair for pair in named if (pair[0] in vectors) == of] for of in (False, True)]
+    return [grouped(part, lr, decay) for part, decay in ((matrices, weight_decay), (others, 0.0)) if part]
+
+
+def adam_state(p: Tensor) -> dict[str, Tensor]:
+    """Returns AdamW's state as its fused kernel wants it."""
+    zero = torch.zeros((), dtype=torch.float32, device=p.device)
+    return {"step": zero, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+
+
+def momentum_state(p: Tensor) -> dict[str, Tensor]:
+    """Returns a momentum, in float32 whatever the weight is."""
+    return {"momentum_buffer": torch.zeros_like(p, dtype=torch.float32)}
+
+
+def set_lr(optimizer: Optimizer, factor: float) -> None:
+    """Sets each group's rate to a part of its peak."""
+    for params in optimizer.param_groups:
+        params["lr"] = params["peak_lr"] * factor
+
+
+@torch.no_grad()
+def begin_state(optimizer: Optimizer) -> None:
+    """Makes all state before the first step, so that it can be saved and loaded at any step."""
+    assert isinstance(optimizer, Stateful)
+    for params in optimizer.param_groups:
+        for p in params["params"]:
+            optimizer.state[p] = optimizer.initial_state(params, p)
+
+
+def neutral(key: str) -> str:
+    """Returns a state tensor's name in checkpoints, given torch's."""
+    return "momentum" if key == "momentum_buffer" else key
+
+
+def named_state(optimizer: Optimizer) -> Iterator[tuple[str, str, Tensor]]:
+    """Yields (parameter, kind, tensor) of all state."""
+    for params in optimizer.param_groups:
+        for name, p in zip(params["names"], params["params"], strict=True):
+            for key, tensor in optimizer.state[p].items():
+                yield name, neutral(key), tensor

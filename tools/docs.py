@@ -251,8 +251,7 @@ def _fields(found: dict[str, FieldInfo]) -> str:
 
 def functions() -> str:
     """What `import lm` offers, from the docstrings."""
-    found = (getattr(lm, name) for name in lm.__all__ if not name.startswith("_"))
-    return "\n\n".join(f"::: {each.__module__}.{each.__qualname__}" for each in found)
+    return "\n\n".join(f"::: lm.{name}" for name in lm.__all__ if not name.startswith("_") and name != "Config")
 
 
 def plugins() -> str:

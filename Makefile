@@ -11,10 +11,10 @@ pretrain: .venv/ready  ## the main job: the default recipe, end to end
 	$(BIN)/lm train
 
 test: .venv/dev-ready  ## the CPU suite without what is marked slow, in JOBS processes
-	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist worksteal
 
 test-all: .venv/dev-ready
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 lint: .venv/dev-ready
 	$(BIN)/ruff check .

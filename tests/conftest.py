@@ -1,5 +1,7 @@
 import os
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,26 @@ def started(args: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[s
             yield process
         finally:
             process.kill()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Path]:
+    """Commands start here without the seconds that imports take: tests/server.py."""
+    from tests.server import serving
+
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as path:  # the path of a socket has 108 bytes at most
+        yield path
+
+
+@pytest.fixture(scope="session")
+def lm_on_path(server: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PATH whose `lm` is that of the server."""
+    from tests.server import ROOT
+
+    stub = tmp_path_factory.mktemp("bin") / "lm"
+    stub.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {ROOT / "tests" / "client.py"} {server} "$@"\n')
+    stub.chmod(0o755)
+    return stub.parent
 
 
 @pytest.fixture

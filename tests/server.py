@@ -7,30 +7,34 @@ import json
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
+
+from tests.client import ask
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("lightning", "lm.report.curves", "lm.training.run", "torch.utils.tensorboard", "torch.distributed.run")
 
 
 class Process:
-    """A command of `server`, in a process group of its own; its output is read from files when it has ended."""
+    """A command of the server at this socket, in a process group of its own; its output is in files."""
 
-    def __init__(self, server: "subprocess.Popen[str]", folder: Path, args: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, server: Path, folder: Path, args: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         """args: of Python: `-m lm ...`.  folder: the one it works in, and for its output."""
-        assert server.stdin is not None and server.stdout is not None
-        self._folder, self._answers = folder / "output", server.stdout
+        self._folder = folder / "output"
         self._folder.mkdir(exist_ok=True)
-        outputs = [str(self._folder / "stdout"), str(self._folder / "stderr")]
-        request = {"args": list(args), "outputs": outputs, "env": dict(env or os.environ), "cwd": str(folder)}
-        print(json.dumps(request), file=server.stdin, flush=True)
-        self.pid = int(server.stdout.readline())
+        with ExitStack() as stack:
+            names = (os.devnull, self._folder / "stdout", self._folder / "stderr")
+            files = [stack.enter_context(open(name, "w" if number else "r")) for number, name in enumerate(names)]
+            found = ask(str(server), args, env or os.environ, str(folder), [file.fileno() for file in files])
+        self.pid, self._answers = found
 
     def wait(self) -> int:
         """Its exit code; minus the signal's number where one ended it."""
@@ -55,7 +59,8 @@ class Process:
 class Forked:
     """As much of subprocess.Popen as torch's elastic agent asks for."""
 
-    def __init__(self, args: Sequence[str], env: Mapping[str, str], outputs: Sequence[str] = (), cwd: str = ".") -> None:
+    def __init__(self, args: Sequence[str], env: Mapping[str, str], outputs: Sequence[int] = (), cwd: str = ".") -> None:
+        """args: of Python.  outputs: become stdin, stdout and stderr."""
         sys.stdout.flush()
         self.returncode: int | None = None
         self.pid = os.fork()
@@ -76,13 +81,13 @@ class Forked:
         return code
 
 
-def _become(args: Sequence[str], env: Mapping[str, str], outputs: Sequence[str], cwd: str) -> NoReturn:
+def _become(args: Sequence[str], env: Mapping[str, str], outputs: Sequence[int], cwd: str) -> NoReturn:
     """python ARGS, in this process, which was forked for it."""
     code = 1
     try:
         os.setsid()
-        for name, number in zip(outputs, (1, 2), strict=False):
-            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        for number, given in enumerate(outputs):
+            os.dup2(given, number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         os.chdir(cwd)
@@ -102,8 +107,8 @@ def _become(args: Sequence[str], env: Mapping[str, str], outputs: Sequence[str],
         os._exit(code)
 
 
-def serve() -> None:
-    """A request is a line of JSON; the answers are the process and, when it has ended, its exit code."""
+def serve(path: str) -> None:
+    """A request is three open files and a line of JSON; the answers are the process and, when it has ended, its exit code."""
     for name in HEAVY:
         __import__(name)
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
@@ -112,15 +117,46 @@ def serve() -> None:
         return Forked(args[1:], env)  # without the name of the interpreter
 
     SubprocessHandler._popen = popen  # type: ignore[assignment,method-assign]
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 3)
-    requests = os.fdopen(os.dup(0), encoding="utf-8")
-    os.dup2(3, 0)
-    while line := requests.readline():
-        request = cast(dict[str, Any], json.loads(line))
-        process = Forked(request["args"], request["env"], request["outputs"], request["cwd"])
-        print(process.pid, flush=True)
-        print(process.wait(), flush=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(64)
+        print("ready", flush=True)
+        while True:
+            connection, _ = listener.accept()
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _answer(connection)
+            connection.close()
+
+
+def _answer(connection: socket.socket) -> NoReturn:
+    try:
+        _, outputs, _, _ = socket.recv_fds(connection, 1, 3)
+        stream = connection.makefile("rw", encoding="utf-8")
+        request = json.loads(stream.readline())
+        process = Forked(request["args"], request["env"], outputs, request["cwd"])
+        for output in outputs:
+            os.close(output)
+        with suppress(BrokenPipeError):
+            print(process.pid, file=stream, flush=True)
+            print(process.wait(), file=stream, flush=True)
+    finally:
+        os._exit(0)
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Path]:
+    """The socket of a server that lives as long as the block."""
+    path = folder / "server"
+    command = [sys.executable, "-m", "tests.server", str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            yield path
+        finally:
+            process.kill()
 
 
 if __name__ == "__main__":
-    serve()
+    serve(sys.argv[1])

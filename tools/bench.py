@@ -225,9 +225,7 @@ def compare_loop(rounds: int, steps: int) -> dict[str, Any]:
     for turn in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
             overrides = [f"run.dir={folder}", "run.name=bench", f"trainer.max_steps={steps}", "trainer.val_every=100000", "data.val_rows=8"]
-            config = compose_config(
-                overrides=[*overrides, "schedule.warmup_steps=1", "trainer.sample_prompts=[]", "checkpoint.every=100000"]
-            )
+            config = compose_config([*overrides, "schedule.warmup_steps=1", "trainer.sample_prompts=[]", "checkpoint.every=100000"])
             if turn % 2:
                 bare.append(bare_loop(config, steps))
             train(config)

@@ -23,7 +23,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-GRID = [f"nn/test_invariants.py::test_the_invariants_hold[{kind}-0]" for kind in ("decoder", "encoder", "encoder_decoder")]
+GRID = [
+    f"nn/test_invariants.py::test_the_invariants_hold_for_every_pair_of_slot_values[{start}]" for start in (0, 20)
+]  # each kind of stack
 REFERENCES, MASKS, POSITIONS = ["nn/test_references.py"], ["nn/mixers/test_masks.py"], ["nn/test_positions.py"]
 PARITY, CACHE, STACKS, MOE, MLA = (
     ["nn/test_parity.py"],
@@ -44,7 +46,7 @@ MUTATIONS = [
     ("an explicit mask is forgotten", "mixers/mask.py", "return seen if self.explicit is None else seen & self.explicit", "return seen", STACKS),
     ("a prefix is taken for a plain row", "mixers/mask.py", "self.k_prefix is not None or self.explicit is not None", "self.explicit is not None", MASKS),
     ("the prefix is of the queries", "mixers/mask.py", "earlier | self.k_prefix.unsqueeze(-2)", "earlier | self.k_prefix.unsqueeze(-1)", MASKS),
-    ("a bidirectional plain row becomes causal", "mixers/attend.py", 'causal = plain == "causal"', "causal = True", [GRID[1], *STACKS]),
+    ("a bidirectional plain row becomes causal", "mixers/attend.py", 'causal = plain == "causal"', "causal = True", [*GRID, *STACKS]),
     ("rows that see nothing are not numbers", "mixers/attend.py", "scores.softmax(-1)[..., : k.shape[2]].masked_fill(~allowed.any(-1, keepdim=True), 0.0)", "scores.softmax(-1)[..., : k.shape[2]]", MASKS),
     ("the sink's weight goes to the last key", "mixers/attend.py", "scores.softmax(-1)[..., : k.shape[2]]", "scores.softmax(-1)[..., 1:] if sinks is not None else scores.softmax(-1)", MASKS),
     ("the fused sink is capped at nothing", "mixers/attend.py", "sink = sinks.to(q.dtype)[:, None, None]", "sink = 0 * sinks.to(q.dtype)[:, None, None]", MASKS),
@@ -54,11 +56,11 @@ MUTATIONS = [
     ("q and k norms are swapped", "mixers/gqa.py", "self._heads(self.q(x), self.q_norm)", "self._heads(self.q(x), self.k_norm)", PARITY),
     ("global layers one too early", "mixers/gqa.py", "(layer + 1) % self.global_every == 0", "layer % self.global_every == 0", ["nn/test_model.py"]),
     ("scores scaled by the head's width, not its root", "mixers/gqa.py", "1 / math.sqrt(self.head_dim)", "1 / self.head_dim", PARITY),
-    ("cross-attention keeps the window", "mixers/gqa.py", "self.replace(window=None, global_every=None)", "self", [GRID[2]]),
+    ("cross-attention keeps the window", "mixers/gqa.py", "self.replace(window=None, global_every=None)", "self", GRID),
     ("cross-attention is causal", "transformer.py", "batch.source_documents, causal=False, square=square", "batch.source_documents, causal=True, square=square", STACKS),
     ("dropout of weights in eval", "mixers/gqa.py", "self.how if training else self.quiet", "self.how", ["nn/test_model.py"]),
     ("a memory's keys and values are swapped", "mixers/gqa.py", "k, v = ctx.memory_keys(", "v, k = ctx.memory_keys(", STACKS),
-    ("every layer reads the first one's memory", "context.py", "return self.cache.memory[layer]", "return self.cache.memory[0]", [GRID[2]]),
+    ("every layer reads the first one's memory", "context.py", "return self.cache.memory[layer]", "return self.cache.memory[0]", GRID),
     ("a cached prefix is forgotten", "context.py", "self.mask.k_prefix if first else None", "None", MASKS),
     ("a new source keeps the old keys", "mixers/cache.py", "self.memory, self.memory_positions = {}, positions", "self.memory_positions = positions", STACKS),
     ("beams keep the memory of other rows", "mixers/cache.py", "(k.index_select(0, rows), v.index_select(0, rows))", "(k, v.index_select(0, rows))", STACKS),
@@ -100,7 +102,7 @@ MUTATIONS = [
     ("a sublayer is added unscaled", "norm.py", "return x if self.scale == 1.0 else x * self.scale", "return x", ["nn/test_norm.py"]),
     ("the gate is applied to the wrong side", "ffn/mlp.py", "return lambda gate, up: act(gate) * up", "return lambda gate, up: gate * act(up)", PARITY),
     ("gpt-oss's up has no lower bound", "ffn/mlp.py", "up.clamp(-limit, limit)", "up.clamp(max=limit)", MOE),
-    ("the parallel block reads one norm twice", "block.py", "g = h if self.ffn_norm is None else self.ffn_norm(x)", "g = h", [GRID[0]]),
+    ("the parallel block reads one norm twice", "block.py", "g = h if self.ffn_norm is None else self.ffn_norm(x)", "g = h", GRID),
     ("cross-attention comes after the feed-forward", "block.py", "x = self.cross_residual(x, lambda h: self.cross(h, ctx))\n        return self.ffn_residual(x, lambda h: self.ffn(h, ctx))", "x = self.ffn_residual(x, lambda h: self.ffn(h, ctx))\n        return self.cross_residual(x, lambda h: self.cross(h, ctx))", STACKS),
     ("softmax weights do not sum to 1", "ffn/router.py", "weights = weights / weights.sum(-1, keepdim=True)\n        return Routing(experts, weights, probabilities, logits)", "return Routing(experts, weights, probabilities, logits)", MOE),
     ("the correction bias weighs", "ffn/router.py", "weights = scores.gather(-1, experts)", "weights = (scores + self.correction_bias).gather(-1, experts)", MOE),
@@ -124,7 +126,7 @@ MUTATIONS = [
     ("the final norm is skipped", "transformer.py", "x = self.norm(self.through_blocks(x, ctx))", "x = self.through_blocks(x, ctx)", PARITY),
     ("the encoder's last norm is skipped", "transformer.py", "return encoder.norm(x), positions", "return x, positions", STACKS),
     ("the source's padding is seen", "transformer.py", "return encoder.norm(x), positions.expand(len(tokens), -1)", "return encoder.norm(x), positions.clamp_min(0).expand(len(tokens), -1)", STACKS),
-    ("sources of other documents are seen", "transformer.py", "Mask(q, source, batch.documents, batch.source_documents, causal=False", "Mask(q, source, None, None, causal=False", [GRID[2]]),
+    ("sources of other documents are seen", "transformer.py", "Mask(q, source, batch.documents, batch.source_documents, causal=False", "Mask(q, source, None, None, causal=False", GRID),
     ("the encoder is causal", "transformer.py", "mask = Mask(positions, positions, documents, documents, causal=False", "mask = Mask(positions, positions, documents, documents, causal=True", STACKS),
     ("a further token is of the one before", "transformer.py", "self.embed(shifted(batch.tokens, n, 0))", "self.embed(shifted(batch.tokens, n - 1, 0))", ["nn/test_mtp.py"]),
     ("a further token's embedding is not scaled", "transformer.py", "self.embed(shifted(batch.tokens, n, 0)) * self.embed_scale", "self.embed(shifted(batch.tokens, n, 0))", ["nn/test_mtp.py"]),

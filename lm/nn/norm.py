@@ -77,7 +77,7 @@ class _RMSNormCPU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse = ctx.saved_tensors
-        g, wide, w, d = grads[0].float(), x.float(), weight.float(), x.shape[-1]
+        g, wide, w, d = (*(t.to(inverse.dtype) for t in (grads[0], x, weight)), x.shape[-1])
         dx, dw, _ = torch.ops.aten.native_layer_norm_backward(
             g, wide, [d], torch.zeros_like(inverse), inverse, w, None, [True, True, False]
         )

@@ -120,7 +120,7 @@ class LaunchConfig(Config):
         return self
 
 
-class CallbackConfig(Slot, group="callbacks"):
+class CallbackConfig(Slot):
     """Something of one's own that happens between steps."""
 
     def build(self) -> Any:
@@ -128,7 +128,7 @@ class CallbackConfig(Slot, group="callbacks"):
         raise NotImplementedError
 
 
-class MetricConfig(Slot, group="metrics"):
+class MetricConfig(Slot):
     """Numbers of one's own for each line of metrics.jsonl."""
 
     def build(self) -> Callable[[Any, Any], Tree]:

@@ -202,8 +202,10 @@ def _describe(module: "TrainModule", rows: str) -> None:
 def _finish(module: "TrainModule", command: str | None) -> Tree:
     """The model folder, out of the last checkpoint, and the summary."""
     cfg, run, step, counts, p = module.cfg, module.run, module.step, module.counts, module.run.counters
-    extra: Tree = {"parent": cfg.init_from, "run": cfg.run.name, "step": step, "tokenizer_hash": run.data.tokenizer.hash}
-    extra["plugins"] = plugins.used(module.model.cfg)
+    extra: Tree = {
+        "parent": cfg.init_from, "run": cfg.run.name, "step": step, "tokenizer_hash": run.data.tokenizer.hash,
+        "plugins": plugins.used(module.model.cfg),
+    }  # fmt: skip
     saved = CheckpointReader(step_folder(run.folder.checkpoints, step), verified=True)
     export_model(run.folder.model, saved, run.data.tokenizer.save, extra)
     tokens = run.tokens(step)

@@ -1,11 +1,9 @@
 """`lm import` and `lm export` as they are typed, and what they refuse."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -22,15 +20,19 @@ from lm.storage.model_folder import save_model
 from tests.doubles import Doubles, same
 from tests.nn.models import config, redrawn
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Run = Callable[..., "Done"]
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 @pytest.fixture
-def lm(tmp_path: Path) -> Run:
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "lm", *args], cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    return run
+def lm(lm: Callable[..., tuple[int, str, str]]) -> Run:
+    """The command line in this process, in `tmp_path`."""
+    return lambda *args: Done(*lm(*args))
 
 
 def saved(folder: Path, **changes: Any) -> Path:
@@ -181,9 +183,9 @@ def test_what_is_over_the_size_of_a_shard_is_written_in_several(tmp_path: Path, 
     family = family_for(model.cfg)
     write_hf(tmp_path / "hf", family, model.cfg, weights, None)
     assert len(list((tmp_path / "hf").glob("model-*-of-*.safetensors"))) > 1
-    again = read_hf(tmp_path / "hf").weights
-    assert all(torch.equal(again[name], weight) for name, weight in weights.items())
+    again = read_hf(tmp_path / "hf")
+    assert all(torch.equal(again.weights[name], weight) for name, weight in weights.items())
     ids = torch.arange(20)[None]
-    theirs = getattr(transformers, family.auto).from_pretrained(tmp_path / "hf")
+    theirs, ours = in_doubles(getattr(transformers, family.auto).from_pretrained(tmp_path / "hf")), ours_of(again)
     with Doubles():
-        same(ours_of(read_hf(tmp_path / "hf"))(Batch(ids)), in_doubles(theirs)(ids).logits)
+        same(ours(Batch(ids)), theirs(ids).logits)

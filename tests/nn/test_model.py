@@ -10,6 +10,8 @@ from lm.nn.head import last_position
 from lm.nn.transformer import build_model, model_config
 from tests.nn.models import BASE, CONV, MIXTURES, config, redrawn, tokens, with_kinds
 
+pytestmark = pytest.mark.usefixtures("doubles")
+
 
 @torch.no_grad()
 def test_the_last_position_reader_equals_the_last_logits() -> None:

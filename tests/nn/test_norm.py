@@ -11,10 +11,12 @@ from lm.nn.batch import Batch
 from lm.nn.head import Head
 from lm.nn.norm import LayerNormConfig, RMSNormConfig, build_residual, rms_norm
 from lm.nn.transformer import build_model
+from tests.doubles import CLOSE
 from tests.nn.models import config, redraw, redrawn, tokens
 
+pytestmark = pytest.mark.usefixtures("doubles")
+
 D = 12
-CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 
 
 def drawn(module: nn.Module) -> nn.Module:

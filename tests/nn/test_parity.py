@@ -5,11 +5,12 @@ import torch
 
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderConfig, DecoderLM, build_model
+from tests.doubles import CLOSE
 from tests.nn.models import config, redraw
 
-transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("doubles")
 
-TOLERANCE = {"atol": 1e-4, "rtol": 0.0}
+transformers = pytest.importorskip("transformers")
 
 
 def load(model: DecoderLM, weights: dict[str, torch.Tensor]) -> DecoderLM:
@@ -40,7 +41,7 @@ def require_same_logits(theirs: torch.nn.Module, names: dict[str, str], cfg: Dec
     ids = torch.randint(0, 61, (3, 50), generator=torch.Generator().manual_seed(0))
     expected = theirs(ids).logits
     assert expected.std() >= 1
-    torch.testing.assert_close(ours(Batch(ids)), expected, **TOLERANCE)
+    torch.testing.assert_close(ours(Batch(ids)), expected, **CLOSE)
 
 
 @pytest.mark.parametrize(("n_kv_heads", "bias", "tied"), [(3, False, False), (1, True, True), (6, False, True)])
@@ -101,4 +102,4 @@ def test_gpt2_gives_the_same_logits() -> None:
     ids = torch.randint(0, 61, (3, 50), generator=torch.Generator().manual_seed(0))
     expected = theirs(ids).logits
     assert expected.std() >= 1
-    torch.testing.assert_close(model(Batch(ids)), expected, **TOLERANCE)
+    torch.testing.assert_close(model(Batch(ids)), expected, **CLOSE)

@@ -11,7 +11,10 @@ from lm.nn.position.base import Dims
 from lm.nn.position.bias import AlibiConfig, alibi_slopes, t5_buckets
 from lm.nn.position.rope import Rope, RopeConfig, deinterleave, rope_angles, rotate_half
 from lm.nn.position.scaling import ScalingConfig, frequencies
+from tests.doubles import CLOSE
 from tests.nn.models import SCALINGS, config, redrawn, tokens
+
+pytestmark = pytest.mark.usefixtures("doubles")
 
 CPU = torch.device("cpu")
 
@@ -44,7 +47,7 @@ def test_scalings_equal_those_of_transformers(tree: dict[str, Any], max_len: int
     parameters = scaling.hf() | {"rope_theta": 5000.0}
     theirs = transformers_config(parameters, tree, max_len)
     rates, amplitude = rope_utils.ROPE_INIT_FUNCTIONS[tree["kind"]](theirs, CPU, seq_len=max_len)
-    torch.testing.assert_close(ours.rates, rates, atol=0, rtol=1e-6)
+    torch.testing.assert_close(ours.rates, rates, **CLOSE)
     assert ours.amplitude == pytest.approx(amplitude, rel=1e-6)
     if max_len > 128:
         assert not torch.allclose(ours.rates, frequencies(64, 5000.0), rtol=1e-3)
@@ -139,6 +142,6 @@ def test_absolute_positions_are_added_once_below_the_first_block(kind: str) -> N
     at = torch.arange(6)[None]
     added = model.embedded(model.embed(ids), at, None) - bare.embedded(model.embed(ids), at, None)
     assert added.abs().max() > 0.5
-    torch.testing.assert_close(added, model.position.embed(torch.zeros(1, 6, 32), at), atol=1e-5, rtol=1e-5)  # not scaled
+    torch.testing.assert_close(added, model.position.embed(torch.zeros(1, 6, 32), at), **CLOSE)  # not scaled
     moved = model(Batch(ids, positions=at + 1)) - model(Batch(ids))
     assert moved.abs().max() > 1e-2

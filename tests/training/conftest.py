@@ -1,9 +1,7 @@
 import hashlib
 import json
 import random
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from lm.errors import CheckpointError, ConfigError, LmError, NumericsError, Reso
 from lm.storage.atomic import MANIFEST
 from lm.storage.run_folder import Metrics
 from lm.training.config import TrainConfig
-from tests.server import ROOT, Process
+from tests.server import Process
 
 Configure = Callable[..., TrainConfig]
 Launch = Callable[..., None]
@@ -76,16 +74,9 @@ class Before(Callback):
             self.act(pl_module)
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-m", "tests.server"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-
-
 @pytest.fixture
-def lm_process(server: "subprocess.Popen[str]", tmp_path: Path) -> Callable[..., Process]:
-    """`lm ARGS` as a process in `tmp_path`. One at a time; its output is read from files when it has ended.  env: of the process."""
+def lm_process(server: Path, tmp_path: Path) -> Callable[..., Process]:
+    """`lm ARGS` as a process in `tmp_path`.  env: of the process."""
 
     def run(*args: str, env: Mapping[str, str] | None = None) -> Process:
         return Process(server, tmp_path, ["-m", "lm", *args], env)
@@ -94,7 +85,7 @@ def lm_process(server: "subprocess.Popen[str]", tmp_path: Path) -> Callable[...,
 
 
 @pytest.fixture
-def launch(server: "subprocess.Popen[str]", tmp_path: Path) -> Launch:
+def launch(server: Path, tmp_path: Path) -> Launch:
     """lm.training.launch.launcher.launch in a process of its own, and its error here.  worker: the module that the ranks run."""
 
     def run(cfg: TrainConfig, worker: str = "lm.training.worker") -> None:

@@ -23,7 +23,8 @@ from lm.training.callbacks.checkpoints import Checkpoints
 from lm.training.callbacks.validation import Validation
 from lm.training.module import TrainModule
 from lm.training.run import train
-from tests.training.conftest import ROOT, Before, Configure, edit, read, results
+from tests.server import ROOT
+from tests.training.conftest import Before, Configure, edit, read, results
 
 Watch = Callable[[Callable[[TrainModule], None]], list[TrainModule]]
 

@@ -11,7 +11,8 @@ import pytest
 from lm.cli.compose.compose import compose_config
 from lm.report.page import write_report
 from lm.training.run import train
-from tests.training.conftest import Process, read, results, write_text
+from tests.server import Process
+from tests.training.conftest import read, results, write_text
 
 STEPS, ROWS, SEQ_LEN = 20, 8, 32
 LmProcess = Callable[..., Process]

@@ -17,7 +17,8 @@ from lm.errors import Interrupted
 from lm.storage.atomic import RunLock, verify
 from lm.storage.checkpoint import checkpoints
 from lm.training.run import train
-from tests.training.conftest import Before, Configure, Process, read
+from tests.server import Process
+from tests.training.conftest import Before, Configure, read
 
 Start = Callable[..., Process]
 ENDLESS = ["trainer.max_steps=100000", "trainer.val_every=100000", "checkpoint.every=100000"]

@@ -126,9 +126,21 @@ def widest(n: int, *widths: Ids) -> Ids:
     return np.resize(np.array(list(dict.fromkeys(by_turns.tolist())), np.int64), n)
 
 
-def repeated(n: int, n_rows: int) -> Ids:
-    """The first n of these rows, from the first one on again where there are fewer."""
-    return np.resize(np.arange(min(n, n_rows), dtype=np.int64), n)
+class PackedRows:
+    """What rows share that are documents laid by a packing, all of one width."""
+
+    def __init__(self, packing: Packing, tokenizer: Tokenizer) -> None:
+        self._packing, self._pad, self.store = packing, tokenizer.pad, packing.store
+        self.bytes_per_label = self.store.n_bytes / self.store.n_tokens
+
+    def __len__(self) -> int:
+        return len(self._packing)
+
+    def widest(self, n: int) -> Ids:
+        return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
+
+    def describe(self) -> str:
+        return self._packing.describe()
 
 
 def usual(model: str) -> ObjectiveConfig:

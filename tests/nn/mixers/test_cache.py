@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from lm.nn.batch import Batch
+from tests.doubles import CLOSE
 from tests.nn.models import config, packed, redrawn, tokens
 
-CLOSE = {"atol": 2e-4, "rtol": 1e-4}
+pytestmark = pytest.mark.usefixtures("doubles")
 
 
 @torch.no_grad()

@@ -7,10 +7,12 @@ from torch import Tensor
 from lm.nn.batch import Batch
 from lm.nn.mixers.attend import Scoring, choose, reference, sdpa
 from lm.nn.mixers.mask import Mask, arange_positions
+from tests.doubles import CLOSE
 from tests.nn.models import config, packed, redrawn, tokens
 
+pytestmark = pytest.mark.usefixtures("doubles")
+
 CPU = torch.device("cpu")
-CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 LEFT = torch.tensor([[-1, -1, 0, 1, 2, 3, 4, 5, 6], list(range(9))])  # two columns of padding before the first row
 
 
@@ -144,7 +146,7 @@ def test_a_prefix_stays_within_its_document() -> None:
     parts = [
         model(with_prefix(Batch(row.tokens[:, span]), *places)) for span, places in ((slice(0, 5), (0, 1, 2)), (slice(5, 12), (0, 1, 2, 3)))
     ]
-    torch.testing.assert_close(model(row), torch.cat(parts, 1), atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(model(row), torch.cat(parts, 1), **CLOSE)
 
 
 @pytest.mark.parametrize("attention", [*ATTENTIONS, {"n_heads": 4, "window": 4}])
@@ -155,7 +157,7 @@ def test_a_prefix_is_cached_as_it_is_seen_in_full(attention: dict[str, object]) 
     full = model(with_prefix(Batch(ids), 0, 1, 2, 3, 4))
     pieces = [model(with_prefix(Batch(ids[:, :7]), 0, 1, 2, 3, 4), cache=cache)]
     pieces += [model(Batch(ids[:, t : t + 1]), cache=cache) for t in range(7, 12)]
-    torch.testing.assert_close(torch.cat(pieces, 1), full, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.cat(pieces, 1), full, **CLOSE)
     assert (full - model(Batch(ids))).abs().max() > 1e-2
     with pytest.raises(ValueError, match=r"batch\.prefix was given to a cache that holds tokens already"):
         model(with_prefix(Batch(ids[:, :1]), 0), cache=cache)

@@ -15,11 +15,13 @@ from lm.nn.mixers.mla import MLA, MLAConfig
 from lm.nn.position.base import Position
 from lm.nn.position.rope import rope_angles, rotate_half
 from lm.nn.position.scaling import frequencies
+from tests.doubles import CLOSE
 from tests.nn.models import MLA as TREE
 from tests.nn.models import config, packed, redraw, redrawn, tokens
 
+pytestmark = pytest.mark.usefixtures("doubles")
+
 KINDS: list[dict[str, Any]] = [TREE, TREE | {"q_rank": 12, "bias": True, "scale": 0.4}]
-CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 
 
 def layer(tree: dict[str, Any], d: int = 32) -> MLA:
@@ -71,7 +73,7 @@ def test_the_absorbed_form_equals_the_expanded_one_in_values_and_gradients(tree:
     for cache in (None, model.new_cache(2, 14)):
         out = model(batch, cache=cache)
         results.append([out, *torch.autograd.grad(out.square().mean(), list(model.parameters()))])
-    torch.testing.assert_close(results[1], results[0], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(results[1], results[0], **CLOSE)
 
 
 @torch.no_grad()

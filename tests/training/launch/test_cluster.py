@@ -14,7 +14,8 @@ from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
 from lm.storage.run_folder import RunFolder
 from tests.conftest import started
-from tests.training.conftest import ROOT, Configure, Launch, ranks, read, results
+from tests.server import ROOT
+from tests.training.conftest import Configure, Launch, ranks, read, results
 from tests.training.launch.test_launch import require_gone
 
 SBATCH = ROOT / "tools" / "slurm" / "train.sbatch"

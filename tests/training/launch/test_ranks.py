@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,7 +64,7 @@ if __name__ == "__main__":
 
 
 def test_a_leap_of_the_loss_takes_all_ranks_back_together(
-    configure: Configure, server: "subprocess.Popen[str]", launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    configure: Configure, server: Path, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From step 11 to the checkpoint of step 8, and on with other rows than those of steps 9 to 11; as one process does. Seen to fail with
     the same rows."""

@@ -6,6 +6,7 @@ is not there is a warning, and the build is strict.
 """
 
 import ast
+import inspect
 import json
 import logging
 import os
@@ -251,7 +252,10 @@ def _fields(found: dict[str, FieldInfo]) -> str:
 
 def functions() -> str:
     """What `import lm` offers, from the docstrings."""
-    return "\n\n".join(f"::: lm.{name}" for name in lm.__all__ if not name.startswith("_") and name != "Config")
+    names = [name for name in lm.__all__ if not name.startswith("_") and name not in ("Config", "config")]
+    composed = f"{inspect.signature(lm.config)}".replace("'", "")  # told by hand: mkdocstrings takes lm.config for the module
+    first = f"## lm.config\n\n```python\nconfig{composed}\n```\n\n{inspect.getdoc(lm.config)}"
+    return "\n\n".join([first, *(f"::: lm.{name}" for name in names)])
 
 
 def plugins() -> str:

@@ -6,6 +6,7 @@ is not there is a warning, and the build is strict.
 """
 
 import ast
+import inspect
 import json
 import logging
 import os
@@ -251,8 +252,17 @@ def _fields(found: dict[str, FieldInfo]) -> str:
 
 def functions() -> str:
     """What `import lm` offers, from the docstrings."""
-    found = (getattr(lm, name) for name in lm.__all__ if not name.startswith("_"))
-    return "\n\n".join(f"::: {each.__module__}.{each.__qualname__}" for each in found)
+    names = [name for name in lm.__all__ if not name.startswith("_") and name not in ("Config", "config")]
+    composed = f"{inspect.signature(lm.config)}".replace("'", "")  # told by hand: mkdocstrings takes lm.config for the module
+    first = f"## lm.config\n\n```python\nconfig{composed}\n```\n\n{inspect.getdoc(lm.config)}"
+    return "\n\n".join([first, *(f"::: lm.{name}" for name in names)])
+
+
+def plugins() -> str:
+    """A table of examples/plugins/, each with the first line of its docstring."""
+    files = sorted((ROOT / "examples" / "plugins").glob("*.py"))
+    said = [(ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0] for file in files]
+    return _table(("example", "what it adds"), [(f"`examples/plugins/{file.name}`", line) for file, line in zip(files, said, strict=True)])
 
 
 MADE: dict[str, Callable[[], str]] = {
@@ -261,6 +271,7 @@ MADE: dict[str, Callable[[], str]] = {
     "slots": slots,
     "families": family_names,
     "functions": functions,
+    "plugins": plugins,
     "commands": commands,
     "options": options,
 }

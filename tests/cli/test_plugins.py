@@ -187,3 +187,46 @@ def test_every_slot_with_a_group_takes_a_kind_of_its_own_without_a_yaml(tmp_path
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert [at(json.loads(done.stdout), [*str(group).split("/"), "kind"]) for group in groups] == [f"own{n}" for n in range(len(groups))]
+
+
+LOOKS = '''
+from typing import Literal
+
+from lm.training.config import CallbackConfig, MetricConfig
+
+
+class Looks(CallbackConfig):
+    """Looks on."""
+
+    kind: Literal["looks"] = "looks"
+    every: int = 3
+    """Steps between looks."""
+
+
+class Counted(MetricConfig):
+    """Counts."""
+
+    kind: Literal["counted"] = "counted"
+'''
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_callbacks_and_metrics_go_by_names_which_may_be_kinds(lm: Lm, own: Callable[[str, str], str]) -> None:
+    given = f"plugins={own('looks.py', LOOKS)}"
+    code, out, err = lm(
+        "train", given, "callbacks.looks.every=10", "callbacks.b={kind: looks, every: 4}", "metrics.counted={}", "--cfg", "job"
+    )
+    assert code == 0, err
+    tree = yaml.safe_load(out)
+    assert tree["callbacks"] == {"looks": {"kind": "looks", "every": 10}, "b": {"kind": "looks", "every": 4}}
+    assert tree["metrics"] == {"counted": {"kind": "counted"}} and list(tree["plugins"]) == ["looks"]
+    assert "Steps between looks." in lm("explain", given, "callbacks.looks", "callbacks.looks.every=4")[1]
+    for wrong, words in {
+        "callbacks.looks.evry=1": "callbacks.looks.evry: there is no such key in kind 'looks'. Did you mean 'every'?",
+        "callbacks.loks.every=1": "callbacks.loks.kind: 'loks' is not an option. Did you mean 'looks'?",
+        "callbacks.x.kind=loks": "callbacks.x.kind: 'loks' is not an option. Did you mean 'looks'?",
+        "callbacks.looks=5": "callbacks.looks: 5 was given for a section",
+        "metrics.count={}": "metrics.count.kind: 'count' is not an option. Did you mean 'counted'?",
+    }.items():
+        code, _, err = lm("train", given, wrong, "--cfg", "job")
+        assert code == 2 and words in err.splitlines()[-1], err

@@ -29,3 +29,9 @@ def same(found: Tensor, expected: Tensor, what: str = "") -> None:
     assert found.dtype == expected.dtype == torch.float64
     size = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
     torch.testing.assert_close(found / size, expected / size, rtol=0.0, atol=1e-9, msg=lambda m: f"{what}: {m}")
+
+
+def near(found: Tensor, expected: Tensor) -> None:
+    """Of what computes in float32 for good: within 3e-5 of the size of what is expected, some hundred roundings of 6e-8."""
+    size = float(expected.detach().abs().max())
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=3e-5 * size)

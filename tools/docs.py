@@ -6,7 +6,6 @@ is not there is a warning, and the build is strict.
 """
 
 import ast
-import inspect
 import json
 import logging
 import os
@@ -29,10 +28,10 @@ from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
 from lm.cli.main import VERBS
 from lm.cli.views.text import default_text, sentence, type_text
-from lm.config import Config, variants
 from lm.hf.io.family import families
 from lm.nn.cost.count import count
 from lm.nn.transformer import model_config
+from lm.schema import Config, variants
 from lm.training.config import TrainConfig
 
 log = logging.getLogger("mkdocs.docs")  # below mkdocs' own, whose warnings end a strict build
@@ -252,10 +251,7 @@ def _fields(found: dict[str, FieldInfo]) -> str:
 
 def functions() -> str:
     """What `import lm` offers, from the docstrings."""
-    names = [name for name in lm.__all__ if not name.startswith("_") and name not in ("Config", "config")]
-    composed = f"{inspect.signature(lm.config)}".replace("'", "")  # told by hand: mkdocstrings takes lm.config for the module
-    first = f"## lm.config\n\n```python\nconfig{composed}\n```\n\n{inspect.getdoc(lm.config)}"
-    return "\n\n".join([first, *(f"::: lm.{name}" for name in names)])
+    return "\n\n".join(f"::: lm.{name}" for name in lm.__all__ if not name.startswith("_"))
 
 
 def plugins() -> str:

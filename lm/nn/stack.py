@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lm.config import Config, Slot, Tree
 from lm.errors import ConfigError
 from lm.nn import slots as slots
 from lm.nn.block import BlockConfig, BlockParts, SequentialConfig, SlotOfMixer
@@ -18,6 +17,7 @@ from lm.nn.init import InitConfig
 from lm.nn.mixers.base import AttentionConfig, RecurrentConfig
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import Dims, PositionConfig
+from lm.schema import Config, Slot, Tree
 
 
 class EmbedConfig(Config):

@@ -7,9 +7,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from lm.config import Config, Named, Slot, Tree
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.nn.transformer import ModelConfig
+from lm.schema import Config, Named, Slot, Tree
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
 from lm.training.numerics import NumericsConfig
 from lm.training.optim import adamw, muon, sgd

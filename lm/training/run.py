@@ -14,7 +14,6 @@ import torch
 
 import lm
 from lm import plugins
-from lm.config import Tree
 from lm.data.layout.mixed import consumed
 from lm.data.loader import split, train_loader, worker_faults
 from lm.data.rows.build import build_splits
@@ -22,6 +21,7 @@ from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError, Interrupted, ResourceError
 from lm.nn.transformer import EncoderDecoderConfig, ModelConfig, build_model
+from lm.schema import Tree
 from lm.storage.checkpoint import CheckpointReader, step_folder
 from lm.storage.model_folder import resolve_model
 from lm.storage.run_folder import RunFolder

@@ -13,7 +13,7 @@ import yaml
 
 from lm.cli.compose import catalog
 from lm.cli.compose.keys import at
-from lm.config import Slot
+from lm.schema import Slot
 from tests.conftest import Lm
 from tests.training.conftest import TINY, write_text
 

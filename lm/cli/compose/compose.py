@@ -26,8 +26,8 @@ from lm.cli.compose.finetune import parent_values
 from lm.cli.compose.keys import check_key
 from lm.cli.compose.naming import run_name
 from lm.cli.compose.overrides import Given, parse
-from lm.config import C, Tree, did_you_mean, entry_type, find_field, flatten, from_tree, kind_from_key, members, nest, variants
 from lm.errors import ConfigError
+from lm.schema import C, Tree, did_you_mean, entry_type, find_field, flatten, from_tree, kind_from_key, members, nest, variants
 from lm.training.config import TrainConfig
 
 _Choices = dict[str, str | None]

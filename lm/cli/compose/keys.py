@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic.fields import FieldInfo
 
-from lm.config import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, variant, variants
 from lm.errors import ConfigError
+from lm.schema import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, variant, variants
 from lm.training.config import TrainConfig
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 from pydantic.fields import FieldInfo
 
-from lm.config import Config, entry_type, members, variants
+from lm.schema import Config, entry_type, members, variants
 
 
 def type_text(field: FieldInfo) -> str:

@@ -7,7 +7,6 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 from pydantic import Field
 
-from lm.config import Slot
 from lm.data.config import DataConfig
 from lm.data.layout.best_fit import BestFit
 from lm.data.layout.windows import Packing, Windows
@@ -15,6 +14,7 @@ from lm.data.order import Ids
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import Batch
+from lm.schema import Slot
 
 ModelKind = Literal["decoder", "encoder", "encoder_decoder"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
-from lm.config import Slot
+from lm.schema import Slot
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RawTokenizer

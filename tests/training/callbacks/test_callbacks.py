@@ -19,8 +19,8 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 
-from lm.config import Tree, from_tree
 from lm.errors import ConfigError
+from lm.schema import Tree, from_tree
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
 from lm.training.config import CallbackConfig, MetricConfig, TrainConfig

@@ -18,9 +18,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lm.config import Tree, from_tree
 from lm.nn.batch import Batch
 from lm.nn.transformer import build_model
+from lm.schema import Tree, from_tree
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
 from tests.training.steps import ADAMW, ENCODER_DECODER, MOE, SGD, UNCLIPPED, Record, batches, config, train_steps, with_sources

@@ -120,6 +120,25 @@ class ScheduledSamplingConfig(LikelihoodConfig):
     sampling (Bengio et al. 2015, arXiv:1506.03099). It costs another forward."""
 
 
+class PackedRows:
+    """What rows that a packing lays have in common: all are of one width."""
+
+    def __init__(self, packing: Packing) -> None:
+        self.packing = packing
+        self.bytes_per_label = packing.store.n_bytes / packing.store.n_tokens
+
+    def __len__(self) -> int:
+        return len(self.packing)
+
+    def widest(self, n: int) -> Ids:
+        """The first ones."""
+        return repeated(n, len(self))
+
+    def describe(self) -> str:
+        """What the packing has to say."""
+        return self.packing.describe()
+
+
 def widest(n: int, *widths: Ids) -> Ids:
     """n rows, repeated where there are fewer: the widest by each of these measures in turn.  widths: of every row."""
     by_turns = np.stack([np.argsort(-width, kind="stable")[:n] for width in widths], axis=1).ravel()

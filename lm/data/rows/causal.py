@@ -6,7 +6,7 @@ import torch
 
 from lm.data.layout.windows import Packing, Windows
 from lm.data.order import Ids
-from lm.data.rows.base import Material, ModelKind, Rows, ScheduledSamplingConfig, repeated
+from lm.data.rows.base import Material, ModelKind, PackedRows, Rows, ScheduledSamplingConfig
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import Batch
@@ -26,29 +26,18 @@ class CausalConfig(ScheduledSamplingConfig):
         return CausalRows(of.store, of.tokenizer, of.data.seq_len, of.data.mask_documents, of.packing(ahead=1))
 
 
-class CausalRows:
+class CausalRows(PackedRows):
     """Each token of a row is labelled with the one after it; one that begins another document is IGNORED."""
 
     def __init__(self, store: TokenStore, tokenizer: Tokenizer, seq_len: int, mask_documents: bool, packing: Packing | None = None) -> None:
         """packing: how documents are laid into rows. None: windows of seq_len tokens."""
+        super().__init__(packing or Windows(store, seq_len, mask_documents, ahead=1))
         self.store = store
-        self._packing = packing or Windows(store, seq_len, mask_documents, ahead=1)
         self._pad, self._mask_documents = tokenizer.pad, mask_documents
         self.bytes_per_label = store.n_bytes / max(1, store.n_tokens - store.n_documents)
 
-    def __len__(self) -> int:
-        return len(self._packing)
-
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """Nothing is random here. With mask_documents off the padding needs no mask: it stands behind all that is predicted."""
-        packed = self._packing.read(ids)
+        packed = self.packing.read(ids)
         documents, positions = (packed.documents, packed.positions) if self._mask_documents else (None, None)
         return Batch(packed.padded(self._pad), torch.from_numpy(packed.following), positions, documents)
-
-    def widest(self, n: int) -> Ids:
-        """All are of one width."""
-        return repeated(n, len(self))
-
-    def describe(self) -> str:
-        """What the packing has to say."""
-        return self._packing.describe()

@@ -9,7 +9,7 @@ from pydantic import Field
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.layout.windows import Packing
 from lm.data.order import Ids, uniforms
-from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, Rows, repeated
+from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, PackedRows, Rows
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
@@ -42,7 +42,7 @@ class FIMConfig(LikelihoodConfig):
         return FIMRows(self, of.packing(ahead=1), of.tokenizer, of.seed)
 
 
-class FIMRows:
+class FIMRows(PackedRows):
     """Each document of a row is rearranged with probability `rate`, half of them suffix first; cuts fall between tokens, evenly.
 
     Three tokens are added to a rearranged document, so the row's end is cut by as many before anything is moved. A document that goes
@@ -55,33 +55,22 @@ class FIMRows:
             if token is None:
                 raise ConfigError(f"objective=fim: the tokenizer has no token {' or '.join(_NAMES[key])}. Use one that has.")
         self._sentinels = np.array([found["prefix"], found["suffix"], found["middle"]], np.int64)
-        self._cfg, self._packing, self._tokenizer, self._seed = cfg, packing, tokenizer, seed
-        self.bytes_per_label = packing.store.n_bytes / packing.store.n_tokens
-
-    def __len__(self) -> int:
-        return len(self._packing)
+        super().__init__(packing)
+        self._cfg, self._tokenizer, self._seed = cfg, tokenizer, seed
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """Another draw moves other middles."""
-        s = self._packing.seq_len
+        s = self.packing.seq_len
         chance = uniforms(self._seed, draw, ids, 4 * s)
         rows = [
-            self._row(documents, numbers) for documents, numbers in zip(self._packing.read(ids).texts(following=True), chance, strict=True)
+            self._row(documents, numbers) for documents, numbers in zip(self.packing.read(ids).texts(following=True), chance, strict=True)
         ]
         return joined_batch(rows, s, self._tokenizer.pad)
-
-    def widest(self, n: int) -> Ids:
-        """All are of one width."""
-        return repeated(n, len(self))
-
-    def describe(self) -> str:
-        """What the packing has to say."""
-        return self._packing.describe()
 
     def _row(self, documents: list[Ids], chance: NDArray[np.float64]) -> list[Example]:
         """chance: (4 s,), four numbers for each place of the row, of which those at a document's first place are used."""
         numbers = chance.reshape(4, -1)
-        row, at, room = [], 0, self._packing.seq_len
+        row, at, room = [], 0, self.packing.seq_len
         for document in documents:
             rate, order, *cuts = numbers[:, min(at, numbers.shape[1] - 1)]
             moved = rate < self._cfg.rate and len(document) > _ADDED

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from lm.data.layout.windows import PADDING, Packing
 from lm.data.order import Ids, uniforms
-from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, Rows, repeated
+from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, PackedRows, Rows
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
@@ -43,7 +43,7 @@ class MLMConfig(LikelihoodConfig):
         return MLMRows(self, of.packing(ahead=0), of.tokenizer, of.seed)
 
 
-class MLMRows:
+class MLMRows(PackedRows):
     """A token is predicted with probability mask_frac, whatever its neighbours; specials never are.
 
     Of the predicted ones hidden_frac are shown as the mask token, random_frac as a token drawn evenly from those that are not special.
@@ -53,20 +53,16 @@ class MLMRows:
     def __init__(self, cfg: MLMConfig, packing: Packing, tokenizer: Tokenizer, seed: int) -> None:
         if tokenizer.mask is None:
             raise ConfigError("objective=mlm: the tokenizer has no mask token (<|mask|>, [MASK] or <mask>). Use one that has.")
+        super().__init__(packing)
         self._cfg, self._seed, self._mask = cfg, seed, tokenizer.mask
-        self._packing = packing
         self._pad, special = tokenizer.pad, tokenizer.special_ids()
         self._plain = np.setdiff1d(np.arange(tokenizer.vocab_size), special)
         self._special = np.isin(np.arange(tokenizer.vocab_size), special)
         self._continues = _continues(tokenizer) if cfg.whole_words else None
-        self.bytes_per_label = packing.store.n_bytes / packing.store.n_tokens
-
-    def __len__(self) -> int:
-        return len(self._packing)
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """Another draw predicts other tokens."""
-        packed = self._packing.read(ids)
+        packed = self.packing.read(ids)
         tokens, s = packed.tokens, packed.tokens.shape[1]
         chance = uniforms(self._seed, draw, ids, 2 * s)
         chosen, shown_as = chance[:, :s], chance[:, s:]
@@ -81,14 +77,6 @@ class MLMRows:
         others = self._plain[np.clip(drawn * len(self._plain), 0, len(self._plain) - 1).astype(np.int64)]
         packed.tokens = np.where(hidden, self._mask, np.where(replaced, others, tokens))
         return Batch(packed.padded(self._pad), torch.from_numpy(labels), packed.positions, packed.documents)
-
-    def widest(self, n: int) -> Ids:
-        """All are of one width."""
-        return repeated(n, len(self))
-
-    def describe(self) -> str:
-        """What the packing has to say."""
-        return self._packing.describe()
 
 
 def _continues(tokenizer: Tokenizer) -> NDArray[np.bool_]:

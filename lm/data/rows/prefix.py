@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lm.data.layout.windows import Packed, Packing
 from lm.data.order import Ids, uniforms
-from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, Rows, repeated
+from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, PackedRows, Rows
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import IGNORED, Batch
 
@@ -26,19 +26,16 @@ class PrefixConfig(LikelihoodConfig):
         return PrefixRows(of.packing(ahead=1), of.tokenizer, of.seed)
 
 
-class PrefixRows:
+class PrefixRows(PackedRows):
     """The length of a prefix is drawn evenly from 1 to all but one of the document's tokens in the row. Raffel et al. 2019, section 3.2."""
 
     def __init__(self, packing: Packing, tokenizer: Tokenizer, seed: int) -> None:
-        self._packing, self._pad, self._seed = packing, tokenizer.pad, seed
-        self.bytes_per_label = packing.store.n_bytes / packing.store.n_tokens
-
-    def __len__(self) -> int:
-        return len(self._packing)
+        super().__init__(packing)
+        self._pad, self._seed = tokenizer.pad, seed
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """Another draw cuts elsewhere."""
-        packed = self._packing.read(ids)
+        packed = self.packing.read(ids)
         starts, lengths = _documents(packed)
         chance = np.take_along_axis(uniforms(self._seed, draw, ids, packed.tokens.shape[1]), starts, axis=1)
         prefix_lens = 1 + (chance * (lengths - 1)).astype(np.int64)
@@ -47,14 +44,6 @@ class PrefixRows:
         labels = np.where(leaked, IGNORED, packed.following)
         tokens = packed.padded(self._pad)
         return Batch(tokens, torch.from_numpy(labels), packed.positions, packed.documents, prefix=torch.from_numpy(prefix))
-
-    def widest(self, n: int) -> Ids:
-        """All are of one width."""
-        return repeated(n, len(self))
-
-    def describe(self) -> str:
-        """What the packing has to say."""
-        return self._packing.describe()
 
 
 def _documents(packed: Packed) -> tuple[Ids, Ids]:

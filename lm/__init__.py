@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lm.config import Config as Config  # the module is imported before the function below takes its name
-
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -36,6 +34,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    from lm.data.batches import Batches
     from lm.generation.examine import evaluate
     from lm.generation.load import generate, load
     from lm.hf.io.export import export, import_model
@@ -47,11 +46,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
-    "Config",
     "DecoderConfig",
     "EncoderConfig",
     "EncoderDecoderConfig",
     "__version__",
+    "batches",
     "build_model",
     "compare",
     "config",
@@ -73,6 +72,13 @@ def config(recipe: str | None = None, overrides: Sequence[str] = ()) -> "TrainCo
     from lm.cli.compose.compose import compose_config
 
     return compose_config(overrides, recipe)
+
+
+def batches(cfg: "TrainConfig") -> "Batches":
+    """Returns what `lm.train(cfg)` would read, for a loop of one's own: `.steps()`, `.validation()` and the `.tokenizer`."""
+    from lm.data.batches import Batches
+
+    return Batches(cfg.data, cfg.objective, cfg.tokenizer, cfg.model, cfg.seed)
 
 
 def __getattr__(name: str) -> Any:

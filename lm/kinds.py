@@ -7,7 +7,6 @@ docs/plugins.md says for each slot what to answer, and `lm.testing.check_kind` w
 
 from typing import TYPE_CHECKING, Any
 
-from lm.config import Config, Slot
 from lm.data.kinds import CausalConfig, DataConfig, DPOConfig, MLMConfig, ObjectiveConfig, RecordConfig, SourceConfig, TokenizerConfig
 from lm.data.layout.windows import PADDING
 from lm.data.order import Ids, uniforms
@@ -17,29 +16,23 @@ from lm.data.sources.base import Document, Source, document
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.block import BlockParts
+from lm.nn.block import BlockConfig, BlockParts
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
+from lm.nn.ffn.base import FFNConfig
+from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.head import Head
 from lm.nn.init import Declares, Start
 from lm.nn.linear import Out
 from lm.nn.loss import LossSums, causal_reader
-from lm.nn.mixers.base import Mixer
+from lm.nn.mixers.base import AttentionConfig, Mixer, RecurrentConfig
 from lm.nn.mixers.cache import Cache, Fixed, PerToken
+from lm.nn.mixers.gqa import GQAConfig
 from lm.nn.mixers.mask import Mask
-from lm.nn.position.base import Angles, Dims, Position
-from lm.nn.slots import (
-    AttentionConfig,
-    BlockConfig,
-    FFNConfig,
-    GQAConfig,
-    MLPConfig,
-    NormConfig,
-    PositionConfig,
-    RecurrentConfig,
-    RMSNormConfig,
-)  # fmt: skip
+from lm.nn.norm import NormConfig, RMSNormConfig
+from lm.nn.position.base import Angles, Dims, Position, PositionConfig
 from lm.nn.transformer import LM
+from lm.schema import Config, Slot
 from lm.training.config import CallbackConfig, MetricConfig, TrainConfig
 from lm.training.objectives.base import Objective, loss_of
 from lm.training.optim.base import Group, Named, OptimConfig, Skippable, decaying, grouped, momentum_state

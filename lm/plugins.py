@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lm.config import Config, Slot, Tree
 from lm.errors import ConfigError
+from lm.schema import Config, Slot, Tree
 
 VARIABLE = "LM_PLUGINS"
 """Files, separated as in PATH; processes that we start find them here."""

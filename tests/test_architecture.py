@@ -14,7 +14,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 TOOLS = sorted((ROOT / "tools").rglob("*.py"))
 
 ROOMS = {
-    -1: ["lm.config", "lm.errors", "lm.plugins"],
+    -1: ["lm.schema", "lm.errors", "lm.plugins"],
     0: ["lm.nn"],
     1: ["lm.storage"],
     2: ["lm.data"],
@@ -75,7 +75,7 @@ def floor_faults(name: str, imported: str) -> str:
 
 def test_the_walk_finds_the_house() -> None:
     assert len(MODULES) >= 50
-    assert {"lm.config", "lm.nn.block", "lm.data.loader", "lm.storage.checkpoint", "lm.training.run", "lm.cli.main"} <= set(
+    assert {"lm.schema", "lm.nn.block", "lm.data.loader", "lm.storage.checkpoint", "lm.training.run", "lm.cli.main"} <= set(
         map(name_of, MODULES)
     )
     assert len(TESTS) >= 15
@@ -90,7 +90,7 @@ def test_every_module_has_a_floor() -> None:
 @pytest.mark.parametrize(
     ("name", "imported", "fault"),
     [
-        ("lm.nn.norm", "lm.config", ""),
+        ("lm.nn.norm", "lm.schema", ""),
         ("lm.nn.norm", "lm.nn.init", ""),
         ("lm.nn.norm", "lm.data.loader", "upward"),
         ("lm.report.page", "lm.hf.io.reading", "a sibling on the same floor"),

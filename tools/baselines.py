@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.config import from_tree
 from lm.data.kinds import DPOConfig
 from lm.data.order import Ids, spread
 from lm.data.rows.base import Rows
@@ -30,6 +29,7 @@ from lm.generation.evaluate import evaluate
 from lm.generation.load import load
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
+from lm.schema import from_tree
 from lm.training.config import TrainConfig
 from lm.training.objectives.dpo import margins, row_likelihoods
 

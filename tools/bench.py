@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config import Tree, from_tree
 from lm.data.loader import train_loader
 from lm.data.order import step_rows
 from lm.data.rows.base import Rows
@@ -35,6 +34,7 @@ from lm.data.store.prepare import prepare
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.loss import causal_reader
 from lm.nn.transformer import DecoderConfig, build_model
+from lm.schema import Tree, from_tree
 from lm.training.config import TrainConfig
 from lm.training.optim.base import begin_state, set_lr, vectors_of
 
@@ -225,9 +225,7 @@ def compare_loop(rounds: int, steps: int) -> dict[str, Any]:
     for turn in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
             overrides = [f"run.dir={folder}", "run.name=bench", f"trainer.max_steps={steps}", "trainer.val_every=100000", "data.val_rows=8"]
-            config = compose_config(
-                overrides=[*overrides, "schedule.warmup_steps=1", "trainer.sample_prompts=[]", "checkpoint.every=100000"]
-            )
+            config = compose_config([*overrides, "schedule.warmup_steps=1", "trainer.sample_prompts=[]", "checkpoint.every=100000"])
             if turn % 2:
                 bare.append(bare_loop(config, steps))
             train(config)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lm.config import Tree
+from lm.schema import Tree
 from lm.storage.run_folder import Metrics
 
 ROOT = Path(__file__).parents[1]

@@ -28,10 +28,10 @@ from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
 from lm.cli.main import VERBS
 from lm.cli.views.text import default_text, sentence, type_text
-from lm.config import Config, variants
 from lm.hf.io.family import families
 from lm.nn.cost.count import count
 from lm.nn.transformer import model_config
+from lm.schema import Config, variants
 from lm.training.config import TrainConfig
 
 log = logging.getLogger("mkdocs.docs")  # below mkdocs' own, whose warnings end a strict build
@@ -251,8 +251,14 @@ def _fields(found: dict[str, FieldInfo]) -> str:
 
 def functions() -> str:
     """What `import lm` offers, from the docstrings."""
-    found = (getattr(lm, name) for name in lm.__all__ if not name.startswith("_"))
-    return "\n\n".join(f"::: {each.__module__}.{each.__qualname__}" for each in found)
+    return "\n\n".join(f"::: lm.{name}" for name in lm.__all__ if not name.startswith("_"))
+
+
+def plugins() -> str:
+    """A table of examples/plugins/, each with the first line of its docstring."""
+    files = sorted((ROOT / "examples" / "plugins").glob("*.py"))
+    said = [(ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0] for file in files]
+    return _table(("example", "what it adds"), [(f"`examples/plugins/{file.name}`", line) for file, line in zip(files, said, strict=True)])
 
 
 MADE: dict[str, Callable[[], str]] = {
@@ -261,6 +267,7 @@ MADE: dict[str, Callable[[], str]] = {
     "slots": slots,
     "families": family_names,
     "functions": functions,
+    "plugins": plugins,
     "commands": commands,
     "options": options,
 }

@@ -79,7 +79,7 @@ def _dispatch(args: list[str]) -> int:
     if not rest:
         return _print(_help())
     if rest[0] not in VERBS:
-        from lm.config import did_you_mean
+        from lm.schema import did_you_mean
 
         raise ConfigError(f"lm: '{rest[0]}' is not a verb. {did_you_mean(rest[0], VERBS)}")
     from lm import plugins

@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from lm.config import Slot, Tree
 from lm.data.mixture import Mixture
 from lm.data.records.base import RecordConfig
 from lm.data.sources.base import Source
+from lm.schema import Slot, Tree
 
 
 class DataConfig(Slot, group="data"):

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Literal, NotRequired, Self
 
 from lm import plugins
-from lm.config import Config, from_tree
 from lm.data.kinds import DataConfig, ObjectiveConfig
 from lm.data.order import spread
 from lm.data.rows.base import usual
@@ -18,6 +17,7 @@ from lm.generation.evaluate import Evaluation
 from lm.generation.evaluate import evaluate as evaluate_rows
 from lm.generation.load import load
 from lm.nn.transformer import LM
+from lm.schema import Config, from_tree
 from lm.storage.model_folder import resolve_model
 from lm.storage.run_folder import RunFolder
 

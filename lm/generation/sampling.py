@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from lm.config import Config
+from lm.schema import Config
 
 HIDDEN = float("-inf")  # the logit of a token that cannot be drawn
 _COLDEST = 1e-6  # a lower temperature is no colder, and would divide by zero in float32

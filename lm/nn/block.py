@@ -7,12 +7,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from lm.config import Slot
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept, together
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.mixers.base import AttentionConfig, MixerConfig
 from lm.nn.norm import Branch, NormConfig, build_residual
+from lm.schema import Slot
 
 SlotOfMixer = Literal["attention", "recurrent"]
 

@@ -8,10 +8,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config import Config
 from lm.nn.context import Context
 from lm.nn.ffn.mlp import ACTIVATIONS, Activation
 from lm.nn.norm import NormConfig
+from lm.schema import Config
 
 
 class HeadConfig(Config):

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from lm.config import Config
+from lm.schema import Config
 
 
 class InitConfig(Config):

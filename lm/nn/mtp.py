@@ -4,9 +4,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from lm.config import Config
 from lm.nn.block import BlockConfig, BlockParts
 from lm.nn.context import Context
+from lm.schema import Config
 
 
 class MTPConfig(Config):

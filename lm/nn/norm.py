@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config import Slot
 from lm.nn.init import Declares, Draw, zeros
+from lm.schema import Slot
 
 Place = Literal["pre", "post", "sandwich", "output"]
 

@@ -7,14 +7,17 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lm.config import Config, Slot, Tree
 from lm.errors import ConfigError
-from lm.nn.block import BlockParts, SlotOfMixer
+from lm.nn import slots as slots
+from lm.nn.block import BlockConfig, BlockParts, SequentialConfig, SlotOfMixer
 from lm.nn.context import Context
+from lm.nn.ffn.base import FFNConfig
 from lm.nn.head import HeadConfig
 from lm.nn.init import InitConfig
-from lm.nn.position.base import Dims
-from lm.nn.slots import AttentionConfig, BlockConfig, FFNConfig, NormConfig, PositionConfig, RecurrentConfig, SequentialConfig
+from lm.nn.mixers.base import AttentionConfig, RecurrentConfig
+from lm.nn.norm import NormConfig
+from lm.nn.position.base import Dims, PositionConfig
+from lm.schema import Config, Slot, Tree
 
 
 class EmbedConfig(Config):

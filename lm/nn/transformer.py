@@ -7,7 +7,6 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from lm.config import Tree, did_you_mean, from_tree
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.context import Auxiliary, Context
@@ -19,6 +18,7 @@ from lm.nn.mixers.mask import Mask
 from lm.nn.mtp import MTPBlock, MTPConfig, shifted
 from lm.nn.stack import ModelConfig as ModelConfig
 from lm.nn.stack import Stack
+from lm.schema import Tree, did_you_mean, from_tree
 
 
 class DecoderConfig(ModelConfig):

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from lm.config import Tree, flatten
 from lm.errors import ConfigError
 from lm.report.run import Run, read_run
 from lm.report.units import ABSENT, fixed, shown, si
+from lm.schema import Tree, flatten
 
 # Keys that change neither the weights nor the speed of a run.
 INERT = ("run.", "logger.", "resume.", "traceback", "data.cache_dir", "trainer.sample_")

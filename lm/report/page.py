@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from lm.config import Tree, flatten
 from lm.errors import ConfigError
 from lm.report.collect import Comparison, Row, collect
 from lm.report.run import Run, read_run
 from lm.report.units import ABSENT, duration, fixed, shown, si
+from lm.schema import Tree, flatten
 from lm.storage.atomic import disk_errors, replace_file
 from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder

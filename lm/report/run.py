@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lm.config import Tree
 from lm.errors import ConfigError
+from lm.schema import Tree
 from lm.storage.run_folder import RunFolder
 
 

@@ -16,8 +16,8 @@ from typing import Self, TextIO
 
 from safetensors import SafetensorError
 
-from lm.config import Tree
 from lm.errors import CheckpointError, ConfigError, ResourceError
+from lm.schema import Tree
 from lm.storage.reading import read_json
 
 MANIFEST = "manifest.json"

@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lm.config import Tree
 from lm.errors import CheckpointError, NumericsError
+from lm.schema import Tree
 from lm.storage.atomic import atomic_folder, discard, failpoint, verify, write_json
 from lm.storage.formats import FORMAT, current
 from lm.storage.reading import read_json

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from lm import plugins
-from lm.config import Tree
 from lm.errors import CheckpointError
+from lm.schema import Tree
 
 FORMAT = 3
 

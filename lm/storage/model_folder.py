@@ -9,8 +9,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from lm.config import Tree
 from lm.errors import CheckpointError
+from lm.schema import Tree
 from lm.storage.atomic import MANIFEST, atomic_folder, verify, write_json
 from lm.storage.checkpoint import META, CheckpointReader, read_meta, require_finite
 from lm.storage.formats import FORMAT, current

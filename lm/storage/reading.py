@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from lm.config import Tree
 from lm.errors import CheckpointError
+from lm.schema import Tree
 
 MIB = 1 << 20
 

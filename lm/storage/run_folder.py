@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from lm.config import Tree
 from lm.errors import CheckpointError
+from lm.schema import Tree
 from lm.storage.atomic import RunLock, disk_errors, replace_file
 from lm.storage.reading import read_bytes, read_json, read_text, read_yaml, yaml_text
 

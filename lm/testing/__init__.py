@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from lm.config import Slot, Tree
 from lm.errors import ConfigError
 from lm.nn.transformer import ModelConfig, model_config
+from lm.schema import Slot, Tree
 from lm.testing.invariants import check_model, check_rows_of_the_cache, check_sizes
 from lm.testing.models import BASE, slot_of
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lm.config import Config, Slot, Tree, entry_type, members
 from lm.nn.transformer import LM, ModelConfig, build_model
+from lm.schema import Config, Slot, Tree, entry_type, members
 
 VOCAB = 61
 BASE: Tree = {

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from lm.cli.compose.compose import compose
-from lm.config import Slot, Tree, from_tree
 from lm.data.kinds import DataConfig, ObjectiveConfig
 from lm.nn.transformer import build_model, model_config
+from lm.schema import Slot, Tree, from_tree
 from lm.storage.atomic import remove
 from lm.storage.checkpoint import step_folder
 from lm.storage.run_folder import RunFolder

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from lm.config import Tree, from_tree
 from lm.nn.cost.memory import Memory, memory
 from lm.nn.transformer import build_model, model_config
+from lm.schema import Tree, from_tree
 from lm.storage.atomic import TEMPORARY, free_bytes, remove, require_space
 from lm.storage.model_folder import read_config
 from lm.storage.run_folder import RunFolder

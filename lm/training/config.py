@@ -7,9 +7,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from lm.config import Config, Named, Slot, Tree
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.nn.transformer import ModelConfig
+from lm.schema import Config, Named, Slot, Tree
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
 from lm.training.numerics import NumericsConfig
 from lm.training.optim import adamw, muon, sgd
@@ -120,7 +120,7 @@ class LaunchConfig(Config):
         return self
 
 
-class CallbackConfig(Slot, group="callbacks"):
+class CallbackConfig(Slot):
     """Something of one's own that happens between steps."""
 
     def build(self) -> Any:
@@ -128,7 +128,7 @@ class CallbackConfig(Slot, group="callbacks"):
         raise NotImplementedError
 
 
-class MetricConfig(Slot, group="metrics"):
+class MetricConfig(Slot):
     """Numbers of one's own for each line of metrics.jsonl."""
 
     def build(self) -> Callable[[Any, Any], Tree]:

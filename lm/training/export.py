@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm.config import Tree
+from lm.schema import Tree
 from lm.storage.atomic import atomic_folder, write_json
 from lm.storage.checkpoint import CheckpointReader, require_finite
 from lm.storage.formats import FORMAT

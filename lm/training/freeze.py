@@ -34,8 +34,3 @@ def freeze(model: LM, patterns: list[str]) -> set[str]:
 def trainable(model: LM) -> dict[str, nn.Parameter]:
     """Returns what the optimizer moves, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-def steered(model: LM) -> dict[str, nn.Parameter]:
-    """Returns what routers move by themselves, by name."""
-    return {name: p for name, p in model.named_parameters() if name.endswith("correction_bias")}

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from lm.config import Tree
+from lm.schema import Tree
 from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.console import Console
 from lm.training.callbacks.loggers import Logger

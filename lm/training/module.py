@@ -17,7 +17,7 @@ from lm.nn.transformer import LM
 from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.training.config import TrainConfig
 from lm.training.ema import EMA
-from lm.training.freeze import freeze, steered, trainable
+from lm.training.freeze import freeze, trainable
 from lm.training.numerics import StepJudge
 from lm.training.objectives.build import build_objective
 from lm.training.optim.base import set_lr, vectors_of
@@ -138,7 +138,7 @@ class TrainModule(LightningModule):
             return
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(self.loads)
-        if moved := steered(self.model):
+        if moved := self.model.steered():
             with self.strategy.writing(list(moved.values())):
                 self.model.balance(self.loads.masked_fill(self.verdicts.refused | self._still, 0.0))
 
@@ -177,5 +177,5 @@ class TrainModule(LightningModule):
 
 def _unmoved(model: LM, frozen: set[str]) -> Tensor:
     """(MoE layers, 1) True where what the router steers is frozen."""
-    still = frozen & set(steered(model))
+    still = frozen & set(model.steered())
     return torch.tensor([any(name.startswith(f"{layer}.") for name in still) for layer in model.mixtures()]).unsqueeze(-1)

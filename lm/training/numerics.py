@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from lm.config import Config
+from lm.schema import Config
 
 _KEPT = 64  # bad steps that are remembered by number until the host looks
 _WINDOW, _FEWEST = 16, 4  # losses that a loss is compared with

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from contextlib import suppress
 
-from lm.config import Tree, flatten, from_tree
 from lm.data.kinds import TokenizerFileConfig
 from lm.data.store.prepare import Prepared, changed_files
 from lm.errors import CheckpointError, ConfigError
 from lm.nn.transformer import ModelConfig, build_model, model_config
+from lm.schema import Tree, flatten, from_tree
 from lm.storage.atomic import clean, verify
 from lm.storage.checkpoint import CheckpointReader, checkpoints, newest_valid, read_meta
 from lm.storage.model_folder import folder_hash, require_same_shapes, resolve_model

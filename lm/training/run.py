@@ -14,7 +14,6 @@ import torch
 
 import lm
 from lm import plugins
-from lm.config import Tree
 from lm.data.layout.mixed import consumed
 from lm.data.loader import split, train_loader, worker_faults
 from lm.data.rows.build import build_splits
@@ -22,6 +21,7 @@ from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError, Interrupted, ResourceError
 from lm.nn.transformer import EncoderDecoderConfig, ModelConfig, build_model
+from lm.schema import Tree
 from lm.storage.checkpoint import CheckpointReader, step_folder
 from lm.storage.model_folder import resolve_model
 from lm.storage.run_folder import RunFolder
@@ -202,8 +202,10 @@ def _describe(module: "TrainModule", rows: str) -> None:
 def _finish(module: "TrainModule", command: str | None) -> Tree:
     """The model folder, out of the last checkpoint, and the summary."""
     cfg, run, step, counts, p = module.cfg, module.run, module.step, module.counts, module.run.counters
-    extra: Tree = {"parent": cfg.init_from, "run": cfg.run.name, "step": step, "tokenizer_hash": run.data.tokenizer.hash}
-    extra["plugins"] = plugins.used(module.model.cfg)
+    extra: Tree = {
+        "parent": cfg.init_from, "run": cfg.run.name, "step": step, "tokenizer_hash": run.data.tokenizer.hash,
+        "plugins": plugins.used(module.model.cfg),
+    }  # fmt: skip
     saved = CheckpointReader(step_folder(run.folder.checkpoints, step), verified=True)
     export_model(run.folder.model, saved, run.data.tokenizer.save, extra)
     tokens = run.tokens(step)

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from lm.config import Tree
 from lm.data.layout.mixed import step_ids
 from lm.data.rows.build import Splits
 from lm.data.store.prepare import Prepared
+from lm.schema import Tree
 from lm.storage.checkpoint import checkpoints
 from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.saving import Saver

@@ -11,8 +11,8 @@ from pathlib import Path
 import yaml
 
 from lm import plugins
-from lm.config import from_tree
 from lm.errors import ConfigError, Interrupted, LmError
+from lm.schema import from_tree
 from lm.training.config import TrainConfig
 from lm.training.launch import outcome
 from lm.training.launch.ranks import PeerLost, Ranks, is_lost_peer

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lm.config import from_tree
 from lm.data.kinds import BytesConfig, TextConfig
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.store.shards import ShardWriter, TokenStore, write_index
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.transformer import EncoderDecoderConfig, ModelConfig
+from lm.schema import from_tree
 from tests.nn.models import BASE, config, with_kinds
 
 Prepare = Callable[..., Prepared]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from lm.config import from_tree
 from lm.data.kinds import BPEConfig, BytesConfig, CausalConfig, MixConfig
 from lm.data.layout.mixed import MixedRows, step_ids
 from lm.data.loader import train_loader
@@ -19,6 +18,7 @@ from lm.data.store.prepare import Prepared, prepare
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import ModelConfig
+from lm.schema import from_tree
 
 FREE = [Share(700, None), Share(50, None), Share(301, None)]
 

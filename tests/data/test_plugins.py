@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lm.config import Slot, from_tree
 from lm.data.kinds import BPEConfig, BytesConfig, DataConfig, ObjectiveConfig, RecordConfig, TokenizerConfig
 from lm.data.rows.build import build_splits
 from lm.data.store.prepare import prepare
 from lm.errors import ConfigError
+from lm.schema import Slot, from_tree
 
 SOURCE = '''
 from collections.abc import Iterator

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import lm as library
-from lm.config import from_tree
 from lm.data.kinds import PairRecord, Seq2SeqConfig, TextConfig
 from lm.data.rows.build import build_rows
 from lm.data.store.prepare import Prepared
@@ -20,6 +19,7 @@ from lm.generation.sampling import SamplingConfig
 from lm.generation.text import complete, prompt_ids
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model, model_config
+from lm.schema import from_tree
 from lm.storage.model_folder import save_model
 from tests.conftest import Lm
 from tests.nn.models import BASE, redraw, with_kinds

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import lm
-from lm.config import Tree
 from lm.data.kinds import BytesConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM
+from lm.schema import Tree
 from lm.storage.atomic import MANIFEST
 from lm.storage.checkpoint import Piece, save_checkpoint
 from lm.storage.model_folder import save_model

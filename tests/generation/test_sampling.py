@@ -12,9 +12,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from lm.config import from_tree
 from lm.errors import ConfigError
 from lm.generation.sampling import SamplingConfig, choose, filtered, min_p, penalise, row_keys, top_k, top_p, uniform
+from lm.schema import from_tree
 
 
 def logits(b: int = 50, v: int = 211, scale: float = 3.0, seed: int = 0) -> torch.Tensor:

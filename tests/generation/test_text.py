@@ -8,7 +8,6 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 import lm
-from lm.config import from_tree
 from lm.data.kinds import BytesConfig
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
@@ -16,6 +15,7 @@ from lm.generation import decode
 from lm.generation.sampling import SamplingConfig
 from lm.generation.text import Continuation, complete, prompt_ids
 from lm.nn.transformer import DecoderLM
+from lm.schema import from_tree
 from tests.nn.models import config, redrawn
 
 

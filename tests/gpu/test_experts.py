@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lm.config import from_tree
 from lm.nn.ffn.experts import Experts
 from lm.nn.ffn.mlp import MLPConfig
+from lm.schema import from_tree
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

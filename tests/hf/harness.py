@@ -10,7 +10,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from lm.config import Tree
 from lm.generation.decode import generate
 from lm.generation.sampling import SamplingConfig
 from lm.hf.io.family import Family, resolved
@@ -19,6 +18,7 @@ from lm.hf.io.writing import family_for, write_hf
 from lm.hf.options.keys import without_effect
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model
+from lm.schema import Tree
 from lm.storage.model_folder import copy_weights
 from tests.doubles import Doubles, same
 

@@ -12,7 +12,6 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 transformers = pytest.importorskip("transformers")
 
-from lm.config import Tree, from_tree  # noqa: E402
 from lm.data.kinds import BPEConfig, BytesConfig, ChatRecord, UnigramConfig  # noqa: E402
 from lm.data.sources.base import Turn  # noqa: E402
 from lm.data.tokenizer.bytelevel import ALPHABET  # noqa: E402
@@ -25,6 +24,7 @@ from lm.hf.families.bert import FAMILY as BERT  # noqa: E402
 from lm.hf.families.t5 import FAMILY as T5  # noqa: E402
 from lm.hf.io.writing import family_for, write_hf  # noqa: E402
 from lm.nn.transformer import LM, ModelConfig  # noqa: E402
+from lm.schema import Tree, from_tree  # noqa: E402
 from lm.storage.model_folder import save_model  # noqa: E402
 from tests.nn.models import config, redrawn_any  # noqa: E402
 

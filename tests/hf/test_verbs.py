@@ -183,9 +183,9 @@ def test_what_is_over_the_size_of_a_shard_is_written_in_several(tmp_path: Path, 
     family = family_for(model.cfg)
     write_hf(tmp_path / "hf", family, model.cfg, weights, None)
     assert len(list((tmp_path / "hf").glob("model-*-of-*.safetensors"))) > 1
-    again = read_hf(tmp_path / "hf").weights
-    assert all(torch.equal(again[name], weight) for name, weight in weights.items())
+    again = read_hf(tmp_path / "hf")
+    assert all(torch.equal(again.weights[name], weight) for name, weight in weights.items())
     ids = torch.arange(20)[None]
-    theirs, ours = in_doubles(getattr(transformers, family.auto).from_pretrained(tmp_path / "hf")), ours_of(read_hf(tmp_path / "hf"))
+    theirs, ours = in_doubles(getattr(transformers, family.auto).from_pretrained(tmp_path / "hf")), ours_of(again)
     with Doubles():
         same(ours(Batch(ids)), theirs(ids).logits)

@@ -10,9 +10,9 @@ import random
 from functools import cache
 from typing import Any
 
-from lm.config import Tree
 from lm.errors import ConfigError
 from lm.nn.transformer import model_config
+from lm.schema import Tree
 from tests.nn.models import ATTENTIONS, BASE, BLOCKS, EMBEDS, FFNS, HEADS, MIXING, NORMS, POSITIONS, with_kinds
 
 SLOTS: dict[str, list[dict[str, Any]]] = {

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from lm.config import from_tree
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, DecoderConfig, DecoderLM, ModelConfig, build_model
+from lm.schema import from_tree
 
 VOCAB = 61
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.config import Tree
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, EncoderDecoderLM, model_config
+from lm.schema import Tree
 from tests.doubles import Doubles, same
 from tests.nn.grid import COMBINATIONS, NAMES, SLOTS, Choice, covering, may_meet, others, pairwise, parts, refused, tree_of
 from tests.nn.models import BASE, CONV, MIXTURES, VOCAB, redrawn_any, tokens, with_kinds

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lm.config import from_tree
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.ffn.experts import Experts
@@ -17,6 +16,7 @@ from lm.nn.loss import LossSums, causal_reader
 from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.position.base import Position
 from lm.nn.transformer import LM, build_model
+from lm.schema import from_tree
 from tests.doubles import CLOSE
 from tests.nn.models import EXPERT, GPT_OSS, MIXTURES, config, redraw, redrawn, tokens
 

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from lm.config import from_tree
 from lm.nn.batch import Batch
 from lm.nn.position.base import Dims
 from lm.nn.position.bias import AlibiConfig, alibi_slopes, t5_buckets
 from lm.nn.position.rope import Rope, RopeConfig, deinterleave, rope_angles, rotate_half
 from lm.nn.position.scaling import ScalingConfig, frequencies
+from lm.schema import from_tree
 from tests.doubles import CLOSE
 from tests.nn.models import SCALINGS, config, redrawn, tokens
 

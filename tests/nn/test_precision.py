@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from lm.config import from_tree
 from lm.nn.ffn import experts as experts_module
 from lm.nn.ffn.experts import Experts
 from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.norm import RMSNorm, rms_norm
+from lm.schema import from_tree
 from tests.nn.models import EXPERT, GPT_OSS
 from tests.nn.test_moe import D, context, drawn, inputs, mixture
 from tests.nn.test_references import grads

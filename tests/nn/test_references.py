@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from lm.config import from_tree
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.cost.count import count
@@ -13,6 +12,7 @@ from lm.nn.position.absolute import Sinusoidal
 from lm.nn.position.rope import rope_angles, rotate, rotate_half
 from lm.nn.position.scaling import frequencies
 from lm.nn.transformer import DecoderConfig
+from lm.schema import from_tree
 from tests.doubles import CLOSE
 from tests.nn.models import config, redrawn, tokens, with_kinds
 

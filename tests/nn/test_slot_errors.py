@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from lm.config import Config, Tree, variants
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.transformer import ModelConfig, build_model, model_config
+from lm.schema import Config, Tree, variants
 from tests.nn.models import BASE, CONV, EXPERT, MIXTURES, MLA, tokens, with_kinds
 
 MOE = MIXTURES[0]

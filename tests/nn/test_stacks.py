@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lm.config import from_tree
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.transformer import EncoderDecoderConfig, EncoderDecoderLM, build_model, model_config
+from lm.schema import from_tree
 from tests.doubles import CLOSE
 from tests.nn.models import BASE, packed, redraw, redrawn_any, tokens, with_kinds
 

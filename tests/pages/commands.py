@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lm.cli.compose.compose import compose
+from lm.cli.compose.compose import compose_config
 from lm.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +87,7 @@ def shrunk(line: str) -> str:
         return line
     args = shlex.split(rest)
     named = "-m" in args or any(arg.startswith("run.name=") for arg in args)
-    name = "" if named else f" run.name={compose(args).config().run.name}"
+    name = "" if named else f" run.name={compose_config(args).run.name}"
     return f"{before}{train} debug=fast{rest.rstrip()}{name}"
 
 

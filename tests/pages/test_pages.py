@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lm.cli.compose import catalog
+from lm.cli.compose.arguments import parse_call
 from lm.cli.compose.compose import compose
 from lm.cli.compose.overrides import expand
-from lm.cli.verbs.train import parse_call
 from lm.data.kinds import DataConfig
 from lm.errors import ConfigError
 from lm.nn.cost.memory import Setting, memory
@@ -19,7 +19,8 @@ from lm.training.strategies.config import StrategyConfig
 from tests.pages.commands import PAGES, ROOT, Block, blocks, run
 from tools import docs
 
-SLOW = ("commands", "data", "distributed", "huggingface", "papers", "recipes", "tutorial")  # of many trainings, or of several processes
+# of many trainings, or of several processes
+SLOW = ("commands", "data", "distributed", "huggingface", "papers", "plugins", "recipes", "tutorial")
 SBATCH = """#!/bin/bash
 # Runs the wrapped line at once, for each number of --array.
 for arg; do case "$arg" in --array=*) array=${arg#--array=};; esac; last=$arg; done
@@ -63,8 +64,18 @@ def test_the_pages_commands_work(page: Path, folder: Path) -> None:
         run(block, folder)
 
 
+@pytest.mark.slow
+def test_the_notebook_runs_from_its_first_cell_to_its_last(folder: Path) -> None:
+    cells = json.loads(text("docs/notebook.ipynb"))["cells"]
+    assert len(cells) == 10
+    names: dict[str, object] = {"__name__": "notebook"}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "notebook", "exec"), names)
+
+
 def test_every_training_of_the_pages_composes() -> None:
-    later = ("init_from=", "--config-dir", "recipes=finetune/")  # need what the commands before them have made
+    later = ("init_from=", "--config-dir", "plugins=", "recipes=finetune/")  # need what the commands before them have made
     found = [block for page in PAGES for block in blocks(page) if block.way != "not run"]
     composed = [args for block in found for args in block.trainings if not any(arg.startswith(later) for arg in args)]
     assert len(composed) >= 30
@@ -92,10 +103,11 @@ def test_a_dead_link_is_noticed() -> None:
     assert not docs.leads_somewhere(ROOT / "lm" / "nn" / "no.py", "")
 
 
-def test_every_program_that_a_page_names_is_there() -> None:
-    named = {name for page in PAGES for name in re.findall(r"\btools/[\w/.]+\b", page.read_text(encoding="utf-8"))}
-    assert len(named) >= 6
-    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+def test_every_file_and_folder_of_the_repository_that_a_page_names_is_there() -> None:
+    path = re.compile(r"[`( ]((?:lm|tools|tests|conf|recipes)/[\w/.]*\w)(?=[`)\]: ,;#]|[.]?$|[.] )", re.MULTILINE)
+    named = {name for page in PAGES for name in path.findall(page.read_text(encoding="utf-8")) if "mine" not in name}
+    assert len(named) >= 50
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
 def test_the_readme_is_short_and_leads_to_every_page() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import flatten
 from lm.errors import CheckpointError, ConfigError
 from lm.report.collect import differing
 from lm.report.run import read_run
+from lm.schema import flatten
 
 WriteRun = Callable[..., Path]
 

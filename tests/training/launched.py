@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from lm.config import from_tree
 from lm.errors import LmError
+from lm.schema import from_tree
 from lm.training.config import TrainConfig
 from lm.training.launch import launcher
 

@@ -8,9 +8,9 @@ import torch
 from lightning import Trainer
 from torch.utils.data import DataLoader
 
-from lm.config import Tree, from_tree
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import build_model
+from lm.schema import Tree, from_tree
 from lm.training.callbacks.base import RunCallback
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule

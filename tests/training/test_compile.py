@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from lm.config import Tree
 from lm.nn.batch import Batch
+from lm.schema import Tree
 from lm.training.module import TrainModule
 from tests.training.steps import ADAMW, ENCODER_DECODER, MOE, STEPS, batches, config, train_steps, with_sources
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.config import Tree
 from lm.nn.batch import Batch
 from lm.nn.transformer import build_model, model_config
+from lm.schema import Tree
 from lm.storage.checkpoint import CheckpointReader
 from lm.storage.model_folder import read_model
 from lm.training.config import TrainConfig

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lm.config import Tree
 from lm.generation.load import generate, load
+from lm.schema import Tree
 from lm.storage.model_folder import read_model
 from lm.training.config import TrainConfig
 from lm.training.run import train

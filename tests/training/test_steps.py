@@ -10,7 +10,6 @@ from lightning import Callback, Trainer
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lm.config import from_tree
 from lm.data.order import spread
 from lm.data.rows.causal import CausalRows
 from lm.data.store.prepare import prepare
@@ -23,6 +22,7 @@ from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.norm import RMSNormConfig
 from lm.nn.position.base import Position
 from lm.nn.transformer import DecoderConfig, DecoderLM, build_model
+from lm.schema import from_tree
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.module import step_seed
 from lm.training.run import train

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args, get_origin
 
-from lm.config import Config, Tree, did_you_mean, from_tree, members
 from lm.errors import ConfigError
+from lm.schema import Config, Tree, did_you_mean, from_tree, members
 
 C = TypeVar("C", bound=Config)
 

@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm import plugins
-from lm.config import Tree, flatten
 from lm.errors import ConfigError
+from lm.schema import Tree, flatten
 
 OWN = "LM_CONFIG_DIR"
 GLOBAL = ("recipes", "debug")

@@ -26,8 +26,8 @@ from lm.cli.compose.finetune import parent_values
 from lm.cli.compose.keys import check_key
 from lm.cli.compose.naming import run_name
 from lm.cli.compose.overrides import Given, parse
-from lm.config import C, Tree, did_you_mean, find_field, flatten, from_tree, members, nest, variants
 from lm.errors import ConfigError
+from lm.schema import C, Tree, did_you_mean, entry_type, find_field, flatten, from_tree, kind_from_key, members, nest, variants
 from lm.training.config import TrainConfig
 
 _Choices = dict[str, str | None]
@@ -136,7 +136,9 @@ def _with_parent(layers: list[Layer], given: Sequence[Given]) -> list[Layer]:
 
 
 def _tree(layers: Sequence[Layer]) -> Tree:
-    return nest({path: value for layer in layers for path, value in layer.values.items()})
+    tree = nest({path: value for layer in layers for path, value in layer.values.items()})
+    named = [key for key, field in TrainConfig.model_fields.items() if key in tree and entry_type(field.annotation) is not None]
+    return tree | {key: kind_from_key(tree[key]) for key in named}
 
 
 def _choices(chosen: Mapping[str, str | None]) -> _Choices:

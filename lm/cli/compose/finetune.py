@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lm.cli.compose.overrides import Given
-from lm.config import Tree, flatten
 from lm.errors import CheckpointError, ConfigError
+from lm.schema import Tree, flatten
 from lm.storage.model_folder import read_config, resolve_model
 
 

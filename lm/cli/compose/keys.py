@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic.fields import FieldInfo
 
-from lm.config import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, variant, variants
 from lm.errors import ConfigError
+from lm.schema import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, variant, variants
 from lm.training.config import TrainConfig
 
 
@@ -21,7 +21,7 @@ def _leaves(field: FieldInfo, value: object, path: str) -> Iterator[tuple[str, F
     if (inner := variant(field.annotation, value)) is not None:
         yield from fields(inner, section, f"{path}.")
     elif entry is not None and section:
-        for name, part in kind_from_key(section).items():
+        for name, part in section.items():
             yield from _leaves(FieldInfo.from_annotation(entry), part, f"{path}.{name}")
     else:
         yield path, field
@@ -48,7 +48,7 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
     if n > 1 and parent is not None and not variants(parent.annotation):
         return f"{here}: {'.'.join(parts[: n - 1])} is a value and has no keys. Leave .{key} out."
     kinds, said = variants(parent.annotation) if parent is not None else {}, at(tree, parts[: n - 1])
-    if len(kinds) > 1 and str(said.get("kind") if isinstance(said, dict) else None) not in kinds:
+    if kinds and "" not in kinds and str(said.get("kind") if isinstance(said, dict) else None) not in kinds:
         return _no_kind(".".join(parts[: n - 1]), said, kinds)
     elsewhere = [path for path, _ in fields(TrainConfig, tree) if path.endswith(f".{key}")] if n == 1 else []
     if elsewhere:

@@ -10,8 +10,8 @@ from hydra.core.override_parser.types import Glob, Override, Transformer
 from hydra.errors import HydraException
 
 from lm.cli.compose import catalog
-from lm.config import did_you_mean
 from lm.errors import ConfigError
+from lm.schema import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import TypeVar
 from lm.cli.compose.arguments import parse_call
 from lm.cli.compose.compose import Composition, Layer, compose
 from lm.cli.views.text import say
-from lm.config import Config, did_you_mean, flatten
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.errors import ConfigError
 from lm.generation.examine import Examined
+from lm.schema import Config, did_you_mean, flatten
 from lm.storage.run_folder import RunFolder
 
 P = TypeVar("P", bound=Config)

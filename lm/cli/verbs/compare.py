@@ -5,8 +5,8 @@ from pathlib import Path
 
 from lm.cli.compose.arguments import parse_literal
 from lm.cli.views.text import listing
-from lm.config import Config
 from lm.errors import ConfigError
+from lm.schema import Config
 
 
 class CompareConfig(Config):

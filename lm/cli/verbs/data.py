@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from lm.cli.compose.arguments import take
 from lm.cli.compose.sections import Corpus, take_corpus
 from lm.cli.views.text import say
-from lm.config import did_you_mean
 from lm.errors import ConfigError
+from lm.schema import did_you_mean
 
 _USAGE = """\
 usage: lm data show [rows=0,1,2] [split=train|val] [draw=0] [overrides of lm train]

@@ -9,7 +9,7 @@ from pydantic import Field
 from lm.cli.compose.arguments import FROM, parse_literal, take_from
 from lm.cli.compose.sections import take_examined
 from lm.cli.views.text import listing, say, table
-from lm.config import Config
+from lm.schema import Config
 from lm.storage.model_folder import read_config, resolve_model
 from lm.storage.run_folder import RunFolder
 

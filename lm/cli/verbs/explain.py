@@ -9,8 +9,8 @@ from lm.cli.compose import catalog
 from lm.cli.compose.compose import Composition, compose
 from lm.cli.compose.keys import at, check_key, fields
 from lm.cli.views.text import default_text, sentence, table, type_text, value_text
-from lm.config import Config, find_field, variant
 from lm.errors import ConfigError
+from lm.schema import Config, find_field, variant
 from lm.training.config import TrainConfig
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from lm.cli.compose.arguments import FROM, parse_literal, take_from
 from lm.cli.views.text import listing, say
-from lm.config import Config
+from lm.schema import Config
 
 _USAGE = """\
 usage: lm export from=FOLDER format=hf out=FOLDER [key=value ...]

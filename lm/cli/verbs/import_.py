@@ -6,7 +6,7 @@ from pydantic import Field
 
 from lm.cli.compose.arguments import parse_literal, take_from
 from lm.cli.views.text import listing, say
-from lm.config import Config
+from lm.schema import Config
 
 _USAGE = """\
 usage: lm import from=FOLDER_OR_HUB_NAME out=FOLDER [key=value ...]

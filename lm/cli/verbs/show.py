@@ -8,12 +8,12 @@ from lm.cli.compose.arguments import parse_call
 from lm.cli.compose.compose import Composition, compose
 from lm.cli.views.outline import outline
 from lm.cli.views.text import table
-from lm.config import Config
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.errors import ConfigError
 from lm.nn.cost.count import Counts, count
 from lm.nn.cost.memory import Memory, Setting, memory
 from lm.nn.transformer import EncoderConfig, ModelConfig, build_model
+from lm.schema import Config
 from lm.training.config import LaunchConfig, TrainerConfig
 from lm.training.optim.base import OptimConfig
 from lm.training.setting import setting

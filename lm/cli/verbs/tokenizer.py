@@ -6,9 +6,9 @@ from pathlib import Path
 from lm.cli.compose.arguments import take
 from lm.cli.compose.sections import take_corpus
 from lm.cli.views.text import say
-from lm.config import did_you_mean
 from lm.data.sources.base import Document
 from lm.errors import ConfigError
+from lm.schema import did_you_mean
 
 _KINDS = {"byte_bpe": "bpe", "bpe": "bpe", "unigram": "unigram", "wordpiece": "wordpiece", "bytes": "bytes"}
 _KEYS = ("vocab_size", "pattern", "specials", "max_chars")

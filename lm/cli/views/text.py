@@ -8,11 +8,14 @@ from typing import Any, Literal, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 from pydantic.fields import FieldInfo
 
-from lm.config import Config, members, variants
+from lm.schema import Config, entry_type, members, variants
 
 
 def type_text(field: FieldInfo) -> str:
     """E.g. 'int > 0, or null', 'fp32 | bf16-mixed', 'list of text'."""
+    entry = entry_type(field.annotation)
+    if entry is not None:
+        return f"{' | '.join(variants(entry)) or _name(entry)}, any number of them by name"
     kinds = variants(field.annotation)
     if kinds:
         return " | ".join(name or cls.__name__ for name, cls in kinds.items())

@@ -6,13 +6,13 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lm.config import Config
 from lm.data.config import DataConfig, SourceConfig
 from lm.data.mixture import Mixture, Share, merged
 from lm.data.order import Ids, step_rows
 from lm.data.records.base import RecordConfig
 from lm.data.rows.base import Rows
 from lm.nn.batch import Batch
+from lm.schema import Config
 
 
 class MixSource(Config):

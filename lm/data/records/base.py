@@ -4,9 +4,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from lm.config import Slot
 from lm.data.sources.base import Document, Split, Turn
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.schema import Slot
 
 GIVEN, LEARNED = 0, 1  # kinds of the parts of a record; of the second of two answers OTHER more
 OTHER = 2

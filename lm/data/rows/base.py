@@ -7,7 +7,6 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 from pydantic import Field
 
-from lm.config import Slot
 from lm.data.config import DataConfig
 from lm.data.layout.best_fit import BestFit
 from lm.data.layout.windows import Packing, Windows
@@ -15,6 +14,7 @@ from lm.data.order import Ids
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import Batch
+from lm.schema import Slot
 
 ModelKind = Literal["decoder", "encoder", "encoder_decoder"]
 
@@ -120,34 +120,27 @@ class ScheduledSamplingConfig(LikelihoodConfig):
     sampling (Bengio et al. 2015, arXiv:1506.03099). It costs another forward."""
 
 
-class PackedRows:
-    """What rows that a packing lays have in common: all are of one width."""
-
-    def __init__(self, packing: Packing) -> None:
-        self.packing = packing
-        self.bytes_per_label = packing.store.n_bytes / packing.store.n_tokens
-
-    def __len__(self) -> int:
-        return len(self.packing)
-
-    def widest(self, n: int) -> Ids:
-        """The first ones."""
-        return repeated(n, len(self))
-
-    def describe(self) -> str:
-        """What the packing has to say."""
-        return self.packing.describe()
-
-
 def widest(n: int, *widths: Ids) -> Ids:
     """n rows, repeated where there are fewer: the widest by each of these measures in turn.  widths: of every row."""
     by_turns = np.stack([np.argsort(-width, kind="stable")[:n] for width in widths], axis=1).ravel()
     return np.resize(np.array(list(dict.fromkeys(by_turns.tolist())), np.int64), n)
 
 
-def repeated(n: int, n_rows: int) -> Ids:
-    """The first n of these rows, from the first one on again where there are fewer."""
-    return np.resize(np.arange(min(n, n_rows), dtype=np.int64), n)
+class PackedRows:
+    """What rows share that are documents laid by a packing, all of one width."""
+
+    def __init__(self, packing: Packing, tokenizer: Tokenizer) -> None:
+        self.packing, self.pad, self.store = packing, tokenizer.pad, packing.store
+        self.bytes_per_label = self.store.n_bytes / self.store.n_tokens
+
+    def __len__(self) -> int:
+        return len(self.packing)
+
+    def widest(self, n: int) -> Ids:
+        return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
+
+    def describe(self) -> str:
+        return self.packing.describe()
 
 
 def usual(model: str) -> ObjectiveConfig:

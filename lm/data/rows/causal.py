@@ -31,13 +31,12 @@ class CausalRows(PackedRows):
 
     def __init__(self, store: TokenStore, tokenizer: Tokenizer, seq_len: int, mask_documents: bool, packing: Packing | None = None) -> None:
         """packing: how documents are laid into rows. None: windows of seq_len tokens."""
-        super().__init__(packing or Windows(store, seq_len, mask_documents, ahead=1))
-        self.store = store
-        self._pad, self._mask_documents = tokenizer.pad, mask_documents
+        super().__init__(packing or Windows(store, seq_len, mask_documents, ahead=1), tokenizer)
+        self._mask_documents = mask_documents
         self.bytes_per_label = store.n_bytes / max(1, store.n_tokens - store.n_documents)
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """Nothing is random here. With mask_documents off the padding needs no mask: it stands behind all that is predicted."""
         packed = self.packing.read(ids)
         documents, positions = (packed.documents, packed.positions) if self._mask_documents else (None, None)
-        return Batch(packed.padded(self._pad), torch.from_numpy(packed.following), positions, documents)
+        return Batch(packed.padded(self.pad), torch.from_numpy(packed.following), positions, documents)

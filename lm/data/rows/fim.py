@@ -55,7 +55,7 @@ class FIMRows(PackedRows):
             if token is None:
                 raise ConfigError(f"objective=fim: the tokenizer has no token {' or '.join(_NAMES[key])}. Use one that has.")
         self._sentinels = np.array([found["prefix"], found["suffix"], found["middle"]], np.int64)
-        super().__init__(packing)
+        super().__init__(packing, tokenizer)
         self._cfg, self._tokenizer, self._seed = cfg, tokenizer, seed
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
@@ -65,7 +65,7 @@ class FIMRows(PackedRows):
         rows = [
             self._row(documents, numbers) for documents, numbers in zip(self.packing.read(ids).texts(following=True), chance, strict=True)
         ]
-        return joined_batch(rows, s, self._tokenizer.pad)
+        return joined_batch(rows, s, self.pad)
 
     def _row(self, documents: list[Ids], chance: NDArray[np.float64]) -> list[Example]:
         """chance: (4 s,), four numbers for each place of the row, of which those at a document's first place are used."""

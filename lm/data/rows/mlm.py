@@ -53,9 +53,9 @@ class MLMRows(PackedRows):
     def __init__(self, cfg: MLMConfig, packing: Packing, tokenizer: Tokenizer, seed: int) -> None:
         if tokenizer.mask is None:
             raise ConfigError("objective=mlm: the tokenizer has no mask token (<|mask|>, [MASK] or <mask>). Use one that has.")
-        super().__init__(packing)
+        super().__init__(packing, tokenizer)
         self._cfg, self._seed, self._mask = cfg, seed, tokenizer.mask
-        self._pad, special = tokenizer.pad, tokenizer.special_ids()
+        special = tokenizer.special_ids()
         self._plain = np.setdiff1d(np.arange(tokenizer.vocab_size), special)
         self._special = np.isin(np.arange(tokenizer.vocab_size), special)
         self._continues = _continues(tokenizer) if cfg.whole_words else None
@@ -76,7 +76,7 @@ class MLMRows(PackedRows):
         drawn = (shown_as - self._cfg.hidden_frac) / max(self._cfg.random_frac, 1e-9)
         others = self._plain[np.clip(drawn * len(self._plain), 0, len(self._plain) - 1).astype(np.int64)]
         packed.tokens = np.where(hidden, self._mask, np.where(replaced, others, tokens))
-        return Batch(packed.padded(self._pad), torch.from_numpy(labels), packed.positions, packed.documents)
+        return Batch(packed.padded(self.pad), torch.from_numpy(labels), packed.positions, packed.documents)
 
 
 def _continues(tokenizer: Tokenizer) -> NDArray[np.bool_]:

@@ -30,8 +30,8 @@ class PrefixRows(PackedRows):
     """The length of a prefix is drawn evenly from 1 to all but one of the document's tokens in the row. Raffel et al. 2019, section 3.2."""
 
     def __init__(self, packing: Packing, tokenizer: Tokenizer, seed: int) -> None:
-        super().__init__(packing)
-        self._pad, self._seed = tokenizer.pad, seed
+        super().__init__(packing, tokenizer)
+        self._seed = seed
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """Another draw cuts elsewhere."""
@@ -42,7 +42,7 @@ class PrefixRows(PackedRows):
         prefix = (np.arange(packed.tokens.shape[1]) - starts < prefix_lens) & (lengths > 0)
         leaked = prefix & np.roll(prefix, -1, axis=1) & (np.roll(starts, -1, axis=1) == starts)  # the next token is seen
         labels = np.where(leaked, IGNORED, packed.following)
-        tokens = packed.padded(self._pad)
+        tokens = packed.padded(self.pad)
         return Batch(tokens, torch.from_numpy(labels), packed.positions, packed.documents, prefix=torch.from_numpy(prefix))
 
 

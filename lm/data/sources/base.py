@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, NamedTuple, TypeVar
 
-from lm.config import Tree
 from lm.errors import ConfigError
+from lm.schema import Tree
 
 T = TypeVar("T")
 Split = Literal["train", "val"]

@@ -12,7 +12,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from lm.config import Tree
 from lm.data.records.base import Values
 from lm.data.records.fields import BadRecord, Line, not_utf8
 from lm.data.sources.base import Document, Source, Split, document, share
@@ -21,6 +20,7 @@ from lm.data.sources.fingerprint import Files
 from lm.data.sources.hub import read_csv, read_parquet
 from lm.data.sources.recorded import RecordedConfig, RecordedSource
 from lm.errors import ConfigError
+from lm.schema import Tree
 
 _TEXT = (".txt", ".md", ".rst", ".py")  # one document each
 _KINDS = (*_TEXT, ".jsonl", ".csv", ".parquet")

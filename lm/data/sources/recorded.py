@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from lm.config import Tree
 from lm.data.config import SourceConfig
 from lm.data.records.base import RecordConfig, Values
 from lm.data.records.fields import BadRecord, Line, parsed, text_of
 from lm.data.sources.base import Document, Source, Split, document, turns_document
+from lm.schema import Tree
 
 
 class RecordedConfig(SourceConfig):

@@ -11,10 +11,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from lm.config import Tree
 from lm.data.config import SourceConfig
 from lm.data.sources.base import Document, Source, Split, document, hashed_frac, share
 from lm.data.sources.fingerprint import Files
+from lm.schema import Tree
 
 _LEFT_OUT = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages", "__pycache__"}
 

@@ -13,11 +13,11 @@ from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
-from lm.config import Slot
 from lm.data.config import DataConfig
 from lm.data.sources.base import Source
 from lm.data.sources.fingerprint import short_hash
 from lm.errors import ConfigError, ResourceError
+from lm.schema import Slot
 
 Log = Callable[[str], None]
 ROOMS = ("sources", "records", "tokenizer", "store")  # below lm/data: what a document is, how it is read, cut, encoded and kept

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from lm.config import Tree
 from lm.data.config import DataConfig, SourceConfig
 from lm.data.progress import progress
 from lm.data.sources.base import SPLITS, Split
@@ -15,6 +14,7 @@ from lm.data.store.shards import ShardWriter, TokenStore, read_index
 from lm.data.tokenizer.config import TokenizerConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
+from lm.schema import Tree
 
 _CHUNK = 1 << 22
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from lm.config import Tree
 from lm.data.config import DataConfig, SourceConfig
 from lm.data.progress import progress
 from lm.data.records.text import passages_of
@@ -18,6 +17,7 @@ from lm.data.store.tokenise import tokenise
 from lm.data.tokenizer.config import TokenizerConfig
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, split_text
 from lm.errors import ConfigError
+from lm.schema import Tree
 
 _HASH = "hash"  # of a trained tokenizer, beside it
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.config import Tree
 from lm.data.sources.base import Split
 from lm.errors import ConfigError
+from lm.schema import Tree
 
 _SHARD_TOKENS = 1 << 28
 _WRITE_TOKENS = 1 << 20

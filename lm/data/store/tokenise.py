@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.config import Tree
 from lm.data.progress import progress
 from lm.data.records.base import Passage, Passages
 from lm.data.sources.base import SPLITS, Source, Split
@@ -18,6 +17,7 @@ from lm.data.store.cache import Log
 from lm.data.store.shards import ShardWriter
 from lm.data.tokenizer.tiktoken_ import Encode, fastest
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.schema import Tree
 from lm.storage.atomic import replace_file
 
 Ids = NDArray[np.uint32]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lm.config import Tree
+from lm.schema import Tree
 
 
 def _alphabet() -> dict[str, int]:

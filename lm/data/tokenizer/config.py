@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
-from lm.config import Slot
+from lm.schema import Slot
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RawTokenizer
@@ -56,9 +56,10 @@ class TrainedConfig(TokenizerConfig):
         return specials
 
     def build(self, texts: Iterable[str] = (), extra: Sequence[str] = ()) -> "Tokenizer":
-        from lm.data.tokenizer.train import train_tokenizer
+        from lm.data.tokenizer.train import shared_arguments, train_tokenizer
 
-        return train_tokenizer(self, texts, extra)
+        raw, trainer = self.untrained(shared_arguments(self.vocab_size, [*extra, *self.specials]))
+        return train_tokenizer(raw, trainer, texts, self.pattern, self.longest_word())
 
     def n_chars(self) -> int:
         return self.max_chars

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.config import Tree
 from lm.data.tokenizer.bytelevel import ALPHABET, as_bytes
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.schema import Tree
 
 Encode = Callable[[list[str]], list[NDArray[np.uint32]]]
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # how ByteLevel itself cuts

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.config import Tree, did_you_mean
 from lm.data.tokenizer.bytelevel import is_plain, token_bytes, unknown_token
 from lm.errors import ConfigError
+from lm.schema import Tree, did_you_mean
 from lm.storage.atomic import replace_file
 
 if TYPE_CHECKING:

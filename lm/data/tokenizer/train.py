@@ -7,7 +7,6 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
 from lm.data.tokenizer.bytelevel import ALPHABET
-from lm.data.tokenizer.config import TrainedConfig
 from lm.data.tokenizer.tokenizer import Specials, Tokenizer, split_text
 from lm.errors import ConfigError
 
@@ -29,20 +28,24 @@ _SPLITS = {
 _OWN = Specials("<|bos|>", "<|eos|>", "<|pad|>")
 
 
-def train_tokenizer(cfg: TrainedConfig, texts: Iterable[str], extra: Sequence[str]) -> Tokenizer:
-    """Trains on the texts.  extra: special tokens beside bos, eos and pad, and those of the config."""
-    specials = list(dict.fromkeys([*(name for name in _OWN if name), *extra, *cfg.specials]))
+def shared_arguments(vocab_size: int, further: Sequence[str]) -> dict[str, Any]:
+    """Returns what every trainer takes.  further: special tokens beside bos, eos and pad. ConfigError where the vocabulary is too small."""
+    specials = list(dict.fromkeys([*(name for name in _OWN if name), *further]))
     least = len(ALPHABET) + len(specials)
-    if cfg.vocab_size < least:
+    if vocab_size < least:
         raise ConfigError(
-            f"tokenizer.vocab_size={cfg.vocab_size}: 256 bytes and {len(specials)} special tokens need {least}. Raise it to that or more."
+            f"tokenizer.vocab_size={vocab_size}: 256 bytes and {len(specials)} special tokens need {least}. Raise it to that or more."
         )
-    shared: dict[str, Any] = {"vocab_size": cfg.vocab_size, "special_tokens": specials, "show_progress": False}
-    raw, trainer = cfg.untrained(shared | {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()})
-    split = pre_tokenizers.Split(Regex(_SPLITS[cfg.pattern]), "isolated")
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    return {"vocab_size": vocab_size, "special_tokens": specials, "show_progress": False, "initial_alphabet": alphabet}
+
+
+def train_tokenizer(raw: RawTokenizer, trainer: Any, texts: Iterable[str], pattern: str, longest_word: int | None) -> Tokenizer:
+    """Gives `raw` a vocabulary.  pattern: how text is cut into words before.  longest_word: in bytes; longer ones are cut."""
+    split = pre_tokenizers.Split(Regex(_SPLITS[pattern]), "isolated")
     cuts = [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    if (longest := cfg.longest_word()) is not None:
-        cuts.append(pre_tokenizers.Split(Regex(f".{{1,{longest}}}"), "isolated"))
+    if longest_word is not None:
+        cuts.append(pre_tokenizers.Split(Regex(f".{{1,{longest_word}}}"), "isolated"))
     raw.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     raw.decoder = decoders.ByteLevel()
     raw.train_from_iterator((part for text in texts for part in split_text([text])), trainer)

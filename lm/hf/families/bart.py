@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.config import Tree
 from lm.hf.io.family import Family, Pair, activation, embedding, hf_activation, module, same
 from lm.hf.io.transforms import Row, SkipRows
+from lm.schema import Tree
 
 
 class Bart(Family):

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.config import Tree
 from lm.errors import ConfigError
 from lm.hf.io.family import Family, Pair, activation, hf_activation, module, same
+from lm.schema import Tree
 
 
 class Bert(Family):

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.config import Tree
 from lm.hf.io.family import Family, Pair, module, modules, same
 from lm.hf.io.transforms import SplitHeads
+from lm.schema import Tree
 
 
 class Bloom(Family):

@@ -4,13 +4,13 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
-from lm.config import Tree, from_tree
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, activation, gated, hf_activation, module, same
 from lm.hf.io.transforms import Copies, SplitHeads
 from lm.hf.options.rope import read_rope, write_rope
 from lm.nn.position.scaling import YarnScaling
+from lm.schema import Tree, from_tree
 
 LATENT = {"kv_down": "kv_a_proj_with_mqa", "kv_norm": "kv_a_layernorm", "o": "o_proj"}
 QUERY = {"q": "q_proj", "q_down": "q_a_proj", "q_norm": "q_a_layernorm", "q_up": "q_b_proj"}

@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.config import Tree
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, activation, hf_activation, module
 from lm.hf.options.rope import read_rope, write_rope
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
+from lm.schema import Tree
 
 
 class Gemma2(Llama):

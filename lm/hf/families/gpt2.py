@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.config import Tree
 from lm.hf.io.family import Family, Pair, activation, hf_activation, module, modules, same
 from lm.hf.io.transforms import Chain, Split, Transpose
+from lm.schema import Tree
 
 
 class GPT2(Family):

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.config import Tree
 from lm.hf.io.family import Family, Pair, activation, hf_activation, module, modules, same
 from lm.hf.io.transforms import SplitHeads
 from lm.hf.options.rope import ROPE_KEYS, read_rope, write_rope
+from lm.schema import Tree
 
 
 class GPTNeoX(Family):

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.config import Tree
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module, same
 from lm.hf.io.transforms import Alternate, Chain, Transpose
 from lm.hf.options.rope import read_rope, write_rope
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
+from lm.schema import Tree
 
 YARN: Tree = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 4096,

@@ -2,8 +2,8 @@
 
 from typing import Any, ClassVar
 
-from lm.config import Tree
 from lm.hf.families.llama import Llama
+from lm.schema import Tree
 
 
 class Granite(Llama):

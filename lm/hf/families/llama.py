@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.config import Tree
 from lm.hf.io.family import Family, Pair, activation, hf_activation, module, same
 from lm.hf.options.rope import ROPE_KEYS, read_rope, write_rope
+from lm.schema import Tree
 
 
 class Llama(Family):

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.config import Tree
 from lm.hf.families.mistral import Mistral
 from lm.hf.io.family import Pair, activation, experts, hf_activation, same
 from lm.hf.options.rope import read_rope, write_rope
+from lm.schema import Tree
 
 
 class Mixtral(Mistral):

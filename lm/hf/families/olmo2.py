@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.config import Tree
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module
+from lm.schema import Tree
 
 
 class OLMo2(Llama):

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.config import Tree
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module, modules
 from lm.hf.io.transforms import Split
+from lm.schema import Tree
 
 
 class Phi3(Llama):

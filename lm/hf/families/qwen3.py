@@ -2,9 +2,9 @@
 
 from typing import Any, ClassVar
 
-from lm.config import Tree
 from lm.hf.families.llama import Llama
 from lm.hf.options.windows import FULL, SLIDING, WINDOW_KEYS, read_windows, write_windows
+from lm.schema import Tree
 
 
 class Qwen3(Llama):

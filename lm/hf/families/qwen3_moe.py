@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.config import Tree
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
 from lm.hf.families.qwen3 import Qwen3
 from lm.hf.io.family import Pair, activation, gated, hf_activation
 from lm.hf.options.rope import read_rope, write_rope
+from lm.schema import Tree
 
 
 class Qwen3MoE(Qwen3):

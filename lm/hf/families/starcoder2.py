@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.config import Tree
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, activation, module
 from lm.hf.options.rope import read_rope
+from lm.schema import Tree
 
 
 class StarCoder2(Llama):

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.config import Tree
 from lm.errors import ConfigError
 from lm.hf.families.t5 import T5
 from lm.hf.io.family import Pair, activation, embedding, hf_activation, module
 from lm.hf.io.transforms import Stack
+from lm.schema import Tree
 
 
 class Switch(T5):

@@ -1,8 +1,8 @@
 """The README.md of an exported model: what it is and where it comes from, and no claim beyond that."""
 
-from lm.config import Tree
 from lm.hf.io.family import Family
 from lm.nn.transformer import LM
+from lm.schema import Tree
 from lm.storage.model_folder import read_config, resolve_model
 
 _TASKS = {"decoder": "text-generation", "encoder": "fill-mask", "encoder_decoder": "text2text-generation"}

@@ -44,17 +44,17 @@ def export(
     """Writes what transformers, vLLM, llama.cpp and lm-eval load: config, safetensors, tokenizer and model card.
 
     model: a run, model or checkpoint folder. out: a folder that does not exist. family: the model type to write (llama, gpt2, t5, ...);
-    None: the most general that can hold the model. mtp: what becomes of blocks that predict further tokens. check: whether to compare
+    None: the most general that can hold the model. mtp: what becomes of the blocks that predict further tokens. check: whether to compare
     logits with transformers, where it is installed. Raises ConfigError naming the option that no family has, CheckpointError where
     transformers computes other logits.
     """
     folder = require_new(out)
     found, tokenizer = load(model, "cpu")
-    n_mtp = len(found.mtp_blocks())
-    if mtp == "keep" and not n_mtp:
+    further = len(found.mtp_blocks())
+    if mtp == "keep" and not further:
         raise ConfigError("mtp=keep: the model has no blocks that predict further tokens (model.mtp is null). Leave it out.")
-    if mtp == "drop" and n_mtp:
-        say(f"model.mtp: the {n_mtp} blocks that predict further tokens are left out")
+    if mtp == "drop" and further:
+        say(f"model.mtp: the {further} blocks that predict further tokens are left out")
         drop_mtp(found)
     home = family_for(found.cfg, family)
     if dtype != "keep":

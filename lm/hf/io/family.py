@@ -8,11 +8,11 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, ClassVar, NamedTuple
 
-from lm.config import Tree, flatten, nest
 from lm.errors import ConfigError
 from lm.hf.io.transforms import Copies, Same, Stack, Transform
 from lm.nn.ffn.mlp import Activation
 from lm.nn.transformer import ModelConfig, model_config
+from lm.schema import Tree, flatten, nest
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",

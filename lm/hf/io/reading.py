@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lm.config import Tree, did_you_mean
 from lm.errors import CheckpointError, ConfigError
 from lm.hf.io.family import Family, Pair, families, resolved
 from lm.hf.io.files import Files
 from lm.hf.options.context import changes_at, shortened
 from lm.hf.options.keys import unheard
 from lm.nn.transformer import DecoderConfig, ModelConfig, build_model
+from lm.schema import Tree, did_you_mean
 from lm.storage.reading import read_json
 
 CONFIG = "config.json"

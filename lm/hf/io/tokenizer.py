@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from lm.config import Tree
 from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.transformer import ModelConfig
+from lm.schema import Tree
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, cfg: ModelConfig) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lm.config import Tree
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.hf.io.family import Family, families, resolved
@@ -15,6 +14,7 @@ from lm.hf.io.files import INDEX, SINGLE
 from lm.hf.io.reading import CONFIG
 from lm.hf.io.tokenizer import ends, save_tokenizer
 from lm.nn.transformer import LM, DecoderLM, ModelConfig, build_model
+from lm.schema import Tree
 from lm.storage.atomic import atomic_folder, write_json
 
 SHARD_BYTES = 5_000_000_000

@@ -3,12 +3,12 @@
 from fnmatch import fnmatchcase
 from typing import Any
 
-from lm.config import Tree
 from lm.errors import ConfigError
 from lm.hf.io.family import ACTIVATIONS, Family, alike, families, resolved
 from lm.hf.options.rope import ROPE_KEYS
 from lm.hf.options.windows import FULL
 from lm.nn.transformer import ModelConfig
+from lm.schema import Tree
 
 _NO_EFFECT: dict[str, tuple[str, ...]] = {
     "the file": ("architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "auto_map", "name_or_path", "_*"),

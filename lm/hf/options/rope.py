@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from lm.config import Tree, from_tree
 from lm.errors import ConfigError
 from lm.nn.position.scaling import ScalingConfig
+from lm.schema import Tree, from_tree
 
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings")
 _OF_ALL_KINDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")

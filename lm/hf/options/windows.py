@@ -1,7 +1,7 @@
 """Windows in some of the layers: `layer_types` and `sliding_window` of config.json, and our window and global_every."""
 
-from lm.config import Tree
 from lm.errors import ConfigError
+from lm.schema import Tree
 
 WINDOW_KEYS = ("sliding_window", "layer_types")
 SLIDING, FULL = "sliding_attention", "full_attention"

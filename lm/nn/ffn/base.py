@@ -4,9 +4,9 @@ from abc import abstractmethod
 
 from torch import Tensor, nn
 
-from lm.config import Slot, Tree
 from lm.nn.cost.kept import Kept
 from lm.nn.init import Declares
+from lm.schema import Slot, Tree
 
 
 class FFNConfig(Slot, group="model/ffn"):

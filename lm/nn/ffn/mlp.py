@@ -8,11 +8,11 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config import Tree
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.linear import Out
+from lm.schema import Tree
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "relu2"]
 

@@ -6,13 +6,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from lm.config import Tree
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
 from lm.nn.ffn.base import FFNConfig, Mixture
 from lm.nn.ffn.experts import Experts
 from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.ffn.router import RouterConfig, Routing, SoftmaxRouterConfig
+from lm.schema import Tree
 
 
 class MoEConfig(FFNConfig):

@@ -9,15 +9,15 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.config import Slot
 from lm.nn.init import Declares
+from lm.schema import Slot
 
 
 class RouterConfig(Slot):
-    """Which experts a token goes to. `normalize`: its weights sum to 1, or to a scale."""
+    """Which experts a token goes to."""
 
     normalize: bool = True
-    """The weights of a token's k experts sum to 1."""
+    """The weights of a token's k experts sum to 1, or to the kind's scale (Mixtral, gpt-oss); false leaves them as they are (Switch)."""
 
     @abstractmethod
     def build(self, d_model: int, n_experts: int, top_k: int) -> "Router":
@@ -31,8 +31,6 @@ class SoftmaxRouterConfig(RouterConfig):
     """The top k of a softmax over all experts (Mixtral, Switch, gpt-oss)."""
 
     kind: Literal["softmax"] = "softmax"
-    normalize: bool = True
-    """The k weights sum to 1 (Mixtral, gpt-oss); false leaves them as they are (Switch)."""
     bias: bool = False
     """Bias on the scores (gpt-oss)."""
     jitter: float = Field(0.0, ge=0, lt=1)
@@ -50,8 +48,6 @@ class SigmoidRouterConfig(RouterConfig):
     """Groups of neighbouring experts (DeepSeek-V3: 8); divides n_experts."""
     top_groups: int = Field(1, gt=0)
     """Groups that a token may go to, those with the largest sum of their two best scores (DeepSeek-V3: 4)."""
-    normalize: bool = True
-    """The k weights sum to `scale`."""
     scale: float = Field(1.0, gt=0)
     """Factor on the weights (DeepSeek-V3: 2.5)."""
     bias_rate: float = Field(0.001, ge=0)

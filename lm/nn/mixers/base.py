@@ -5,13 +5,13 @@ from abc import abstractmethod
 from pydantic import Field
 from torch import Tensor, nn
 
-from lm.config import Config, Slot, Tree
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
 from lm.nn.init import Declares
 from lm.nn.mixers.cache import State
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import PositionConfig
+from lm.schema import Config, Slot, Tree
 
 
 class Mixer(Declares, nn.Module):

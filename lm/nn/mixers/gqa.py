@@ -9,7 +9,6 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from lm.config import Tree
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
 from lm.nn.init import Draw, zeros
@@ -20,6 +19,7 @@ from lm.nn.mixers.cache import PerToken
 from lm.nn.mixers.mask import Mask
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import PositionConfig
+from lm.schema import Tree
 
 
 class GQAConfig(AttentionConfig):

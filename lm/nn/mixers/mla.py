@@ -8,7 +8,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from lm.config import Tree
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
 from lm.nn.linear import Out
@@ -18,6 +17,7 @@ from lm.nn.mixers.cache import PerToken
 from lm.nn.mixers.gqa import Scores
 from lm.nn.norm import NormConfig, RMSNorm
 from lm.nn.position.base import PositionConfig
+from lm.schema import Tree
 
 
 class MLAConfig(AttentionConfig):

@@ -7,10 +7,10 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from lm.config import Slot
 from lm.nn.cost.kept import Kept
 from lm.nn.init import Declares
 from lm.nn.mixers.mask import arange_positions
+from lm.schema import Slot
 
 Angles = tuple[Tensor, Tensor]
 

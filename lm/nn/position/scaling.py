@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from lm.config import Slot, Tree
+from lm.schema import Slot, Tree
 
 
 def frequencies(rotary_dim: int, theta: float) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from lm.config import Tree
+from lm.schema import Tree
 
 _HEADER_EVERY = 20
 # key in a training record, title, width, format; a column whose key is absent is left out

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from lm.config import Slot, Tree
 from lm.errors import ConfigError
+from lm.schema import Slot, Tree
 
 log = logging.getLogger("lm")
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from lightning import Trainer
 
-from lm.config import Tree
 from lm.data.layout.mixed import consumed
 from lm.errors import ConfigError
+from lm.schema import Tree
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from lightning import Trainer
 
-from lm.config import Tree
 from lm.generation.load import generate
+from lm.schema import Tree
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 

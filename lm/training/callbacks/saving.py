@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from lm.config import Tree
+from lm.schema import Tree
 from lm.storage.atomic import atomic_folder, disk_errors, temporary_of
 from lm.storage.checkpoint import Piece, bytes_of, prune, require_finite, step_folder, write_meta, write_pieces
 from lm.training.launch.ranks import Ranks

@@ -5,10 +5,10 @@ from typing import Any
 
 from lightning import Trainer
 
-from lm.config import Tree
 from lm.data.order import spread
 from lm.errors import NumericsError
 from lm.generation.evaluate import evaluate
+from lm.schema import Tree
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 

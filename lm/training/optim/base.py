@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm.config import Slot
+from lm.schema import Slot
 
 Named = list[tuple[str, nn.Parameter]]
 Group = dict[str, Any]

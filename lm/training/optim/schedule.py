@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from lm.config import Slot
+from lm.schema import Slot
 
 
 class ScheduleConfig(Slot, group="schedule"):

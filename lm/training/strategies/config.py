@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from lm.config import Slot
 from lm.errors import ConfigError
+from lm.schema import Slot
 
 if TYPE_CHECKING:
     from lm.training.config import TrainConfig

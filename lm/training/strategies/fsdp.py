@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import Piece
-from lm.training.freeze import steered
 from lm.training.strategies.single import Single
 from lm.training.weights import Fill, materialized
 
@@ -36,7 +35,7 @@ class FSDP(Single):
         data_parallel = mesh["data_parallel"]
         device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
         for part in materialized(model, model.units(), device, fill):
-            fully_shard(part, mesh=data_parallel, ignored_params=set(steered(model).values()) & set(part.parameters()))
+            fully_shard(part, mesh=data_parallel, ignored_params=set(model.steered().values()) & set(part.parameters()))
 
     def ready(self, optimizer: Optimizer) -> None:
         """Gathers once: that allocates what later gatherings write into, and what an evaluation allocates no training step may write."""

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import Piece
-from lm.training.freeze import steered
 from lm.training.optim.base import begin_state, neutral
 from lm.training.strategies.single import Judge, Single
 from lm.training.weights import Fill
@@ -65,7 +64,7 @@ class Zero(Single):
         self._frozen = {name: p.detach().clone() for name, p in self._kept(model)}
 
     def _kept(self, model: LM) -> list[tuple[str, nn.Parameter]]:
-        moved = steered(model)
+        moved = model.steered()
         return [(name, p) for name, p in model.named_parameters() if self._casts and not p.requires_grad and name not in moved]
 
     def divisor(self, accumulation: int, world: int) -> int:

@@ -9,12 +9,12 @@ from omegaconf import OmegaConf
 
 from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
-from lm.config import flatten
 from lm.errors import ConfigError
 from lm.nn.ffn.moe import MoEConfig
 from lm.nn.ffn.router import SigmoidRouterConfig
 from lm.nn.position.rope import RopeConfig
 from lm.nn.position.scaling import YarnScaling
+from lm.schema import flatten
 from lm.training.config import CheckpointConfig
 
 RECIPES = catalog.groups()["recipes"]

@@ -4,8 +4,8 @@ import pytest
 from pydantic import Field
 
 from lm.cli.compose.arguments import parse_literal
-from lm.config import Config
 from lm.errors import ConfigError
+from lm.schema import Config
 
 
 class Ask(Config):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from lm.cli.compose import catalog
+from lm.cli.compose.arguments import parse_call
 from lm.cli.compose.compose import compose
 from lm.cli.compose.overrides import expand
-from lm.cli.verbs.train import parse_call
 from lm.nn.cost.count import count
 from lm.training.config import TrainConfig
 

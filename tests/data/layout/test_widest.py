@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lm.config import from_tree
 from lm.data.kinds import (
     BytesConfig,
     CausalConfig,
@@ -27,6 +26,7 @@ from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows, build_splits
 from lm.data.store.prepare import prepare
 from lm.nn.transformer import ModelConfig
+from lm.schema import from_tree
 
 Build = Callable[..., Rows]
 SEQ_LEN = 96

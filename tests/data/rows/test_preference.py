@@ -83,6 +83,7 @@ def test_answers_to_different_prompts_are_refused(prepare_text: Prepare, tmp_pat
         prepared(prepare_text, tmp_path / "a.jsonl", records, PreferenceRecord(prompt=None))
 
 
+@pytest.mark.slow  # reads the whole standard library
 def test_the_first_paragraph_of_a_docstring_is_preferred_to_all_of_it(tmp_path: Path) -> None:
     record = PreferenceRecord(prompt="source", chosen="brief", rejected="target")
     documents = list(StdlibDocstringsSource(StdlibDocstringsConfig(record=record), tmp_path).documents())

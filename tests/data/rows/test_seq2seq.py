@@ -200,6 +200,7 @@ def test_what_does_not_fit_is_refused(objective: Any, model: str, data: TextConf
         objective.require_fit(objective.kind, model, data)
 
 
+@pytest.mark.slow  # reads the whole standard library
 def test_the_standard_library_has_thousands_of_pairs(tmp_path: Path) -> None:
     from lm.data.kinds import StdlibDocstringsConfig
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lm.config import from_tree
 from lm.data.kinds import BPEConfig, BytesConfig, StdlibConfig, TextConfig, TokenizerConfig, TokenizerFileConfig
 from lm.data.store.prepare import Prepared, changed_files, prepare
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError, ResourceError
+from lm.schema import from_tree
 
 Prepare = Callable[..., Prepared]
 TEXT = "".join(f"line {n} of the text, Ünïcode 日本\n" for n in range(300))

@@ -358,6 +358,7 @@ def test_the_template_is_part_of_what_decides_the_tokens_and_goes_with_the_token
         prepare_text(path, record=ChatRecord(template=str(tmp_path / "gone.jinja")))
 
 
+@pytest.mark.slow  # reads the whole standard library
 def test_docstrings_are_chats_too(tmp_path: Path, decoder: ModelConfig) -> None:
     cfg = StdlibDocstringsConfig(cache_dir=str(tmp_path), record=ChatRecord(messages=None, user=["source"], assistant="target"))
     found = prepare(cfg, BytesConfig(), log=lambda line: None)

@@ -8,11 +8,11 @@ import pytest
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from lm.config import from_tree
 from lm.data.kinds import BPEConfig, BytesConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
 from lm.data.tokenizer import tokenizer as module
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, split_text
 from lm.errors import ConfigError
+from lm.schema import from_tree
 
 CODE = "class Tree:\n    def __init__(self, leaf=None):\n        self.leaf = leaf  # don't\n\n\nif x:\n\treturn 'it''s', 12345, \"\\n\"\r\n"
 SCRIPTS = "Ünïcode, 日本語、한국어 и русский, עברית, हिन्दी, 👩‍👩‍👧, \u0301combined, \x00\x1f\u2028 end"

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.config import from_tree
 from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.mixers.mask import Mask, arange_positions
@@ -15,6 +14,7 @@ from lm.nn.mixers.mla import MLA, MLAConfig
 from lm.nn.position.base import Position
 from lm.nn.position.rope import rope_angles, rotate_half
 from lm.nn.position.scaling import frequencies
+from lm.schema import from_tree
 from tests.doubles import CLOSE
 from tests.nn.models import MLA as TREE
 from tests.nn.models import config, packed, redraw, redrawn, tokens

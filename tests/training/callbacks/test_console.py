@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import Tree
+from lm.schema import Tree
 from lm.training.callbacks.console import Console, duration
 
 ROOT = Path(__file__).parents[3]

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lm.config import from_tree
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.head import Head, HeadConfig
 from lm.nn.loss import causal_reader, chunked_loss, token_losses
 from lm.nn.norm import RMSNormConfig
 from lm.nn.transformer import DecoderConfig, build_model
+from lm.schema import from_tree
 
 TINY = {
     "vocab_size": 97, "max_seq_len": 16, "d_model": 16, "n_layers": 2, "norm": {"kind": "rms"}, "position": {"kind": "rope"},

@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional as F
 
 from lm.cli.compose.compose import compose
-from lm.config import from_tree
 from lm.data.kinds import CausalConfig, DPOConfig, Seq2SeqConfig
 from lm.errors import ConfigError, NumericsError
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, build_model
+from lm.schema import from_tree
 from lm.training.config import TrainConfig
 from lm.training.objectives.dpo import DPO
 from lm.training.objectives.likelihood import Likelihood, ScheduledSampling

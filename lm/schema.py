@@ -153,8 +153,8 @@ def variant(annotation: Any, tree: Any) -> type[Config] | None:
 
 
 def find_field(cls: type[Config], tree: Tree, path: Iterable[str]) -> tuple[type[Config], FieldInfo | None]:
-    """The config class that holds the last key of `path`, and that field; None where there is no such field. Under a `Named` field any
-    name is one."""
+    """The config class that holds the last key of `path`, and that field; None where there is no such field. In a dict of slots any name
+    is one."""
     owner, field, value = cls, None, tree  # type: type[Config], FieldInfo | None, Any
     for key in path:
         entry = entry_type(field.annotation) if field is not None else None

@@ -1,0 +1,232 @@
+"""Kinds that a file of the user's own brings: chosen, explained, misspelt, frozen, asked for and refused as its neighbours are."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lm.cli.compose import catalog
+from lm.cli.compose.keys import at
+from lm.schema import Slot
+from tests.conftest import Lm
+from tests.training.conftest import TINY, write_text
+
+NORM = '''
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lm.nn.norm import NormConfig
+
+
+class {name}(NormConfig):
+    """x / mean(|x|) * weight."""
+
+    kind: Literal["{kind}"] = "{kind}"
+    floor: float = 1e-6
+    """Smallest mean."""
+
+    def build(self, d: int) -> nn.Module:
+        return _Norm(d, self.floor)
+
+
+class _Norm(nn.Module):
+    def __init__(self, d: int, floor: float) -> None:
+        super().__init__()
+        self.weight, self.floor = nn.Parameter(torch.ones(d)), floor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.abs().mean(-1, keepdim=True).clamp_min(self.floor) * self.weight
+'''
+DATA = """
+from typing import Literal
+
+from lm.{module} import {slot}
+
+
+class Mine({slot}):
+    kind: Literal["{kind}"] = "{kind}"
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Callable[[str, str], str]:
+    """A file of this content; its name is that of a plugin, which one process knows once."""
+
+    def write(name: str, content: str) -> str:
+        (tmp_path / name).write_text(content)
+        return name
+
+    return write
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process loads is known to no later test's processes."""
+    monkeypatch.setenv("LM_PLUGINS", "")
+
+
+def norm(kind: str) -> str:
+    return NORM.format(name=kind.title().replace("_", ""), kind=kind)
+
+
+def lm_process(folder: Path, *args: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "lm", *args], cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_kind_of_a_file_is_chosen_explained_listed_and_misspelt_like_ours(lm: Lm, own: Callable[[str, str], str]) -> None:
+    given = f"plugins={own('asked.py', norm('asked'))}"
+    code, out, err = lm("train", given, "model/norm=asked", "model.norm.floor=0.5", "--cfg", "job")
+    tree = yaml.safe_load(out)
+    assert code == 0, err
+    assert tree["model"]["norm"] == {"place": "pre", "kind": "asked", "floor": 0.5} and list(tree["plugins"]) == ["asked"]
+    assert "options: layer, rms, asked" in lm("explain", "model.norm", given, "model/norm=asked")[1]
+    assert "Smallest mean." in lm("explain", "model.norm.floor", given, "model/norm=asked")[1]
+    assert "layer, rms, asked" in lm("train", "--help", given)[1]
+    assert yaml.safe_load(lm("train", "--cfg", "job")[1])["plugins"] == {}  # it is used by no kind
+    for wrong, words in (
+        ("model/norm=askd", "Did you mean 'asked'?"),
+        ("model.norm.flor=1", "model.norm.flor: there is no such key in kind 'asked'. Did you mean 'floor'?"),
+        ("model.norm.floor=x", "model.norm.floor: 'x' does not fit"),
+        ("model.norm.eps=1", "only in 'rms', 'layer'"),
+    ):
+        code, _, err = lm("train", given, "model/norm=asked", wrong)
+        assert code == 2 and words in err.splitlines()[-1], err
+
+
+WRONG = {
+    "missing": (None, "gone.py is no file"),
+    "raises": ("import lm\n\nx = 1 / 0\n", "raises.py:3: ZeroDivisionError: division by zero"),
+    "no python": ("def f(:\n", "no_python.py:1: SyntaxError"),
+    "exits": ("raise SystemExit(0)\n", "exits.py:1: SystemExit"),
+    "defines nothing": ("x = 1\n", "defines_nothing.py: it defines no kind"),
+    "redefines ours": (norm("rms"), "a kind 'rms' is in lm.nn.norm already"),
+    "named like an option": (
+        DATA.format(module="nn.ffn.base", slot="FFNConfig", kind="geglu"),
+        "'geglu' is named like lm's option",
+    ),
+    "is no module": (norm("dashed"), "is-no-module.py must be named like a Python module"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_file_that_brings_no_kind_ends_with_one_sentence(lm: Lm, tmp_path: Path, wrong: str) -> None:
+    content, words = WRONG[wrong]
+    name = "gone.py" if content is None else f"{wrong.replace(' ', '-' if wrong == 'is no module' else '_')}.py"
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    args = ["train", f"plugins={name}", "--cfg", "job"]
+    if wrong == "named like an option":  # its class is defined, which this process would not forget
+        done = lm_process(tmp_path, *args)
+        code, err = done.returncode, done.stderr
+    else:
+        code, _, err = lm(*args)
+    assert code == 2 and words in err.splitlines()[-1], err
+    assert "Traceback" not in err and len(err.splitlines()) == 1
+
+
+def test_code_is_never_named_by_a_config(lm: Lm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(catalog.OWN, "")
+    (tmp_path / "own" / "recipes").mkdir(parents=True)
+    (tmp_path / "own" / "recipes" / "sly.yaml").write_text("# @package _global_\nplugins:\n  sly: abc\n")
+    code, _, err = lm("train", "--config-dir", "own", "recipes=sly", "--cfg", "job")
+    assert code == 2 and "sly.yaml: plugins.sly: code is named by a person" in err
+    monkeypatch.setenv(catalog.OWN, "")
+    code, _, err = lm("train", "plugins.sly=abc", "--cfg", "job")
+    assert code == 2 and "code is named by a person, never by a config" in err
+
+
+@pytest.mark.slow
+def test_a_run_with_a_plugin_is_swept_resumed_read_and_asks_for_its_file(tmp_path: Path) -> None:
+    write_text(tmp_path / "text.txt")
+    (tmp_path / "swept.py").write_text(norm("swept"))
+    base = [*[arg for arg in TINY if arg != "run.name=run"], "data.files=text.txt", "data.cache_dir=cache", "trainer.max_steps=4"]
+    done = lm_process(tmp_path, "train", *base, "plugins=swept.py", "model/norm=rms,swept", "-m")
+    assert done.returncode == 0, done.stderr
+    ours, theirs = sorted(tmp_path.glob("runs/*"), key=lambda path: "swept" in path.name)
+    sha256 = hashlib.sha256((tmp_path / "swept.py").read_bytes()).hexdigest()
+    assert json.loads((theirs / "model" / "config.json").read_text())["plugins"] == {"swept": sha256}
+    assert json.loads((ours / "model" / "config.json").read_text())["plugins"] == {}
+    assert yaml.safe_load((theirs / "config.yaml").read_text())["plugins"] == {"swept": sha256}
+    checkpoint = next((theirs / "checkpoints").iterdir())
+    for verb, folder in (("eval", theirs), ("generate", checkpoint), ("export", theirs / "model"), ("show", theirs)):
+        rest = {"generate": ["prompt=a"], "export": ["format=hf", "out=exported"]}.get(verb, [])
+        done = lm_process(tmp_path, verb, f"from={folder}", *rest)
+        assert done.returncode == 2 and f"it needs the plugin 'swept' (SHA-256 {sha256})" in done.stderr.splitlines()[-1], done.stderr
+    assert lm_process(tmp_path, "eval", f"from={theirs}", LM_PLUGINS="swept.py").returncode == 0
+    longer = ["train", *base, "model/norm=swept", "trainer.max_steps=6", f"run.name={theirs.name}"]
+    assert lm_process(tmp_path, *longer, "plugins=swept.py", "strategy=ddp", "launch.devices=2").returncode == 0
+    (tmp_path / "swept.py").write_text(norm("swept") + "# changed\n")
+    for args in (["generate", f"from={theirs}", "prompt=a"], [*longer, "trainer.max_steps=8"]):
+        done = lm_process(tmp_path, *args, "plugins=swept.py")
+        assert done.returncode == 2 and f"the plugin 'swept' of SHA-256 {sha256}, and " in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_every_slot_with_a_group_takes_a_kind_of_its_own_without_a_yaml(tmp_path: Path, own: Callable[[str, str], str]) -> None:
+    slots = [slot for slot in Slot.__subclasses__() if slot.__module__.startswith("lm.") and slot.group is not None]
+    groups = {slot.group: slot for slot in slots}
+    assert {"model/norm", "model/position", "model/attention", "model/ffn", "objective", "optim", "data", "strategy"} <= groups.keys()
+    program = "\n".join(
+        DATA.format(module=slot.__module__.removeprefix("lm."), slot=slot.__name__, kind=f"own{number}").replace("Mine", f"Mine{number}")
+        for number, slot in enumerate(groups.values())
+    )
+    given, chosen = f"plugins={own('all_slots.py', program)}", [f"{group}=own{number}" for number, group in enumerate(groups)]
+    program = "import json, sys; from lm import plugins; from lm.cli.compose.compose import compose;"
+    program += "print(json.dumps(compose(plugins.take(sys.argv[1:])).tree))"
+    command = [sys.executable, "-c", program, given, *chosen]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [at(json.loads(done.stdout), [*str(group).split("/"), "kind"]) for group in groups] == [f"own{n}" for n in range(len(groups))]
+
+
+LOOKS = '''
+from typing import Literal
+
+from lm.training.config import CallbackConfig, MetricConfig
+
+
+class Looks(CallbackConfig):
+    """Looks on."""
+
+    kind: Literal["looks"] = "looks"
+    every: int = 3
+    """Steps between looks."""
+
+
+class Counted(MetricConfig):
+    """Counts."""
+
+    kind: Literal["counted"] = "counted"
+'''
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_callbacks_and_metrics_go_by_names_which_may_be_kinds(lm: Lm, own: Callable[[str, str], str]) -> None:
+    given = f"plugins={own('looks.py', LOOKS)}"
+    code, out, err = lm(
+        "train", given, "callbacks.looks.every=10", "callbacks.b={kind: looks, every: 4}", "metrics.counted={}", "--cfg", "job"
+    )
+    assert code == 0, err
+    tree = yaml.safe_load(out)
+    assert tree["callbacks"] == {"looks": {"kind": "looks", "every": 10}, "b": {"kind": "looks", "every": 4}}
+    assert tree["metrics"] == {"counted": {"kind": "counted"}} and list(tree["plugins"]) == ["looks"]
+    assert "Steps between looks." in lm("explain", given, "callbacks.looks", "callbacks.looks.every=4")[1]
+    for wrong, words in {
+        "callbacks.looks.evry=1": "callbacks.looks.evry: there is no such key in kind 'looks'. Did you mean 'every'?",
+        "callbacks.loks.every=1": "callbacks.loks.kind: 'loks' is not an option. Did you mean 'looks'?",
+        "callbacks.x.kind=loks": "callbacks.x.kind: 'loks' is not an option. Did you mean 'looks'?",
+        "callbacks.looks=5": "callbacks.looks: 5 was given for a section",
+        "metrics.count={}": "metrics.count.kind: 'count' is not an option. Did you mean 'counted'?",
+    }.items():
+        code, _, err = lm("train", given, wrong, "--cfg", "job")
+        assert code == 2 and words in err.splitlines()[-1], err

@@ -1,0 +1,92 @@
+"""The functions of `import lm`: what the verbs of the command line call."""
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+import lm
+from lm.errors import ConfigError
+from tests.conftest import Lm
+from tests.training.conftest import TINY, write_text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("api")
+    write_text(where / "text.txt")
+    return where
+
+
+def overrides(folder: Path, *more: str) -> list[str]:
+    where = [f"data.files={folder / 'text.txt'}", f"data.cache_dir={folder / 'cache'}", f"run.dir={folder}"]
+    return [*TINY, *where, "trainer.max_steps=4", *more]
+
+
+def test_every_function_is_documented_and_typed() -> None:
+    functions = {name: getattr(lm, name) for name in lm.__all__ if inspect.isfunction(getattr(lm, name))}
+    assert {"config", "train", "load", "generate", "evaluate", "export", "compare"} <= functions.keys()
+    for name, function in functions.items():
+        assert (function.__doc__ or "").count(".") >= 1, name
+        signature = inspect.signature(function)
+        assert signature.return_annotation is not signature.empty
+        assert all(parameter.annotation is not parameter.empty for parameter in signature.parameters.values()), name
+
+
+def test_a_config_is_that_of_the_shell_by_recipe_or_preset(lm: Lm) -> None:
+    import lm as library
+
+    assert lm("train", "recipes=ablation/ffn", "optim.lr=0.5", "--cfg", "job")[1]
+    assert library.config("ablation/ffn", ["optim.lr=0.5"]).optim.lr == 0.5
+    assert library.config("nano").model == library.config(overrides=["model=nano"]).model
+    with pytest.raises(ConfigError, match=r"'nanoo' is neither a recipe nor a model preset\. Did you mean 'nano'"):
+        library.config("nanoo")
+
+
+def test_trains_loads_generates_evaluates_and_compares(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = lm.train(lm.config(overrides=overrides(folder)))
+    assert run.path == folder / "run" and run.summary()["steps"] == 4
+    assert [line["step"] for line in run.metrics.read() if "loss" in line] == [1, 2, 3, 4]
+    model, tokenizer = lm.load(run.model)
+    assert isinstance(model.embed.weight, Tensor)
+    assert lm.generate(model, tokenizer, "def ", max_tokens=3, seed=1) == lm.generate(model, tokenizer, "def ", max_tokens=3, seed=1)
+    found = lm.evaluate(run.path)
+    assert found["val_loss"] == pytest.approx(run.summary()["val_loss"], rel=1e-6)
+    data = lm.config(overrides=overrides(folder)).data
+    assert lm.evaluate((model, tokenizer), data) == lm.evaluate(run.path, data) == found
+    with pytest.raises(ConfigError, match="in no run folder"):
+        lm.evaluate((model, tokenizer))
+    table = lm.compare([run.path, str(run.path)])
+    assert f"{found['val_bits_per_byte']:.4f}" in table and not Path("compare").exists()
+    capsys.readouterr()
+
+
+def test_objects_cannot_follow_into_other_processes(folder: Path) -> None:
+    from lightning import Callback
+
+    with pytest.raises(ConfigError, match="callbacks: Callback cannot follow into the ranks of strategy=ddp"):
+        lm.train(lm.config(overrides=overrides(folder, "strategy=ddp", "launch.devices=2")), [Callback()])
+
+
+def test_eval_takes_data_objective_and_recipes_as_train_does(lm: Lm, folder: Path) -> None:
+    import lm as library
+
+    run = library.train(library.config(overrides=overrides(folder)))
+    text = [f"data.files={folder / 'text.txt'}", f"data.cache_dir={folder / 'cache'}"]
+
+    def found(*args: str) -> dict[str, float]:
+        code, out, err = lm("eval", f"from={run.path}", "format=json", *args)
+        assert code == 0, err
+        return dict(json.loads(out.splitlines()[-1]))
+
+    own = found()
+    assert found("data.val_rows=1")["tokens"] < own["tokens"]  # of the run's own data
+    assert found("data=text", *text, "data.seq_len=32", "data.val_rows=8") == own
+    assert found("data=text", *text, "data.seq_len=16")["tokens"] > 0
+    assert found("objective=causal") == own
+    wrong = {"data=txt": "Did you mean 'text'?", "optim.lr=1": "optim.lr: lm eval has no such key", "-m": "belong to lm train"}
+    for given, words in wrong.items():
+        code, _, err = lm("eval", f"from={run.path}", given)
+        assert code == 2 and words in err.splitlines()[-1], err

@@ -1,0 +1,146 @@
+"""Callbacks and metrics of one's own, and Lightning's, beside those of the house."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from lightning import Callback
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ModelSummary,
+    StochasticWeightAveraging,
+    Timer,
+)
+
+from lm.errors import ConfigError
+from lm.schema import Tree, from_tree
+from lm.storage.atomic import verify
+from lm.storage.checkpoint import checkpoints
+from lm.training.config import CallbackConfig, MetricConfig, TrainConfig
+from lm.training.run import train
+from tests.training.conftest import Before, Configure, read, results
+
+
+class WeightNormConfig(MetricConfig):
+    """The norm of all weights."""
+
+    kind: Literal["test_weight_norm"] = "test_weight_norm"
+    scale: float = 1.0
+
+    def build(self) -> Callable[[Any, Any], Tree]:
+        def norm(trainer: Any, module: Any) -> Tree:
+            total = torch.stack([p.detach().square().sum() for p in module.model.parameters()]).sum()
+            return {"weight_norm": float(total.sqrt()) * self.scale}
+
+        return norm
+
+
+class LossTwiceConfig(MetricConfig):
+    kind: Literal["test_loss"] = "test_loss"
+
+    def build(self) -> Callable[[Any, Any], Tree]:
+        return lambda trainer, module: {"loss": 0.0}
+
+
+class StopAtConfig(CallbackConfig):
+    kind: Literal["test_stop_at"] = "test_stop_at"
+    step: int
+
+    def build(self) -> Callback:
+        return StopAt(self.step)
+
+
+class StopAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        if pl_module.step == self.step:
+            trainer.should_stop = True
+
+
+def with_plugins(cfg: TrainConfig, **plugins: Tree) -> TrainConfig:
+    return from_tree(TrainConfig, cfg.tree() | plugins)
+
+
+def test_lightnings_timer_ends_a_run_with_all_saved_and_it_goes_on_from_there(configure: Configure, tmp_path: Path) -> None:
+    """As the run left alone but for a validation where it was ended. Seen to fail with nothing saved at the end."""
+    train(configure("run.name=whole"))
+    timer = Timer(timedelta(days=1))
+    ended = train(configure(), callbacks=[Before(7, lambda module: setattr(timer, "_duration", 0.0)), timer])
+    assert (ended["steps"], ended["stopped_early"]) == (7, True)
+    assert checkpoints(tmp_path / "run" / "checkpoints")[0].name == "step-00000007"
+    verify(tmp_path / "run" / "model")
+    assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl") if "val_loss" in line] == [4, 7]
+    assert train(configure())["steps"] == 12
+    (weights, lines), (expected, whole) = results(tmp_path / "run"), results(tmp_path / "whole")
+    assert weights == expected
+    assert [line for line in lines if (line["step"], "val_loss" in line) != (7, True)] == whole
+
+
+def test_lightnings_summary_and_hooks_of_ones_own_run_beside_ours(configure: Configure, tmp_path: Path) -> None:
+    """Behind ours: at the end of a step they find it counted and saved."""
+    seen: list[tuple[int, int]] = []
+
+    def look(trainer: Any, module: Any, *args: Any) -> None:
+        if module.stepped:
+            seen.append((module.step, len(checkpoints(tmp_path / "run" / "checkpoints"))))
+
+    train(configure("trainer.micro_batch=4"), callbacks=[ModelSummary(), LambdaCallback(on_train_batch_end=look)])
+    assert [step for step, _ in seen] == list(range(1, 13))
+    assert dict(seen)[3] == 0 and dict(seen)[4] == 1
+    train(configure("trainer.micro_batch=4", "run.name=alone"))
+    assert results(tmp_path / "run") == results(tmp_path / "alone")
+
+
+@pytest.mark.parametrize(
+    ("callback", "remedy"),
+    [
+        (ModelCheckpoint(), "checkpoint.every"),
+        (EarlyStopping("val_loss"), "trainer.early_stop"),
+        (GradientAccumulationScheduler({0: 2}), "trainer.micro_batch"),
+        (StochasticWeightAveraging(1e-3), "trainer.ema_decay"),
+        (LearningRateMonitor(), "metrics.jsonl"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_callback_that_cannot_work_is_refused_with_what_does(configure: Configure, callback: Callback, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^callbacks: {type(callback).__name__} .*{remedy}"):
+        train(configure(), callbacks=[callback])
+
+
+def test_metrics_and_callbacks_of_a_config_take_their_name_as_their_kind(configure: Configure, tmp_path: Path) -> None:
+    cfg = with_plugins(
+        configure(),
+        metrics={"test_weight_norm": {"scale": 2.0}},
+        callbacks={"test_stop_at": {"step": 5}},
+    )
+    assert cfg.tree()["callbacks"] == {"test_stop_at": {"kind": "test_stop_at", "step": 5}}
+    assert from_tree(TrainConfig, cfg.tree()) == cfg
+    assert train(cfg)["steps"] == 5
+    lines = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
+    assert len(lines) == 5 and all(line["weight_norm"] > 1 for line in lines)
+
+
+def test_a_metric_may_not_take_the_name_of_ours(configure: Configure) -> None:
+    with pytest.raises(ConfigError, match=r"metrics.test_loss: 'loss' is in each line"):
+        train(with_plugins(configure(), metrics={"test_loss": {}}))
+
+
+def test_metrics_may_change_when_a_run_resumes_and_callbacks_may_not(configure: Configure) -> None:
+    train(configure("trainer.max_steps=4"))
+    with pytest.raises(ConfigError, match=r"callbacks.test_stop_at"):
+        train(with_plugins(configure(), callbacks={"test_stop_at": {"step": 5}}))
+    assert train(with_plugins(configure(), metrics={"test_weight_norm": {}}))["steps"] == 12
+
+
+def test_an_unknown_kind_of_metric_is_named(configure: Configure) -> None:
+    with pytest.raises(ConfigError, match=r"metrics.test_weight_norn.kind: .* is not an option"):
+        with_plugins(configure(), metrics={"test_weight_norn": {}})

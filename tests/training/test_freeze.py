@@ -1,0 +1,109 @@
+"""trainer.freeze: weights that no step moves, under every strategy."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lm.errors import ConfigError
+from lm.nn.transformer import build_model, model_config
+from lm.storage.atomic import read_json
+from lm.storage.checkpoint import CheckpointReader
+from lm.training.freeze import freeze
+from lm.training.run import train
+from tests.training.conftest import Before, Configure, Launch, ranks, results
+from tests.training.steps import MOE, SGD, batches, config, train_steps
+
+FROZEN = "trainer.freeze=[embed.*,blocks.*.attention.q*]"
+BF16 = "trainer.precision=bf16-mixed"
+
+
+def require_frozen(run: Path, kinds: set[str]) -> None:
+    """Against weights that are drawn here: the frozen ones are those, the others are not, and every one is in checkpoint and model."""
+    tree = read_json(run / "model" / "config.json")["model"]
+    start = dict(build_model(model_config(tree), seed=0).named_parameters())
+    end = load_file(run / "model" / "model.safetensors")
+    reader = CheckpointReader(run / "checkpoints" / "step-00000012")
+    assert start.keys() == end.keys() == set(reader.names())
+    frozen = {name for name in start if name.startswith("embed.") or ".attention.q" in name}
+    assert 2 < len(frozen) < len(start)
+    for name, p in start.items():
+        assert torch.equal(end[name], p) == torch.equal(reader.read(name), p) == (name in frozen), name
+        assert set(reader.kinds(name)) == {"weight"} | (set() if name in frozen else kinds), name
+        assert end[name].dtype == torch.float32
+
+
+def test_frozen_weights_are_saved_counted_and_unchanged_to_the_bit_and_a_run_resumes(configure: Configure, tmp_path: Path) -> None:
+    """Seen to fail with the patterns left aside, and with the optimizer given all weights."""
+    summary = train(configure(FROZEN, "optim=adamw", "run.name=whole"))
+    require_frozen(tmp_path / "whole", {"exp_avg", "exp_avg_sq", "step"})
+    left = summary["parameters"] - summary["parameters_trained"]
+    assert left == sum(p.numel() for name, p in load_file(tmp_path / "whole" / "model" / "model.safetensors").items()
+                       if name.startswith("embed.") or ".attention.q" in name)  # fmt: skip
+    with pytest.raises(ZeroDivisionError):
+        train(configure(FROZEN, "optim=adamw"), callbacks=[Before(7, lambda module: 1 // 0)])
+    train(configure(FROZEN, "optim=adamw"))
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+    with pytest.raises(ConfigError, match=r"trainer.freeze"):
+        train(configure("optim=adamw", "trainer.max_steps=13"))
+
+
+def test_the_average_of_a_frozen_weight_is_the_weight(configure: Configure, tmp_path: Path) -> None:
+    train(configure(FROZEN, "optim=muon", "trainer.ema_decay=0.9"))
+    reader = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012")
+    assert torch.equal(reader.read("embed.weight", "ema"), reader.read("embed.weight"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [
+        pytest.param("fsdp", (), id="fsdp"),
+        *(
+            pytest.param(kind, more, marks=pytest.mark.slow, id=f"{kind}{'-bf16' if more else ''}")
+            for kind in ("ddp", "zero1", "zero3", "fsdp")
+            for more in ((), (BF16,))
+            if (kind, more) != ("fsdp", ())
+        ),
+    ],
+)
+def test_frozen_weights_are_unchanged_on_two_ranks(
+    configure: Configure, launch: Launch, tmp_path: Path, strategy: str, more: tuple[str, ...]
+) -> None:
+    """Started, saved at step 4, and resumed. Under ZeRO the engine computes with copies in bf16, which are not what is saved."""
+    small = ["strategy.persistence_threshold=0"] if strategy == "zero3" else []
+    given = (FROZEN, "optim=adamw", *ranks(strategy), *small, *more)
+    launch(configure(*given, "trainer.max_steps=4"))
+    launch(configure(*given))
+    require_frozen(tmp_path / "run", {"exp_avg", "exp_avg_sq", "step"})
+    reader = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012")
+    files = {str(file) for file, *_ in reader._entry("embed.weight", "weight")["pieces"]}
+    assert len(files) == 2  # each rank wrote its part
+
+
+def test_a_frozen_router_is_not_steered_and_others_are() -> None:
+    cfg = config(SGD, model=MOE)
+    for patterns, moved in (([], True), (["blocks.1.ffn.*"], False)):
+        _, weights = train_steps(cfg.replace(trainer=cfg.trainer.tree() | {"freeze": patterns}), batches(), steps=3)
+        bias = next(p for name, p in weights.items() if name.endswith("correction_bias"))
+        assert bool(bias.any()) == moved
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (["embd.*"], r"trainer.freeze: no weight has a name like 'embd\.\*'\. Near are .*embed\.weight"),
+        (["*"], r"trainer.freeze=\*: all weights are frozen, and one at least must learn"),
+    ],
+)
+def test_a_pattern_of_nothing_or_of_everything_is_refused(patterns: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        freeze(build_model(config(SGD, model=MOE).model, device="meta"), patterns)
+
+
+def test_what_is_steered_alone_is_not_left_to_train() -> None:
+    model = build_model(config(SGD, model=MOE).model, device="meta")
+    everything = [name for name, _ in model.named_parameters() if name not in model.steered()]
+    assert everything and model.steered()
+    with pytest.raises(ConfigError, match="all weights are frozen"):
+        freeze(model, everything)

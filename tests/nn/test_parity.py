@@ -5,8 +5,8 @@ import torch
 
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderConfig, DecoderLM, build_model
-from tests.doubles import CLOSE
-from tests.nn.models import config, redraw
+from lm.testing.models import redraw
+from tests.nn.models import CLOSE, config
 
 pytestmark = pytest.mark.usefixtures("doubles")
 

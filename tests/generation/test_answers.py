@@ -21,9 +21,9 @@ from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model, model_config
 from lm.schema import from_tree
 from lm.storage.model_folder import save_model
+from lm.testing.models import BASE, redraw
 from tests.conftest import Lm
-from tests.doubles import near
-from tests.nn.models import BASE, redraw, with_kinds
+from tests.nn.models import near, with_kinds
 
 SOURCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [3], [40, 41], [60, 2, 5, 5, 1]]
 START = 7

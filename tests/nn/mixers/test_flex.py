@@ -13,8 +13,8 @@ from lm.nn.mixers.flex import Flex, obstacle
 from lm.nn.mixers.gqa import GQA
 from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.transformer import DecoderLM
-from tests.doubles import near
-from tests.nn.models import config, packed, redrawn, tokens
+from lm.testing.models import tokens
+from tests.nn.models import config, near, packed, redrawn
 
 EAGER = Flex(flex_attention, create_block_mask)
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from lm.nn.loss import causal_reader, chunked_loss, token_losses
 from lm.nn.norm import RMSNormConfig
 from lm.nn.transformer import DecoderConfig, build_model
 from lm.schema import from_tree
-from tests.doubles import near
+from tests.nn.models import near
 
 TINY = {
     "vocab_size": 97, "max_seq_len": 16, "d_model": 16, "n_layers": 2, "norm": {"kind": "rms"}, "position": {"kind": "rope"},

@@ -13,7 +13,7 @@ from lm.hf.io.family import Family, families, resolved
 from lm.hf.io.files import INDEX, SINGLE
 from lm.hf.io.reading import CONFIG
 from lm.hf.io.tokenizer import ends, save_tokenizer
-from lm.nn.transformer import LM, DecoderLM, ModelConfig, build_model
+from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.schema import Tree
 from lm.storage.atomic import atomic_folder, write_json
 
@@ -44,7 +44,6 @@ def _distance(option: str) -> int:
 
 def drop_mtp(model: LM) -> None:
     """Take the blocks of multi-token prediction from the model, which computes the same logits without them."""
-    assert isinstance(model, DecoderLM)
     model.cfg, model.mtp = model.cfg.replace(mtp=None), nn.ModuleList()
 
 

@@ -44,9 +44,8 @@ class ScalingConfig(Slot):
 
     def hf(self) -> Tree:
         """As in the `rope_parameters` of a Hugging Face config."""
-        tree = {key: value for key, value in self.tree().items() if value is not None and key not in ("kind", "original_len")}
-        original = {"original_max_position_embeddings": self.tree()["original_len"]} if "original_len" in self.tree() else {}
-        return {"rope_type": self.tree()["kind"], **original, **tree}
+        theirs = {"kind": "rope_type", "original_len": "original_max_position_embeddings"}
+        return {theirs.get(key, key): value for key, value in self.tree().items() if value is not None}
 
 
 class LinearScaling(ScalingConfig):

@@ -59,21 +59,15 @@ def to_hf(family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor]) -> di
     return found
 
 
-def hf_config(family: Family, cfg: ModelConfig, tokenizer: Tokenizer | None, dtype: str) -> Tree:
-    """config.json, special tokens included."""
-    tokens: Tree = {}
-    if tokenizer is not None:
-        tokens = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos, "pad_token_id": tokenizer.pad}
-    return {**family.hf(cfg), **tokens, "torch_dtype": dtype, "dtype": dtype, "use_cache": True}
-
-
 def write_hf(
     out: Path, family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer | None, card: str = ""
 ) -> None:
     """config.json, generation_config.json, safetensors (with an index beyond 5 GB), tokenizer files and README.md, whole or not at all."""
     theirs = to_hf(family, cfg, weights)
     dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")
-    config = hf_config(family, cfg, tokenizer, dtype)
+    config: Tree = {**family.hf(cfg), "torch_dtype": dtype, "dtype": dtype, "use_cache": True}
+    if tokenizer is not None:
+        config |= {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos, "pad_token_id": tokenizer.pad}
     said = {**config, "eos_token_id": ends(tokenizer) if tokenizer is not None else None}
     keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
     generation = {key: said[key] for key in keys if said.get(key) is not None}

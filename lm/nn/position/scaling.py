@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from lm.schema import Slot, Tree
+from lm.schema import Slot
 
 
 def frequencies(rotary_dim: int, theta: float) -> Tensor:
@@ -41,11 +41,6 @@ class ScalingConfig(Slot):
     def changes_at(self, max_len: int) -> int | None:
         """Returns the length up to which transformers has other frequencies than our model for rows of max_len. None: it has not."""
         return None
-
-    def hf(self) -> Tree:
-        """As in the `rope_parameters` of a Hugging Face config."""
-        theirs = {"kind": "rope_type", "original_len": "original_max_position_embeddings"}
-        return {theirs.get(key, key): value for key, value in self.tree().items() if value is not None}
 
 
 class LinearScaling(ScalingConfig):

@@ -1,7 +1,6 @@
 """What a run folder holds already, and whether this config may go on from there."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from lm.data.kinds import TokenizerFileConfig
@@ -10,7 +9,7 @@ from lm.errors import CheckpointError, ConfigError
 from lm.nn.transformer import ModelConfig, build_model, model_config
 from lm.schema import Tree, flatten
 from lm.storage.atomic import clean, verify
-from lm.storage.checkpoint import CheckpointReader, checkpoints, newest_valid, read_meta
+from lm.storage.checkpoint import CheckpointReader, newest_valid
 from lm.storage.model_folder import folder_hash, require_same_shapes, resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
@@ -50,13 +49,6 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
     elif folder.model.is_dir() and folder.exists():
         _require_same_config(folder, folder.config(), cfg.tree())
     return newest
-
-
-def require_resumable(folder: RunFolder, cfg: TrainConfig) -> None:
-    """ConfigError where the newest checkpoint is of another config; whether it is sound, its readers find out."""
-    with suppress(CheckpointError):
-        if found := checkpoints(folder.checkpoints):
-            _require_same_config(folder, read_meta(found[0])["config"], cfg.tree())
 
 
 def finished(folder: RunFolder, cfg: TrainConfig, reader: CheckpointReader | None, say: Say) -> Tree | None:

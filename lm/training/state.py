@@ -87,7 +87,6 @@ class RunState:
 
     @property
     def folder(self) -> RunFolder:
-        """Returns where the run is written."""
         return self.journal.folder
 
     def logs(self, step: int) -> bool:

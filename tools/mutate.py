@@ -28,7 +28,7 @@ GRID = [
 ]  # each kind of stack
 REFERENCES, MASKS, POSITIONS = ["nn/test_references.py"], ["nn/mixers/test_masks.py"], ["nn/test_positions.py"]
 PARITY, CACHE, STACKS, MOE, MLA = (
-    ["nn/test_parity.py"],
+    [f"hf/families/test_{family}.py" for family in ("llama", "qwen3", "gpt2")],
     ["nn/mixers/test_cache.py"],
     ["nn/test_stacks.py"],
     ["nn/test_moe.py"],

@@ -30,7 +30,6 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device, copied without waiting."""
-        moved: dict[str, Any] = {
-            f.name: v.to(device, non_blocking=True) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
-        }
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: value.to(device, non_blocking=True) for name, value in tensors.items() if isinstance(value, Tensor)}
         return replace(self, **moved)

@@ -4,6 +4,7 @@ import itertools
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderConfig, DecoderLM
@@ -123,3 +124,9 @@ def packed(lengths: list[int], seed: int = 1) -> Batch:
     documents = torch.cat([torch.full((n,), i, dtype=torch.int32) for i, n in enumerate(lengths)])[None]
     positions = torch.cat([torch.arange(n) for n in lengths])[None]
     return Batch(tokens(1, sum(lengths), seed), positions=positions, documents=documents)
+
+
+def near(found: Tensor, expected: Tensor) -> None:
+    """Of what computes in float32 for good: within 3e-5 of the size of what is expected, some hundred roundings of 6e-8."""
+    size = float(expected.detach().abs().max())
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=3e-5 * size)

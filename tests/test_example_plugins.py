@@ -42,7 +42,10 @@ EXAMPLES = {
     "kerple": Example("model/position=rope,kerple", "model.position.scale", "model.position.kind=kerple must be"),
     "lion": Example("optim=adamw,lion", "optim.weight_decay"),
     "min_gru": Example(
-        "model/recurrent=short_conv,min_gru", "model.recurrent.expand", "model.recurrent", ["model.pattern=[recurrent,attention]"]
+        "model/recurrent=short_conv,min_gru",
+        "model.recurrent.expand",
+        "no family can hold this model",
+        ["model.pattern=[recurrent,attention]"],
     ),
     "time_limit": Example("callbacks.time_limit.minutes=10,20", "callbacks.time_limit.minutes", options={"minutes": 10.0}),
     "weight_rms": Example("metrics.weight_rms.names=embed*,*ffn*", "metrics.weight_rms.names"),

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from lm.data.layout.mixed import step_ids
 from lm.data.rows.build import Splits
 from lm.data.store.prepare import Prepared
 from lm.schema import Tree
@@ -13,10 +12,27 @@ from lm.storage.checkpoint import checkpoints
 from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.saving import Saver
 from lm.training.config import TrainConfig
-from lm.training.counters import Counters
 from lm.training.journal import Journal
 from lm.training.launch.ranks import Ranks
 from lm.training.launch.signals import Signals
+
+
+@dataclass
+class Counters:
+    """The counters that a checkpoint carries beside weights and optimizer."""
+
+    best_val_loss: float | None = None
+    worse_validations: int = 0
+    val_loss: float | None = None
+    val_bits_per_byte: float | None = None
+    save_s: float | None = None  # how long a save has held up the loop, the last one left out
+    train_s: float = 0.0  # seconds spent stepping, over all resumes
+    samples_bytes: int = 0  # length of samples.md
+    recent_losses: list[float] = field(default_factory=list)  # what the next logged loss is compared with
+    skipped: int = 0  # steps left out because they were not finite
+    rolled_back: int = 0  # times
+    rows_from: int = 0  # step n reads the rows of step n + this, since those before were left out
+    device: str = ""  # what the steps run on
 
 
 class Clock:
@@ -70,7 +86,6 @@ class RunState:
 
     @property
     def folder(self) -> RunFolder:
-        """Returns where the run is written."""
         return self.journal.folder
 
     def logs(self, step: int) -> bool:
@@ -103,8 +118,13 @@ class RunState:
 
     def rows_of(self, step: int) -> list[int]:
         """Returns the row ids of a step, counted from 0."""
-        rows: list[int] = step_ids(self.splits.train, self.cfg.seed, step + self.counters.rows_from, self.cfg.data.global_batch).tolist()
+        rows: list[int] = self.splits.train.of_step(self.cfg.seed, step + self.counters.rows_from, self.cfg.data.global_batch).tolist()
         return rows
+
+    def consumed(self, step: int) -> Tree:
+        """Returns how much so many steps have read of each source of a mixture, as metrics."""
+        data = self.cfg.data
+        return dict(self.splits.train.consumed((step + self.counters.rows_from) * data.global_batch, data.seq_len))
 
     def last_checkpoint(self) -> str:
         """Returns the part of an error's sentence that says what is left."""

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 import torch
 
+from lm.hf.options.rope import write_rope
 from lm.nn.batch import Batch
 from lm.nn.position.base import Dims
 from lm.nn.position.bias import AlibiConfig, alibi_slopes, t5_buckets
 from lm.nn.position.rope import Rope, RopeConfig, deinterleave, rope_angles, rotate_half
-from lm.nn.position.scaling import ScalingConfig, frequencies
-from lm.schema import from_tree
+from lm.nn.position.scaling import frequencies
+from lm.schema import flatten, from_tree
 from lm.testing.models import tokens
 from tests.nn.models import CLOSE, SCALINGS, config, redrawn
 
@@ -42,9 +43,7 @@ def test_scalings_equal_those_of_transformers(tree: dict[str, Any], max_len: int
     """Dynamic NTK and longrope depend on the length there, and on the configured maximum here."""
     rope_utils = pytest.importorskip("transformers.modeling_rope_utils")
     ours = rope(64, max_len, theta=5000.0, scaling=tree)
-    scaling = ours.cfg.scaling
-    assert isinstance(scaling, ScalingConfig)
-    parameters = scaling.hf() | {"rope_theta": 5000.0}
+    parameters = write_rope(flatten({"position": ours.cfg.tree()}))["rope_parameters"]
     theirs = transformers_config(parameters, tree, max_len)
     rates, amplitude = rope_utils.ROPE_INIT_FUNCTIONS[tree["kind"]](theirs, CPU, seq_len=max_len)
     torch.testing.assert_close(ours.rates, rates, **CLOSE)

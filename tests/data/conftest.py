@@ -26,7 +26,7 @@ def decoder() -> ModelConfig:
 
 @pytest.fixture(scope="session")
 def encoder_decoder() -> ModelConfig:
-    return from_tree(EncoderDecoderConfig, with_kinds(BASE))
+    return from_tree(EncoderDecoderConfig, with_kinds(BASE | {"kind": "encoder_decoder"}))
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
-"""A feed-forward: a gated layer without an activation, which weights alone explain.  Shazeer 2020, arXiv:2002.05202, section 2;
-Pearce et al. 2024, arXiv:2410.08417.
+"""A feed-forward: a gated layer without an activation, which its weights alone explain.
+
+Shazeer 2020, arXiv:2002.05202, section 2; Pearce et al. 2024, arXiv:2410.08417.
 
     lm train plugins=examples/plugins/bilinear.py model/ffn=swiglu,bilinear -m
 """

@@ -1,5 +1,6 @@
-"""An objective: masked diffusion, with a part of each row hidden that is drawn anew.  Sahoo et al. 2024, arXiv:2406.07524;
-Nie et al. 2025, arXiv:2502.09992. Tokens weigh 1 / part that is hidden, which stands for their 1 / chance.
+"""An objective: masked diffusion, where the part of a row that is hidden is drawn too.
+
+Sahoo et al. 2024, arXiv:2406.07524; Nie et al. 2025, arXiv:2502.09992. A token weighs 1 / part that is hidden, for their 1 / chance.
 
     lm train plugins=examples/plugins/diffusion.py objective=diffusion model=bert_tiny
 """

@@ -86,7 +86,7 @@ def with_flex(model: DecoderLM) -> DecoderLM:
     """The backend that a CUDA device would choose, without its compiler."""
     for module in model.modules():
         if isinstance(module, GQA):
-            module.scores.attend = EAGER
+            module.attend = EAGER
     return model
 
 
@@ -112,7 +112,7 @@ def test_cached_decoding_does_not_wait_for_a_compiler(softcap: float | None) -> 
     full = model(Batch(tokens(2, 12)))
     for module in model.modules():
         if isinstance(module, GQA):
-            module.scores.attend = Flex(never, never)
+            module.attend = Flex(never, never)
     cache = model.new_cache(2, 12)
     pieces = [
         model(Batch(tokens(2, 12)[:, i:j], positions=torch.arange(i, j).expand(2, -1)), cache=cache) for i, j in ((0, 7), (7, 8), (8, 12))
@@ -159,4 +159,4 @@ def test_sinks_keep_a_model_from_flex() -> None:
 def test_moving_a_model_chooses_the_backend_anew() -> None:
     model = with_flex(redrawn(config()))
     model.to("cpu")
-    assert all(module.scores.attend is sdpa for module in model.modules() if isinstance(module, GQA))
+    assert all(module.attend is sdpa for module in model.modules() if isinstance(module, GQA))

@@ -42,6 +42,6 @@ class Lion(Skippable):
     def _step(self, params: list[Tensor], group: Group) -> None:
         beta1, beta2 = group["betas"]
         for p in params:
-            momentum, gradient = self.state[p]["momentum_buffer"], p.grad.float()
+            momentum, gradient = self.state[p]["momentum"], p.grad.float()
             update = momentum.lerp(gradient, 1 - beta1).sign() + group["weight_decay"] * p.float()
             self._write([p, momentum], [p - group["lr"] * update, momentum.lerp(gradient, 1 - beta2)])

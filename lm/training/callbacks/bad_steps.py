@@ -18,15 +18,13 @@ class BadSteps(RunCallback):
 
     def step_end(self, module: TrainModule) -> None:
         run, step = module.run, module.step
-        if run.logs(step) or run.validates(step) or run.saves(step) or module.device.type == "cpu":  # waits for the device
-            self._tell(module)
-
-    def _tell(self, module: TrainModule) -> None:
-        run, verdicts = module.run, module.verdicts
+        if not (run.logs(step) or run.validates(step) or run.saves(step) or module.device.type == "cpu"):
+            return  # to look waits for the device
+        verdicts = module.verdicts
         bad, stuck = verdicts.bad_steps(self._told), bool(verdicts.stuck)
-        for step in bad:
-            event = "not finite" if stuck and step == bad[-1] else "skipped"
-            run.journal.record({"step": step + 1, "event": event, "rows": run.rows_of(step)})
+        for one in bad:
+            event = "not finite" if stuck and one == bad[-1] else "skipped"
+            run.journal.record({"step": one + 1, "event": event, "rows": run.rows_of(one)})
         self._told = int(verdicts.n_bad)
         run.counters.skipped += len(bad)
         if stuck:

@@ -131,13 +131,11 @@ def _send(pid: int, number: int) -> None:
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """What child processes inherit."""
-    before = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ[name] for name in values if name in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in values:
+            del os.environ[name]
+        os.environ.update(before)

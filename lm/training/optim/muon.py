@@ -61,7 +61,7 @@ class MuonConfig(OptimConfig):
 
     def build(self, named: Named, matrices: Container[str], vectors: Container[str]) -> Optimizer:
         inner, outer = ([pair for pair in named if (pair[0] in matrices) == of] for of in (True, False))
-        adam = {"betas": (self.beta1, self.beta2), "eps": self.eps}
+        adam = {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
         groups = [part | adam for part in decaying(outer, self.adam_lr, self.adam_weight_decay, vectors)]
         if inner:
             groups.append(grouped(inner, self.lr, self.weight_decay) | {"momentum": self.momentum})
@@ -78,19 +78,14 @@ class MuonAdamW(Skippable):
         return momentum_state(p) if "momentum" in group else adam_state(p)
 
     def _step(self, params: list[Tensor], group: Group) -> None:
-        if "momentum" in group:
-            self._muon(params, group)
-        else:
+        if "momentum" not in group:
             self._adamw(params, group)
+            return
+        for shape in dict.fromkeys(p.shape for p in params):
+            self._muon([p for p in params if p.shape == shape], group)
 
     def _muon(self, params: list[Tensor], group: Group) -> None:
-        by_shape: dict[torch.Size, list[Tensor]] = {}
-        for p in params:
-            by_shape.setdefault(p.shape, []).append(p)
-        for same in by_shape.values():
-            self._muon_batch(same, group)
-
-    def _muon_batch(self, params: list[Tensor], group: Group) -> None:
+        """params: all of one shape."""
         lr, mu = group["lr"], group["momentum"]
         shape = params[0].shape  # (rows, columns), or a stack of such: (e, rows, columns)
         grads, old = [_grad(p).float() for p in params], [self.state[p]["momentum"] for p in params]
@@ -105,24 +100,10 @@ class MuonAdamW(Skippable):
         self._write(params, stepped)
 
     def _adamw(self, params: list[Tensor], group: Group) -> None:
-        states = [self.state[p] for p in params]
-        adamw(
-            params,
-            [_grad(p) for p in params],
-            [s["exp_avg"] for s in states],
-            [s["exp_avg_sq"] for s in states],
-            [],
-            [s["step"] for s in states],
-            fused=True,
-            found_inf=self.found_inf,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+        means, squares, steps = ([self.state[p][key] for p in params] for key in ("exp_avg", "exp_avg_sq", "step"))
+        options: Group = {key: group[key] for key in ("lr", "weight_decay", "eps", "beta1", "beta2")}
+        options |= {"fused": True, "amsgrad": False, "maximize": False, "found_inf": self.found_inf}
+        adamw(params, [_grad(p) for p in params], means, squares, [], steps, **options)
 
 
 def _grad(p: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Rows for prefix language modelling: the beginning of each document is seen from all sides, the rest is predicted."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -8,16 +8,14 @@ from numpy.typing import NDArray
 
 from lm.data.layout.windows import Packed
 from lm.data.order import Ids, uniforms
-from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, PackedRows, Rows
+from lm.data.rows.base import LikelihoodConfig, Material, PackedRows, Rows
 from lm.nn.batch import IGNORED, Batch
 
 
 class PrefixConfig(LikelihoodConfig):
     """Predict the rest of each document from a beginning of random length that is seen from all sides. Raffel et al. 2019, section 3.2."""
 
-    models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
-
-    packings: ClassVar[tuple[str, ...]] = ("split", "fit")
+    packings = ("split", "fit")
 
     kind: Literal["prefix"] = "prefix"
 

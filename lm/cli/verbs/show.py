@@ -8,16 +8,13 @@ from lm.cli.compose.arguments import parse_call
 from lm.cli.compose.compose import Composition, compose
 from lm.cli.views.outline import outline
 from lm.cli.views.text import table
-from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
+from lm.data.kinds import DataConfig, TokenizerConfig
 from lm.errors import ConfigError
 from lm.nn.cost.count import Counts, count
 from lm.nn.cost.memory import Memory, Setting, memory
 from lm.nn.transformer import EncoderConfig, ModelConfig, build_model
 from lm.schema import Config
-from lm.training.config import LaunchConfig, TrainerConfig
-from lm.training.optim.base import OptimConfig
-from lm.training.setting import setting
-from lm.training.strategies.config import SingleConfig, StrategyConfig, refusal
+from lm.training.config import Sized
 
 _USAGE = """\
 usage: lm show [model=PRESET | from=FOLDER] [overrides of lm train]
@@ -36,18 +33,6 @@ launch.devices and launch.nodes:
 """
 
 
-class Shown(Config):
-    """The parts of a training run that its size depends on."""
-
-    model: ModelConfig
-    data: DataConfig
-    objective: ObjectiveConfig
-    optim: OptimConfig
-    trainer: TrainerConfig
-    strategy: StrategyConfig = SingleConfig()
-    launch: LaunchConfig = LaunchConfig()
-
-
 class _Tokenized(Config):
     tokenizer: TokenizerConfig
 
@@ -60,15 +45,15 @@ def run(args: Sequence[str]) -> int:
     composition = compose(call.overrides)
     tree = composition.tree
     data = {"kind": "stdlib", **{key: value for key, value in tree["data"].items() if key in DataConfig.model_fields}}  # whatever its kind
-    shown = composition.checked(Shown, {key: tree[key] for key in Shown.model_fields if key in tree} | {"data": data})
+    shown = composition.checked(Sized, {key: tree[key] for key in Sized.model_fields if key in tree} | {"data": data})
     for note in composition.notes:
         print(note, file=sys.stderr)
     cfg, assumed = _filled(composition, shown)
     if shown.data.seq_len > (cfg.max_seq_len or 0):
         raise ConfigError(f"data.seq_len={shown.data.seq_len} is over model.max_seq_len={cfg.max_seq_len}. Lower one or raise the other.")
-    if (refused := refusal(shown)) is not None:
+    if (refused := shown.refusal()) is not None:
         raise ConfigError(refused)
-    model, how = build_model(cfg, device="meta"), setting(shown)
+    model, how = build_model(cfg, device="meta"), shown.setting()
     print(table(outline(model), ""))
     print("\n" + table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len)], ""))
     print("\n" + _heading(shown, how))
@@ -81,7 +66,7 @@ def help_text(args: Sequence[str]) -> str:
     return _USAGE
 
 
-def _filled(composition: Composition, shown: Shown) -> tuple[ModelConfig, list[tuple[str, str]]]:
+def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[tuple[str, str]]]:
     """The config with its sizes, and a row for each that neither preset nor command line states."""
     cfg, changes, assumed = shown.model, {}, []
     if cfg.vocab_size is None:
@@ -116,7 +101,7 @@ def _figures(cfg: ModelConfig, counts: Counts, seq_len: int) -> list[tuple[str, 
     return rows if isinstance(cfg, EncoderConfig) else [*rows, ("cache", cache)]
 
 
-def _heading(shown: Shown, how: Setting) -> str:
+def _heading(shown: Sized, how: Setting) -> str:
     ranks = f", on each of {how.world} ranks with {shown.strategy.kind}" if how.world > 1 else ""
     return f"memory of a step of {how.micro_batch} x {how.seq_len} tokens in {how.precision} with {shown.optim.kind}{ranks}"
 

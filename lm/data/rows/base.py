@@ -146,14 +146,14 @@ class PackedRows(Rows):
     """What rows share that are documents laid by a packing, all of one width."""
 
     def __init__(self, packing: Packing, tokenizer: Tokenizer, seed: int = 0) -> None:
-        self._packing, self._pad, self._seed, self.store = packing, tokenizer.pad, seed, packing.store
+        self.packing, self.pad, self.seed, self.store = packing, tokenizer.pad, seed, packing.store
         self.bytes_per_label = self.store.n_bytes / self.store.n_tokens
 
     def __len__(self) -> int:
-        return len(self._packing)
+        return len(self.packing)
 
     def describe(self) -> str:
-        return self._packing.describe()
+        return self.packing.describe()
 
 
 class PartedRows(Rows):

@@ -58,15 +58,15 @@ class FIMRows(PackedRows):
         self._cfg, self._tokenizer = cfg, tokenizer
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        s = self._packing.seq_len
-        chance = uniforms(self._seed, draw, ids, 4 * s)
-        texts = self._packing.read(ids).texts(following=True)
-        return joined_batch([self._row(documents, numbers) for documents, numbers in zip(texts, chance, strict=True)], s, self._pad)
+        s = self.packing.seq_len
+        chance = uniforms(self.seed, draw, ids, 4 * s)
+        texts = self.packing.read(ids).texts(following=True)
+        return joined_batch([self._row(documents, numbers) for documents, numbers in zip(texts, chance, strict=True)], s, self.pad)
 
     def _row(self, documents: list[Ids], chance: NDArray[np.float64]) -> list[Example]:
         """chance: (4 s,), four numbers for each place of the row, of which those at a document's first place are used."""
         numbers = chance.reshape(4, -1)
-        row, at, room = [], 0, self._packing.seq_len
+        row, at, room = [], 0, self.packing.seq_len
         for document in documents:
             rate, order, *cuts = numbers[:, min(at, numbers.shape[1] - 1)]
             moved = rate < self._cfg.rate and len(document) > _ADDED

@@ -60,9 +60,9 @@ class MLMRows(PackedRows):
         self._continues = _continues(tokenizer) if cfg.whole_words else None
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        packed = self._packing.read(ids)
+        packed = self.packing.read(ids)
         tokens, s = packed.tokens, packed.tokens.shape[1]
-        chance = uniforms(self._seed, draw, ids, 2 * s)
+        chance = uniforms(self.seed, draw, ids, 2 * s)
         chosen, shown_as = chance[:, :s], chance[:, s:]
         open_to_choice = (tokens != PADDING) & ~self._special[tokens]
         if self._continues is not None:
@@ -74,7 +74,7 @@ class MLMRows(PackedRows):
         drawn = (shown_as - self._cfg.hidden_frac) / max(self._cfg.random_frac, 1e-9)
         others = self._plain[np.clip(drawn * len(self._plain), 0, len(self._plain) - 1).astype(np.int64)]
         packed.tokens = np.where(hidden, self._mask, np.where(replaced, others, tokens))
-        return Batch(packed.padded(self._pad), torch.from_numpy(labels), packed.positions, packed.documents)
+        return Batch(packed.padded(self.pad), torch.from_numpy(labels), packed.positions, packed.documents)
 
 
 def _continues(tokenizer: Tokenizer) -> NDArray[np.bool_]:

@@ -27,14 +27,14 @@ class PrefixRows(PackedRows):
     """The length of a prefix is drawn evenly from 1 to all but one of the document's tokens in the row. Raffel et al. 2019, section 3.2."""
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        packed = self._packing.read(ids)
+        packed = self.packing.read(ids)
         starts, lengths = _documents(packed)
-        chance = np.take_along_axis(uniforms(self._seed, draw, ids, packed.tokens.shape[1]), starts, axis=1)
+        chance = np.take_along_axis(uniforms(self.seed, draw, ids, packed.tokens.shape[1]), starts, axis=1)
         prefix_lens = 1 + (chance * (lengths - 1)).astype(np.int64)
         prefix = (np.arange(packed.tokens.shape[1]) - starts < prefix_lens) & (lengths > 0)
         leaked = prefix & np.roll(prefix, -1, axis=1) & (np.roll(starts, -1, axis=1) == starts)  # the next token is seen
         labels = np.where(leaked, IGNORED, packed.following)
-        tokens = packed.padded(self._pad)
+        tokens = packed.padded(self.pad)
         return Batch(tokens, torch.from_numpy(labels), packed.positions, packed.documents, prefix=torch.from_numpy(prefix))
 
 

@@ -160,7 +160,7 @@ class PartedRows(Rows):
     """What rows share that are records of several parts, some of them learned."""
 
     def __init__(self, store: TokenStore, tokenizer: Tokenizer, seq_len: int) -> None:
-        self._store, self._pad, self._seq_len = store, tokenizer.pad, seq_len
+        self._store, self.pad, self._seq_len = store, tokenizer.pad, seq_len
         sizes = np.diff(store.parts[:, 0], append=store.n_tokens)
         self.bytes_per_label = store.n_bytes / max(1, int(sizes[store.parts[:, 1] % OTHER == LEARNED].sum()))
 

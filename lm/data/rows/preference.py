@@ -71,7 +71,7 @@ class PreferenceRows(PartedRows):
     def _answers(self, ids: Ids, n: int) -> Batch:
         """A row for each of the first n answers."""
         rows = [[example] for pair in self._kept[ids] for example in self._examples(int(pair))[:n]]
-        return joined_batch(rows, rounded(max(len(row[0].tokens) - 1 for row in rows)), self._pad)
+        return joined_batch(rows, rounded(max(len(row[0].tokens) - 1 for row in rows)), self.pad)
 
     def _examples(self, pair: int) -> list[Example]:
         bounds = [int(self._store.starts[pair]), int(self._middle[pair]), int(self._ends[pair])]

@@ -66,9 +66,9 @@ class Seq2SeqRows(PartedRows):
         """As wide as the longest of these rows; padding stands on the right, with position -1."""
         pairs = [(self._part(2 * i, self._limits[0]), self._part(2 * i + 1, self._limits[1])) for i in ids.tolist()]
         if self._start is not None:
-            return seq2seq_batch([[pair] for pair in pairs], self._start, self._pad)
+            return seq2seq_batch([[pair] for pair in pairs], self._start, self.pad)
         width = max(len(source) + len(target) - 1 for source, target in pairs)
-        return joined_batch([[Example.of(*pair)] for pair in pairs], rounded(width), self._pad)
+        return joined_batch([[Example.of(*pair)] for pair in pairs], rounded(width), self.pad)
 
     def widest(self, n: int) -> Ids:
         sources, targets = (np.minimum(lengths, limit) for lengths, limit in zip(self._lengths, self._limits, strict=True))

@@ -53,7 +53,7 @@ class SFTRows(PartedRows):
         """Packed rows are all of data.seq_len; others as wide as the longest."""
         rows = [[self._chat(int(chat)) for chat in self._chats[self._bounds[i] : self._bounds[i + 1]]] for i in ids]
         width = self._seq_len if self._packed else min(self._seq_len, rounded(max(len(row[0].tokens) - 1 for row in rows)))
-        return joined_batch(rows, width, self._pad)
+        return joined_batch(rows, width, self.pad)
 
     def widest(self, n: int) -> Ids:
         return super().widest(n) if self._packed else widest(n, np.minimum(self._lengths[self._chats], self._seq_len + 1))

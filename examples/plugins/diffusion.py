@@ -31,8 +31,8 @@ class DiffusionRows(PackedRows):
     """The padding token, which no text holds, stands for a hidden one."""
 
     def __init__(self, cfg: DiffusionConfig, of: Material) -> None:
-        super().__init__(of.packing(ahead=0), of.tokenizer)
-        self.least, self.seed = cfg.least, of.seed
+        super().__init__(of.packing(ahead=0), of.tokenizer, of.seed)
+        self.least = cfg.least
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         packed = self.packing.read(ids)

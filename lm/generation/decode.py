@@ -43,11 +43,11 @@ def generate(
     True.  n_tokens: ids from here on are never drawn (rows of the embedding that the tokenizer does not use). Raises ConfigError for a
     prompt that is empty or longer than the context. `stop` is the business of lm/generation/text.py.
     """
-    keys = row_keys(prompts, cfg.seed)
-    limits = [room(model, prompt, cfg) for prompt in prompts]
-    begins = [begin(model, prompt) for prompt in prompts]
-    sources = prompts if model.cfg.kind == "encoder_decoder" else [[]] * len(prompts)
-    rows = [_Row(i, list(sources[i]), begins[i], keys[i], limits[i]) for i in range(len(prompts))]
+    reads = model.cfg.kind == "encoder_decoder"
+    rows = [
+        _Row(i, list(prompt) if reads else [], begin(model, prompt), key, room(model, prompt, cfg))
+        for i, (prompt, key) in enumerate(zip(prompts, row_keys(prompts, cfg.seed), strict=True))
+    ]
     device = model.embed.weight.device
     was_training = model.training
     model.eval()

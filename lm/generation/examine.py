@@ -73,7 +73,7 @@ def evaluate(
     lm, tokenizer = model if isinstance(model, tuple) else load(model, device)
     objective = objective or usual(lm.cfg.kind)
     try:
-        objective.require_fit(objective.kind, lm.cfg.kind, data)
+        objective.require_fit(lm.cfg.kind, data)
     except ValueError as error:
         raise ConfigError(f"objective: {error}") from None
     if data.seq_len > lm.max_seq_len:

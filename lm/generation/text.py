@@ -97,7 +97,7 @@ def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
 
 def _primed(tokenizer: Tokenizer, prompt: Sequence[int]) -> Stream:
     """A stream behind the prompt: some tokenizers write no space before the very first token."""
-    stream = tokenizer.stream()
+    stream = Stream(tokenizer)
     for token in prompt:
         stream.push(token)
     return stream

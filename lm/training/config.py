@@ -218,7 +218,7 @@ class TrainConfig(Sized):
             )
         if (refused := self.refusal()) is not None:
             raise ValueError(refused)
-        self.objective.require_fit(self.objective.kind, self.model.kind, self.data)
+        self.objective.require_fit(self.model.kind, self.data)
         if self.objective.needs_parent and self.init_from is None:
             raise ValueError(f"objective={self.objective.kind} compares with the model that training starts from. Set init_from.")
         limit = self.model.max_seq_len

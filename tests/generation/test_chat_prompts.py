@@ -42,7 +42,7 @@ def ends(name: str) -> str:
     tokenizer = chat_tokenizer(name)
     end = chat_template(tokenizer).end()
     assert end is not None
-    return tokenizer.special_name(end)
+    return tokenizer.special_names[end]
 
 
 def test_generation_stops_where_the_template_ends_an_answer() -> None:

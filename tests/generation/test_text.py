@@ -9,7 +9,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import lm
 from lm.data.kinds import BytesConfig
-from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from lm.data.tokenizer.tokenizer import Stream, Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation import decode
 from lm.generation.sampling import SamplingConfig
@@ -38,7 +38,7 @@ def test_stop_texts_are_found_across_tokens_and_never_shown_in_part(tokenizer: T
     for _ in range(2000):
         text = "".join(source.choices("abé", k=12))
         stops = ["".join(source.choices("abé", k=source.randint(1, 4))) for _ in range(source.randint(0, 3))]
-        row, shown = Continuation(tokenizer.stream(), stops), ""
+        row, shown = Continuation(Stream(tokenizer), stops), ""
         for token in tokenizer.encode(text):
             shown += row.push(token)
             assert cut(text, stops).startswith(shown)
@@ -52,13 +52,13 @@ def test_stop_texts_are_found_across_tokens_and_never_shown_in_part(tokenizer: T
 
 
 def test_text_that_cannot_become_a_stop_text_is_shown_at_once(tokenizer: Tokenizer) -> None:
-    row = Continuation(tokenizer.stream(), ["\n\nclass", "##"])
+    row = Continuation(Stream(tokenizer), ["\n\nclass", "##"])
     assert [row.push(token) for token in tokenizer.encode("a\nb#c##")] == ["a", "", "\nb", "", "#c", "", ""]
     assert row.stopped
 
 
 def test_a_broken_character_at_the_end_is_shown_once(tokenizer: Tokenizer) -> None:
-    row = Continuation(tokenizer.stream(), ["x"])
+    row = Continuation(Stream(tokenizer), ["x"])
     assert "".join([*(row.push(token) for token in tokenizer.encode("aé")[:2]), row.finish()]) == row.text == "a\ufffd"
 
 

@@ -46,5 +46,5 @@ def _text(tokens: Tensor, prefix: Tensor | None, tokenizer: Tokenizer, colours: 
 
 def _visible(tokenizer: Tokenizer, token: int) -> str:
     """Specials by name, line ends as signs, bytes that are no text as U+FFFD."""
-    text = tokenizer.decode([token]) or tokenizer.names().get(token, f"[{token}]")
+    text = tokenizer.decode([token]) or tokenizer.special_names.get(token, f"[{token}]")
     return text.replace("\r", "␍").replace("\n", "⏎").replace("\t", "⇥")

@@ -54,7 +54,6 @@ class BestFit:
         return len(self._bounds) - 1
 
     def read(self, ids: Ids) -> Packed:
-        """The rows of these ids."""
         tokens = np.full((len(ids), self.seq_len), PADDING, np.int64)
         following = np.full_like(tokens, IGNORED)
         rows, columns = [], []
@@ -72,7 +71,6 @@ class BestFit:
         return Packed(tokens, following, documents, positions)
 
     def describe(self) -> str:
-        """How full the rows are."""
         return f"{self.store.split}: {len(self):,} rows of {self.seq_len} tokens, {self.fill:.2%} full"
 
 

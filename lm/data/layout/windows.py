@@ -77,7 +77,6 @@ class Windows:
         return -(-(self.store.n_tokens - self._ahead) // self.seq_len)
 
     def read(self, ids: Ids) -> Packed:
-        """The rows of these ids."""
         first = ids * self.seq_len
         stream = self._stream(first)  # (b, s + 1)
         missing = int(first.max()) + self.seq_len - self.store.n_tokens
@@ -94,7 +93,6 @@ class Windows:
         return Packed(tokens, following, documents, positions)
 
     def describe(self) -> str:
-        """All rows but the last are full."""
         return ""
 
     def _stream(self, first: Ids) -> Ids:

@@ -77,7 +77,7 @@ class Material:
 class ObjectiveConfig(Slot, group="objective"):
     """What every objective shares."""
 
-    models: ClassVar[tuple[ModelKind, ...]]
+    models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
     shapes: ClassVar[tuple[str, ...]] = ("text",)
     packings: ClassVar[tuple[str, ...]] = ("split",)
     """Those that it can be given, the usual one first."""
@@ -95,9 +95,9 @@ class ObjectiveConfig(Slot, group="objective"):
         """Special tokens that a tokenizer made for this objective needs beside bos, eos and pad."""
         return ()
 
-    def require_fit(self, name: str, model: str, data: DataConfig) -> None:
+    def require_fit(self, model: str, data: DataConfig) -> None:
         """ValueError where this objective cannot train such a model, or not on such data."""
-        shape = data.shape
+        name, shape = self.kind, data.shape
         if model not in self.models:
             raise ValueError(
                 f"objective={name} trains model.kind={' or '.join(self.models)}, and model.kind={model}."
@@ -146,7 +146,7 @@ class PackedRows(Rows):
     """What rows share that are documents laid by a packing, all of one width."""
 
     def __init__(self, packing: Packing, tokenizer: Tokenizer, seed: int = 0) -> None:
-        self.packing, self.pad, self._seed, self.store = packing, tokenizer.pad, seed, packing.store
+        self.packing, self.pad, self.seed, self.store = packing, tokenizer.pad, seed, packing.store
         self.bytes_per_label = self.store.n_bytes / self.store.n_tokens
 
     def __len__(self) -> int:

@@ -1,12 +1,12 @@
 """Rows for next-token prediction."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
 from lm.data.layout.windows import Packing, Windows
 from lm.data.order import Ids
-from lm.data.rows.base import Material, ModelKind, PackedRows, Rows, ScheduledSamplingConfig
+from lm.data.rows.base import Material, PackedRows, Rows, ScheduledSamplingConfig
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import Batch
@@ -15,10 +15,8 @@ from lm.nn.batch import Batch
 class CausalConfig(ScheduledSamplingConfig):
     """Predict the next token."""
 
-    models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
-    usual_for: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
-
-    packings: ClassVar[tuple[str, ...]] = ("split", "fit")
+    usual_for = ("decoder",)
+    packings = ("split", "fit")
 
     kind: Literal["causal"] = "causal"
 

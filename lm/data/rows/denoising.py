@@ -1,7 +1,7 @@
 """Rows for span corruption and for UL2's mixture of denoisers, of encoder-decoder and of decoder-only models."""
 
 from abc import abstractmethod
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -9,7 +9,7 @@ from pydantic import Field
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.layout.windows import Windows
 from lm.data.order import Ids, uniforms
-from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, Rows, widest
+from lm.data.rows.base import LikelihoodConfig, Material, Rows, widest
 from lm.data.rows.seq2seq import seq2seq_batch
 from lm.data.rows.spans import Chance, corrupted, counts, most_raw, noise_mask
 from lm.data.store.shards import TokenStore
@@ -31,8 +31,8 @@ class Denoiser(NamedTuple):
 class DenoisingConfig(LikelihoodConfig):
     """What objectives share that take parts out of a text."""
 
-    models: ClassVar[tuple[ModelKind, ...]] = ("encoder_decoder", "decoder")
-    needs_masked_documents: ClassVar[bool] = True
+    models = ("encoder_decoder", "decoder")
+    needs_masked_documents = True
 
     sentinels: int
     """How many tokens <extra_id_0> ... there are to stand for spans."""

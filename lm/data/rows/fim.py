@@ -1,6 +1,6 @@
 """Rows for fill-in-the-middle: the middle of some documents is moved to their end. Bavarian et al. 2022, arXiv:2207.14255."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from pydantic import Field
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.layout.windows import Packing
 from lm.data.order import Ids, uniforms
-from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, PackedRows, Rows
+from lm.data.rows.base import LikelihoodConfig, Material, PackedRows, Rows
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
@@ -25,9 +25,8 @@ _ADDED = len(_NAMES)
 class FIMConfig(LikelihoodConfig):
     """Predict the next token of documents whose middle was moved to the end. Bavarian et al. 2022, arXiv:2207.14255."""
 
-    models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
-    packings: ClassVar[tuple[str, ...]] = ("split", "fit")
-    needs_masked_documents: ClassVar[bool] = True
+    packings = ("split", "fit")
+    needs_masked_documents = True
 
     kind: Literal["fim"] = "fim"
     rate: float = Field(0.5, ge=0, le=1)
@@ -60,7 +59,7 @@ class FIMRows(PackedRows):
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         s = self.packing.seq_len
-        chance = uniforms(self._seed, draw, ids, 4 * s)
+        chance = uniforms(self.seed, draw, ids, 4 * s)
         texts = self.packing.read(ids).texts(following=True)
         return joined_batch([self._row(documents, numbers) for documents, numbers in zip(texts, chance, strict=True)], s, self.pad)
 

@@ -1,7 +1,7 @@
 """Rows for masked language modelling: some tokens are hidden or replaced, and predicted from both sides."""
 
 import re
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from lm.data.layout.windows import PADDING, Packing
 from lm.data.order import Ids, uniforms
-from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, PackedRows, Rows
+from lm.data.rows.base import LikelihoodConfig, Material, PackedRows, Rows
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
@@ -21,10 +21,9 @@ _WORD = re.compile(rb"[^\W_]")
 class MLMConfig(LikelihoodConfig):
     """Predict masked tokens from both sides. Devlin et al. 2018, arXiv:1810.04805, section 3.1."""
 
-    models: ClassVar[tuple[ModelKind, ...]] = ("encoder",)
-    usual_for: ClassVar[tuple[ModelKind, ...]] = ("encoder",)
-
-    packings: ClassVar[tuple[str, ...]] = ("split", "fit")
+    models = ("encoder",)
+    usual_for = ("encoder",)
+    packings = ("split", "fit")
 
     kind: Literal["mlm"] = "mlm"
     mask_frac: float = Field(0.15, gt=0, lt=1)
@@ -63,7 +62,7 @@ class MLMRows(PackedRows):
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         packed = self.packing.read(ids)
         tokens, s = packed.tokens, packed.tokens.shape[1]
-        chance = uniforms(self._seed, draw, ids, 2 * s)
+        chance = uniforms(self.seed, draw, ids, 2 * s)
         chosen, shown_as = chance[:, :s], chance[:, s:]
         open_to_choice = (tokens != PADDING) & ~self._special[tokens]
         if self._continues is not None:

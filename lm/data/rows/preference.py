@@ -1,7 +1,7 @@
 """Rows of preference pairs: a prompt with the better answer, and the same with the worse one."""
 
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -9,7 +9,7 @@ from pydantic import Field
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.order import Ids
 from lm.data.records.base import OTHER
-from lm.data.rows.base import Material, ModelKind, ObjectiveConfig, PartedRows, Rows, widest
+from lm.data.rows.base import Material, ObjectiveConfig, PartedRows, Rows, widest
 from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -19,11 +19,10 @@ from lm.nn.batch import Batch
 class DPOConfig(ObjectiveConfig):
     """Raise the better of two answers above the worse one, compared with the model at the start (DPO). It needs init_from."""
 
-    models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
-    shapes: ClassVar[tuple[str, ...]] = ("preference",)
-    packings: ClassVar[tuple[str, ...]] = ("none",)
-    needs_masked_documents: ClassVar[bool] = True
-    needs_parent: ClassVar[bool] = True
+    shapes = ("preference",)
+    packings = ("none",)
+    needs_masked_documents = True
+    needs_parent = True
 
     kind: Literal["dpo"] = "dpo"
     beta: float = Field(0.1, gt=0)

@@ -1,6 +1,6 @@
 """Rows for prefix language modelling: the beginning of each document is seen from all sides, the rest is predicted."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -8,16 +8,14 @@ from numpy.typing import NDArray
 
 from lm.data.layout.windows import Packed
 from lm.data.order import Ids, uniforms
-from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, PackedRows, Rows
+from lm.data.rows.base import LikelihoodConfig, Material, PackedRows, Rows
 from lm.nn.batch import IGNORED, Batch
 
 
 class PrefixConfig(LikelihoodConfig):
     """Predict the rest of each document from a beginning of random length that is seen from all sides. Raffel et al. 2019, section 3.2."""
 
-    models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
-
-    packings: ClassVar[tuple[str, ...]] = ("split", "fit")
+    packings = ("split", "fit")
 
     kind: Literal["prefix"] = "prefix"
 
@@ -31,7 +29,7 @@ class PrefixRows(PackedRows):
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         packed = self.packing.read(ids)
         starts, lengths = _documents(packed)
-        chance = np.take_along_axis(uniforms(self._seed, draw, ids, packed.tokens.shape[1]), starts, axis=1)
+        chance = np.take_along_axis(uniforms(self.seed, draw, ids, packed.tokens.shape[1]), starts, axis=1)
         prefix_lens = 1 + (chance * (lengths - 1)).astype(np.int64)
         prefix = (np.arange(packed.tokens.shape[1]) - starts < prefix_lens) & (lengths > 0)
         leaked = prefix & np.roll(prefix, -1, axis=1) & (np.roll(starts, -1, axis=1) == starts)  # the next token is seen

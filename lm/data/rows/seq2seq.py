@@ -1,6 +1,6 @@
 """Rows of a source and a target each, for encoder-decoder models above all."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from lm.data.layout.examples import Example, joined_batch, places_of, side_by_side
 from lm.data.order import Ids
 from lm.data.records.base import LEARNED
-from lm.data.rows.base import Material, ModelKind, PartedRows, Rows, ScheduledSamplingConfig, widest
+from lm.data.rows.base import Material, PartedRows, Rows, ScheduledSamplingConfig, widest
 from lm.data.store.shards import Tokens, TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -28,10 +28,10 @@ def shift_right(labels: Tensor, start: int, pad: int) -> Tensor:
 class Seq2SeqConfig(ScheduledSamplingConfig):
     """Predict a target from its source. Sutskever et al. 2014, arXiv:1409.3215; Vaswani et al. 2017, arXiv:1706.03762."""
 
-    models: ClassVar[tuple[ModelKind, ...]] = ("encoder_decoder", "decoder")
-    usual_for: ClassVar[tuple[ModelKind, ...]] = ("encoder_decoder",)
-    shapes: ClassVar[tuple[str, ...]] = ("pair",)
-    packings: ClassVar[tuple[str, ...]] = ("none",)
+    models = ("encoder_decoder", "decoder")
+    usual_for = ("encoder_decoder",)
+    shapes = ("pair",)
+    packings = ("none",)
 
     kind: Literal["seq2seq"] = "seq2seq"
     target_len: int | None = Field(None, gt=1)

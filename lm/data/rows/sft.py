@@ -1,6 +1,6 @@
 """Rows of chats: the assistant's part is learned, the rest is read."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from lm.data.layout.best_fit import best_fit
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.order import Ids
 from lm.data.records.base import LEARNED
-from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, PartedRows, Rows, widest
+from lm.data.rows.base import LikelihoodConfig, Material, PartedRows, Rows, widest
 from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -19,10 +19,9 @@ from lm.nn.batch import Batch
 class SFTConfig(LikelihoodConfig):
     """Predict what the assistant says in a chat."""
 
-    models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
-    shapes: ClassVar[tuple[str, ...]] = ("chat",)
-    packings: ClassVar[tuple[str, ...]] = ("fit", "none")
-    needs_masked_documents: ClassVar[bool] = True
+    shapes = ("chat",)
+    packings = ("fit", "none")
+    needs_masked_documents = True
 
     kind: Literal["sft"] = "sft"
     prompt_loss: bool = False

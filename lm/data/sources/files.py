@@ -47,12 +47,13 @@ class TextSource(RecordedSource):
     """The documents of data=text, in the order of the file names; held-out files come first."""
 
     def __init__(self, cfg: TextConfig, cache: Path) -> None:
-        self._cfg, self._is_part = cfg, False
         train = find_files(cfg.files, "data.files")
         val = find_files(cfg.val_files, "data.val_files") if cfg.val_files is not None else []
         self._stored = Files([*val, *train], cache)
-        self._train, self._val = [LocalFile(path, self._stored) for path in train], [LocalFile(path, self._stored) for path in val]
-        texts = [file.path for file in (*self._val, *self._train) if file.kind == ".txt"]
+        split: Split | float = cfg.val_frac if cfg.val_files is None else "train"
+        self._files = [LocalFile(path, self._stored, "val") for path in val] + [LocalFile(path, self._stored, split) for path in train]
+        self._cut_at = 1 - cfg.val_frac if cfg.val_files is None and [file.kind for file in self._files] == [".txt"] else None
+        texts = [file.path for file in self._files if file.kind == ".txt"]
         if cfg.record is not None and texts:
             raise ConfigError(
                 f"data.files: {texts[0]} is a text, and data.record.kind={cfg.record.kind} needs records with fields."
@@ -63,38 +64,30 @@ class TextSource(RecordedSource):
 
     def documents(self) -> Iterator[Document]:
         self._begin()
-        for file in (*self._val, *self._train):
+        for file in self._files:
             file.position = 0
-        for file in self._val:
-            yield from self._read(file, "val")
-        if self._cfg.val_files is None and not self._is_part and [file.kind for file in self._train] == [".txt"]:
-            yield from self._divide(self._train[0])
-            return
-        for file in self._train:
-            yield from self._read(file, "train" if self._cfg.val_files is not None else self._cfg.val_frac)
+        for file in self._files:
+            if file.kind != ".txt":
+                yield from self._documents_of(file.records(), file.split)
+            elif self._is_readable(file):
+                yield from self._texts(file)
 
     def select(self, part: int, parts: int) -> None:
-        self._train = share(self._train, part, parts, "files")
-        self._val = self._val if part == 1 else []
-        self._is_part = True
-        self._stored.paths = [file.path for file in (*self._val, *self._train)]
+        val, train = ([file for file in self._files if (file.split == "val") == held_out] for held_out in (True, False))
+        self._files = (val if part == 1 else []) + share(train, part, parts, "files")
+        self._cut_at = None
+        self._stored.paths = [file.path for file in self._files]
 
     def position(self) -> int:
-        return sum(file.position for file in (*self._val, *self._train))
+        return sum(file.position for file in self._files)
 
-    def _divide(self, file: "LocalFile") -> Iterator[Document]:
-        """A lone text: its beginning trains, its end validates."""
-        if self._is_readable(file):
-            cut_at = int(file.text_bytes() * (1 - self._cfg.val_frac))
-            for split, half in groupby(_halved(file.content(), cut_at), key=lambda chunk: chunk[0]):
-                if part := document(file.text((at, data) for _, at, data in half), split):
-                    yield part
-
-    def _read(self, file: "LocalFile", split: Split | float) -> Iterator[Document]:
-        if file.kind != ".txt":
-            yield from self._documents_of(file.records(), split)
-        elif self._is_readable(file) and (whole := document(file.text(file.content()), split)):
-            yield whole
+    def _texts(self, file: "LocalFile") -> Iterator[Document]:
+        """A text; of a lone one the beginning trains, and the end validates."""
+        chunks = ((file.split, at, data) for at, data in file.content())
+        parts = chunks if self._cut_at is None else _halved(file.content(), int(file.text_bytes() * self._cut_at))
+        for split, part in groupby(parts, key=lambda chunk: chunk[0]):
+            if found := document(file.text((at, data) for _, at, data in part), split):
+                yield found
 
     def _is_readable(self, file: "LocalFile") -> bool:
         """With `skip`, whether a text file is UTF-8 to its end: it is one record, and is not begun before that is known."""
@@ -125,8 +118,9 @@ def _halved(chunks: Iterator[tuple[int, bytes]], at: int) -> Iterator[tuple[Spli
 class LocalFile:
     """One file; `position` is how many of its stored bytes have been read."""
 
-    def __init__(self, path: Path, hashed: Files) -> None:
-        self.path, self._hashed = path, hashed
+    def __init__(self, path: Path, hashed: Files, split: Split | float) -> None:
+        """split: of its documents, or the part of them that validates."""
+        self.path, self._hashed, self.split = path, hashed, split
         self.kind = _kind(path)
         self.position = 0
 

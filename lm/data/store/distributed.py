@@ -7,7 +7,7 @@ import numpy as np
 
 from lm.data.config import DataConfig, SourceConfig
 from lm.data.progress import progress
-from lm.data.sources.base import SPLITS, Split
+from lm.data.sources.base import SPLITS, Source, Split
 from lm.data.store.cache import Log, build_once, cache_root
 from lm.data.store.prepare import build_tokens, find_tokenizer, finish_tokens, require_documents, token_folder
 from lm.data.store.shards import ShardWriter, TokenStore, read_index
@@ -21,17 +21,15 @@ _CHUNK = 1 << 22
 
 def prepare_part(data: DataConfig, tokenizer: TokenizerConfig, part: int, parts: int, *, log: Log, specials: Sequence[str] = ()) -> Path:
     """Tokenises part `part` of 1..parts, beside where the whole will be."""
-    source_cfg = _only_source(data)
-    folder, found, cache = _where(source_cfg, tokenizer, log, specials)
-    source = source_cfg.open(cache)
+    folder, cfg, source, found = _whole(data, tokenizer, log, specials)
     source.select(part, parts)
     own = _part_folder(folder, part, parts)
-    return build_once(own, lambda half: build_tokens(source_cfg, source, found, half, log, whole=False), log, resume=True)
+    return build_once(own, lambda half: build_tokens(cfg, source, found, half, log, whole=False), log, resume=True)
 
 
 def merge(data: DataConfig, tokenizer: TokenizerConfig, parts: int, *, log: Log, specials: Sequence[str] = ()) -> Path:
     """Joins the parts, which stay. ConfigError names those that are missing."""
-    folder, found, _ = _where(_only_source(data), tokenizer, log, specials)
+    folder, _, _, found = _whole(data, tokenizer, log, specials)
     folders = [_part_folder(folder, part, parts) for part in range(1, parts + 1)]
     if not folder.is_dir() and (missing := [path.name for path in folders if not path.is_dir()]):
         raise ConfigError(
@@ -40,19 +38,15 @@ def merge(data: DataConfig, tokenizer: TokenizerConfig, parts: int, *, log: Log,
     return build_once(folder, lambda half: _join(folders, found, half), log)
 
 
-def _only_source(data: DataConfig) -> SourceConfig:
+def _whole(data: DataConfig, given: TokenizerConfig, log: Log, specials: Sequence[str]) -> tuple[Path, SourceConfig, Source, Tokenizer]:
+    """Where the whole is or will be, and what makes it."""
     sources = data.parts()
     if list(sources) != [""]:
         raise ConfigError("data: a mixture is not prepared in parts. Prepare each of its sources by itself.")
-    return sources[""]
-
-
-def _where(data: SourceConfig, tokenizer: TokenizerConfig, log: Log, specials: Sequence[str]) -> tuple[Path, Tokenizer, Path]:
-    """Where the whole is or will be, the tokenizer, and the cache."""
-    cache = cache_root(data.cache_dir, log)
-    source = data.open(cache)
-    found = find_tokenizer(data, tokenizer, {"": source}, cache, log, specials)
-    return token_folder(data, source, found, cache), found, cache
+    cfg, cache = sources[""], cache_root(data.cache_dir, log)
+    source = cfg.open(cache)
+    tokenizer = find_tokenizer(cfg, given, {"": source}, cache, log, specials)
+    return token_folder(cfg, source, tokenizer, cache), cfg, source, tokenizer
 
 
 def _part_folder(folder: Path, part: int, parts: int) -> Path:

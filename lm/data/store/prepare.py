@@ -94,8 +94,7 @@ def find_tokenizer(
     else:
         extra = [*specials, *(records.specials() if records is not None else ())]
         tokenizer = _trained(data, given, extra, sources, cache, log) if given.n_chars() else given.build(extra=extra)
-    template = records.chat_template(tokenizer) if records is not None else None
-    if template is not None:
+    if records is not None and (template := records.chat_template(tokenizer)) is not None:
         tokenizer.chat_template = template
     return tokenizer
 

@@ -123,8 +123,7 @@ class _Numbers:
     """Numbers that are appended to a file, which `close` reads whole and removes."""
 
     def __init__(self, file: Path, count: int) -> None:
-        self._file, self._count = file, count
-        self._new = array("q")
+        self._file, self._new = file, array("q")
         file.touch()
         os.truncate(file, count * self._new.itemsize)
 
@@ -135,10 +134,9 @@ class _Numbers:
     def write(self) -> int:
         """How many are in the file."""
         with self._file.open("ab") as stream:
-            stream.write(self._new.tobytes())
-        self._count += len(self._new)
-        self._new = array("q")
-        return self._count
+            self._new.tofile(stream)
+            self._new = array("q")
+            return stream.tell() // self._new.itemsize
 
     def close(self) -> NDArray[np.int64]:
         """All of them."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from lm.data.sources.base import ASSISTANT, Turn
 from lm.data.tokenizer.rendering import CLOSE, OPEN
-from lm.data.tokenizer.sandbox import compiled
+from lm.data.tokenizer.sandbox import Template
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 
@@ -31,7 +31,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, where: str, tokenizer: Tokenizer) -> None:
-        self._render = compiled(source, where)
+        self._template = Template(source, where)
         self._marks = _GENERATION.search(source) is not None
         self._where, self._tokenizer = where, tokenizer
         self._names = {"bos_token": tokenizer.specials.bos or "", "eos_token": tokenizer.specials.eos or ""}
@@ -76,7 +76,7 @@ class ChatTemplate:
             done = answered
 
     def _text(self, messages: list[dict[str, str]], ask: bool = False) -> str:
-        return self._render(messages, {**self._names, "add_generation_prompt": ask})
+        return self._template.render(messages, {**self._names, "add_generation_prompt": ask})
 
     def _messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
         return [{"role": turn.role, "content": self._plain(turn.text)} for turn in turns]
@@ -84,7 +84,7 @@ class ChatTemplate:
     def _plain(self, text: str) -> str:
         """The text with every special token in it broken."""
         parts = self._tokenizer.split_specials(text.translate(_HELD))
-        names = [self._tokenizer.special_name(part) if isinstance(part, int) else part for part in parts]
+        names = [self._tokenizer.special_names[part] if isinstance(part, int) else part for part in parts]
         return "".join(name[:1] + _BREAK + name[1:] if isinstance(part, int) else name for name, part in zip(names, parts, strict=True))
 
     def _split(self, text: str) -> list[int | str]:

@@ -3,14 +3,15 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
-from lm.schema import Slot
+from lm.schema import Slot, Tree
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer as RawTokenizer
+    from tokenizers.models import Model
+    from tokenizers.trainers import Trainer
 
     from lm.data.tokenizer.tokenizer import Tokenizer
 
@@ -56,10 +57,9 @@ class TrainedConfig(TokenizerConfig):
         return specials
 
     def build(self, texts: Iterable[str] = (), extra: Sequence[str] = ()) -> "Tokenizer":
-        from lm.data.tokenizer.train import shared_arguments, train_tokenizer
+        from lm.data.tokenizer.train import train_tokenizer
 
-        raw, trainer = self.untrained(shared_arguments(self.vocab_size, [*extra, *self.specials]))
-        return train_tokenizer(raw, trainer, texts, self.pattern, self.longest_word())
+        return train_tokenizer(self, texts, [*extra, *self.specials])
 
     def n_chars(self) -> int:
         return self.max_chars
@@ -68,8 +68,8 @@ class TrainedConfig(TokenizerConfig):
         return self.vocab_size
 
     @abstractmethod
-    def untrained(self, shared: dict[str, Any]) -> tuple["RawTokenizer", Any]:
-        """Returns a tokenizer without a vocabulary, and what gives it one.  shared: arguments that every trainer takes."""
+    def untrained(self, shared: Tree) -> tuple["Model", "Trainer"]:
+        """Returns a model without a vocabulary, and what gives it one.  shared: arguments that every trainer takes."""
 
     def longest_word(self) -> int | None:
         """Returns the bytes at which a word is cut before training; None: never."""
@@ -81,11 +81,10 @@ class BPEConfig(TrainedConfig):
 
     kind: Literal["bpe"] = "bpe"
 
-    def untrained(self, shared: dict[str, Any]) -> tuple["RawTokenizer", Any]:
-        from tokenizers import Tokenizer as RawTokenizer
+    def untrained(self, shared: Tree) -> tuple["Model", "Trainer"]:
         from tokenizers import models, trainers
 
-        return RawTokenizer(models.BPE()), trainers.BpeTrainer(**shared)
+        return models.BPE(), trainers.BpeTrainer(**shared)
 
 
 class UnigramConfig(TrainedConfig):
@@ -93,11 +92,10 @@ class UnigramConfig(TrainedConfig):
 
     kind: Literal["unigram"] = "unigram"
 
-    def untrained(self, shared: dict[str, Any]) -> tuple["RawTokenizer", Any]:
-        from tokenizers import Tokenizer as RawTokenizer
+    def untrained(self, shared: Tree) -> tuple["Model", "Trainer"]:
         from tokenizers import models, trainers
 
-        return RawTokenizer(models.Unigram()), trainers.UnigramTrainer(**shared)
+        return models.Unigram(), trainers.UnigramTrainer(**shared)
 
 
 class WordPieceConfig(TrainedConfig):
@@ -105,13 +103,12 @@ class WordPieceConfig(TrainedConfig):
 
     kind: Literal["wordpiece"] = "wordpiece"
 
-    def untrained(self, shared: dict[str, Any]) -> tuple["RawTokenizer", Any]:
-        from tokenizers import Tokenizer as RawTokenizer
+    def untrained(self, shared: Tree) -> tuple["Model", "Trainer"]:
         from tokenizers import models, trainers
 
         unknown, longest = shared["special_tokens"][-1], self.longest_word()
         model = models.WordPiece(unk_token=unknown, continuing_subword_prefix="", max_input_chars_per_word=longest)
-        return RawTokenizer(model), trainers.WordPieceTrainer(**shared, continuing_subword_prefix="")
+        return model, trainers.WordPieceTrainer(**shared, continuing_subword_prefix="")
 
     def longest_word(self) -> int:
         """Its time grows with the square of a word's length, and what is longer than it looks at would be unknown to it."""

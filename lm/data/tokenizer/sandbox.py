@@ -5,47 +5,38 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lm.data.tokenizer import rendering
 from lm.errors import ConfigError
+from lm.schema import Tree
 
 _MAX_SOURCE = 1 << 16  # characters
 
-Messages = Sequence[dict[str, str]]
 
+class Template:
+    """A process that renders one template, over two pipes. It ends with this object, or with the process that this object is in."""
 
-def compiled(source: str, where: str) -> Callable[[Messages, dict[str, Any]], str]:
-    """The template as a function of messages and further names. Raises ConfigError, then and when it runs.
-
-    `{% generation %}` blocks come out between OPEN and CLOSE.
-    """
-    if len(source) > _MAX_SOURCE:
-        raise ConfigError(f"{where}: a chat template of {len(source):,} characters is over {_MAX_SOURCE:,}. Use a shorter one.")
-    process = _Process(source)
-    if process.error is not None:
-        raise ConfigError(f"{where}: the chat template cannot be read ({process.error}). Mend it.")
-
-    def render(messages: Messages, names: dict[str, Any]) -> str:
-        answer = process.ask({"messages": messages, **names})
-        if "error" in answer:
-            raise ConfigError(f"{where}: the chat template fails ({answer['error']}). Mend it, or the messages.")
-        return str(answer["result"])
-
-    return render
-
-
-class _Process:
-    """One that renders this template, over two pipes. It ends with this object, or with the process that this object is in."""
-
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, where: str) -> None:
+        """Raises ConfigError where the source is too long or cannot be read."""
+        if len(source) > _MAX_SOURCE:
+            raise ConfigError(f"{where}: a chat template of {len(source):,} characters is over {_MAX_SOURCE:,}. Use a shorter one.")
+        self._where = where
         command = [sys.executable, "-P", rendering.__file__]  # -P: beside that file lie modules with common names
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         weakref.finalize(self, _end, self._process)
-        self.error: str | None = self.ask(source).get("error")
+        if error := self._ask(source).get("error"):
+            raise ConfigError(f"{where}: the chat template cannot be read ({error}). Mend it.")
 
-    def ask(self, question: Any) -> dict[str, Any]:
+    def render(self, messages: Sequence[dict[str, str]], names: Tree) -> str:
+        """The text, with {% generation %} blocks between OPEN and CLOSE.  names: that the template knows too.  Raises ConfigError."""
+        answer = self._ask({"messages": messages, **names})
+        if "error" in answer:
+            raise ConfigError(f"{self._where}: the chat template fails ({answer['error']}). Mend it, or the messages.")
+        return str(answer["result"])
+
+    def _ask(self, question: Any) -> Tree:
         """The result, or the error."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
@@ -55,7 +46,7 @@ class _Process:
             line = process.stdout.readline()
         except BrokenPipeError:
             line = b""
-        answer: dict[str, Any] = json.loads(line) if line else {"error": _why(process.wait())}
+        answer: Tree = json.loads(line) if line else {"error": _why(process.wait())}
         return answer
 
 

@@ -65,7 +65,8 @@ class Tokenizer:
         self._adds_bos, state = adds_bos, self.content()
         decides = [state, specials] if adds_bos else [state, specials, adds_bos]
         self.hash: str = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-        self._special = {i: token.content for i, token in raw.get_added_tokens_decoder().items() if token.special}
+        self.special_names = {i: token.content for i, token in raw.get_added_tokens_decoder().items() if token.special}
+        self._ids = {name: i for i, name in self.special_names.items()}
         self.mask = self.special(_MASKS)
         self.unknown = unknown_token(state)
         self._bytes = token_bytes(state)
@@ -79,38 +80,24 @@ class Tokenizer:
 
     def special(self, names: Sequence[str]) -> int | None:
         """The id of the first of these names that is a special token here."""
-        ids = {name: i for i, name in self._special.items()}
-        return next((ids[name] for name in names if name in ids), None)
+        return next((self._ids[name] for name in names if name in self._ids), None)
 
     def special_ids(self) -> NDArray[np.int64]:
         """The ids of all special tokens, ascending."""
-        return np.array(sorted(self._special), np.int64)
-
-    def names(self) -> dict[int, str]:
-        """The texts of the special tokens by id."""
-        return dict(self._special)
-
-    def special_name(self, token: int) -> str:
-        """The text of a special token."""
-        return self._special[token]
+        return np.array(sorted(self.special_names), np.int64)
 
     def split_specials(self, text: str) -> list[int | str]:
         """The text with every special token that it spells as its id: for what a template writes, never for what a user does."""
-        ids = {name: i for i, name in self._special.items()}
-        names = "|".join(re.escape(name) for name in sorted(ids, key=len, reverse=True))
+        names = "|".join(re.escape(name) for name in sorted(self._ids, key=len, reverse=True))
         parts = re.split(f"({names})", text) if names else [text]
-        return [ids.get(part, part) for part in parts if part]
+        return [self._ids.get(part, part) for part in parts if part]
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone, without bos or eos."""
-        return self.encode_batch([text])[0]
-
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text alone."""
-        return [ids.tolist() for ids in self.encode_arrays(texts)]
+        return list(self.encode_arrays([text])[0].tolist())
 
     def encode_arrays(self, texts: list[str]) -> list[NDArray[np.uint32]]:
-        """What `encode_batch` gives, as arrays; on all cores, except for plain bytes, which need none."""
+        """Ids of each text alone; on all cores, except for plain bytes, which need none."""
         if self._plain:
             return [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) for text in texts]
         parts = [self._leaks.split(text) if self._leaks else [text] for text in texts]
@@ -147,10 +134,6 @@ class Tokenizer:
             return b"".join(self._bytes.get(i, b"") for i in ids).decode("utf-8", "replace")
         return str(self._raw.decode([i for i in ids if i < self.vocab_size], skip_special_tokens=True))
 
-    def stream(self) -> "Stream":
-        """Decoding token by token."""
-        return Stream(self)
-
     def token_bytes(self) -> NDArray[np.int32] | None:
         """(v,) UTF-8 bytes that each token stands for, 0 for specials; None where tokens are not bytes (SentencePiece, WordPiece)."""
         if self._bytes is None:
@@ -166,7 +149,7 @@ class Tokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "tokenizer.json", self._raw.to_str(pretty=True))
         names: Tree = {f"{key}_token": name for key, name in self.specials._asdict().items()}
-        names |= {"mask_token": self._special[self.mask]} if self.mask is not None else {}
+        names |= {"mask_token": self.special_names[self.mask]} if self.mask is not None else {}
         names |= {"chat_template": self.chat_template} if self.chat_template is not None else {}
         names |= {} if self._adds_bos else {"add_bos_token": False}
         config: Tree = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
@@ -174,7 +157,7 @@ class Tokenizer:
 
     def _leaking(self) -> re.Pattern[str] | None:
         """Some models (Unigram, ignore_merges) hold specials as ordinary pieces: where to cut such a text so that none is found."""
-        names = [name for i, name in self._special.items() if len(name) > 1 and i in self._raw.encode(name, add_special_tokens=False).ids]
+        names = [name for name, i in self._ids.items() if len(name) > 1 and i in self._raw.encode(name, add_special_tokens=False).ids]
         return re.compile("|".join(f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in names)) if names else None
 
 

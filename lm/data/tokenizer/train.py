@@ -1,12 +1,12 @@
 """Tokenizers that are made here: trained on texts, or plain bytes."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
 from lm.data.tokenizer.bytelevel import ALPHABET
+from lm.data.tokenizer.config import TrainedConfig
 from lm.data.tokenizer.tokenizer import Specials, Tokenizer, split_text
 from lm.errors import ConfigError
 
@@ -25,31 +25,29 @@ _SPLITS = {
     "gpt4": _GPT4,
     "llama3": _GPT4,  # the same
 }
-_OWN = Specials("<|bos|>", "<|eos|>", "<|pad|>")
+_OWN = "<|bos|>", "<|eos|>", "<|pad|>"
 
 
-def shared_arguments(vocab_size: int, further: Sequence[str]) -> dict[str, Any]:
-    """Returns what every trainer takes.  further: special tokens beside bos, eos and pad. ConfigError where the vocabulary is too small."""
-    specials = list(dict.fromkeys([*(name for name in _OWN if name), *further]))
+def train_tokenizer(cfg: TrainedConfig, texts: Iterable[str], extra: Sequence[str]) -> Tokenizer:
+    """Makes one of this kind.  extra: special tokens beside bos, eos and pad. ConfigError where the vocabulary is too small for them."""
+    specials = list(dict.fromkeys([*_OWN, *extra]))
     least = len(ALPHABET) + len(specials)
-    if vocab_size < least:
+    if cfg.vocab_size < least:
         raise ConfigError(
-            f"tokenizer.vocab_size={vocab_size}: 256 bytes and {len(specials)} special tokens need {least}. Raise it to that or more."
+            f"tokenizer.vocab_size={cfg.vocab_size}: 256 bytes and {len(specials)} special tokens need {least}. Raise it to that or more."
         )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    return {"vocab_size": vocab_size, "special_tokens": specials, "show_progress": False, "initial_alphabet": alphabet}
-
-
-def train_tokenizer(raw: RawTokenizer, trainer: Any, texts: Iterable[str], pattern: str, longest_word: int | None) -> Tokenizer:
-    """Gives `raw` a vocabulary.  pattern: how text is cut into words before.  longest_word: in bytes; longer ones are cut."""
-    split = pre_tokenizers.Split(Regex(_SPLITS[pattern]), "isolated")
+    shared = {"vocab_size": cfg.vocab_size, "special_tokens": specials, "show_progress": False, "initial_alphabet": alphabet}
+    model, trainer = cfg.untrained(shared)
+    split = pre_tokenizers.Split(Regex(_SPLITS[cfg.pattern]), "isolated")
     cuts = [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    if longest_word is not None:
-        cuts.append(pre_tokenizers.Split(Regex(f".{{1,{longest_word}}}"), "isolated"))
+    if (longest := cfg.longest_word()) is not None:
+        cuts.append(pre_tokenizers.Split(Regex(f".{{1,{longest}}}"), "isolated"))
+    raw = RawTokenizer(model)
     raw.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     raw.decoder = decoders.ByteLevel()
     raw.train_from_iterator((part for text in texts for part in split_text([text])), trainer)
-    return Tokenizer(raw, _OWN)
+    return Tokenizer(raw, Specials(*_OWN))
 
 
 def bytes_tokenizer(extra: Sequence[str]) -> Tokenizer:
@@ -57,5 +55,5 @@ def bytes_tokenizer(extra: Sequence[str]) -> Tokenizer:
     raw = RawTokenizer(models.BPE(vocab=ALPHABET, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
-    raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in (*_OWN, *extra) if name])
-    return Tokenizer(raw, _OWN)
+    raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in (*_OWN, *extra)])
+    return Tokenizer(raw, Specials(*_OWN))

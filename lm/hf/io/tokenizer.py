@@ -32,11 +32,11 @@ def _around(tokenizer: Tokenizer, before: list[int], after: list[int]) -> Tree:
     """A post-processor; of two texts each ends as one does."""
 
     def special(token: int, text: int) -> Tree:
-        return {"SpecialToken": {"id": tokenizer.special_name(token), "type_id": text}}
+        return {"SpecialToken": {"id": tokenizer.special_names[token], "type_id": text}}
 
     single = [*(special(i, 0) for i in before), {"Sequence": {"id": "A", "type_id": 0}}, *(special(i, 0) for i in after)]
     second = [{"Sequence": {"id": "B", "type_id": 1}}, *(special(i, 1) for i in after)]
-    names = {i: tokenizer.special_name(i) for i in (*before, *after)}
+    names = {i: tokenizer.special_names[i] for i in (*before, *after)}
     tokens = {name: {"id": name, "ids": [i], "tokens": [name]} for i, name in names.items()}
     return {"type": "TemplateProcessing", "single": single, "pair": [*single, *second], "special_tokens": tokens}
 

@@ -98,10 +98,10 @@ def test_the_packing_is_chosen_by_name(
 
 def test_a_packing_that_does_not_fit_is_refused() -> None:
     data = TextConfig(files="", packing="fit")
-    CausalConfig().require_fit("causal", "decoder", data)
+    CausalConfig().require_fit("decoder", data)
     with pytest.raises(ValueError, match=r"objective=causal packs by split or fit, and data.packing=none"):
-        CausalConfig().require_fit("causal", "decoder", data.replace(packing="none"))
+        CausalConfig().require_fit("decoder", data.replace(packing="none"))
     with pytest.raises(ValueError, match=r"objective=causal with data.packing=fit takes each document on its own"):
-        CausalConfig().require_fit("causal", "decoder", data.replace(mask_documents=False))
+        CausalConfig().require_fit("decoder", data.replace(mask_documents=False))
     with pytest.raises(ValueError, match="needs records of the kind pair"):
-        Seq2SeqConfig().require_fit("seq2seq", "decoder", data)
+        Seq2SeqConfig().require_fit("decoder", data)

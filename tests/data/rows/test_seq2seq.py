@@ -197,7 +197,7 @@ TEXT, PAIRS = TextConfig(files=""), TextConfig(files="", record=PairRecord())
 )
 def test_what_does_not_fit_is_refused(objective: Any, model: str, data: TextConfig, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        objective.require_fit(objective.kind, model, data)
+        objective.require_fit(model, data)
 
 
 @pytest.mark.slow  # reads the whole standard library

@@ -43,7 +43,7 @@ def tokenizer() -> Tokenizer:
 
 def shown(tokenizer: Tokenizer, runs: list[Run]) -> list[tuple[str, bool]]:
     def text(part: int | str) -> str:
-        return tokenizer.special_name(part) if isinstance(part, int) else part
+        return tokenizer.special_names[part] if isinstance(part, int) else part
 
     return [("".join(map(text, run.parts)), run.learned) for run in runs]
 
@@ -173,10 +173,10 @@ def test_a_template_that_takes_too_much_is_ended_and_its_process_with_it(tokeniz
 def test_what_bombs_take_at_most_stays_below_200_megabytes() -> None:
     """Of the program and of the template's process, in a fresh one of each."""
     program = (
-        "import resource, sys\nfrom lm.data.tokenizer.sandbox import compiled\nfrom lm.errors import ConfigError\n"
+        "import resource, sys\nfrom lm.data.tokenizer.sandbox import Template\nfrom lm.errors import ConfigError\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "for template in sys.argv[1:]:\n"
-        "    try:\n        compiled(template, 'here')([], {})\n        raise SystemExit('not refused')\n"
+        "    try:\n        Template(template, 'here').render([], {})\n        raise SystemExit('not refused')\n"
         "    except ConfigError:\n        pass\n"
         "own, other = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))\n"
         "print(own - before, other)\n"

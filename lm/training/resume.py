@@ -7,7 +7,7 @@ from lm.data.kinds import TokenizerFileConfig
 from lm.data.store.prepare import Prepared, changed_files
 from lm.errors import CheckpointError, ConfigError
 from lm.nn.transformer import ModelConfig, build_model, model_config
-from lm.schema import Tree, flatten, from_tree
+from lm.schema import Tree, flatten
 from lm.storage.atomic import clean, verify
 from lm.storage.checkpoint import CheckpointReader, checkpoints, newest_valid, read_meta
 from lm.storage.model_folder import folder_hash, require_same_shapes, resolve_model
@@ -119,7 +119,7 @@ def _require_same_weights(reader: CheckpointReader, cfg: ModelConfig) -> None:
 
 def _require_same_config(folder: RunFolder, saved: Tree, now: Tree) -> None:
     """ConfigError with every difference that may not be; max_steps may grow."""
-    before, after = flatten(_with_newer_options(saved)), flatten(now)
+    before, after = flatten(saved), flatten(now)
     changed = [key for key in before | after if before.get(key) != after.get(key) and not key.startswith(_MAY_CHANGE)]
     if after["trainer.max_steps"] > before["trainer.max_steps"]:
         changed.remove("trainer.max_steps")
@@ -131,11 +131,3 @@ def _require_same_config(folder: RunFolder, saved: Tree, now: Tree) -> None:
         "\n".join(lines) + f"\n{folder.path}: the run exists with another config ({shown}), and a resumed run may only"
         " change where and how often it works, and raise trainer.max_steps. Set run.name to start a new run, or restore the values."
     )
-
-
-def _with_newer_options(saved: Tree) -> Tree:
-    """With the defaults of options that there are only since the run started, which do what it did without them."""
-    try:
-        return from_tree(TrainConfig, saved).tree()
-    except ConfigError:  # what does not fit shows as a difference
-        return saved

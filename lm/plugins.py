@@ -122,7 +122,7 @@ def _add(plugin: Plugin) -> None:
     if known is not None and known.origin != plugin.origin:
         raise ConfigError(f"plugins: {known.origin} and {plugin.origin} are both named {plugin.name!r}. Rename one of them.")
     if not plugin.kinds:
-        rule = 'it defines no kind: a class below a slot such as lm.nn.norm.NormConfig, with `kind: Literal["NAME"] = "NAME"`'
+        rule = 'it defines no kind: a class below a slot such as lm.kinds.NormConfig, with `kind: Literal["NAME"] = "NAME"`'
         raise ConfigError(f"plugins: {plugin.origin}: {rule}. Add one, or leave the file out.")
     _loaded[plugin.name] = plugin
 
@@ -166,6 +166,8 @@ def _installed(point: metadata.EntryPoint) -> Plugin:
 def _refusal(origin: str, error: BaseException) -> ConfigError:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == origin]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-    said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
     where = f"{origin}:{line}" if line else origin
+    if isinstance(error, ConfigError):  # says what to do
+        return ConfigError(f"plugins: {where}: {error}")
+    said = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
     return ConfigError(f"plugins: {where}: {' '.join(said.split())[:300].rstrip('.')}. Mend the file.")

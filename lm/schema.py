@@ -3,6 +3,7 @@
 import difflib
 import json
 import re
+import sys
 import types
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
@@ -83,7 +84,7 @@ class Slot(Config):
             return
         known = cls._registry.get(kind.default)
         if known is not None and known.__module__ != cls.__module__:
-            raise ConfigError(f"{cls.__module__}: a kind '{kind.default}' is in {known.__module__} already. Give yours another name.")
+            raise ConfigError(f"{cls.__name__}: a kind '{kind.default}' is in {_origin(known)} already. Give yours another name.")
         cls._registry[kind.default] = cls
 
     @classmethod
@@ -115,6 +116,11 @@ def kind_from_key(values: Any) -> Any:
     if not isinstance(values, dict):
         return values
     return {key: {"kind": key, **value} if isinstance(value, dict) else value for key, value in values.items()}
+
+
+def _origin(cls: type) -> str:
+    """The file that defines a class, or else its module."""
+    return getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__
 
 
 C = TypeVar("C", bound="Config")

@@ -21,7 +21,7 @@ ROOMS = {
     3: ["lm.generation"],
     4: ["lm.hf", "lm.training", "lm.report"],
     5: ["lm.cli"],
-    6: ["lm", "lm.__main__"],
+    6: ["lm", "lm.__main__", "lm.kinds", "lm.testing"],
 }
 FLOORS = {room: floor for floor, rooms in ROOMS.items() for room in rooms}
 

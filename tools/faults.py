@@ -103,9 +103,6 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
     ]),
     "R11": ("another width", [f"{RESUME}another_width_is_refused_with_the_first_five_mismatches"]),
     "R12": ("another format", [
-        f"{RESUME}a_run_of_format_1_goes_on_to_the_same_end",
-        f"{RESUME}a_finished_run_of_format_1_is_finished_still",
-        "tests/storage/test_formats.py::test_a_model_config_of_format_1_means_the_same_model",
         f"{RESUME}a_checkpoint_of_the_future_is_refused_by_number",
         f"{CHECKPOINT}a_format_from_the_future_is_refused_by_number",
     ]),

@@ -28,7 +28,7 @@ GRID = [
 ]  # each kind of stack
 REFERENCES, MASKS, POSITIONS = ["nn/test_references.py"], ["nn/mixers/test_masks.py"], ["nn/test_positions.py"]
 PARITY, CACHE, STACKS, MOE, MLA = (
-    ["nn/test_parity.py"],
+    [f"hf/families/test_{family}.py" for family in ("llama", "qwen3", "gpt2")],
     ["nn/mixers/test_cache.py"],
     ["nn/test_stacks.py"],
     ["nn/test_moe.py"],
@@ -55,10 +55,10 @@ MUTATIONS = [
     ("qkv bias dropped from the values", "mixers/gqa.py", "self.v = nn.Linear(d_model, kv_width, bias=cfg.qkv_bias)", "self.v = nn.Linear(d_model, kv_width, bias=False)", PARITY),
     ("q and k norms are swapped", "mixers/gqa.py", "self._heads(self.q(x), self.q_norm)", "self._heads(self.q(x), self.k_norm)", PARITY),
     ("global layers one too early", "mixers/gqa.py", "(layer + 1) % self.global_every == 0", "layer % self.global_every == 0", ["nn/test_model.py"]),
-    ("scores scaled by the head's width, not its root", "mixers/gqa.py", "1 / math.sqrt(self.head_dim)", "1 / self.head_dim", PARITY),
+    ("scores scaled by the head's width, not its root", "mixers/gqa.py", "1 / math.sqrt(head_dim)", "1 / head_dim", PARITY),
     ("cross-attention keeps the window", "mixers/gqa.py", "self.replace(window=None, global_every=None)", "self", GRID),
     ("cross-attention is causal", "transformer.py", "batch.source_documents, causal=False, square=square", "batch.source_documents, causal=True, square=square", STACKS),
-    ("dropout of weights in eval", "mixers/gqa.py", "self.how if training else self.quiet", "self.how", ["nn/test_model.py"]),
+    ("dropout of weights in eval", "mixers/base.py", "self.how if self.training else self.quiet", "self.how", ["nn/test_model.py"]),
     ("a memory's keys and values are swapped", "mixers/gqa.py", "k, v = ctx.memory_keys(", "v, k = ctx.memory_keys(", STACKS),
     ("every layer reads the first one's memory", "context.py", "return self.cache.memory[layer]", "return self.cache.memory[0]", GRID),
     ("a cached prefix is forgotten", "context.py", "self.mask.k_prefix if first else None", "None", MASKS),

@@ -1,6 +1,6 @@
 """The one input type of every model and objective. It lives beside the models, since lm/nn imports nothing above itself."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -30,4 +30,4 @@ class Batch:
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device, copied without waiting."""
         moved = {f.name: v.to(device, non_blocking=True) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        return Batch(**{**{f.name: getattr(self, f.name) for f in fields(self)}, **moved})
+        return replace(self, **moved)

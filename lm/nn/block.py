@@ -35,6 +35,11 @@ class BlockParts:
         cross = [] if self.cross is None else [self.cross.keeps(self.d_model, self.layer)]
         return together([self.mixer.keeps(self.d_model, self.layer), *cross, self.ffn.keeps(self.d_model, self.layer)])
 
+    def flops(self, seq_len: int) -> int:
+        """Returns those of one token in a full row, beside those of linear layers."""
+        cross = 0 if self.cross is None else self.cross.flops(self.d_model, self.layer, seq_len)
+        return self.mixer.flops(self.d_model, self.layer, seq_len) + cross + self.ffn.flops(self.d_model, self.layer)
+
 
 class BlockConfig(Slot, group="model/block"):
     """How the sublayers of a layer stand to each other."""

@@ -111,13 +111,13 @@ class Stack(nn.Module):
 
     def __init__(self, cfg: ModelConfig, n_layers: int, causal: bool, cross: bool = False) -> None:
         super().__init__()
-        self.cfg, self.cross = cfg, cross
-        self.embed_scale = cfg.embed.scale
+        self.cfg, self.embed_scale = cfg, cfg.embed.scale
+        self.parts = [cfg.parts(layer, cross) for layer in range(n_layers)]
         self.position = cfg.position.build(cfg.dims(causal))
         self.segment = nn.Embedding(cfg.embed.segments, cfg.d_model) if cfg.embed.segments else None
         self.embed_norm = cfg.norm.build(cfg.d_model) if cfg.embed.norm else None
         self.dropout = nn.Dropout(cfg.dropout)
-        self.blocks = nn.ModuleList(cfg.block.build(cfg.parts(layer, cross)) for layer in range(n_layers))
+        self.blocks = nn.ModuleList(cfg.block.build(parts) for parts in self.parts)
         self.norm = nn.Identity() if cfg.norm.place == "post" else cfg.norm.build(cfg.d_model)
 
     def embedded(self, x: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from lm.nn.context import Auxiliary, Context
 from lm.nn.ffn.base import Mixture
 from lm.nn.head import Head, Reader
 from lm.nn.init import Declares, draw_of, init_weights, into_residual, matrix
-from lm.nn.mixers.cache import Cache
+from lm.nn.mixers.cache import Cache, State
 from lm.nn.mixers.mask import Mask
 from lm.nn.mtp import MTPBlock, MTPConfig, shifted
 from lm.nn.stack import ModelConfig as ModelConfig
@@ -98,6 +98,7 @@ class LM(Stack):
         self.vocab_size, self.max_seq_len = cfg.vocab_size, cfg.max_seq_len
         self.embed = nn.Embedding(self.vocab_size, cfg.d_model)
         self.head = Head(cfg.head, cfg.norm, cfg.d_model, self.vocab_size)
+        self.mtp = nn.ModuleList()  # blocks that predict further tokens, which only training runs
         self.tie()
 
     def tie(self) -> None:
@@ -144,17 +145,13 @@ class LM(Stack):
     def predict_further(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:
         """Models with multi-token prediction put their hidden states into the context."""
 
-    def mtp_blocks(self) -> list[nn.Module]:
-        """Returns the blocks that predict further tokens, which only training runs."""
-        return []
-
     def stacks(self) -> list[Stack]:
         """Encoder first."""
         return [self]
 
     def units(self) -> list[nn.Module]:
         """The blocks, encoder's first: what is sharded, and computed again, as one."""
-        return [*(block for stack in self.stacks() for block in stack.blocks), *self.mtp_blocks()]
+        return [*(block for stack in self.stacks() for block in stack.blocks), *self.mtp]
 
     def sublayers(self, name: str) -> int:
         """How many of them add to the residual stream that the parameter of this name writes to."""
@@ -165,10 +162,13 @@ class LM(Stack):
         for stack in self.stacks():
             stack.checkpoint_every = every
 
+    def states(self) -> list[State]:
+        """Returns what a cache keeps of a row, layer by layer."""
+        return [parts.mixer.state(parts.d_model, parts.layer) for parts in self.parts]
+
     def new_cache(self, batch: int, max_len: int, slack: int = 8) -> Cache:
         """An empty cache for `batch` rows of up to max_len tokens, on the model's device and in its dtype."""
-        states = [self.cfg.parts(layer).mixer.state(self.cfg.d_model, layer) for layer in range(self.cfg.n_layers)]
-        return Cache(states, batch, max_len, self.embed.weight.device, self.embed.weight.dtype, slack)
+        return Cache(self.states(), batch, max_len, self.embed.weight.device, self.embed.weight.dtype, slack)
 
     def matrices(self) -> set[str]:
         """Names of the blocks' weights that Muon treats as matrices: 2-D, or stacks of them, (e, out, in)."""
@@ -204,7 +204,7 @@ class DecoderLM(LM):
     def __init__(self, cfg: DecoderConfig) -> None:
         super().__init__(cfg, causal=True)
         depth = cfg.mtp.depth if cfg.mtp is not None else 0
-        self.mtp = nn.ModuleList(MTPBlock(cfg.block, cfg.parts(cfg.n_layers + k)) for k in range(depth))
+        self.mtp.extend(MTPBlock(cfg.block, cfg.parts(cfg.n_layers + k)) for k in range(depth))
 
     def predict_further(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:
         if not self.training or self.cfg.mtp is None:
@@ -214,9 +214,6 @@ class DecoderLM(LM):
             later = self.embed(shifted(batch.tokens, n, 0)) * self.embed_scale
             hidden = self.through(block, len(self.blocks) + n - 1, hidden, later, ctx)
             ctx.mtp.append(hidden)
-
-    def mtp_blocks(self) -> list[nn.Module]:
-        return list(self.mtp)
 
 
 class EncoderLM(LM):

@@ -11,7 +11,6 @@ from lm.storage.model_folder import read_config
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.freeze import freeze
-from lm.training.setting import setting
 
 _SAMPLE_TOKENS = 8
 
@@ -60,4 +59,4 @@ def estimate(cfg: TrainConfig, model: Tree) -> Memory:
     """Of one rank, by formula.  model: with its sizes filled in."""
     built = build_model(model_config(model), device="meta")
     freeze(built, cfg.trainer.freeze)
-    return memory(built, setting(cfg))
+    return memory(built, cfg.setting())

@@ -8,6 +8,10 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
+from lm.data.loader import split
+from lm.data.rows.base import LikelihoodConfig
+from lm.nn.cost.memory import Setting
+from lm.nn.loss import CHUNK
 from lm.nn.transformer import ModelConfig
 from lm.schema import Config, Named, Slot, Tree
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
@@ -15,7 +19,7 @@ from lm.training.numerics import NumericsConfig
 from lm.training.optim import adamw, muon, sgd
 from lm.training.optim.base import OptimConfig
 from lm.training.optim.schedule import ScheduleConfig
-from lm.training.strategies.config import SingleConfig, StrategyConfig, refusal
+from lm.training.strategies.config import SingleConfig, StrategyConfig
 
 OPTIMIZERS = (adamw, muon, sgd)  # registered by being imported
 
@@ -145,23 +149,51 @@ class ResumeConfig(Config):
     """Resume weights and step but start the optimizer anew."""
 
 
-class TrainConfig(Config):
+class Sized(Config):
+    """The parts of a training run that decide how its model fits a rank."""
+
+    model: ModelConfig
+    data: DataConfig
+    objective: ObjectiveConfig
+    optim: OptimConfig
+    trainer: TrainerConfig
+    strategy: StrategyConfig = SingleConfig()
+    launch: LaunchConfig = LaunchConfig()
+
+    def refusal(self) -> str | None:
+        """Returns why the strategy cannot train this, as one sentence with the remedy; None where it can."""
+        if (reason := self.strategy.refused(self)) is not None:
+            return f"strategy={self.strategy.kind}: {reason}"
+        if self.data.global_batch % (world := self.launch.world):
+            given = f"data.global_batch={self.data.global_batch}"
+            return f"{given} is not a multiple of the {world} ranks. Choose a multiple, or other devices."
+        return None
+
+    def setting(self) -> Setting:
+        """Returns what the memory of a rank depends on, as training sets it up."""
+        trainer, world = self.trainer, self.launch.world
+        return Setting(
+            micro_batch=split(self.data.global_batch, world, trainer.micro_batch)[0],
+            seq_len=self.data.seq_len,
+            chunk=self.objective.chunk if isinstance(self.objective, LikelihoodConfig) else CHUNK,
+            precision=trainer.precision,
+            states=self.optim.state_bytes(2 if trainer.precision == "bf16-true" else 4),
+            checkpoint_every=trainer.checkpoint_blocks or 0,
+            stage=self.strategy.stage,
+            world=world,
+        )
+
+
+class TrainConfig(Sized):
     """One training run."""
 
     run: RunConfig
     seed: int = Field(0, ge=0)
     """Decides initial weights, data order, dropout and samples."""
-    model: ModelConfig
     tokenizer: TokenizerConfig
-    data: DataConfig
-    objective: ObjectiveConfig
-    optim: OptimConfig
     schedule: ScheduleConfig
-    trainer: TrainerConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
     numerics: NumericsConfig = NumericsConfig()
-    strategy: StrategyConfig = SingleConfig()
-    launch: LaunchConfig = LaunchConfig()
     logger: LoggerConfig = JsonlLoggerConfig()
     callbacks: Named[CallbackConfig] = {}
     """Callbacks of one's own, by name; one without `kind` is of the kind that its name says."""
@@ -184,7 +216,7 @@ class TrainConfig(Config):
                 f"schedule.warmup_steps={self.schedule.warmup_steps} is not below trainer.max_steps={self.trainer.max_steps}."
                 " Shorten the warm-up or lengthen the run."
             )
-        if (refused := refusal(self)) is not None:
+        if (refused := self.refusal()) is not None:
             raise ValueError(refused)
         self.objective.require_fit(self.objective.kind, self.model.kind, self.data)
         if self.objective.needs_parent and self.init_from is None:

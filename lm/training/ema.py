@@ -1,22 +1,22 @@
 """An exponential moving average of the weights, which is validated and exported in their place."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lm.storage.checkpoint import Piece
+from lm.training.strategies.single import Single
 
 
 class EMA:
     """average <- decay * average + (1 - decay) * weight, in float32, from the weights at the start on."""
 
-    def __init__(self, weights: Iterable[Piece], decay: float, refresh: Callable[[], None] = lambda: None) -> None:
-        """weights: live slices.  refresh: called whenever they have been written."""
-        self._weights = list(weights)
-        self._decay, self._refresh = decay, refresh
+    def __init__(self, strategy: Single, model: nn.Module, decay: float) -> None:
+        self._strategy, self._model, self._decay = strategy, model, decay
+        self._weights = [*strategy.weights(model)]
         self._averages = [piece.tensor.detach().float().clone() for piece in self._weights]
 
     @torch.no_grad()
@@ -38,7 +38,7 @@ class EMA:
     def _write(self, values: list[Tensor]) -> None:
         for piece, value in zip(self._weights, values, strict=True):
             piece.tensor.copy_(value)
-        self._refresh()
+        self._strategy.refresh(self._model)
 
     def pieces(self) -> Iterator[Piece]:
         """Yields the averages' slices for a checkpoint."""

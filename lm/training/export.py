@@ -15,17 +15,18 @@ from lm.storage.checkpoint import CheckpointReader, require_finite
 from lm.storage.formats import FORMAT
 from lm.storage.model_folder import CONFIG, WEIGHTS
 
+_KEPT = ("model", "parent", "step", "tokenizer_hash", "plugins")  # of a checkpoint's meta data
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}  # of the safetensors format
 
 
-def export_model(folder: Path, reader: CheckpointReader, save_tokenizer: Callable[[Path], None], extra: Tree) -> None:
-    """The averaged weights where there are some, in the dtype of the weights. `extra` lands in config.json beside the model."""
+def export_model(folder: Path, reader: CheckpointReader, save_tokenizer: Callable[[Path], None], run: str) -> None:
+    """Writes the averaged weights where there are some, in the dtype of the weights.  run: its name, for config.json."""
     names = sorted(reader.names(), key=lambda name: (-reader.dtype(name).itemsize, name))  # so that every tensor is aligned
     dtypes = {name: reader.dtype(name) for name in names}
     size = sum(math.prod(reader.shape(name)) * dtype.itemsize for name, dtype in dtypes.items())
     with atomic_folder(folder, size) as temporary:
         _write_weights(temporary / WEIGHTS, reader, dtypes)
-        write_json(temporary / CONFIG, {"format": FORMAT, "model": reader.meta["model"], **extra})
+        write_json(temporary / CONFIG, {"format": FORMAT, "run": run, **{key: reader.meta[key] for key in _KEPT}})
         save_tokenizer(temporary)
 
 

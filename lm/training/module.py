@@ -19,7 +19,7 @@ from lm.training.config import TrainConfig
 from lm.training.ema import EMA
 from lm.training.freeze import freeze, trainable
 from lm.training.numerics import StepJudge
-from lm.training.objectives.build import build_objective
+from lm.training.objectives.base import build_objective
 from lm.training.optim.base import set_lr, vectors_of
 from lm.training.state import RunState
 from lm.training.strategies.single import Single
@@ -116,11 +116,6 @@ class TrainModule(LightningModule):
         """1 where this step must change nothing, else 0, given the norm of its whole gradient."""
         self.grad_norm = grad_norm
         return self.verdicts.judge(self.loss(), grad_norm, self.tokens_in_step)
-
-    @property
-    def bad_step(self) -> Tensor:
-        """The last step, where its loss or gradient is not finite, or the one that ended all stepping; else -1."""
-        return self.verdicts.last_bad
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None) -> None:
         """Callbacks come right after it, and find the step counted."""

@@ -42,11 +42,6 @@ class StepJudge:
     def stuck(self) -> Tensor:
         return self._streak > self._allowed
 
-    @property
-    def last_bad(self) -> Tensor:
-        """The step that is not finite, if the last one was so; else -1."""
-        return torch.where(self._streak > 0, self._steps[(self.n_bad - 1) % _KEPT], -1)
-
     def judge(self, loss: Tensor, norm: Tensor, labels: Tensor) -> Tensor:
         """The optimizer's `found_inf` for a step of this loss over so many labels and this gradient norm. May be asked more than once."""
         finite = torch.isfinite(norm) & torch.isfinite(loss)

@@ -1,7 +1,7 @@
 """What a run folder holds already, and whether this config may go on from there."""
 
 from collections.abc import Callable
-from contextlib import suppress
+from pathlib import Path
 
 from lm.data.kinds import TokenizerFileConfig
 from lm.data.store.prepare import Prepared, changed_files
@@ -9,7 +9,7 @@ from lm.errors import CheckpointError, ConfigError
 from lm.nn.transformer import ModelConfig, build_model, model_config
 from lm.schema import Tree, flatten
 from lm.storage.atomic import clean, verify
-from lm.storage.checkpoint import CheckpointReader, checkpoints, newest_valid, read_meta
+from lm.storage.checkpoint import CheckpointReader, newest_valid
 from lm.storage.model_folder import folder_hash, require_same_shapes, resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
@@ -23,8 +23,8 @@ _MAY_CHANGE = (
 )  # fmt: skip
 
 
-def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> CheckpointReader | None:
-    """The checkpoint to go on from; None where the run starts, or where only the model of a finished one is left.
+def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
+    """Returns the checkpoint to go on from; None where the run starts, or where only the model of a finished one is left.
 
     Cleans up after a kill. Raises CheckpointError, or ConfigError with the differences.
     """
@@ -39,24 +39,16 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> CheckpointReader 
         raise CheckpointError(f"{folder.path}: {count} {rule}, and a run goes on from one. Remove {folder.checkpoints} to start anew.")
     if newest is None and cfg.resume.mode == "must":
         raise CheckpointError(f"{folder.path}: resume.mode=must, but there is no valid checkpoint. Use resume.mode=auto to start anew.")
-    reader = CheckpointReader(newest) if newest is not None else None
-    if reader is not None:
+    if newest is not None:
+        reader = CheckpointReader(newest, verified=True)
         _require_same_weights(reader, cfg.model)
         _require_same_config(folder, reader.meta["config"], cfg.tree())
         before = reader.meta["config"]["trainer"]["max_steps"]
         if before != cfg.trainer.max_steps and cfg.schedule.kind != "constant":
             say(f"trainer.max_steps was {before:,} and is {cfg.trainer.max_steps:,}: from here on the rate is that of the longer schedule")
     elif folder.model.is_dir() and folder.exists():
-        saved = folder.config()
-        _require_same_config(folder, {**saved, "trainer": {"max_steps": 0, **saved["trainer"]}}, cfg.tree())
-    return reader
-
-
-def require_resumable(folder: RunFolder, cfg: TrainConfig) -> None:
-    """ConfigError where the newest checkpoint is of another config; whether it is sound, its readers find out."""
-    with suppress(CheckpointError):
-        if found := checkpoints(folder.checkpoints):
-            _require_same_config(folder, read_meta(found[0])["config"], cfg.tree())
+        _require_same_config(folder, folder.config(), cfg.tree())
+    return newest
 
 
 def finished(folder: RunFolder, cfg: TrainConfig, reader: CheckpointReader | None, say: Say) -> Tree | None:
@@ -121,7 +113,7 @@ def _require_same_config(folder: RunFolder, saved: Tree, now: Tree) -> None:
     """ConfigError with every difference that may not be; max_steps may grow."""
     before, after = flatten(saved), flatten(now)
     changed = [key for key in before | after if before.get(key) != after.get(key) and not key.startswith(_MAY_CHANGE)]
-    if after["trainer.max_steps"] > before["trainer.max_steps"]:
+    if after["trainer.max_steps"] > before.get("trainer.max_steps", 0):
         changed.remove("trainer.max_steps")
     if not changed:
         return

@@ -13,10 +13,27 @@ from lm.storage.checkpoint import checkpoints
 from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.saving import Saver
 from lm.training.config import TrainConfig
-from lm.training.counters import Counters
 from lm.training.journal import Journal
 from lm.training.launch.ranks import Ranks
 from lm.training.launch.signals import Signals
+
+
+@dataclass
+class Counters:
+    """The counters that a checkpoint carries beside weights and optimizer."""
+
+    best_val_loss: float | None = None
+    worse_validations: int = 0
+    val_loss: float | None = None
+    val_bits_per_byte: float | None = None
+    save_s: float | None = None  # how long a save has held up the loop, the last one left out
+    train_s: float = 0.0  # seconds spent stepping, over all resumes
+    samples_bytes: int = 0  # length of samples.md
+    recent_losses: list[float] = field(default_factory=list)  # what the next logged loss is compared with
+    skipped: int = 0  # steps left out because they were not finite
+    rolled_back: int = 0  # times
+    rows_from: int = 0  # step n reads the rows of step n + this, since those before were left out
+    device: str = ""  # what the steps run on
 
 
 class Clock:
@@ -70,7 +87,6 @@ class RunState:
 
     @property
     def folder(self) -> RunFolder:
-        """Returns where the run is written."""
         return self.journal.folder
 
     def logs(self, step: int) -> bool:

@@ -2,11 +2,20 @@
 
 import ctypes
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from lightning import Callback, Trainer
 
 from lm.errors import ConfigError
+from lm.training.callbacks.averages import Averages
+from lm.training.callbacks.bad_steps import BadSteps, Rollback
+from lm.training.callbacks.checkpoints import Checkpoints
+from lm.training.callbacks.metrics import Metrics
+from lm.training.callbacks.samples import Samples
+from lm.training.callbacks.signals import StopOnSignal
+from lm.training.callbacks.validation import Validation
 from lm.training.config import TrainConfig
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -41,6 +50,11 @@ _REFUSED = {
 """Callbacks of Lightning's that do not work here, why, and what does the same."""
 
 
+CALLBACKS = (Averages, StopOnSignal, BadSteps, Metrics, Rollback, Validation, Samples, Checkpoints)
+"""What happens between steps, in this order: averages first, which a later one may validate; the bad step before the line that may take
+the run back; and last the save, which holds what the others have counted, and ends the run."""
+
+
 def _require_usable(callback: Any) -> None:
     """ConfigError for a callback that would break the run, or do nothing."""
     for kind in type(callback).__mro__:
@@ -48,15 +62,14 @@ def _require_usable(callback: Any) -> None:
             raise ConfigError(f"callbacks: {type(callback).__name__} {_REFUSED[kind.__name__]}.")
 
 
-def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks: list[Any]) -> Any:
-    """A silent Trainer; ending, saving, validating and logging are ours. ConfigError for a device that is not here, or for a callback that
-    cannot work."""
-    for callback in callbacks:
+def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks: Sequence[Callback]) -> Trainer:
+    """Returns a silent Trainer; ending, saving, validating and logging are ours. ConfigError for a device that is not here, or for a
+    callback that cannot work.  callbacks: those that come behind ours and the config's."""
+    added = [*(callback.build() for callback in cfg.callbacks.values()), *callbacks]
+    for callback in added:
         _require_usable(callback)
     for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    from lightning import Trainer
-
     cuda = cfg.trainer.device == "cuda" or (cfg.trainer.device == "auto" and torch.cuda.is_available())
     if cuda and not torch.cuda.is_available():
         raise ConfigError("trainer.device=cuda, but torch finds no GPU here. Use trainer.device=auto or cpu.")
@@ -69,5 +82,6 @@ def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks:
         accelerator="cuda" if cuda else "cpu", devices=cfg.launch.devices, num_nodes=cfg.launch.nodes, strategy=strategy,
         precision=precision, max_steps=-1, max_epochs=-1, min_epochs=0,
         accumulate_grad_batches=accumulation, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=callbacks, num_sanity_val_steps=0, limit_val_batches=0, use_distributed_sampler=False,
+        enable_model_summary=False, callbacks=[*(ours() for ours in CALLBACKS), *added],
+        num_sanity_val_steps=0, limit_val_batches=0, use_distributed_sampler=False,
     )  # fmt: skip

@@ -8,11 +8,10 @@ import sys
 import traceback
 from pathlib import Path
 
-import yaml
-
 from lm import plugins
-from lm.errors import ConfigError, Interrupted, LmError
+from lm.errors import CheckpointError, ConfigError, Interrupted, LmError
 from lm.schema import from_tree
+from lm.storage.reading import read_yaml
 from lm.training.config import TrainConfig
 from lm.training.launch import outcome
 from lm.training.launch.ranks import PeerLost, Ranks, is_lost_peer
@@ -60,12 +59,9 @@ def _train(args: list[str], command: str | None) -> None:
 
 def _read(path: Path) -> TrainConfig:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())}). Give the config.yaml of a run.") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: holds no keys. Give the config.yaml of a run.")
-    return from_tree(TrainConfig, tree, str(path))
+        return from_tree(TrainConfig, read_yaml(path), str(path))
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from lm.data.store.shards import ShardWriter, TokenStore, write_index
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.transformer import EncoderDecoderConfig, ModelConfig
 from lm.schema import from_tree
-from tests.nn.models import BASE, config, with_kinds
+from lm.testing.models import BASE
+from tests.nn.models import config, with_kinds
 
 Prepare = Callable[..., Prepared]
 MakeStore = Callable[..., TokenStore]

@@ -21,8 +21,9 @@ from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model, model_config
 from lm.schema import from_tree
 from lm.storage.model_folder import save_model
+from lm.testing.models import BASE, redraw
 from tests.conftest import Lm
-from tests.nn.models import BASE, redraw, with_kinds
+from tests.nn.models import near, with_kinds
 
 SOURCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [3], [40, 41], [60, 2, 5, 5, 1]]
 START = 7
@@ -72,7 +73,7 @@ def test_padding_of_a_source_changes_nothing(side: str) -> None:
     parts = ((filler, source), (hidden, places)) if side == "left" else ((source, filler), (places, hidden))
     padded, positions = (torch.cat(pair, dim=1) for pair in parts)
     found = model(Batch(tokens, source_tokens=padded, source_positions=positions))
-    torch.testing.assert_close(found, model(Batch(tokens, source_tokens=source)), atol=1e-4, rtol=1e-4)
+    near(found, model(Batch(tokens, source_tokens=source)))
 
 
 @pytest.mark.parametrize("options", [{"temperature": 1.0, "top_p": 0.95}, {"temperature": 0.9, "repetition_penalty": 1.4}], ids=str)

@@ -11,7 +11,8 @@ from lm.generation.sampling import SamplingConfig
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM
 from lm.schema import from_tree
-from tests.nn.models import ATTENTIONS, POSITIONS, VOCAB, config, redrawn
+from lm.testing.models import VOCAB
+from tests.nn.models import ATTENTIONS, POSITIONS, config, redrawn
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [3], [40, 41], [3], [60, 2, 5, 5, 1], [3]]
 MODELS: list[dict[str, Any]] = [

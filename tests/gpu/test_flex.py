@@ -109,4 +109,4 @@ def test_a_model_moved_to_the_gpu_and_back_gives_the_same_logits(documents: bool
     moved = model.to(GPU)(batch.to(GPU))
     torch.testing.assert_close(moved.cpu(), expected, atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(model.to("cpu")(batch), expected)
-    assert all(module.scores.attend is sdpa for module in model.modules() if isinstance(module, GQA))
+    assert all(module.attend is sdpa for module in model.modules() if isinstance(module, GQA))

@@ -20,7 +20,7 @@ from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model
 from lm.schema import Tree
 from lm.storage.model_folder import copy_weights
-from tests.doubles import Doubles, same
+from lm.testing.models import Doubles, same
 
 VOCAB, LENGTH = 61, 50
 

@@ -26,7 +26,8 @@ from lm.hf.io.writing import family_for, write_hf  # noqa: E402
 from lm.nn.transformer import LM, ModelConfig  # noqa: E402
 from lm.schema import Tree, from_tree  # noqa: E402
 from lm.storage.model_folder import save_model  # noqa: E402
-from tests.nn.models import config, redrawn_any  # noqa: E402
+from lm.testing.models import random_model  # noqa: E402
+from tests.nn.models import config  # noqa: E402
 
 TEXTS = [
     "def main(", " a space before", "two  spaces\n\n\tand a tab ", "你好，世界。", "🙂👩‍👩‍👧 family", "it 's n't a test","Ünï\u0301 ﬁ",
@@ -50,7 +51,7 @@ def tokenizer_of(name: str) -> Tokenizer:
 
 def exported(folder: Path, cfg: ModelConfig, tokenizer: Tokenizer, end: float = 0.0) -> LM:
     """A model folder and its export.  end: logits of eos as a multiple of those of some other token."""
-    model = redrawn_any(cfg)
+    model = random_model(cfg)
     with torch.no_grad():
         model.head.weight[tokenizer.special_ids()] *= 0.0
         model.head.weight[tokenizer.eos] = end * model.head.weight[40]

@@ -17,7 +17,7 @@ from lm.hf.io.reading import read_hf
 from lm.hf.io.writing import family_for, write_hf
 from lm.nn.batch import Batch
 from lm.storage.model_folder import save_model
-from tests.doubles import Doubles, same
+from lm.testing.models import Doubles, same
 from tests.nn.models import config, redrawn
 
 Run = Callable[..., "Done"]

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.doubles import Doubles
+from lm.testing.models import Doubles
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from typing import Any
 from lm.errors import ConfigError
 from lm.nn.transformer import model_config
 from lm.schema import Tree
-from tests.nn.models import ATTENTIONS, BASE, BLOCKS, EMBEDS, FFNS, HEADS, MIXING, NORMS, POSITIONS, with_kinds
+from lm.testing.models import BASE
+from tests.nn.models import ATTENTIONS, BLOCKS, EMBEDS, FFNS, HEADS, MIXING, NORMS, POSITIONS, with_kinds
 
 SLOTS: dict[str, list[dict[str, Any]]] = {
     "norm": NORMS,

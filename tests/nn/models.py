@@ -1,26 +1,17 @@
-"""Small random models for the tests: every tensor is redrawn, so that no bias or norm is invisible and logits have std >= 1."""
+"""Values of the slots for the tests, and small random decoders of them."""
 
 import itertools
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lm.nn.batch import Batch
-from lm.nn.transformer import LM, DecoderConfig, DecoderLM, ModelConfig, build_model
+from lm.nn.transformer import DecoderConfig, DecoderLM
 from lm.schema import from_tree
+from lm.testing.models import BASE, random_model, tokens
 
-VOCAB = 61
-
-BASE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "max_seq_len": 48,
-    "d_model": 32,
-    "n_layers": 3,
-    "norm": {"kind": "rms"},
-    "position": {"kind": "rope"},
-    "attention": {"n_heads": 4},
-    "ffn": {"hidden": 40},
-}
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # of values of size 1: some millions of roundings of 1e-16
 
 NORMS: list[dict[str, Any]] = [
     {"kind": "rms", "place": "pre"},
@@ -123,31 +114,9 @@ def with_kinds(tree: dict[str, Any]) -> dict[str, Any]:
 
 def redrawn(cfg: DecoderConfig, seed: int = 0) -> DecoderLM:
     """A decoder in eval mode whose every tensor is random, norms and biases too."""
-    model = redrawn_any(cfg, seed)
+    model = random_model(cfg, seed)
     assert isinstance(model, DecoderLM)
     return model
-
-
-def redrawn_any(cfg: ModelConfig, seed: int = 0) -> LM:
-    """The same for every kind of model."""
-    model = build_model(cfg, seed=seed).eval()
-    redraw(model, seed)
-    return model
-
-
-@torch.no_grad()
-def redraw(model: torch.nn.Module, seed: int = 0) -> None:
-    source = torch.Generator().manual_seed(seed)
-    for _, p in sorted(model.named_parameters()):
-        noise = torch.randn(p.shape, generator=source)
-        p.copy_(noise * 0.9 / p.shape[-1] ** 0.5 * 1.6 if p.ndim >= 2 else p + 0.5 * noise)
-    for name, p in model.named_parameters():
-        if "embed.weight" in name or "wte" in name or "embed_tokens" in name or "head" in name:
-            p.mul_(2.0)
-
-
-def tokens(b: int, s: int, seed: int = 1) -> torch.Tensor:
-    return torch.randint(0, VOCAB, (b, s), generator=torch.Generator().manual_seed(seed))
 
 
 def packed(lengths: list[int], seed: int = 1) -> Batch:
@@ -155,3 +124,9 @@ def packed(lengths: list[int], seed: int = 1) -> Batch:
     documents = torch.cat([torch.full((n,), i, dtype=torch.int32) for i, n in enumerate(lengths)])[None]
     positions = torch.cat([torch.arange(n) for n in lengths])[None]
     return Batch(tokens(1, sum(lengths), seed), positions=positions, documents=documents)
+
+
+def near(found: Tensor, expected: Tensor) -> None:
+    """Of what computes in float32 for good: within 3e-5 of the size of what is expected, some hundred roundings of 6e-8."""
+    size = float(expected.detach().abs().max())
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=3e-5 * size)

@@ -8,7 +8,8 @@ import torch
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
 from lm.nn.transformer import build_model, model_config
-from tests.nn.models import BASE, CONV, MIXTURES, config, redrawn, tokens, with_kinds
+from lm.testing.models import BASE, tokens
+from tests.nn.models import CONV, MIXTURES, config, redrawn, with_kinds
 
 pytestmark = pytest.mark.usefixtures("doubles")
 

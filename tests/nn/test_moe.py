@@ -17,8 +17,8 @@ from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.position.base import Position
 from lm.nn.transformer import LM, build_model
 from lm.schema import from_tree
-from tests.doubles import CLOSE
-from tests.nn.models import EXPERT, GPT_OSS, MIXTURES, config, redraw, redrawn, tokens
+from lm.testing.models import redraw, tokens
+from tests.nn.models import CLOSE, EXPERT, GPT_OSS, MIXTURES, config, redrawn
 
 pytestmark = pytest.mark.usefixtures("doubles")
 

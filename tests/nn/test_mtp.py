@@ -11,8 +11,8 @@ from lm.nn.loss import LossSums, causal_reader
 from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.mtp import MTPBlock, shifted
 from lm.nn.transformer import DecoderLM
-from tests.doubles import CLOSE
-from tests.nn.models import MIXTURES, config, packed, redrawn, tokens
+from lm.testing.models import tokens
+from tests.nn.models import CLOSE, MIXTURES, config, packed, redrawn
 
 pytestmark = pytest.mark.usefixtures("doubles")
 

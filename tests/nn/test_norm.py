@@ -11,8 +11,8 @@ from lm.nn.batch import Batch
 from lm.nn.head import Head
 from lm.nn.norm import LayerNormConfig, RMSNormConfig, build_residual, rms_norm
 from lm.nn.transformer import build_model
-from tests.doubles import CLOSE
-from tests.nn.models import config, redraw, redrawn, tokens
+from lm.testing.models import redraw, tokens
+from tests.nn.models import CLOSE, config, redrawn
 
 pytestmark = pytest.mark.usefixtures("doubles")
 

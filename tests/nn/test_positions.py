@@ -11,8 +11,8 @@ from lm.nn.position.bias import AlibiConfig, alibi_slopes, t5_buckets
 from lm.nn.position.rope import Rope, RopeConfig, deinterleave, rope_angles, rotate_half
 from lm.nn.position.scaling import ScalingConfig, frequencies
 from lm.schema import from_tree
-from tests.doubles import CLOSE
-from tests.nn.models import SCALINGS, config, redrawn, tokens
+from lm.testing.models import tokens
+from tests.nn.models import CLOSE, SCALINGS, config, redrawn
 
 pytestmark = pytest.mark.usefixtures("doubles")
 

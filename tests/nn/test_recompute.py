@@ -3,7 +3,8 @@
 import torch
 
 from lm.nn.batch import Batch
-from tests.nn.models import MIXTURES, config, redrawn, tokens
+from lm.testing.models import tokens
+from tests.nn.models import MIXTURES, config, redrawn
 from tests.nn.test_moe import loss_of
 from tests.nn.test_mtp import S, labels_of, loss, with_mtp
 

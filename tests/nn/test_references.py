@@ -13,8 +13,8 @@ from lm.nn.position.rope import rope_angles, rotate, rotate_half
 from lm.nn.position.scaling import frequencies
 from lm.nn.transformer import DecoderConfig
 from lm.schema import from_tree
-from tests.doubles import CLOSE
-from tests.nn.models import config, redrawn, tokens, with_kinds
+from lm.testing.models import tokens
+from tests.nn.models import CLOSE, config, redrawn, with_kinds
 
 pytestmark = pytest.mark.usefixtures("doubles")
 

@@ -11,7 +11,8 @@ from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.transformer import ModelConfig, build_model, model_config
 from lm.schema import Config, Tree, variants
-from tests.nn.models import BASE, CONV, EXPERT, MIXTURES, MLA, tokens, with_kinds
+from lm.testing.models import BASE, tokens
+from tests.nn.models import CONV, EXPERT, MIXTURES, MLA, with_kinds
 
 MOE = MIXTURES[0]
 DENSE = {"kind": "mlp", "hidden": 24}

@@ -10,8 +10,8 @@ from lm.nn.context import Context
 from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.transformer import EncoderDecoderConfig, EncoderDecoderLM, build_model, model_config
 from lm.schema import from_tree
-from tests.doubles import CLOSE
-from tests.nn.models import BASE, packed, redraw, redrawn_any, tokens, with_kinds
+from lm.testing.models import BASE, random_model, redraw, tokens
+from tests.nn.models import CLOSE, packed, with_kinds
 
 pytestmark = pytest.mark.usefixtures("doubles")
 
@@ -42,7 +42,7 @@ def both(norm_first: bool) -> tuple[EncoderDecoderLM, nn.Transformer]:
     """Our model, and torch's with its weights, every one of them redrawn. In training mode (without dropout), since torch's eval takes
     a fast path with other answers on padding."""
     cfg = model_config(with_kinds(BASE | PLAIN | {"norm": {"kind": "layer", "place": "pre" if norm_first else "post"}}))
-    model = redrawn_any(cfg)
+    model = random_model(cfg)
     assert isinstance(model, EncoderDecoderLM)
     theirs = nn.Transformer(D, 4, LAYERS, LAYERS, 40, 0.0, batch_first=True, norm_first=norm_first)
     if not norm_first:
@@ -169,7 +169,7 @@ def small(**changes: object) -> EncoderDecoderConfig:
 
 @torch.no_grad()
 def test_the_memory_is_projected_once_and_follows_its_rows() -> None:
-    model = redrawn_any(small())
+    model = random_model(small())
     ids, source = tokens(3, 8), tokens(3, M, seed=2)
     full, cache = model(Batch(ids, source_tokens=source)), model.new_cache(3, 8)
     projected: list[Tensor] = []
@@ -185,7 +185,7 @@ def test_the_memory_is_projected_once_and_follows_its_rows() -> None:
 
 @torch.no_grad()
 def test_a_new_source_replaces_the_old_one_in_the_cache() -> None:
-    model = redrawn_any(small())
+    model = random_model(small())
     ids, cache = tokens(2, 4), model.new_cache(2, 8)
     model(Batch(ids, source_tokens=tokens(2, M, seed=2)), cache=cache)
     cache.rewind(4)
@@ -203,14 +203,14 @@ def test_an_encoder_of_another_depth_shares_the_embedding_and_nothing_else() -> 
 
 
 def test_segments_are_added_and_absent_ones_are_the_first() -> None:
-    model = redrawn_any(model_config(with_kinds(BASE | {"kind": "encoder", "embed": {"segments": 2}})))
+    model = random_model(model_config(with_kinds(BASE | {"kind": "encoder", "embed": {"segments": 2}})))
     ids, second = tokens(1, 6), torch.tensor([[0, 0, 0, 1, 1, 1]])
     torch.testing.assert_close(model(Batch(ids)), model(Batch(ids, segments=torch.zeros_like(second))))
     assert (model(Batch(ids)) - model(Batch(ids, segments=second))).abs().max() > 1e-2
 
 
 def test_what_a_stack_cannot_read_is_refused() -> None:
-    model = redrawn_any(small())
+    model = random_model(small())
     with pytest.raises(ConfigError, match=r"cross-attention needs a source, and batch.source_tokens is None\. Give"):
         model(Batch(tokens(1, 4)))
     with pytest.raises(ConfigError, match="cross-attention needs a source"):
@@ -225,7 +225,7 @@ def test_what_a_stack_cannot_read_is_refused() -> None:
     half.positions = None
     with pytest.raises(ValueError, match=r"documents was given without batch\.positions, which restart in each document\. Give both"):
         model(half)
-    encoder = redrawn_any(model_config(with_kinds(BASE | {"kind": "encoder"})))
+    encoder = random_model(model_config(with_kinds(BASE | {"kind": "encoder"})))
     with pytest.raises(ConfigError, match="an encoder sees all of its input at once"):
         encoder.new_cache(1, 4)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from lm.errors import ConfigError
 from lm.nn.transformer import build_model, model_config
@@ -19,10 +20,14 @@ FROZEN = "trainer.freeze=[embed.*,blocks.*.attention.q*]"
 BF16 = "trainer.precision=bf16-mixed"
 
 
-def require_frozen(run: Path, kinds: set[str]) -> None:
-    """Against weights that are drawn here: the frozen ones are those, the others are not, and every one is in checkpoint and model."""
+def drawn(run: Path) -> dict[str, Tensor]:
+    """The weights before the first step."""
     tree = read_json(run / "model" / "config.json")["model"]
-    start = dict(build_model(model_config(tree), seed=0).named_parameters())
+    return {name: p.detach() for name, p in build_model(model_config(tree), seed=0).named_parameters()}
+
+
+def require_frozen(run: Path, kinds: set[str], start: dict[str, Tensor]) -> None:
+    """The frozen weights are those at the start, the others are not, and every one is in checkpoint and model."""
     end = load_file(run / "model" / "model.safetensors")
     reader = CheckpointReader(run / "checkpoints" / "step-00000012")
     assert start.keys() == end.keys() == set(reader.names())
@@ -37,7 +42,7 @@ def require_frozen(run: Path, kinds: set[str]) -> None:
 def test_frozen_weights_are_saved_counted_and_unchanged_to_the_bit_and_a_run_resumes(configure: Configure, tmp_path: Path) -> None:
     """Seen to fail with the patterns left aside, and with the optimizer given all weights."""
     summary = train(configure(FROZEN, "optim=adamw", "run.name=whole"))
-    require_frozen(tmp_path / "whole", {"exp_avg", "exp_avg_sq", "step"})
+    require_frozen(tmp_path / "whole", {"exp_avg", "exp_avg_sq", "step"}, drawn(tmp_path / "whole"))
     left = summary["parameters"] - summary["parameters_trained"]
     assert left == sum(p.numel() for name, p in load_file(tmp_path / "whole" / "model" / "model.safetensors").items()
                        if name.startswith("embed.") or ".attention.q" in name)  # fmt: skip
@@ -74,8 +79,10 @@ def test_frozen_weights_are_unchanged_on_two_ranks(
     small = ["strategy.persistence_threshold=0"] if strategy == "zero3" else []
     given = (FROZEN, "optim=adamw", *ranks(strategy), *small, *more)
     launch(configure(*given, "trainer.max_steps=4"))
+    exact = (strategy, more) != ("zero3", (BF16,))  # DeepSpeed rounds what is drawn within its shards, but nothing that is read
+    start = drawn(tmp_path / "run") if exact else load_file(tmp_path / "run" / "model" / "model.safetensors")
     launch(configure(*given))
-    require_frozen(tmp_path / "run", {"exp_avg", "exp_avg_sq", "step"})
+    require_frozen(tmp_path / "run", {"exp_avg", "exp_avg_sq", "step"}, start)
     reader = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012")
     files = {str(file) for file, *_ in reader._entry("embed.weight", "weight")["pieces"]}
     assert len(files) == 2  # each rank wrote its part

@@ -88,5 +88,6 @@ def _given(text: str) -> Given:
         return Given(text, key, None, is_group=True)
     option = override.get_value_element_as_str()
     if option not in groups[key]:
-        raise ConfigError(f"{key}: '{option}' is not an option. {did_you_mean(option, groups[key])}")
+        own = "" if key in catalog.GLOBAL else " One of your own comes with plugins=FILE.py."
+        raise ConfigError(f"{key}: '{option}' is not an option. {did_you_mean(option, groups[key])}{own}")
     return Given(text, key, option, is_group=True)

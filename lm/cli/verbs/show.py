@@ -6,29 +6,14 @@ from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import Composition, compose
 from lm.cli.verb import Verb
 from lm.cli.views.outline import outline
-from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
+from lm.data.kinds import DataConfig, TokenizerConfig
 from lm.errors import ConfigError
 from lm.nn.cost.count import Counts, count
 from lm.nn.cost.memory import Memory, Setting, memory
 from lm.nn.transformer import EncoderConfig, ModelConfig, build_model
 from lm.report.units import si, table
 from lm.schema import Config
-from lm.training.config import LaunchConfig, TrainerConfig
-from lm.training.optim.base import OptimConfig
-from lm.training.setting import setting
-from lm.training.strategies.config import SingleConfig, StrategyConfig, refusal
-
-
-class Shown(Config):
-    """The parts of a training run that its size depends on."""
-
-    model: ModelConfig
-    data: DataConfig
-    objective: ObjectiveConfig
-    optim: OptimConfig
-    trainer: TrainerConfig
-    strategy: StrategyConfig = SingleConfig()
-    launch: LaunchConfig = LaunchConfig()
+from lm.training.config import Sized
 
 
 class _Tokenized(Config):
@@ -58,22 +43,22 @@ class Show(Verb):
         """Prints the tree and the figures."""
         composition = compose(overrides_of([*rest, *([f"init_from={self.from_}"] if self.from_ else [])]))
         data = {key: value for key, value in composition.tree["data"].items() if key in DataConfig.model_fields}  # whatever its kind
-        shown = composition.part(Shown, data={"kind": "stdlib", **data})
+        shown = composition.part(Sized, data={"kind": "stdlib", **data})
         composition.tell()
         cfg, assumed = _filled(composition, shown)
         if shown.data.seq_len > (cfg.max_seq_len or 0):
             said = f"data.seq_len={shown.data.seq_len} is over model.max_seq_len={cfg.max_seq_len}"
             raise ConfigError(f"{said}. Lower one or raise the other.")
-        if (refused := refusal(shown)) is not None:
+        if (refused := shown.refusal()) is not None:
             raise ConfigError(refused)
-        model, how = build_model(cfg, device="meta"), setting(shown)
+        model, how = build_model(cfg, device="meta"), shown.setting()
         print(table(outline(model), ""))
         print("\n" + table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len)], ""))
         print("\n" + _heading(shown, how))
         print(table(_memory(memory(model, how), shown.strategy.kind.endswith("offload"))))
 
 
-def _filled(composition: Composition, shown: Shown) -> tuple[ModelConfig, list[tuple[str, str]]]:
+def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[tuple[str, str]]]:
     """The config with its sizes, and a row for each that neither preset nor command line states."""
     cfg, changes, assumed = shown.model, {}, []
     if cfg.vocab_size is None:
@@ -108,7 +93,7 @@ def _figures(cfg: ModelConfig, counts: Counts, seq_len: int) -> list[tuple[str, 
     return rows if isinstance(cfg, EncoderConfig) else [*rows, ("cache", cache)]
 
 
-def _heading(shown: Shown, how: Setting) -> str:
+def _heading(shown: Sized, how: Setting) -> str:
     ranks = f", on each of {how.world} ranks with {shown.strategy.kind}" if how.world > 1 else ""
     return f"memory of a step of {how.micro_batch} x {how.seq_len} tokens in {how.precision} with {shown.optim.kind}{ranks}"
 

@@ -130,17 +130,17 @@ class PackedRows:
     """What rows share that are documents laid by a packing, all of one width."""
 
     def __init__(self, packing: Packing, tokenizer: Tokenizer) -> None:
-        self._packing, self._pad, self.store = packing, tokenizer.pad, packing.store
+        self.packing, self.pad, self.store = packing, tokenizer.pad, packing.store
         self.bytes_per_label = self.store.n_bytes / self.store.n_tokens
 
     def __len__(self) -> int:
-        return len(self._packing)
+        return len(self.packing)
 
     def widest(self, n: int) -> Ids:
         return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
 
     def describe(self) -> str:
-        return self._packing.describe()
+        return self.packing.describe()
 
 
 def usual(model: str) -> ObjectiveConfig:

@@ -37,6 +37,6 @@ class CausalRows(PackedRows):
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """Nothing is random here. With mask_documents off the padding needs no mask: it stands behind all that is predicted."""
-        packed = self._packing.read(ids)
+        packed = self.packing.read(ids)
         documents, positions = (packed.documents, packed.positions) if self._mask_documents else (None, None)
-        return Batch(packed.padded(self._pad), torch.from_numpy(packed.following), positions, documents)
+        return Batch(packed.padded(self.pad), torch.from_numpy(packed.following), positions, documents)

@@ -60,17 +60,17 @@ class FIMRows(PackedRows):
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """Another draw moves other middles."""
-        s = self._packing.seq_len
+        s = self.packing.seq_len
         chance = uniforms(self._seed, draw, ids, 4 * s)
         rows = [
-            self._row(documents, numbers) for documents, numbers in zip(self._packing.read(ids).texts(following=True), chance, strict=True)
+            self._row(documents, numbers) for documents, numbers in zip(self.packing.read(ids).texts(following=True), chance, strict=True)
         ]
-        return joined_batch(rows, s, self._pad)
+        return joined_batch(rows, s, self.pad)
 
     def _row(self, documents: list[Ids], chance: NDArray[np.float64]) -> list[Example]:
         """chance: (4 s,), four numbers for each place of the row, of which those at a document's first place are used."""
         numbers = chance.reshape(4, -1)
-        row, at, room = [], 0, self._packing.seq_len
+        row, at, room = [], 0, self.packing.seq_len
         for document in documents:
             rate, order, *cuts = numbers[:, min(at, numbers.shape[1] - 1)]
             moved = rate < self._cfg.rate and len(document) > _ADDED

@@ -62,7 +62,7 @@ class MLMRows(PackedRows):
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """Another draw predicts other tokens."""
-        packed = self._packing.read(ids)
+        packed = self.packing.read(ids)
         tokens, s = packed.tokens, packed.tokens.shape[1]
         chance = uniforms(self._seed, draw, ids, 2 * s)
         chosen, shown_as = chance[:, :s], chance[:, s:]
@@ -76,7 +76,7 @@ class MLMRows(PackedRows):
         drawn = (shown_as - self._cfg.hidden_frac) / max(self._cfg.random_frac, 1e-9)
         others = self._plain[np.clip(drawn * len(self._plain), 0, len(self._plain) - 1).astype(np.int64)]
         packed.tokens = np.where(hidden, self._mask, np.where(replaced, others, tokens))
-        return Batch(packed.padded(self._pad), torch.from_numpy(labels), packed.positions, packed.documents)
+        return Batch(packed.padded(self.pad), torch.from_numpy(labels), packed.positions, packed.documents)
 
 
 def _continues(tokenizer: Tokenizer) -> NDArray[np.bool_]:

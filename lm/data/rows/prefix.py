@@ -35,14 +35,14 @@ class PrefixRows(PackedRows):
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """Another draw cuts elsewhere."""
-        packed = self._packing.read(ids)
+        packed = self.packing.read(ids)
         starts, lengths = _documents(packed)
         chance = np.take_along_axis(uniforms(self._seed, draw, ids, packed.tokens.shape[1]), starts, axis=1)
         prefix_lens = 1 + (chance * (lengths - 1)).astype(np.int64)
         prefix = (np.arange(packed.tokens.shape[1]) - starts < prefix_lens) & (lengths > 0)
         leaked = prefix & np.roll(prefix, -1, axis=1) & (np.roll(starts, -1, axis=1) == starts)  # the next token is seen
         labels = np.where(leaked, IGNORED, packed.following)
-        tokens = packed.padded(self._pad)
+        tokens = packed.padded(self.pad)
         return Batch(tokens, torch.from_numpy(labels), packed.positions, packed.documents, prefix=torch.from_numpy(prefix))
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.hf.io.family import Family, Pair, activation, embedding, hf_activation, module, same
+from lm.hf.io.family import Family, Pair, embedding, module, same
 from lm.hf.io.transforms import Row, SkipRows
 from lm.schema import Tree
 
@@ -27,18 +27,13 @@ class Bart(Family):
         "attention.n_heads": ("encoder_attention_heads", 16),
         "attention.dropout": ("attention_dropout", 0.0),
         "ffn.hidden": ("encoder_ffn_dim", 4096),
+        "ffn.activation": ("activation_function", "gelu"),
         "ffn.dropout": ("activation_dropout", 0.0),
         "dropout": ("dropout", 0.1),
         "head.tied": ("tie_word_embeddings", True),
         "start_token": ("decoder_start_token_id", 2),
     }
-    further: ClassVar[tuple[str, ...]] = (
-        "scale_embedding",
-        "activation_function",
-        "decoder_attention_heads",
-        "decoder_ffn_dim",
-        "num_hidden_layers",
-    )
+    further: ClassVar[tuple[str, ...]] = ("scale_embedding", "decoder_attention_heads", "decoder_ffn_dim", "num_hidden_layers")
     fixed: ClassVar[Tree] = {
         "kind": "encoder_decoder", "norm.kind": "layer", "norm.place": "post", "norm.eps": 1e-5, "position.kind": "learned",
         "attention.kind": "gqa", "attention.qkv_bias": True, "attention.out_bias": True, "ffn.kind": "mlp", "ffn.gated": False,
@@ -50,13 +45,11 @@ class Bart(Family):
     }  # fmt: skip
 
     def read(self, hf: Tree) -> Tree:
-        scale = math.sqrt(hf["d_model"]) if hf.get("scale_embedding") else 1.0
-        return {"embed.scale": scale, "ffn.activation": activation(hf, "activation_function", "gelu")}
+        return {"embed.scale": math.sqrt(hf["d_model"]) if hf.get("scale_embedding") else 1.0}
 
     def write(self, ours: Tree) -> Tree:
         return {
             "scale_embedding": ours["embed.scale"] != 1.0,
-            "activation_function": hf_activation(ours["ffn.activation"]),
             "decoder_attention_heads": ours["attention.n_heads"],
             "decoder_ffn_dim": ours["ffn.hidden"],
         }

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from lm.errors import ConfigError
-from lm.hf.io.family import Family, Pair, activation, hf_activation, module, same
+from lm.hf.io.family import Family, Pair, activation, module, same
 from lm.schema import Tree
 
 
@@ -29,8 +29,9 @@ class Bert(Family):
         "attention.dropout": ("attention_probs_dropout_prob", 0.1),
         "dropout": ("hidden_dropout_prob", 0.1),
         "ffn.hidden": "intermediate_size",
+        "ffn.activation": ("hidden_act", "gelu"),
     }
-    further: ClassVar[tuple[str, ...]] = ("type_vocab_size", "hidden_act", "tie_word_embeddings", "is_decoder")
+    further: ClassVar[tuple[str, ...]] = ("type_vocab_size", "tie_word_embeddings", "is_decoder")
     fixed: ClassVar[Tree] = {
         "kind": "encoder", "norm.kind": "layer", "norm.place": "post", "position.kind": "learned", "attention.kind": "gqa",
         "attention.qkv_bias": True, "attention.out_bias": True, "ffn.kind": "mlp", "ffn.gated": False, "ffn.bias": True,
@@ -42,11 +43,10 @@ class Bert(Family):
         for key, needed in (("tie_word_embeddings", True), ("is_decoder", False)):
             if hf.get(key, needed) != needed:
                 raise ConfigError(f"config.json: {key}={hf[key]} has no place in lm's bert, which has {needed}. Import another model.")
-        act = activation(hf, "hidden_act", "gelu")
-        return {"embed.segments": hf.get("type_vocab_size") or 2, "ffn.activation": act, "head.transform": act}
+        return {"embed.segments": hf.get("type_vocab_size") or 2, "head.transform": activation(hf, "hidden_act", "gelu")}
 
     def write(self, ours: Tree) -> Tree:
-        return {"type_vocab_size": ours["embed.segments"], "hidden_act": hf_activation(ours["ffn.activation"])}
+        return {"type_vocab_size": ours["embed.segments"]}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         yield same("embed.weight", "bert.embeddings.word_embeddings.weight")

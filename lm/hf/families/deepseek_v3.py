@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, activation, gated, hf_activation, module, same
+from lm.hf.io.family import Pair, activation, gated, module, same
 from lm.hf.io.transforms import Copies, SplitHeads
-from lm.hf.options.rope import read_rope, write_rope
+from lm.hf.options.rope import read_rope
 from lm.nn.position.scaling import YarnScaling
 from lm.schema import Tree, from_tree
 
@@ -35,6 +35,7 @@ class DeepSeekV3(Llama):
         "attention.v_dim": ("v_head_dim", 128),
         "attention.bias": ("attention_bias", False),
         "attention.dropout": ("attention_dropout", 0.0),
+        "ffn.expert.activation": ("hidden_act", "silu"),
         "ffn.expert.hidden": ("moe_intermediate_size", 2048),
         "ffn.n_experts": ("n_routed_experts", 256),
         "ffn.n_shared": ("n_shared_experts", 1),
@@ -46,7 +47,7 @@ class DeepSeekV3(Llama):
         "ffn.router.scale": ("routed_scaling_factor", 2.5),
         "position.interleaved": ("rope_interleave", True),
     }
-    further: ClassVar[tuple[str, ...]] = (*Llama.further, "intermediate_size", "num_key_value_heads", "qk_head_dim", "head_dim", MTP_LAYERS)
+    further: ClassVar[tuple[str, ...]] = ("intermediate_size", "num_key_value_heads", "qk_head_dim", "head_dim", MTP_LAYERS)
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "mla", "attention.latent_eps": 1e-6,
         "ffn.kind": "moe", "ffn.expert.gated": True, "ffn.router.kind": "sigmoid", "block.kind": "sequential",
@@ -74,33 +75,28 @@ class DeepSeekV3(Llama):
             raise ConfigError(
                 f"config.json: n_group={hf.get('n_group', 8)} leaves fewer than two experts a group, which transformers wants."
             )
-        act = activation(hf, "hidden_act", "silu")
         dense: Tree = {"ffn.dense": None}
         if hf.get("first_k_dense_replace", 3):
-            dense = {"ffn.dense.hidden": hf.get("intermediate_size", 18432), "ffn.dense.activation": act}
+            dense = {"ffn.dense.hidden": hf.get("intermediate_size", 18432), "ffn.dense.activation": activation(hf, "hidden_act", "silu")}
         mtp: Tree = {"mtp.depth": hf.get(MTP_LAYERS, 1)} if hf.get(MTP_LAYERS, 1) else {"mtp": None}
-        return {"ffn.expert.activation": act, **dense, **mtp, **self._scaled(hf)}
+        return {**dense, **mtp, **self._scale(hf)}
 
-    def _scaled(self, hf: Tree) -> Tree:
+    def _scale(self, hf: Tree) -> Tree:
         """Scores of a model with YaRN have a factor of their own."""
-        rope = read_rope(hf)
-        width = hf.get("qk_nope_head_dim", 128) + hf.get("qk_rope_head_dim", 64)
-        scaling = rope["position.scaling"]
+        scaling = read_rope(hf)["position.scaling"]
         if scaling is None or scaling["kind"] != "yarn":
-            return rope
-        yarn: YarnScaling = from_tree(YarnScaling, scaling, "config.json")
-        return rope | {"attention.scale": width**-0.5 * yarn.score_factor()}
+            return {}
+        width = hf.get("qk_nope_head_dim", 128) + hf.get("qk_rope_head_dim", 64)
+        return {"attention.scale": width**-0.5 * from_tree(YarnScaling, scaling, "config.json").score_factor()}
 
     def write(self, ours: Tree) -> Tree:
         a = {name: ours[f"attention.{name}"] for name in ("n_heads", "nope_dim", "rope_dim")}
         return {
-            "hidden_act": hf_activation(ours["ffn.expert.activation"]),
             MTP_LAYERS: ours.get("mtp.depth", 0),
             "num_key_value_heads": a["n_heads"],
             "qk_head_dim": a["nope_dim"] + a["rope_dim"],
             "head_dim": a["rope_dim"],
             **({"intermediate_size": ours["ffn.dense.hidden"]} if ours["ffn.first_dense"] else {}),
-            **write_rope(ours),
         }
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:

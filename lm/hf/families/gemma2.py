@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, activation, hf_activation, module
-from lm.hf.options.rope import read_rope, write_rope
+from lm.hf.io.family import Pair, module
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
 from lm.schema import Tree
 
@@ -20,30 +19,24 @@ class Gemma2(Llama):
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "ffn.bias"},
         "attention.n_kv_heads": ("num_key_value_heads", 4),
         "attention.head_dim": ("head_dim", 256),
+        "ffn.activation": ("hidden_activation", "gelu_pytorch_tanh"),
         "attention.softcap": ("attn_logit_softcapping", 50.0),
         "head.softcap": ("final_logit_softcapping", 30.0),
         "head.tied": ("tie_word_embeddings", True),
     }
-    further: ClassVar[tuple[str, ...]] = (*Llama.further, *WINDOW_KEYS, "hidden_activation", "query_pre_attn_scalar")
+    further: ClassVar[tuple[str, ...]] = (*WINDOW_KEYS, "hidden_act", "query_pre_attn_scalar")
     fixed: ClassVar[Tree] = {**Llama.fixed, "norm.place": "sandwich", "norm.zero_centered": True}
     fixed_there: ClassVar[Tree] = {"use_bidirectional_attention": False}
 
     def read(self, hf: Tree) -> Tree:
         return {
-            "ffn.activation": activation(hf, "hidden_activation", "gelu_pytorch_tanh"),
             "attention.scale": hf.get("query_pre_attn_scalar", 256) ** -0.5,
             "embed.scale": math.sqrt(hf["hidden_size"]),
-            **read_rope(hf),
             **read_windows(hf, layer_types(hf["num_hidden_layers"], 2), 4096),
         }
 
     def write(self, ours: Tree) -> Tree:
-        return {
-            "hidden_activation": hf_activation(ours["ffn.activation"]),
-            "query_pre_attn_scalar": round(ours["attention.scale"] ** -2),
-            **write_rope(ours),
-            **write_windows(ours),
-        }
+        return {"query_pre_attn_scalar": round(ours["attention.scale"] ** -2), **write_windows(ours)}
 
     def norms(self, here: str, there: str) -> Iterator[Pair]:
         for name, before, behind in (

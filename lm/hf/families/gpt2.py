@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.hf.io.family import Family, Pair, activation, hf_activation, module, modules, same
+from lm.hf.io.family import Family, Pair, module, modules, same
 from lm.hf.io.transforms import Chain, Split, Transpose
 from lm.schema import Tree
 
@@ -25,9 +25,9 @@ class GPT2(Family):
         "attention.dropout": ("attn_pdrop", 0.1),
         "dropout": ("resid_pdrop", 0.1),
         "ffn.hidden": ("n_inner", None),
+        "ffn.activation": "activation_function",
         "head.tied": ("tie_word_embeddings", True),
     }
-    further: ClassVar[tuple[str, ...]] = ("activation_function",)
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "position.kind": "learned", "attention.kind": "gqa",
         "attention.qkv_bias": True, "attention.out_bias": True, "ffn.kind": "mlp", "ffn.gated": False, "ffn.bias": True,
@@ -38,12 +38,9 @@ class GPT2(Family):
         "add_cross_attention": False,
     }  # fmt: skip
 
-    def read(self, hf: Tree) -> Tree:
-        return {"ffn.activation": activation(hf, "activation_function")}
-
     def write(self, ours: Tree) -> Tree:
-        name = {"gelu_tanh": "gelu_new"}.get(ours.get("ffn.activation", ""), hf_activation(ours.get("ffn.activation")))
-        return {"activation_function": name, "embd_pdrop": ours["dropout"]}
+        usual = {"activation_function": "gelu_new"} if ours.get("ffn.activation") == "gelu_tanh" else {}
+        return {**usual, "embd_pdrop": ours["dropout"]}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         yield same("embed.weight", "transformer.wte.weight")

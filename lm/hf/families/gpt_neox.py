@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.hf.io.family import Family, Pair, activation, hf_activation, module, modules, same
+from lm.hf.io.family import Family, Pair, module, modules, same
 from lm.hf.io.transforms import SplitHeads
-from lm.hf.options.rope import ROPE_KEYS, read_rope, write_rope
+from lm.hf.options.rope import read_rope
 from lm.schema import Tree
 
 
@@ -15,6 +15,7 @@ class GPTNeoX(Family):
     name = "gpt_neox"
     architecture = "GPTNeoXForCausalLM"
     prefix = "gpt_neox."
+    theta = 10000.0
     ignored = (r"(gpt_neox\.)?layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",)
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         "vocab_size": "vocab_size",
@@ -28,9 +29,10 @@ class GPTNeoX(Family):
         "attention.dropout": ("attention_dropout", 0.0),
         "dropout": ("hidden_dropout", 0.0),
         "ffn.hidden": "intermediate_size",
+        "ffn.activation": ("hidden_act", "gelu"),
         "head.tied": ("tie_word_embeddings", False),
     }
-    further: ClassVar[tuple[str, ...]] = (*ROPE_KEYS, "hidden_act", "use_parallel_residual", "rotary_pct", "rotary_emb_base")
+    further: ClassVar[tuple[str, ...]] = ("use_parallel_residual", "rotary_pct", "rotary_emb_base")
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "position.kind": "rope", "attention.kind": "gqa", "ffn.kind": "mlp",
         "ffn.gated": False, "ffn.bias": True,
@@ -40,7 +42,6 @@ class GPTNeoX(Family):
     def read(self, hf: Tree) -> Tree:
         block: Tree = {"block.kind": "parallel", "block.shared_norm": False}
         return {
-            "ffn.activation": activation(hf, "hidden_act", "gelu"),
             **(block if hf.get("use_parallel_residual", True) else {"block.kind": "sequential"}),
             **read_rope({"partial_rotary_factor": 0.25, **hf}),
         }
@@ -48,11 +49,9 @@ class GPTNeoX(Family):
     def write(self, ours: Tree) -> Tree:
         fraction = {"partial_rotary_factor": ours.get("position.fraction"), "rotary_pct": ours.get("position.fraction")}
         return {
-            **write_rope(ours),
             **fraction,  # where it is missing, a quarter is meant
             "rotary_emb_base": ours.get("position.theta"),
             "use_parallel_residual": ours["block.kind"] == "parallel",
-            "hidden_act": hf_activation(ours["ffn.activation"]),
         }
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:

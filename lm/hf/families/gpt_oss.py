@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module, same
 from lm.hf.io.transforms import Alternate, Chain, Transpose
-from lm.hf.options.rope import read_rope, write_rope
+from lm.hf.options.rope import read_rope
 from lm.hf.options.windows import WINDOW_KEYS, layer_types, read_windows, write_windows
 from lm.schema import Tree
 
@@ -34,7 +34,7 @@ class GptOss(Llama):
         "ffn.n_experts": ("num_local_experts", 128),
         "ffn.top_k": ("num_experts_per_tok", 4),
     }
-    further: ClassVar[tuple[str, ...]] = (*Llama.further, *WINDOW_KEYS)
+    further: ClassVar[tuple[str, ...]] = WINDOW_KEYS
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "attention.gpt_oss_sinks": True,
         "ffn.kind": "moe", "ffn.expert.gated": True, "ffn.expert.bias": True, "ffn.expert.activation": "quick_gelu",
@@ -47,7 +47,7 @@ class GptOss(Llama):
         return read_rope(hf | rope, self.theta) | read_windows(hf, layer_types(hf["num_hidden_layers"], 2), 128)
 
     def write(self, ours: Tree) -> Tree:
-        return write_rope(ours) | write_windows(ours)
+        return write_windows(ours)
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         yield from super().block(here, there, ours)

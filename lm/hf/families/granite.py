@@ -17,13 +17,13 @@ class Granite(Llama):
         "attention.scale": ("attention_multiplier", 1.0),
         "block.residual_scale": ("residual_multiplier", 1.0),
     }
-    further: ClassVar[tuple[str, ...]] = (*Llama.further, "logits_scaling")
+    further: ClassVar[tuple[str, ...]] = ("logits_scaling",)
 
     def read(self, hf: Tree) -> Tree:
-        return super().read(hf) | {"head.scale": 1 / (hf.get("logits_scaling") or 1.0)}
+        return {"head.scale": 1 / (hf.get("logits_scaling") or 1.0)}
 
     def write(self, ours: Tree) -> Tree:
-        return super().write(ours) | {"logits_scaling": 1 / ours["head.scale"]}
+        return {"logits_scaling": 1 / ours["head.scale"]}
 
 
 FAMILY = Granite()

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.hf.io.family import Family, Pair, activation, hf_activation, module, same
-from lm.hf.options.rope import ROPE_KEYS, read_rope, write_rope
+from lm.hf.io.family import Family, Pair, module, same
 from lm.schema import Tree
 
 
@@ -14,7 +13,7 @@ class Llama(Family):
     name = "llama"
     architecture = "LlamaForCausalLM"
     prefix = "model."
-    theta: ClassVar[float] = 10000.0  # where the file names none
+    theta = 10000.0
     ignored = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         "vocab_size": "vocab_size",
@@ -29,20 +28,14 @@ class Llama(Family):
         "attention.out_bias": ("attention_bias", False),
         "attention.dropout": ("attention_dropout", 0.0),
         "ffn.hidden": "intermediate_size",
+        "ffn.activation": ("hidden_act", "silu"),
         "ffn.bias": ("mlp_bias", False),
         "head.tied": ("tie_word_embeddings", False),
     }
-    further: ClassVar[tuple[str, ...]] = (*ROPE_KEYS, "hidden_act")
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "ffn.kind": "mlp", "ffn.gated": True,
         "position.kind": "rope", "block.kind": "sequential",
     }  # fmt: skip
-
-    def read(self, hf: Tree) -> Tree:
-        return {"ffn.activation": activation(hf, "hidden_act", "silu"), **read_rope(hf, self.theta)}
-
-    def write(self, ours: Tree) -> Tree:
-        return {"hidden_act": hf_activation(ours.get("ffn.activation")), **write_rope(ours)}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         yield same("embed.weight", "model.embed_tokens.weight")

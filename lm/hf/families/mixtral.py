@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from lm.hf.families.mistral import Mistral
-from lm.hf.io.family import Pair, activation, experts, hf_activation, same
-from lm.hf.options.rope import read_rope, write_rope
+from lm.hf.io.family import Pair, experts, same
 from lm.schema import Tree
 
 
@@ -20,6 +19,7 @@ class Mixtral(Mistral):
         "norm.eps": ("rms_norm_eps", 1e-5),
         "attention.window": ("sliding_window", None),
         "ffn.expert.hidden": "intermediate_size",
+        "ffn.expert.activation": ("hidden_act", "silu"),
         "ffn.n_experts": ("num_local_experts", 8),
         "ffn.top_k": ("num_experts_per_tok", 2),
         "ffn.router.jitter": ("router_jitter_noise", 0.0),
@@ -28,12 +28,6 @@ class Mixtral(Mistral):
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "ffn.kind": "moe", "ffn.expert.gated": True,
         "ffn.router.kind": "softmax", "block.kind": "sequential",
     }  # fmt: skip
-
-    def read(self, hf: Tree) -> Tree:
-        return {"ffn.expert.activation": activation(hf, "hidden_act", "silu"), **read_rope(hf, self.theta)}
-
-    def write(self, ours: Tree) -> Tree:
-        return {"hidden_act": hf_activation(ours.get("ffn.expert.activation")), **write_rope(ours)}
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         """w1 is the gate, w3 goes up and w2 down."""

@@ -7,6 +7,7 @@ from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module, modules
 from lm.hf.io.transforms import Split
+from lm.hf.options.rope import read_rope, write_rope
 from lm.schema import Tree
 
 
@@ -25,14 +26,13 @@ class Phi3(Llama):
     fixed_there: ClassVar[Tree] = {"pad_token_id": None}  # where none is told, transformers takes 32000, which smaller vocabularies lack
 
     def read(self, hf: Tree) -> Tree:
-        ours = super().read(hf)
-        scaling = ours["position.scaling"]
+        scaling = read_rope(hf)["position.scaling"]
         if scaling is not None and scaling["kind"] != "longrope":
             raise ConfigError(f"config.json: rope_type={scaling['kind']!r} is not one that phi3 has. Use longrope, or none.")
-        return ours
+        return {}
 
     def write(self, ours: Tree) -> Tree:
-        there = super().write(ours)
+        there = write_rope(ours)
         beside = ("rope_type", "original_max_position_embeddings")  # transformers 4 wants type and the two lists, and nothing else
         if there["rope_scaling"] is not None:
             there["rope_scaling"] = {key: value for key, value in there["rope_scaling"].items() if key not in beside}

@@ -17,7 +17,7 @@ class Qwen3(Llama):
         "attention.n_kv_heads": ("num_key_value_heads", 32),
         "attention.head_dim": ("head_dim", 128),
     }
-    further: ClassVar[tuple[str, ...]] = (*Llama.further, *WINDOW_KEYS, "use_sliding_window", "max_window_layers")
+    further: ClassVar[tuple[str, ...]] = (*WINDOW_KEYS, "use_sliding_window", "max_window_layers")
     fixed: ClassVar[Tree] = {**Llama.fixed, "attention.qk_norm": "head"}
 
     def read(self, hf: Tree) -> Tree:
@@ -25,11 +25,11 @@ class Qwen3(Llama):
         first = hf.get("max_window_layers", 28)
         usual = [SLIDING if window is not None and layer >= first else FULL for layer in range(hf["num_hidden_layers"])]
         said_by = "layer_types" if hf.get("layer_types") else "max_window_layers"
-        return super().read(hf) | read_windows({**hf, "sliding_window": window}, usual, window, said_by)
+        return read_windows({**hf, "sliding_window": window}, usual, window, said_by)
 
     def write(self, ours: Tree) -> Tree:
         windows = write_windows(ours)
-        return {**super().write(ours), **windows, **({"use_sliding_window": True} if "sliding_window" in windows else {})}
+        return {**windows, **({"use_sliding_window": True} if "sliding_window" in windows else {})}
 
 
 FAMILY = Qwen3()

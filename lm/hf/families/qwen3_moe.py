@@ -4,10 +4,8 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from lm.errors import ConfigError
-from lm.hf.families.llama import Llama
 from lm.hf.families.qwen3 import Qwen3
-from lm.hf.io.family import Pair, activation, gated, hf_activation
-from lm.hf.options.rope import read_rope, write_rope
+from lm.hf.io.family import Pair, activation, gated
 from lm.schema import Tree
 
 
@@ -21,12 +19,13 @@ class Qwen3MoE(Qwen3):
         "attention.n_kv_heads": ("num_key_value_heads", 4),
         "attention.head_dim": ("head_dim", None),
         "ffn.expert.hidden": ("moe_intermediate_size", 768),
+        "ffn.expert.activation": ("hidden_act", "silu"),
         "ffn.top_k": ("num_experts_per_tok", 8),
         "ffn.every": ("decoder_sparse_step", 1),
         "ffn.router.normalize": ("norm_topk_prob", False),
     }
     further: ClassVar[tuple[str, ...]] = (
-        *Llama.further, "sliding_window", "use_sliding_window", "max_window_layers", "num_experts", "num_local_experts", "mlp_only_layers",
+        "sliding_window", "use_sliding_window", "max_window_layers", "num_experts", "num_local_experts", "mlp_only_layers",
         "intermediate_size",
     )  # fmt: skip
     fixed: ClassVar[Tree] = {
@@ -40,17 +39,14 @@ class Qwen3MoE(Qwen3):
             raise ConfigError(
                 f"config.json: mlp_only_layers={first} are not the first ones. lm has no other pattern; import another model."
             )
-        act = activation(hf, "hidden_act", "silu")
         dense: Tree = {"ffn.dense": None}
         if first or hf.get("decoder_sparse_step", 1) > 1:
-            dense = {"ffn.dense.hidden": hf.get("intermediate_size", 6144), "ffn.dense.activation": act}
+            dense = {"ffn.dense.hidden": hf.get("intermediate_size", 6144), "ffn.dense.activation": activation(hf, "hidden_act", "silu")}
         return {
             "attention.window": hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None,
             "ffn.n_experts": hf.get("num_local_experts", hf.get("num_experts", 128)),
             "ffn.first_dense": len(first),
-            "ffn.expert.activation": act,
             **dense,
-            **read_rope(hf),
         }
 
     def write(self, ours: Tree) -> Tree:
@@ -59,10 +55,8 @@ class Qwen3MoE(Qwen3):
             "num_experts": ours["ffn.n_experts"],
             "num_local_experts": ours["ffn.n_experts"],
             "mlp_only_layers": list(range(ours["ffn.first_dense"])),
-            "hidden_act": hf_activation(ours["ffn.expert.activation"]),
             **({"use_sliding_window": True, "sliding_window": window} if window is not None else {}),
             **({"intermediate_size": dense} if dense is not None else {}),
-            **write_rope(ours),
         }
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:

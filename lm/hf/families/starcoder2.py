@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from lm.hf.families.llama import Llama
-from lm.hf.io.family import Pair, activation, module
-from lm.hf.options.rope import read_rope
+from lm.hf.io.family import Pair, module
 from lm.schema import Tree
 
 
@@ -22,17 +21,15 @@ class StarCoder2(Llama):
         "attention.out_bias": ("use_bias", True),
         "attention.window": ("sliding_window", None),
         "ffn.bias": ("use_bias", True),
+        "ffn.activation": ("hidden_act", "gelu_pytorch_tanh"),
         "head.tied": ("tie_word_embeddings", True),
         "dropout": ("residual_dropout", 0.0),
     }
-    further: ClassVar[tuple[str, ...]] = (*Llama.further, "activation_function", "scale_attn_weights")  # the last two without effect
+    further: ClassVar[tuple[str, ...]] = ("activation_function", "scale_attn_weights")  # without effect
     fixed: ClassVar[Tree] = {**Llama.fixed, "norm.kind": "layer", "ffn.gated": False}
 
-    def read(self, hf: Tree) -> Tree:
-        return {"ffn.activation": activation(hf, "hidden_act", "gelu_pytorch_tanh"), **read_rope(hf)}
-
     def write(self, ours: Tree) -> Tree:
-        return super().write(ours) | {"embedding_dropout": ours["dropout"]}
+        return {"embedding_dropout": ours["dropout"]}
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         yield from module(f"{here}.ffn.up", f"{there}.mlp.c_fc")

@@ -51,7 +51,7 @@ class T5(Family):
     def read_ffn(self, hf: Tree) -> Tree:
         """The feed-forward of every layer."""
         gated, _, name = str(hf.get("feed_forward_proj", "relu")).rpartition("-")
-        act = activation({"feed_forward_proj": "gelu_new" if gated and name == "gelu" else name}, "feed_forward_proj")
+        act = activation({"feed_forward_proj": "gelu_new" if gated and name == "gelu" else name}, "feed_forward_proj", "relu")
         if gated not in ("", "gated"):
             raise ConfigError(f"config.json: feed_forward_proj={hf['feed_forward_proj']!r} is not known. Known are relu and gated-gelu.")
         return {"ffn.hidden": hf["d_ff"], "ffn.gated": bool(gated), "ffn.activation": act}

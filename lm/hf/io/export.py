@@ -50,7 +50,7 @@ def export(
     """
     folder = require_new(out)
     found, tokenizer = load(model, "cpu")
-    further = len(found.mtp_blocks())
+    further = len(found.mtp)
     if mtp == "keep" and not further:
         raise ConfigError("mtp=keep: the model has no blocks that predict further tokens (model.mtp is null). Leave it out.")
     if mtp == "drop" and further:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from lm.errors import ConfigError
 from lm.hf.io.transforms import Copies, Same, Stack, Transform
+from lm.hf.options.rope import ROPE_KEYS, read_rope, write_rope
 from lm.nn.ffn.mlp import Activation
 from lm.nn.transformer import ModelConfig, model_config
 from lm.schema import Tree, flatten, nest
@@ -82,6 +83,7 @@ class Family(ABC):
     zero_if_missing: ClassVar[tuple[str, ...]] = ()  # keys of tensors that files leave out where they are zeros
     renamed: ClassVar[dict[str, str]] = {}  # keys of config.json in other files -> theirs
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {}  # ours -> theirs, or (theirs, the value where it is missing)
+    theta: ClassVar[float | None] = None  # of rotary positions, where the file names none; None: positions do not rotate
     further: ClassVar[tuple[str, ...]] = ()  # keys of config.json that read and write know, or that files have to no effect
     fixed: ClassVar[Tree] = {}  # ours that all of the family share
     fixed_there: ClassVar[Tree] = {}  # theirs that all of what we support share
@@ -104,7 +106,12 @@ class Family(ABC):
 
     def known_keys(self) -> set[str]:
         """All of config.json that this family knows."""
-        return {theirs if isinstance(theirs, str) else theirs[0] for theirs in self.fields.values()} | {*self.further, *self.fixed_there}
+        return {*(theirs for _, theirs, _ in self.places()), *self.further, *self.fixed_there, *(ROPE_KEYS if self.theta else ())}
+
+    def places(self) -> Iterator[tuple[str, str, Any]]:
+        """Of each of `fields` the name here, the key there, and the value where it is missing. Activations have other names there."""
+        for ours, theirs in self.fields.items():
+            yield (ours, theirs, _NEEDED) if isinstance(theirs, str) else (ours, *theirs)
 
     def ignores(self, hf: Tree) -> tuple[str, ...]:
         """`ignored`, where patterns depend on config.json."""
@@ -113,12 +120,13 @@ class Family(ABC):
     def config(self, hf: Tree) -> ModelConfig:
         """Raises ConfigError naming what is missing or does not fit."""
         values = dict(self.fixed)
-        for ours, theirs in self.fields.items():
-            key, missing = (theirs, _NEEDED) if isinstance(theirs, str) else theirs
+        for ours, key, missing in self.places():
             values[ours] = hf.get(key, missing)
             if values[ours] is _NEEDED:
                 raise ConfigError(f"config.json: '{key}' is missing, and {self.name} needs it. Restore the file.")
         try:
+            values |= {ours: activation(hf, key, missing) for ours, key, missing in self.places() if ours.endswith("activation")}
+            values |= read_rope(hf, self.theta) if self.theta else {}
             values |= self.read(hf)
         except KeyError as error:
             raise ConfigError(f"config.json: {error} is missing, and {self.name} needs it. Restore the file.") from None
@@ -129,8 +137,9 @@ class Family(ABC):
     def hf(self, cfg: ModelConfig) -> Tree:
         """config.json; what has no place in it is lost, see `homeless`."""
         ours = resolved(cfg)
-        mapped = {theirs if isinstance(theirs, str) else theirs[0]: ours.get(name) for name, theirs in self.fields.items()}
-        return {"model_type": self.name, "architectures": [self.architecture], **self.fixed_there, **mapped, **self.write(ours)}
+        mapped = {key: hf_activation(ours.get(n)) if n.endswith("activation") else ours.get(n) for n, key, _ in self.places()}
+        rope = write_rope(ours) if self.theta else {}
+        return {"model_type": self.name, "architectures": [self.architecture], **self.fixed_there, **mapped, **rope, **self.write(ours)}
 
     def homeless(self, cfg: ModelConfig) -> list[str]:
         """Options that do not come back from this family's config.json, and as what they do: 'model.name=value must be other'.
@@ -181,7 +190,7 @@ def families() -> dict[str, Family]:
     return {family.name: family for family in found if isinstance(family, Family)}
 
 
-def activation(hf: Tree, key: str, missing: str | None = None) -> Activation:
+def activation(hf: Tree, key: str, missing: str) -> Activation:
     """Ours, of the name that config.json has under this key, or of `missing` where it has none."""
     name = hf.get(key, missing)
     if name not in ACTIVATIONS:

@@ -37,7 +37,9 @@ class Files:
             raise CheckpointError(f"{file}: {key} cannot be read ({error}). Download the file again.") from None
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
             raise CheckpointError(f"{file}: {key} is {tensor.dtype}, and fp32, fp16 or bf16 is needed. Use the unquantised model.")
-        return tensor if torch.isfinite(tensor).all() else _refuse_nan(file, key)
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{file}: {key} holds NaN or infinity. Use an earlier checkpoint of the model.")
+        return tensor
 
 
 def _indexed(folder: Path) -> dict[str, Path]:
@@ -52,10 +54,6 @@ def _indexed(folder: Path) -> dict[str, Path]:
     for key, file in sorted(held - where.items()):
         raise CheckpointError(f"{file}: {key} is in it, and {INDEX} does not say so. Download both again.")
     return where
-
-
-def _refuse_nan(file: Path, key: str) -> Tensor:
-    raise CheckpointError(f"{file}: {key} holds NaN or infinity. Use an earlier checkpoint of the model.")
 
 
 def _keys(file: Path) -> list[str]:

@@ -13,7 +13,7 @@ from lm.hf.io.family import Family, families, resolved
 from lm.hf.io.files import INDEX, SINGLE
 from lm.hf.io.reading import CONFIG
 from lm.hf.io.tokenizer import ends, save_tokenizer
-from lm.nn.transformer import LM, DecoderLM, ModelConfig, build_model
+from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.schema import Tree
 from lm.storage.atomic import atomic_folder, write_json
 
@@ -44,7 +44,6 @@ def _distance(option: str) -> int:
 
 def drop_mtp(model: LM) -> None:
     """Take the blocks of multi-token prediction from the model, which computes the same logits without them."""
-    assert isinstance(model, DecoderLM)
     model.cfg, model.mtp = model.cfg.replace(mtp=None), nn.ModuleList()
 
 
@@ -60,21 +59,15 @@ def to_hf(family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor]) -> di
     return found
 
 
-def hf_config(family: Family, cfg: ModelConfig, tokenizer: Tokenizer | None, dtype: str) -> Tree:
-    """config.json, special tokens included."""
-    tokens: Tree = {}
-    if tokenizer is not None:
-        tokens = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos, "pad_token_id": tokenizer.pad}
-    return {**family.hf(cfg), **tokens, "torch_dtype": dtype, "dtype": dtype, "use_cache": True}
-
-
 def write_hf(
     out: Path, family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer | None, card: str = ""
 ) -> None:
     """config.json, generation_config.json, safetensors (with an index beyond 5 GB), tokenizer files and README.md, whole or not at all."""
     theirs = to_hf(family, cfg, weights)
     dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")
-    config = hf_config(family, cfg, tokenizer, dtype)
+    config: Tree = {**family.hf(cfg), "torch_dtype": dtype, "dtype": dtype, "use_cache": True}
+    if tokenizer is not None:
+        config |= {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos, "pad_token_id": tokenizer.pad}
     said = {**config, "eos_token_id": ends(tokenizer) if tokenizer is not None else None}
     keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
     generation = {key: said[key] for key in keys if said.get(key) is not None}

@@ -60,8 +60,7 @@ def _neutral(key: str, value: Any, hf: Tree, other: Family, options: Tree) -> bo
         return True
     if key in ("sliding_window", "max_window_layers") and hf.get("use_sliding_window") is False:
         return True
-    same = [ours for ours, theirs in other.fields.items() if key == (theirs if isinstance(theirs, str) else theirs[0])]
-    return any(ours in options and alike(options[ours], value) for ours in same)
+    return any(theirs == key and ours in options and alike(options[ours], value) for ours, theirs, _ in other.places())
 
 
 def _meant(value: Any) -> Any:

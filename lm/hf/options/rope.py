@@ -4,10 +4,11 @@ from typing import Any
 
 from lm.errors import ConfigError
 from lm.nn.position.scaling import ScalingConfig
-from lm.schema import Tree, from_tree
+from lm.schema import Tree
 
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings")
 _OF_ALL_KINDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+_THEIRS = {"position.scaling.kind": "rope_type", "position.scaling.original_len": "original_max_position_embeddings"}
 
 
 def read_rope(hf: Tree, theta: float = 10000.0) -> Tree:
@@ -70,22 +71,15 @@ def _number(value: Any) -> Any:
 
 def write_rope(ours: Tree) -> Tree:
     """Both spellings."""
-    scaling = _scaling(ours)
-    there = scaling.hf() if scaling is not None else {"rope_type": "default"}
+    scaling = {_THEIRS.get(key, key): value for key, value in ours.items() if key.startswith("position.scaling.") and value is not None}
+    there = {key.removeprefix("position.scaling."): value for key, value in scaling.items()} or {"rope_type": "default"}
     theta, fraction = ours.get("position.theta"), ours.get("position.fraction")
     partial = {"partial_rotary_factor": fraction} if fraction not in (None, 1.0) else {}
     original = there.get("original_max_position_embeddings")
     return {
         "rope_theta": theta,
-        "rope_scaling": {**there, "type": there["rope_type"]} if scaling is not None else None,
+        "rope_scaling": {**there, "type": there["rope_type"]} if scaling else None,
         "rope_parameters": {**there, **partial, "rope_theta": theta},
         **partial,
         **({"original_max_position_embeddings": original} if there["rope_type"] == "longrope" else {}),
     }
-
-
-def _scaling(ours: Tree) -> ScalingConfig | None:
-    flat = {key.removeprefix("position.scaling."): value for key, value in ours.items() if key.startswith("position.scaling.")}
-    if not flat:
-        return None
-    return from_tree(ScalingConfig.kinds()[flat["kind"]], flat)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from lm.nn.mixers.cache import numbers
-from lm.nn.transformer import LM, ModelConfig, build_model
+from lm.nn.transformer import ModelConfig, build_model
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,10 @@ def count(cfg: ModelConfig, seq_len: int, bytes_per_number: int = 2) -> Counts:
     named = dict(model.named_parameters())
     total = sum(p.numel() for p in named.values())
     embeddings = {"embed.weight", "position.weight", "encoder.position.weight", "head.weight"}
-    per_token, per_row = numbers([cfg.parts(layer).mixer.state(cfg.d_model, layer) for layer in range(cfg.n_layers)])
-    forward = _forward(model, seq_len)
+    per_token, per_row = numbers(model.states())
+    forward = sum(2 * module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    forward += sum(parts.flops(seq_len) for stack in model.stacks() for parts in stack.parts)
+    forward += sum(cfg.ffn.flops(cfg.d_model, cfg.n_layers + k) for k in range(len(model.mtp)))
     return Counts(
         parameters=total,
         non_embedding=sum(p.numel() for name, p in named.items() if name not in embeddings),
@@ -43,15 +45,3 @@ def count(cfg: ModelConfig, seq_len: int, bytes_per_number: int = 2) -> Counts:
         cache_bytes_per_token=per_token * bytes_per_number,
         cache_bytes_per_row=per_row * bytes_per_number,
     )
-
-
-def _forward(model: LM, seq_len: int) -> int:
-    """2 per weight of each linear layer, and what mixers and feed-forwards say that they do beside."""
-    d, n_layers = model.cfg.d_model, model.cfg.n_layers
-    flops = sum(2 * module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
-    for stack in model.stacks():
-        for layer in range(len(stack.blocks)):
-            parts = stack.cfg.parts(layer, stack.cross)
-            flops += parts.mixer.flops(d, layer, seq_len) + parts.ffn.flops(d, layer)
-            flops += parts.cross.flops(d, layer, seq_len) if parts.cross is not None else 0
-    return flops + sum(model.cfg.ffn.flops(d, n_layers + k) for k in range(len(model.mtp_blocks())))

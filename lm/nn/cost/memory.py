@@ -5,6 +5,7 @@ from dataclasses import astuple, dataclass
 
 from torch import nn
 
+from lm.nn.block import BlockParts
 from lm.nn.cost.kept import Kept, Precision, together
 from lm.nn.ffn.experts import Experts
 from lm.nn.stack import ModelConfig
@@ -63,7 +64,7 @@ def memory(model: LM, setting: Setting) -> Memory:
         optimizer=-(-states // cut[2]),
         activations=tokens * _activations(model, setting),
         loss=min(setting.chunk, tokens) * model.vocab_size * (12 if setting.precision == "fp32" else 16)
-        + sum(p.numel() for p in model.head.parameters() if p.requires_grad) * (4 + size * (1 + len(model.mtp_blocks()))),
+        + sum(p.numel() for p in model.head.parameters() if p.requires_grad) * (4 + size * (1 + len(model.mtp))),
     )
 
 
@@ -94,11 +95,11 @@ def _units(model: LM, seq_len: int) -> Iterator[tuple[int, Kept, Kept]]:
     """Of each block its number, what it keeps, and its inputs alone."""
     cfg, d = model.cfg, model.cfg.d_model
     for stack in model.stacks():
-        for layer in range(len(stack.blocks)):
-            yield layer, block_keeps(stack.cfg, layer, seq_len, stack.cross), Kept(d, 0)
-    for layer in range(cfg.n_layers, cfg.n_layers + len(model.mtp_blocks())):
+        for parts in stack.parts:
+            yield parts.layer, _block(cfg, parts, seq_len), Kept(d, 0)
+    for layer in range(cfg.n_layers, cfg.n_layers + len(model.mtp)):
         join = Kept(d, 2 * d)  # the norm of the embedding, and the matrix that reads it beside the hidden states
-        yield layer, together([join, block_keeps(cfg, layer, seq_len), _ends(d)]), together([Kept(d, 0), _ends(d)])
+        yield layer, together([join, _block(cfg, cfg.parts(layer), seq_len), _ends(d)]), together([Kept(d, 0), _ends(d)])
 
 
 def _ends(d: int) -> Kept:
@@ -106,8 +107,7 @@ def _ends(d: int) -> Kept:
     return Kept(d, 2 * d)
 
 
-def block_keeps(cfg: ModelConfig, layer: int, seq_len: int, cross: bool = False) -> Kept:
-    """Of one token in block `layer`, its norms and residual branches included."""
-    parts = cfg.parts(layer, cross)
+def _block(cfg: ModelConfig, parts: BlockParts, seq_len: int) -> Kept:
+    """Of one token, norms and residual branches included."""
     bias = [cfg.position.keeps(cfg.attention.n_heads, seq_len)] if parts.slot == "attention" else []
     return together([cfg.block.keeps(parts), parts.keeps(), *bias])

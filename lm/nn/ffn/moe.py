@@ -93,7 +93,6 @@ class MoEConfig(FFNConfig):
 
     def _mlp(self, layer: int) -> MLPConfig | None:
         """That of a layer without experts, None for one that has some."""
-        assert self.dense is not None or not self.is_dense(layer)
         return self.dense if self.is_dense(layer) else None
 
 
@@ -105,7 +104,7 @@ class MoE(Mixture):
         self.cfg, self.layer = cfg, layer
         self.router = cfg.router.build(d_model, cfg.n_experts, cfg.top_k)
         self.experts = Experts(cfg.expert, cfg.n_experts, d_model)
-        self.shared = _widened(cfg.expert, cfg.n_shared, d_model).build(d_model, layer) if cfg.n_shared else None
+        self.shared = cfg.expert.replace(hidden=cfg.n_shared * cfg.expert.width(d_model)).build(d_model, layer) if cfg.n_shared else None
 
     def extra_repr(self) -> str:
         return f"{self.cfg.top_k} of {self.cfg.n_experts}"
@@ -158,7 +157,3 @@ class MoE(Mixture):
             loss = loss + cfg.router_z_loss * (routing.logits.logsumexp(-1).square() * shown.squeeze(-1)).sum(1) / n.squeeze(-1)
         if cfg.balance_loss or cfg.router_z_loss:
             ctx.auxiliary.losses[at] = loss
-
-
-def _widened(expert: MLPConfig, times: int, d_model: int) -> MLPConfig:
-    return expert.replace(hidden=times * expert.width(d_model))

@@ -1,16 +1,22 @@
 """What lets the tokens of a row read each other: attention, and what goes through the row step by step. A layer's pattern chooses."""
 
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import ClassVar, Self
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
-from lm.nn.init import Declares
+from lm.nn.init import Declares, Draw, zeros
+from lm.nn.mixers.attend import Scoring, choose
 from lm.nn.mixers.cache import State
+from lm.nn.mixers.mask import Mask
 from lm.nn.norm import NormConfig
-from lm.nn.position.base import PositionConfig
+from lm.nn.position.base import Position, PositionConfig
 from lm.schema import Config, Slot, Tree
 
 
@@ -24,6 +30,35 @@ class Mixer(Declares, nn.Module):
     @abstractmethod
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """(b, s, d) -> (b, s, d). Tokens see their own document, no padding, and what `ctx.mask` lets them."""
+
+
+class Attention(Mixer):
+    """A mixer that scores all pairs. Its backend is chosen where its weights lie, and not in each forward."""
+
+    drawn: ClassVar[Mapping[str, Draw]] = {"sinks": zeros}
+    o: nn.Linear
+
+    def __init__(self, layer: int, head_dim: int, how: Scoring, n_sinks: int = 0) -> None:
+        super().__init__(layer)
+        self.head_dim, self.how, self.quiet = head_dim, how, replace(how, dropout=0.0)
+        self.sinks = nn.Parameter(torch.empty(n_sinks)) if n_sinks else None
+        self.attend, _ = choose(torch.get_default_device(), head_dim, how, n_sinks > 0)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What every move to a device passes through."""
+        moved = super()._apply(fn, recurse)
+        self.attend, _ = choose(self.o.weight.device, self.head_dim, self.how, self.sinks is not None)
+        return moved
+
+    def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
+        """As `Attend`, with the bias of this position; dropout acts in training only."""
+        bias = None if position is None else mask.once("bias", lambda: position.bias(mask.q_positions, mask.k_positions))
+        return self.attend(q, k, v, mask, bias, self.how if self.training else self.quiet, self.sinks)
+
+    def joined(self, heads: Tensor) -> Tensor:
+        """(b, h, s, c) -> (b, s, d)."""
+        out: Tensor = self.o(heads.transpose(1, 2).flatten(2))  # (b, h, s, c) -> (b, s, h*c)
+        return out
 
 
 class MixerConfig(Config):

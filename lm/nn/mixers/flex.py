@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from lm.nn.mixers.attend import Scoring, reference, sdpa
 from lm.nn.mixers.mask import Mask
@@ -36,14 +36,12 @@ class Flex:
             return sdpa(q, k, v, mask, bias, how)
         if other:
             return reference(q, k, v, mask, bias, how)
-        blocks = mask.once(("flex", how.window), lambda: self._blocks(mask, how.window, len(q), q.shape[2]))
+        b, _, s, _ = q.shape
+        device = q.device
+        blocks = mask.once(("flex", how.window), lambda: self.block_mask(mask_mod(mask, how.window, b), b, None, s, s, device=device))
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a norm of the heads may have returned float32
         out: Tensor = self.attention(q, k, v, score_mod(how, bias, q), blocks, how.scale, enable_gqa=q.shape[1] != k.shape[1])
         return out
-
-    def _blocks(self, mask: Mask, window: int | None, b: int, s: int) -> BlockMask:
-        blocks: BlockMask = self.block_mask(mask_mod(mask, window, b), b, None, s, s, device=mask.q_positions.device)
-        return blocks
 
 
 def mask_mod(mask: Mask, window: int | None, b: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:

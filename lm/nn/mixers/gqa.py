@@ -1,22 +1,17 @@
 """Multi-head, grouped-query and multi-query attention."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
-from lm.nn.init import Draw, zeros
 from lm.nn.linear import Out
-from lm.nn.mixers.attend import Scoring, choose
-from lm.nn.mixers.base import AttentionConfig, Mixer
+from lm.nn.mixers.attend import Scoring
+from lm.nn.mixers.base import Attention, AttentionConfig, Mixer
 from lm.nn.mixers.cache import PerToken
-from lm.nn.mixers.mask import Mask
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import PositionConfig
 from lm.schema import Tree
@@ -111,51 +106,26 @@ class GQAConfig(AttentionConfig):
         }
 
 
-class Scores:
-    """A backend and how it scores; dropout acts in training only."""
-
-    def __init__(self, how: Scoring) -> None:
-        self.how, self.quiet = how, replace(how, dropout=0.0)
-
-    def choose(self, device: torch.device, head_dim: int, sinks: bool) -> None:
-        """The backend for this device."""
-        self.attend, self.backend = choose(device, head_dim, self.how, sinks)
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, sinks: Tensor | None, training: bool) -> Tensor:
-        """As `Attend`."""
-        return self.attend(q, k, v, mask, bias, self.how if training else self.quiet, sinks)
-
-
-class GQA(Mixer):
+class GQA(Attention):
     """Project, norm, rotate, cache, attend, project."""
 
-    drawn: ClassVar[Mapping[str, Draw]] = {"sinks": zeros}
-
     def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
-        super().__init__(layer)
-        self.head_dim = cfg.width(d_model)
-        q_width, kv_width = cfg.n_heads * self.head_dim, cfg.kv_width(d_model)
+        head_dim, window = cfg.width(d_model), cfg.layer_window(layer)
+        how = Scoring(cfg.scale or 1 / math.sqrt(head_dim), window, cfg.softcap, cfg.dropout)
+        super().__init__(layer, head_dim, how, cfg.n_heads if cfg.gpt_oss_sinks else 0)
+        q_width, kv_width = cfg.n_heads * head_dim, cfg.kv_width(d_model)
         self.q = nn.Linear(d_model, q_width, bias=cfg.qkv_bias)
         self.k = nn.Linear(d_model, kv_width, bias=cfg.qkv_bias)
         self.v = nn.Linear(d_model, kv_width, bias=cfg.qkv_bias)
         self.o = Out(q_width, d_model, bias=cfg.out_bias)
         self.norm_full = cfg.qk_norm == "full"
-        per_head = cfg.qk_norm == "head"
-        self.q_norm = nn.Identity() if cfg.qk_norm == "none" else norm.build(self.head_dim if per_head else q_width)
-        self.k_norm = nn.Identity() if cfg.qk_norm == "none" else norm.build(self.head_dim if per_head else kv_width)
-        self.sinks = nn.Parameter(torch.empty(cfg.n_heads)) if cfg.gpt_oss_sinks else None
-        self.scores = Scores(Scoring(cfg.scale or 1 / math.sqrt(self.head_dim), cfg.layer_window(layer), cfg.softcap, cfg.dropout))
-        self.scores.choose(self.q.weight.device, self.head_dim, cfg.gpt_oss_sinks)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What every move to a device passes through: the backend is chosen there, and not in each forward."""
-        moved = super()._apply(fn, recurse)
-        self.scores.choose(self.q.weight.device, self.head_dim, self.sinks is not None)
-        return moved
+        self.q_norm, self.k_norm = (
+            nn.Identity() if cfg.qk_norm == "none" else norm.build(width if self.norm_full else head_dim) for width in (q_width, kv_width)
+        )
 
     def extra_repr(self) -> str:
         heads, groups = (linear.out_features // self.head_dim for linear in (self.q, self.k))
-        window = f", window {self.scores.how.window}" if self.scores.how.window else ""
+        window = f", window {self.how.window}" if self.how.window else ""
         return f"{heads} heads of {self.head_dim}, {groups} key-value{window}"
 
     def queries(self, x: Tensor) -> Tensor:
@@ -179,11 +149,7 @@ class GQA(Mixer):
         q, k = ctx.position.rotate(q, k, ctx.angles, self.layer)
         if ctx.cache is not None:
             k, v = ctx.cache.append(self.layer, k, v)
-        mask = ctx.keys(self.layer)
-        bias = mask.once("bias", lambda: ctx.position.bias(mask.q_positions, mask.k_positions))
-        out = self.scores(q, k, v, mask, bias, self.sinks, self.training)
-        projected: Tensor = self.o(out.transpose(1, 2).flatten(2))  # (b, h, s, c) -> (b, s, h*c)
-        return projected
+        return self.joined(self.weighted(q, k, v, ctx.keys(self.layer), ctx.position))
 
 
 class CrossAttention(GQA):
@@ -192,6 +158,4 @@ class CrossAttention(GQA):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         assert ctx.memory_mask is not None
         k, v = ctx.memory_keys(self.layer, self.keys_values)
-        out = self.scores(self.queries(x), k, v, ctx.memory_mask, None, self.sinks, self.training)
-        projected: Tensor = self.o(out.transpose(1, 2).flatten(2))  # (b, h, s, c) -> (b, s, h*c)
-        return projected
+        return self.joined(self.weighted(self.queries(x), k, v, ctx.memory_mask, None))

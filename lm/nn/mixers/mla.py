@@ -1,8 +1,7 @@
 """Multi-head latent attention: keys and values are kept as one small latent per token.  DeepSeek-V2, arXiv:2405.04434, section 2.1."""
 
 import math
-from collections.abc import Callable
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -12,9 +11,8 @@ from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
 from lm.nn.linear import Out
 from lm.nn.mixers.attend import Scoring
-from lm.nn.mixers.base import AttentionConfig, Mixer
+from lm.nn.mixers.base import Attention, AttentionConfig, Mixer
 from lm.nn.mixers.cache import PerToken
-from lm.nn.mixers.gqa import Scores
 from lm.nn.norm import NormConfig, RMSNorm
 from lm.nn.position.base import PositionConfig
 from lm.schema import Tree
@@ -71,14 +69,14 @@ class MLAConfig(AttentionConfig):
         return {"scale": self.scale or (self.nope_dim + self.rope_dim) ** -0.5}
 
 
-class MLA(Mixer):
+class MLA(Attention):
     """Without a cache, keys and values are expanded from the latent. With one, the expansion is absorbed into query and output:
     q_nope (W_k c) = (q_nope W_k) c, so that attention runs over the latents as if they were one shared key and value head."""
 
     def __init__(self, cfg: MLAConfig, d_model: int, layer: int) -> None:
-        super().__init__(layer)
-        self.cfg = cfg
         h, width = cfg.n_heads, cfg.nope_dim + cfg.rope_dim
+        super().__init__(layer, width, Scoring(cfg.scale or 1 / math.sqrt(width), dropout=cfg.dropout))
+        self.cfg = cfg
         if cfg.q_rank is None:
             self.q = nn.Linear(d_model, h * width, bias=False)
         else:
@@ -90,14 +88,6 @@ class MLA(Mixer):
         self.k_up = nn.Linear(cfg.kv_rank, h * cfg.nope_dim, bias=False)
         self.v_up = nn.Linear(cfg.kv_rank, h * cfg.v_dim, bias=False)
         self.o = Out(h * cfg.v_dim, d_model, bias=cfg.bias)
-        self.scores = Scores(Scoring(cfg.scale or 1 / math.sqrt(width), dropout=cfg.dropout))
-        self.scores.choose(self.o.weight.device, width, sinks=False)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What every move to a device passes through: the backend is chosen there, and not in each forward."""
-        moved = super()._apply(fn, recurse)
-        self.scores.choose(self.o.weight.device, self.cfg.nope_dim + self.cfg.rope_dim, sinks=False)
-        return moved
 
     def extra_repr(self) -> str:
         return f"{self.cfg.n_heads} heads, latent of {self.cfg.kv_rank} + {self.cfg.rope_dim}"
@@ -111,15 +101,13 @@ class MLA(Mixer):
         latent, k_rope = self.kv_norm(latent).unsqueeze(1), k_rope.unsqueeze(1)  # (b, s, r) -> (b, 1, s, r)
         q_rope, k_rope = ctx.position.rotate(q_rope, k_rope, ctx.angles, self.layer)
         attended = self._expanded if ctx.cache is None else self._absorbed
-        out = attended(q_nope, q_rope, latent, k_rope, ctx)
-        projected: Tensor = self.o(out.transpose(1, 2).flatten(2))  # (b, h, s, c) -> (b, s, h*c)
-        return projected
+        return self.joined(attended(q_nope, q_rope, latent, k_rope, ctx))
 
     def _expanded(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, ctx: Context) -> Tensor:
         h = self.cfg.n_heads
         k, v = (up(latent.squeeze(1)).unflatten(-1, (h, -1)).transpose(1, 2) for up in (self.k_up, self.v_up))  # (b, h, s, c)
         k = torch.cat([k, k_rope.expand(-1, h, -1, -1)], dim=-1)
-        return self._attend(torch.cat([q_nope, q_rope], dim=-1), k, v, ctx)
+        return self.weighted(torch.cat([q_nope, q_rope], dim=-1), k, v, ctx.keys(self.layer), ctx.position)
 
     def _absorbed(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, ctx: Context) -> Tensor:
         assert ctx.cache is not None
@@ -127,10 +115,5 @@ class MLA(Mixer):
         latent, k_rope = ctx.cache.append(self.layer, latent, k_rope)
         q_latent = q_nope @ self.k_up.weight.unflatten(0, (h, -1))  # (b, h, s, nope) -> (b, h, s, r)
         k = torch.cat([latent, k_rope], dim=-1)  # (b, 1, k, r + rope)
-        out = self._attend(torch.cat([q_latent, q_rope], dim=-1), k, latent, ctx)
+        out = self.weighted(torch.cat([q_latent, q_rope], dim=-1), k, latent, ctx.keys(self.layer), ctx.position)
         return out @ self.v_up.weight.unflatten(0, (h, -1)).transpose(-1, -2)  # (b, h, s, r) -> (b, h, s, v)
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
-        mask = ctx.keys(self.layer)
-        bias = mask.once("bias", lambda: ctx.position.bias(mask.q_positions, mask.k_positions))
-        return self.scores(q, k, v, mask, bias, None, self.training)

@@ -82,26 +82,15 @@ def t5_buckets(distance: Tensor, n_buckets: int, max_distance: int, causal: bool
     return side + torch.where(back < exact, back, far)
 
 
-class T5Table(nn.Module):
-    """weight[bucket(key - query), head]."""
-
-    def __init__(self, cfg: T5RelativeConfig, n_heads: int, causal: bool) -> None:
-        super().__init__()
-        self.cfg, self.causal = cfg, causal
-        self.weight = nn.Parameter(torch.empty(cfg.n_buckets, n_heads))
-
-    def forward(self, distance: Tensor) -> Tensor:
-        buckets = t5_buckets(distance, self.cfg.n_buckets, self.cfg.max_distance, self.causal)
-        return nn.functional.embedding(buckets, self.weight).permute(0, 3, 1, 2)  # (b, q, k, h) -> (b, h, q, k)
-
-
 class T5Relative(Position):
     """bias = table[bucket(key - query), head]."""
 
     def __init__(self, cfg: T5RelativeConfig, dims: Dims) -> None:
         super().__init__()
-        self.table = T5Table(cfg, dims.n_heads, dims.causal)
+        self.cfg, self.causal = cfg, dims.causal
+        self.table = nn.Embedding(cfg.n_buckets, dims.n_heads)
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        bias: Tensor = self.table(k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1))  # (b, q, k) -> (b, h, q, k)
-        return bias
+        distance = k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1)  # (b, q, k)
+        bias: Tensor = self.table(t5_buckets(distance, self.cfg.n_buckets, self.cfg.max_distance, self.causal))
+        return bias.permute(0, 3, 1, 2)  # (b, q, k, h) -> (b, h, q, k)

@@ -56,8 +56,6 @@ def rope_angles(positions: Tensor, rates: Tensor, amplitude: float = 1.0) -> tup
     Computed from integers at each forward: a stored buffer would be rounded by a cast to bf16 and lost on the meta device.
     """
     angles = positions[:, None, :, None].float() * rates  # (b, s) -> (b, 1, s, r/2)
-    if amplitude == 1.0:
-        return angles.cos(), angles.sin()
     return angles.cos() * amplitude, angles.sin() * amplitude
 
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from lm.schema import Slot, Tree
+from lm.schema import Slot
 
 
 def frequencies(rotary_dim: int, theta: float) -> Tensor:
@@ -41,12 +41,6 @@ class ScalingConfig(Slot):
     def changes_at(self, max_len: int) -> int | None:
         """Returns the length up to which transformers has other frequencies than our model for rows of max_len. None: it has not."""
         return None
-
-    def hf(self) -> Tree:
-        """As in the `rope_parameters` of a Hugging Face config."""
-        tree = {key: value for key, value in self.tree().items() if value is not None and key not in ("kind", "original_len")}
-        original = {"original_max_position_embeddings": self.tree()["original_len"]} if "original_len" in self.tree() else {}
-        return {"rope_type": self.tree()["kind"], **original, **tree}
 
 
 class LinearScaling(ScalingConfig):

@@ -10,10 +10,10 @@ class Averages(RunCallback):
     """Keeps `module.ema`."""
 
     def begin(self, module: TrainModule) -> None:
-        decay, strategy = module.cfg.trainer.ema_decay, module.strategy
+        decay = module.cfg.trainer.ema_decay
         if decay is None:
             return
-        module.ema = EMA(strategy.weights(module.model), decay, lambda: strategy.refresh(module.model))
+        module.ema = EMA(module.strategy, module.model, decay)
         if module.reader is not None:
             load_pieces(module.ema.pieces(), module.reader)
 

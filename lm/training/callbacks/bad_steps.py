@@ -5,9 +5,9 @@ import math
 from lm.errors import NumericsError
 from lm.storage.checkpoint import CheckpointReader, newest_valid
 from lm.training.callbacks.base import RunCallback
-from lm.training.counters import Counters
 from lm.training.module import TrainModule
 from lm.training.numerics import is_spike
+from lm.training.state import Counters
 
 
 class BadSteps(RunCallback):

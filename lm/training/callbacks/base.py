@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 
 from lm.training.module import TrainModule
 
@@ -13,21 +13,25 @@ class RunCallback(Callback):
     def begin(self, module: TrainModule) -> None:
         """Called before the first step, when weights and optimizer are where they were."""
 
+    def look_at_parent(self, module: TrainModule) -> None:
+        """Called once all callbacks have begun a new fine-tuning, whose weights are still its parent's."""
+
     def step_end(self, module: TrainModule) -> None:
         """Called behind optimizer step `module.step`, unless a callback before this one has undone it."""
 
     def finish(self, module: TrainModule) -> None:
         """Called behind the last step, also where another callback has ended the run."""
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, TrainModule)
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.begin(pl_module)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        assert isinstance(pl_module, TrainModule)
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if pl_module.reader is None and pl_module.cfg.init_from is not None:
+            self.look_at_parent(pl_module)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if pl_module.stepped:
             self.step_end(pl_module)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, TrainModule)
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         self.finish(pl_module)

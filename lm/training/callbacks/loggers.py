@@ -9,7 +9,8 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -36,7 +37,7 @@ class LoggerConfig(Slot, group="logger"):
 
     def build(self, folder: Path, config: Tree, step: int) -> list[Logger]:
         """Returns the loggers of a run folder. config: what they show as the run's settings.  step: where a resumed run goes on."""
-        raise NotImplementedError
+        return []
 
     def _require(self, package: str) -> None:
         if importlib.util.find_spec(package) is None:
@@ -47,9 +48,6 @@ class JsonlLoggerConfig(LoggerConfig):
     """metrics.jsonl alone, which is always written."""
 
     kind: Literal["jsonl"] = "jsonl"
-
-    def build(self, folder: Path, config: Tree, step: int) -> list[Logger]:
-        return []
 
 
 class TensorBoardLoggerConfig(LoggerConfig):
@@ -68,32 +66,28 @@ class TensorBoard:
     def __init__(self, folder: Path, config: Tree, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._broken = False
         self._writer: Any = None
-        self._guarded(lambda: self._open(SummaryWriter, folder, config, step))
-
-    def _open(self, writer: Any, folder: Path, config: Tree, step: int) -> None:
-        self._writer = writer(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
-        self._writer.add_text("config", f"```json\n{json.dumps(config, indent=1)}\n```", step)
+        with self._guarded():
+            self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+            self._writer.add_text("config", f"```json\n{json.dumps(config, indent=1)}\n```", step)
 
     def log(self, record: Tree) -> None:
-        self._guarded(lambda: self._scalars(record))
-
-    def _scalars(self, record: Tree) -> None:
-        for key, value in record.items():
-            if key != "step" and isinstance(value, int | float):
+        numbers = {key: value for key, value in record.items() if key != "step" and isinstance(value, int | float)}
+        with self._guarded():
+            for key, value in numbers.items() if self._writer is not None else ():
                 self._writer.add_scalar(key, value, record["step"])
 
     def close(self) -> None:
-        self._guarded(lambda: self._writer.close())
+        with self._guarded():
+            if self._writer is not None:
+                self._writer.close()
 
-    def _guarded(self, act: Callable[[], None]) -> None:
-        if self._broken:
-            return
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
         try:
-            act()
+            yield
         except Exception as error:  # whatever it is, it must not end the run
-            self._broken = True
+            self._writer = None
             log.warning("tensorboard stopped: %s. The run goes on; metrics.jsonl has everything.", error)
 
 

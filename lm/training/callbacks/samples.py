@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
-from lightning import Trainer
 
 from lm.generation.load import generate
 from lm.schema import Tree
@@ -20,16 +18,14 @@ class Samples(RunCallback):
         if module.cfg.trainer.sample_prompts and module.model.cfg.kind == "encoder":
             module.run.journal.console.say("trainer.sample_prompts are left aside: an encoder continues no text")
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """What a fine-tuning's parent writes."""
-        if pl_module.reader is None and pl_module.cfg.init_from is not None:
-            self._sample(pl_module)
-
     def step_end(self, module: TrainModule) -> None:
         if module.run.validates(module.step):
-            self._sample(module)
+            self.write(module)
 
-    def _sample(self, module: TrainModule) -> None:
+    def look_at_parent(self, module: TrainModule) -> None:
+        self.write(module)
+
+    def write(self, module: TrainModule) -> None:
         """Every rank generates, since each may hold a part of the weights only."""
         run = module.run
         if module.cfg.trainer.sample_prompts and module.model.cfg.kind != "encoder":

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from lm.schema import Tree
 from lm.storage.atomic import atomic_folder, disk_errors, temporary_of
 from lm.storage.checkpoint import Piece, bytes_of, prune, require_finite, step_folder, write_meta, write_pieces
@@ -33,7 +31,7 @@ class Saver:
         if not self._background:
             self._write(step, mine, meta)
             return
-        copies = [replace(piece, tensor=_copy(piece.tensor)) for piece in mine]
+        copies = [replace(piece, tensor=piece.tensor.detach().to("cpu", copy=True)) for piece in mine]
         for piece in copies:
             if piece.kind == "weight":
                 require_finite(piece.name, piece.tensor)
@@ -78,7 +76,3 @@ class Saver:
                 write_pieces(temporary_of(path), pieces, ranks.rank)
             ranks.barrier()
         ranks.barrier()  # it is a checkpoint
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)

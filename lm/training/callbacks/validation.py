@@ -1,9 +1,6 @@
 """What a model is worth at a step: its losses on held-out rows, which the ranks share."""
 
 import math
-from typing import Any
-
-from lightning import Trainer
 
 from lm.data.order import spread
 from lm.errors import NumericsError
@@ -19,10 +16,8 @@ class Validation(RunCallback):
     def __init__(self) -> None:
         self._validated = -1  # the newest step
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """What a fine-tuning is to better, when all stands and nothing is trained."""
-        if pl_module.reader is None and pl_module.cfg.init_from is not None:
-            self.validate(pl_module)
+    def look_at_parent(self, module: TrainModule) -> None:
+        self.validate(module)
 
     def step_end(self, module: TrainModule) -> None:
         if module.run.validates(module.step):
@@ -45,9 +40,10 @@ class Validation(RunCallback):
                     f"train: val_loss is {counters.val_loss} after step {step}, and the weights are not saved; {run.last_checkpoint()}."
                     f" Lower optim.lr={run.cfg.optim.lr:g}, or use trainer.precision=fp32."
                 )
-            better = counters.best_val_loss is None or found["val_loss"] < counters.best_val_loss
-            counters.worse_validations = 0 if better else counters.worse_validations + 1
-            counters.best_val_loss = found["val_loss"] if better else counters.best_val_loss
+            if counters.best_val_loss is None or found["val_loss"] < counters.best_val_loss:
+                counters.best_val_loss, counters.worse_validations = found["val_loss"], 0
+            else:
+                counters.worse_validations += 1
             run.journal.record({"step": step, "tokens": run.tokens(step), **found})
             if run.done(step) and not run.last(step):
                 worse = counters.worse_validations

@@ -17,7 +17,6 @@ from lm.errors import Interrupted, LmError, ResourceError
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.launch import outcome
-from lm.training.resume import require_resumable
 
 WORKER = "lm.training.worker"
 _POLL_S = 0.1
@@ -26,21 +25,13 @@ _ABANDON_S = 10.0  # the others of a failed rank get that long to end
 
 def launch(cfg: TrainConfig, command: str | None = None) -> None:
     """Train with the ranks of `cfg.launch` on this machine. Raises the first rank's error; Interrupted after a signal, with all saved."""
-    folder = RunFolder(cfg.run.folder)
-    require_resumable(folder, cfg)
     with tempfile.TemporaryDirectory(prefix="lm-ranks-") as name:
-        where = folder
-        if cfg.launch.nodes == 1:
-            with folder.lock():
-                folder.write_config(cfg.tree())
-        else:  # each machine its own, and rank 0 the one in the run folder
-            where = RunFolder(Path(name))
-            where.write_config(cfg.tree())
+        RunFolder(Path(name)).write_config(cfg.tree())  # rank 0 writes that of the run, once it has found that this may go on there
         threads = str(max(1, (os.cpu_count() or 1) // cfg.launch.devices))
         told = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         told["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else ranks that are started again find the addresses of those before
         with _environment(told | ({outcome.COMMAND: command} if command else {})):
-            error = _Launcher(cfg, where.config_file, Path(name)).run()
+            error = _Launcher(cfg, Path(name)).run()
     if error is not None:
         raise error
 
@@ -49,9 +40,9 @@ class _Launcher:
     """Starts the ranks by torch.distributed.run's own agent, in a thread, and again where that may help; signals are handed on to the
     ranks, which finish their step and save. The agent's own restarts are not used: it cannot tell a wrong config from a lost machine."""
 
-    def __init__(self, cfg: TrainConfig, config: Path, folder: Path) -> None:
-        """folder: for what the ranks tell of their ends."""
-        self._cfg, self._config, self._folder = cfg, config, folder
+    def __init__(self, cfg: TrainConfig, folder: Path) -> None:
+        """folder: with the config.yaml of the ranks, and for what they tell of their ends."""
+        self._cfg, self._folder = cfg, folder
         self._caught: list[int] = []
         self._killed: dict[int, int] = {}
         self._error: BaseException | None = None
@@ -122,7 +113,7 @@ class _Launcher:
             shutdown_timeout=int(_ABANDON_S),
         )
         try:
-            elastic_launch(config, sys.executable)("-m", WORKER, str(self._config))
+            elastic_launch(config, sys.executable)("-m", WORKER, str(RunFolder(self._folder).config_file))
         except ChildFailedError as error:
             self._killed = {rank: -failure.exitcode for rank, failure in error.failures.items() if failure.exitcode < 0}
         except RendezvousError as error:

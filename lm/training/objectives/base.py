@@ -1,11 +1,17 @@
-"""What a training step makes of a model and a batch, and how an objective's config finds it (lm/nn/loss.py does the sums)."""
+"""What a training step makes of a model and a batch, and how an objective's config finds it (lm/nn/loss.py does the sums).
+
+Every module beside this one is imported when a loss is built, and so has registered its own.
+"""
 
 from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lm.nn.batch import Batch
 from lm.nn.loss import LossSums
 from lm.nn.transformer import LM
+from lm.training import objectives
 
 if TYPE_CHECKING:
     from lm.training.config import TrainConfig
@@ -31,3 +37,11 @@ def loss_of(kind: type) -> Callable[[B], B]:
         return build
 
     return register
+
+
+def build_objective(cfg: "TrainConfig") -> Objective:
+    """Returns the loss of the nearest class that has one."""
+    for info in iter_modules(objectives.__path__):
+        import_module(f"{objectives.__name__}.{info.name}")
+    kind = next(kind for kind in type(cfg.objective).__mro__ if kind in LOSSES)
+    return LOSSES[kind](cfg.objective, cfg)

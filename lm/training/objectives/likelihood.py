@@ -16,9 +16,9 @@ class Likelihood:
         self._cfg = cfg
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
-        cfg = self._cfg
         assert batch.labels is not None
-        sums: LossSums = model(batch, loss=causal_reader(batch.labels, cfg.label_smoothing, cfg.z_loss, cfg.chunk))
+        reader = causal_reader(batch.labels, self._cfg.label_smoothing, self._cfg.z_loss, self._cfg.chunk)
+        sums: LossSums = model(batch, loss=reader)
         return sums
 
 

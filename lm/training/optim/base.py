@@ -112,7 +112,7 @@ def adam_state(p: Tensor) -> dict[str, Tensor]:
 
 def momentum_state(p: Tensor) -> dict[str, Tensor]:
     """Returns a momentum, in float32 whatever the weight is."""
-    return {"momentum_buffer": torch.zeros_like(p, dtype=torch.float32)}
+    return {"momentum": torch.zeros_like(p, dtype=torch.float32)}
 
 
 def set_lr(optimizer: Optimizer, factor: float) -> None:
@@ -130,14 +130,9 @@ def begin_state(optimizer: Optimizer) -> None:
             optimizer.state[p] = optimizer.initial_state(params, p)
 
 
-def neutral(key: str) -> str:
-    """Returns a state tensor's name in checkpoints, given torch's."""
-    return "momentum" if key == "momentum_buffer" else key
-
-
 def named_state(optimizer: Optimizer) -> Iterator[tuple[str, str, Tensor]]:
     """Yields (parameter, kind, tensor) of all state."""
     for params in optimizer.param_groups:
         for name, p in zip(params["names"], params["params"], strict=True):
             for key, tensor in optimizer.state[p].items():
-                yield name, neutral(key), tensor
+                yield name, key, tensor

@@ -93,7 +93,7 @@ class MuonAdamW(Skippable):
     def _muon_batch(self, params: list[Tensor], group: Group) -> None:
         lr, mu = group["lr"], group["momentum"]
         shape = params[0].shape  # (rows, columns), or a stack of such: (e, rows, columns)
-        grads, old = [_grad(p).float() for p in params], [self.state[p]["momentum_buffer"] for p in params]
+        grads, old = [_grad(p).float() for p in params], [self.state[p]["momentum"] for p in params]
         momentum = torch._foreach_lerp(old, grads, 1 - mu)
         nesterov = torch._foreach_lerp(grads, momentum, mu)
         dtype = fast_dtype(params[0].device)

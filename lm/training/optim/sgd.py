@@ -46,7 +46,7 @@ class SGD(Skippable):
             assert p.grad is not None
             update = p.grad.float() + group["weight_decay"] * p.float()
             if group["momentum"]:
-                momentum = self.state[p]["momentum_buffer"]
+                momentum = self.state[p]["momentum"]
                 update += group["momentum"] * momentum
                 self._write([momentum], [update])
             self._write([p], [p - group["lr"] * update])

@@ -10,11 +10,10 @@ import torch
 from pydantic import Field
 
 from lm.errors import ConfigError
-from lm.schema import Slot
+from lm.schema import Slot, Tree
 
 if TYPE_CHECKING:
-    from lm.training.config import TrainConfig
-    from lm.training.setting import Sized
+    from lm.training.config import Sized, TrainConfig
     from lm.training.strategies.single import Single
 
 
@@ -87,19 +86,21 @@ class ZeroConfig(StrategyConfig):
     slices_matrices: ClassVar[bool] = True
 
     def build(self, cfg: "TrainConfig") -> "Single":
-        self._prepare()
-        from lm.training.strategies.zero import Zero
-
-        return Zero(self.stage, cfg.optim.clip, cfg.trainer.precision != "fp32", self.offload)
-
-    def _prepare(self) -> None:
-        """Before the import: it finds no CPU by itself without a warning, and compiles its collectives with ninja, which lies beside
+        """Before the import: DeepSpeed finds no CPU by itself without a warning, and compiles its collectives with ninja, which lies beside
         Python."""
         if importlib.util.find_spec("deepspeed") is None:
             raise ConfigError(f"strategy={self.kind} needs the package deepspeed. Run: pip install 'slotlm[deepspeed]'")
         if not torch.cuda.is_available():
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        from lm.training.strategies.zero import Zero
+        from lm.training.strategies.zero3 import Zero3
+
+        return (Zero3 if self.stage == 3 else Zero)(self.zero(), cfg.optim.clip, cfg.trainer.precision != "fp32")
+
+    def zero(self) -> Tree:
+        """Returns DeepSpeed's `zero_optimization`."""
+        return {"stage": self.stage} | ({"offload_optimizer": {"device": "cpu"}} if self.offload else {})
 
     def refused(self, cfg: "Sized") -> str | None:
         if cfg.trainer.ema_decay is not None:
@@ -142,11 +143,8 @@ class WeightsInSlices(ZeroConfig):
     persistence_threshold: int = Field(100_000, ge=0)
     """Weights of fewer elements stay whole on every rank."""
 
-    def build(self, cfg: "TrainConfig") -> "Single":
-        self._prepare()
-        from lm.training.strategies.zero3 import Zero3
-
-        return Zero3(cfg.optim.clip, cfg.trainer.precision != "fp32", self.persistence_threshold, self.offload)
+    def zero(self) -> Tree:
+        return super().zero() | {"stage3_param_persistence_threshold": self.persistence_threshold}
 
     def refused(self, cfg: "Sized") -> str | None:
         if cfg.trainer.compile:
@@ -166,13 +164,3 @@ class Zero3OffloadConfig(WeightsInSlices):
     offload: ClassVar[bool] = True
 
     kind: Literal["zero3_offload"] = "zero3_offload"
-
-
-def refusal(cfg: "Sized") -> str | None:
-    """Why this strategy cannot train this config, as one sentence with the remedy; None where it can."""
-    world, strategy = cfg.launch.world, cfg.strategy
-    if (reason := strategy.refused(cfg)) is not None:
-        return f"strategy={strategy.kind}: {reason}"
-    if cfg.data.global_batch % world:
-        return f"data.global_batch={cfg.data.global_batch} is not a multiple of the {world} ranks. Choose a multiple, or other devices."
-    return None

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.nn.transformer import LM
+from lm.schema import Tree
 from lm.storage.checkpoint import Piece
-from lm.training.optim.base import begin_state, neutral
+from lm.training.optim.base import begin_state
 from lm.training.strategies.single import Judge, Single
 from lm.training.weights import Fill
 
@@ -45,13 +46,10 @@ class _AnyDevice(DeepSpeedStrategy):
 class Zero(Single):
     """The engine accumulates, averages, clips and steps, over flat slices of the weights: no optimizer of matrices works under it."""
 
-    def __init__(self, stage: int, clip: float | None, casts: bool, offload: bool = False, **zero: Any) -> None:
-        """casts: the engine computes in another dtype than float32.  zero: more keys of DeepSpeed's `zero_optimization`."""
+    def __init__(self, zero: Tree, clip: float | None, casts: bool) -> None:
+        """zero: DeepSpeed's `zero_optimization`.  casts: the engine computes in another dtype than float32."""
         self._casts = casts
         self._frozen: dict[str, Tensor] = {}  # in float32, where the engine keeps no master of what it does not train
-        zero["stage"] = stage
-        if offload:
-            zero["offload_optimizer"] = {"device": "cpu"}
         config = {"zero_optimization": zero, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
         config |= {"gradient_clipping": clip or 0.0, "train_micro_batch_size_per_gpu": 1}  # a number for DeepSpeed's logs
         self.plugin = _AnyDevice(config=config, logging_level=logging.ERROR)
@@ -114,10 +112,10 @@ class Zero(Single):
             for key, tensor in self._engine.optimizer.state[flat].items():
                 for p in params:
                     if tensor.shape != flat.shape:
-                        yield Piece.whole(names[id(p)], neutral(key), tensor)
+                        yield Piece.whole(names[id(p)], key, tensor)
                     elif (found := p._hp_mapping) is not None:
                         at = found.hp_fragment_address
-                        yield _slice(names[id(p)], neutral(key), p, found, tensor.narrow(0, at.start, at.numel))
+                        yield _slice(names[id(p)], key, p, found, tensor.narrow(0, at.start, at.numel))
 
     def refresh(self, model: nn.Module) -> None:
         self._engine.update_lp_params()

@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import Piece
-from lm.training.optim.base import neutral
 from lm.training.strategies.zero import Zero
 from lm.training.weights import Fill, materialized
 
@@ -19,10 +18,6 @@ class Zero3(Zero):
     """Every weight is padded to a multiple of the ranks and cut into as many equal slices."""
 
     meta = True
-
-    def __init__(self, clip: float | None, casts: bool, persistence_threshold: int, offload: bool = False) -> None:
-        """persistence_threshold: weights of fewer elements are never split while computing."""
-        super().__init__(3, clip, casts, offload, stage3_param_persistence_threshold=persistence_threshold)
 
     def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
         """The engine splits the weights; the head's must be whole while the chunked loss uses it outside of the head's own forward."""
@@ -58,9 +53,9 @@ class Zero3(Zero):
             flat, at = self._place(p)
             for key, tensor in self._engine.optimizer.state[flat].items():
                 if tensor.shape == flat.shape:
-                    yield from self._slice(name, neutral(key), p, tensor.narrow(0, at, p.partition_numel()))
+                    yield from self._slice(name, key, p, tensor.narrow(0, at, p.partition_numel()))
                 else:
-                    yield Piece.whole(name, neutral(key), tensor)
+                    yield Piece.whole(name, key, tensor)
 
     def _place(self, p: Any) -> tuple[Tensor, int]:
         """The flat float32 tensor that holds this rank's slice of p, and where in it."""

@@ -16,7 +16,8 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import build_model
-from tests.nn.models import config, redraw
+from lm.testing.models import redraw
+from tests.nn.models import config
 
 MakeStore = Callable[..., TokenStore]
 SENTINELS = np.array([1001, 1002, 1003])

@@ -42,7 +42,7 @@ def restored(batch: Batch) -> torch.Tensor:
 
 def test_parts_are_those_of_the_paper_within_a_percent_over_a_million_tokens(make_store: MakeStore, tokenizer: Tokenizer) -> None:
     rows = make(make_store(documents(tokenizer, 1, 1_200_000), vocab_size=300), tokenizer, 512)
-    original = torch.from_numpy(rows._packing.read(np.arange(2200)).tokens)
+    original = torch.from_numpy(rows.packing.read(np.arange(2200)).tokens)
     batch = rows.batch(np.arange(2200), draw=7)
     predicted = labels(batch) != IGNORED
     assert predicted.float().mean().item() == pytest.approx(0.15, rel=0.01)

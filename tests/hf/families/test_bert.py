@@ -15,7 +15,7 @@ from lm.nn.batch import Batch
 
 transformers = pytest.importorskip("transformers")
 
-from tests.doubles import Doubles, same  # noqa: E402
+from lm.testing.models import Doubles, same  # noqa: E402
 from tests.hf.harness import LENGTH, VOCAB, in_doubles, ours_of, padding, redraw, tokens, verify  # noqa: E402
 
 BASE: dict[str, Any] = {

@@ -17,7 +17,7 @@ from lm.hf.io.writing import family_for, write_hf  # noqa: E402
 from lm.nn.batch import Batch  # noqa: E402
 from lm.nn.mtp import shifted  # noqa: E402
 from lm.nn.transformer import DecoderConfig, DecoderLM  # noqa: E402
-from tests.doubles import Doubles, same  # noqa: E402
+from lm.testing.models import Doubles, same  # noqa: E402
 from tests.hf.harness import VOCAB, in_doubles, old_spelling_agrees, ours_of, redraw, tokens, verify  # noqa: E402
 from tests.nn.models import redrawn  # noqa: E402
 

@@ -15,7 +15,7 @@ from lm.hf.io.check import compare  # noqa: E402
 from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.io.writing import write_hf  # noqa: E402
 from lm.nn.batch import Batch  # noqa: E402
-from tests.doubles import Doubles, same  # noqa: E402
+from lm.testing.models import Doubles, same  # noqa: E402
 from tests.hf.harness import VOCAB, in_doubles, old_spelling_agrees, ours_of, redraw, verify  # noqa: E402
 from tests.nn.models import redrawn  # noqa: E402
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lm.nn.batch import Batch
-from tests.doubles import CLOSE
-from tests.nn.models import config, packed, redrawn, tokens
+from lm.testing.models import tokens
+from tests.nn.models import CLOSE, config, packed, redrawn
 
 pytestmark = pytest.mark.usefixtures("doubles")
 

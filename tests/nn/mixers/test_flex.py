@@ -13,11 +13,11 @@ from lm.nn.mixers.flex import Flex, obstacle
 from lm.nn.mixers.gqa import GQA
 from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.transformer import DecoderLM
-from tests.nn.models import config, packed, redrawn, tokens
+from lm.testing.models import tokens
+from tests.nn.models import config, near, packed, redrawn
 
 EAGER = Flex(flex_attention, create_block_mask)
 CPU = torch.device("cpu")
-CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
@@ -55,7 +55,7 @@ def test_flex_equals_the_reference(name: str, window: int | None, softcap: float
     q, k, v = inputs(heads)
     how = Scoring(0.3, window, softcap)
     fast, plain = EAGER(q, k, v, masks()[name], None, how), reference(q, k, v, masks()[name], None, how)
-    torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-4)
+    near(fast, plain)
     if "plain" not in name:
         assert (fast[1, :, :20] == 0).all()
 
@@ -66,7 +66,7 @@ def test_flex_adds_a_bias_after_the_soft_cap(softcap: float | None, shape: tuple
     q, k, v = inputs((4, 2))
     bias = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     mask, how = masks()["documents and padding"], Scoring(0.3, 50, softcap)
-    torch.testing.assert_close(EAGER(q, k, v, mask, bias, how), reference(q, k, v, mask, bias, how), atol=1e-5, rtol=1e-4)
+    near(EAGER(q, k, v, mask, bias, how), reference(q, k, v, mask, bias, how))
 
 
 def test_the_block_mask_is_built_once_per_window() -> None:
@@ -86,7 +86,7 @@ def with_flex(model: DecoderLM) -> DecoderLM:
     """The backend that a CUDA device would choose, without its compiler."""
     for module in model.modules():
         if isinstance(module, GQA):
-            module.scores.attend = EAGER
+            module.attend = EAGER
     return model
 
 
@@ -102,7 +102,7 @@ def test_a_model_on_flex_equals_one_on_the_reference(softcap: float | None) -> N
     for given in (batch, Batch(tokens(3, 40))):
         expected = model(given)
         assert expected.std() > 0.5
-        torch.testing.assert_close(with_flex(redrawn(model.cfg))(given), expected, atol=2e-4, rtol=1e-4)
+        near(with_flex(redrawn(model.cfg))(given), expected)
 
 
 @torch.no_grad()
@@ -112,12 +112,12 @@ def test_cached_decoding_does_not_wait_for_a_compiler(softcap: float | None) -> 
     full = model(Batch(tokens(2, 12)))
     for module in model.modules():
         if isinstance(module, GQA):
-            module.scores.attend = Flex(never, never)
+            module.attend = Flex(never, never)
     cache = model.new_cache(2, 12)
     pieces = [
         model(Batch(tokens(2, 12)[:, i:j], positions=torch.arange(i, j).expand(2, -1)), cache=cache) for i, j in ((0, 7), (7, 8), (8, 12))
     ]
-    torch.testing.assert_close(torch.cat(pieces, 1), full, atol=1e-4, rtol=1e-4)
+    near(torch.cat(pieces, 1), full)
 
 
 def test_explicit_masks_and_memories_go_to_other_backends() -> None:
@@ -127,7 +127,7 @@ def test_explicit_masks_and_memories_go_to_other_backends() -> None:
     memory = Mask(row, arange_positions(140, CPU), causal=False)
     for mask in (Mask(row, row, square=True, explicit=explicit), memory):
         for how in (Scoring(0.3), Scoring(0.3, softcap=2.0)):
-            torch.testing.assert_close(Flex(never, never)(q, k, v, mask, None, how), reference(q, k, v, mask, None, how), **CLOSE)
+            near(Flex(never, never)(q, k, v, mask, None, how), reference(q, k, v, mask, None, how))
 
 
 @torch.no_grad()
@@ -136,7 +136,7 @@ def test_biases_of_positions_are_the_same_on_flex(position: str) -> None:
     model = redrawn(config(attention={"n_heads": 2}, position={"kind": position}))
     batch = packed([9, 3, 20])
     expected = model(batch)
-    torch.testing.assert_close(with_flex(model)(batch), expected, atol=2e-4, rtol=1e-4)
+    near(with_flex(model)(batch), expected)
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -144,11 +144,11 @@ def test_a_bias_that_is_learned_gets_its_gradient_elsewhere(softcap: float | Non
     q, k, v = inputs((4, 2))
     bias, mask, how = torch.randn(1, 4, 140, 140, requires_grad=True), masks()["documents and padding"], Scoring(0.3, None, softcap)
     fast, plain = Flex(never, never)(q, k, v, mask, bias, how), reference(q, k, v, mask, bias, how)
-    torch.testing.assert_close(fast, plain, **CLOSE)
+    near(fast, plain)
     for other in (fast, plain):
         other.sum().backward()
     (gradient,) = torch.autograd.grad(reference(q, k, v, mask, bias, how).sum(), bias)
-    torch.testing.assert_close(bias.grad, 2 * gradient, **CLOSE)
+    near(bias.grad, 2 * gradient)
 
 
 def test_sinks_keep_a_model_from_flex() -> None:
@@ -159,4 +159,4 @@ def test_sinks_keep_a_model_from_flex() -> None:
 def test_moving_a_model_chooses_the_backend_anew() -> None:
     model = with_flex(redrawn(config()))
     model.to("cpu")
-    assert all(module.scores.attend is sdpa for module in model.modules() if isinstance(module, GQA))
+    assert all(module.attend is sdpa for module in model.modules() if isinstance(module, GQA))

@@ -7,8 +7,8 @@ from torch import Tensor
 from lm.nn.batch import Batch
 from lm.nn.mixers.attend import Scoring, choose, reference, sdpa
 from lm.nn.mixers.mask import Mask, arange_positions
-from tests.doubles import CLOSE
-from tests.nn.models import config, packed, redrawn, tokens
+from lm.testing.models import tokens
+from tests.nn.models import CLOSE, config, packed, redrawn
 
 pytestmark = pytest.mark.usefixtures("doubles")
 

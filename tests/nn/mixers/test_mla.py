@@ -15,9 +15,9 @@ from lm.nn.position.base import Position
 from lm.nn.position.rope import rope_angles, rotate_half
 from lm.nn.position.scaling import frequencies
 from lm.schema import from_tree
-from tests.doubles import CLOSE
+from lm.testing.models import redraw, tokens
+from tests.nn.models import CLOSE, config, packed, redrawn
 from tests.nn.models import MLA as TREE
-from tests.nn.models import config, packed, redraw, redrawn, tokens
 
 pytestmark = pytest.mark.usefixtures("doubles")
 

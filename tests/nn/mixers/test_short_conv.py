@@ -14,7 +14,8 @@ from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.mixers.short_conv import ShortConv, ShortConvConfig, fast, reference
 from lm.nn.position.base import Position
 from lm.nn.transformer import DecoderLM, build_model
-from tests.nn.models import CONV, config, packed, redraw, redrawn, tokens
+from lm.testing.models import redraw, tokens
+from tests.nn.models import CONV, config, packed, redrawn
 
 B, S, D = 2, 11, 6
 HYBRID: dict[str, Any] = {"recurrent": CONV | {"kernel": 4}, "pattern": ["recurrent", "attention"]}

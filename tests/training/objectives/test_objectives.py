@@ -15,12 +15,13 @@ from lm.errors import ConfigError, NumericsError
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, build_model
 from lm.schema import from_tree
+from lm.testing.models import VOCAB, tokens
 from lm.training.config import TrainConfig
 from lm.training.objectives.dpo import DPO
 from lm.training.objectives.likelihood import Likelihood, ScheduledSampling
 from lm.training.objectives.scheduled_sampling import chances, with_sampled_inputs
 from lm.training.run import train
-from tests.nn.models import VOCAB, config, redrawn, tokens
+from tests.nn.models import config, redrawn
 from tests.training.conftest import Launch, ranks, read, results
 
 

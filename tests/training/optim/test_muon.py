@@ -79,7 +79,7 @@ def test_steps_equal_a_plain_loop_over_matrices(monkeypatch: pytest.MonkeyPatch)
             p.mul_(1 - 0.1 * 0.2).add_(update, alpha=-0.1 * max(1, p.shape[0] / p.shape[1]) ** 0.5)
     for name in MATRICES:
         torch.testing.assert_close(params[name], plain[name], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(optimizer.state[params[name]]["momentum_buffer"], momenta[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(optimizer.state[params[name]]["momentum"], momenta[name], rtol=1e-5, atol=1e-6)
 
 
 def test_the_rest_steps_as_adamw_alone_would() -> None:
@@ -129,7 +129,7 @@ def test_bf16_weights_keep_a_float32_momentum() -> None:
     optimizer.step()
     assert params["a"].dtype == torch.bfloat16
     assert not torch.equal(params["a"], before)
-    assert optimizer.state[params["a"]]["momentum_buffer"].dtype == torch.float32
+    assert optimizer.state[params["a"]]["momentum"].dtype == torch.float32
 
 
 def test_parameters_without_a_gradient_are_left_alone() -> None:

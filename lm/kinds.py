@@ -1,0 +1,66 @@
+"""Everything that a kind of one's own is written with; what stands here is documented, and nothing else of lm need be imported.
+
+    from lm.kinds import NormConfig
+
+docs/plugins.md says for each slot what to answer, and `lm.testing.check_kind` whether the answers hold.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from lm.data.kinds import CausalConfig, DataConfig, DPOConfig, MLMConfig, ObjectiveConfig, RecordConfig, SourceConfig, TokenizerConfig
+from lm.data.layout.windows import PADDING
+from lm.data.order import Ids, uniforms
+from lm.data.rows.base import LikelihoodConfig, Material, PackedRows, Rows
+from lm.data.rows.causal import CausalRows
+from lm.data.sources.base import Document, Source, document
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.nn.batch import IGNORED, Batch
+from lm.nn.block import BlockConfig, BlockParts
+from lm.nn.context import Context
+from lm.nn.cost.kept import Kept
+from lm.nn.ffn.base import FFNConfig
+from lm.nn.ffn.mlp import MLPConfig
+from lm.nn.head import Head
+from lm.nn.init import Declares, Start
+from lm.nn.linear import Out
+from lm.nn.loss import LossSums, causal_reader
+from lm.nn.mixers.base import AttentionConfig, Mixer, RecurrentConfig
+from lm.nn.mixers.cache import Cache, Fixed, PerToken
+from lm.nn.mixers.gqa import GQAConfig
+from lm.nn.mixers.mask import Mask
+from lm.nn.norm import NormConfig, RMSNormConfig
+from lm.nn.position.base import Angles, Dims, Position, PositionConfig
+from lm.nn.transformer import LM
+from lm.schema import Config, Slot
+from lm.training.config import CallbackConfig, MetricConfig, TrainConfig
+from lm.training.objectives.base import Objective, loss_of
+from lm.training.optim.base import Group, Named, OptimConfig, Skippable, decaying, grouped, momentum_state
+from lm.training.optim.schedule import ScheduleConfig
+
+if TYPE_CHECKING:
+    from lm.training.callbacks.base import RunCallback
+    from lm.training.module import TrainModule
+
+__all__ = [
+    "IGNORED", "LM", "PADDING", "Angles", "AttentionConfig", "Batch", "BlockConfig", "BlockParts", "Cache", "CallbackConfig",
+    "CausalConfig", "CausalRows", "Config", "ConfigError", "Context", "DPOConfig", "DataConfig", "Declares", "Dims", "Document",
+    "FFNConfig", "Fixed", "GQAConfig", "Group", "Head", "Ids", "Kept", "LikelihoodConfig", "LossSums", "MLMConfig", "MLPConfig", "Mask",
+    "Material", "MetricConfig", "Mixer", "Named", "NormConfig", "Objective", "ObjectiveConfig", "OptimConfig", "Out", "PackedRows",
+    "PerToken", "Position", "PositionConfig", "RMSNormConfig", "RecordConfig", "RecurrentConfig", "Rows", "RunCallback",
+    "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Start", "Tokenizer", "TokenizerConfig", "TrainConfig",
+    "TrainModule", "causal_reader", "decaying", "document", "grouped", "loss_of", "momentum_state", "uniforms",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """What brings Lightning along is imported when it is asked for."""
+    if name == "RunCallback":
+        from lm.training.callbacks.base import RunCallback
+
+        return RunCallback
+    if name == "TrainModule":
+        from lm.training.module import TrainModule
+
+        return TrainModule
+    raise AttributeError(f"module 'lm.kinds' has no attribute '{name}'")

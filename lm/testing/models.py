@@ -1,0 +1,72 @@
+"""Small random models for tests: every tensor is drawn, so that no bias or norm is invisible, and comparisons are in float64."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from lm.nn.transformer import LM, ModelConfig, build_model
+from lm.schema import Config, Slot, Tree, entry_type, members
+
+VOCAB = 61
+BASE: Tree = {
+    "kind": "decoder", "vocab_size": VOCAB, "max_seq_len": 48, "d_model": 32, "n_layers": 3, "norm": {"kind": "rms"},
+    "position": {"kind": "rope"}, "attention": {"kind": "gqa", "n_heads": 4}, "ffn": {"kind": "mlp", "hidden": 40},
+}  # fmt: skip
+"""A small model, in which a kind takes its place."""
+
+
+def random_model(cfg: ModelConfig, seed: int = 0) -> LM:
+    """Returns a model in eval mode whose every tensor is random, norms and biases too, with logits that no error can hide in."""
+    model = build_model(cfg, seed=seed).eval()
+    redraw(model, seed)
+    return model
+
+
+@torch.no_grad()
+def redraw(model: torch.nn.Module, seed: int = 0) -> None:
+    """Makes every tensor random."""
+    source = torch.Generator().manual_seed(seed)
+    for _, p in sorted(model.named_parameters()):
+        noise = torch.randn(p.shape, generator=source)
+        p.copy_(noise * 0.9 / p.shape[-1] ** 0.5 * 1.6 if p.ndim >= 2 else p + 0.5 * noise)
+    for name, p in model.named_parameters():
+        if "embed.weight" in name or "wte" in name or "embed_tokens" in name or "head" in name:
+            p.mul_(2.0)
+
+
+def tokens(b: int, s: int, seed: int = 1) -> Tensor:
+    """Returns (b, s) random ones."""
+    return torch.randint(0, VOCAB, (b, s), generator=torch.Generator().manual_seed(seed))
+
+
+class Doubles(TorchFunctionMode):
+    """Within it, who asks for float32 gets float64: norms, softmax, angles, routers and losses ask for it, on either side."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is Tensor.float:
+            return Tensor.double(*args)
+        if not kwargs and len(args) < 2:  # most calls: they ask for nothing
+            return func(*args)
+        return func(*map(_wider, args), **{key: _wider(value) for key, value in (kwargs or {}).items()})
+
+
+def _wider(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+def same(found: Tensor, expected: Tensor, what: str = "") -> None:
+    """AssertionError unless they agree within 1e-9 of the size of what is expected, both in float64."""
+    assert found.dtype == expected.dtype == torch.float64
+    size = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
+    torch.testing.assert_close(found / size, expected / size, rtol=0.0, atol=1e-9, msg=lambda m: f"{what}: {m}")
+
+
+def slot_of(owner: type[Config], config: Slot) -> str | None:
+    """Returns the field of this config that is of the same slot; None where there is none."""
+    for name, field in owner.model_fields.items():
+        for member in members(entry_type(field.annotation) or field.annotation):
+            if isinstance(member, type) and issubclass(member, Slot) and isinstance(config, member):
+                return name
+    return None

@@ -1,0 +1,61 @@
+"""What Lightning trains, and with what: the module of a run, and the memory that it may not find."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from lm.data.store.prepare import Prepared
+from lm.errors import CheckpointError, ConfigError, ResourceError
+from lm.nn.transformer import EncoderDecoderConfig, ModelConfig, build_model
+from lm.schema import Tree
+from lm.storage.checkpoint import CheckpointReader
+from lm.training.config import TrainConfig
+from lm.training.module import TrainModule
+from lm.training.weights import copied, drawn, empty
+
+
+def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | None) -> TrainModule:
+    """Returns the model filled, or on the meta device where the strategy fills it part by part."""
+    strategy = cfg.strategy.build(cfg)
+    fill = empty if reader is not None else drawn(cfg.seed) if cfg.init_from is None else copied(cfg.init_from)
+    model = build_model(_model_config(cfg, data), device="meta" if strategy.meta else "cpu")
+    if cfg.trainer.precision == "bf16-true":  # as Lightning converts it, but before the weights are read, so that a model that is
+        model = model.to(torch.bfloat16)  # only written again has the same dtype
+    if not strategy.meta:
+        fill(model, {name for name, _ in model.named_parameters()})
+    return TrainModule(cfg, model, strategy, fill, reader)
+
+
+def _model_config(run: TrainConfig, data: Prepared) -> ModelConfig:
+    """With vocab_size and max_seq_len filled in, checked against the tokenizer."""
+    cfg, size = run.model, data.tokenizer.vocab_size
+    vocab_size = cfg.vocab_size or -(-size // 64) * 64
+    if vocab_size < size and run.init_from is not None:
+        raise CheckpointError(
+            f"{run.init_from}: the embedding has {vocab_size} rows, fewer than the tokenizer's {size} tokens."
+            " Use the tokenizer that it was trained with."
+        )
+    if vocab_size < size:
+        raise ConfigError(f"model.vocab_size={vocab_size} is below the tokenizer's {size} tokens. Set it to null, or to {size} or more.")
+    sizes: Tree = {"vocab_size": vocab_size, "max_seq_len": cfg.max_seq_len or run.data.seq_len}
+    if isinstance(cfg, EncoderDecoderConfig):
+        sizes["start_token"] = cfg.start_token if cfg.start_token is not None else data.tokenizer.start
+    return cfg.replace(**sizes)
+
+
+@contextmanager
+def memory_errors(cfg: TrainConfig) -> Iterator[None]:
+    """What torch, numpy and the system say where memory runs out becomes a ResourceError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        reason = str(error).splitlines()[0][:120] if str(error) else "MemoryError"
+        refused = "allocate" in str(error) or "out of memory" in str(error).lower() or getattr(error, "errno", None) == errno.ENOMEM
+        if not isinstance(error, MemoryError) and not refused:
+            raise
+        raise ResourceError(
+            f"train: out of memory with trainer.micro_batch={cfg.trainer.micro_batch} and data.seq_len={cfg.data.seq_len} ({reason})."
+            " Lower one of them, or the model's size; earlier checkpoints are kept."
+        ) from error

@@ -27,9 +27,11 @@ def take(cls: type[C], args: Sequence[str]) -> tuple[C, list[str]]:
         tree[name] = _joined(key, tree[name], text, options) if name in tree else _typed(text, options)
     for name, field in cls.model_fields.items():
         if field.is_required() and tree.get(name, "") == "":
-            key, given = name.rstrip("_"), f" ({' '.join(rest)[:80]} names none)" if rest else ""
-            what = (field.description or key).partition(".")[0]
-            raise ConfigError(f"{key}: none was given{given}, and one is needed: {what[0].lower()}{what[1:]}. Write {key}=...")
+            others = " ".join(arg for arg in rest if not arg.startswith("traceback="))
+            given = f" ({others[:80]} names none)" if others else ""
+            what, key = (field.description or name).partition(".")[0], name.rstrip("_")
+            remedy = f"Write lm {cls.__name__.lower()} {key}={'runs/NAME' if key == 'from' else key.upper()}"
+            raise ConfigError(f"{key}: none was given{given}, and one is needed: {what[0].lower()}{what[1:]}. {remedy}.")
     return from_tree(cls, tree), rest
 
 

@@ -36,7 +36,7 @@ from lm.training.objectives.dpo import margins, row_likelihoods
 _ROWS, _TRAIN_ROWS = 64, 4096
 
 
-class ExchangedSources:
+class ExchangedSources(Rows):
     """Rows with the source of another row each, or with its tokens in the place of their prefix; none keeps its own."""
 
     def __init__(self, rows: Rows, seed: int = 0) -> None:
@@ -62,14 +62,6 @@ class ExchangedSources:
             source_positions=lent.source_positions,
             source_documents=_documents(lent.source_documents, lent.source_positions) if packed else None,
         )
-
-    def widest(self, n: int) -> Ids:
-        """By their own sources."""
-        return self._rows.widest(n)
-
-    def describe(self) -> str:
-        """Nothing."""
-        return ""
 
 
 def _documents(documents: Tensor | None, positions: Tensor | None) -> Tensor:

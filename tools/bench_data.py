@@ -146,9 +146,9 @@ def shards() -> dict[str, float]:
         writer.start_document()
         writer.add(np.arange(1_000_000, dtype=np.uint32) % 1000)
         write_index(path, {"splits": {"train": writer.close()}})
-        TokenStore.open(path, "train").verify(1000, path / "verified")
+        TokenStore(path, "train").verify(1000, path / "verified")
         begun = time.perf_counter()
-        TokenStore.open(path, "train").verify(1000, path / "verified")
+        TokenStore(path, "train").verify(1000, path / "verified")
         return {"seconds": time.perf_counter() - begun}
 
 

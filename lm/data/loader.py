@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from lm.data.layout.mixed import step_ids
 from lm.data.rows.base import Rows
 from lm.errors import ConfigError, ResourceError
 from lm.nn.batch import IGNORED, Batch
@@ -101,7 +100,7 @@ class Steps(Dataset[list[Batch]]):
 
     def __getitem__(self, step: int) -> list[Batch]:
         per_rank = self.global_batch // self.world
-        ids = step_ids(self.rows, self.seed, step, self.global_batch)[self.rank * per_rank : (self.rank + 1) * per_rank]
+        ids = self.rows.of_step(self.seed, step, self.global_batch)[self.rank * per_rank : (self.rank + 1) * per_rank]
         parts = list(_parts(ids, self.micro_batch))
         if self.widest_first:
             parts[0] = self.rows.widest(len(parts[0]))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +12,14 @@ from torch import Tensor
 
 from lm.data.order import Ids, derived, in_epochs, permuted
 from lm.errors import ConfigError
-from lm.nn.batch import Batch
+from lm.nn.batch import IGNORED, Batch
 
 _BLOCK = 1 << 12  # places in which each source has its exact share
-_FILL = {"labels": -100, "positions": -1, "documents": -1, "source_positions": -1, "source_documents": -1}
+_FILL = {
+    "tokens": None, "labels": IGNORED, "positions": -1, "documents": -1,
+    "source_tokens": None, "source_positions": -1, "source_documents": -1, "prefix": False,
+}  # fmt: skip
+"""What stands in the padding of each field of a batch; None: the tokenizer's pad."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Share:
 class _Segment:
     """Places from `start` on share alike: of each block source i has quotas[i], after `used[i]` before the segment."""
 
+    number: int
     start: int
     quotas: NDArray[np.int64]
     used: NDArray[np.int64]
@@ -57,19 +63,18 @@ class Mixture:
                 " Raise max_epochs, or train for fewer steps."
             )
         found = []
-        for number, segment in enumerate(self._segments):
-            last = self._segments[number + 1].start if number + 1 < len(self._segments) else stop
-            low, high = max(start, segment.start), min(stop, last)
+        ends = [*(segment.start for segment in self._segments[1:]), stop]
+        for segment, end in zip(self._segments, ends, strict=True):
+            low, high = max(start, segment.start), min(stop, end)
             if low < high:
-                found.append(self._within(number, segment, low - segment.start, high - segment.start))
+                found.append(self._within(segment, low - segment.start, high - segment.start))
         source, row = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return source, row
 
     def used(self, place: int) -> Ids:
         """Rows that each source has given before this place."""
-        number = max(n for n, segment in enumerate(self._segments) if segment.start <= place)
-        segment = self._segments[number]
-        return segment.used + self._counts(number, segment, place - segment.start)
+        segment = next(segment for segment in reversed(self._segments) if segment.start <= place)
+        return segment.used + self._counts(segment, place - segment.start)
 
     def _plan(self) -> None:
         used, starts = np.zeros(len(self._shares), np.int64), [*self._weights, None]
@@ -82,13 +87,13 @@ class Mixture:
                 if not weights.sum():
                     self.end = place
                     return
-                segment = _Segment(place, _quotas(weights), used)
+                segment = _Segment(len(self._segments), place, _quotas(weights), used)
                 self._segments.append(segment)
                 place = self._first_at_limit(segment, limits, stop)
                 if place is None or (stop is not None and place >= stop):
                     place = stop
                 if place is not None:
-                    used = used + self._counts(len(self._segments) - 1, segment, place - segment.start)
+                    used = used + self._counts(segment, place - segment.start)
 
     def _first_at_limit(self, segment: _Segment, limits: NDArray[np.int64], stop: int | None) -> int | None:
         """The place right behind the one at which the first source reaches its limit; None where none does."""
@@ -97,42 +102,41 @@ class Mixture:
             return None
         left = limits - segment.used
         blocks = int(((left[live] - 1) // segment.quotas[live]).min())
-        number = len(self._segments) - 1
         done = blocks * segment.quotas
-        for source, count in zip(*self._order(number, segment, blocks), strict=True):
+        for source, count in zip(*self._order(segment, blocks), strict=True):
             done[source] += 1
             if live[source] and count + 1 >= limits[source]:
                 return int(segment.start + done.sum())
         raise AssertionError("a source reaches its limit within the block")
 
-    def _within(self, number: int, segment: _Segment, low: int, high: int) -> tuple[Ids, Ids]:
+    def _within(self, segment: _Segment, low: int, high: int) -> tuple[Ids, Ids]:
         """Source and row of the places low..high-1 of a segment."""
         first = low // _BLOCK
-        blocks = [self._block(number, segment, block) for block in range(first, (high - 1) // _BLOCK + 1)]
+        blocks = [self._block(segment, block) for block in range(first, (high - 1) // _BLOCK + 1)]
         source, row = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
         span = slice(low - first * _BLOCK, high - first * _BLOCK)
         return source[span], row[span]
 
-    def _block(self, number: int, segment: _Segment, block: int) -> tuple[Ids, Ids]:
+    def _block(self, segment: _Segment, block: int) -> tuple[Ids, Ids]:
         """Source and row of a whole block; the last one is kept, since a step is a small part of it."""
-        if self._kept is None or self._kept[0] != (number, block):
-            source, count = self._order(number, segment, block)
-            self._kept = (number, block), (source, self._rows(source, count))
+        if self._kept is None or self._kept[0] != (segment.number, block):
+            source, count = self._order(segment, block)
+            self._kept = (segment.number, block), (source, self._rows(source, count))
         return self._kept[1]
 
-    def _order(self, number: int, segment: _Segment, block: int) -> tuple[Ids, Ids]:
+    def _order(self, segment: _Segment, block: int) -> tuple[Ids, Ids]:
         """Source of each place of a block, and how often it was read before."""
         source = np.repeat(np.arange(len(segment.quotas)), segment.quotas)
-        order = permuted(np.arange(_BLOCK), _BLOCK, derived(derived(self._seed, -2 - number), block))
+        order = permuted(np.arange(_BLOCK), _BLOCK, derived(derived(self._seed, -2 - segment.number), block))
         source = source[order]
         count = np.empty(_BLOCK, np.int64)
         for which, quota in enumerate(segment.quotas):
             count[source == which] = segment.used[which] + block * quota + np.arange(quota)
         return source, count
 
-    def _counts(self, number: int, segment: _Segment, places: int) -> Ids:
+    def _counts(self, segment: _Segment, places: int) -> Ids:
         whole, rest = divmod(places, _BLOCK)
-        source, _ = self._order(number, segment, whole)
+        source, _ = self._order(segment, whole)
         return whole * segment.quotas + np.bincount(source[:rest], minlength=len(segment.quotas))
 
     def _rows(self, source: Ids, count: Ids) -> Ids:
@@ -154,35 +158,23 @@ def _quotas(weights: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def merged(parts: Sequence[Batch], places: Sequence[Ids], pad: int) -> Batch:
-    """One batch whose rows at places[i] are those of parts[i], as wide as the widest."""
+    """One batch whose rows at places[i] are those of parts[i], as wide as the widest.
+
+    A part without a field that another one has has one document at 0, 1, 2 ..., and no prefix.
+    """
     if len(parts) == 1:
         return parts[0]
-    found: dict[str, Tensor | None] = {}
-    for name in _TENSORS:
-        given = [_field(part, name) for part in parts]
-        found[name] = None if all(field is None for field in given) else _joined(name, parts, given, places, pad)
-    tokens = found.pop("tokens")
-    assert tokens is not None
-    return Batch(tokens, **found)  # type: ignore[arg-type]
-
-
-_TENSORS = ("tokens", "labels", "positions", "documents", "source_tokens", "source_positions", "source_documents", "prefix")
-
-
-def _field(part: Batch, name: str) -> Tensor | None:
-    found: Tensor | None = vars(part)[name]
-    return found
-
-
-def _joined(name: str, parts: Sequence[Batch], given: Sequence[Tensor | None], places: Sequence[Ids], pad: int) -> Tensor:
-    """The field of all rows; a part without it has one document at 0, 1, 2 ..., and no prefix."""
-    whole = [field if field is not None else _default(name, part) for field, part in zip(given, parts, strict=True)]
-    width = max(field.shape[1] for field in whole)
-    fill = False if name == "prefix" else _FILL.get(name, pad)
-    out = torch.full((sum(map(len, places)), width), fill, dtype=whole[0].dtype)
-    for field, at in zip(whole, places, strict=True):
-        out[torch.from_numpy(at), : field.shape[1]] = field
-    return out
+    found: dict[str, Any] = {}
+    for name, fill in _FILL.items():
+        given = [vars(part)[name] for part in parts]
+        if all(field is None for field in given):
+            continue
+        whole: list[Tensor] = [_default(name, part) if field is None else field for field, part in zip(given, parts, strict=True)]
+        shape = sum(map(len, places)), max(field.shape[1] for field in whole)
+        found[name] = torch.full(shape, pad if fill is None else fill, dtype=whole[0].dtype)
+        for field, at in zip(whole, places, strict=True):
+            found[name][torch.from_numpy(at), : field.shape[1]] = field
+    return Batch(**found)
 
 
 def _default(name: str, part: Batch) -> Tensor:

@@ -1,6 +1,7 @@
 """The one input type of every model and objective. It lives beside the models, since lm/nn imports nothing above itself."""
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,5 +30,7 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device, copied without waiting."""
-        moved = {f.name: v.to(device, non_blocking=True) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        moved: dict[str, Any] = {
+            f.name: v.to(device, non_blocking=True) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
+        }
         return replace(self, **moved)

@@ -12,7 +12,6 @@ import torch
 
 import lm
 from lm import plugins
-from lm.data.layout.mixed import consumed
 from lm.data.loader import split, train_loader, worker_faults
 from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
@@ -153,7 +152,7 @@ def _finish(module: "TrainModule", command: str | None) -> Tree:
         "tokens_per_second": round(tokens / p.train_s, 1) if p.train_s else None, "train_s": round(p.train_s, 2),
         "save_s": p.save_s, "device": p.device,
         "torch": torch.__version__, "python": platform.python_version(), "parent": cfg.init_from, "version": lm.__version__,
-        **consumed(run.splits.train, step + p.rows_from, cfg.data),
+        **run.consumed(step),
         "data_fingerprint": run.data.fingerprint, "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }  # fmt: skip
     run.folder.write_summary(summary)

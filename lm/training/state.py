@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from lm.data.layout.mixed import step_ids
 from lm.data.rows.build import Splits
 from lm.data.store.prepare import Prepared
 from lm.schema import Tree
@@ -119,8 +118,13 @@ class RunState:
 
     def rows_of(self, step: int) -> list[int]:
         """Returns the row ids of a step, counted from 0."""
-        rows: list[int] = step_ids(self.splits.train, self.cfg.seed, step + self.counters.rows_from, self.cfg.data.global_batch).tolist()
+        rows: list[int] = self.splits.train.of_step(self.cfg.seed, step + self.counters.rows_from, self.cfg.data.global_batch).tolist()
         return rows
+
+    def consumed(self, step: int) -> Tree:
+        """Returns how much so many steps have read of each source of a mixture, as metrics."""
+        data = self.cfg.data
+        return dict(self.splits.train.consumed((step + self.counters.rows_from) * data.global_batch, data.seq_len))
 
     def last_checkpoint(self) -> str:
         """Returns the part of an error's sentence that says what is left."""

@@ -57,6 +57,6 @@ def make_store(tmp_path: Path) -> MakeStore:
             writer.start_document()
             writer.add(np.array(document, np.uint32), n_bytes=len(document))
         write_index(folder, {"splits": {"train": writer.close()}})
-        return TokenStore.open(folder, "train")
+        return TokenStore(folder, "train")
 
     return run

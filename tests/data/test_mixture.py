@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lm.data.kinds import BPEConfig, BytesConfig, CausalConfig, MixConfig
-from lm.data.layout.mixed import MixedRows, step_ids
+from lm.data.layout.mixed import MixedRows
 from lm.data.loader import train_loader
 from lm.data.mixture import Mixture, Share, merged
 from lm.data.rows.build import build_splits
@@ -105,11 +105,11 @@ def test_rows_come_from_every_source_by_weight_and_are_validated_by_name(mixed: 
     train, val, named = build_splits(CausalConfig(), cfg, found, decoder, seed=0)
     assert isinstance(train, MixedRows) and list(named) == ["one", "two", "only_val"] and train.names == ["one", "two"]
     assert len(val) == sum(map(len, named.values()))
-    batch = train.batch(train.step(0, 400))
+    batch = train.batch(train.of_step(0, 0, 400))
     starts = [found.tokenizer.decode(row.tolist()) for row in batch.tokens]
     assert sum("two" in text for text in starts) / 400 == pytest.approx(0.25, abs=0.07) and not any("only" in text for text in starts)
-    consumed = train.consumed(400)
-    assert consumed["one"]["rows"] + consumed["two"]["rows"] == 400 and consumed["two"]["epochs"] > consumed["one"]["epochs"]
+    consumed = train.consumed(400, 16)
+    assert consumed["tokens/one"] + consumed["tokens/two"] == 400 * 16 and consumed["epochs/two"] > consumed["epochs/one"]
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -120,7 +120,7 @@ def test_steps_do_not_depend_on_ranks_accumulation_workers_or_where_they_begin(
     """Over a phase, a cap and several epochs; a run that begins at any step is one that was killed there."""
     cfg, found = mixed(phases=[{"until_step": 3, "weights": {"two": 1.0}}], max_epochs=[1.0, None, None], global_batch=16)
     rows = build_splits(CausalConfig(), cfg, found, decoder, seed=0).train
-    expected = [rows.batch(step_ids(rows, 0, step, 16), step).tokens.tolist() for step in range(12)]
+    expected = [rows.batch(rows.of_step(0, step, 16), step).tokens.tolist() for step in range(12)]
 
     def load(start: int, workers: int = 0) -> list[list[list[int]]]:
         """The rows of each step, put together from those of the ranks."""
@@ -143,9 +143,9 @@ def test_size_and_temperature_are_the_weights_where_none_are_given(mixed: Mixed,
         cfg, found = mixed(weights=[None, None, None], temperature=temperature)
         train = build_splits(CausalConfig(), cfg, found, decoder, seed=0).train
         assert isinstance(train, MixedRows)
-        used = train.consumed(4096)
+        used = train.consumed(4096, 1)
         tokens = {name: part.train.n_tokens for name, part in found.parts.items()}
-        shares.append(used["two"]["rows"] / 4096)
+        shares.append(used["tokens/two"] / 4096)
         expected = tokens["two"] ** (1 / temperature) / sum(n ** (1 / temperature) for n in tokens.values())
         assert shares[-1] == pytest.approx(expected, abs=0.05)
     assert shares[0] < shares[1] < shares[2]

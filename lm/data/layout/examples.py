@@ -1,10 +1,12 @@
 """Rows of a decoder-only model out of examples: tokens to be read and tokens to be learned, one or several examples a row."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lm.data.order import Ids
 from lm.nn.batch import IGNORED, Batch
@@ -32,25 +34,28 @@ def joined_batch(rows: list[list[Example]], width: int, pad: int, prefix: bool =
 
     prefix: what stands before an example's first learned token is seen by all of its tokens, not only by later ones.
     """
-    shape = len(rows), width
-    tokens, labels = np.full(shape, pad, np.int64), np.full(shape, IGNORED, np.int64)
-    positions, documents = np.full(shape, -1, np.int64), np.full(shape, -1, np.int32)
-    seen = np.zeros(shape, np.bool_)
-    for row, examples in enumerate(rows):
-        at = 0
-        for number, example in enumerate(examples):
-            n = len(example.tokens) - 1
-            span = slice(at, at + n)
-            tokens[row, span] = example.tokens[:-1]
-            labels[row, span] = np.where(example.learned[1:], example.tokens[1:], IGNORED)
-            positions[row, span], documents[row, span] = np.arange(n), number
-            seen[row, at : at + min(n, example.prefix_len())] = True
-            at += n
-        assert at <= width
+    tokens = [[example.tokens[:-1] for example in row] for row in rows]
+    labels = [[np.where(example.learned[1:], example.tokens[1:], IGNORED) for example in row] for row in rows]
+    seen = [[np.arange(len(example.tokens) - 1) < example.prefix_len() for example in row] for row in rows]
     return Batch(
-        torch.from_numpy(tokens),
-        torch.from_numpy(labels),
-        torch.from_numpy(positions),
-        torch.from_numpy(documents),
-        prefix=torch.from_numpy(seen) if prefix else None,
+        side_by_side(tokens, width, pad),
+        side_by_side(labels, width, IGNORED),
+        *places_of(tokens, width),
+        prefix=side_by_side(seen, width, False) if prefix else None,
     )
+
+
+def side_by_side(rows: Sequence[Sequence[NDArray[Any]]], width: int, fill: int) -> Tensor:
+    """(rows, width) the pieces of each row one behind the other, then `fill`, which has the type of the whole."""
+    found = np.full((len(rows), width), fill)
+    for row, pieces in zip(found, rows, strict=True):
+        whole = np.concatenate([row[:0], *pieces])
+        row[: len(whole)] = whole
+    return torch.from_numpy(found)
+
+
+def places_of(rows: Sequence[Sequence[Ids]], width: int) -> tuple[Tensor, Tensor]:
+    """Positions and documents of texts that stand side by side; -1 in the padding."""
+    positions = side_by_side([[np.arange(len(text)) for text in row] for row in rows], width, -1)
+    documents = side_by_side([[np.full(len(text), number) for number, text in enumerate(row)] for row in rows], width, -1)
+    return positions, documents.int()

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from lm.data.config import DataConfig, SourceConfig
 from lm.data.mixture import Mixture, Share, merged
-from lm.data.order import Ids, step_rows
+from lm.data.order import Ids
 from lm.data.records.base import RecordConfig
 from lm.data.rows.base import Rows
 from lm.nn.batch import Batch
@@ -105,7 +105,7 @@ class MixConfig(DataConfig):
         return self
 
 
-class MixedRows:
+class MixedRows(Rows):
     """Ids count through the sources in their order.  mixture: which are read when; None in a validation."""
 
     def __init__(self, parts: Mapping[str, Rows], pad: int, mixture: Mixture | None = None) -> None:
@@ -118,7 +118,6 @@ class MixedRows:
         return int(self.offsets[-1])
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        """These rows in this order, whichever source each is of."""
         source = np.searchsorted(self.offsets, ids, "right") - 1
         places = [np.flatnonzero(source == which) for which in np.unique(source)]
         parts = [self._parts[which].batch(ids[source == which] - self.offsets[which], draw) for which in np.unique(source)]
@@ -132,34 +131,17 @@ class MixedRows:
         return np.asarray(self.offsets[which] + self._parts[which].widest(n))
 
     def describe(self) -> str:
-        """What each has to say."""
         return "\n".join(f"{name} {said}" for name, part in zip(self.names, self._parts, strict=True) if (said := part.describe()))
 
-    def step(self, step: int, global_batch: int) -> Ids:
-        """The ids of a step."""
+    def of_step(self, seed: int, step: int, global_batch: int) -> Ids:
+        """The mixture has the seed."""
         assert self.mixture is not None
         source, row = self.mixture.read(step * global_batch, (step + 1) * global_batch)
         return np.asarray(self.offsets[source] + row)
 
-    def consumed(self, rows: int) -> dict[str, dict[str, float]]:
-        """Of each source, how many of the first `rows` rows of a run are its, and how many of its epochs that is."""
+    def consumed(self, n: int, seq_len: int) -> dict[str, float]:
         assert self.mixture is not None
-        used = self.mixture.used(rows).tolist()
+        used = dict(zip(self.names, self.mixture.used(n).tolist(), strict=True))
+        tokens = {f"tokens/{name}": count * seq_len for name, count in used.items()}
         sizes = np.diff(self.offsets).tolist()
-        return {name: {"rows": n, "epochs": round(n / size, 4)} for name, n, size in zip(self.names, used, sizes, strict=True)}
-
-
-def step_ids(rows: Rows, seed: int, step: int, global_batch: int) -> Ids:
-    """The row ids of a step, counted from 0."""
-    if isinstance(rows, MixedRows):
-        return rows.step(step, global_batch)
-    return step_rows(seed, step, global_batch, len(rows))
-
-
-def consumed(rows: Rows, steps: int, data: DataConfig) -> dict[str, float]:
-    """Of each source of a mixture the tokens and epochs read in the first `steps` steps, as metrics; nothing of a single source."""
-    if not isinstance(rows, MixedRows):
-        return {}
-    used = rows.consumed(steps * data.global_batch)
-    tokens = {f"tokens/{name}": found["rows"] * data.seq_len for name, found in used.items()}
-    return tokens | {f"epochs/{name}": found["epochs"] for name, found in used.items()}
+        return tokens | {f"epochs/{name}": round(used[name] / size, 4) for name, size in zip(self.names, sizes, strict=True)}

@@ -1,17 +1,17 @@
 """What a record is, where it is no plain text: how its turns are read, and what they become before they are encoded."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from lm.data.sources.base import Document, Split, Turn
-from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.data.tokenizer.tokenizer import Tokenizer, split_text
 from lm.schema import Slot
 
 GIVEN, LEARNED = 0, 1  # kinds of the parts of a record; of the second of two answers OTHER more
 OTHER = 2
 Values = Mapping[str, Any]
-Passages = Callable[[Document], Iterator["Passage"]]
 
 
 class Passage(NamedTuple):
@@ -35,8 +35,8 @@ class RecordConfig(Slot):
         """Returns who says what in the record of these fields; BadRecord names place, field and fault."""
 
     @abstractmethod
-    def passages(self, tokenizer: Tokenizer) -> Passages:
-        """Returns what makes passages of the turns of each document."""
+    def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
+        """Returns what the turns of each document become."""
 
     def specials(self) -> tuple[str, ...]:
         """Returns special tokens that its passages hold, for a tokenizer made here."""
@@ -45,3 +45,11 @@ class RecordConfig(Slot):
     def chat_template(self, tokenizer: Tokenizer) -> str | None:
         """Returns the source of the template that writes its turns; None where none does."""
         return None
+
+
+def text_passages(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
+    """[bos] text [eos] of documents that are one text each, in parts that can be encoded at once."""
+    for document in documents:
+        for number, (text, after) in enumerate(pairwise(chain(split_text(document.chunks), [""]))):
+            head, tail = tokenizer.prefix if number == 0 else [], [] if after else tokenizer.suffix
+            yield Passage(document.split, text, head, tail, number == 0, not after)

@@ -1,18 +1,17 @@
 """Chats, of which the assistant's part is learned."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-from lm.data.records.base import GIVEN, LEARNED, Passage, Passages, Values
+from lm.data.records.base import GIVEN, LEARNED, Values
 from lm.data.records.fields import bad_record, text_of
-from lm.data.records.messages import MessagesRecord, run_passages
-from lm.data.sources.base import ASSISTANT, Document, Turn
-from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.data.records.messages import MessagesRecord
+from lm.data.sources.base import ASSISTANT, Turn
 
 if TYPE_CHECKING:
-    from lm.data.tokenizer.chat import ChatTemplate
+    from lm.data.tokenizer.chat import ChatTemplate, Run
 
 
 class ChatRecord(MessagesRecord):
@@ -44,16 +43,5 @@ class ChatRecord(MessagesRecord):
             raise bad_record(f"{where}: no message is the assistant's, so there is nothing to learn. Fix the record")
         return turns
 
-    def passages(self, tokenizer: Tokenizer) -> Passages:
-        return _ChatPassages(self.compiled(tokenizer))
-
-
-class _ChatPassages:
-    """Runs of what is read and what is learned, by turns."""
-
-    def __init__(self, template: "ChatTemplate") -> None:
-        self._template = template
-
-    def __call__(self, document: Document) -> Iterator[Passage]:
-        runs = self._template.runs(document.turns)
-        return run_passages(document.split, [(run, LEARNED if run.learned else GIVEN) for run in runs])
+    def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[tuple["Run", int]]:
+        return [(run, LEARNED if run.learned else GIVEN) for run in template.runs(turns)]

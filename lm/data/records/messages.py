@@ -1,11 +1,12 @@
 """Records of messages: how these are read, and what a chat template makes of them."""
 
-from collections.abc import Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lm.data.records.base import LEARNED, OTHER, Passage, RecordConfig, Values
 from lm.data.records.fields import bad_record, shown, text_of, value_of
-from lm.data.sources.base import ASSISTANT, Split, Turn
+from lm.data.sources.base import ASSISTANT, Document, Split, Turn
 from lm.data.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -32,11 +33,16 @@ class MessagesRecord(RecordConfig):
 
         return template_source(self.template, tokenizer)[0]
 
-    def compiled(self, tokenizer: Tokenizer) -> "ChatTemplate":
-        """Returns the template, ready to write messages."""
+    def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
         from lm.data.tokenizer.chat import ChatTemplate, template_source
 
-        return ChatTemplate(*template_source(self.template, tokenizer), tokenizer)
+        template = ChatTemplate(*template_source(self.template, tokenizer), tokenizer)
+        for document in documents:
+            yield from _run_passages(document.split, self.runs(document.turns, template))
+
+    @abstractmethod
+    def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[tuple["Run", int]]:
+        """Returns what the template writes, and of which kind each run of it is."""
 
     def messages_of(self, values: Values, field: str, key: str, where: str) -> list[Turn]:
         """Returns the turns in a field that holds a list of messages."""
@@ -51,7 +57,7 @@ class MessagesRecord(RecordConfig):
         return turns
 
 
-def run_passages(split: Split, runs: list[tuple["Run", int]]) -> Iterator[Passage]:
+def _run_passages(split: Split, runs: list[tuple["Run", int]]) -> Iterator[Passage]:
     """One for each text of each run, which is of the given kind, with the special tokens before it; the last has those behind too."""
     for number, (run, kind) in enumerate(runs):
         texts, tail = _with_heads(run)

@@ -1,9 +1,9 @@
 """Pairs: a text and what follows from it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from lm.data.records.base import GIVEN, LEARNED, Passage, Passages, RecordConfig, Values
+from lm.data.records.base import GIVEN, LEARNED, Passage, RecordConfig, Values
 from lm.data.records.fields import text_of
 from lm.data.sources.base import Document, Turn
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -22,17 +22,9 @@ class PairRecord(RecordConfig):
         source = text_of(values, self.source, "data.record.source", where)
         return [Turn("source", source), Turn("target", text_of(values, self.target, "data.record.target", where))]
 
-    def passages(self, tokenizer: Tokenizer) -> Passages:
-        return _PairPassages(tokenizer)
-
-
-class _PairPassages:
-    """[bos] source [eos], then target [eos]; what goes before a target is the start token, which is the model's."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._prefix, self._suffix = tokenizer.prefix, tokenizer.suffix
-
-    def __call__(self, document: Document) -> Iterator[Passage]:
-        source, target = document.turns
-        yield Passage(document.split, source.text, self._prefix, self._suffix, True, False, GIVEN, counted=False)
-        yield Passage(document.split, target.text, [], self._suffix, False, True, LEARNED)
+    def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
+        """[bos] source [eos], then target [eos]; what goes before a target is the start token, which is the model's."""
+        for document in documents:
+            source, target = document.turns
+            yield Passage(document.split, source.text, tokenizer.prefix, tokenizer.suffix, True, False, GIVEN, counted=False)
+            yield Passage(document.split, target.text, [], tokenizer.suffix, False, True, LEARNED)

@@ -1,13 +1,12 @@
 """Preferences: two answers to one prompt."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from lm.data.records.base import GIVEN, LEARNED, OTHER, Passage, Passages, Values
+from lm.data.records.base import GIVEN, LEARNED, OTHER, Values
 from lm.data.records.fields import bad_record, text_of, value_of
-from lm.data.records.messages import MessagesRecord, run_passages
-from lm.data.sources.base import ASSISTANT, Document, Turn
-from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.data.records.messages import MessagesRecord
+from lm.data.sources.base import ASSISTANT, Turn
 
 if TYPE_CHECKING:
     from lm.data.tokenizer.chat import ChatTemplate, Run
@@ -43,21 +42,12 @@ class PreferenceRecord(MessagesRecord):
             raise bad_record(f"{where}: field '{field}' does not end with the assistant's message. Fix the record")
         return turns[:-1], turns[-1].text
 
-    def passages(self, tokenizer: Tokenizer) -> Passages:
-        return _PreferencePassages(self.compiled(tokenizer))
-
-
-class _PreferencePassages:
-    """The prompt with the better answer, then the prompt with the other one; only the answers are learned."""
-
-    def __init__(self, template: "ChatTemplate") -> None:
-        self._template = template
-
-    def __call__(self, document: Document) -> Iterator[Passage]:
-        *prompt, chosen, rejected = document.turns
+    def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[tuple["Run", int]]:
+        """The prompt with the better answer, then the prompt with the other one; only the answers are learned."""
+        *prompt, chosen, rejected = turns
         found: list[tuple[Run, int]] = []
         for offset, answer in ((0, chosen), (OTHER, rejected)):
-            runs = self._template.runs([*prompt, Turn(ASSISTANT, answer.text)])
+            runs = template.runs([*prompt, Turn(ASSISTANT, answer.text)])
             last = max((number for number, run in enumerate(runs) if run.learned), default=-1)
             found += [(run, offset + (LEARNED if number == last else GIVEN)) for number, run in enumerate(runs)]
-        return run_passages(document.split, found)
+        return found

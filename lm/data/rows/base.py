@@ -1,40 +1,56 @@
 """What every objective answers and every kind of rows offers."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from lm.data.config import DataConfig
 from lm.data.layout.best_fit import BestFit
+from lm.data.layout.examples import Example
 from lm.data.layout.windows import Packing, Windows
-from lm.data.order import Ids
+from lm.data.order import Ids, step_rows
+from lm.data.records.base import LEARNED, OTHER
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.schema import Slot
 
 ModelKind = Literal["decoder", "encoder", "encoder_decoder"]
+_MOST_DROPPED = 0.05
 
 
-class Rows(Protocol):
+class Rows(ABC):
     """Rows by id. What is random in them is a function of (seed, draw, row id, column): draw is the step, and 0 in a validation."""
 
     bytes_per_label: float  # of text, on average in this split: for tokenizers whose tokens are not bytes
 
+    @abstractmethod
     def __len__(self) -> int:
         """How many."""
 
+    @abstractmethod
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """These rows in this order."""
 
     def widest(self, n: int) -> Ids:
-        """n rows, repeated where there are fewer, that make as wide a batch as any n."""
+        """n rows, repeated where there are fewer, that make as wide a batch as any n. Here all are of one width."""
+        return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
 
     def describe(self) -> str:
         """Lines on what was cut or left empty; '' where there is nothing to say."""
+        return ""
+
+    def of_step(self, seed: int, step: int, global_batch: int) -> Ids:
+        """The row ids of a step, counted from 0."""
+        return step_rows(seed, step, global_batch, len(self))
+
+    def consumed(self, n: int, seq_len: int) -> dict[str, float]:
+        """Of each source of a mixture the tokens and epochs in the first n rows of a run, as metrics; nothing of a single source."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -126,21 +142,42 @@ def widest(n: int, *widths: Ids) -> Ids:
     return np.resize(np.array(list(dict.fromkeys(by_turns.tolist())), np.int64), n)
 
 
-class PackedRows:
+class PackedRows(Rows):
     """What rows share that are documents laid by a packing, all of one width."""
 
-    def __init__(self, packing: Packing, tokenizer: Tokenizer) -> None:
-        self.packing, self.pad, self.store = packing, tokenizer.pad, packing.store
+    def __init__(self, packing: Packing, tokenizer: Tokenizer, seed: int = 0) -> None:
+        self.packing, self.pad, self._seed, self.store = packing, tokenizer.pad, seed, packing.store
         self.bytes_per_label = self.store.n_bytes / self.store.n_tokens
 
     def __len__(self) -> int:
         return len(self.packing)
 
-    def widest(self, n: int) -> Ids:
-        return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
-
     def describe(self) -> str:
         return self.packing.describe()
+
+
+class PartedRows(Rows):
+    """What rows share that are records of several parts, some of them learned."""
+
+    def __init__(self, store: TokenStore, tokenizer: Tokenizer, seq_len: int) -> None:
+        self._store, self.pad, self._seq_len = store, tokenizer.pad, seq_len
+        sizes = np.diff(store.parts[:, 0], append=store.n_tokens)
+        self.bytes_per_label = store.n_bytes / max(1, int(sizes[store.parts[:, 1] % OTHER == LEARNED].sum()))
+
+    def _example(self, begin: int, end: int) -> Example:
+        """The tokens begin..end-1."""
+        parts = self._store.parts
+        low, high = np.searchsorted(parts[:, 0], [begin, end])
+        learned = np.repeat(parts[low:high, 1] % OTHER == LEARNED, np.diff(parts[low:high, 0], append=end))
+        return Example(self._store.read(begin, end).astype(np.int64), learned)
+
+    def _require_most(self, n_kept: int, what: str, fault: str, remedy: str) -> None:
+        n = self._store.n_documents
+        if n - n_kept > _MOST_DROPPED * n or not n_kept:
+            raise ConfigError(
+                f"data.seq_len={self._seq_len}: {n - n_kept:,} of {n:,} {what} of the {self._store.split} split {fault} a row, and at most"
+                f" {_MOST_DROPPED:.0%} may be dropped. Raise data.seq_len, or {remedy}."
+            )
 
 
 def usual(model: str) -> ObjectiveConfig:

@@ -60,7 +60,6 @@ class SpansConfig(DenoisingConfig):
     """How many tokens <extra_id_0> ... there are to stand for spans."""
 
     def denoisers(self) -> list[Denoiser]:
-        """The one of T5."""
         return [Denoiser("", self.noise_frac, self.mean_span)]
 
 
@@ -78,12 +77,10 @@ class UL2Config(DenoisingConfig):
         return [*regular, Denoiser("<|S|>", 0.25, None), *extreme]
 
 
-class _Noised(NamedTuple):
-    given: Ids
-    learned: Ids
+_Noised = tuple[Ids, Ids]  # what is given, what is to be learned
 
 
-class DenoisingRows:
+class DenoisingRows(Rows):
     """A row is so much text as leaves room for what is added; each document in it is corrupted on its own, by one denoiser drawn evenly.
 
     start: the decoder's first token; None: a decoder-only model, which reads the corrupted text as a prefix and goes on with the spans.
@@ -108,15 +105,13 @@ class DenoisingRows:
         return len(self._windows)
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        """Another draw takes out other spans."""
         raw = self._windows.seq_len
         chance = uniforms(self._seed, draw, ids, 3 * raw).reshape(len(ids), 3, raw)
         documents = self._windows.read(ids).texts(following=False)
         rows = [self._row(texts, numbers) for texts, numbers in zip(documents, chance, strict=True)]
         if self._start is None:
-            joined = [[Example.of(part.given, part.learned) for part in row] for row in rows]
-            return joined_batch(joined, self._seq_len, self._tokenizer.pad, prefix=True)
-        return seq2seq_batch([[(part.given, part.learned) for part in row] for row in rows], self._start, self._tokenizer.pad)
+            return joined_batch([[Example.of(*pair) for pair in row] for row in rows], self._seq_len, self._tokenizer.pad, prefix=True)
+        return seq2seq_batch(rows, self._start, self._tokenizer.pad)
 
     def widest(self, n: int) -> Ids:
         """Of the first rows, as the first step would see them; what chance takes out makes the widths of an encoder-decoder's."""
@@ -125,28 +120,20 @@ class DenoisingRows:
         return widest(n, sources, np.array([batch.tokens.shape[1] for batch in some]))
 
     def describe(self) -> str:
-        """How much text a row holds."""
         return f"{self._windows.store.split}: {self._windows.seq_len} tokens of text in a row of data.seq_len={self._seq_len}"
 
     def _row(self, documents: list[Ids], chance: Chance) -> list[_Noised]:
         row, at = [], 0
-        room = [self._seq_len, self._seq_len]
+        room = np.array([self._seq_len, self._seq_len])  # on both sides
         for document in documents:
-            noised = self._noised(document, chance[:, at:]) if len(document) > 1 else None
+            if len(document) > 1:
+                given, learned = self._noised(document, chance[:, at:])
+                needed = [len(given), len(learned)] if self._start is not None else [len(given) + len(learned) - 1, 0]
+                if (room >= needed).all():
+                    room -= needed
+                    row.append((given, learned))
             at += len(document)
-            if noised is None or not self._fits(noised, room):
-                continue
-            row.append(noised)
         return row
-
-    def _fits(self, noised: _Noised, room: list[int]) -> bool:
-        """Whether there is room for it on both sides, which is then taken."""
-        given, learned = len(noised.given), len(noised.learned)
-        needed = [given, learned] if self._start is not None else [given + learned - 1, 0]
-        if any(need > left for need, left in zip(needed, room, strict=True)):
-            return False
-        room[:] = [left - need for need, left in zip(needed, room, strict=True)]
-        return True
 
     def _noised(self, document: Ids, chance: Chance) -> _Noised:
         """chance: (3, length or more)."""
@@ -155,10 +142,10 @@ class DenoisingRows:
         if denoiser.mean_span is None:
             cut = len(document) - max(1, round(len(document) * 2 * denoiser.noise_frac * chance[2, 1]))
             ended = int(document[-1] == self._tokenizer.eos)
-            return _Noised(np.concatenate([mode, document[:cut]]), np.concatenate([document[cut:], eos[ended:]]))
+            return np.concatenate([mode, document[:cut]]), np.concatenate([document[cut:], eos[ended:]])
         mask = noise_mask(len(document), denoiser.noise_frac, denoiser.mean_span, chance[:2])
         left, taken = corrupted(document, mask, self._sentinels)
-        return _Noised(np.concatenate([mode, left]), np.concatenate([taken, eos]))
+        return np.concatenate([mode, left]), np.concatenate([taken, eos])
 
     def _most_raw(self, denoiser: Denoiser, n_mode: int) -> int:
         """Tokens of text that this denoiser can take into a row, were it one document."""

@@ -55,17 +55,14 @@ class FIMRows(PackedRows):
             if token is None:
                 raise ConfigError(f"objective=fim: the tokenizer has no token {' or '.join(_NAMES[key])}. Use one that has.")
         self._sentinels = np.array([found["prefix"], found["suffix"], found["middle"]], np.int64)
-        super().__init__(packing, tokenizer)
-        self._cfg, self._tokenizer, self._seed = cfg, tokenizer, seed
+        super().__init__(packing, tokenizer, seed)
+        self._cfg, self._tokenizer = cfg, tokenizer
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        """Another draw moves other middles."""
         s = self.packing.seq_len
         chance = uniforms(self._seed, draw, ids, 4 * s)
-        rows = [
-            self._row(documents, numbers) for documents, numbers in zip(self.packing.read(ids).texts(following=True), chance, strict=True)
-        ]
-        return joined_batch(rows, s, self.pad)
+        texts = self.packing.read(ids).texts(following=True)
+        return joined_batch([self._row(documents, numbers) for documents, numbers in zip(texts, chance, strict=True)], s, self.pad)
 
     def _row(self, documents: list[Ids], chance: NDArray[np.float64]) -> list[Example]:
         """chance: (4 s,), four numbers for each place of the row, of which those at a document's first place are used."""

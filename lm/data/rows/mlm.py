@@ -53,15 +53,14 @@ class MLMRows(PackedRows):
     def __init__(self, cfg: MLMConfig, packing: Packing, tokenizer: Tokenizer, seed: int) -> None:
         if tokenizer.mask is None:
             raise ConfigError("objective=mlm: the tokenizer has no mask token (<|mask|>, [MASK] or <mask>). Use one that has.")
-        super().__init__(packing, tokenizer)
-        self._cfg, self._seed, self._mask = cfg, seed, tokenizer.mask
+        super().__init__(packing, tokenizer, seed)
+        self._cfg, self._mask = cfg, tokenizer.mask
         special = tokenizer.special_ids()
         self._plain = np.setdiff1d(np.arange(tokenizer.vocab_size), special)
         self._special = np.isin(np.arange(tokenizer.vocab_size), special)
         self._continues = _continues(tokenizer) if cfg.whole_words else None
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        """Another draw predicts other tokens."""
         packed = self.packing.read(ids)
         tokens, s = packed.tokens, packed.tokens.shape[1]
         chance = uniforms(self._seed, draw, ids, 2 * s)

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lm.data.layout.windows import Packed, Packing
+from lm.data.layout.windows import Packed
 from lm.data.order import Ids, uniforms
 from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, PackedRows, Rows
-from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import IGNORED, Batch
 
 
@@ -29,12 +28,7 @@ class PrefixConfig(LikelihoodConfig):
 class PrefixRows(PackedRows):
     """The length of a prefix is drawn evenly from 1 to all but one of the document's tokens in the row. Raffel et al. 2019, section 3.2."""
 
-    def __init__(self, packing: Packing, tokenizer: Tokenizer, seed: int) -> None:
-        super().__init__(packing, tokenizer)
-        self._seed = seed
-
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        """Another draw cuts elsewhere."""
         packed = self.packing.read(ids)
         starts, lengths = _documents(packed)
         chance = np.take_along_axis(uniforms(self._seed, draw, ids, packed.tokens.shape[1]), starts, axis=1)

@@ -9,14 +9,11 @@ from lm.data.layout.best_fit import best_fit
 from lm.data.layout.examples import Example, joined_batch
 from lm.data.order import Ids
 from lm.data.records.base import LEARNED
-from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, Rows, widest
+from lm.data.rows.base import LikelihoodConfig, Material, ModelKind, PartedRows, Rows, widest
 from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.errors import ConfigError
 from lm.nn.batch import Batch
-
-_MOST_DROPPED = 0.05
 
 
 class SFTConfig(LikelihoodConfig):
@@ -35,37 +32,34 @@ class SFTConfig(LikelihoodConfig):
         return SFTRows(self, of.store, of.tokenizer, of.data.seq_len, packed=of.packed == "fit")
 
 
-class SFTRows:
+class SFTRows(PartedRows):
     """Whole chats side by side (best fit), or one a row. One longer than a row loses its end; where nothing to learn is left, all of it."""
 
     def __init__(self, cfg: SFTConfig, store: TokenStore, tokenizer: Tokenizer, seq_len: int, packed: bool) -> None:
-        self._store, self._seq_len, self._pad, self._packed = store, seq_len, tokenizer.pad, packed
-        self._prompt_loss = cfg.prompt_loss
+        super().__init__(store, tokenizer, seq_len)
+        self._packed, self._prompt_loss = packed, cfg.prompt_loss
         self._lengths = np.diff(store.starts, append=store.n_tokens)
         self._kept = np.flatnonzero(self._learnable())
-        self._require_most_kept()
+        self._require_most(len(self._kept), "chats", "have nothing to learn within", "shorten the prompts")
         places = np.minimum(self._lengths[self._kept] - 1, seq_len)
         one_by_one: tuple[Ids, Ids] = np.arange(len(places)), np.arange(len(places) + 1)
         order, self._bounds = best_fit(places, seq_len) if packed else one_by_one
         self._chats = self._kept[order]
         self._fill = places.sum() / (len(self) * seq_len)
-        self.bytes_per_label = store.n_bytes / max(1, int(self._sizes()[store.parts[:, 1] == LEARNED].sum()))
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """Packed rows are all of data.seq_len; others as wide as the longest."""
-        rows = [[self._example(int(chat)) for chat in self._chats[self._bounds[i] : self._bounds[i + 1]]] for i in ids]
+        rows = [[self._chat(int(chat)) for chat in self._chats[self._bounds[i] : self._bounds[i + 1]]] for i in ids]
         width = self._seq_len if self._packed else min(self._seq_len, rounded(max(len(row[0].tokens) - 1 for row in rows)))
-        return joined_batch(rows, width, self._pad)
+        return joined_batch(rows, width, self.pad)
 
     def widest(self, n: int) -> Ids:
-        """The longest chats, where each has a row of its own."""
-        return widest(n, np.zeros(len(self), np.int64) if self._packed else np.minimum(self._lengths[self._chats], self._seq_len + 1))
+        return super().widest(n) if self._packed else widest(n, np.minimum(self._lengths[self._chats], self._seq_len + 1))
 
     def describe(self) -> str:
-        """How full the rows are, and what was cut."""
         cut = int((self._lengths[self._kept] - 1 > self._seq_len).sum())
         dropped = len(self._lengths) - len(self._kept)
         return (
@@ -73,33 +67,17 @@ class SFTRows:
             f" {cut:,} cut, {dropped:,} dropped with nothing to learn in the row"
         )
 
-    def _sizes(self) -> Ids:
-        return np.diff(self._store.parts[:, 0], append=self._store.n_tokens)
-
     def _learnable(self) -> NDArray[np.bool_]:
         """(chats,) whether a learned token comes behind the first one and within the row."""
         parts, starts = self._store.parts, self._store.starts
         chat = np.searchsorted(starts, parts[:, 0], "right") - 1
         first = np.maximum(parts[:, 0] - starts[chat], 1)
-        last = parts[:, 0] - starts[chat] + self._sizes() - 1
+        last = np.append(parts[1:, 0], self._store.n_tokens) - starts[chat] - 1
         inside = (parts[:, 1] == LEARNED) & (first <= np.minimum(last, self._seq_len))
         return np.bincount(chat, weights=inside, minlength=len(starts)) > 0
 
-    def _require_most_kept(self) -> None:
-        n, kept = len(self._lengths), len(self._kept)
-        if n - kept > _MOST_DROPPED * n or not kept:
-            raise ConfigError(
-                f"data.seq_len={self._seq_len}: {n - kept:,} of {n:,} chats of the {self._store.split} split have nothing to learn within a"
-                f" row, and at most {_MOST_DROPPED:.0%} may be dropped. Raise data.seq_len, or shorten the prompts."
-            )
-
-    def _example(self, chat: int) -> Example:
+    def _chat(self, chat: int) -> Example:
         begin = int(self._store.starts[chat])
         end = begin + min(int(self._lengths[chat]), self._seq_len + 1)
-        tokens = self._store.read(begin, end).astype(np.int64)
-        if self._prompt_loss:
-            return Example(tokens, np.ones(len(tokens), np.bool_))
-        parts = self._store.parts
-        low, high = np.searchsorted(parts[:, 0], [begin, end])
-        sizes = np.diff(parts[low:high, 0], append=end)
-        return Example(tokens, np.repeat(parts[low:high, 1] == LEARNED, sizes))
+        found = self._example(begin, end)
+        return Example(found.tokens, np.ones_like(found.learned)) if self._prompt_loss else found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, NamedTuple, TypeVar
 
+from lm.data.sources.fingerprint import Files
 from lm.errors import ConfigError
 from lm.schema import Tree
 
@@ -37,12 +38,18 @@ class Document:
 class Source(ABC):
     """Documents with what decides them. `documents()` reads both splits in one pass and can be called again."""
 
-    def __init__(self, identity: Tree, files: dict[str, str] | None = None, total: int | None = None) -> None:
-        """identity: all that decides the documents beside files.  files: SHA-256 by name.  total: bytes to be read, None: unknown."""
+    def __init__(self, identity: Tree, hashed: Files | None = None) -> None:
+        """identity: all that decides the documents beside files.  hashed: the files that are read."""
         self.identity = identity
-        self.files = files or {}
-        self.total = total
+        self._hashed = hashed
+        self.files = hashed.by_name() if hashed is not None else {}  # SHA-256
         self.skipped = 0  # broken records left out in this pass
+        self._position = 0
+
+    @property
+    def total(self) -> int | None:
+        """The bytes to be read; None: unknown."""
+        return self._hashed.total() if self._hashed is not None else None
 
     @abstractmethod
     def documents(self) -> Iterator[Document]:
@@ -54,14 +61,22 @@ class Source(ABC):
 
     def position(self) -> int:
         """Returns the bytes read of `total`, for a progress bar."""
-        return 0
+        return self._position
 
     def untouched(self) -> bool:
         """Returns whether the files look as they did when they were hashed; else no state is kept to go on from."""
-        return True
+        return self._hashed is None or self._hashed.untouched()
 
-    def confirm(self) -> None:  # noqa: B027  for sources without files there is nothing to do
+    def confirm(self) -> None:
         """Ends a pass: ConfigError where what was read is not what `files` says."""
+        if self._hashed is not None:
+            self._hashed.confirm()
+
+    def _begin(self) -> None:
+        """A new pass begins."""
+        self.skipped = self._position = 0
+        if self._hashed is not None:
+            self._hashed.begin()
 
     def looked_at(self) -> str:
         """Returns the names of what was read, for an error message."""

@@ -7,6 +7,7 @@ import io
 import os
 from collections import deque
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
@@ -46,12 +47,11 @@ class TextSource(RecordedSource):
     """The documents of data=text, in the order of the file names; held-out files come first."""
 
     def __init__(self, cfg: TextConfig, cache: Path) -> None:
-        self._cfg = cfg
-        self._is_part = False
+        self._cfg, self._is_part = cfg, False
         train = find_files(cfg.files, "data.files")
         val = find_files(cfg.val_files, "data.val_files") if cfg.val_files is not None else []
-        self._hashed = Files([*val, *train], cache)
-        self._train, self._val = [LocalFile(path, self._hashed) for path in train], [LocalFile(path, self._hashed) for path in val]
+        self._stored = Files([*val, *train], cache)
+        self._train, self._val = [LocalFile(path, self._stored) for path in train], [LocalFile(path, self._stored) for path in val]
         texts = [file.path for file in (*self._val, *self._train) if file.kind == ".txt"]
         if cfg.record is not None and texts:
             raise ConfigError(
@@ -59,11 +59,10 @@ class TextSource(RecordedSource):
                 " Give jsonl, csv or parquet files."
             )
         identity: Tree = {**cfg.identity(), "files": None, "val_files": list(map(str, val))}
-        super().__init__(cfg, identity, self._hashed.by_name(), self._hashed.size(self._paths()))
+        super().__init__(cfg, identity, self._stored)
 
     def documents(self) -> Iterator[Document]:
-        self.skipped = 0
-        self._hashed.begin()
+        self._begin()
         for file in (*self._val, *self._train):
             file.position = 0
         for file in self._val:
@@ -78,27 +77,17 @@ class TextSource(RecordedSource):
         self._train = share(self._train, part, parts, "files")
         self._val = self._val if part == 1 else []
         self._is_part = True
-        self.total = self._hashed.size(self._paths())
+        self._stored.paths = [file.path for file in (*self._val, *self._train)]
 
     def position(self) -> int:
         return sum(file.position for file in (*self._val, *self._train))
 
-    def untouched(self) -> bool:
-        return self._hashed.untouched(self._paths())
-
-    def confirm(self) -> None:
-        self._hashed.confirm(self._paths())
-
-    def _paths(self) -> list[Path]:
-        return [file.path for file in (*self._val, *self._train)]
-
     def _divide(self, file: "LocalFile") -> Iterator[Document]:
         """A lone text: its beginning trains, its end validates."""
         if self._is_readable(file):
-            halves = Halves(file.content(), int(file.text_bytes() * (1 - self._cfg.val_frac)))
-            spans: list[tuple[Iterator[str], Split]] = [(file.text(halves.first()), "train"), (file.text(halves.second()), "val")]
-            for text, split in spans:
-                if part := document(text, split):
+            cut_at = int(file.text_bytes() * (1 - self._cfg.val_frac))
+            for split, half in groupby(_halved(file.content(), cut_at), key=lambda chunk: chunk[0]):
+                if part := document(file.text((at, data) for _, at, data in half), split):
                     yield part
 
     def _read(self, file: "LocalFile", split: Split | float) -> Iterator[Document]:
@@ -115,36 +104,22 @@ class TextSource(RecordedSource):
             return all(True for _ in file.text(file.content()))
         except BadRecord as error:
             self._skip(error)
-            file.position = self._hashed.size([file.path])
+            file.position = self._stored.size(file.path)
             return False
 
 
-class Halves:
-    """A text in two, read once: the first half ends before the first character that begins at byte `at` or later."""
-
-    def __init__(self, chunks: Iterator[tuple[int, bytes]], at: int) -> None:
-        self._chunks, self._at = chunks, at
-        self._rest: tuple[int, bytes] | None = None  # behind the cut, in the chunk where it fell
-
-    def first(self) -> Iterator[tuple[int, bytes]]:
-        """Its chunks with their offsets."""
-        for offset, data in self._chunks:
-            from_here = range(max(0, self._at - offset), len(data))
-            cut = next((n for n in from_here if data[n] & 0xC0 != 0x80), len(data))
-            if cut < len(data):
-                self._rest = offset + cut, data[cut:]
-            if cut:
-                yield offset, data[:cut]
-            if self._rest is not None:
-                return
-
-    def second(self) -> Iterator[tuple[int, bytes]]:
-        """The same of the rest; what nobody took of the first half is passed over."""
-        if self._rest is None:
-            deque(self.first(), maxlen=0)
-        if self._rest is not None:
-            yield self._rest
-            yield from self._chunks
+def _halved(chunks: Iterator[tuple[int, bytes]], at: int) -> Iterator[tuple[Split, int, bytes]]:
+    """The chunks of a text with its half of each: the first one ends before the first character that begins at byte `at` or later."""
+    for offset, data in chunks:
+        from_here = range(max(0, at - offset), len(data))
+        cut = next((n for n in from_here if data[n] & 0xC0 != 0x80), len(data))
+        if cut:
+            yield "train", offset, data[:cut]
+        if cut < len(data):
+            yield "val", offset + cut, data[cut:]
+            break
+    for offset, data in chunks:
+        yield "val", offset, data
 
 
 class LocalFile:
@@ -194,7 +169,7 @@ class LocalFile:
     def text_bytes(self) -> int:
         """Bytes of the unpacked file."""
         if self.path.suffix.lower() not in PACKED:
-            return self._hashed.size([self.path])
+            return self._hashed.size(self.path)
         return sum(len(data) for _, data in self.content())
 
     def _rows(self) -> Iterator[tuple[str, Values]]:
@@ -202,7 +177,7 @@ class LocalFile:
         for number, row in enumerate(read_csv(self.path, self._columns()) if self.kind == ".csv" else read_parquet(self.path), 1):
             yield f"{self.path} row {number}", row
         self._hashed.forget(self.path)
-        self.position = self._hashed.size([self.path])
+        self.position = self._hashed.size(self.path)
 
     def _columns(self) -> list[str]:
         """The header of a csv file, after a pass over all of it, since datasets does not say which byte is not UTF-8."""

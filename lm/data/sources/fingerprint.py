@@ -19,10 +19,14 @@ def short_hash(value: Any) -> str:
 
 
 class Files:
-    """Hashes are remembered in the cache for as long as size, modification and inode-change time of every file stay."""
+    """Hashes are remembered in the cache for as long as size, modification and inode-change time of every file stay.
 
-    def __init__(self, paths: Sequence[Path], cache: Path) -> None:
-        """Raises ConfigError for a file that cannot be read."""
+    `paths`: those that a pass reads; may become fewer.
+    """
+
+    def __init__(self, paths: Sequence[Path], cache: Path, root: Path | None = None) -> None:
+        """root: names are relative to it.  Raises ConfigError for a file that cannot be read."""
+        self.paths, self._root = list(paths), root
         try:
             self._stats = {path: _stat(path) for path in paths}
             self._hashes = dict(zip(paths, _hashes(list(self._stats.values()), paths, cache), strict=True))
@@ -33,12 +37,20 @@ class Files:
         self._read: set[Path] = set()  # to the end in this pass, and found to be what they were
 
     def by_name(self) -> dict[str, str]:
-        """Returns SHA-256 by path."""
-        return {str(path): sha for path, sha in self._hashes.items()}
+        """Returns SHA-256 by name."""
+        return {self.name(path): sha for path, sha in self._hashes.items()}
 
-    def size(self, paths: Sequence[Path]) -> int:
-        """Returns how many bytes these files have."""
-        return sum(self._stats[path][1] for path in paths)
+    def name(self, path: Path) -> str:
+        """Returns what a file is called wherever it lies, if that is below `root`; else its path."""
+        return str(path) if self._root is None else path.relative_to(self._root).as_posix()
+
+    def size(self, path: Path) -> int:
+        """Returns how many bytes a file has."""
+        return self._stats[path][1]
+
+    def total(self) -> int:
+        """Returns how many bytes a pass reads."""
+        return sum(map(self.size, self.paths))
 
     def open(self, path: Path) -> "HashedFile":
         """Returns the file to be read once from its beginning; at its end its hash is compared."""
@@ -58,17 +70,20 @@ class Files:
         """The file was read by other means too, so that what is in it at the end of the pass counts."""
         self._read.discard(path)
 
-    def untouched(self, paths: Sequence[Path]) -> bool:
+    def untouched(self) -> bool:
         """Returns whether size and modification time of all are what they were."""
-        return all(_stat(path)[:3] == self._stats[path][:3] for path in paths)
+        return all(map(self._is_untouched, self.paths))
 
-    def confirm(self, paths: Sequence[Path]) -> None:
+    def confirm(self) -> None:
         """ConfigError where one was not what its hash says; of one that was not read to its end in this pass, what is in it now counts."""
-        for path in paths:
+        for path in self.paths:
             if path not in self._read:
                 self.judge(path, _hash(path))
-                if not self.untouched([path]):
+                if not self._is_untouched(path):
                     raise _changed(path)
+
+    def _is_untouched(self, path: Path) -> bool:
+        return _stat(path)[:3] == self._stats[path][:3]
 
 
 class HashedFile(io.RawIOBase):

@@ -1,6 +1,6 @@
 """Everything that is read through `datasets`: local csv and parquet files, and datasets of the Hugging Face hub."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from pydantic import Field
 from lm.data.sources.base import Document, Source
 from lm.data.sources.recorded import RecordedConfig, RecordedSource
 from lm.errors import ConfigError
+from lm.schema import Tree
 
 Row = Mapping[str, Any]
 
@@ -43,11 +44,10 @@ class HubSource(RecordedSource):
     def __init__(self, cfg: HubConfig) -> None:
         super().__init__(cfg, cfg.identity())
         self._cfg = cfg
-        self._read_bytes = 0
         self._part = 1, 1
 
     def documents(self) -> Iterator[Document]:
-        self._read_bytes = self.skipped = 0
+        self._begin()
         if self._cfg.val_split is not None and self._part[0] == 1:
             yield from self._documents_of(self._rows(self._cfg.val_split), "val")
         yield from self._documents_of(self._rows(self._cfg.split), self._cfg.val_frac if self._cfg.val_split is None else "train")
@@ -55,52 +55,42 @@ class HubSource(RecordedSource):
     def select(self, part: int, parts: int) -> None:
         self._part = part, parts
 
-    def position(self) -> int:
-        return self._read_bytes
-
     def looked_at(self) -> str:
         return f"{self._cfg.name} of the hub"
 
     def _rows(self, name: str) -> Iterator[tuple[str, Row]]:
         """The rows of a split with their places."""
         cfg = self._cfg
-        part, parts = self._part if name == cfg.split else (1, 1)
-
-        def load(load_dataset: Callable[..., Any]) -> Iterable[Row]:
-            found = load_dataset(cfg.name, cfg.config, revision=cfg.revision, split=name, streaming=True)
-            rows: Iterable[Row] = found if parts == 1 else found.shard(parts, part - 1, contiguous=True)
-            return rows
-
-        rows = _rows(load, f"data.name: {cfg.name}, split {name}", "Check data.name, data.config, data.split and the network")
+        options = {"path": cfg.name, "name": cfg.config, "revision": cfg.revision, "split": name}
+        where, remedy = f"data.name: {cfg.name}, split {name}", "Check data.name, data.config, data.split and the network"
+        rows = _rows(options, where, remedy, *(self._part if name == cfg.split else (1, 1)))
         for number, row in enumerate(islice(rows, cfg.max_documents), 1):
-            self._read_bytes += sum(len(value) for value in row.values() if isinstance(value, str))
+            self._position += sum(len(value) for value in row.values() if isinstance(value, str))
             yield f"{cfg.name} split {name} row {number}", row
 
 
 def read_csv(path: Path, columns: Iterable[str]) -> Iterator[Row]:
     """The rows of a local file, packed or not, all of these columns as they are written: 'NA', '' and '12' are strings."""
-    as_written = dict.fromkeys(columns, str)
-
-    def load(load_dataset: Callable[..., Iterable[Row]]) -> Iterable[Row]:
-        return load_dataset("csv", data_files=str(path.absolute()), split="train", streaming=True, converters=as_written)
-
-    return _rows(load, str(path), "Fix the file or leave it out")
+    return _file_rows("csv", path, {"converters": dict.fromkeys(columns, str)})
 
 
 def read_parquet(path: Path) -> Iterator[Row]:
     """The rows of a local file."""
-
-    def load(load_dataset: Callable[..., Iterable[Row]]) -> Iterable[Row]:
-        return load_dataset("parquet", data_files=str(path.absolute()), split="train", streaming=True)
-
-    return _rows(load, str(path), "Fix the file or leave it out")
+    return _file_rows("parquet", path, {})
 
 
-def _rows(load: Callable[[Callable[..., Iterable[Row]]], Iterable[Row]], where: str, remedy: str) -> Iterator[Row]:
+def _file_rows(kind: str, path: Path, options: Tree) -> Iterator[Row]:
+    options = {"path": kind, "data_files": str(path.absolute()), "split": "train", **options}
+    return _rows(options, str(path), "Fix the file or leave it out")
+
+
+def _rows(options: Tree, where: str, remedy: str, part: int = 1, parts: int = 1) -> Iterator[Row]:
+    """What `datasets` reads with these options, or a part of it."""
     try:
         import datasets
 
-        yield from load(datasets.load_dataset)
+        found = datasets.load_dataset(**options, streaming=True)
+        yield from found if parts == 1 else found.shard(parts, part - 1, contiguous=True)
     except Exception as error:  # pandas, pyarrow, fsspec and the hub's client each raise their own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{where}: cannot be read ({reason[:300]}). {remedy}.") from None

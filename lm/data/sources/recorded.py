@@ -7,6 +7,7 @@ from lm.data.config import SourceConfig
 from lm.data.records.base import RecordConfig, Values
 from lm.data.records.fields import BadRecord, Line, parsed, text_of
 from lm.data.sources.base import Document, Source, Split, document, turns_document
+from lm.data.sources.fingerprint import Files
 from lm.schema import Tree
 
 
@@ -28,8 +29,8 @@ class RecordedConfig(SourceConfig):
 class RecordedSource(Source):
     """A source whose records are what its config says."""
 
-    def __init__(self, cfg: RecordedConfig, identity: Tree, files: dict[str, str] | None = None, total: int | None = None) -> None:
-        super().__init__(identity, files, total)
+    def __init__(self, cfg: RecordedConfig, identity: Tree, hashed: Files | None = None) -> None:
+        super().__init__(identity, hashed)
         self._field, self._record, self._skips = cfg.field, cfg.record, cfg.on_bad_record == "skip"
 
     def _documents_of(self, records: Iterable[tuple[str, Line | Values]], split: Split | float) -> Iterator[Document]:

@@ -23,21 +23,16 @@ class StdlibFileSource(Source):
     """The files, each in a split by a hash of its path below the library's folder; how one becomes documents is the subclass's."""
 
     def __init__(self, val_frac: float, identity: Tree, cache: Path) -> None:
-        self._root = Path(sysconfig.get_paths()["stdlib"])
-        self._val_frac = val_frac
-        self._paths = list(_python_files(self._root))
-        self._hashed = Files(self._paths, cache)
-        hashes = {self._name(Path(path)): sha for path, sha in self._hashed.by_name().items()}
-        super().__init__(identity, hashes, self._hashed.size(self._paths))
-        self._position = 0
+        self._root, self._val_frac = Path(sysconfig.get_paths()["stdlib"]), val_frac
+        self._library = Files(list(_python_files(self._root)), cache, self._root)
+        super().__init__(identity, self._library)
 
     def documents(self) -> Iterator[Document]:
         """A distribution's own odd file, which nobody can be asked to mend, is left out."""
-        self._position = self.skipped = 0
-        self._hashed.begin()
-        for path in self._paths:
-            split: Split = "val" if hashed_frac(self._name(path).encode()) < self._val_frac else "train"
-            with self._hashed.open(path) as raw:
+        self._begin()
+        for path in self._library.paths:
+            split: Split = "val" if hashed_frac(self._library.name(path).encode()) < self._val_frac else "train"
+            with self._library.open(path) as raw:
                 data = raw.read()
             try:
                 coding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
@@ -48,25 +43,12 @@ class StdlibFileSource(Source):
                 yield from self._of_file(text, str(path), split)
             self._position += len(data)
 
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self._root).as_posix()
-
     @abstractmethod
     def _of_file(self, text: str, where: str, split: Split) -> Iterator[Document]:
         """In their order in the file."""
 
     def select(self, part: int, parts: int) -> None:
-        self._paths = share(self._paths, part, parts, "files")
-        self.total = self._hashed.size(self._paths)
-
-    def position(self) -> int:
-        return self._position
-
-    def untouched(self) -> bool:
-        return self._hashed.untouched(self._paths)
-
-    def confirm(self) -> None:
-        self._hashed.confirm(self._paths)
+        self._library.paths = share(self._library.paths, part, parts, "files")
 
     def looked_at(self) -> str:
         return str(self._root)

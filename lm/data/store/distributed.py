@@ -77,8 +77,8 @@ def _join(folders: list[Path], tokenizer: Tokenizer, half: Path) -> None:
 
 
 def _append(writer: ShardWriter, folder: Path, split: Split) -> int:
-    store = TokenStore.open(folder, split)
-    writer.starts_at(np.asarray(store.starts), np.asarray(store.parts) if store.has_parts else None)
+    store = TokenStore(folder, split)
+    writer.starts_at(np.asarray(store.starts), np.asarray(store.parts))
     for at in range(0, store.n_tokens, _CHUNK):
         writer.add(store.read(at, min(store.n_tokens, at + _CHUNK)))
     writer.n_bytes += store.n_bytes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lm.data.config import DataConfig, SourceConfig
 from lm.data.progress import progress
-from lm.data.records.text import passages_of
+from lm.data.records.base import text_passages
 from lm.data.sources.base import SPLITS, Source, Split, hashed_frac
 from lm.data.sources.fingerprint import short_hash
 from lm.data.store.cache import Log, build_once, cache_root, code_version
@@ -109,7 +109,8 @@ def token_folder(data: SourceConfig, source: Source, tokenizer: Tokenizer, cache
 
 def build_tokens(data: SourceConfig, source: Source, tokenizer: Tokenizer, folder: Path, log: Log, whole: bool = True) -> None:
     """Tokenises a source into a folder.  whole: it is no part of something larger, so that both splits must have documents."""
-    found = tokenise(source, tokenizer, passages_of(data.records, tokenizer), folder, log)
+    passages = text_passages if data.records is None else data.records.passages
+    found = tokenise(source, passages(source.documents(), tokenizer), tokenizer, folder, log)
     if whole:
         require_documents(found["documents"], source.looked_at(), source.skipped)
     del found["documents"]
@@ -120,7 +121,7 @@ def finish_tokens(folder: Path, index: Tree, whole: bool = True) -> None:
     """Writes index.json; of a whole source with the contamination of its splits."""
     write_index(folder, index)
     if whole:
-        found = contamination(TokenStore.open(folder, "train"), TokenStore.open(folder, "val"))
+        found = contamination(TokenStore(folder, "train"), TokenStore(folder, "val"))
         write_index(folder, {**index, "contamination": found._asdict()})
 
 
@@ -192,7 +193,7 @@ def _require_apart(found: Contamination, most: float) -> None:
 
 
 def _opened(folder: Path, tokenizer: Tokenizer, cache: Path) -> Part:
-    train, val = TokenStore.open(folder, "train"), TokenStore.open(folder, "val")
+    train, val = TokenStore(folder, "train"), TokenStore(folder, "val")
     for store in (train, val):
         store.verify(tokenizer.vocab_size, cache / "verified")
     return Part(folder, train, val, read_index(folder))

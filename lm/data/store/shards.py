@@ -49,11 +49,10 @@ class ShardWriter:
         """The next token begins a part of its document."""
         self._parts.add(self.n_tokens, kind)
 
-    def starts_at(self, documents: NDArray[np.int64], parts: NDArray[np.int64] | None) -> None:
+    def starts_at(self, documents: NDArray[np.int64], parts: NDArray[np.int64]) -> None:
         """Where documents and parts begin in the tokens to come, counted from the next one."""
         self._starts.add(*(documents + self.n_tokens).tolist())
-        if parts is not None:
-            self._parts.add(*(parts + np.array([self.n_tokens, 0])).ravel().tolist())
+        self._parts.add(*(parts + np.array([self.n_tokens, 0])).ravel().tolist())
 
     def add(self, tokens: Tokens, n_bytes: int = 0) -> None:
         """Tokens of the current document and the UTF-8 bytes of the text that they stand for."""
@@ -150,7 +149,11 @@ class _Numbers:
 
 
 class TokenStore:
-    """One split, read as a single stream of tokens."""
+    """One split, read as a single stream of tokens.
+
+    parts: (parts, 2) where each part of a record starts, and its kind; none of records that are a text each.
+    Raises ConfigError, which names the file that is missing or has another size than the index says.
+    """
 
     def __init__(self, folder: Path, split: Split) -> None:
         index = read_index(folder)["splits"][split]
@@ -166,12 +169,7 @@ class TokenStore:
         self._ends = np.cumsum([len(shard) for shard in self._shards])
         self.starts = _array(folder / f"{split}.documents.npy", (self.n_documents,))
         n_parts = index.get("n_parts", 0)
-        self._parts = _array(folder / f"{split}.parts.npy", (n_parts, 2)) if n_parts else None
-
-    @classmethod
-    def open(cls, folder: Path, split: Split) -> "TokenStore":
-        """ConfigError names the file that is missing or has another size than the index says."""
-        return cls(folder, split)
+        self.parts = _array(folder / f"{split}.parts.npy", (n_parts, 2)) if n_parts else np.empty((0, 2), np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A loader process maps the files itself instead of receiving their content."""
@@ -190,17 +188,6 @@ class TokenStore:
         """What was read stops counting as memory of this process; after a pass through the maps all of it would."""
         for shard in self._maps:
             shard.madvise(mmap.MADV_DONTNEED)
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether its records are more than a text each."""
-        return self._parts is not None
-
-    @property
-    def parts(self) -> NDArray[np.int64]:
-        """(parts, 2): where each part of a record starts, and its kind. Only stores of records that are more than a text have them."""
-        assert self._parts is not None
-        return self._parts
 
     def verify(self, vocab_size: int, memory: Path) -> None:
         """Reads every token once; again only where a file has changed since, which the folder `memory` tells.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.progress import progress
-from lm.data.records.base import Passage, Passages
+from lm.data.records.base import Passage
 from lm.data.sources.base import SPLITS, Source, Split
 from lm.data.store.cache import Log
 from lm.data.store.shards import ShardWriter
@@ -28,10 +28,12 @@ _STATE = "state.json"
 _AT_ONCE = 2  # batches that are encoded while one is written
 
 
-def tokenise(source: Source, tokenizer: Tokenizer, passages_of: Passages, folder: Path, log: Log) -> Tree:
-    """Writes both splits into `folder`, going on where a killed process left off, and returns their part of index.json."""
+def tokenise(source: Source, passages: Iterable[Passage], tokenizer: Tokenizer, folder: Path, log: Log) -> Tree:
+    """Writes both splits into `folder`, going on where a killed process left off, and returns their part of index.json.
+
+    passages: of all documents of the source, which is asked how far it is.
+    """
     stores = _Stores(folder, tokenizer, log)
-    passages = (passage for document in source.documents() for passage in passages_of(document))
     with progress("Tokenising", source.total) as done:
         for batch, ids in _encoded(_batches(stores.unwritten(passages)), fastest(tokenizer)):
             if stores.add(batch, ids) and source.untouched():

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 from lightning import Trainer
 
-from lm.data.layout.mixed import consumed
 from lm.errors import ConfigError
 from lm.schema import Tree
 from lm.training.callbacks.base import RunCallback
@@ -89,8 +88,7 @@ def utilisation(trainer: Trainer, module: TrainModule) -> Tree:
 
 def data(trainer: Trainer, module: TrainModule) -> Tree:
     """How often the rows were read, of a mixture those of each source."""
-    run = module.run
-    return consumed(run.splits.train, module.step + run.counters.rows_from, run.cfg.data)
+    return module.run.consumed(module.step)
 
 
 def expert_loads(trainer: Trainer, module: TrainModule) -> Tree:

@@ -50,7 +50,7 @@ def test_a_missing_file_is_named(make_store: MakeStore, tmp_path: Path, name: st
     make_store(DOCUMENTS, shard_tokens=10)
     (tmp_path / name).unlink()
     with pytest.raises(ConfigError, match=f"{name}: the token cache is damaged.*Delete {tmp_path}"):
-        TokenStore.open(tmp_path, "train")
+        TokenStore(tmp_path, "train")
 
 
 @pytest.mark.parametrize("name", ["train-00001.bin", "train.documents.npy", "index.json"])
@@ -58,4 +58,4 @@ def test_a_truncated_file_is_named(make_store: MakeStore, tmp_path: Path, name: 
     make_store(DOCUMENTS, shard_tokens=10)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-3])
     with pytest.raises(ConfigError, match=f"{name}: the token cache is damaged"):
-        TokenStore.open(tmp_path, "train")
+        TokenStore(tmp_path, "train")

@@ -37,3 +37,11 @@ class Interrupted(LmError):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
+
+
+class SweepError(LmError):
+    """Some jobs of a sweep failed; the exit code is that of the first."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

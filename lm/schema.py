@@ -52,11 +52,8 @@ class Config(BaseModel):
 
     def replace(self, **changes: Any) -> Self:
         """A checked copy with some fields changed; `model_copy(update=...)` would skip validation."""
-        return from_tree(type(self), {**self.tree(), **Config._plain(changes)})
-
-    @staticmethod
-    def _plain(values: Tree) -> Tree:
-        return {key: value.tree() if isinstance(value, Config) else value for key, value in values.items()}
+        plain = {key: value.tree() if isinstance(value, Config) else value for key, value in changes.items()}
+        return from_tree(type(self), self.tree() | plain)
 
 
 class Slot(Config):

@@ -2,12 +2,16 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from lm.schema import Tree
+from lm.storage.atomic import atomic_folder
+from lm.storage.checkpoint import Piece, bytes_of, write_meta, write_pieces
 
 SAMPLES = """# Samples
 
@@ -78,3 +82,14 @@ def _write_run(
 @pytest.fixture
 def write_run() -> Callable[..., Path]:
     return _write_run
+
+
+def save_checkpoint(
+    folder: Path, pieces: Iterable[Piece], meta: Tree, save_tokenizer: Callable[[Path], None] = lambda folder: None
+) -> None:
+    """Writes a whole checkpoint from one process, as training does from many."""
+    pieces = list(pieces)
+    with atomic_folder(folder, bytes_of(pieces)) as temporary:
+        write_pieces(temporary, pieces)
+        write_meta(temporary, meta)
+        save_tokenizer(temporary)

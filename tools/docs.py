@@ -13,9 +13,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from importlib import import_module
 from itertools import pairwise
-from keyword import iskeyword
 from pathlib import Path, PurePosixPath
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -27,6 +25,7 @@ import lm
 from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
 from lm.cli.main import VERBS
+from lm.cli.verb import find
 from lm.cli.views.text import default_text, sentence, type_text
 from lm.hf.io.family import families
 from lm.nn.cost.count import count
@@ -198,7 +197,7 @@ def commands() -> str:
     """What each verb says of itself."""
     found = []
     for verb, line in VERBS.items():
-        text = import_module(f"lm.cli.verbs.{verb}{'_' * iskeyword(verb)}").help_text([])
+        text = find(verb).help_text([])
         text = text.split("\nrecipes:")[0] if verb == "train" else text  # recipes and options have pages of their own
         found.append(f"### lm {verb}\n\n{line[0].upper()}{line[1:]}.\n\n```text\n{text.strip()}\n```\n")
     return "\n".join(found)

@@ -6,8 +6,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from keyword import iskeyword
-from typing import Protocol, cast
 
 from lm.errors import ConfigError, LmError, ResourceError
 
@@ -24,7 +22,7 @@ VERBS = {
     "data": "look at the rows that a model is trained on",
     "explain": "what a setting means and where its value comes from",
 }
-"""Verb -> one line of help. Each is a module of this folder; a keyword of Python gets an underscore."""
+"""Verb -> one line of help; `lm.cli.verb.find` has its class."""
 
 _EXAMPLES = """\
   lm train                                                   the tiny default, on any laptop, no network
@@ -36,22 +34,12 @@ _EXAMPLES = """\
   lm compare runs/a runs/b                                   compare"""
 
 
-class Verb(Protocol):
-    """What the module of a verb offers."""
-
-    def run(self, args: Sequence[str]) -> int:
-        """The exit code; raises LmError."""
-
-    def help_text(self, args: Sequence[str]) -> str:
-        """What `lm VERB --help` prints."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code. The last line on stderr is one sentence; a traceback comes before it with traceback=true."""
     args = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # torch's threads wait for each other by spinning, which starves a busy machine
     try:
-        code = _dispatch(args)
+        _dispatch(args)
         if sys.stdout is not None:
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -67,26 +55,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except Exception as error:
         return _unexpected(args, error)
-    return code
+    return 0
 
 
-def _dispatch(args: list[str]) -> int:
+def _dispatch(args: list[str]) -> None:
     args = _with_own_configs(args)
     wants_help = any(arg in ("-h", "--help") for arg in args)
     rest = [arg for arg in args if arg not in ("-h", "--help")]
-    if rest and rest[0] == "--version":
-        return _print(f"lm {import_module('lm').__version__}")
-    if not rest:
-        return _print(_help())
+    if not rest or rest[0] == "--version":
+        print(f"lm {import_module('lm').__version__}" if rest else _help())
+        return
     if rest[0] not in VERBS:
         from lm.schema import did_you_mean
 
         raise ConfigError(f"lm: '{rest[0]}' is not a verb. {did_you_mean(rest[0], VERBS)}")
     from lm import plugins
+    from lm.cli.verb import call, find
 
     given = plugins.take(rest[1:])
-    verb = cast(Verb, import_module(f"lm.cli.verbs.{rest[0]}{'_' * iskeyword(rest[0])}"))
-    return _print(verb.help_text(given)) if wants_help else verb.run(given)
+    verb = find(rest[0])
+    if wants_help:
+        print(verb.help_text(given))
+    else:
+        call(verb, given)
 
 
 def _with_own_configs(args: list[str]) -> list[str]:
@@ -113,11 +104,6 @@ def _help() -> str:
     own = "  --config-dir FOLDER   recipes and options of your own, in folders like those of conf/; so does LM_CONFIG_DIR"
     own += "\n  plugins=FILE.py,...   Python files with kinds of your own, such as a norm; so does LM_PLUGINS"
     return f"usage: lm VERB [key=value ...]\n\n{verbs}\n\n{own}\n\nexamples:\n{_EXAMPLES}\n\n`lm VERB --help` says more."
-
-
-def _print(text: str) -> int:
-    print(text)
-    return 0
 
 
 def _fail(args: Sequence[str], message: str, code: int) -> int:

@@ -63,6 +63,15 @@ class Comparison:
     rows: list[Row]
     notes: list[str]
 
+    @property
+    def title(self) -> str:
+        return "val bits/byte" if self.metric == "val_bits_per_byte" else "val loss"
+
+    @property
+    def repeated(self) -> bool:
+        """Whether some row has several seeds."""
+        return any(len(row.runs) > 1 for row in self.rows)
+
     def changes(self, row: Row) -> list[str]:
         return [shown(row.values.get(key, ABSENT)) for key in self.keys]
 

@@ -28,19 +28,21 @@ def curves(run: Run) -> list[tuple[str, str]]:
     charts = {
         "Loss, nats per token": (_loss, ("loss", "val_loss")),
         "Validation bits per byte": (_bits, ("val_bits_per_byte",)),
-        "Learning rate": (_plain("lr"), ("lr",)),
-        "Gradient norm": (_smoothed("grad_norm"), ("grad_norm",)),
-        "Tokens per second": (_speed, ("tokens_per_second",)),
+        "Learning rate": (_plain, ("lr",)),
+        "Gradient norm": (_smoothed, ("grad_norm",)),
+        "Tokens per second": (_plain, ("tokens_per_second",)),
     }
-    return [(title, _svg(title, draw, run)) for title, (draw, keys) in charts.items() if any(run.series(key)[0] for key in keys)]
+    drawn = {title: chart for title, chart in charts.items() if any(run.series(key)[0] for key in chart[1])}
+    return [(title, _svg(title, draw, run, keys[0])) for title, (draw, keys) in drawn.items()]
 
 
 def comparison_png(comparison: Comparison, path: Path) -> None:
     """Validation against tokens, one colour a row and one line a seed."""
     from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
     with rc_context({"text.parse_math": False, "figure.dpi": 150, **PLAIN_AXES}):
-        figure = _figure(8.0, 4.5 + 0.22 * len(comparison.rows))
+        figure = Figure(figsize=(8.0, 4.5 + 0.22 * len(comparison.rows)), layout="constrained")
         _compare(figure, comparison)
         figure.savefig(path, format="png", metadata={"Software": None})
 
@@ -61,7 +63,8 @@ def _compare(figure: "Figure", comparison: Comparison) -> None:
     if comparison.metric == "val_bits_per_byte" and len(zlib) == 1 and (figure_of_zlib := zlib.pop()):
         axes.axhline(figure_of_zlib, color="0.5", linestyle="--", linewidth=1, label=ZLIB)
     axes.set_ylabel({"val_loss": "validation loss, nats/token"}.get(comparison.metric, "validation bits/byte"))
-    _tokens_axis(axes)
+    axes.set_xlabel("tokens")
+    axes.xaxis.set_major_formatter(_tick)
     figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize="small")
 
 
@@ -82,16 +85,9 @@ def _limit(axes: "Axes", values: list[float]) -> None:
         axes.set_ylim(min(values) - margin, max(values) + margin)
 
 
-def _tokens_axis(axes: "Axes") -> None:
-    axes.set_xlabel("tokens")
-    axes.xaxis.set_major_formatter(lambda value, position: si(value))
-
-
-def _loss(axes: "Axes", run: Run) -> None:
-    x, y = run.series("loss")
-    axes.plot(x, y, color=FIRST, linewidth=0.7, alpha=0.35, marker=_marker(x), markersize=4)
-    axes.plot(x, _smooth(y), color=FIRST, linewidth=1.6, label="train")
-    seen = _late(x, y, 0.02)
+def _loss(axes: "Axes", run: Run, key: str) -> None:
+    _smoothed(axes, run, key, "train")
+    seen = _late(*run.series(key), 0.02)
     x, y = run.series("val_loss")
     if x:
         axes.plot(x, y, color=SECOND, linewidth=1.2, marker=_marker(x, 30), markersize=3.5, label="validation")
@@ -99,8 +95,8 @@ def _loss(axes: "Axes", run: Run) -> None:
     axes.legend(frameon=False)
 
 
-def _bits(axes: "Axes", run: Run) -> None:
-    x, y = run.series("val_bits_per_byte")
+def _bits(axes: "Axes", run: Run, key: str) -> None:
+    x, y = run.series(key)
     axes.plot(x, y, color=SECOND, linewidth=1.4, marker=_marker(x, 30), markersize=3.5, label="this model")
     zlib = run.number("zlib_bits_per_byte")
     if zlib is not None:
@@ -108,28 +104,22 @@ def _bits(axes: "Axes", run: Run) -> None:
     axes.legend(frameon=False)
 
 
-def _plain(key: str) -> "Callable[[Axes, Run], None]":
-    def draw(axes: "Axes", run: Run) -> None:
-        x, y = run.series(key)
-        axes.plot(x, y, color=FIRST, linewidth=1.4, marker=_marker(x), markersize=4)
-        axes.set_ylim(0, 1.08 * max(y) or 1)
-
-    return draw
+def _plain(axes: "Axes", run: Run, key: str) -> None:
+    x, y = run.series(key)
+    axes.plot(x, y, color=FIRST, linewidth=1.4, marker=_marker(x), markersize=4)
+    axes.set_ylim(0, 1.08 * max(y) or 1)
+    axes.yaxis.set_major_formatter(_tick)
 
 
-def _speed(axes: "Axes", run: Run) -> None:
-    _plain("tokens_per_second")(axes, run)
-    axes.yaxis.set_major_formatter(lambda value, position: si(value))
+def _smoothed(axes: "Axes", run: Run, key: str, label: str | None = None) -> None:
+    x, y = run.series(key)
+    axes.plot(x, y, color=FIRST, linewidth=0.7, alpha=0.35, marker=_marker(x), markersize=4)
+    axes.plot(x, _smooth(y), color=FIRST, linewidth=1.6, label=label)
+    _limit(axes, _late(x, y))
 
 
-def _smoothed(key: str) -> "Callable[[Axes, Run], None]":
-    def draw(axes: "Axes", run: Run) -> None:
-        x, y = run.series(key)
-        axes.plot(x, y, color=FIRST, linewidth=0.7, alpha=0.35, marker=_marker(x), markersize=4)
-        axes.plot(x, _smooth(y), color=FIRST, linewidth=1.6)
-        _limit(axes, _late(x, y))
-
-    return draw
+def _tick(value: float, position: float) -> str:
+    return si(value)
 
 
 def _marker(x: list[float], most: int = 2) -> str:
@@ -142,23 +132,18 @@ def _smooth(y: list[float]) -> list[float]:
     return list(np.convolve(y, window, "same") / np.convolve(np.ones(len(y)), window, "same")) if y else []
 
 
-def _figure(width: float, height: float) -> "Figure":
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _svg(title: str, draw: "Callable[[Axes, Run], None]", run: Run) -> str:
+def _svg(title: str, draw: "Callable[[Axes, Run, str], None]", run: Run, key: str) -> str:
     """Bare <svg>: the same bytes for the same run, text as text, no metadata and no address of anything outside."""
     from matplotlib import rc_context
+    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color", "legend.labelcolor")
     ink: dict[Any, Any] = dict.fromkeys(inked, INK)
     with rc_context({"svg.hashsalt": title, "svg.fonttype": "none", "font.size": 9, **ink, **PLAIN_AXES}):
-        figure = _figure(5.4, 2.9)
+        figure = Figure(figsize=(5.4, 2.9), layout="constrained")
         axes = figure.add_subplot()
-        draw(axes, run)
+        draw(axes, run, key)
         axes.set_xlabel("step")
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -9,7 +9,7 @@ from pathlib import Path
 from lm.errors import ConfigError
 from lm.report.collect import Comparison, Row, collect
 from lm.report.run import Run, read_run
-from lm.report.units import ABSENT, duration, fixed, shown, si
+from lm.report.units import ABSENT, duration, fixed, shown, si, table
 from lm.schema import Tree, flatten
 from lm.storage.atomic import disk_errors, replace_file
 from lm.storage.reading import yaml_text
@@ -48,7 +48,9 @@ def compare(runs: Sequence[str | Path], out: str | Path | None = None) -> str:
     no run, CheckpointError where a file is damaged, ResourceError where `out` cannot be written.
     """
     comparison = collect([Path(run) for run in runs])
-    blocks, notes = _tables(comparison), [*_legend(comparison), *comparison.notes]
+    blocks, notes = _tables(comparison), comparison.notes
+    if comparison.repeated:
+        notes = ["± is the standard error over seeds; * differs from the best over the shared seeds (paired t-test, 95 %).", *notes]
     if out is not None:
         _write_comparison(Path(out), comparison, blocks, notes)
     return "\n\n".join([*map(_aligned, blocks), "\n".join(notes)]).rstrip()
@@ -69,43 +71,33 @@ def _write_comparison(out: Path, comparison: Comparison, blocks: list[list[list[
 def _tables(comparison: Comparison) -> list[list[list[str]]]:
     """One table with a column per differing key; where that gets too wide, a second one with a row per key."""
     rows = comparison.rows
-    head = ["run", "parameters", "FLOPs/token", "tokens", _metric_title(comparison), "behind", "tokens/s", "wall time"]
-    table = [head, *([row.name, *_figures(row, comparison)] for row in rows)]
-    if any(len(row.runs) > 1 for row in rows):
-        table = [[*cells, extra] for cells, extra in zip(table, ["seeds", *(" ".join(map(str, row.seeds)) for row in rows)], strict=True)]
+    cells = [_cells(row, comparison) for row in rows]
+    made = [list(cells[0]), *(list(row.values()) for row in cells)]
     if len(comparison.keys) <= max(MOST_COLUMNS, len(rows)):
         extras = [comparison.keys, *(comparison.changes(row) for row in rows)]
-        return [[[*cells, *extra] for cells, extra in zip(table, extras, strict=True)]]
+        return [[[*row, *extra] for row, extra in zip(made, extras, strict=True)]]
     by_run = zip(comparison.keys, *(comparison.changes(row) for row in rows), strict=True)
-    return [table, [["config", *(row.name for row in rows)], *map(list, by_run)]]
+    return [made, [["config", *(row.name for row in rows)], *map(list, by_run)]]
 
 
-def _metric_title(comparison: Comparison) -> str:
-    return "val bits/byte" if comparison.metric == "val_bits_per_byte" else "val loss"
+def _cells(row: Row, comparison: Comparison) -> dict[str, str]:
+    """By column; seeds where some row has several."""
+    found = {
+        "run": row.name,
+        "parameters": si(row.mean("parameters")),
+        "FLOPs/token": si(row.mean("flops_per_token")),
+        "tokens": si(row.mean("tokens")),
+        comparison.title: fixed(row.mean(comparison.metric), row.error(comparison.metric)),
+        "behind": comparison.behind(row),
+        "tokens/s": si(row.mean("tokens_per_second")),
+        "wall time": duration(row.mean("train_s")),
+    }
+    return found | ({"seeds": " ".join(map(str, row.seeds))} if comparison.repeated else {})
 
 
-def _figures(row: Row, comparison: Comparison) -> list[str]:
-    return [
-        si(row.mean("parameters")),
-        si(row.mean("flops_per_token")),
-        si(row.mean("tokens")),
-        fixed(row.mean(comparison.metric), row.error(comparison.metric)),
-        comparison.behind(row),
-        si(row.mean("tokens_per_second")),
-        duration(row.mean("train_s")),
-    ]
-
-
-def _legend(comparison: Comparison) -> list[str]:
-    if all(len(row.runs) == 1 for row in comparison.rows):
-        return []
-    return ["± is the standard error over seeds; * differs from the best over the shared seeds (paired t-test, 95 %)."]
-
-
-def _aligned(table: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    table = [table[0], ["-" * width for width in widths], *table[1:]]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in table)
+def _aligned(rows: list[list[str]]) -> str:
+    dashes = ["-" * max(map(len, column)) for column in zip(*rows, strict=True)]
+    return table([rows[0], dashes, *rows[1:]], indent="")
 
 
 def _markdown(table: list[list[str]]) -> str:

@@ -1,6 +1,7 @@
-"""Numbers as people read them."""
+"""Numbers and tables as people read them."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "-"})()
@@ -41,3 +42,11 @@ def shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     text = text[1:-1] if isinstance(value, str) else text
     return text if len(text) <= 40 else text[:39] + "…"
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
+    """Left-aligned columns; the last one is free."""
+    if not rows:
+        return ""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    return "\n".join(indent + "  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows)

@@ -6,7 +6,7 @@ Only safetensors and JSON. Each rank writes the pieces that it owns, and any num
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lm.errors import CheckpointError, NumericsError
 from lm.schema import Tree
-from lm.storage.atomic import atomic_folder, discard, failpoint, verify, write_json
+from lm.storage.atomic import discard, failpoint, verify, write_json
 from lm.storage.formats import FORMAT, current
 from lm.storage.reading import read_json
 
@@ -131,18 +131,8 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def bytes_of(pieces: Iterable[Piece]) -> int:
-    """Size of a checkpoint, but for a few kilobytes of index."""
+    """Returns the size of a checkpoint, but for a few kilobytes of index."""
     return sum(piece.tensor.nbytes for piece in pieces)
-
-
-def save_checkpoint(folder: Path, pieces: Iterable[Piece], meta: Tree, save_tokenizer: Callable[[Path], None] | None = None) -> None:
-    """The whole checkpoint from one process; `lm.training.callbacks.saving` does it from many."""
-    pieces = list(pieces)
-    with atomic_folder(folder, bytes_of(pieces)) as temporary:
-        write_pieces(temporary, pieces)
-        write_meta(temporary, meta)
-        if save_tokenizer is not None:
-            save_tokenizer(temporary)
 
 
 def write_pieces(folder: Path, pieces: Iterable[Piece], rank: int = 0) -> None:

@@ -67,7 +67,7 @@ MISTAKES = {
     "prompt too long": ([f"prompt={'a' * 48}"], 2, ["49 tokens", "model.max_seq_len=48"]),
     "unknown device": (["prompt=a", "device=gpu"], 2, ["device: 'gpu'", "auto, cpu or cuda"]),
     "given twice": (["prompt=a", "top_k=1", "top_k=2"], 2, ["top_k", "twice"]),
-    "two models": (["prompt=a", "from=other"], 2, ["from", "2 times", "other"]),
+    "two models": (["prompt=a", "from=other"], 2, ["from", "twice", "other"]),
 }
 
 

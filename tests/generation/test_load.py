@@ -16,9 +16,10 @@ from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM
 from lm.schema import Tree
 from lm.storage.atomic import MANIFEST
-from lm.storage.checkpoint import Piece, save_checkpoint
+from lm.storage.checkpoint import Piece
 from lm.storage.model_folder import save_model
 from tests.nn.models import config, redrawn
+from tests.runs import save_checkpoint
 
 TOKENS = torch.arange(20).view(2, 10)
 

@@ -22,13 +22,13 @@ from lm.storage.checkpoint import (
     checkpoints,
     newest_valid,
     prune,
-    save_checkpoint,
     step_folder,
     write_meta,
     write_pieces,
 )
 from lm.storage.formats import FORMAT
 from lm.storage.reading import read_json
+from tests.runs import save_checkpoint
 
 ROOT = Path(__file__).parents[2]
 POINTS = ["made", "weights", "optimizer", "manifest", "rename", "renamed", "prune"]
@@ -50,7 +50,8 @@ SAVE_AND_DIE = """
 import os, sys
 from pathlib import Path
 import torch
-from lm.storage.checkpoint import Piece, prune, save_checkpoint, step_folder
+from lm.storage.checkpoint import Piece, prune, step_folder
+from tests.runs import save_checkpoint
 torch.set_num_threads(1)
 def save(folder, step):
     weight = torch.full((3, 4), float(step))

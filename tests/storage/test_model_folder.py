@@ -7,9 +7,10 @@ import torch
 
 from lm.errors import CheckpointError, NumericsError, ResourceError
 from lm.storage.atomic import verify
-from lm.storage.checkpoint import Piece, save_checkpoint
+from lm.storage.checkpoint import Piece
 from lm.storage.formats import FORMAT
 from lm.storage.model_folder import read_model, require_same_shapes, resolve_model, save_model
+from tests.runs import save_checkpoint
 
 WEIGHTS = {"embed": torch.arange(6.0).view(3, 2), "head": torch.tensor([1.5, -2.0]).bfloat16()}
 

@@ -14,11 +14,12 @@ import torch
 from lm.data.kinds import BytesConfig
 from lm.errors import CheckpointError, ConfigError, Interrupted
 from lm.storage.atomic import MANIFEST, verify
-from lm.storage.checkpoint import META, CheckpointReader, Piece, checkpoints, save_checkpoint
+from lm.storage.checkpoint import META, CheckpointReader, Piece, checkpoints
 from lm.storage.formats import FORMAT
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
 from lm.training.run import train
+from tests.runs import save_checkpoint
 from tests.training.conftest import Configure, edit, read, results, write_text
 
 ROOT = Path(__file__).parents[2]

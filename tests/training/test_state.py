@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from lm.errors import CheckpointError
-from lm.storage.checkpoint import CheckpointReader, Piece, save_checkpoint, step_folder
+from lm.storage.checkpoint import CheckpointReader, Piece, step_folder
 from lm.training.callbacks.saving import Saver
 from lm.training.ema import EMA
 from lm.training.launch.ranks import Ranks
@@ -15,6 +15,7 @@ from lm.training.optim.muon import MuonConfig
 from lm.training.optim.sgd import SGDConfig
 from lm.training.strategies.single import Single
 from lm.training.weights import load_pieces
+from tests.runs import save_checkpoint
 from tests.training.optim.optimizers import built
 
 CONFIGS: list[OptimConfig] = [AdamWConfig(), MuonConfig(), SGDConfig(momentum=0.9), SGDConfig()]

@@ -1,8 +1,9 @@
-"""What verbs take beside overrides of `lm train`: `key=value` literally, so that a prompt may hold anything, and `from=FOLDER`."""
+"""What stands behind a verb: `key=value` of its own, taken literally so that a prompt may hold anything, and overrides of `lm train`."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any, TypeVar, get_args, get_origin
 
 from lm.errors import ConfigError
@@ -11,21 +12,38 @@ from lm.schema import Config, Tree, did_you_mean, from_tree, members
 C = TypeVar("C", bound=Config)
 
 
-def parse_literal(cls: type[C], args: Sequence[str]) -> C:
-    """Split at the first '='. Text fields take the value as it stands, others read it as JSON; a key given again adds to a list field.
-    Raises ConfigError."""
+def take(cls: type[C], args: Sequence[str]) -> tuple[C, list[str]]:
+    """Returns the keys of a verb's own, split at the first '=', and the other arguments. Text fields take the value as it stands, others
+    read it as JSON; a key given again adds to a list field. Raises ConfigError."""
     tree: Tree = {}
+    rest: list[str] = []
     for arg in args:
         key, equals, text = arg.partition("=")
-        if key == "traceback" and key not in cls.model_fields:
+        name = key + "_" * iskeyword(key)
+        if not equals or name not in cls.model_fields:
+            rest.append(arg)
             continue
+        options = members(cls.model_fields[name].annotation)
+        tree[name] = _joined(key, tree[name], text, options) if name in tree else _typed(text, options)
+    for name, field in cls.model_fields.items():
+        if field.is_required() and tree.get(name, "") == "":
+            others = " ".join(arg for arg in rest if not arg.startswith("traceback="))
+            given = f" ({others[:80]} names none)" if others else ""
+            what, key = (field.description or name).partition(".")[0], name.rstrip("_")
+            remedy = f"Write lm {cls.__name__.lower()} {key}={'runs/NAME' if key == 'from' else key.upper()}"
+            raise ConfigError(f"{key}: none was given{given}, and one is needed: {what[0].lower()}{what[1:]}. {remedy}.")
+    return from_tree(cls, tree), rest
+
+
+def refuse(cls: type[Config], rest: Sequence[str]) -> None:
+    """Raises ConfigError for the first of the arguments that a verb without overrides was given beside its own keys."""
+    for arg in rest:
+        key, equals, _ = arg.partition("=")
+        keys = [name.rstrip("_") for name in cls.model_fields]
         if not equals:
-            raise ConfigError(f"{arg}: this is not of the form key=value. {did_you_mean(arg, cls.model_fields)}")
-        if key not in cls.model_fields:
-            raise ConfigError(f"{key}: there is no such key. {did_you_mean(key, cls.model_fields)}")
-        options = members(cls.model_fields[key].annotation)
-        tree[key] = _joined(key, tree[key], text, options) if key in tree else _typed(text, options)
-    return from_tree(cls, tree)
+            raise ConfigError(f"{arg}: this is not of the form key=value. {did_you_mean(arg, keys)}")
+        if key != "traceback":
+            raise ConfigError(f"{key}: there is no such key. {did_you_mean(key, keys)}")
 
 
 def _joined(key: str, before: Any, text: str, options: list[Any]) -> list[Any]:
@@ -39,33 +57,14 @@ def _typed(text: str, options: list[Any]) -> Any:
     if str in options:
         return text
     inner = [get_args(option)[0] for option in options if get_origin(option) is list]
-    if inner and (inner[0] is str or not text.startswith("[")):
-        return [_typed(text, inner)]
+    if inner and inner[0] is str:
+        return [text]
+    if inner and not text.startswith("["):
+        return [_typed(part, inner) for part in text.split(",")]
     try:
         return json.loads(text)
     except ValueError:
         return text
-
-
-FROM = "from  text [none, must be set]  Run, model or checkpoint folder."
-
-
-def take(args: Sequence[str], key: str) -> tuple[str | None, list[str]]:
-    """The value of key=value, and the other arguments. Raises ConfigError where it is given twice."""
-    given = [arg.removeprefix(f"{key}=") for arg in args if arg.startswith(f"{key}=")]
-    if len(given) > 1:
-        raise ConfigError(f"{key}: it was given {len(given)} times ({', '.join(given)}). Give it once.")
-    return (given[0] if given else None), [arg for arg in args if not arg.startswith(f"{key}=")]
-
-
-def take_from(verb: str, args: Sequence[str]) -> tuple[str, list[str]]:
-    """The folder of `from=`, which no class can have as a field, and the other arguments. Raises ConfigError unless it is given once."""
-    folder, rest = take(args, "from")
-    if not folder:
-        others = " ".join(arg for arg in rest if not arg.startswith("traceback="))
-        instead = f" ({others[:80]} names none)" if others else ""
-        raise ConfigError(f"from: no model was given{instead}, and one is needed. Write lm {verb} from=runs/NAME.")
-    return folder, rest
 
 
 _FLAGS = ("-m", "--multirun", "--cfg", "--config-dir", "--help")
@@ -99,3 +98,11 @@ def parse_call(args: Sequence[str]) -> Call:
         else:
             overrides.append(arg)
     return Call(overrides, multirun, cfg)
+
+
+def overrides_of(args: Sequence[str]) -> list[str]:
+    """Returns the overrides that a verb other than `lm train` was given. Raises ConfigError where there are flags among them."""
+    call = parse_call(args)
+    if call.multirun or call.show_config:
+        raise ConfigError(f"{'-m' if call.multirun else '--cfg'}: only lm train runs sweeps and prints configs. Leave it out.")
+    return call.overrides

@@ -5,7 +5,6 @@ the model preset, the recipe, debug, the command line. A preset or recipe refine
 is chosen from outside, what it says about that section stays only if the new option leaves the key open and its kind has it.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +25,7 @@ from lm.cli.compose.finetune import parent_values
 from lm.cli.compose.keys import check_key
 from lm.cli.compose.naming import run_name
 from lm.cli.compose.overrides import Given, parse
+from lm.cli.views.text import say
 from lm.errors import ConfigError
 from lm.schema import C, Tree, did_you_mean, entry_type, find_field, flatten, from_tree, kind_from_key, members, nest, variants
 from lm.training.config import TrainConfig
@@ -61,12 +61,21 @@ class Composition:
 
     def config(self) -> TrainConfig:
         """Raises ConfigError; a mistake in a file is told with the file."""
-        found = self.checked(TrainConfig, self.tree)
+        found = self._checked(TrainConfig, self.tree)
         used = plugins.used(found)
         return found.replace(plugins=used) if used else found
 
-    def checked(self, cls: type[C], tree: Tree) -> C:
-        """As `config`, for a part of the tree."""
+    def part(self, cls: type[C], **sections: Tree) -> C:
+        """As `config`, of the sections that `cls` has; those given here stand for the composed ones."""
+        tree = self.tree | sections
+        return self._checked(cls, {key: tree[key] for key in cls.model_fields if key in tree})
+
+    def tell(self) -> None:
+        """Prints the notes."""
+        for note in self.notes:
+            say(note)
+
+    def _checked(self, cls: type[C], tree: Tree) -> C:
         try:
             return from_tree(cls, tree)
         except ConfigError as error:
@@ -88,8 +97,7 @@ def compose_config(overrides: Sequence[str], recipe: str | None = None) -> Train
         overrides = [f"{groups[0]}={recipe}", *overrides]
     composition = compose(overrides)
     found = composition.config()
-    for note in composition.notes:
-        print(note, file=sys.stderr)
+    composition.tell()
     return found
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import FrameType
 
 from lm.cli.compose.compose import compose
-from lm.cli.views.text import table
-from lm.errors import ConfigError, LmError
+from lm.errors import ConfigError, Interrupted, LmError, SweepError
+from lm.report.units import table
 from lm.storage.atomic import verify
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
@@ -48,8 +48,8 @@ class _Signals:
             self.child.send_signal(number)
 
 
-def multirun(jobs: Sequence[Sequence[str]]) -> int:
-    """Runs what is missing, prints a table. Exit code 0, the one of the first failed job, or 128 + signal."""
+def multirun(jobs: Sequence[Sequence[str]]) -> None:
+    """Runs what is missing, prints a table. Raises SweepError with the exit code of the first failed job, Interrupted after a signal."""
     planned = [_plan(list(overrides)) for overrides in jobs]
     _refuse_shared_folders(planned)
     with _forwarded() as signals:
@@ -58,7 +58,7 @@ def multirun(jobs: Sequence[Sequence[str]]) -> int:
                 print(f"[{number}/{len(planned)}] {job.name}", flush=True)
                 _run(job, signals)
     print(table([("job", "status", "val_bits_per_byte", "seconds"), *(job.row for job in planned)], indent=""), flush=True)
-    return _verdict(planned, signals.caught)
+    _judge(planned, signals.caught)
 
 
 def _plan(overrides: list[str]) -> Job:
@@ -119,19 +119,13 @@ def _forwarded() -> Iterator[_Signals]:
             signal.signal(number, handler)
 
 
-def _verdict(jobs: Sequence[Job], caught: int | None) -> int:
-    failed = [job for job in jobs if job.exit_code]
+def _judge(jobs: Sequence[Job], caught: int | None) -> None:
     if caught is not None:
-        name = signal.Signals(caught).name
-        done = sum(job.status in ("ok", "skipped") for job in jobs)
-        print(f"sweep: {name} with {done} of {len(jobs)} jobs complete. The same command runs what is missing.", file=sys.stderr)
-        return 128 + caught
-    if failed:
-        print(
-            f"sweep: {len(failed)} of {len(jobs)} jobs failed. Mend the cause; the same command runs only what is missing.", file=sys.stderr
-        )
-        return failed[0].exit_code
-    return 0
+        done = f"{signal.Signals(caught).name} with {sum(job.status in ('ok', 'skipped') for job in jobs)} of {len(jobs)} jobs complete"
+        raise Interrupted(f"sweep: {done}. The same command runs what is missing.", caught)
+    if codes := [job.exit_code for job in jobs if job.exit_code]:
+        remedy = "Mend the cause; the same command runs only what is missing."
+        raise SweepError(f"sweep: {len(codes)} of {len(jobs)} jobs failed. {remedy}", codes[0])
 
 
 def _bits_per_byte(path: Path | None) -> str:

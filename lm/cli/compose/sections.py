@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
-from lm.cli.compose.arguments import parse_call
+from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import Composition, Layer, compose
-from lm.cli.views.text import say
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.errors import ConfigError
 from lm.generation.examine import Examined
@@ -13,7 +12,7 @@ from lm.schema import Config, did_you_mean, flatten
 from lm.storage.run_folder import RunFolder
 
 P = TypeVar("P", bound=Config)
-_EXAMINED = ("data", "objective", "recipes")
+_EXAMINED = ("data", "objective", "recipes", "traceback")
 
 
 class Corpus(Config):
@@ -24,9 +23,9 @@ class Corpus(Config):
     objective: ObjectiveConfig
 
 
-def take_corpus(verb: str, args: Sequence[str]) -> Corpus:
-    """Composed as `lm train` would. Raises ConfigError."""
-    return _section(compose(_overrides(verb, args)), Corpus)
+def take_corpus(args: Sequence[str]) -> Corpus:
+    """Returns what `lm train` would compose. Raises ConfigError."""
+    return _told(compose(overrides_of(args)), Corpus)
 
 
 def take_examined(args: Sequence[str], own_keys: Sequence[str], run: RunFolder | None) -> tuple[Examined, bool]:
@@ -35,7 +34,7 @@ def take_examined(args: Sequence[str], own_keys: Sequence[str], run: RunFolder |
     run: what the model comes from; it speaks for data and objective where none are chosen. Raises ConfigError, and CheckpointError where
     the run's config does not fit.
     """
-    overrides = _overrides("eval", args)
+    overrides = overrides_of(args)
     for override in overrides:
         section = override.lstrip("~").split("=")[0].replace("/", ".").split(".")[0]
         if section not in _EXAMINED:
@@ -50,19 +49,10 @@ def take_examined(args: Sequence[str], own_keys: Sequence[str], run: RunFolder |
         raise ConfigError(f"data: the model is in no run folder, so the data must be given. {remedy}.")
     composition = compose(overrides, saved)
     says_length = [layer.label for layer, _ in composition.stated("data.seq_len")][-1:]
-    return _section(composition, Examined), says_length in (["run"], ["command line"])
+    return _told(composition, Examined), says_length in (["run"], ["command line"])
 
 
-def _section(composition: Composition, cls: type[P]) -> P:
-    tree = composition.tree
-    found = composition.checked(cls, {key: tree[key] for key in cls.model_fields if key in tree})
-    for note in composition.notes:
-        say(note)
+def _told(composition: Composition, cls: type[P]) -> P:
+    found = composition.part(cls)
+    composition.tell()
     return found
-
-
-def _overrides(verb: str, args: Sequence[str]) -> list[str]:
-    call = parse_call(args)
-    if call.multirun or call.show_config:
-        raise ConfigError(f"{verb}: -m and --cfg belong to lm train. Leave them out.")
-    return call.overrides

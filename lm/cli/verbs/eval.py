@@ -1,29 +1,29 @@
 """`lm eval from=FOLDER [data=...]`: loss and bits per byte of a model on any data."""
 
 import json
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
-from lm.cli.compose.arguments import FROM, parse_literal, take_from
 from lm.cli.compose.sections import take_examined
-from lm.cli.views.text import listing, say, table
-from lm.schema import Config
+from lm.cli.verb import Verb
+from lm.cli.views.text import say
+from lm.report.units import table
 from lm.storage.model_folder import read_config, resolve_model
 from lm.storage.run_folder import RunFolder
 
-_USAGE = """\
-usage: lm eval from=FOLDER [key=value ...] [data=..., objective=..., recipes=... and their keys, as lm train takes them]
-
-Without data, those of the run that the model comes from. The tokenizer is the model's own. Rows of other data are as long as the
-model's context unless data.seq_len is set; without an objective, what models of this kind are mostly trained for is predicted.
-"""
+_UNITS = {"val_loss": "nats/token", "tokens": "predicted", "zlib_bits_per_byte": "(level 9)"}
 
 
-class EvalConfig(Config):
-    """What `lm eval` takes beside `from`, data and objective."""
+class Eval(Verb):
+    """usage: lm eval from=FOLDER [key=value ...] [data=..., objective=..., recipes=... and their keys, as lm train takes them]
 
+    Without data, those of the run that the model comes from. The tokenizer is the model's own. Rows of other data are as long as the
+    model's context unless data.seq_len is set; without an objective, what models of this kind are mostly trained for is predicted.
+    """
+
+    from_: str
+    """Run, model or checkpoint folder."""
     split: Literal["val", "train", "all"] = "val"
     """The part that `lm train` would hold out, the part that it would train on, or both."""
     micro_batch: int = Field(8, gt=0)
@@ -33,26 +33,18 @@ class EvalConfig(Config):
     format: Literal["text", "json"] = "text"
     """json: one object on one line."""
 
+    def run(self, rest: list[str]) -> None:
+        """Prints figures on stdout, progress on stderr."""
+        model = resolve_model(self.from_)
+        saved = read_config(model)
+        examined, says_length = take_examined(rest, list(type(self).model_fields), RunFolder.around(model))
+        from lm.generation.examine import evaluate
 
-def run(args: Sequence[str]) -> int:
-    """Figures on stdout, progress on stderr."""
-    folder, rest = take_from("eval", args)
-    own = [arg for arg in rest if arg.split("=")[0] in (*EvalConfig.model_fields, "traceback")]
-    cfg, model = parse_literal(EvalConfig, own), resolve_model(folder)
-    saved = read_config(model)
-    examined, says_length = take_examined([arg for arg in rest if arg not in own], list(EvalConfig.model_fields), RunFolder.around(model))
-    from lm.generation.examine import evaluate
-
-    data = examined.data if says_length else examined.data.replace(seq_len=saved["model"]["max_seq_len"])
-    found = evaluate(model, data, examined.objective, split=cfg.split, micro_batch=cfg.micro_batch, device=cfg.device, log=say)
-    if cfg.format == "json":
-        print(json.dumps(found))
-        return 0
-    units = {"val_loss": "nats/token", "val_bits_per_byte": "", "tokens": "predicted", "bytes": "", "zlib_bits_per_byte": "(level 9)"}
-    print(table([(name, f"{value:,}" if isinstance(value, int) else f"{value:.4f}", units[name]) for name, value in found.items()], ""))
-    return 0
-
-
-def help_text(args: Sequence[str]) -> str:
-    """Usage and options."""
-    return f"{_USAGE}\n  {FROM}\n{listing(EvalConfig)}"
+        data = examined.data if says_length else examined.data.replace(seq_len=saved["model"]["max_seq_len"])
+        objective, micro_batch = examined.objective, self.micro_batch
+        found = evaluate(model, data, objective, split=self.split, micro_batch=micro_batch, device=self.device, log=say)
+        if self.format == "json":
+            print(json.dumps(found))
+        else:
+            shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in found.items()}
+            print(table([(name, value, _UNITS.get(name, "")) for name, value in shown.items()], ""))

@@ -1,46 +1,43 @@
 """`lm explain PATH [overrides]`: what a setting means, what it may be, and where its value comes from."""
 
-import sys
-from collections.abc import Sequence
-
 from pydantic.fields import FieldInfo
 
 from lm.cli.compose import catalog
+from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import Composition, compose
 from lm.cli.compose.keys import at, check_key, fields
-from lm.cli.views.text import default_text, sentence, table, type_text, value_text
+from lm.cli.verb import Verb
+from lm.cli.views.text import default_text, sentence, type_text, value_text
 from lm.errors import ConfigError
+from lm.report.units import table
 from lm.schema import Config, find_field, variant
 from lm.training.config import TrainConfig
 
 
-def run(args: Sequence[str]) -> int:
-    """Prints one setting, one section, or all sections."""
-    paths = [arg for arg in args if "=" not in arg and not arg.startswith(("~", "-"))]
-    if len(paths) > 1:
-        raise ConfigError(f"explain: {len(paths)} settings were given ({', '.join(paths)}). Ask for one at a time.")
-    composition = compose([arg for arg in args if arg not in paths])
-    for note in composition.notes:
-        print(note, file=sys.stderr)
-    path = paths[0].replace("/", ".") if paths else ""
-    tree = composition.tree
-    if not path:
-        print(_section(composition, "", TrainConfig))
-        return 0
-    field = check_key(path, tree)
-    section = variant(field.annotation, at(tree, path.split(".")))
-    print(_section(composition, path, section) if section else _setting(composition, path, field))
-    return 0
+class Explain(Verb):
+    """usage: lm explain [PATH] [overrides of lm train]
 
+    Says what a setting means, what it may be, and where its value comes from.
 
-def help_text(args: Sequence[str]) -> str:
-    """Usage."""
-    return (
-        "usage: lm explain [PATH] [overrides of lm train]\n\n"
-        "  lm explain model.attention.n_kv_heads                 description, type, default, and where the value comes from\n"
-        "  lm explain optim optim=adamw                          every key of a section\n"
-        "  lm explain trainer.max_steps recipes=ablation/ffn     the same under a recipe or an override"
-    )
+    lm explain model.attention.n_kv_heads                 description, type, default, and where the value comes from
+    lm explain optim optim=adamw                          every key of a section
+    lm explain trainer.max_steps recipes=ablation/ffn     the same under a recipe or an override
+    """
+
+    def run(self, rest: list[str]) -> None:
+        """Prints one setting, one section, or all sections."""
+        paths = [arg for arg in rest if "=" not in arg and not arg.startswith(("~", "-"))]
+        if len(paths) > 1:
+            raise ConfigError(f"explain: {len(paths)} settings were given ({', '.join(paths)}). Ask for one at a time.")
+        composition = compose(overrides_of([arg for arg in rest if arg not in paths]))
+        composition.tell()
+        path = paths[0].replace("/", ".") if paths else ""
+        if not path:
+            print(_section(composition, "", TrainConfig))
+            return
+        field = check_key(path, composition.tree)
+        section = variant(field.annotation, at(composition.tree, path.split(".")))
+        print(_section(composition, path, section) if section else _setting(composition, path, field))
 
 
 def _setting(composition: Composition, path: str, field: FieldInfo) -> str:

@@ -1,23 +1,20 @@
 """`lm export from=FOLDER format=hf out=FOLDER`: a model becomes what transformers, vLLM, llama.cpp and lm-eval load."""
 
-from collections.abc import Sequence
 from typing import Literal
 
-from lm.cli.compose.arguments import FROM, parse_literal, take_from
-from lm.cli.views.text import listing, say
-from lm.schema import Config
-
-_USAGE = """\
-usage: lm export from=FOLDER format=hf out=FOLDER [key=value ...]
-
-Writes config.json, generation_config.json, safetensors, tokenizer files and a model card, and compares the logits with those of
-transformers, where that is installed. A model with an option that no family of transformers has is refused by naming the option.
-"""
+from lm.cli.verb import Verb
+from lm.cli.views.text import say
 
 
-class ExportConfig(Config):
-    """What `lm export` takes beside `from`."""
+class Export(Verb):
+    """usage: lm export from=FOLDER format=hf out=FOLDER [key=value ...]
 
+    Writes config.json, generation_config.json, safetensors, tokenizer files and a model card, and compares the logits with those of
+    transformers, where that is installed. A model with an option that no family of transformers has is refused by naming the option.
+    """
+
+    from_: str
+    """Run, model or checkpoint folder."""
     format: Literal["hf"]
     """hf: the format of Hugging Face transformers."""
     out: str
@@ -31,21 +28,13 @@ class ExportConfig(Config):
     check: bool = True
     """Load the result with transformers and compare logits."""
 
+    def run(self, rest: list[str]) -> None:
+        """Prints two lines on stdout."""
+        self.refuse(rest)
+        from lm.hf.io.export import export
 
-def run(args: Sequence[str]) -> int:
-    """Two lines on stdout."""
-    source, rest = take_from("export", args)
-    cfg = parse_literal(ExportConfig, rest)
-    from lm.hf.io.export import export
-
-    found = export(source, cfg.out, family=cfg.family, dtype=cfg.dtype, mtp=cfg.mtp, check=cfg.check, say=say)
-    print(f"{found.folder}: {found.kind}, {found.n_parameters / 1e6:,.1f} M parameters")
-    if found.check is not None:
-        how = f"float32, {found.check.rows} x {found.check.tokens} tokens, logits of std {found.check.spread:.2g}"
-        print(f"largest logit difference to transformers: {found.check.difference:.1e} ({how})")
-    return 0
-
-
-def help_text(args: Sequence[str]) -> str:
-    """Usage and options."""
-    return f"{_USAGE}\n  {FROM}\n{listing(ExportConfig)}"
+        found = export(self.from_, self.out, family=self.family, dtype=self.dtype, mtp=self.mtp, check=self.check, say=say)
+        print(f"{found.folder}: {found.kind}, {found.n_parameters / 1e6:,.1f} M parameters")
+        if found.check is not None:
+            how = f"float32, {found.check.rows} x {found.check.tokens} tokens, logits of std {found.check.spread:.2g}"
+            print(f"largest logit difference to transformers: {found.check.difference:.1e} ({how})")

@@ -2,26 +2,24 @@
 
 import io
 import sys
-from collections.abc import Sequence
 
-from lm.cli.compose.arguments import FROM, parse_literal, take_from
-from lm.cli.views.text import listing
+from lm.cli.verb import Verb
+from lm.cli.views.text import say
 from lm.errors import ConfigError
 from lm.generation.sampling import SamplingConfig
 
-_USAGE = """\
-usage: lm generate from=FOLDER [prompt=TEXT ...] [key=value ...]
 
-Without a prompt, standard input is the prompt. One prompt is continued as you watch; several are decoded together, each with the
-result that it has alone. To an encoder-decoder the prompt is the source, with chat=true it is a user's message to a
-model fine-tuned on chats, and the answer alone is printed. Values are taken literally: a prompt or a stop text may hold '=', quotes,
-commas and line breaks.
-"""
+class Generate(Verb, SamplingConfig):
+    """usage: lm generate from=FOLDER [prompt=TEXT ...] [key=value ...]
 
+    Without a prompt, standard input is the prompt. One prompt is continued as you watch; several are decoded together, each with the
+    result that it has alone. To an encoder-decoder the prompt is the source, with chat=true it is a user's message to a
+    model fine-tuned on chats, and the answer alone is printed. Values are taken literally: a prompt or a stop text may hold '=', quotes,
+    commas and line breaks.
+    """
 
-class GenerateConfig(SamplingConfig):
-    """What `lm generate` takes beside `from`."""
-
+    from_: str
+    """Run, model or checkpoint folder."""
     prompt: str | list[str] | None = None
     """Text to continue, or the source of an encoder-decoder; may be given several times. Empty: a new document. null: standard input."""
     chat: bool = False
@@ -29,58 +27,48 @@ class GenerateConfig(SamplingConfig):
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
 
+    def run(self, rest: list[str]) -> None:
+        """Prints text on stdout, notes on stderr."""
+        self.refuse(rest)
+        prompts = self._prompts()
+        from lm.generation.decode import room
+        from lm.generation.load import load
+        from lm.generation.text import chat_template, complete, prompt_ids
 
-def run(args: Sequence[str]) -> int:
-    """Text on stdout, notes on stderr."""
-    folder, rest = take_from("generate", args)
-    cfg = parse_literal(GenerateConfig, rest)
-    prompts = _prompts(cfg)
-    from lm.generation.decode import room
-    from lm.generation.load import load
-    from lm.generation.text import chat_template, complete, prompt_ids
+        model, tokenizer = load(self.from_, self.device)
+        answers = self.chat or model.cfg.kind == "encoder_decoder"
+        chat = chat_template(tokenizer) if self.chat else None
+        for prompt in prompts:
+            room(model, prompt_ids(model, tokenizer, prompt, chat), self)  # what does not fit is refused before anything is printed
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
+        shown = [""] * len(prompts) if answers else prompts
+        if len(prompts) == 1:
+            _write(shown[0])
+            found = complete(model, tokenizer, prompts, self, lambda row, piece: _write(piece), chat)
+            _write("\n")
+        else:
+            found = complete(model, tokenizer, prompts, self, chat=chat)
+            for n, (prompt, completion) in enumerate(zip(shown, found, strict=True), 1):
+                _write(f"--- {n} of {len(prompts)} ---\n{prompt}{completion.text}\n")
+        for n, completion in enumerate(found, 1):
+            if completion.cut_short:
+                which = f"prompt {n}: " if len(prompts) > 1 else ""
+                note = f"{which}stopped after {completion.n_tokens} tokens, since the context of {model.max_seq_len} is full"
+                say(f"{note} (max_tokens={self.max_tokens}).")
 
-    model, tokenizer = load(folder, cfg.device)
-    answers = cfg.chat or model.cfg.kind == "encoder_decoder"
-    chat = chat_template(tokenizer) if cfg.chat else None
-    for prompt in prompts:
-        room(model, prompt_ids(model, tokenizer, prompt, chat), cfg)  # a prompt that does not fit is refused before anything is printed
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    shown = [""] * len(prompts) if answers else prompts
-    if len(prompts) == 1:
-        _write(shown[0])
-        found = complete(model, tokenizer, prompts, cfg, lambda row, piece: _write(piece), chat)
-        _write("\n")
-    else:
-        found = complete(model, tokenizer, prompts, cfg, chat=chat)
-        for n, (prompt, completion) in enumerate(zip(shown, found, strict=True), 1):
-            _write(f"--- {n} of {len(prompts)} ---\n{prompt}{completion.text}\n")
-    for n, completion in enumerate(found, 1):
-        if completion.cut_short:
-            which = f"prompt {n}: " if len(prompts) > 1 else ""
-            note = f"{which}stopped after {completion.n_tokens} tokens, since the context of {model.max_seq_len} is full"
-            print(f"{note} (max_tokens={cfg.max_tokens}).", file=sys.stderr)
-    return 0
-
-
-def help_text(args: Sequence[str]) -> str:
-    """Usage and options."""
-    return f"{_USAGE}\n  {FROM}\n{listing(GenerateConfig)}"
-
-
-def _prompts(cfg: GenerateConfig) -> list[str]:
-    if cfg.prompt is not None:
-        return [cfg.prompt] if isinstance(cfg.prompt, str) else cfg.prompt
-    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
-        raise ConfigError(
-            "prompt: none was given, and standard input is no file or pipe. Write prompt=TEXT, or echo TEXT | lm generate ..."
-        )
-    data = sys.stdin.buffer.read()
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"standard input: byte {error.start} is not UTF-8, and a prompt must be. Convert it.") from None
-    return [text.removesuffix("\n").removesuffix("\r")]  # the line end that echo adds
+    def _prompts(self) -> list[str]:
+        if self.prompt is not None:
+            return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+            remedy = "Write prompt=TEXT, or echo TEXT | lm generate ..."
+            raise ConfigError(f"prompt: none was given, and standard input is no file or pipe. {remedy}")
+        data = sys.stdin.buffer.read()
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"standard input: byte {error.start} is not UTF-8, and a prompt must be. Convert it.") from None
+        return [text.removesuffix("\n").removesuffix("\r")]  # the line end that echo adds
 
 
 def _write(text: str) -> None:

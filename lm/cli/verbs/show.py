@@ -1,69 +1,61 @@
 """`lm show model=PRESET [overrides]`: what `lm train` with these overrides would build, without building its weights."""
 
-import sys
-from collections.abc import Sequence
 from dataclasses import fields
 
-from lm.cli.compose.arguments import parse_call
+from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import Composition, compose
+from lm.cli.verb import Verb
 from lm.cli.views.outline import outline
-from lm.cli.views.text import table
 from lm.data.kinds import DataConfig, TokenizerConfig
 from lm.errors import ConfigError
 from lm.nn.cost.count import Counts, count
 from lm.nn.cost.memory import Memory, Setting, memory
 from lm.nn.transformer import EncoderConfig, ModelConfig, build_model
+from lm.report.units import si, table
 from lm.schema import Config
 from lm.training.config import Sized
-
-_USAGE = """\
-usage: lm show [model=PRESET | from=FOLDER] [overrides of lm train]
-
-Prints the modules with their parameters (equal blocks once), parameters in all and for one token, FLOPs and cache bytes per token, and
-the memory that training needs on each rank. Weights are not built, and neither data nor tokenizer is read. Memory depends on
-data.seq_len, data.global_batch, trainer.micro_batch, trainer.precision, trainer.checkpoint_blocks, optim, objective.chunk, strategy,
-launch.devices and launch.nodes:
-
-  weights      4 bytes each, 2 in bf16-true; in bf16-mixed 2 more for the cast of each matrix; fsdp, zero3: a slice, and one block whole
-  gradients    as many bytes as the weights; fsdp, zero2, zero3: a slice
-  optimizer    adamw 2 numbers a weight, muon 1 a matrix weight, sgd 1 with momentum; fsdp, zero1 to zero3: a slice
-  activations  what the backward needs of each block: inputs of norms and matrices, q, k, v, and what activations and gates keep;
-               of every n-th block only its input with trainer.checkpoint_blocks=n, and of one of these everything
-  loss         12 bytes (16 in bf16) per logit of a chunk, and the head's gradient while it is summed
-"""
 
 
 class _Tokenized(Config):
     tokenizer: TokenizerConfig
 
 
-def run(args: Sequence[str]) -> int:
-    """Prints the tree and the figures."""
-    call = parse_call([f"init_{arg}" if arg.startswith("from=") else arg for arg in args])
-    if call.multirun or call.show_config:
-        raise ConfigError("show: -m and --cfg belong to lm train. Leave them out, and show one model at a time.")
-    composition = compose(call.overrides)
-    tree = composition.tree
-    data = {"kind": "stdlib", **{key: value for key, value in tree["data"].items() if key in DataConfig.model_fields}}  # whatever its kind
-    shown = composition.checked(Sized, {key: tree[key] for key in Sized.model_fields if key in tree} | {"data": data})
-    for note in composition.notes:
-        print(note, file=sys.stderr)
-    cfg, assumed = _filled(composition, shown)
-    if shown.data.seq_len > (cfg.max_seq_len or 0):
-        raise ConfigError(f"data.seq_len={shown.data.seq_len} is over model.max_seq_len={cfg.max_seq_len}. Lower one or raise the other.")
-    if (refused := shown.refusal()) is not None:
-        raise ConfigError(refused)
-    model, how = build_model(cfg, device="meta"), shown.setting()
-    print(table(outline(model), ""))
-    print("\n" + table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len)], ""))
-    print("\n" + _heading(shown, how))
-    print(table(_memory(memory(model, how), shown.strategy.kind.endswith("offload"))))
-    return 0
+class Show(Verb):
+    """usage: lm show [model=PRESET | from=FOLDER] [overrides of lm train]
 
+    Prints the modules with their parameters (equal blocks once), parameters in all and for one token, FLOPs and cache bytes per token, and
+    the memory that training needs on each rank. Weights are not built, and neither data nor tokenizer is read. Memory depends on
+    data.seq_len, data.global_batch, trainer.micro_batch, trainer.precision, trainer.checkpoint_blocks, optim, objective.chunk, strategy,
+    launch.devices and launch.nodes:
 
-def help_text(args: Sequence[str]) -> str:
-    """Usage."""
-    return _USAGE
+      weights      4 bytes each, 2 in bf16-true; in bf16-mixed 2 more for the cast of each matrix; fsdp, zero3: a slice, and one block whole
+      gradients    as many bytes as the weights; fsdp, zero2, zero3: a slice
+      optimizer    adamw 2 numbers a weight, muon 1 a matrix weight, sgd 1 with momentum; fsdp, zero1 to zero3: a slice
+      activations  what the backward needs of each block: inputs of norms and matrices, q, k, v, and what activations and gates keep;
+                   of every n-th block only its input with trainer.checkpoint_blocks=n, and of one of these everything
+      loss         12 bytes (16 in bf16) per logit of a chunk, and the head's gradient while it is summed
+    """
+
+    from_: str | None = None
+    """Run, model or checkpoint folder. null: the model that the overrides say."""
+
+    def run(self, rest: list[str]) -> None:
+        """Prints the tree and the figures."""
+        composition = compose(overrides_of([*rest, *([f"init_from={self.from_}"] if self.from_ else [])]))
+        data = {key: value for key, value in composition.tree["data"].items() if key in DataConfig.model_fields}  # whatever its kind
+        shown = composition.part(Sized, data={"kind": "stdlib", **data})
+        composition.tell()
+        cfg, assumed = _filled(composition, shown)
+        if shown.data.seq_len > (cfg.max_seq_len or 0):
+            said = f"data.seq_len={shown.data.seq_len} is over model.max_seq_len={cfg.max_seq_len}"
+            raise ConfigError(f"{said}. Lower one or raise the other.")
+        if (refused := shown.refusal()) is not None:
+            raise ConfigError(refused)
+        model, how = build_model(cfg, device="meta"), shown.setting()
+        print(table(outline(model), ""))
+        print("\n" + table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len)], ""))
+        print("\n" + _heading(shown, how))
+        print(table(_memory(memory(model, how), shown.strategy.kind.endswith("offload"))))
 
 
 def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[tuple[str, str]]]:
@@ -82,7 +74,7 @@ def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[t
 
 def _vocab_size(composition: Composition) -> int:
     """As training rounds it up."""
-    tokenizer = composition.checked(_Tokenized, {"tokenizer": composition.tree["tokenizer"]}).tokenizer
+    tokenizer = composition.part(_Tokenized).tokenizer
     size = tokenizer.size()
     if size is None:
         raise ConfigError("model.vocab_size: null, and show does not read tokenizer.path. Set model.vocab_size.")
@@ -94,7 +86,7 @@ def _figures(cfg: ModelConfig, counts: Counts, seq_len: int) -> list[tuple[str, 
     forward, backward = counts.forward_flops_per_token, counts.train_flops_per_token - counts.forward_flops_per_token
     rows = [
         ("parameters", f"{counts.parameters:,}; {active}{counts.non_embedding:,} without embeddings and head"),
-        ("FLOPs", f"{_metric(forward)} forward and {_metric(backward)} backward per token, in rows of {seq_len:,}"),
+        ("FLOPs", f"{si(forward)} forward and {si(backward)} backward per token, in rows of {seq_len:,}"),
     ]
     cache = f"{counts.cache_bytes_per_token:,} bytes per token in bf16, while no window is full"
     cache += f", and {counts.cache_bytes_per_row:,} per row" if counts.cache_bytes_per_row else ""
@@ -115,14 +107,6 @@ def _memory(found: Memory, offload: bool) -> list[tuple[str, str]]:
 
 def _placed(name: str, size: int, offload: bool) -> str:
     return f"{_binary(size):>12}" + ("  of the host's memory, not in the total" if offload and name == "optimizer" else "")
-
-
-def _metric(n: float) -> str:
-    for unit in ("", "k", "M", "G"):
-        if n < 1000:
-            return f"{n:.3g} {unit}".rstrip()
-        n /= 1000
-    return f"{n:,.3g} T"
 
 
 def _binary(n: float) -> str:

@@ -1,56 +1,48 @@
 """`lm tokenizer data=... kind=... out=FOLDER`: trains a tokenizer and says how short it makes held-out text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
-from lm.cli.compose.arguments import take
 from lm.cli.compose.sections import take_corpus
+from lm.cli.verb import Verb
 from lm.cli.views.text import say
 from lm.data.sources.base import Document
-from lm.errors import ConfigError
-from lm.schema import did_you_mean
 
-_KINDS = {"byte_bpe": "bpe", "bpe": "bpe", "unigram": "unigram", "wordpiece": "wordpiece", "bytes": "bytes"}
-_KEYS = ("vocab_size", "pattern", "specials", "max_chars")
+_OPTIONS = ("vocab_size", "pattern", "specials", "max_chars")
 _HELD_OUT_CHARS = 1 << 22
-_USAGE = """\
-usage: lm tokenizer out=FOLDER [kind=byte_bpe|unigram|wordpiece|bytes] [vocab_size=N] [pattern=own|gpt2|gpt4|llama3]
-                    [specials=[<|a|>,<|b|>]] [max_chars=N] [overrides of lm train, such as data=text data.files=...]
-
-Trains on the training split of the data and writes tokenizer.json and tokenizer_config.json, for tokenizer=file
-tokenizer.path=FOLDER/tokenizer.json. All kinds work on bytes, so that every text comes back. Prints bytes per token of held-out text.
-"""
 
 
-def run(args: Sequence[str]) -> int:
-    """The figures on stdout, progress on stderr."""
-    out, rest = take(args, "out")
-    kind, rest = take(rest, "kind")
-    if not out:
-        raise ConfigError("out: no folder was given for the tokenizer. Write out=FOLDER.")
-    if kind is not None and kind not in _KINDS:
-        raise ConfigError(f"kind: {kind!r} is not an option. {did_you_mean(kind, _KINDS)}")
-    overrides = [f"tokenizer.{arg}" if arg.split("=")[0] in _KEYS else arg for arg in rest]
-    corpus = take_corpus("tokenizer", [f"tokenizer={_KINDS[kind or 'byte_bpe']}", *overrides])
-    from lm.data.store.cache import cache_root
-    from lm.data.store.prepare import find_tokenizer
+class Tokenizer(Verb):
+    """usage: lm tokenizer out=FOLDER [kind=byte_bpe|unigram|wordpiece|bytes] [vocab_size=N] [pattern=own|gpt2|gpt4|llama3]
+                        [specials=[<|a|>,<|b|>]] [max_chars=N] [overrides of lm train, such as data=text data.files=...]
 
-    cache = cache_root(corpus.data.cache_dir, say)
-    sources = {name: cfg.open(cache) for name, cfg in corpus.data.parts().items()}
-    tokenizer = find_tokenizer(corpus.data, corpus.tokenizer, sources, cache, say, corpus.objective.specials())
-    tokenizer.save(Path(out).expanduser())
-    texts = list(_held_out(source.documents() for source in sources.values()))
-    n_tokens, n_bytes = sum(len(ids) for ids in tokenizer.encode_arrays(texts)), sum(len(text.encode()) for text in texts)
-    fewer = corpus.tokenizer.n_chars() and tokenizer.vocab_size < (corpus.tokenizer.size() or 0)
-    short = ", fewer than asked for: the text has no more" if fewer else ""
-    print(f"{out}: {tokenizer.vocab_size:,} tokens{short}")
-    print(f"{n_bytes / max(1, n_tokens):.3f} bytes a token on {n_bytes / 1e6:.2f} MB of held-out text")
-    return 0
+    Trains on the training split of the data and writes tokenizer.json and tokenizer_config.json, for tokenizer=file
+    tokenizer.path=FOLDER/tokenizer.json. All kinds work on bytes, so that every text comes back. Prints bytes per token of held-out text.
+    """
 
+    out: str
+    """Folder to write."""
+    kind: Literal["byte_bpe", "bpe", "unigram", "wordpiece", "bytes"] = "byte_bpe"
+    """The option of the group tokenizer; byte_bpe and bpe are one."""
 
-def help_text(args: Sequence[str]) -> str:
-    """Usage."""
-    return _USAGE
+    def run(self, rest: list[str]) -> None:
+        """Prints the figures on stdout, progress on stderr."""
+        options = [f"tokenizer.{arg}" if arg.split("=")[0] in _OPTIONS else arg for arg in rest]
+        corpus = take_corpus([f"tokenizer={self.kind.removeprefix('byte_')}", *options])
+        from lm.data.store.cache import cache_root
+        from lm.data.store.prepare import find_tokenizer
+
+        cache = cache_root(corpus.data.cache_dir, say)
+        sources = {name: cfg.open(cache) for name, cfg in corpus.data.parts().items()}
+        tokenizer = find_tokenizer(corpus.data, corpus.tokenizer, sources, cache, say, corpus.objective.specials())
+        tokenizer.save(Path(self.out).expanduser())
+        texts = list(_held_out(source.documents() for source in sources.values()))
+        n_tokens, n_bytes = sum(len(ids) for ids in tokenizer.encode_arrays(texts)), sum(len(text.encode()) for text in texts)
+        fewer = corpus.tokenizer.n_chars() and tokenizer.vocab_size < (corpus.tokenizer.size() or 0)
+        short = ", fewer than asked for: the text has no more" if fewer else ""
+        print(f"{self.out}: {tokenizer.vocab_size:,} tokens{short}")
+        print(f"{n_bytes / max(1, n_tokens):.3f} bytes a token on {n_bytes / 1e6:.2f} MB of held-out text")
 
 
 def _held_out(sources: Iterator[Iterator[Document]]) -> Iterator[str]:

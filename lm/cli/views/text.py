@@ -1,13 +1,13 @@
-"""Settings in words (type, range, default, description), tables, and notes."""
+"""Settings in words (type, range, default, description), and notes."""
 
 import json
 import sys
-from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 from pydantic.fields import FieldInfo
 
+from lm.report.units import table
 from lm.schema import Config, entry_type, members, variants
 
 
@@ -42,23 +42,15 @@ def sentence(field: FieldInfo) -> str:
     return " ".join((field.description or "").split())
 
 
-def listing(cls: type[Config], indent: str = "  ") -> str:
-    """One line per field: name, type, default, description. For the help of verbs with a config class of their own."""
-    rows = [(name, f"{type_text(field)} [{default_text(field)}]", sentence(field)) for name, field in cls.model_fields.items()]
-    return table(rows, indent)
+def listing(cls: type[Config]) -> str:
+    """One line per field, required ones first: name, type, default, description. For the keys of a verb's own."""
+    found = sorted(cls.model_fields.items(), key=lambda item: not item[1].is_required())
+    return table([(name.rstrip("_"), f"{type_text(field)} [{default_text(field)}]", sentence(field)) for name, field in found])
 
 
 def say(line: str) -> None:
     """Prints progress and notes, which go to stderr."""
     print(line, file=sys.stderr, flush=True)
-
-
-def table(rows: Sequence[tuple[str, ...]], indent: str = "  ") -> str:
-    """Left-aligned columns; the last one is free."""
-    if not rows:
-        return ""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    return "\n".join(indent + "  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows)
 
 
 def _name(annotation: Any) -> str:

@@ -57,7 +57,7 @@ class Source(ABC):
 
     def select(self, part: int, parts: int) -> None:
         """From now on give only part `part` of 1..parts of the documents; the parts in their order are the whole."""
-        raise ConfigError(f"prepare.part={part}/{parts}: {self.looked_at()} cannot be divided. Prepare it whole.")
+        raise ConfigError(f"part={part}/{parts}: {self.looked_at()} cannot be divided. Prepare it whole.")
 
     def position(self) -> int:
         """Returns the bytes read of `total`, for a progress bar."""
@@ -87,7 +87,7 @@ class Source(ABC):
 def share(items: Sequence[T], part: int, parts: int, what: str) -> list[T]:
     """Part `part` of 1..parts, in order. ConfigError where there are fewer items than parts."""
     if len(items) < parts:
-        raise ConfigError(f"prepare.part={part}/{parts}: {len(items)} {what} are too few to be divided by {parts}. Use fewer parts.")
+        raise ConfigError(f"part={part}/{parts}: {len(items)} {what} are too few to be divided by {parts}. Use fewer parts.")
     return list(items[(part - 1) * len(items) // parts : part * len(items) // parts])
 
 

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import Field
 
-from lm.cli.compose.arguments import parse_literal
+from lm.cli.compose.arguments import refuse, take
 from lm.errors import ConfigError
 from lm.schema import Config
 
@@ -18,24 +18,30 @@ class Ask(Config):
     ripe: bool = True
 
 
+def asked_for(args: list[str]) -> Ask:
+    asked, rest = take(Ask, args)
+    refuse(Ask, rest)
+    return asked
+
+
 @pytest.mark.parametrize(
     "text", ["def main(", "a=b", "What's up?", "Hello, world", "[1, 2]", "", " ", "${oc.env:HOME}", "null", "日本\n語", "1e-3"]
 )
 def test_a_prompt_may_hold_anything(text: str) -> None:
-    assert parse_literal(Ask, [f"prompt={text}", f"name={text}"]).model_dump(include={"prompt", "name"}) == {"prompt": [text], "name": text}
+    assert asked_for([f"prompt={text}", f"name={text}"]).model_dump(include={"prompt", "name"}) == {"prompt": [text], "name": text}
 
 
 def test_other_fields_are_read_by_type() -> None:
-    asked = parse_literal(Ask, ["top_k=12", "temperature=1e-3", "numbers=[1,2]"])
+    asked = asked_for(["top_k=12", "temperature=1e-3", "numbers=[1,2]"])
     assert (asked.top_k, asked.temperature, asked.numbers) == (12, 0.001, [1, 2])
-    assert parse_literal(Ask, ["top_k=null"]).top_k is None
-    assert parse_literal(Ask, ["numbers=3", "numbers=4"]).numbers == [3, 4]
+    assert asked_for(["top_k=null"]).top_k is None
+    assert asked_for(["numbers=3", "numbers=4"]).numbers == [3, 4]
 
 
 def test_a_list_grows_with_every_mention() -> None:
-    asked = parse_literal(Ask, ["prompt=a", "prompt=b", "stop=x"])
+    asked = asked_for(["prompt=a", "prompt=b", "stop=x"])
     assert (asked.prompt, asked.stop) == (["a", "b"], "x")
-    assert parse_literal(Ask, ["stop=x", "stop=y", "stop=z"]).stop == ["x", "y", "z"]
+    assert asked_for(["stop=x", "stop=y", "stop=z"]).stop == ["x", "y", "z"]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +58,6 @@ def test_a_list_grows_with_every_mention() -> None:
 )
 def test_a_mistake_is_told_in_one_sentence(args: list[str], expected: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
-        parse_literal(Ask, args)
+        asked_for(args)
     for part in expected:
         assert part in str(error.value).splitlines()[-1]

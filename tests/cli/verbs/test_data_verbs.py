@@ -28,7 +28,7 @@ def test_parts_joined_are_what_one_machine_makes(lm: Lm, files: list[str], tmp_p
     if pairs:
         files = ["data=pairs", "objective=seq2seq", *files[1:]]
     for part in reversed(range(1, parts + 1)):
-        code, out, err = lm("prepare", *files, f"prepare.part={part}/{parts}")
+        code, out, err = lm("prepare", *files, f"part={part}/{parts}")
         assert code == 0 and f".part-{part}-of-{parts}" in out, err
     code, out, err = lm("prepare", *files, f"merge={parts}")
     assert code == 0, err
@@ -42,14 +42,14 @@ def test_parts_joined_are_what_one_machine_makes(lm: Lm, files: list[str], tmp_p
 
 
 MISTAKES = {
-    "no part": (["prepare.part=5/4"], ["prepare.part", "'5/4'", "1 <= I <= N"]),
-    "part of a part": (["prepare.part=a"], ["prepare.part", "1/4"]),
-    "too many": (["prepare.part=1/9"], ["prepare.part=1/9", "5 files"]),
+    "no part": (["part=5/4"], ["part", "'5/4'", "1 <= I <= N"]),
+    "part of a part": (["part=a"], ["part", "1/4"]),
+    "too many": (["part=1/9"], ["part=1/9", "5 files"]),
     "missing": (["merge=2"], ["merge=2", "2 are missing", "part-1-of-2"]),
     "no number": (["merge=two"], ["merge", "'two'"]),
-    "both": (["merge=2", "prepare.part=1/2"], ["merge=2", "Give one of them"]),
-    "twice": (["merge=2", "merge=3"], ["merge", "2 times"]),
-    "sweep": (["-m"], ["prepare", "lm train"]),
+    "both": (["merge=2", "part=1/2"], ["merge=2", "Give one of them"]),
+    "twice": (["merge=2", "merge=3"], ["merge", "twice"]),
+    "sweep": (["-m"], ["-m", "lm train"]),
     "key": (["data.nothing=1"], ["data.nothing", "no such key"]),
 }
 
@@ -78,7 +78,7 @@ def test_a_tokenizer_is_trained_saved_and_measured(lm: Lm, files: list[str], tmp
 
 
 def test_a_tokenizer_needs_a_folder_and_a_known_kind(lm: Lm, files: list[str]) -> None:
-    assert lm("tokenizer", *files)[2].splitlines()[-1].startswith("out: no folder was given")
+    assert lm("tokenizer", *files)[2].splitlines()[-1].startswith("out: none was given")
     assert "Did you mean 'wordpiece'?" in lm("tokenizer", "out=x", "kind=wordpeice")[2].splitlines()[-1]
 
 
@@ -101,7 +101,7 @@ def test_masks_and_sources_are_shown(lm: Lm, files: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"), [(["shwo"], "Did you mean 'show'?"), (["show", "rows=x"], "rows: 'x'"), (["show", "split=test"], "split: 'test'")]
+    ("args", "said"), [(["shwo"], "Did you mean 'show'?"), (["show", "rows=x"], "rows.0: 'x'"), (["show", "split=test"], "split: 'test'")]
 )
 def test_a_wrong_question_is_answered(lm: Lm, args: list[str], said: str) -> None:
     code, _, err = lm("data", *args)

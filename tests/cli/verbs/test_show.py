@@ -143,7 +143,7 @@ def test_show_and_the_check_before_a_run_estimate_the_same(lm: Lm) -> None:
         (["model=mixtral_8x7b", "model.ffn.top_k=9"], "model.ffn: top_k=9 is over n_experts=8"),
         (["model=bert_base", "data.seq_len=1024"], "data.seq_len=1024 is over model.max_seq_len=512"),
         (["model=gpt2", "tokenizer=file", "tokenizer.path=x.json"], "Set model.vocab_size"),
-        (["model=gpt2,tiny", "-m"], "one model at a time"),
+        (["model=gpt2,tiny", "-m"], "only lm train runs sweeps"),
         (["launch.devices=8"], "strategy=single: this is one process, and launch asks for 8"),
         (["strategy=fsdp", "launch.devices=8"], "optim=muon works on whole matrices"),
         (["strategy=ddp", "launch.devices=3"], "data.global_batch=8 is not a multiple of the 3 ranks"),

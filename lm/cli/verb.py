@@ -1,0 +1,39 @@
+"""What a verb of the command line is: keys of its own, a usage, and what it does. One class a file of `verbs/`."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from inspect import cleandoc
+from keyword import iskeyword
+
+from lm.cli.compose.arguments import refuse, take
+from lm.cli.views.text import listing
+from lm.schema import Config
+
+
+class Verb(Config):
+    """Base of the verbs. A field is a key of the verb's own, `from_` the key `from`; the docstring is its usage."""
+
+    def run(self, rest: list[str]) -> None:
+        """Does it; raises LmError.  rest: the other arguments, which most verbs take as overrides of `lm train`."""
+        raise NotImplementedError
+
+    @classmethod
+    def help_text(cls, rest: list[str]) -> str:
+        """Returns what `lm VERB --help` prints."""
+        return f"{cleandoc(cls.__doc__ or '')}\n\n{listing(cls)}".rstrip()
+
+    def refuse(self, rest: Sequence[str]) -> None:
+        """Raises ConfigError for an argument that is no key of the verb's own."""
+        refuse(type(self), rest)
+
+
+def find(name: str) -> type[Verb]:
+    """Returns the class `Name` of verbs/name.py; a module named like a keyword of Python has an underscore."""
+    found: type[Verb] = getattr(import_module(f"lm.cli.verbs.{name}{'_' * iskeyword(name)}"), name.capitalize())
+    return found
+
+
+def call(verb: type[Verb], args: Sequence[str]) -> None:
+    """Runs a verb with these arguments."""
+    own, rest = take(verb, args)
+    own.run(rest)

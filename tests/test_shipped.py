@@ -112,6 +112,8 @@ def beside(group: str, option: str) -> list[str]:
     match group, option:
         case "model", _:
             return for_model(option)
+        case "model/recurrent", _:
+            return [*TEXT, *WIDTH, "model.pattern=[recurrent,attention]"]
         case "data", "mix":
             return [
                 *WIDTH,

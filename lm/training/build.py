@@ -13,7 +13,7 @@ from lm.schema import Tree
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
-from lm.training.weights import copied, drawn, empty
+from lm.training.weights.initial import copied, drawn, empty
 
 
 def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | None) -> TrainModule:

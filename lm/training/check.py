@@ -10,7 +10,7 @@ from lm.storage.atomic import TEMPORARY, free_bytes, remove, require_space
 from lm.storage.model_folder import read_config
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
-from lm.training.freeze import freeze
+from lm.training.weights.freeze import freeze
 
 _SAMPLE_TOKENS = 8
 

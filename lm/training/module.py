@@ -16,14 +16,14 @@ from lm.nn.cost.count import Counts, count
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.training.config import TrainConfig
-from lm.training.ema import EMA
-from lm.training.freeze import freeze, trainable
 from lm.training.numerics import StepJudge
 from lm.training.objectives.base import build_objective
 from lm.training.optim.base import set_lr, vectors_of
 from lm.training.state import RunState
 from lm.training.strategies.single import Single
-from lm.training.weights import Fill, empty, load_pieces
+from lm.training.weights.ema import EMA
+from lm.training.weights.freeze import freeze, trainable
+from lm.training.weights.initial import Fill, empty, load_pieces
 
 
 def step_seed(seed: int, step: int, micro: int, rank: int) -> int:

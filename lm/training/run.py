@@ -23,12 +23,12 @@ from lm.storage.model_folder import resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.console import Console
 from lm.training.config import TrainConfig
-from lm.training.export import export_model
 from lm.training.journal import Journal
 from lm.training.launch.ranks import Ranks
 from lm.training.launch.signals import Signals
 from lm.training.resume import finished, open_run, parent_hash, require_same_data
 from lm.training.state import Counters, RunState
+from lm.training.weights.export import export_model
 
 if TYPE_CHECKING:
     from lightning import Callback

@@ -15,7 +15,7 @@ from lm.training.callbacks.base import RunCallback
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
 from lm.training.strategies.single import Single
-from lm.training.weights import drawn
+from lm.training.weights.initial import drawn
 
 STEPS, ACCUMULATION, ROWS, LENGTH, VOCAB = 4, 2, 8, 16, 61
 SGD: dict[str, Any] = {"kind": "sgd", "lr": 0.5, "clip": 1.0}

@@ -11,8 +11,8 @@ from lm.errors import ConfigError
 from lm.nn.transformer import build_model, model_config
 from lm.storage.atomic import read_json
 from lm.storage.checkpoint import CheckpointReader
-from lm.training.freeze import freeze
 from lm.training.run import train
+from lm.training.weights.freeze import freeze
 from tests.training.conftest import Before, Configure, Launch, ranks, results
 from tests.training.steps import MOE, SGD, batches, config, train_steps
 

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 from lm.errors import CheckpointError
 from lm.storage.checkpoint import CheckpointReader, Piece, step_folder
 from lm.training.callbacks.saving import Saver
-from lm.training.ema import EMA
 from lm.training.launch.ranks import Ranks
 from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.base import OptimConfig, begin_state
 from lm.training.optim.muon import MuonConfig
 from lm.training.optim.sgd import SGDConfig
 from lm.training.strategies.single import Single
-from lm.training.weights import load_pieces
+from lm.training.weights.ema import EMA
+from lm.training.weights.initial import load_pieces
 from tests.runs import save_checkpoint
 from tests.training.optim.optimizers import built
 

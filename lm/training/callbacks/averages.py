@@ -1,9 +1,9 @@
 """Averaged weights follow the steps where trainer.ema_decay asks for them."""
 
 from lm.training.callbacks.base import RunCallback
-from lm.training.ema import EMA
 from lm.training.module import TrainModule
-from lm.training.weights import load_pieces
+from lm.training.weights.ema import EMA
+from lm.training.weights.initial import load_pieces
 
 
 class Averages(RunCallback):

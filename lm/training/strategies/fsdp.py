@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import Piece
 from lm.training.strategies.single import Single
-from lm.training.weights import Fill, materialized
+from lm.training.weights.initial import Fill, materialized
 
 
 class FSDP(Single):

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import Piece
 from lm.training.optim.base import begin_state, named_state
-from lm.training.weights import Fill
+from lm.training.weights.initial import Fill
 
 Judge = Callable[[Tensor], Tensor]  # the norm of a step's whole gradient -> the optimizer's `found_inf`
 

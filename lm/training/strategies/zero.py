@@ -18,7 +18,7 @@ from lm.schema import Tree
 from lm.storage.checkpoint import Piece
 from lm.training.optim.base import begin_state
 from lm.training.strategies.single import Judge, Single
-from lm.training.weights import Fill
+from lm.training.weights.initial import Fill
 
 
 class _AnyDevice(DeepSpeedStrategy):

@@ -86,7 +86,7 @@ def test_eval_takes_data_objective_and_recipes_as_train_does(lm: Lm, folder: Pat
     assert found("data=text", *text, "data.seq_len=32", "data.val_rows=8") == own
     assert found("data=text", *text, "data.seq_len=16")["tokens"] > 0
     assert found("objective=causal") == own
-    wrong = {"data=txt": "Did you mean 'text'?", "optim.lr=1": "optim.lr: lm eval has no such key", "-m": "belong to lm train"}
+    wrong = {"data=txt": "Did you mean 'text'?", "optim.lr=1": "optim.lr: lm eval has no such key", "-m": "only lm train runs sweeps"}
     for given, words in wrong.items():
         code, _, err = lm("eval", f"from={run.path}", given)
         assert code == 2 and words in err.splitlines()[-1], err

@@ -110,7 +110,7 @@ WRONG = {
     "no python": ("def f(:\n", "no_python.py:1: SyntaxError"),
     "exits": ("raise SystemExit(0)\n", "exits.py:1: SystemExit"),
     "defines nothing": ("x = 1\n", "defines_nothing.py: it defines no kind"),
-    "redefines ours": (norm("rms"), "a kind 'rms' is in lm.nn.norm already"),
+    "redefines ours": (norm("rms"), "already. Give yours another name"),
     "named like an option": (
         DATA.format(module="nn.ffn.base", slot="FFNConfig", kind="geglu"),
         "'geglu' is named like lm's option",

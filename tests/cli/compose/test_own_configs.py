@@ -56,6 +56,7 @@ def test_the_variable_does_what_the_flag_does(own: Path, lm: Lm, monkeypatch: py
     assert lm("train", "--cfg", "job")[0] == 0
 
 
+@pytest.mark.slow
 def test_jobs_of_a_sweep_and_the_line_that_resumes_know_the_folder(own: Path, lm: Lm) -> None:
     tiny = ["model.d_model=32", "model.attention.n_heads=2", "data.seq_len=32", "data.val_rows=8", "trainer.sample_prompts=[]"]
     (own.parent / "a.txt").write_text("some words and then some others again\n" * 300)

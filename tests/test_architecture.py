@@ -1,4 +1,4 @@
-"""Floors, doors and file length of CONTRIBUTING.md, read off the syntax tree."""
+"""Floors and doors of docs/design.md, and the length of files, read off the syntax tree."""
 
 import ast
 import subprocess

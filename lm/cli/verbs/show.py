@@ -55,7 +55,7 @@ class Show(Verb):
         print(table(outline(model), ""))
         print("\n" + table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len)], ""))
         print("\n" + _heading(shown, how))
-        print(table(_memory(memory(model, how), shown.strategy.kind.endswith("offload"))))
+        print(table(_memory(memory(model, how), shown.strategy.offload)))
 
 
 def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[tuple[str, str]]]:

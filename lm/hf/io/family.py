@@ -1,4 +1,4 @@
-"""A family: its config and its tensors, both ways. One file beside this one says all that is particular to it."""
+"""A family: its config and its tensors, both ways. One file of lm/hf/families says all that is particular to it."""
 
 import json
 import math
@@ -183,7 +183,7 @@ def resolved(cfg: ModelConfig) -> Tree:
 
 
 def families() -> dict[str, Family]:
-    """By model_type: every module beside this one that has a FAMILY."""
+    """By model_type: every module of lm/hf/families that has a FAMILY."""
     import lm.hf.families
 
     found = (getattr(import_module(f"lm.hf.families.{info.name}"), "FAMILY", None) for info in iter_modules(lm.hf.families.__path__))

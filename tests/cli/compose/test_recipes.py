@@ -37,7 +37,7 @@ BESIDE = {
     "data=cnn_dailymail": ["objective=seq2seq"],
     "data=alpaca": ["objective=sft"],
     "data=ultrafeedback": ["objective=dpo", "init_from=runs/pretrain-tiny"],
-    "model/recurrent=short_conv": ["model.pattern=[recurrent,attention]"],
+    **{f"model/recurrent={name}": ["model.pattern=[recurrent,attention]"] for name in catalog.groups()["model/recurrent"]},
     "objective=mlm": ["model=bert_base"],
     "objective=seq2seq": ["data=stdlib_docstrings"],
     "objective=sft": ["data=stdlib_chat"],

@@ -35,7 +35,7 @@ from lm.nn.transformer import LM
 from lm.schema import Config, Slot
 from lm.training.config import CallbackConfig, MetricConfig, TrainConfig
 from lm.training.objectives.base import Objective, loss_of
-from lm.training.optim.base import Group, Named, OptimConfig, Skippable, decaying, grouped, momentum_state
+from lm.training.optim.base import Group, NamedWeights, OptimConfig, Skippable, decaying, grouped, momentum_state
 from lm.training.optim.schedule import ScheduleConfig
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ __all__ = [
     "IGNORED", "LM", "PADDING", "Angles", "AttentionConfig", "Batch", "BlockConfig", "BlockParts", "Cache", "CallbackConfig",
     "CausalConfig", "CausalRows", "Config", "ConfigError", "Context", "DPOConfig", "DataConfig", "Declares", "Dims", "Document",
     "FFNConfig", "Fixed", "GQAConfig", "Group", "Head", "Ids", "Kept", "LikelihoodConfig", "LossSums", "MLMConfig", "MLPConfig", "Mask",
-    "Material", "MetricConfig", "Mixer", "Named", "NormConfig", "Objective", "ObjectiveConfig", "OptimConfig", "Out", "PackedRows",
+    "Material", "MetricConfig", "Mixer", "NamedWeights", "NormConfig", "Objective", "ObjectiveConfig", "OptimConfig", "Out", "PackedRows",
     "PerToken", "Position", "PositionConfig", "RMSNormConfig", "RecordConfig", "RecurrentConfig", "Rows", "RunCallback",
     "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Start", "Tokenizer", "TokenizerConfig", "TrainConfig",
     "TrainModule", "causal_reader", "decaying", "document", "grouped", "loss_of", "momentum_state", "uniforms",

@@ -108,6 +108,10 @@ class Slot(Config):
         if kind not in kinds:
             tag = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": ", ".join(kinds)}
             raise PydanticKnownError("union_tag_invalid", tag)
+        if missing := ", ".join(sorted(kinds[kind].__abstractmethods__)):
+            raise ValueError(
+                f"kind={kind} does not define {missing}, which every kind of its slot must. Define it in {kinds[kind].__name__}."
+            )
         return kinds[kind].model_validate_json(json.dumps(value), strict=True)
 
 

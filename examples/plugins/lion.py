@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lm.kinds import Group, Named, OptimConfig, Skippable, decaying, momentum_state
+from lm.kinds import Group, NamedWeights, OptimConfig, Skippable, decaying, momentum_state
 
 
 class LionConfig(OptimConfig):
@@ -26,7 +26,7 @@ class LionConfig(OptimConfig):
     weight_decay: float = Field(1.0, ge=0)
     """Decoupled decay of matrices and embeddings; 3 to 10 times more than AdamW's."""
 
-    def build(self, named: Named, matrices: Container[str], vectors: Container[str]) -> Optimizer:
+    def build(self, named: NamedWeights, matrices: Container[str], vectors: Container[str]) -> Optimizer:
         return Lion([group | {"betas": (self.beta1, self.beta2)} for group in decaying(named, self.lr, self.weight_decay, vectors)])
 
     def state_bytes(self, number: int) -> tuple[int, int]:

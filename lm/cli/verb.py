@@ -1,5 +1,6 @@
 """What a verb of the command line is: keys of its own, a usage, and what it does. One class a file of `verbs/`."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from importlib import import_module
 from inspect import cleandoc
@@ -13,9 +14,9 @@ from lm.schema import Config
 class Verb(Config):
     """Base of the verbs. A field is a key of the verb's own, `from_` the key `from`; the docstring is its usage."""
 
+    @abstractmethod
     def run(self, rest: list[str]) -> None:
         """Does it; raises LmError.  rest: the other arguments, which most verbs take as overrides of `lm train`."""
-        raise NotImplementedError
 
     @classmethod
     def help_text(cls, rest: list[str]) -> str:

@@ -1,6 +1,7 @@
 """Everything that `lm train` can be told: the frozen `config.yaml` of a run folder is one TrainConfig."""
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -127,17 +128,17 @@ class LaunchConfig(Config):
 class CallbackConfig(Slot):
     """Something of one's own that happens between steps."""
 
+    @abstractmethod
     def build(self) -> Any:
         """Returns a lightning.Callback; it comes behind those of the house, on every rank."""
-        raise NotImplementedError
 
 
 class MetricConfig(Slot):
     """Numbers of one's own for each line of metrics.jsonl."""
 
+    @abstractmethod
     def build(self) -> Callable[[Any, Any], Tree]:
         """Returns a function of (trainer, module) that gives numbers by name; every rank calls it, and the first one's are written."""
-        raise NotImplementedError
 
 
 class ResumeConfig(Config):

@@ -44,7 +44,7 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
         _require_same_weights(reader, cfg.model)
         _require_same_config(folder, reader.meta["config"], cfg.tree())
         before = reader.meta["config"]["trainer"]["max_steps"]
-        if before != cfg.trainer.max_steps and cfg.schedule.kind != "constant":
+        if before != cfg.trainer.max_steps and cfg.schedule.of_length:
             say(f"trainer.max_steps was {before:,} and is {cfg.trainer.max_steps:,}: from here on the rate is that of the longer schedule")
     elif folder.model.is_dir() and folder.exists():
         _require_same_config(folder, folder.config(), cfg.tree())

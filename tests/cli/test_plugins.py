@@ -119,6 +119,15 @@ WRONG = {
 }
 
 
+@pytest.mark.usefixtures("forgotten")
+def test_a_kind_that_lacks_a_method_of_its_slot_is_refused_by_its_name(lm: Lm, own: Callable[[str, str], str]) -> None:
+    program = (
+        "from typing import Literal\nfrom lm.kinds import NormConfig\n\n\nclass Half(NormConfig):\n    kind: Literal['half'] = 'half'\n"
+    )
+    code, _, err = lm("train", f"plugins={own('half.py', program)}", "model/norm=half", "--cfg", "job")
+    assert code == 2 and "model.norm: kind=half does not define build" in err.splitlines()[-1], err
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_file_that_brings_no_kind_ends_with_one_sentence(lm: Lm, tmp_path: Path, wrong: str) -> None:
     content, words = WRONG[wrong]
@@ -202,11 +211,17 @@ class Looks(CallbackConfig):
     every: int = 3
     """Steps between looks."""
 
+    def build(self):
+        raise AssertionError("composed, not run")
+
 
 class Counted(MetricConfig):
     """Counts."""
 
     kind: Literal["counted"] = "counted"
+
+    def build(self):
+        raise AssertionError("composed, not run")
 '''
 
 

@@ -19,7 +19,7 @@ def train(cfg: TrainConfig, callbacks: Sequence["Callback"] = (), command: str |
     Raises LmError; Interrupted after SIGINT or SIGTERM, with the step finished and all saved, so that the same call goes on.
     """
     folder = RunFolder(cfg.run.folder)
-    if cfg.strategy.kind == "single":
+    if not cfg.strategy.launched:
         from lm.training import run
 
         run.train(cfg, command, callbacks)

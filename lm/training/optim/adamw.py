@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lm.training.optim.base import Group, Named, OptimConfig, Stateful, adam_state, decaying
+from lm.training.optim.base import Group, NamedWeights, OptimConfig, Stateful, adam_state, decaying
 
 
 class AdamWConfig(OptimConfig):
@@ -26,7 +26,7 @@ class AdamWConfig(OptimConfig):
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled decay of matrices and embeddings."""
 
-    def build(self, named: Named, matrices: Container[str], vectors: Container[str]) -> Optimizer:
+    def build(self, named: NamedWeights, matrices: Container[str], vectors: Container[str]) -> Optimizer:
         groups = decaying(named, self.lr, self.weight_decay, vectors)
         return AdamW(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from lm.schema import Slot
 
-Named = list[tuple[str, nn.Parameter]]
+NamedWeights = list[tuple[str, nn.Parameter]]
 Group = dict[str, Any]
 
 
@@ -26,17 +26,17 @@ class OptimConfig(Slot, group="optim"):
     clip: float | None = Field(1.0, gt=0)
     """Largest global gradient norm. null: no clipping."""
 
-    def build(self, named: Named, matrices: Container[str], vectors: Container[str]) -> Optimizer:
+    @abstractmethod
+    def build(self, named: NamedWeights, matrices: Container[str], vectors: Container[str]) -> Optimizer:
         """Returns one optimizer over these parameters; each of its groups is made by `grouped`.
 
         matrices: names of the blocks' matrices and stacks of them.  vectors: names that do not decay; an engine may have cut the weights
         already, so that their shapes no longer tell.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def state_bytes(self, number: int) -> tuple[int, int]:
         """Returns what is kept per element of the blocks' matrices, and of everything else.  number: bytes of a weight."""
-        raise NotImplementedError
 
 
 class Stateful(ABC):
@@ -92,13 +92,13 @@ def vectors_of(named: Iterable[tuple[str, nn.Parameter]]) -> set[str]:
     return {name for name, p in named if p.ndim < 2 or name.endswith("bias")}
 
 
-def grouped(named: Named, lr: float, weight_decay: float) -> Group:
+def grouped(named: NamedWeights, lr: float, weight_decay: float) -> Group:
     """Returns parameters with their `names`, and the rate that the schedule takes parts of."""
     params, names = [p for _, p in named], [name for name, _ in named]
     return {"params": params, "names": names, "lr": lr, "peak_lr": lr, "weight_decay": weight_decay}
 
 
-def decaying(named: Named, lr: float, weight_decay: float, vectors: Container[str]) -> list[Group]:
+def decaying(named: NamedWeights, lr: float, weight_decay: float, vectors: Container[str]) -> list[Group]:
     """Returns a group of matrices and embeddings, which decay, and one of vectors, which do not."""
     matrices, others = [[pair for pair in named if (pair[0] in vectors) == of] for of in (False, True)]
     return [grouped(part, lr, decay) for part, decay in ((matrices, weight_decay), (others, 0.0)) if part]

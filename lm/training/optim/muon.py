@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from lm.training.optim.base import Group, Named, OptimConfig, Skippable, adam_state, decaying, grouped, momentum_state
+from lm.training.optim.base import Group, NamedWeights, OptimConfig, Skippable, adam_state, decaying, grouped, momentum_state
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: singular values land in about 0.7 to 1.2 after 5 steps
 STEPS = 5
@@ -59,7 +59,7 @@ class MuonConfig(OptimConfig):
     adam_weight_decay: float = Field(0.0, ge=0)
     """AdamW: decoupled decay of embeddings and head."""
 
-    def build(self, named: Named, matrices: Container[str], vectors: Container[str]) -> Optimizer:
+    def build(self, named: NamedWeights, matrices: Container[str], vectors: Container[str]) -> Optimizer:
         inner, outer = ([pair for pair in named if (pair[0] in matrices) == of] for of in (True, False))
         adam = {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
         groups = [part | adam for part in decaying(outer, self.adam_lr, self.adam_weight_decay, vectors)]

@@ -1,7 +1,8 @@
 """How the learning rate goes with the steps."""
 
 import math
-from typing import Literal
+from abc import abstractmethod
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,6 +12,9 @@ from lm.schema import Slot
 class ScheduleConfig(Slot, group="schedule"):
     """How the learning rate goes with the steps, as parts of its peak."""
 
+    of_length: ClassVar[bool] = True
+    """Whether the rate of a step depends on how long the run is."""
+
     warmup_steps: int = Field(0, ge=0)
     """Steps of linear rise to the peak."""
 
@@ -18,13 +22,15 @@ class ScheduleConfig(Slot, group="schedule"):
         """Returns the learning rate of a step, counted from 0, as a part of the peak. Warm-up is (step + 1) / warmup_steps."""
         return (step + 1) / self.warmup_steps if step < self.warmup_steps else self.after_warmup(step, max_steps)
 
+    @abstractmethod
     def after_warmup(self, step: int, max_steps: int) -> float:
         """Returns the part of the peak at a step behind the warm-up."""
-        raise NotImplementedError
 
 
 class ConstantConfig(ScheduleConfig):
     """Warm-up, then the peak to the end."""
+
+    of_length: ClassVar[bool] = False
 
     kind: Literal["constant"] = "constant"
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lm.training.optim.base import Group, Named, OptimConfig, Skippable, decaying, momentum_state
+from lm.training.optim.base import Group, NamedWeights, OptimConfig, Skippable, decaying, momentum_state
 
 
 class SGDConfig(OptimConfig):
@@ -23,7 +23,7 @@ class SGDConfig(OptimConfig):
     clip: float | None = Field(None, gt=0)
     """Largest global gradient norm. null: no clipping."""
 
-    def build(self, named: Named, matrices: Container[str], vectors: Container[str]) -> Optimizer:
+    def build(self, named: NamedWeights, matrices: Container[str], vectors: Container[str]) -> Optimizer:
         groups = decaying(named, self.lr, self.weight_decay, vectors)
         return SGD([group | {"momentum": self.momentum} for group in groups])
 

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import sys
+from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -26,10 +27,12 @@ class StrategyConfig(Slot, group="strategy"):
     """Whether the optimizer sees slices where the model has whole weights."""
     offload: ClassVar[bool] = False
     """Whether the optimizer's state and step are in the host's memory."""
+    launched: ClassVar[bool] = True
+    """Whether processes are started for it."""
 
+    @abstractmethod
     def build(self, cfg: "TrainConfig") -> "Single":
         """Returns the engine; raises ConfigError where it is not installed."""
-        raise NotImplementedError
 
     def refused(self, cfg: "Sized") -> str | None:
         """Returns what in this config the engine cannot do, with the remedy; None where there is nothing."""
@@ -41,6 +44,8 @@ class StrategyConfig(Slot, group="strategy"):
 
 class SingleConfig(StrategyConfig):
     """One process on one device."""
+
+    launched: ClassVar[bool] = False
 
     kind: Literal["single"] = "single"
 

@@ -53,7 +53,12 @@ def disk_errors(path: Path, needed_bytes: int = 0) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         code = _errno(error)
-        if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if code == errno.EFBIG:
+            raise ResourceError(
+                f"{path}: a file of {needed_bytes:,} bytes is larger than one may be here (ulimit -f, or the file system). Raise the limit,"
+                " or choose another folder."
+            ) from error
+        if code in (errno.ENOSPC, errno.EDQUOT):
             raise ResourceError(_no_space(path, needed_bytes, free_bytes(path))) from error
         reason = os.strerror(code) if code else str(error)
         raise ResourceError(f"{path}: cannot be written ({reason}). Make it writable, or choose another folder.") from error

@@ -12,7 +12,7 @@ from lm.schema import Config, did_you_mean, flatten
 from lm.storage.run_folder import RunFolder
 
 P = TypeVar("P", bound=Config)
-_EXAMINED = ("data", "objective", "recipes", "traceback")
+_EXAMINED = ("data", "objective", "recipes", "init_from", "traceback")
 
 
 class Corpus(Config):

@@ -12,7 +12,10 @@ from lm.report.units import table
 from lm.storage.model_folder import read_config, resolve_model
 from lm.storage.run_folder import RunFolder
 
-_UNITS = {"val_loss": "nats/token", "tokens": "predicted", "zlib_bits_per_byte": "(level 9)"}
+_UNITS = {
+    "val_loss": "nats/token", "tokens": "predicted", "zlib_bits_per_byte": "(level 9)", "val_label_loss": "nats/token of answers",
+    "val_pair_loss": "nats/pair", "val_chosen_logp": "nats/answer", "val_rejected_logp": "nats/answer",
+}  # fmt: skip
 
 
 class Eval(Verb):
@@ -41,8 +44,10 @@ class Eval(Verb):
         from lm.generation.examine import evaluate
 
         data = examined.data if says_length else examined.data.replace(seq_len=saved["model"]["max_seq_len"])
-        objective, micro_batch = examined.objective, self.micro_batch
-        found = evaluate(model, data, objective, split=self.split, micro_batch=micro_batch, device=self.device, log=say)
+        found = evaluate(
+            model, data, examined.objective, parent=examined.init_from, split=self.split, micro_batch=self.micro_batch,
+            device=self.device, log=say,
+        )  # fmt: skip
         if self.format == "json":
             print(json.dumps(found))
         else:

@@ -85,7 +85,8 @@ def evaluate(
     except ValueError as error:
         raise ConfigError(f"objective: {error}") from None
     if data.seq_len > lm.max_seq_len:
-        raise ConfigError(f"data.seq_len={data.seq_len} is over model.max_seq_len={lm.max_seq_len}. Lower it, or leave it out.")
+        _require_places(lm, data.seq_len)
+        log(f"data.seq_len={data.seq_len} is over model.max_seq_len={lm.max_seq_len}: the rows are longer than any in training.")
     prepared = prepare(data, tokenizer, log=log)
     all_rows = _rows(prepared, split, lambda store: build_rows(objective, data, store, tokenizer, lm.cfg))
     where = str(lm.embed.weight.device)
@@ -100,3 +101,12 @@ def _rows(prepared: Prepared, split: Split, build: Callable[[TokenStore], Rows])
     wanted = ("train", "val") if split == "all" else (split,)
     found = [{name: build(part.train if of == "train" else part.val) for name, part in prepared.parts.items()} for of in wanted]
     return [rows[""] if "" in rows else MixedRows(rows, prepared.tokenizer.pad) for rows in found]
+
+
+def _require_places(model: LM, seq_len: int) -> None:
+    position = model.cfg.position
+    if position.by_place:
+        raise ConfigError(
+            f"data.seq_len={seq_len} is over model.max_seq_len={model.max_seq_len}, and position={position.kind} has no more places."
+            " Lower it, or leave it out."
+        )

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import Composition, Layer, compose
+from lm.cli.views.text import say
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.errors import ConfigError
 from lm.generation.examine import Examined
@@ -48,8 +49,12 @@ def take_examined(args: Sequence[str], own_keys: Sequence[str], run: RunFolder |
         remedy = "Write data=text data.files=FILE, or data=stdlib"
         raise ConfigError(f"data: the model is in no run folder, so the data must be given. {remedy}.")
     composition = compose(overrides, saved)
-    says_length = [layer.label for layer, _ in composition.stated("data.seq_len")][-1:]
-    return _told(composition, Examined), says_length in (["run"], ["command line"])
+    length, n_rows = ([layer.label for layer, _ in composition.stated(f"data.{key}")][-1:] for key in ("seq_len", "val_rows"))
+    found = _told(composition, Examined)
+    if length == ["command line"] != n_rows and found.data.val_rows is not None:
+        say(f"data.val_rows={found.data.val_rows} is left aside: all held-out text is read, the same at every data.seq_len")
+        found = found.replace(data=found.data.replace(val_rows=None))
+    return found, length in (["run"], ["command line"])
 
 
 def _told(composition: Composition, cls: type[P]) -> P:

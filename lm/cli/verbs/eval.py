@@ -22,7 +22,8 @@ class Eval(Verb):
     """usage: lm eval from=FOLDER [key=value ...] [data=..., objective=..., recipes=... and their keys, as lm train takes them]
 
     Without data, those of the run that the model comes from. The tokenizer is the model's own. Rows of other data are as long as the
-    model's context unless data.seq_len is set; without an objective, what models of this kind are mostly trained for is predicted.
+    model's context unless data.seq_len is set, which may be longer where the position has no limit; all of the held-out text is read then.
+    Without an objective, what models of this kind learn such records by is predicted.
     """
 
     from_: str

@@ -52,8 +52,11 @@ class Generate(Verb, SamplingConfig):
             for n, (prompt, completion) in enumerate(zip(shown, found, strict=True), 1):
                 _write(f"--- {n} of {len(prompts)} ---\n{prompt}{completion.text}\n")
         for n, completion in enumerate(found, 1):
+            which = f"prompt {n}: " if len(prompts) > 1 else ""
+            if completion.slid:
+                context = model.max_seq_len
+                say(f"{which}went on beyond the context of {context}: each token has seen no more than {context} up to itself.")
             if completion.cut_short:
-                which = f"prompt {n}: " if len(prompts) > 1 else ""
                 note = f"{which}stopped after {completion.n_tokens} tokens, since the context of {model.max_seq_len} is full"
                 say(f"{note} (max_tokens={self.max_tokens}).")
 

@@ -174,6 +174,33 @@ def test_any_damage_to_any_file_is_rejected_and_named(name: str, damage: str, tm
         verify(tmp_path / "x")
 
 
+@pytest.mark.parametrize("what", ["a file", "a hidden file", "a link", "an entry less", "a file elsewhere", "no hash", "no list"])
+def test_a_manifest_lists_exactly_what_the_folder_holds(what: str, tmp_path: Path) -> None:
+    """Seen to fail: a manifest without the weights was accepted, and flipped ones were loaded."""
+    write(tmp_path / "x", "one")
+    manifest = tmp_path / "x" / MANIFEST
+    listed = json.loads(manifest.read_text())
+    match what:
+        case "a file":
+            (tmp_path / "x" / "sub" / "c.txt").write_text("mine")
+        case "a hidden file":
+            (tmp_path / "x" / ".c").write_text("mine")
+        case "a link":
+            (tmp_path / "x" / "c.txt").symlink_to("nowhere")
+        case "an entry less":
+            manifest.write_text(json.dumps({"a.txt": listed["a.txt"]}))
+            (tmp_path / "x" / "sub" / "b.txt").write_text("flipped")
+        case "a file elsewhere":
+            manifest.write_text(json.dumps(listed | {"../y": listed["a.txt"]}))
+            (tmp_path / "y").write_text("one")
+        case "no hash":
+            manifest.write_text(json.dumps(listed | {"a.txt": 1}))
+        case "no list":
+            manifest.write_text(json.dumps(list(listed)))
+    with pytest.raises(CheckpointError, match=r"manifest\.json (does not list the file|.*damaged)|manifest\.json: the file is damaged"):
+        verify(tmp_path / "x")
+
+
 def test_flipped_bits_all_over_the_manifest_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "x", "one")
     path = tmp_path / "x" / MANIFEST

@@ -56,7 +56,11 @@ def disk_errors(path: Path, needed_bytes: int = 0) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         code = _errno(error)
-        if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if code == errno.EFBIG:
+            size = f" of {needed_bytes:,} bytes" if needed_bytes else ""
+            rule = "is larger than one may be here (ulimit -f, or the file system)"
+            raise ResourceError(f"{path}: a file{size} {rule}. Raise the limit, or choose another folder.") from error
+        if code in (errno.ENOSPC, errno.EDQUOT):
             raise ResourceError(_no_space(path, needed_bytes, free_bytes(path))) from error
         reason = os.strerror(code) if code else str(error)
         raise ResourceError(f"{path}: cannot be written ({reason}). Make it writable, or choose another folder.") from error
@@ -83,7 +87,7 @@ def _prefix(path: Path) -> str:
 
 
 @contextmanager
-def _beside(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+def beside(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
     """A file or folder beside `path` that no other writer has, made by `make`; removed behind the block, unless it has another name then.
 
     Its writer holds a lock on it, so that what killed writers of `path` have left is known, and removed first.
@@ -131,7 +135,7 @@ def atomic_folder(path: Path, needed_bytes: int = 0, replace: bool = True) -> It
     """
     with disk_errors(path, needed_bytes):
         require_space(path, needed_bytes)
-        with _beside(path, Path.mkdir) as temporary:
+        with beside(path, Path.mkdir) as temporary:
             failpoint("made")
             yield temporary
             _seal(temporary)
@@ -244,7 +248,7 @@ def write_json(path: Path, tree: Tree) -> None:
 
 def replace_file(path: Path, text: str) -> None:
     """Whoever reads it, and whenever the writer is killed, the file is the old one or the new one."""
-    with disk_errors(path), _beside(path, Path.touch) as temporary:
+    with disk_errors(path), beside(path, Path.touch) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # of a file name that is not UTF-8, say
         sync(temporary)
         temporary.replace(path)

@@ -87,7 +87,7 @@ class Metrics:
             log.warning("%s: the file was deleted while the run writes it; a new one starts here.", self.path)
         with disk_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
+            with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(_line(record))
         self._expected = True
 

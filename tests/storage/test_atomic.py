@@ -130,7 +130,7 @@ def small_files() -> Iterator[None]:
 
 
 def test_a_write_that_the_system_cuts_short_is_a_resource_error(tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match="no space left"), small_files():
+    with pytest.raises(ResourceError, match="a file is larger than one may be here"), small_files():
         write(tmp_path / "x", "y" * 2000)
     assert list(tmp_path.iterdir()) == []
 

@@ -1,5 +1,6 @@
 """A model on data: what `lm eval` prints and `lm.evaluate` returns."""
 
+import math
 import operator
 from collections.abc import Callable
 from functools import reduce
@@ -15,7 +16,7 @@ from lm.data.rows.build import build_rows
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.errors import CheckpointError, ConfigError
+from lm.errors import CheckpointError, ConfigError, NumericsError
 from lm.generation.evaluate import Evaluation, totals
 from lm.generation.load import load
 from lm.nn.transformer import LM
@@ -67,7 +68,8 @@ def evaluate(
     with rows of its `seq_len`; None: the data, the objective and the parent of the run that the folder belongs to. objective: None: what
     models of this kind are trained for on such data. parent: what DPO compares with; None: no pair loss is told. split: the part that
     training would hold out, the one that it would read, or both.
-    Raises ConfigError where data, objective and model do not fit, CheckpointError where the folder cannot be read.
+    Raises ConfigError where data, objective and model do not fit, CheckpointError where the folder cannot be read, NumericsError for a loss
+    that is not finite.
     """
     if data is None:
         run = RunFolder.around(resolve_model(str(model))) if not isinstance(model, tuple) else None
@@ -93,6 +95,9 @@ def evaluate(
     measure = objective.measure(None if parent is None else lambda: load(parent, where)[0])
     parts = [totals(lm, rows, spread(len(rows), data.val_rows), tokenizer, micro_batch, measure=measure) for rows in all_rows]
     found = cast(Examination, reduce(operator.add, parts).figures())
+    if not math.isfinite(loss := found["val_loss"]):
+        said = f"eval: the loss is {loss} over {found['tokens']:,} tokens, and only finite ones compare"
+        raise NumericsError(f"{said}. Use an earlier checkpoint.")
     return found if split != "val" else {**found, "zlib_bits_per_byte": prepared.zlib_bits_per_byte}
 
 

@@ -56,7 +56,7 @@ class RunFolder:
 
     def write_summary(self, tree: Tree) -> None:
         """Says that the run has ended, and how."""
-        replace_file(self._summary, json.dumps(tree, indent=1, ensure_ascii=False))
+        replace_file(self._summary, json.dumps(_finite(tree), indent=1, allow_nan=False, ensure_ascii=False))
 
     def remove_summary(self) -> None:
         """Says that the run goes on."""

@@ -50,7 +50,7 @@ class Eval(Verb):
             device=self.device, log=say,
         )  # fmt: skip
         if self.format == "json":
-            print(json.dumps(found))
+            print(json.dumps(found, allow_nan=False))
         else:
             shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in found.items()}
             print(table([(name, value, _UNITS.get(name, "")) for name, value in shown.items()], ""))

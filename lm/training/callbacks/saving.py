@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lm.schema import Tree
-from lm.storage.atomic import atomic_folder, disk_errors, remove, require_space, temporary_of
-from lm.storage.checkpoint import Piece, bytes_of, prune, require_finite, step_folder, write_meta, write_pieces
+from lm.storage.atomic import atomic_folder, beside, disk_errors, require_space
+from lm.storage.checkpoint import WEIGHTS, Piece, bytes_of, prune, require_finite, step_folder, write_meta, write_pieces
 from lm.training.launch.ranks import Ranks
 
 
@@ -36,16 +36,11 @@ class Saver:
         self._ranks.from_first(lambda: self._try(meta, int(largest), n * int(weights + others) + int(weights)))
 
     def _try(self, meta: Tree, largest: int, needed: int) -> None:
-        trial = temporary_of(self._folder / "trial")
-        with disk_errors(self._folder, largest):
-            trial.mkdir(parents=True, exist_ok=True)
-            try:
-                write_meta(trial, meta)
-                self._save_tokenizer(trial)
-                with (trial / "largest").open("wb") as file:
-                    file.truncate(largest)  # takes no room, and is refused like a file that does
-            finally:
-                remove(trial)
+        with disk_errors(self._folder, largest), beside(self._folder / "trial", Path.mkdir) as trial:
+            write_meta(trial, meta)
+            self._save_tokenizer(trial)
+            with (trial / "largest").open("wb") as file:
+                file.truncate(largest)  # takes no room, and is refused like a file that does
         require_space(self._folder, needed)
 
     def save(self, step: int, pieces: Iterable[Piece], meta: Tree) -> None:
@@ -57,7 +52,7 @@ class Saver:
             return
         copies = [replace(piece, tensor=piece.tensor.detach().to("cpu", copy=True)) for piece in mine]
         for piece in copies:
-            if piece.kind == "weight":
+            if piece.kind in WEIGHTS:
                 require_finite(piece.name, piece.tensor)
         self._writer = threading.Thread(target=self._write_and_note, args=(step, copies, meta), name="checkpoint")
         self._writer.start()
@@ -87,7 +82,7 @@ class Saver:
         (needed,) = ranks.total(bytes_of(pieces))
         if ranks.first:
             with atomic_folder(path, int(needed)) as temporary:
-                ranks.barrier()  # the folder is there
+                ranks.from_first(lambda: temporary)
                 write_pieces(temporary, pieces)
                 write_meta(temporary, meta)
                 self._save_tokenizer(temporary)
@@ -95,8 +90,8 @@ class Saver:
             with disk_errors(self._folder):
                 prune(self._folder, self._keep_last)
         else:
-            ranks.barrier()
+            temporary = ranks.from_first(Path)  # where the first rank has made it
             with disk_errors(path):
-                write_pieces(temporary_of(path), pieces, ranks.rank)
+                write_pieces(temporary, pieces, ranks.rank)
             ranks.barrier()
         ranks.barrier()  # it is a checkpoint

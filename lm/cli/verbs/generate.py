@@ -7,6 +7,7 @@ from lm.cli.verb import Verb
 from lm.cli.views.text import say
 from lm.errors import ConfigError
 from lm.generation.sampling import SamplingConfig
+from lm.schema import MaybeEmpty
 
 
 class Generate(Verb, SamplingConfig):
@@ -20,7 +21,7 @@ class Generate(Verb, SamplingConfig):
 
     from_: str
     """Run, model or checkpoint folder."""
-    prompt: str | list[str] | None = None
+    prompt: MaybeEmpty | list[MaybeEmpty] | None = None
     """Text to continue, or the source of an encoder-decoder; may be given several times. Empty: a new document. null: standard input."""
     chat: bool = False
     """The prompt is a user's message under the tokenizer's chat template."""

@@ -139,7 +139,8 @@ def from_tree(cls: type[C], tree: Tree, where: str = "") -> C:
         return cls.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
         messages = [_explain(cls, tree, dict(problem)) for problem in error.errors(include_url=False)]
-    raise ConfigError("\n".join((f"{where}: " if where else "") + message for message in reversed(messages)))
+    first, *others = [(f"{where}: " if where else "") + message for message in messages]
+    raise ConfigError(first, before=others[::-1])
 
 
 def variants(annotation: Any) -> dict[str, type[Config]]:

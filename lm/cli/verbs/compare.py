@@ -4,6 +4,7 @@ from pathlib import Path
 
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
+from lm.printing import say
 
 
 class Compare(Verb):
@@ -20,5 +21,6 @@ class Compare(Verb):
             raise ConfigError("compare: no run folder was given. Name at least one, as in lm compare runs/a runs/b.")
         from lm.report.page import compare
 
-        print(compare(folders, self.out))
-        print(f"picture: {Path(self.out) / 'compare.png'}")
+        for line in compare(folders, self.out).split("\n"):
+            say(line)
+        say(f"picture: {Path(self.out) / 'compare.png'}")

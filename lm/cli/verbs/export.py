@@ -3,7 +3,7 @@
 from typing import Literal
 
 from lm.cli.verb import Verb
-from lm.cli.views.text import say
+from lm.printing import note, say
 
 
 class Export(Verb):
@@ -33,8 +33,8 @@ class Export(Verb):
         self.refuse(rest)
         from lm.hf.io.export import export
 
-        found = export(self.from_, self.out, family=self.family, dtype=self.dtype, mtp=self.mtp, check=self.check, say=say)
-        print(f"{found.folder}: {found.kind}, {found.n_parameters / 1e6:,.1f} M parameters")
+        found = export(self.from_, self.out, family=self.family, dtype=self.dtype, mtp=self.mtp, check=self.check, say=note)
+        say(f"{found.folder}: {found.kind}, {found.n_parameters / 1e6:,.1f} M parameters")
         if found.check is not None:
             how = f"float32, {found.check.rows} x {found.check.tokens} tokens, logits of std {found.check.spread:.2g}"
-            print(f"largest logit difference to transformers: {found.check.difference:.1e} ({how})")
+            say(f"largest logit difference to transformers: {found.check.difference:.1e} ({how})")

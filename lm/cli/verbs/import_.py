@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from lm.cli.verb import Verb
-from lm.cli.views.text import say
+from lm.printing import note, say
 
 
 class Import(Verb):
@@ -30,5 +30,5 @@ class Import(Verb):
         from lm.hf.io.export import import_model
 
         length, revision = self.max_seq_len, self.revision
-        found = import_model(self.from_, self.out, tokenizer=self.tokenizer, max_seq_len=length, revision=revision, say=say)
-        print(f"{found.folder}: {found.kind}, {found.n_parameters / 1e6:,.1f} M parameters. Try it: lm generate from={self.out} prompt=...")
+        found = import_model(self.from_, self.out, tokenizer=self.tokenizer, max_seq_len=length, revision=revision, say=note)
+        say(f"{found.folder}: {found.kind}, {found.n_parameters / 1e6:,.1f} M parameters. Try it: lm generate from={self.out} prompt=...")

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from lm import printing
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import load
@@ -39,7 +40,7 @@ def export(
     dtype: Literal["keep", "fp32", "bf16", "fp16"] = "keep",
     mtp: Literal["drop", "keep"] = "drop",
     check: bool = True,
-    say: Say = print,
+    say: Say = printing.say,
 ) -> Written:
     """Writes what transformers, vLLM, llama.cpp and lm-eval load: config, safetensors, tokenizer and model card.
 
@@ -83,7 +84,7 @@ def import_model(
     tokenizer: str | Path | None = None,
     max_seq_len: int | None = None,
     revision: str | None = None,
-    say: Say = print,
+    say: Say = printing.say,
 ) -> Written:
     """Writes a Hugging Face model as a model folder, which `load`, `init_from`, `evaluate` and `export` take. Runs no code of it.
 

@@ -91,13 +91,13 @@ class RMSNorm(nn.Module):
     def __init__(self, d: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(d))
-        self.eps = eps
+        self.d, self.eps = d, eps
 
     def forward(self, x: Tensor) -> Tensor:
         return self.normalised(x, self.weight)
 
     def extra_repr(self) -> str:
-        return str(len(self.weight))
+        return str(self.d)
 
     def normalised(self, x: Tensor, weight: Tensor) -> Tensor:
         """rms_norm, by the fastest path that is exact here."""

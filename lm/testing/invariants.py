@@ -38,6 +38,10 @@ def check_sizes(cfg: ModelConfig) -> None:
     assert not all(p.equal(weights[name]) for name, p in other.named_parameters()), "another seed draws the same weights"
     shapes = {name: p.shape for name, p in build_model(cfg, device="meta").named_parameters()}
     assert shapes == {name: p.shape for name, p in weights.items()}, "on the meta device the model has other weights"
+    said = repr(again)
+    for p in again.parameters():
+        p.data = p.new_empty(0)  # as an engine leaves it that holds the weights in pieces
+    assert repr(again) == said, "extra_repr asks the shape of a weight. Keep the number"
     counts, held = count(cfg, S), memory(model, Setting(2, S, 1024))
     assert counts.parameters >= counts.active > 0 and counts.forward_flops_per_token > 0, "the counts of the model are not positive"
     assert held.activations > 0 and counts.cache_bytes_per_token + counts.cache_bytes_per_row > 0, "a model that keeps nothing"

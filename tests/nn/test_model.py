@@ -8,10 +8,17 @@ import torch
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
 from lm.nn.transformer import build_model, model_config
+from lm.schema import Tree
+from lm.testing.invariants import check_sizes
 from lm.testing.models import BASE, tokens
 from tests.nn.models import CONV, MIXTURES, config, redrawn, with_kinds
 
 pytestmark = pytest.mark.usefixtures("doubles")
+
+
+@pytest.mark.parametrize("changes", [{}, {"ffn": MIXTURES[0]}, {"recurrent": CONV, "pattern": ["recurrent", "attention"]}], ids=str)
+def test_draws_shapes_and_the_outline_need_the_config_alone(changes: Tree) -> None:
+    check_sizes(model_config(BASE | changes))
 
 
 @torch.no_grad()

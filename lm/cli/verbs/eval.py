@@ -44,7 +44,7 @@ class Eval(Verb):
         objective, micro_batch = examined.objective, self.micro_batch
         found = evaluate(model, data, objective, split=self.split, micro_batch=micro_batch, device=self.device, log=note)
         if self.format == "json":
-            answer(json.dumps(found))
+            answer(json.dumps(found, allow_nan=False))
         else:
             shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in found.items()}
             answer(table([(name, value, _UNITS.get(name, "")) for name, value in shown.items()], ""))

@@ -18,7 +18,7 @@ class Experts(Declares, nn.Module):
 
     def __init__(self, cfg: MLPConfig, n: int, d_model: int) -> None:
         super().__init__()
-        hidden = cfg.width(d_model)
+        self.d_model, self.hidden = d_model, (hidden := cfg.width(d_model))
         self.n, self.gated, self.act, self.combine = n, cfg.gated, ACTIVATIONS[cfg.activation], cfg.gate()
         self.up = nn.Parameter(torch.empty(n, hidden, d_model))
         self.gate = nn.Parameter(torch.empty(n, hidden, d_model)) if cfg.gated else None
@@ -29,8 +29,7 @@ class Experts(Declares, nn.Module):
         self.dropout = nn.Dropout(cfg.dropout)
 
     def extra_repr(self) -> str:
-        _, hidden, d = self.up.shape
-        return f"{self.n} x ({d} -> {hidden} -> {d}){', gated' if self.gated else ''}"
+        return f"{self.n} x ({self.d_model} -> {self.hidden} -> {self.d_model}){', gated' if self.gated else ''}"
 
     def loop(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """The reference.  x: (t, d); experts, weights: (t, k). Returns (t, d)."""

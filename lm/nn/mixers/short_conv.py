@@ -48,11 +48,12 @@ class ShortConv(Mixer):
     def __init__(self, cfg: ShortConvConfig, d_model: int, layer: int) -> None:
         super().__init__(layer)
         self.bcv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.n_tokens = cfg.kernel
         self.kernel = nn.Parameter(torch.empty(d_model, cfg.kernel))
         self.o = Out(d_model, d_model, bias=False)
 
     def extra_repr(self) -> str:
-        return f"of {self.kernel.shape[1]} tokens"
+        return f"of {self.n_tokens} tokens"
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.mask.explicit is not None or not ctx.mask.causal:

@@ -45,7 +45,9 @@ class Examined(Config):
             return from_tree(cls, {key: tree[key] for key in cls.model_fields if key in tree})
         except ConfigError as error:
             plugins.require(tree, run.config_file)
-            raise CheckpointError(f"{run.config_file}: its data cannot be read ({error}). Restore the file, or give data=...") from None
+            raise CheckpointError(
+                f"{run.config_file}: its data cannot be read ({error.sentence}). Restore the file, or give data=..."
+            ) from None
 
 
 def evaluate(

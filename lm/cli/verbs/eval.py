@@ -7,7 +7,7 @@ from pydantic import Field
 
 from lm.cli.compose.sections import take_examined
 from lm.cli.verb import Verb
-from lm.cli.views.text import say
+from lm.printing import answer, note
 from lm.report.units import table
 from lm.storage.model_folder import read_config, resolve_model
 from lm.storage.run_folder import RunFolder
@@ -42,9 +42,9 @@ class Eval(Verb):
 
         data = examined.data if says_length else examined.data.replace(seq_len=saved["model"]["max_seq_len"])
         objective, micro_batch = examined.objective, self.micro_batch
-        found = evaluate(model, data, objective, split=self.split, micro_batch=micro_batch, device=self.device, log=say)
+        found = evaluate(model, data, objective, split=self.split, micro_batch=micro_batch, device=self.device, log=note)
         if self.format == "json":
-            print(json.dumps(found, allow_nan=False))
+            answer(json.dumps(found, allow_nan=False))
         else:
             shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in found.items()}
-            print(table([(name, value, _UNITS.get(name, "")) for name, value in shown.items()], ""))
+            answer(table([(name, value, _UNITS.get(name, "")) for name, value in shown.items()], ""))

@@ -50,8 +50,11 @@ class Generate(Verb, SamplingConfig):
             for n, (prompt, completion) in enumerate(zip(shown, found, strict=True), 1):
                 raw(f"--- {n} of {len(prompts)} ---\n{prompt}{completion.text}\n")
         for n, completion in enumerate(found, 1):
+            which = f"prompt {n}: " if len(prompts) > 1 else ""
+            if completion.slid:
+                context = model.max_seq_len
+                note(f"{which}went on beyond the context of {context}: each token has seen no more than {context} up to itself.")
             if completion.cut_short:
-                which = f"prompt {n}: " if len(prompts) > 1 else ""
                 why = f"{which}stopped after {completion.n_tokens} tokens, since the context of {model.max_seq_len} is full"
                 note(f"{why} (max_tokens={self.max_tokens}).")
 

@@ -28,6 +28,15 @@ class Verb(Config):
         refuse(type(self), rest)
 
 
+class Writer(Verb):
+    """Base of the verbs that write a folder."""
+
+    out: str
+    """Folder to write."""
+    overwrite: bool = False
+    """Replace a folder that a verb has written before, once the new one is complete."""
+
+
 def find(name: str) -> type[Verb]:
     """Returns the class `Name` of verbs/name.py; a module named like a keyword of Python has an underscore."""
     found: type[Verb] = getattr(import_module(f"lm.cli.verbs.{name}{'_' * iskeyword(name)}"), name.capitalize())

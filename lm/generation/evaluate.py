@@ -54,14 +54,24 @@ def evaluate(
     Bits per byte = nats / ln 2 / bytes, so that tokenizers compare.  among: each process passes all ids.
     """
     among = among or _Alone()
+    require_labels(rows, ids, tokenizer, micro_batch)
     nats, tokens, n_bytes = among.total(*_sums(model, rows, ids, tokenizer, micro_batch, among))
     if tokenizer.token_bytes() is None and tokens:
         n_bytes = round(rows.bytes_per_label * tokens)
-    if not n_bytes:
-        raise ConfigError(
-            f"data: {len(ids)} rows have {tokens:.0f} tokens and 0 bytes to predict, and at least one is needed. Give more text."
-        )
     return Evaluation(val_loss=nats / tokens, val_bits_per_byte=nats / math.log(2) / n_bytes, tokens=int(tokens), bytes=int(n_bytes))
+
+
+def require_labels(rows: Rows, ids: NDArray[np.int64], tokenizer: Tokenizer, micro_batch: int) -> None:
+    """Raises ConfigError where nothing is predicted in the rows `ids`, or no text: reads up to the first label that has some."""
+    sizes = tokenizer.token_bytes()
+    for batch in eval_batches(rows, ids, micro_batch):
+        assert batch.labels is not None
+        predicted = batch.labels[batch.labels != IGNORED].numpy()
+        if len(predicted) and (sizes is None or sizes[predicted].any()):
+            return
+    raise ConfigError(
+        f"data: {len(ids)} held-out rows have no text to predict, and some is needed. Give more text, or raise data.val_rows."
+    )
 
 
 def _sums(

@@ -1,5 +1,6 @@
 """A model on data: what `lm eval` prints and `lm.evaluate` returns."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NotRequired, Self
@@ -12,7 +13,7 @@ from lm.data.rows.build import build_rows
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.errors import CheckpointError, ConfigError
+from lm.errors import CheckpointError, ConfigError, NumericsError
 from lm.generation.evaluate import Evaluation
 from lm.generation.evaluate import evaluate as evaluate_rows
 from lm.generation.load import load
@@ -62,7 +63,8 @@ def evaluate(
     model: a run, model or checkpoint folder, or what `lm.load` returned. data: such as `lm.config(overrides=["data=wikitext103"]).data`,
     with rows of its `seq_len`; None: the data and the objective of the run that the folder belongs to. objective: None: what models of
     this kind are mostly trained for. split: the part that training would hold out, the one that it would read, or both.
-    Raises ConfigError where data, objective and model do not fit, CheckpointError where the folder cannot be read.
+    Raises ConfigError where data, objective and model do not fit, CheckpointError where the folder cannot be read, NumericsError for a loss
+    that is not finite.
     """
     if data is None:
         run = RunFolder.around(resolve_model(str(model))) if not isinstance(model, tuple) else None
@@ -84,6 +86,8 @@ def evaluate(
     tokens, n_bytes = sum(part["tokens"] for part in parts), sum(part["bytes"] for part in parts)
     loss = sum(part["val_loss"] * part["tokens"] for part in parts) / tokens
     bits = sum(part["val_bits_per_byte"] * part["bytes"] for part in parts) / n_bytes
+    if not math.isfinite(loss):
+        raise NumericsError(f"eval: the loss is {loss} over {tokens:,} tokens, and only finite ones compare. Use an earlier checkpoint.")
     found = Examination(val_loss=loss, val_bits_per_byte=bits, tokens=tokens, bytes=n_bytes)
     return found if split != "val" else {**found, "zlib_bits_per_byte": prepared.zlib_bits_per_byte}
 

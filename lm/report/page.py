@@ -1,17 +1,15 @@
 """What a run or a comparison looks like on paper: report.html, and the table and picture of `lm compare`."""
 
-import os.path
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from lm.errors import ConfigError
 from lm.report.collect import Comparison, Row, collect
 from lm.report.run import Run, read_run
 from lm.report.units import ABSENT, duration, fixed, shown, si, table
 from lm.schema import Tree, flatten
-from lm.storage.atomic import disk_errors, replace_file
+from lm.storage.out import out_folder, require_free
 from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder
 
@@ -41,31 +39,29 @@ def write_report(run_folder: Path) -> Path:
     return RunFolder(run_folder).write_report(html)
 
 
-def compare(runs: Sequence[str | Path], out: str | Path | None = None) -> str:
+def compare(runs: Sequence[str | Path], out: str | Path | None = None, overwrite: bool = False) -> str:
     """Returns a table of runs, best first, with what differs between their configs and what makes the comparison unfair.
 
-    out: a folder for the same as compare.md and the curves as compare.png, made where it is missing. Raises ConfigError where a folder is
-    no run, CheckpointError where a file is damaged, ResourceError where `out` cannot be written.
+    out: a folder for the same as compare.md and the curves as compare.png, which does not exist, or with `overwrite` is of an earlier
+    comparison. Raises ConfigError where a folder is no run, CheckpointError where a file is damaged, ResourceError where `out` cannot be
+    written.
     """
     comparison = collect([Path(run) for run in runs])
     blocks, notes = _tables(comparison), comparison.notes
     if comparison.repeated:
         notes = ["± is the standard error over seeds; * differs from the best over the shared seeds (paired t-test, 95 %).", *notes]
     if out is not None:
-        _write_comparison(Path(out), comparison, blocks, notes)
+        with out_folder(require_free(out, overwrite), overwrite) as folder:
+            _write_comparison(folder, comparison, blocks, notes)
     return "\n\n".join([*map(_aligned, blocks), "\n".join(notes)]).rstrip()
 
 
-def _write_comparison(out: Path, comparison: Comparison, blocks: list[list[list[str]]], notes: list[str]) -> None:
+def _write_comparison(folder: Path, comparison: Comparison, blocks: list[list[list[str]]], notes: list[str]) -> None:
     from lm.report.curves import comparison_png
 
-    if os.path.isfile(out):
-        raise ConfigError(f"{out}: is a file, and the table and picture need a folder. Name another one.")
-    with disk_errors(out / "compare.png"):
-        out.mkdir(parents=True, exist_ok=True)
-        comparison_png(comparison, out / "compare.png")
+    comparison_png(comparison, folder / "compare.png")
     pieces = [*map(_markdown, blocks), "![curves](compare.png)", "\n".join(f"- {note}" for note in notes)]
-    replace_file(out / "compare.md", "\n\n".join(piece for piece in pieces if piece) + "\n")
+    (folder / "compare.md").write_text("\n\n".join(piece for piece in pieces if piece) + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def _tables(comparison: Comparison) -> list[list[list[str]]]:

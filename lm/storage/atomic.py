@@ -1,28 +1,31 @@
 """Folders that exist whole or not at all: written beside their final place, hashed into a manifest, synced, then renamed."""
 
+import ctypes
 import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self, TextIO
 
 from safetensors import SafetensorError
 
-from lm.errors import CheckpointError, ConfigError, ResourceError
+from lm.errors import CheckpointError, ResourceError
 from lm.schema import Tree
 from lm.storage.reading import read_json
 
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"  # prefix of what is unfinished or on its way out
-_REPLACED = ".old-"  # prefix of what a folder of the same name is about to replace
+_REPLACED = ".old-"  # prefix of what a folder of the same name is about to replace, where two names cannot be swapped
+_EXCHANGE = 2  # RENAME_EXCHANGE of Linux
 
 
 def failpoint(point: str) -> None:
@@ -53,7 +56,11 @@ def disk_errors(path: Path, needed_bytes: int = 0) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         code = _errno(error)
-        if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if code == errno.EFBIG:
+            size = f" of {needed_bytes:,} bytes" if needed_bytes else ""
+            rule = "is larger than one may be here (ulimit -f, or the file system)"
+            raise ResourceError(f"{path}: a file{size} {rule}. Raise the limit, or choose another folder.") from error
+        if code in (errno.ENOSPC, errno.EDQUOT):
             raise ResourceError(_no_space(path, needed_bytes, free_bytes(path))) from error
         reason = os.strerror(code) if code else str(error)
         raise ResourceError(f"{path}: cannot be written ({reason}). Make it writable, or choose another folder.") from error
@@ -70,39 +77,69 @@ def _no_space(path: Path, needed: int, free: int) -> str:
     return f"{path}: no space left: {needed:,} bytes are needed and {free:,} are free. Free some, or choose another folder."
 
 
-def require_new(out: str | Path) -> Path:
-    """Returns the path; ConfigError where something is there already."""
-    path = Path(out).expanduser()
-    if path.exists() or path.is_symlink():
-        raise ConfigError(f"out={out}: it exists already, and nothing is overwritten. Choose another folder, or remove it.")
-    return path
+def _unique(path: Path) -> Path:
+    """A name beside `path` that nothing has."""
+    return path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}")
 
 
-def temporary_of(path: Path) -> Path:
-    """Where `path` is written until it is complete."""
-    return path.with_name(TEMPORARY + path.name)
+def _prefix(path: Path) -> str:
+    return f"{TEMPORARY}{path.name[:40]}-"  # with what follows it is short enough for any file system
 
 
 @contextmanager
-def atomic_folder(path: Path, needed_bytes: int = 0) -> Iterator[Path]:
+def beside(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+    """A file or folder beside `path` that no other writer has, made by `make`; removed behind the block, unless it has another name then.
+
+    Its writer holds a lock on it, so that what killed writers of `path` have left is known, and removed first.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_left(path)
+    temporary, descriptor = _claimed(path, make)
+    try:
+        yield temporary
+    finally:
+        remove(temporary)
+        os.close(descriptor)
+
+
+def _claimed(path: Path, make: Callable[[Path], None]) -> tuple[Path, int]:
+    while True:
+        temporary = _unique(path)
+        make(temporary)
+        with suppress(FileNotFoundError):  # another writer took it for one that was left
+            descriptor = os.open(temporary, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.path.lexists(temporary):
+                return temporary, descriptor
+            os.close(descriptor)
+
+
+def _remove_left(path: Path) -> None:
+    for name in os.listdir(path.parent):
+        if name.startswith(_prefix(path)):
+            with suppress(OSError):  # its writer is at work, or done by now
+                descriptor = os.open(path.parent / name, os.O_RDONLY | os.O_NONBLOCK)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove(path.parent / name)
+                finally:
+                    os.close(descriptor)
+
+
+@contextmanager
+def atomic_folder(path: Path, needed_bytes: int = 0, replace: bool = True) -> Iterator[Path]:
     """A temporary folder to write into; it becomes `path`, with a manifest, when the block ends well, and vanishes otherwise.
 
-    A folder already at `path` stays until the new one is complete; `clean` undoes a kill between the two renames.
+    What is at `path` stays until the new one is complete. replace=False: ResourceError where something is there by then.
     """
-    temporary = temporary_of(path)
     with disk_errors(path, needed_bytes):
-        path.parent.mkdir(parents=True, exist_ok=True)
         require_space(path, needed_bytes)
-        remove(temporary)
-        temporary.mkdir()
-        try:
+        with beside(path, Path.mkdir) as temporary:
             failpoint("made")
             yield temporary
             _seal(temporary)
-            _publish(temporary, path)
-        except BaseException:
-            remove(temporary)
-            raise
+            _publish(temporary, path, replace)
 
 
 def _seal(folder: Path) -> None:
@@ -110,30 +147,46 @@ def _seal(folder: Path) -> None:
     usual = folder.stat().st_mode & 0o666
     for name in names:
         (folder / name).chmod(usual)  # safetensors lets nobody but the owner read
-        _sync(folder / name)
+        sync(folder / name)
     failpoint("manifest")
     write_json(folder / MANIFEST, {name: _sha256(folder / name) for name in names})
-    _sync(folder / MANIFEST)
-    _sync(folder)
+    sync(folder / MANIFEST)
+    sync(folder)
 
 
-def _publish(temporary: Path, path: Path) -> None:
+def _publish(temporary: Path, path: Path, replace: bool) -> None:
+    """What was at `path` is at `temporary` then."""
     failpoint("rename")
-    replaced = path.with_name(_REPLACED + path.name)
-    if path.exists():
-        remove(replaced)
-        path.rename(replaced)
-        failpoint("replaced")
-    temporary.rename(path)
-    _sync(path.parent)
+    try:
+        temporary.rename(path)  # the system gives a folder no name that a file or a folder with files has
+    except OSError:
+        if not replace:
+            raise
+        if not _exchange(temporary, path):
+            _replace(temporary, path)
+    sync(path.parent)
     failpoint("renamed")
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    replaced = path.with_name(_REPLACED + path.name)
     remove(replaced)
+    path.rename(replaced)
+    failpoint("replaced")
+    temporary.rename(path)
+    remove(replaced)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swaps two names in one step, so that a kill finds either; False where the file system cannot (NFS, say)."""
+    swap = getattr(ctypes.CDLL(None), "renameat2", None)
+    here = -100  # AT_FDCWD
+    return swap is not None and swap(here, os.fsencode(one.absolute()), here, os.fsencode(other.absolute()), _EXCHANGE) == 0
 
 
 def discard(path: Path) -> None:
     """Remove a folder so that a kill midway leaves no damaged one under its name."""
-    doomed = temporary_of(path)
-    remove(doomed)
+    doomed = _unique(path)
     path.rename(doomed)
     failpoint("prune")
     remove(doomed)
@@ -159,15 +212,33 @@ def remove(path: Path) -> None:
 
 
 def verify(folder: Path) -> None:
-    """Every file is what the manifest says; CheckpointError names the first that is not."""
+    """Every file is what the manifest says, and it lists every file; CheckpointError names the first that is not."""
     remedy = "Use another checkpoint, or restore this one from a copy."
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: there is no such folder. Check the path.")
-    for name, digest in read_json(folder / MANIFEST).items():
+    listed = listed_files(folder)
+    if unlisted := unlisted_files(folder, listed):
+        raise CheckpointError(f"{folder / unlisted[0]}: {MANIFEST} does not list the file, so lm did not write it. Move it elsewhere.")
+    for name, digest in listed.items():
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name}: the file is missing, but {MANIFEST} lists it. {remedy}")
         if _sha256(folder / name) != digest:
             raise CheckpointError(f"{folder / name}: the file is damaged: its SHA-256 is not the one in {MANIFEST}. {remedy}")
+
+
+def listed_files(folder: Path) -> dict[str, str]:
+    """Returns SHA-256 by name, relative to the folder. Raises CheckpointError where the manifest is no such list."""
+    listed = read_json(folder / MANIFEST)
+    for name, digest in listed.items():
+        if not isinstance(digest, str) or not name.isprintable() or name != os.path.normpath(name) or name.startswith(("/", "..")):
+            raise CheckpointError(f"{folder / MANIFEST}: the file is damaged: it lists {name!r} as {digest!r}. Use another folder.")
+    return listed
+
+
+def unlisted_files(folder: Path, listed: Container[str]) -> list[str]:
+    """Returns the names of what is in a folder beside its manifest and what that lists."""
+    found = (Path(parent, name).relative_to(folder).as_posix() for parent, _, names in os.walk(folder) for name in names)
+    return sorted(name for name in found if name not in listed and name != MANIFEST)
 
 
 def write_json(path: Path, tree: Tree) -> None:
@@ -177,13 +248,10 @@ def write_json(path: Path, tree: Tree) -> None:
 
 def replace_file(path: Path, text: str) -> None:
     """Whoever reads it, and whenever the writer is killed, the file is the old one or the new one."""
-    temporary = temporary_of(path)
-    with disk_errors(path):
-        try:
-            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # of a file name that is not UTF-8, say
-            temporary.replace(path)
-        finally:
-            remove(temporary)
+    with disk_errors(path), beside(path, Path.touch) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # of a file name that is not UTF-8, say
+        sync(temporary)
+        temporary.replace(path)
 
 
 def _sha256(path: Path) -> str:
@@ -191,7 +259,8 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Returns when a file's content, or a folder's names, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -210,7 +279,7 @@ class RunLock:
     def __enter__(self) -> Self:
         with disk_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a+", encoding="utf-8", errors="replace")
+            self._file = open(self._path, "a+", encoding="utf-8", errors="replace", opener=_not_elsewhere)
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -234,3 +303,8 @@ class RunLock:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _not_elsewhere(name: str, flags: int) -> int:
+    """Opens no file that a link leads to, which would lose its content, and waits for no reader of a pipe."""
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)

@@ -23,7 +23,7 @@ from lm.storage.formats import FORMAT, current
 from lm.storage.reading import read_json
 
 META = "meta.json"
-
+WEIGHTS = ("weight", "ema")  # kinds of what a model computes with; optimizers may hold infinity and go on
 
 Shape = tuple[int, ...]
 Block = tuple[Shape, Shape]  # offset and extent, in each dimension
@@ -144,7 +144,7 @@ def write_pieces(folder: Path, pieces: Iterable[Piece], rank: int = 0) -> None:
         key = f"{piece.name}/{piece.kind}/{','.join(map(str, piece.offset))}"
         tensor = piece.tensor.detach().contiguous().cpu()
         files[group][key] = tensor.clone() if tensor.numel() == 1 else tensor  # an engine's step counter has many names
-        if group == "weights":
+        if piece.kind in WEIGHTS:
             require_finite(piece.name, tensor)
         empty = {"shape": list(piece.shape), "dtype": str(tensor.dtype).removeprefix("torch."), "pieces": []}
         entry = index.setdefault(piece.name, {}).setdefault(piece.kind, empty)
@@ -168,10 +168,10 @@ def read_meta(folder: Path) -> Tree:
     return current(read_json(folder / META), folder / META)
 
 
-def require_finite(name: str, tensor: Tensor) -> None:
-    """A checkpoint of broken weights would push out the last good one."""
+def require_finite(name: str, tensor: Tensor, where: str = "save", remedy: str = "Resume the last checkpoint") -> None:
+    """Raises NumericsError; a checkpoint of broken weights would push out the last good one, and broken ones that are read say nothing."""
     if not torch.isfinite(tensor).all():
-        raise NumericsError(f"save: the weight {name} holds NaN or infinity, and such weights are never saved. Resume the last checkpoint.")
+        raise NumericsError(f"{where}: the weight {name} holds NaN or infinity, and such weights are neither saved nor used. {remedy}.")
 
 
 class CheckpointReader:
@@ -220,6 +220,8 @@ class CheckpointReader:
                     filled += math.prod(both[1])
         if filled != out.numel():
             raise CheckpointError(f"{self.folder}: {kind} of {name} is only partly there. Use another checkpoint.")
+        if kind in WEIGHTS:
+            require_finite(name, out, str(self.folder), "Use an earlier checkpoint")
         return out if extent is not None else out.view(entry["shape"])
 
     def _open(self, file: str) -> Any:

@@ -11,21 +11,32 @@ from torch import Tensor, nn
 
 from lm.errors import CheckpointError
 from lm.schema import Tree
-from lm.storage.atomic import MANIFEST, atomic_folder, verify, write_json
+from lm.storage.atomic import MANIFEST, verify, write_json
 from lm.storage.checkpoint import META, CheckpointReader, read_meta, require_finite
 from lm.storage.formats import FORMAT, current
+from lm.storage.out import out_folder
 from lm.storage.reading import read_json
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
-def save_model(folder: Path, config: Tree, weights: Mapping[str, Tensor], save_tokenizer: Callable[[Path], None], extra: Tree) -> None:
-    """`config` is the model's own; `extra` lands beside it in config.json (the parent of a fine-tune, say)."""
+def save_model(
+    folder: Path,
+    config: Tree,
+    weights: Mapping[str, Tensor],
+    save_tokenizer: Callable[[Path], None],
+    extra: Tree,
+    overwrite: bool = True,
+) -> None:
+    """`config` is the model's own; `extra` lands beside it in config.json (the parent of a fine-tune, say).
+
+    Raises NumericsError for weights that are not finite, and as `out_folder`.
+    """
     tensors = {name: weight.detach().contiguous().cpu() for name, weight in weights.items()}
     for name, tensor in tensors.items():
         require_finite(name, tensor)
-    with atomic_folder(folder, sum(tensor.nbytes for tensor in tensors.values())) as temporary:
+    with out_folder(folder, overwrite, sum(tensor.nbytes for tensor in tensors.values())) as temporary:
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         write_json(temporary / CONFIG, {"format": FORMAT, "model": config, **extra})
         save_tokenizer(temporary)
@@ -40,9 +51,12 @@ def read_model(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
     config = read_config(folder)
     verify(folder)
     try:
-        return config, load_file(folder / WEIGHTS)
+        weights = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder / WEIGHTS}: cannot be read ({error}). Use another model folder.") from None
+    for name, weight in weights.items():
+        require_finite(name, weight, str(folder), "Use an earlier checkpoint")
+    return config, weights
 
 
 def read_config(folder: Path) -> Tree:

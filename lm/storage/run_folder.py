@@ -56,7 +56,7 @@ class RunFolder:
 
     def write_summary(self, tree: Tree) -> None:
         """Says that the run has ended, and how."""
-        replace_file(self._summary, json.dumps(tree, indent=1, ensure_ascii=False))
+        replace_file(self._summary, json.dumps(_finite(tree), indent=1, allow_nan=False, ensure_ascii=False))
 
     def remove_summary(self) -> None:
         """Says that the run goes on."""
@@ -87,7 +87,7 @@ class Metrics:
             log.warning("%s: the file was deleted while the run writes it; a new one starts here.", self.path)
         with disk_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
+            with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(_line(record))
         self._expected = True
 

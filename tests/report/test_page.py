@@ -144,9 +144,9 @@ def test_table_cells_survive_markdown_and_mathtext(tmp_path: Path, write_run: Wr
 def test_an_output_that_cannot_be_written_is_named(tmp_path: Path, write_run: WriteRun) -> None:
     folder = write_run(tmp_path / "a")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=rf"{tmp_path / 'file'}: is a file"):
+    with pytest.raises(ConfigError, match=rf"out={tmp_path / 'file'}: it exists already"):
         compare([folder], tmp_path / "file")
-    with pytest.raises(ResourceError, match=r"compare\.png: cannot be written \(Not a directory\)"):
+    with pytest.raises(ResourceError, match=r"file/out: cannot be written \((Not a directory|File exists)\)"):
         compare([folder], tmp_path / "file" / "out")
     (folder / "report.html").mkdir()
     with pytest.raises(ResourceError, match=r"report\.html: cannot be written"):

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from lm.errors import CheckpointError, ResourceError
+from lm.storage import atomic
 from lm.storage.atomic import MANIFEST, RunLock, atomic_folder, clean, disk_errors, require_space, verify
 
 ROOT = Path(__file__).parents[2]
@@ -63,14 +64,42 @@ def test_a_second_write_replaces_the_first(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_kill_between_the_two_renames_of_a_replacement_is_undone(tmp_path: Path) -> None:
-    write(tmp_path / "x", "one")
+def killed_at(point: str, path: Path, text: str) -> None:
+    """Another process writes and is killed there."""
     pid = os.fork()
     if pid == 0:
-        os.environ["LM_FAILPOINT"] = "replaced:kill"
-        write(tmp_path / "x", "two")
+        os.environ["LM_FAILPOINT"] = f"{point}:kill"
+        write(path, text)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+
+
+@pytest.mark.parametrize(("point", "text"), [("made", "one"), ("manifest", "one"), ("rename", "one"), ("renamed", "two")])
+def test_a_kill_leaves_the_old_folder_or_the_new_one_and_the_next_writer_removes_the_rest(point: str, text: str, tmp_path: Path) -> None:
+    """Seen to fail with two renames in the place of a swap (`renamed`), and without the look for what was left."""
+    write(tmp_path / "x", "one")
+    killed_at(point, tmp_path / "x", "two")
+    verify(tmp_path / "x")
+    assert (tmp_path / "x" / "a.txt").read_text() == text
+    assert len(list(tmp_path.iterdir())) == 2
+    write(tmp_path / "x", "three")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_writer_leaves_the_files_of_another_at_work_alone(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "x") as slow:
+        (slow / "a.txt").write_text("slow")
+        write(tmp_path / "x", "fast")
+        assert (slow / "a.txt").read_text() == "slow"
+    verify(tmp_path / "x")
+    assert (tmp_path / "x" / "a.txt").read_text() == "slow"
+
+
+def test_where_names_cannot_be_swapped_a_kill_between_two_renames_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atomic, "_exchange", lambda one, other: False)  # as on NFS
+    write(tmp_path / "x", "zero")
+    write(tmp_path / "x", "one")
+    killed_at("replaced", tmp_path / "x", "two")
     assert not (tmp_path / "x").exists()
     clean(tmp_path)
     verify(tmp_path / "x")
@@ -101,7 +130,7 @@ def small_files() -> Iterator[None]:
 
 
 def test_a_write_that_the_system_cuts_short_is_a_resource_error(tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match="no space left"), small_files():
+    with pytest.raises(ResourceError, match="a file is larger than one may be here"), small_files():
         write(tmp_path / "x", "y" * 2000)
     assert list(tmp_path.iterdir()) == []
 
@@ -142,6 +171,33 @@ def test_any_damage_to_any_file_is_rejected_and_named(name: str, damage: str, tm
         flipped = bytes([data[0] ^ 4]) + data[1:]
         path.write_bytes({"byte": data[:-1], "empty": b"", "bit": flipped}[damage])
     with pytest.raises(CheckpointError, match=rf"x/{name}: the file is (missing|damaged)"):
+        verify(tmp_path / "x")
+
+
+@pytest.mark.parametrize("what", ["a file", "a hidden file", "a link", "an entry less", "a file elsewhere", "no hash", "no list"])
+def test_a_manifest_lists_exactly_what_the_folder_holds(what: str, tmp_path: Path) -> None:
+    """Seen to fail: a manifest without the weights was accepted, and flipped ones were loaded."""
+    write(tmp_path / "x", "one")
+    manifest = tmp_path / "x" / MANIFEST
+    listed = json.loads(manifest.read_text())
+    match what:
+        case "a file":
+            (tmp_path / "x" / "sub" / "c.txt").write_text("mine")
+        case "a hidden file":
+            (tmp_path / "x" / ".c").write_text("mine")
+        case "a link":
+            (tmp_path / "x" / "c.txt").symlink_to("nowhere")
+        case "an entry less":
+            manifest.write_text(json.dumps({"a.txt": listed["a.txt"]}))
+            (tmp_path / "x" / "sub" / "b.txt").write_text("flipped")
+        case "a file elsewhere":
+            manifest.write_text(json.dumps(listed | {"../y": listed["a.txt"]}))
+            (tmp_path / "y").write_text("one")
+        case "no hash":
+            manifest.write_text(json.dumps(listed | {"a.txt": 1}))
+        case "no list":
+            manifest.write_text(json.dumps(list(listed)))
+    with pytest.raises(CheckpointError, match=r"manifest\.json (does not list the file|.*damaged)|manifest\.json: the file is damaged"):
         verify(tmp_path / "x")
 
 

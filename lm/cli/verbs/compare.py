@@ -2,15 +2,18 @@
 
 from pathlib import Path
 
-from lm.cli.verb import Verb
+from lm.cli.verb import Writer
 from lm.errors import ConfigError
 
 
-class Compare(Verb):
-    """usage: lm compare RUN RUN ... [out=FOLDER]"""
+class Compare(Writer):
+    """usage: lm compare RUN RUN ... [out=FOLDER] [overwrite=true]
+
+    Without out=, what an earlier comparison has written is replaced.
+    """
 
     out: str = "compare"
-    """Folder for compare.png and compare.md."""
+    """Folder to write compare.png and compare.md into."""
 
     def run(self, rest: list[str]) -> None:
         """Prints the table; an argument is a run folder if it exists or has no '='."""
@@ -20,5 +23,5 @@ class Compare(Verb):
             raise ConfigError("compare: no run folder was given. Name at least one, as in lm compare runs/a runs/b.")
         from lm.report.page import compare
 
-        print(compare(folders, self.out))
+        print(compare(folders, self.out, overwrite=self.overwrite or "out" not in self.model_fields_set))
         print(f"picture: {Path(self.out) / 'compare.png'}")

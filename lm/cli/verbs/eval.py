@@ -44,7 +44,7 @@ class Eval(Verb):
         objective, micro_batch = examined.objective, self.micro_batch
         found = evaluate(model, data, objective, split=self.split, micro_batch=micro_batch, device=self.device, log=say)
         if self.format == "json":
-            print(json.dumps(found))
+            print(json.dumps(found, allow_nan=False))
         else:
             shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in found.items()}
             print(table([(name, value, _UNITS.get(name, "")) for name, value in shown.items()], ""))

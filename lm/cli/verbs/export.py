@@ -2,11 +2,11 @@
 
 from typing import Literal
 
-from lm.cli.verb import Verb
+from lm.cli.verb import Writer
 from lm.cli.views.text import say
 
 
-class Export(Verb):
+class Export(Writer):
     """usage: lm export from=FOLDER format=hf out=FOLDER [key=value ...]
 
     Writes config.json, generation_config.json, safetensors, tokenizer files and a model card, and compares the logits with those of
@@ -17,8 +17,6 @@ class Export(Verb):
     """Run, model or checkpoint folder."""
     format: Literal["hf"]
     """hf: the format of Hugging Face transformers."""
-    out: str
-    """Folder to write; it must not exist."""
     family: str | None = None
     """Model type to write (llama, gpt2, t5, ...). null: the most general that can hold the model."""
     dtype: Literal["keep", "fp32", "bf16", "fp16"] = "keep"
@@ -33,7 +31,9 @@ class Export(Verb):
         self.refuse(rest)
         from lm.hf.io.export import export
 
-        found = export(self.from_, self.out, family=self.family, dtype=self.dtype, mtp=self.mtp, check=self.check, say=say)
+        found = export(
+            self.from_, self.out, family=self.family, dtype=self.dtype, mtp=self.mtp, check=self.check, overwrite=self.overwrite, say=say,
+        )  # fmt: skip
         print(f"{found.folder}: {found.kind}, {found.n_parameters / 1e6:,.1f} M parameters")
         if found.check is not None:
             how = f"float32, {found.check.rows} x {found.check.tokens} tokens, logits of std {found.check.spread:.2g}"

@@ -2,11 +2,11 @@
 
 from pydantic import Field
 
-from lm.cli.verb import Verb
+from lm.cli.verb import Writer
 from lm.cli.views.text import say
 
 
-class Import(Verb):
+class Import(Writer):
     """usage: lm import from=FOLDER_OR_HUB_NAME out=FOLDER [key=value ...]
 
     Reads config.json, safetensors and tokenizer.json; runs no code. The result is what init_from=, lm generate, lm eval and lm export
@@ -15,8 +15,6 @@ class Import(Verb):
 
     from_: str
     """Folder with config.json, or owner/name on the hub."""
-    out: str
-    """Folder to write; it must not exist."""
     tokenizer: str | None = None
     """tokenizer.json, or a folder with one. null: the model's own."""
     max_seq_len: int | None = Field(None, ge=1)
@@ -29,6 +27,8 @@ class Import(Verb):
         self.refuse(rest)
         from lm.hf.io.export import import_model
 
-        length, revision = self.max_seq_len, self.revision
-        found = import_model(self.from_, self.out, tokenizer=self.tokenizer, max_seq_len=length, revision=revision, say=say)
+        found = import_model(
+            self.from_, self.out, tokenizer=self.tokenizer, max_seq_len=self.max_seq_len, revision=self.revision,
+            overwrite=self.overwrite, say=say,
+        )  # fmt: skip
         print(f"{found.folder}: {found.kind}, {found.n_parameters / 1e6:,.1f} M parameters. Try it: lm generate from={self.out} prompt=...")

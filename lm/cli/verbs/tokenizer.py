@@ -1,19 +1,19 @@
 """`lm tokenizer data=... kind=... out=FOLDER`: trains a tokenizer and says how short it makes held-out text."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 from lm.cli.compose.sections import take_corpus
-from lm.cli.verb import Verb
+from lm.cli.verb import Writer
 from lm.cli.views.text import say
 from lm.data.sources.base import Document
+from lm.storage.out import out_folder, require_free
 
 _OPTIONS = ("vocab_size", "pattern", "specials", "max_chars")
 _HELD_OUT_CHARS = 1 << 22
 
 
-class Tokenizer(Verb):
+class Tokenizer(Writer):
     """usage: lm tokenizer out=FOLDER [kind=byte_bpe|unigram|wordpiece|bytes] [vocab_size=N] [pattern=own|gpt2|gpt4|llama3]
                         [specials=[<|a|>,<|b|>]] [max_chars=N] [overrides of lm train, such as data=text data.files=...]
 
@@ -21,13 +21,12 @@ class Tokenizer(Verb):
     tokenizer.path=FOLDER/tokenizer.json. All kinds work on bytes, so that every text comes back. Prints bytes per token of held-out text.
     """
 
-    out: str
-    """Folder to write."""
     kind: Literal["byte_bpe", "bpe", "unigram", "wordpiece", "bytes"] = "byte_bpe"
     """The option of the group tokenizer; byte_bpe and bpe are one."""
 
     def run(self, rest: list[str]) -> None:
         """Prints the figures on stdout, progress on stderr."""
+        out = require_free(self.out, self.overwrite)
         options = [f"tokenizer.{arg}" if arg.split("=")[0] in _OPTIONS else arg for arg in rest]
         corpus = take_corpus([f"tokenizer={self.kind.removeprefix('byte_')}", *options])
         from lm.data.store.cache import cache_root
@@ -36,7 +35,8 @@ class Tokenizer(Verb):
         cache = cache_root(corpus.data.cache_dir, say)
         sources = {name: cfg.open(cache) for name, cfg in corpus.data.parts().items()}
         tokenizer = find_tokenizer(corpus.data, corpus.tokenizer, sources, cache, say, corpus.objective.specials())
-        tokenizer.save(Path(self.out).expanduser())
+        with out_folder(out, self.overwrite) as folder:
+            tokenizer.save(folder)
         texts = list(_held_out(source.documents() for source in sources.values()))
         n_tokens, n_bytes = sum(len(ids) for ids in tokenizer.encode_arrays(texts)), sum(len(text.encode()) for text in texts)
         fewer = corpus.tokenizer.n_chars() and tokenizer.vocab_size < (corpus.tokenizer.size() or 0)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from lm.data.tokenizer.bytelevel import is_plain, token_bytes, unknown_token
 from lm.errors import ConfigError
 from lm.schema import Tree, did_you_mean
-from lm.storage.atomic import replace_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RawTokenizer
@@ -145,15 +144,15 @@ class Tokenizer:
         return None if self._bytes is None else self._bytes.get(token, b"")
 
     def save(self, folder: Path) -> None:
-        """Writes tokenizer.json and tokenizer_config.json, as `transformers` names and reads them, each whole or not at all."""
+        """Writes tokenizer.json and tokenizer_config.json, as `transformers` reads them, into a folder that is not complete yet."""
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / "tokenizer.json", self._raw.to_str(pretty=True))
+        (folder / "tokenizer.json").write_text(self._raw.to_str(pretty=True), encoding="utf-8")
         names: Tree = {f"{key}_token": name for key, name in self.specials._asdict().items()}
         names |= {"mask_token": self.special_names[self.mask]} if self.mask is not None else {}
         names |= {"chat_template": self.chat_template} if self.chat_template is not None else {}
         names |= {} if self._adds_bos else {"add_bos_token": False}
         config: Tree = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
-        replace_file(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def _leaking(self) -> re.Pattern[str] | None:
         """Some models (Unigram, ignore_merges) hold specials as ordinary pieces: where to cut such a text so that none is found."""

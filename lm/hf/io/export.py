@@ -12,11 +12,13 @@ from lm.generation.load import load
 from lm.generation.text import require_fit
 from lm.hf.io import check as theirs
 from lm.hf.io.card import model_card
+from lm.hf.io.family import Family
 from lm.hf.io.hub import local_folder
 from lm.hf.io.reading import read_hf
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
-from lm.storage.atomic import require_new
+from lm.nn.transformer import LM
 from lm.storage.model_folder import save_model
+from lm.storage.out import out_folder, require_free
 
 Say = Callable[[str], None]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -39,16 +41,18 @@ def export(
     dtype: Literal["keep", "fp32", "bf16", "fp16"] = "keep",
     mtp: Literal["drop", "keep"] = "drop",
     check: bool = True,
+    overwrite: bool = False,
     say: Say = print,
 ) -> Written:
     """Writes what transformers, vLLM, llama.cpp and lm-eval load: config, safetensors, tokenizer and model card.
 
-    model: a run, model or checkpoint folder. out: a folder that does not exist. family: the model type to write (llama, gpt2, t5, ...);
-    None: the most general that can hold the model. mtp: what becomes of the blocks that predict further tokens. check: whether to compare
-    logits with transformers, where it is installed. Raises ConfigError naming the option that no family has, CheckpointError where
-    transformers computes other logits.
+    model: a run, model or checkpoint folder. out: a folder that does not exist, or with `overwrite` one that a verb has written.
+    family: the model type to write (llama, gpt2, t5, ...); None: the most general that can hold the model. mtp: what becomes of the blocks
+    that predict further tokens. check: whether to compare logits with transformers, where it is installed. Raises ConfigError naming the
+    option that no family has, NumericsError for a weight that is not finite in `dtype`, CheckpointError where transformers computes other
+    logits; nothing is written then.
     """
-    folder = require_new(out)
+    folder = require_free(out, overwrite)
     found, tokenizer = load(model, "cpu")
     further = len(found.mtp)
     if mtp == "keep" and not further:
@@ -60,20 +64,26 @@ def export(
     if dtype != "keep":
         found = found.to(_DTYPES[dtype])
     weights = {name: p.detach() for name, p in found.named_parameters()}
-    write_hf(folder, home, found.cfg, weights, tokenizer, model_card(str(model), home, found))
-    written = Written(folder, home.architecture, sum(weight.numel() for weight in weights.values()))
-    if not check or not theirs.available():
-        why = "check=false" if not check else "transformers is not installed: pip install 'slotlm[hf]'"
-        say(f"not compared with transformers ({why})")
-        return written
-    compared = theirs.compare(folder, home, found)
+    with out_folder(folder, overwrite, sum(weight.nbytes for weight in weights.values())) as half:
+        write_hf(half, home, found.cfg, weights, tokenizer, model_card(str(model), home, found))
+        compared = _compared(half, home, found, say) if check else None
+    if not check:
+        say("not compared with transformers (check=false)")
+    return Written(folder, home.architecture, sum(weight.numel() for weight in weights.values()), compared)
+
+
+def _compared(folder: Path, family: Family, model: LM, say: Say) -> theirs.Comparison | None:
+    if not theirs.available():
+        say("not compared with transformers (transformers is not installed: pip install 'slotlm[hf]')")
+        return None
+    compared = theirs.compare(folder, family, model)
     if compared.left_out is not None:
         say(f"not compared with transformers: {compared.left_out}")
     if not compared.difference <= 1e-3 * max(1.0, compared.spread):
         raise CheckpointError(
-            f"{folder}: transformers computes other logits from it, by up to {compared.difference:.2g}. Do not use it; report it."
+            f"export: transformers computes other logits from it, by up to {compared.difference:.2g}, so nothing is written. Report it."
         )
-    return written._replace(check=compared)
+    return compared
 
 
 def import_model(
@@ -83,14 +93,16 @@ def import_model(
     tokenizer: str | Path | None = None,
     max_seq_len: int | None = None,
     revision: str | None = None,
+    overwrite: bool = False,
     say: Say = print,
 ) -> Written:
     """Writes a Hugging Face model as a model folder, which `load`, `init_from`, `evaluate` and `export` take. Runs no code of it.
 
     source: a folder with config.json and safetensors, or owner/name on the hub, there at `revision`. tokenizer: tokenizer.json or a
-    folder with one; None: the model's own. max_seq_len: a shorter context than its own. Raises ConfigError or CheckpointError.
+    folder with one; None: the model's own. max_seq_len: a shorter context than its own. out, overwrite: as in `export`. Raises ConfigError,
+    CheckpointError, or NumericsError for a weight that is not finite.
     """
-    target = require_new(out)
+    target = require_free(out, overwrite)
     folder = local_folder(str(source), revision)
     found = read_hf(folder, max_seq_len)
     for note in found.notes:
@@ -101,5 +113,6 @@ def import_model(
         raise CheckpointError(f"{error} Give another with tokenizer=PATH.") from None
     assert found.config.vocab_size is not None
     require_fit(own, found.config.vocab_size, str(folder / "tokenizer.json"))
-    save_model(target, found.config.tree(), found.weights, own.save, {"parent": str(source), "tokenizer_hash": own.hash})
+    extra = {"parent": str(source), "tokenizer_hash": own.hash}
+    save_model(target, found.config.tree(), found.weights, own.save, extra, overwrite)
     return Written(target, found.family.name, sum(weight.numel() for weight in found.weights.values()))

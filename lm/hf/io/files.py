@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lm.errors import CheckpointError
+from lm.storage.checkpoint import require_finite
 from lm.storage.reading import read_json
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -28,7 +28,7 @@ class Files:
         self.names = set(self._where)
 
     def read(self, key: str) -> Tensor:
-        """Raises CheckpointError for a tensor that cannot be read, is quantised, or holds NaN."""
+        """Raises CheckpointError for a tensor that cannot be read or is quantised, NumericsError for one that is not finite."""
         file = self._where[key]
         try:
             with safe_open(file, framework="pt") as opened:
@@ -37,8 +37,7 @@ class Files:
             raise CheckpointError(f"{file}: {key} cannot be read ({error}). Download the file again.") from None
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
             raise CheckpointError(f"{file}: {key} is {tensor.dtype}, and fp32, fp16 or bf16 is needed. Use the unquantised model.")
-        if not torch.isfinite(tensor).all():
-            raise CheckpointError(f"{file}: {key} holds NaN or infinity. Use an earlier checkpoint of the model.")
+        require_finite(key, tensor, str(file), "Use an earlier checkpoint of the model")
         return tensor
 
 

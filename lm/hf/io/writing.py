@@ -1,6 +1,5 @@
 """From a model of ours to a folder that transformers, and all that reads its format, loads with no code of ours."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from lm.hf.io.reading import CONFIG
 from lm.hf.io.tokenizer import ends, save_tokenizer
 from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.schema import Tree
-from lm.storage.atomic import atomic_folder, write_json
+from lm.storage.atomic import write_json
+from lm.storage.checkpoint import require_finite
 
 SHARD_BYTES = 5_000_000_000
 
@@ -60,9 +60,12 @@ def to_hf(family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor]) -> di
 
 
 def write_hf(
-    out: Path, family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer | None, card: str = ""
+    folder: Path, family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer | None, card: str = ""
 ) -> None:
-    """config.json, generation_config.json, safetensors (with an index beyond 5 GB), tokenizer files and README.md, whole or not at all."""
+    """Writes config.json, generation_config.json, safetensors (with an index beyond 5 GB), tokenizer files and README.md into a folder.
+
+    Raises NumericsError for a tensor that is not finite.
+    """
     theirs = to_hf(family, cfg, weights)
     dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")
     config: Tree = {**family.hf(cfg), "torch_dtype": dtype, "dtype": dtype, "use_cache": True}
@@ -71,13 +74,15 @@ def write_hf(
     said = {**config, "eos_token_id": ends(tokenizer) if tokenizer is not None else None}
     keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
     generation = {key: said[key] for key in keys if said.get(key) is not None}
-    with atomic_folder(out, sum(tensor.nbytes for tensor in theirs.values())) as folder:
-        _save_shards(folder, theirs)
-        write_json(folder / CONFIG, config)
-        write_json(folder / "generation_config.json", generation)
-        if tokenizer is not None:
-            save_tokenizer(folder, tokenizer, cfg)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+    for name, tensor in theirs.items():
+        require_finite(name, tensor, f"export in {dtype}", "Use dtype=bf16 or fp32, or another checkpoint")
+    folder.mkdir(exist_ok=True)
+    _save_shards(folder, theirs)
+    write_json(folder / CONFIG, config)
+    write_json(folder / "generation_config.json", generation)
+    if tokenizer is not None:
+        save_tokenizer(folder, tokenizer, cfg)
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def _save_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
@@ -97,4 +102,4 @@ def _save_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
         save_file(shard, folder / name, metadata={"format": "pt"})
     where = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
     total = sum(tensor.nbytes for tensor in tensors.values())
-    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=1), encoding="utf-8")
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})

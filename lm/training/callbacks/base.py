@@ -11,7 +11,8 @@ class RunCallback(Callback):
     """One thing that happens between steps, on every rank. A step of several micro-batches is over when `module.stepped`."""
 
     def begin(self, module: TrainModule) -> None:
-        """Called before the first step, when weights and optimizer are where they were."""
+        """Called before the first step, when weights and optimizer are where they were. What this callback will need only later is tried
+        here, so that a run that cannot end well does not begin."""
 
     def look_at_parent(self, module: TrainModule) -> None:
         """Called once all callbacks have begun a new fine-tuning, whose weights are still its parent's."""

@@ -4,8 +4,8 @@ import statistics
 import time
 from dataclasses import asdict
 
-from lm.storage.atomic import require_space
-from lm.storage.checkpoint import bytes_of, checkpoints
+from lm.schema import Tree
+from lm.storage.checkpoint import checkpoints
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 
@@ -19,7 +19,10 @@ class Checkpoints(RunCallback):
     def begin(self, module: TrainModule) -> None:
         if module.reader is not None:
             module.run.saved_step = module.step
-        self._require_space(module)
+        cfg = module.cfg
+        to_come = -(-(cfg.trainer.max_steps - module.step) // cfg.checkpoint.every)
+        more = min(cfg.checkpoint.keep_last + 1 - len(checkpoints(module.run.folder.checkpoints)), to_come)
+        module.run.saver.rehearse(module.pieces(), self._meta(module), max(1, more))
 
     def step_end(self, module: TrainModule) -> None:
         if module.run.saves(module.step):
@@ -36,17 +39,12 @@ class Checkpoints(RunCallback):
         if step == run.saved_step:
             return
         counters.save_s = statistics.median(self._save_s) if self._save_s else counters.save_s
-        meta = run.meta | {"step": step, "tokens": run.tokens(step), "counters": asdict(counters)}
         with run.clock.paused():
             begun = time.perf_counter()
-            run.saver.save(step, module.pieces(), meta)
+            run.saver.save(step, module.pieces(), self._meta(module))
             self._save_s.append(time.perf_counter() - begun)
         run.saved_step = step
 
-    def _require_space(self, module: TrainModule) -> None:
-        """For the checkpoints to be kept and one more, as far as they are not there yet."""
-        run, cfg, ranks = module.run, module.cfg, module.run.ranks
-        (size,) = ranks.total(bytes_of(piece.part(ranks.rank, ranks.world) for piece in module.pieces()))
-        to_come = -(-(cfg.trainer.max_steps - module.step) // cfg.checkpoint.every)
-        more = min(cfg.checkpoint.keep_last + 1 - len(checkpoints(run.folder.checkpoints)), to_come)
-        require_space(run.folder.checkpoints, int(size) * max(1, more))
+    def _meta(self, module: TrainModule) -> Tree:
+        run, step = module.run, module.step
+        return run.meta | {"step": step, "tokens": run.tokens(step), "counters": asdict(run.counters)}

@@ -36,6 +36,9 @@ class Metrics(RunCallback):
             line |= metric(module.trainer, module)
         for name, added in self._added.items():
             numbers = added(module.trainer, module)
+            if not isinstance(numbers, dict) or not all(isinstance(value, int | float) for value in numbers.values()):
+                shown = " ".join(str(numbers).split())[:80]
+                raise ConfigError(f"metrics.{name}: it gave {shown}, and numbers by name are needed. Return {{'name': float(value)}}.")
             if taken := line.keys() & numbers.keys():
                 raise ConfigError(f"metrics.{name}: '{min(taken)}' is in each line of metrics already. Give the number another name.")
             line |= numbers

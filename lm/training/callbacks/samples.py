@@ -5,7 +5,11 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from lm.errors import ConfigError
+from lm.generation.decode import room
 from lm.generation.load import generate
+from lm.generation.sampling import SamplingConfig
+from lm.generation.text import prompt_ids
 from lm.schema import Tree
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
@@ -15,8 +19,15 @@ class Samples(RunCallback):
     """Continues trainer.sample_prompts."""
 
     def begin(self, module: TrainModule) -> None:
-        if module.cfg.trainer.sample_prompts and module.model.cfg.kind == "encoder":
+        prompts, model, tokenizer = module.cfg.trainer.sample_prompts, module.model, module.run.data.tokenizer
+        if prompts and model.cfg.kind == "encoder":
             module.run.journal.console.say("trainer.sample_prompts are left aside: an encoder continues no text")
+            return
+        try:
+            for prompt in prompts:
+                room(model, prompt_ids(model, tokenizer, prompt), SamplingConfig())
+        except ConfigError as error:
+            raise ConfigError(f"trainer.sample_prompts: {error}") from None
 
     def step_end(self, module: TrainModule) -> None:
         if module.run.validates(module.step):

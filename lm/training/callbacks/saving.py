@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lm.schema import Tree
-from lm.storage.atomic import atomic_folder, disk_errors, temporary_of
-from lm.storage.checkpoint import Piece, bytes_of, prune, require_finite, step_folder, write_meta, write_pieces
+from lm.storage.atomic import atomic_folder, beside, disk_errors, require_space
+from lm.storage.checkpoint import WEIGHTS, Piece, bytes_of, prune, require_finite, step_folder, write_meta, write_pieces
 from lm.training.launch.ranks import Ranks
 
 
@@ -24,6 +24,25 @@ class Saver:
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
 
+    def rehearse(self, pieces: Iterable[Piece], meta: Tree, n: int) -> None:
+        """Tries what n saves and the final model need, in a folder that is removed again: names, a file of the size of the largest, and
+        room for all. Raises ResourceError."""
+        sizes = {True: 0, False: 0}  # of this rank's weights, and of its other tensors, each of which are a file
+        for piece in pieces:
+            part = piece.part(self._ranks.rank, self._ranks.world)
+            sizes[part.kind == "weight"] += part.tensor.nbytes if part.kind == "weight" else 4 * part.tensor.numel()
+        weights, others = self._ranks.total(sizes[True], sizes[False])
+        (largest,) = self._ranks.most(max(sizes.values()))
+        self._ranks.from_first(lambda: self._try(meta, int(largest), n * int(weights + others) + int(weights)))
+
+    def _try(self, meta: Tree, largest: int, needed: int) -> None:
+        with disk_errors(self._folder, largest), beside(self._folder / "trial", Path.mkdir) as trial:
+            write_meta(trial, meta)
+            self._save_tokenizer(trial)
+            with (trial / "largest").open("wb") as file:
+                file.truncate(largest)  # takes no room, and is refused like a file that does
+        require_space(self._folder, needed)
+
     def save(self, step: int, pieces: Iterable[Piece], meta: Tree) -> None:
         """Raises what this save, or in the background the last one, has failed of."""
         self.wait()
@@ -33,7 +52,7 @@ class Saver:
             return
         copies = [replace(piece, tensor=piece.tensor.detach().to("cpu", copy=True)) for piece in mine]
         for piece in copies:
-            if piece.kind == "weight":
+            if piece.kind in WEIGHTS:
                 require_finite(piece.name, piece.tensor)
         self._writer = threading.Thread(target=self._write_and_note, args=(step, copies, meta), name="checkpoint")
         self._writer.start()
@@ -63,7 +82,7 @@ class Saver:
         (needed,) = ranks.total(bytes_of(pieces))
         if ranks.first:
             with atomic_folder(path, int(needed)) as temporary:
-                ranks.barrier()  # the folder is there
+                ranks.from_first(lambda: temporary)
                 write_pieces(temporary, pieces)
                 write_meta(temporary, meta)
                 self._save_tokenizer(temporary)
@@ -71,8 +90,8 @@ class Saver:
             with disk_errors(self._folder):
                 prune(self._folder, self._keep_last)
         else:
-            ranks.barrier()
+            temporary = ranks.from_first(Path)  # where the first rank has made it
             with disk_errors(path):
-                write_pieces(temporary_of(path), pieces, ranks.rank)
+                write_pieces(temporary, pieces, ranks.rank)
             ranks.barrier()
         ranks.barrier()  # it is a checkpoint

@@ -2,9 +2,10 @@
 
 import math
 
-from lm.data.order import spread
+from lm.data.order import Ids, spread
+from lm.data.rows.base import Rows
 from lm.errors import NumericsError
-from lm.generation.evaluate import evaluate
+from lm.generation.evaluate import evaluate, require_labels
 from lm.schema import Tree
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
@@ -15,6 +16,10 @@ class Validation(RunCallback):
 
     def __init__(self) -> None:
         self._validated = -1  # the newest step
+
+    def begin(self, module: TrainModule) -> None:
+        for _, rows, ids in self._held_out(module):
+            require_labels(rows, ids, module.run.data.tokenizer, module.cfg.trainer.micro_batch)
 
     def look_at_parent(self, module: TrainModule) -> None:
         self.validate(module)
@@ -54,8 +59,13 @@ class Validation(RunCallback):
         run, cfg = module.run, module.cfg
         found: Tree = {}
         with module.exported_weights():
-            for suffix, rows in [("", run.splits.val), *((f"/{name}", rows) for name, rows in run.splits.named.items())]:
-                ids = spread(len(rows), cfg.data.val_rows)
+            for suffix, rows, ids in self._held_out(module):
                 of = evaluate(module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.ranks)
                 found |= {f"val_loss{suffix}": of["val_loss"], f"val_bits_per_byte{suffix}": of["val_bits_per_byte"]}
         return found
+
+    def _held_out(self, module: TrainModule) -> list[tuple[str, Rows, Ids]]:
+        """Of all sources, and of each: what their numbers' names end in, and which rows are read."""
+        splits, n = module.run.splits, module.cfg.data.val_rows
+        named = [("", splits.val), *((f"/{name}", rows) for name, rows in splits.named.items())]
+        return [(suffix, rows, spread(len(rows), n)) for suffix, rows in named]

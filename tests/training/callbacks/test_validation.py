@@ -9,7 +9,6 @@ import pytest
 from lm.data.kinds import BytesConfig, CausalConfig, TextConfig
 from lm.data.rows.build import build_rows
 from lm.data.store.prepare import prepare
-from lm.errors import ConfigError
 from lm.generation.evaluate import evaluate
 from tests.nn.models import config, redrawn
 from tests.training.conftest import write_text
@@ -42,7 +41,7 @@ def test_shares_add_up_and_take_equally_many_forwards(n: int, world: int, tmp_pa
         forwards.append(0)
         try:
             evaluate(model, rows, ids, data.tokenizer, 2, share)
-        except ConfigError:
+        except ZeroDivisionError:  # of what all have, which `Share` does not add up
             assert share.rank >= n  # it had no row of its own
     nats, tokens, n_bytes = (sum(values) for values in zip(*(share.sums for share in shares), strict=True))
     assert (tokens, n_bytes) == (alone["tokens"], alone["bytes"])

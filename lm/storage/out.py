@@ -1,0 +1,48 @@
+"""What a person names with `out=`: a new folder, or with `overwrite=true` one that a verb has written before."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lm.errors import CheckpointError, ConfigError, ResourceError
+from lm.storage.atomic import MANIFEST, atomic_folder, listed_files, unlisted_files
+from lm.storage.run_folder import RunFolder
+
+
+@contextmanager
+def out_folder(out: Path, overwrite: bool, needed_bytes: int = 0) -> Iterator[Path]:
+    """As `atomic_folder`, where `require_free` agrees before and behind the block."""
+    require_free(out, overwrite)
+    try:
+        with atomic_folder(out, needed_bytes, replace=overwrite) as temporary:
+            yield temporary
+            require_free(out, overwrite)
+    except ResourceError:
+        require_free(out, overwrite)  # another writer was faster
+        raise
+
+
+def require_free(out: str | Path, overwrite: bool) -> Path:
+    """Returns the path. Raises ConfigError where something is there, or with `overwrite` something that no verb has written for itself."""
+    path = Path(out).expanduser()
+    if not os.path.lexists(path):
+        return path
+    if not overwrite:
+        raise ConfigError(f"out={out}: it exists already. Add overwrite=true to replace it, or choose another folder.")
+    if (found := _foreign(path)) is not None:
+        raise ConfigError(f"out={out}: {found}, so it is not overwritten. Choose another folder, or remove it yourself.")
+    return path
+
+
+def _foreign(path: Path) -> str | None:
+    if path.is_symlink() or not path.is_dir():
+        return "it is no folder"
+    run = RunFolder.around(path)
+    if run is not None and path.absolute().relative_to(run.path.absolute()).parts[:1] in ((), ("model",), ("checkpoints",)):
+        return f"it belongs to the run {run.path}"
+    try:
+        unlisted = unlisted_files(path, listed_files(path) if (path / MANIFEST).exists() else ())
+    except CheckpointError as error:
+        return f"its {MANIFEST} cannot be read ({error})"
+    return f"{unlisted[0]} is in it, which lm did not write" if unlisted else None

@@ -1,0 +1,112 @@
+"""Whatever a checkpoint, a validation or the end of a run will need is tried before step 1: nothing is trained for nothing."""
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lm.cli.main import main
+from tests.training.conftest import read, write_text
+
+NOT_UTF8 = os.fsdecode(b"b\xff.txt")
+PAIRS = "".join(f'{{"source": "ab {n}", "target": "ef"}}\n' for n in range(400))
+T5 = ("model=t5_tiny", "model.d_model=32", "model.n_layers=1", "model.attention.n_heads=2", "model.ffn.hidden=64", "optim=adamw")
+LEARNED = ("model/position=learned",)
+
+
+def refused(tiny: list[str], capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str]:
+    """The exit code and last line of a training in which no step was taken, and of which nothing unfinished is left."""
+    code = main(["train", *tiny, *more])
+    folder = Path(next(given for given in tiny if given.startswith("run.dir=")).removeprefix("run.dir=")) / "run"
+    assert read(folder / "metrics.jsonl") == [] and not list(folder.glob("checkpoints/*")) and not list(folder.glob("checkpoints/.*"))
+    return code, capsys.readouterr().err.splitlines()[-1]
+
+
+@contextmanager
+def largest_file(n_bytes: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        ((*LEARNED, f"trainer.sample_prompts=['{'def ' * 20}']"), ("trainer.sample_prompts: ", "81 tokens", "model.max_seq_len=32")),
+        ((*LEARNED, "data.seq_len=2", "trainer.sample_prompts=['def main(']"), ("trainer.sample_prompts: ", "model.max_seq_len=2")),
+        (
+            ("objective=mlm", "data.val_rows=1", "model=bert_tiny", "objective.mask_frac=0.001", "data.seq_len=2", *T5[1:]),
+            ("no text to predict",),
+        ),
+    ],
+)
+def test_what_a_validation_would_refuse_is_refused_before_step_1(
+    tiny: list[str], capsys: pytest.CaptureFixture[str], more: tuple[str, ...], said: tuple[str, ...]
+) -> None:
+    code, last = refused(tiny, capsys, *more)
+    assert code == 2 and all(part in last for part in said), last
+
+
+def test_a_source_longer_than_the_context_is_refused_before_step_1(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text(PAIRS)
+    data = (
+        "data=pairs",
+        f"data.files={tmp_path / 'a.jsonl'}",
+        "objective=seq2seq",
+        "trainer.sample_prompts=['a source of more tokens than the 32 of a row']",
+    )
+    code, last = refused([given for given in tiny if not given.startswith(("data.files", "data=", "model"))], capsys, *T5, *LEARNED, *data)
+    assert code == 2 and "trainer.sample_prompts: " in last and "model.max_seq_len=32" in last
+
+
+def test_a_file_that_may_not_be_so_large_is_told_before_step_1(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with largest_file(40_000):
+        code, last = refused(tiny, capsys)
+    assert code == 5 and "larger than one may be here (ulimit -f" in last
+
+
+def test_no_room_for_checkpoints_and_the_model_is_told_before_step_1(
+    tiny: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three checkpoints of 12 bytes a weight and the model of 4 take 40; there is room for 39."""
+    monkeypatch.setattr("lm.storage.atomic.free_bytes", lambda path: 39 * 19_000)
+    code, last = refused(tiny, capsys, "optim=adamw")
+    assert code == 5 and "checkpoints: no space left" in last
+
+
+@pytest.mark.parametrize("key", ["data.files", "data.cache_dir", "trainer.sample_prompts"])
+def test_a_value_that_is_not_utf8_is_refused_by_its_key(tiny: list[str], capsys: pytest.CaptureFixture[str], key: str) -> None:
+    code, last = refused(tiny, capsys, f"{key}='{NOT_UTF8}'" if key != "trainer.sample_prompts" else f"{key}=['{NOT_UTF8}']")
+    assert code == 2 and last.startswith(f"{key}: ") and "is not UTF-8" in last and "\udcff" not in last
+
+
+@pytest.mark.slow
+def test_a_file_whose_name_is_not_utf8_is_trained_on_and_resumed(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / os.fsdecode(b"d\xfe")
+    folder.mkdir()
+    write_text(folder / NOT_UTF8)
+    files = f"data.files={tmp_path}/d*/*.txt"
+    assert main(["train", *tiny, files, "trainer.max_steps=4"]) == 0
+    assert main(["train", *tiny, files, "trainer.max_steps=8"]) == 0
+    assert "resumes at step 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("gives", ["5", "{'mine': [1.0]}"])
+def test_a_metric_that_gives_no_numbers_is_told(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], gives: str) -> None:
+    name = f"odd_{abs(hash(gives))}"
+    lines = ["from typing import Literal", "from lm.kinds import MetricConfig", "class Odd(MetricConfig):"]
+    lines += [f'    kind: Literal["{name}"] = "{name}"', f"    def build(self): return lambda trainer, module: {gives}"]
+    (tmp_path / f"{name}.py").write_text("\n".join(lines))
+    code = main(["train", *tiny, f"plugins={tmp_path / name}.py", f"+metrics.{name}={{}}"])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert code == 2 and last.startswith(f"metrics.{name}: it gave ") and "numbers by name are needed" in last

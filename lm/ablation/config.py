@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from lm.schema import Config, did_you_mean
 
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}"
+NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}"
 
 
 class StudyConfig(Config):
@@ -20,7 +20,7 @@ class StudyConfig(Config):
     baseline: str
     """Name of the variant that the others are compared with."""
     match: Literal["tokens", "params", "flops"] = "tokens"
-    """What is equal in all variants beside the tokens: nothing, the parameters, or the FLOPs of the whole training instead of the tokens."""
+    """What is equal in all variants beside the tokens: nothing, or the parameters; or the FLOPs of the training instead of the tokens."""
     knob: str | None = None
     """The one setting that makes it so, such as model.ffn.hidden. null: trainer.max_steps for flops, none for tokens."""
     tune: str | None = None
@@ -43,7 +43,9 @@ class StudyConfig(Config):
     def _named(cls, variants: dict[str, list[str]]) -> dict[str, list[str]]:
         for name in variants:
             if not re.fullmatch(NAME, name):
-                raise ValueError(f"{name[:40]!r} cannot name a variant. Use up to 60 letters, digits and ._- with a letter or digit first.")
+                raise ValueError(
+                    f"{name[:40]!r} cannot name a variant. Use up to 60 letters, digits and ._+- with a letter or digit first."
+                )
         if len(variants) < 2:
             raise ValueError(f"{len(variants)} variants were given, and a comparison takes two. Name another one.")
         return variants

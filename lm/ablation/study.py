@@ -18,6 +18,7 @@ from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 
 _FILE, _DIVERGED = "study.json", "diverged.json"
+_NO_RUN = {"name": "any", "dir": "any"}
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _EXTENSIONS = 2  # further factors of 2 where the best is at an edge
 
@@ -93,9 +94,9 @@ class Study:
         """
         if job.name in self.diverged():
             return math.inf
-        run = RunFolder(job.config.run.folder)
+        run = RunFolder(self.folder / job.name)  # wherever the study lies by now
         try:
-            if not run.exists() or not (summary := run.summary()) or run.config() != job.config.tree():
+            if not run.exists() or not (summary := run.summary()) or run.config() | {"run": {}} != job.config.tree() | {"run": {}}:
                 return None
             verify(run.model)
         except LmError:
@@ -157,9 +158,11 @@ class Study:
 
 def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainConfig]) -> Study:
     """Returns a study of these composed configs, matched as it asks. Raises ConfigError where two are one, or a knob does not reach."""
-    plain = {name: cfg.replace(run={"name": name, "dir": str(folder)}, seed=0) for name, cfg in variants.items()}
+    plain = {name: cfg.replace(run=_NO_RUN, seed=0) for name, cfg in variants.items()}
     _refuse_equal(plain)
-    return Study(folder, config, matched(config, plain))
+    study = Study(folder, config, matched(config, plain))
+    study.missing()  # so that what cannot be tuned is told before anything is written
+    return study
 
 
 def begun(folder: Path) -> bool:
@@ -193,7 +196,7 @@ def _best(means: Mapping[float, float]) -> Tuned:
 def _refuse_equal(variants: Mapping[str, TrainConfig]) -> None:
     seen: dict[str, str] = {}
     for name, cfg in variants.items():
-        tree = json.dumps(cfg.replace(run={"name": "any", "dir": "any"}).tree(), sort_keys=True)
+        tree = json.dumps(cfg.tree(), sort_keys=True)
         if tree in seen:
             raise ConfigError(f"variants.{name}: it changes nothing against {seen[tree]}. Change something, or leave it out.")
         seen[tree] = name

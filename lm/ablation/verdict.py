@@ -47,8 +47,8 @@ def write_verdict(study: Study) -> Tree:
 def report(found: Tree) -> str:
     """Returns the page: a table, what it rests on, one sentence for a paper, what to know before believing it."""
     rows = [_cells(name, row, found) for name, row in found["variants"].items()]
-    head = ["variant", "verdict", f"{found['metric']} (mean of {found['seeds']} seeds)", "difference [95 %]", "p (Holm)", "tuned", "parameters",
-            "tokens", "FLOPs"]  # fmt: skip
+    metric = f"{found['metric']} (mean of {found['seeds']} seeds)"
+    head = ["variant", "verdict", metric, "difference [95 %]", "p (Holm)", "tuned", "parameters", "tokens", "FLOPs"]
     lines = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]]
     parts = [f"# {found['study']}", "\n".join(lines), _sentences(found), _method(found)]
     if found["warnings"]:
@@ -159,9 +159,10 @@ def _sentences(found: Tree) -> str:
 
 
 def _method(found: Tree) -> str:
+    least = f"{found['least_effect']:g}"
     return (
-        f"Each variant ran with the seeds 0 to {found['seeds'] - 1}, which move initial weights, data order and dropout. Differences are paired by seed;"
-        " intervals are Student's t and assume that differences spread normally; they and p are corrected by Holm's procedure for the number of"
-        f" variants. Better: the whole interval is below 0. No better: a gain of the least effect ({found['least_effect']:g}) is excluded. Equal within:"
-        f" the 90 % interval is inside it. Study {found['hash']}."
+        f"Each variant ran with the seeds 0 to {found['seeds'] - 1}, which move initial weights, data order and dropout. Differences are"
+        " paired by seed; intervals are Student's t and assume that differences spread normally; they and p are corrected by Holm's"
+        " procedure for the number of variants. Better: the whole interval is below 0. No better: a gain of the least effect"
+        f" ({least}) is excluded. Equal within: the 90 % interval is inside it. Study {found['hash']}."
     )

@@ -71,15 +71,17 @@ def power(n: int, sd: float, effect: float, alpha: float = ALPHA) -> float:
 
 def seeds_needed(sd: float, effect: float, alpha: float = ALPHA) -> int | None:
     """Returns how many seeds find an effect with 80 % power; None where over 999 would not.  sd: of the differences."""
+    from scipy import stats
+
     if sd <= 0:
         return 2
-    if not effect or power(MOST_SEEDS, sd, effect, alpha) < POWER:
+    bound = float(stats.norm.isf(alpha / 2) + stats.norm.ppf(POWER)) * sd  # of a known spread, so that no fewer will do
+    if abs(effect) * math.sqrt(MOST_SEEDS) < bound:
         return None
-    low, high = 1, MOST_SEEDS  # too few, enough
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if power(middle, sd, effect, alpha) >= POWER else (middle, high)
-    return high
+    n = max(2, int((bound / effect) ** 2))
+    while power(n, sd, effect, alpha) < POWER:
+        n += 1
+    return n
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def _name(job: list[str], varied: list[int]) -> str:
     """The value where one key varies, each with its key where several do."""
     texts = [job[i].partition("=") for i in varied]
     parts = [value if len(varied) == 1 else f"{key.split('/')[-1].split('.')[-1]}-{value}" for key, _, value in texts]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).strip("-.")
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", "-".join(parts)).strip("-.")
 
 
 def _plan(study: Study) -> str:

@@ -140,7 +140,7 @@ def _plan(study: Study) -> str:
     runs = len(study.variants) * (study.config.seeds + tuning)
     total = sum(size(cfg).flops for cfg in study.variants.values()) * (study.config.seeds + tuning)
     said = f"{runs} runs: {len(study.variants)} variants x ({tuning} to tune {study.config.tune} + {study.config.seeds} seeds)"
-    return f"{table(rows, '')}\n\n{said if tuning else said.replace('0 to tune None + ', '')}, {si(total)}FLOPs in all; study {study.hash}"
+    return f"{table(rows, '')}\n\n{said if tuning else said.replace('0 to tune None + ', '')}, {si(total)}FLOPs in all"
 
 
 def _verdicts(found: Tree) -> str:

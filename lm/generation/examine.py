@@ -48,7 +48,9 @@ class Examined(Config):
             return from_tree(cls, {key: tree[key] for key in cls.model_fields if key in tree})
         except ConfigError as error:
             plugins.require(tree, run.config_file)
-            raise CheckpointError(f"{run.config_file}: its data cannot be read ({error}). Restore the file, or give data=...") from None
+            raise CheckpointError(
+                f"{run.config_file}: its data cannot be read ({error.sentence}). Restore the file, or give data=..."
+            ) from None
 
 
 def evaluate(
@@ -95,9 +97,9 @@ def evaluate(
     measure = objective.measure(None if parent is None else lambda: load(parent, where)[0])
     parts = [totals(lm, rows, spread(len(rows), data.val_rows), tokenizer, micro_batch, measure=measure) for rows in all_rows]
     found = cast(Examination, reduce(operator.add, parts).figures())
-    if not math.isfinite(loss := found["val_loss"]):
-        said = f"eval: the loss is {loss} over {found['tokens']:,} tokens, and only finite ones compare"
-        raise NumericsError(f"{said}. Use an earlier checkpoint.")
+    if not math.isfinite(found["val_loss"]):
+        said = f"the loss is {found['val_loss']} over {found['tokens']:,} tokens"
+        raise NumericsError(f"eval: {said}, and only finite ones compare. Use an earlier checkpoint.")
     return found if split != "val" else {**found, "zlib_bits_per_byte": prepared.zlib_bits_per_byte}
 
 

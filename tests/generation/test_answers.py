@@ -129,7 +129,7 @@ def test_pieces_of_an_answer_joined_are_the_answer_and_stop_texts_end_it(tokeniz
 
 def test_a_prompt_is_read_as_the_sources_of_training_were(prepare_pairs: Callable[[], Prepared]) -> None:
     found = prepare_pairs()
-    rows = build_rows(Seq2SeqConfig(), TextConfig(files="", seq_len=64), found.train, found.tokenizer, encoder_decoder().cfg)
+    rows = build_rows(Seq2SeqConfig(), TextConfig(files="x", seq_len=64), found.train, found.tokenizer, encoder_decoder().cfg)
     batch = rows.batch(np.array([0]))
     assert batch.source_tokens is not None and batch.source_positions is not None
     read = batch.source_tokens[0][batch.source_positions[0] >= 0].tolist()

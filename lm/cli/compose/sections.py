@@ -5,10 +5,10 @@ from typing import TypeVar
 
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import Composition, Layer, compose
-from lm.cli.views.text import say
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.errors import ConfigError
 from lm.generation.examine import Examined
+from lm.printing import note
 from lm.schema import Config, did_you_mean, flatten
 from lm.storage.run_folder import RunFolder
 
@@ -52,7 +52,7 @@ def take_examined(args: Sequence[str], own_keys: Sequence[str], run: RunFolder |
     length, n_rows = ([layer.label for layer, _ in composition.stated(f"data.{key}")][-1:] for key in ("seq_len", "val_rows"))
     found = _told(composition, Examined)
     if length == ["command line"] != n_rows and found.data.val_rows is not None:
-        say(f"data.val_rows={found.data.val_rows} is left aside: all held-out text is read, the same at every data.seq_len")
+        note(f"data.val_rows={found.data.val_rows} is left aside: all held-out text is read, the same at every data.seq_len")
         found = found.replace(data=found.data.replace(val_rows=None))
     return found, length in (["run"], ["command line"])
 

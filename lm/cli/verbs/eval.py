@@ -7,7 +7,7 @@ from pydantic import Field
 
 from lm.cli.compose.sections import take_examined
 from lm.cli.verb import Verb
-from lm.cli.views.text import say
+from lm.printing import answer, note
 from lm.report.units import table
 from lm.storage.model_folder import read_config, resolve_model
 from lm.storage.run_folder import RunFolder
@@ -47,10 +47,10 @@ class Eval(Verb):
         data = examined.data if says_length else examined.data.replace(seq_len=saved["model"]["max_seq_len"])
         found = evaluate(
             model, data, examined.objective, parent=examined.init_from, split=self.split, micro_batch=self.micro_batch,
-            device=self.device, log=say,
+            device=self.device, log=note,
         )  # fmt: skip
         if self.format == "json":
-            print(json.dumps(found, allow_nan=False))
+            answer(json.dumps(found, allow_nan=False))
         else:
             shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in found.items()}
-            print(table([(name, value, _UNITS.get(name, "")) for name, value in shown.items()], ""))
+            answer(table([(name, value, _UNITS.get(name, "")) for name, value in shown.items()], ""))

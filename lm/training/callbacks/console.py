@@ -1,14 +1,12 @@
 """What a run tells its reader on the terminal: one aligned line per record."""
 
-import contextlib
 import math
-import os
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import TextIO
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from lm.printing import say
+from lm.progress import progress
 from lm.schema import Tree
 
 _HEADER_EVERY = 20
@@ -30,7 +28,7 @@ _HELD_OUT = (("val_bits_per_byte", "{:.4f} bits/byte"), ("val_pair_loss", "{:.4f
 
 
 class Console:
-    """One aligned line per record; with colour on a terminal, plain otherwise. A stdout that is closed only ends the printing."""
+    """One aligned line per record, coloured on a terminal."""
 
     def __init__(self, max_steps: int, clock: Callable[[], float] = time.monotonic, silent: bool = False) -> None:
         self._max_steps = max_steps
@@ -38,7 +36,7 @@ class Console:
         self._since: tuple[int, float] | None = None  # step and time of the first record, after compilation and the like
         self._columns: list[str] = []
         self._lines = 0
-        self._closed = silent
+        self._silent = silent
 
     def log(self, record: Tree) -> None:
         """A training record, a validation record or an event, told apart by their keys."""
@@ -54,6 +52,15 @@ class Console:
     def say(self, text: str) -> None:
         """A line between the records."""
         self._print(text, "")
+
+    @contextmanager
+    def during(self, title: str) -> Iterator[None]:
+        """Tells how long the block takes."""
+        if self._silent:
+            yield
+        else:
+            with progress(title):
+                yield
 
     def _training_line(self, record: Tree) -> None:
         loads = [value for key, value in record.items() if key.startswith("expert_load/")]
@@ -82,30 +89,8 @@ class Console:
         return float(pace * (self._max_steps - step))
 
     def _print(self, text: str, style: str) -> None:
-        if self._closed or sys.stdout is None:
-            return
-        try:
-            _write(sys.stdout, text, style)
-        except (OSError, ValueError):  # a closed pipe or file
-            self._closed = True
-            _silence(sys.stdout)
-
-
-def _write(stream: TextIO, text: str, style: str) -> None:
-    if stream.isatty():
-        from rich.console import Console as RichConsole
-
-        terminal = RichConsole(file=stream, markup=False, highlight=False)
-        terminal.print(text, style=style or None, soft_wrap=True)
-    else:
-        stream.write(text + "\n")
-    stream.flush()
-
-
-def _silence(stream: TextIO) -> None:
-    """Python flushes stdout again at exit, and would exit 120 for a pipe that nobody reads."""
-    with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("w") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
+        if not self._silent:
+            say(text, style)
 
 
 def duration(seconds: float) -> str:

@@ -30,7 +30,7 @@ def prepared(prepare_text: Prepare, path: Path, records: list[Any], record: Pref
 
 
 def rows_of(found: Prepared, decoder: ModelConfig, seq_len: int = 96, split: str = "train") -> Rows:
-    data = TextConfig(files="", seq_len=seq_len, record=PreferenceRecord())
+    data = TextConfig(files="x", seq_len=seq_len, record=PreferenceRecord())
     return build_rows(DPOConfig(), data, found.train if split == "train" else found.val, found.tokenizer, decoder)
 
 

@@ -228,22 +228,9 @@ def members(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _is_utf8(value: Any) -> bool:
-    """Whether no text in it holds a lone surrogate, as names of files do that are not UTF-8."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
     path = [part for part in map(str, problem["loc"]) if not _OF_UNION.match(part)]
     where, kind, given = ".".join(path) or "config", problem["type"], problem.get("input")
-    if kind == "json_invalid" and (found := next(((k, v) for k, v in flatten(tree).items() if not _is_utf8([k, v])), None)):
-        return (
-            f"{found[0]}: {found[1]!r} is not UTF-8, and a config is. Give it as UTF-8, or match a file's name by a glob, as in data*.txt."
-        )
     if kind == "extra_forbidden":
         owner, _ = find_field(cls, tree, path)
         return f"{where}: there is no such key. {did_you_mean(path[-1], owner.model_fields)}"

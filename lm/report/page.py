@@ -31,6 +31,7 @@ def write_report(run_folder: Path) -> Path:
     html = page.render(
         run=run,
         result=_result(run),
+        about=_about(run),
         numbers=_numbers(run),
         sources=_sources(run),
         curves=curves(run),
@@ -88,6 +89,28 @@ def _result(run: Run) -> str:
         return f"{start}, {known}."
     beside = f"; zlib at level 9 needs {zlib:.3f}" if zlib is not None else ""
     return f"{start}, the validation text takes {bits:.3f} bits per byte{beside}."
+
+
+def _about(run: Run) -> list[tuple[str, str]]:
+    """What was trained, on what, with which code."""
+    flat, summary = flatten(run.config), run.summary
+    layers = f"{flat.get('model.n_layers', '?')} layers of {flat.get('model.d_model', '?')}"
+    slots = [str(flat[key]) for slot in ("norm", "position", "attention", "ffn") if (key := f"model.{slot}.kind") in flat]
+    source = [shown(flat[key]) for key in ("data.kind", "data.name", "data.files") if flat.get(key) is not None]
+    source += [", ".join(str(one.get("name")) for one in run.config.get("data", {}).get("sources", []))]
+    rows = f"{flat.get('data.global_batch', '?')} rows of {flat.get('data.seq_len', '?')} tokens a step"
+    prints = str(summary.get("data_fingerprint") or "")[:12]
+    code = str(summary.get("commit") or "")
+    found = [
+        ("model", f"{flat.get('model.kind', '?')}, {layers}: {', '.join(slots)}"),
+        ("data", ", ".join(filter(None, [" ".join(filter(None, source)), rows, prints and f"fingerprint {prints}"]))),
+        ("tokenizer", " ".join(str(flat[key]) for key in ("tokenizer.kind", "tokenizer.vocab_size") if flat.get(key) is not None)),
+        ("code", f"lm {summary['version']}" if summary.get("version") else ""),
+    ]
+    if code:
+        changed = ", with changes that are not committed" if code.endswith("+") else ""
+        found[-1] = ("code", ", ".join(filter(None, [found[-1][1], f"commit {code.rstrip('+')}{changed}"])))
+    return [(name, text) for name, text in found if text]
 
 
 def _numbers(run: Run) -> list[tuple[str, str, str]]:

@@ -27,6 +27,8 @@ class Journal:
 
     def samples(self, step: int, shown: Sequence[Sequence[str]]) -> int:
         """Writes one block per text, after a heading with the step; returns the length of samples.md then."""
+        for logger in self.loggers:
+            logger.samples(step, ["\n\n".join(parts) for parts in shown])
         blocks = "".join(f"\n{_fenced(part)}\n" for parts in shown for part in parts)
         return self.folder.samples.append(f"## step {step}\n{blocks}\n") if self._writes else 0
 

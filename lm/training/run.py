@@ -22,6 +22,7 @@ from lm.storage.checkpoint import CheckpointReader, step_folder
 from lm.storage.model_folder import resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.console import Console
+from lm.training.commit import commit
 from lm.training.config import TrainConfig
 from lm.training.journal import Journal
 from lm.training.launch.ranks import Ranks
@@ -44,6 +45,7 @@ def train(cfg: TrainConfig, command: str | None = None, callbacks: Sequence["Cal
     Every rank of a run calls it. command: what a person typed, for the summary and the report. callbacks: Lightning's or one's own,
     which come behind ours; one that sets `trainer.should_stop` on every rank ends the run, with all saved.
     """
+    cfg.logger.require()
     folder, ranks = RunFolder(cfg.run.folder), Ranks.from_environment()
     ranks.meet(cfg.launch.timeout_s)  # before signals are handled: one that comes while a rank waits in here must end it
     console = Console(cfg.trainer.max_steps, silent=not ranks.first)
@@ -92,7 +94,7 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
     splits = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seed)
     for line in filter(None, "\n".join([splits.train.describe(), splits.val.describe()]).splitlines()):
         journal.console.say(line)
-    journal.loggers = cfg.logger.build(journal.folder.path, cfg.tree(), module.step) if ranks.first else []
+    journal.loggers = cfg.logger.build(journal.folder.path, cfg.tree() | {"commit": commit()}, module.step) if ranks.first else []
     return RunState(cfg, ranks, signals, journal, data, splits, meta, counters)
 
 
@@ -152,7 +154,7 @@ def _finish(module: "TrainModule", command: str | None) -> Tree:
         "tokens_per_second": round(tokens / p.train_s, 1) if p.train_s else None, "train_s": round(p.train_s, 2),
         "save_s": p.save_s, "device": p.device,
         "torch": torch.__version__, "python": platform.python_version(), "parent": cfg.init_from, "version": lm.__version__,
-        **run.consumed(step),
+        "commit": commit(), **run.consumed(step),
         "data_fingerprint": run.data.fingerprint, "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }  # fmt: skip
     run.folder.write_summary(summary)

@@ -57,6 +57,14 @@ def test_report_shows_the_result_beside_zlib_and_every_curve(tmp_path: Path, wri
     assert page.text.count("zlib level 9") == 2  # a card's note and the dashed line
 
 
+def test_the_head_says_which_model_data_and_code(tmp_path: Path, write_run: WriteRun) -> None:
+    page = page_of(write_run(tmp_path / "tiny", data_fingerprint="beef" * 16, commit="0123456789ab+"))
+    for text in ("decoder, ? layers of 64: mlp", "stdlib, 8 rows of 256 tokens a step, fingerprint beefbeefbeef", "bpe 4096",
+                 "lm 0.1.0, commit 0123456789ab, with changes that are not committed"):  # fmt: skip
+        assert text in page.text
+    assert "commit" not in page_of(write_run(tmp_path / "half", finished=False)).text.split("Config")[0]
+
+
 def test_report_needs_nothing_from_outside(tmp_path: Path, write_run: WriteRun) -> None:
     folder = write_run(tmp_path / "tiny")
     page = page_of(folder)

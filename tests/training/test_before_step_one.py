@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lm.cli.main import main
-from tests.training.conftest import read, write_text
+from tests.training.conftest import read, settled, write_text
 
 NOT_UTF8 = os.fsdecode(b"b\xff.txt")
 PAIRS = "".join(f'{{"source": "ab {n}", "target": "ef"}}\n' for n in range(400))
@@ -19,7 +19,7 @@ LEARNED = ("model/position=learned",)
 
 def refused(tiny: list[str], capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str]:
     """The exit code and last line of a training in which no step was taken, and of which nothing unfinished is left."""
-    code = main(["train", *tiny, *more])
+    code = main(settled("train", *tiny, *more))
     folder = Path(next(given for given in tiny if given.startswith("run.dir=")).removeprefix("run.dir=")) / "run"
     assert read(folder / "metrics.jsonl") == [] and not list(folder.glob("checkpoints/*")) and not list(folder.glob("checkpoints/.*"))
     return code, capsys.readouterr().err.splitlines()[-1]
@@ -85,7 +85,7 @@ def test_no_room_for_checkpoints_and_the_model_is_told_before_step_1(
 @pytest.mark.parametrize("key", ["data.files", "data.cache_dir", "trainer.sample_prompts"])
 def test_a_value_that_is_not_utf8_is_refused_by_its_key(tiny: list[str], capsys: pytest.CaptureFixture[str], key: str) -> None:
     code, last = refused(tiny, capsys, f"{key}='{NOT_UTF8}'" if key != "trainer.sample_prompts" else f"{key}=['{NOT_UTF8}']")
-    assert code == 2 and last.startswith(f"{key}: ") and "is not UTF-8" in last and "\udcff" not in last
+    assert code == 2 and last.startswith(key) and "must be text in UTF-8" in last and "\udcff" not in last
 
 
 @pytest.mark.slow
@@ -96,8 +96,8 @@ def test_a_file_whose_name_is_not_utf8_is_trained_on_and_resumed(
     folder.mkdir()
     write_text(folder / NOT_UTF8)
     files = f"data.files={tmp_path}/d*/*.txt"
-    assert main(["train", *tiny, files, "trainer.max_steps=4"]) == 0
-    assert main(["train", *tiny, files, "trainer.max_steps=8"]) == 0
+    assert main(settled("train", *tiny, files, "trainer.max_steps=4")) == 0
+    assert main(settled("train", *tiny, files, "trainer.max_steps=8")) == 0
     assert "resumes at step 4" in capsys.readouterr().out
 
 
@@ -107,6 +107,6 @@ def test_a_metric_that_gives_no_numbers_is_told(tiny: list[str], tmp_path: Path,
     lines = ["from typing import Literal", "from lm.kinds import MetricConfig", "class Odd(MetricConfig):"]
     lines += [f'    kind: Literal["{name}"] = "{name}"', f"    def build(self): return lambda trainer, module: {gives}"]
     (tmp_path / f"{name}.py").write_text("\n".join(lines))
-    code = main(["train", *tiny, f"plugins={tmp_path / name}.py", f"+metrics.{name}={{}}"])
+    code = main(settled("train", *tiny, f"plugins={tmp_path / name}.py", f"+metrics.{name}={{}}"))
     last = capsys.readouterr().err.splitlines()[-1]
     assert code == 2 and last.startswith(f"metrics.{name}: it gave ") and "numbers by name are needed" in last

@@ -33,7 +33,23 @@ class Given:
 
 def parse(texts: Sequence[str]) -> list[Given]:
     """Checked as far as that goes without the tree: the grammar, the group, the option. Raises ConfigError."""
-    return [_given(text) for text in texts]
+    return [_given(each) for text in texts for each in _several(text)]
+
+
+def _several(text: str) -> list[str]:
+    """`logger=[a,b]` as the option that holds several of its slot, and each of them by its name."""
+    key, _, value = text.partition("=")
+    if "several" not in catalog.groups().get(key, ()) or not (value.startswith("[") and value.endswith("]")):
+        return [text]
+    names = [name.strip() for name in value[1:-1].split(",")]
+    options = [option for option in catalog.groups()[key] if option != "several"]
+    for number, name in enumerate(names):
+        if name not in options:
+            raise ConfigError(f"{key}: {name!r} is not an option. {did_you_mean(name, options)}")
+        if name in names[:number]:
+            raise ConfigError(f"{key}: {name} is named twice, and once is enough. Leave one out.")
+    leaves = {f"{key}.each.{name}{path.removeprefix(key)}": found for name in names for path, found in catalog.values(key, name).items()}
+    return [f"{key}=several", *(f"{path}={found}" for path, found in leaves.items())]
 
 
 def expand(texts: Sequence[str]) -> list[list[str]]:

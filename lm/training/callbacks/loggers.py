@@ -1,6 +1,8 @@
 """Optional loggers beside metrics.jsonl, none of which can hold up a run."""
 
+import csv
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -9,23 +11,48 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from lm.errors import ConfigError
-from lm.schema import Slot, Tree
+from lm.errors import ConfigError, LmError
+from lm.schema import Named, Slot, Tree
+from lm.storage.atomic import replace_file
+from lm.storage.run_folder import RunFolder
 
 log = logging.getLogger("lm")
 
 
 class Logger(Protocol):
-    """Somewhere else to send the records of metrics.jsonl. Neither method raises, and close takes at most `CLOSE_S`."""
+    """Somewhere else to send the records of metrics.jsonl and the samples. No method raises, and close takes at most `CLOSE_S`."""
 
     def log(self, record: Tree) -> None: ...
 
+    def samples(self, step: int, texts: Sequence[str]) -> None: ...
+
     def close(self) -> None: ...
+
+
+_PERF = ("tokens_per_second", "step_s", "memory_gib", "mfu_pct")
+_DATA = ("tokens", "epochs")
+
+
+def grouped(record: Tree) -> dict[str, float]:
+    """The numbers of a record by tags that fold: train/loss, val/loss, val/loss/NAME, perf/step_s, data/tokens, experts/NAME."""
+    found = {}
+    for key, value in record.items():
+        if key == "step" or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        name, _, part = key.partition("/")
+        if name.startswith("val_"):
+            tag = f"val/{key.removeprefix('val_')}"
+        elif name == "expert_load":
+            tag = f"experts/{part}"
+        else:
+            tag = f"{'perf' if name in _PERF else 'data' if name in _DATA else 'train'}/{key}"
+        found[tag] = value
+    return found
 
 
 CLOSE_S = 8.0
@@ -39,6 +66,9 @@ class LoggerConfig(Slot, group="logger"):
         """Returns the loggers of a run folder. config: what they show as the run's settings.  step: where a resumed run goes on."""
         return []
 
+    def require(self) -> None:
+        """Raises ConfigError where what it needs is not installed."""
+
     def _require(self, package: str) -> None:
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f"logger: kind={self.kind} needs the package {package}, which is not installed. Run: pip install {package}")
@@ -50,13 +80,65 @@ class JsonlLoggerConfig(LoggerConfig):
     kind: Literal["jsonl"] = "jsonl"
 
 
+class SeveralLoggerConfig(LoggerConfig):
+    """Several of them at once: logger=[wandb,tensorboard]."""
+
+    kind: Literal["several"] = "several"
+    each: Named[LoggerConfig] = {}
+    """The loggers by name; one without `kind` is of the kind that its name says, as in logger.each.wandb.project=mine."""
+
+    def require(self) -> None:
+        for one in self.each.values():
+            one.require()
+
+    def build(self, folder: Path, config: Tree, step: int) -> list[Logger]:
+        return [logger for one in self.each.values() for logger in one.build(folder, config, step)]
+
+
+class CsvLoggerConfig(LoggerConfig):
+    """metrics.jsonl and, at each validation and at the end, the same as metrics.csv with a column for each number."""
+
+    kind: Literal["csv"] = "csv"
+
+    def build(self, folder: Path, config: Tree, step: int) -> list[Logger]:
+        return [Csv(RunFolder(folder))]
+
+
+class Csv:
+    """Written anew each time, so that it says what metrics.jsonl says after a resume too."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+
+    def log(self, record: Tree) -> None:
+        if "val_loss" in record:
+            self.close()
+
+    def samples(self, step: int, texts: Sequence[str]) -> None:
+        """It has none."""
+
+    def close(self) -> None:
+        try:
+            lines = [line for line in self._run.metrics.read() if "event" not in line]
+            text = io.StringIO()
+            writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(lines)
+            replace_file(self._run.path / "metrics.csv", text.getvalue())
+        except LmError as error:
+            log.warning("metrics.csv is not written: %s The run goes on; metrics.jsonl has everything.", error)
+
+
 class TensorBoardLoggerConfig(LoggerConfig):
     """metrics.jsonl and TensorBoard event files in the run folder."""
 
     kind: Literal["tensorboard"] = "tensorboard"
 
-    def build(self, folder: Path, config: Tree, step: int) -> list[Logger]:
+    def require(self) -> None:
         self._require("tensorboard")
+
+    def build(self, folder: Path, config: Tree, step: int) -> list[Logger]:
+        self.require()
         return [TensorBoard(folder, config, step)]
 
 
@@ -72,10 +154,15 @@ class TensorBoard:
             self._writer.add_text("config", f"```json\n{json.dumps(config, indent=1)}\n```", step)
 
     def log(self, record: Tree) -> None:
-        numbers = {key: value for key, value in record.items() if key != "step" and isinstance(value, int | float)}
         with self._guarded():
-            for key, value in numbers.items() if self._writer is not None else ():
-                self._writer.add_scalar(key, value, record["step"])
+            for tag, value in grouped(record).items() if self._writer is not None else ():
+                self._writer.add_scalar(tag, value, record["step"])
+
+    def samples(self, step: int, texts: Sequence[str]) -> None:
+        with self._guarded():
+            if self._writer is not None:  # which renders markdown: an indented line is a line of code, whatever is in it
+                blocks = ["\n".join(f"    {line}" for line in text.splitlines()) for text in texts]
+                self._writer.add_text("samples", "\n\n---\n\n".join(blocks), step)
 
     def close(self) -> None:
         with self._guarded():
@@ -100,8 +187,11 @@ class WandbLoggerConfig(LoggerConfig):
     entity: str | None = None
     """Team or user. null: the default one."""
 
-    def build(self, folder: Path, config: Tree, step: int) -> list[Logger]:
+    def require(self) -> None:
         self._require("wandb")
+
+    def build(self, folder: Path, config: Tree, step: int) -> list[Logger]:
+        self.require()
         return [Wandb(self, folder, config)]
 
 
@@ -145,7 +235,10 @@ class Wandb:
             pass  # the process is gone; close says so
 
     def log(self, record: Tree) -> None:
-        self._records.put(record)
+        self._records.put({"step": record["step"], "numbers": grouped(record)})
+
+    def samples(self, step: int, texts: Sequence[str]) -> None:
+        self._records.put({"step": step, "samples": list(texts)})
 
     def close(self) -> None:
         if self._process is None:
@@ -180,7 +273,9 @@ def wandb_process() -> None:
         print(run.url or f"offline in {run.dir}", flush=True)
     for line in sys.stdin:
         record = json.loads(line)
-        run.log(record, step=record["step"])
+        found = record.get("numbers") or {"samples": wandb.Table(["sample"], [[text] for text in record.get("samples", [])])}
+        if "samples" in record or record["numbers"]:
+            run.log(found, step=record["step"])
     deadline = threading.Timer(CLOSE_S, os._exit, (1,))  # finish waits for the server, and the run may be gone
     deadline.start()
     run.finish()

@@ -1,3 +1,4 @@
+import csv
 import logging
 import os
 import socket
@@ -7,12 +8,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lm.training.callbacks.loggers
+from lm.cli.main import main
 from lm.errors import ConfigError
-from lm.training.callbacks.loggers import JsonlLoggerConfig, TensorBoardLoggerConfig, WandbLoggerConfig
+from lm.training.callbacks.loggers import JsonlLoggerConfig, TensorBoardLoggerConfig, WandbLoggerConfig, grouped
+from tests.training.conftest import read, settled
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,12 +33,17 @@ def test_a_missing_package_names_the_pip_command(package: str, tmp_path: Path, m
         cfg.build(tmp_path, {}, 0)
 
 
-def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+def events(folder: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder / "tensorboard"))
-    events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    found = EventAccumulator(str(folder / "tensorboard"))
+    found.Reload()
+    return found
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    found = events(folder)
+    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
 def test_tensorboard_files_read_back_and_a_resume_purges_repeated_steps(tmp_path: Path) -> None:
@@ -45,7 +54,57 @@ def test_tensorboard_files_read_back_and_a_resume_purges_repeated_steps(tmp_path
     (resumed,) = TensorBoardLoggerConfig().build(tmp_path, {"seed": 1}, 2)
     resumed.log({"step": 3, "loss": 9.0})
     resumed.close()
-    assert scalars(tmp_path) == {"loss": [(1, 0.5), (2, 1.0), (3, 9.0)]}
+    assert scalars(tmp_path) == {"train/loss": [(1, 0.5), (2, 1.0), (3, 9.0)]}
+
+
+def test_tags_are_grouped_so_that_they_fold() -> None:
+    record = {"step": 1, "loss": 1.0, "lr": 0.1, "step_s": 2.0, "mfu_pct": 3.0, "tokens": 4, "tokens/web": 5, "epochs/web": 0.5,
+              "expert_load/blocks.1": 1.5, "val_loss": 6.0, "val_loss/web": 7.0, "mine": 8.0, "event": "text"}  # fmt: skip
+    assert grouped(record) == {
+        "train/loss": 1.0, "train/lr": 0.1, "train/mine": 8.0, "perf/step_s": 2.0, "perf/mfu_pct": 3.0, "data/tokens": 4,
+        "data/tokens/web": 5, "data/epochs/web": 0.5, "experts/blocks.1": 1.5, "val/loss": 6.0, "val/loss/web": 7.0,
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("wandb_env")
+def test_several_loggers_have_metrics_validations_samples_and_config(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one run. wandb is offline; its file is a log of protocol buffers, in which texts stand as they are."""
+    more = ("logger=[wandb,tensorboard,csv]", "logger.each.wandb.project=ours", "trainer.sample_prompts=['def ']")
+    assert main(settled("train", *tiny, *more)) == 0, capsys.readouterr().err
+    run = tmp_path / "run"
+    found, lines = scalars(run), read(run / "metrics.jsonl")
+    assert {"train/loss", "train/lr", "val/loss", "val/bits_per_byte", "perf/step_s", "data/tokens"} <= found.keys()
+    assert found["val/loss"] == [(line["step"], pytest.approx(line["val_loss"])) for line in lines if "val_loss" in line]
+    texts = events(run).Tensors("samples/text_summary")
+    assert [event.step for event in texts] == [4, 8, 12] and b"    def " in texts[-1].tensor_proto.string_val[0]
+    table = csv.DictReader((run / "metrics.csv").read_text().splitlines())
+    assert [float(row["loss"]) for row in table if row["loss"]] == [line["loss"] for line in lines if "loss" in line]
+    (log,) = (run / "wandb").glob("offline-run-*/run-*.wandb")
+    assert all(text in log.read_bytes() for text in (b"train/loss", b"val/bits_per_byte", b"samples", b"commit", b"global_batch", b"ours"))
+    assert len(list((run / "wandb").glob("offline-run-*/files/media/table/samples_*.json"))) == 3
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ("[wandb,wandbb]", "'wandbb' is not an option. Did you mean 'wandb'?"),
+        ("[csv,csv]", "csv is named twice"),
+        ("[]", "'' is not an option"),
+    ],
+)
+def test_a_list_of_loggers_is_checked(given: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", f"logger={given}"]) == 2 and said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_missing_package_is_told_before_data_are_read(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert main(settled("train", *tiny, "logger=[csv,wandb]")) == 2
+    assert "pip install wandb" in capsys.readouterr().err.splitlines()[-1] and not (tmp_path / "cache").exists()
 
 
 def test_a_tensorboard_that_cannot_write_warns_once_and_never_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

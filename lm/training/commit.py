@@ -1,0 +1,27 @@
+"""Which code a run was made with."""
+
+import subprocess
+from pathlib import Path
+
+import lm
+
+_GIT_S = 5.0
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this code is in, or else of the current folder's, with a `+` where files differ from it; None where
+    there is neither, or no git."""
+    here = Path(lm.__file__).parent
+    folder = here if _git(here, "ls-files", "--error-unmatch", "__init__.py") is not None else Path()
+    if not (found := _git(folder, "rev-parse", "HEAD")):
+        return None
+    return f"{found[:12]}{'+' * bool(_git(folder, 'status', '--porcelain', '--untracked-files=no'))}"
+
+
+def _git(folder: Path, *args: str) -> str | None:
+    """What git prints; None where it fails."""
+    try:
+        found = subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, timeout=_GIT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()

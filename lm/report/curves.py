@@ -29,7 +29,7 @@ def curves(run: Run) -> list[tuple[str, str]]:
     charts = {
         ("Loss, nats per pair" if run.series("val_pair_loss")[0] else "Loss, nats per token"): (_loss, ("loss", "val_loss")),
         "Accuracy": (_accuracy, ("accuracy", "val_accuracy")),
-        "Margin of pairs": (_smoothed, ("margin",)),
+        "Margin of pairs": (_margin, ("margin", "val_margin")),
         "Validation bits per byte": (_bits, ("val_bits_per_byte",)),
         "Learning rate": (_plain, ("lr",)),
         "Gradient norm": (_smoothed, ("grad_norm",)),
@@ -115,6 +115,10 @@ def _loss(axes: "Axes", run: Run, key: str) -> None:
 
 def _accuracy(axes: "Axes", run: Run, key: str) -> None:
     _with_held_out(axes, run, key, "val_accuracy")
+
+
+def _margin(axes: "Axes", run: Run, key: str) -> None:
+    _with_held_out(axes, run, key, "val_margin")
 
 
 def _with_held_out(axes: "Axes", run: Run, key: str, held_out: str) -> None:

@@ -94,7 +94,8 @@ def _result(run: Run) -> str:
 def _about(run: Run) -> list[tuple[str, str]]:
     """What was trained, on what, with which code."""
     flat, summary = flatten(run.config), run.summary
-    layers = f"{flat.get('model.n_layers', '?')} layers of {flat.get('model.d_model', '?')}"
+    deep = flat.get("model.n_layers", "?")
+    layers = f"{deep} layer{'s' * (deep != 1)} of {flat.get('model.d_model', '?')}"
     slots = [str(flat[key]) for slot in ("norm", "position", "attention", "ffn") if (key := f"model.{slot}.kind") in flat]
     source = [shown(flat[key]) for key in ("data.kind", "data.name", "data.files") if flat.get(key) is not None]
     source += [", ".join(str(one.get("name")) for one in run.config.get("data", {}).get("sources", []))]
@@ -104,7 +105,10 @@ def _about(run: Run) -> list[tuple[str, str]]:
     found = [
         ("model", f"{flat.get('model.kind', '?')}, {layers}: {', '.join(slots)}"),
         ("data", ", ".join(filter(None, [" ".join(filter(None, source)), rows, prints and f"fingerprint {prints}"]))),
-        ("tokenizer", " ".join(str(flat[key]) for key in ("tokenizer.kind", "tokenizer.vocab_size") if flat.get(key) is not None)),
+        (
+            "tokenizer",
+            " ".join(str(flat[key]) for key in ("tokenizer.kind", "tokenizer.vocab_size", "tokenizer.path") if flat.get(key) is not None),
+        ),
         ("code", f"lm {summary['version']}" if summary.get("version") else ""),
     ]
     if code:

@@ -20,8 +20,9 @@ ROOMS = {
     2: ["lm.data"],
     3: ["lm.generation"],
     4: ["lm.hf", "lm.training", "lm.report"],
-    5: ["lm.cli"],
-    6: ["lm", "lm.__main__", "lm.kinds", "lm.testing"],
+    5: ["lm.ablation"],
+    6: ["lm.cli"],
+    7: ["lm", "lm.__main__", "lm.kinds", "lm.testing"],
 }
 FLOORS = {room: floor for floor, rooms in ROOMS.items() for room in rooms}
 
@@ -36,6 +37,7 @@ DOORS = {
     "tiktoken": "lm/data/tokenizer/tiktoken_.py",
     "datasets": "lm/data/sources/hub.py",
     "matplotlib": "lm/report/",
+    "scipy": "lm/report/statistics.py",
     "transformers": "lm/hf/io/check.py",
 }
 

@@ -14,6 +14,7 @@ VERBS = {
     "train": "pretrain, fine-tune, resume; with -m, every combination of a sweep",
     "generate": "sample text from a model",
     "eval": "loss and bits per byte of a model on any data",
+    "ablate": "a fair comparison of variants, matched, tuned, repeated and judged",
     "compare": "curves and a table of several runs",
     "import": "a Hugging Face model as a model folder",
     "export": "a model for transformers, vLLM, llama.cpp and lm-eval",

@@ -18,7 +18,7 @@ class Data(Verb):
     ('·': nothing). A bar stands between tokens, and on a terminal every other one has another colour.
     """
 
-    rows: list[int] = [0, 1, 2]
+    rows: list[int] = Field([0, 1, 2], min_length=1)
     """Which rows, as in rows=0,5,9."""
     split: Literal["train", "val"] = "train"
     """The part of the data that they are of."""

@@ -7,6 +7,7 @@ from lm.errors import ConfigError
 from lm.generation.sampling import SamplingConfig
 from lm.printing import note, raw
 from lm.progress import quiet
+from lm.schema import MaybeEmpty
 
 
 class Generate(Verb, SamplingConfig):
@@ -20,7 +21,7 @@ class Generate(Verb, SamplingConfig):
 
     from_: str
     """Run, model or checkpoint folder."""
-    prompt: str | list[str] | None = None
+    prompt: MaybeEmpty | list[MaybeEmpty] | None = None
     """Text to continue, or the source of an encoder-decoder; may be given several times. Empty: a new document. null: standard input."""
     chat: bool = False
     """The prompt is a user's message under the tokenizer's chat template."""
@@ -51,8 +52,11 @@ class Generate(Verb, SamplingConfig):
             for n, (prompt, completion) in enumerate(zip(shown, found, strict=True), 1):
                 raw(f"--- {n} of {len(prompts)} ---\n{prompt}{completion.text}\n")
         for n, completion in enumerate(found, 1):
+            which = f"prompt {n}: " if len(prompts) > 1 else ""
+            if completion.slid:
+                context = model.max_seq_len
+                note(f"{which}went on beyond the context of {context}: each token has seen no more than {context} up to itself.")
             if completion.cut_short:
-                which = f"prompt {n}: " if len(prompts) > 1 else ""
                 why = f"{which}stopped after {completion.n_tokens} tokens, since the context of {model.max_seq_len} is full"
                 note(f"{why} (max_tokens={self.max_tokens}).")
 

@@ -4,6 +4,7 @@ from dataclasses import fields
 
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import Composition, compose
+from lm.cli.compose.quoting import quoted
 from lm.cli.verb import Verb
 from lm.cli.views.outline import outline
 from lm.data.kinds import DataConfig, TokenizerConfig
@@ -42,7 +43,7 @@ class Show(Verb):
 
     def run(self, rest: list[str]) -> None:
         """Prints the tree and the figures."""
-        composition = compose(overrides_of([*rest, *([f"init_from={self.from_}"] if self.from_ else [])]))
+        composition = compose(overrides_of([*rest, *([f"init_from={quoted(self.from_)}"] if self.from_ else [])]))
         data = {key: value for key, value in composition.tree["data"].items() if key in DataConfig.model_fields}  # whatever its kind
         shown = composition.part(Sized, data={"kind": "stdlib", **data})
         composition.tell()

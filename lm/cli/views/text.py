@@ -51,7 +51,7 @@ def _name(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return " | ".join(str(option) for option in get_args(annotation))
     if get_origin(annotation) is list:
-        return f"list of {_name(get_args(annotation)[0])}"
+        return f"list of {_name(members(get_args(annotation)[0])[0])}"
     return "text" if annotation is str else "true | false" if annotation is bool else getattr(annotation, "__name__", str(annotation))
 
 

@@ -32,9 +32,9 @@ class TextConfig(RecordedConfig):
     """Local files: .txt, .md, .rst, .py, .jsonl, .csv, .parquet, plain or .gz or .zst; a folder means every such file below it."""
 
     kind: Literal["text"] = "text"
-    files: str | list[str]
+    files: str | list[str] = Field(min_length=1)
     """Files, folders or globs."""
-    val_files: str | list[str] | None = None
+    val_files: str | list[str] | None = Field(None, min_length=1)
     """Held-out files. null: the last val_frac of a single text file, or a hash split of the documents."""
     val_frac: float = Field(0.1, gt=0, lt=1)
     """Part held out where val_files is null."""

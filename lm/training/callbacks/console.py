@@ -13,6 +13,8 @@ _HEADER_EVERY = 20
 # key in a training record, title, width, format; a column whose key is absent is left out
 _COLUMNS = (
     ("loss", "loss", 9, "{:.4f}"),
+    ("accuracy", "accuracy", 10, "{:.1%}"),
+    ("margin", "margin", 9, "{:.3f}"),
     ("lr", "lr", 10, "{:.2e}"),
     ("grad_norm", "grad norm", 11, "{:.3f}"),
     ("expert_load", "max load", 10, "{:.2f}x"),
@@ -20,6 +22,9 @@ _COLUMNS = (
     ("mfu_pct", "MFU", 7, "{:.1f}%"),
     ("memory_gib", "memory", 10, "{:.2f} GiB"),
 )
+
+# the same of what follows the loss of a validation
+_HELD_OUT = (("val_bits_per_byte", "{:.4f} bits/byte"), ("val_pair_loss", "{:.4f} pair loss"), ("val_accuracy", "{:.1%} accuracy"))
 
 
 class Console:
@@ -39,8 +44,7 @@ class Console:
             rest = "  ".join(f"{key}={value}" for key, value in record.items() if key not in ("step", "event"))
             self._print(f"{self._progress(record)}  {record['event']}  {rest}".rstrip(), "yellow")
         elif "val_loss" in record:
-            bits = record.get("val_bits_per_byte")
-            shown = f"  {bits:.4f} bits/byte" if bits is not None else ""
+            shown = "".join(f"  {form.format(record[key])}" for key, form in _HELD_OUT if record.get(key) is not None)
             self._print(f"{self._progress(record)}{record['val_loss']:9.4f}  validation{shown}", "green")
         else:
             self._training_line(record)

@@ -13,6 +13,7 @@ from types import FrameType
 
 from lm.ablation.study import Job, Study
 from lm.errors import Interrupted, NumericsError, SweepError
+from lm.printing import note
 from lm.storage.atomic import RunLock, replace_file
 from lm.storage.reading import yaml_text
 
@@ -27,7 +28,7 @@ def run_missing(study: Study, jobs: int) -> None:
     """
     with RunLock(study.folder), _forwarded() as running, ThreadPoolExecutor(jobs) as pool:
         while left := study.missing():
-            print(f"{study.folder}: {len(left)} runs to go", file=sys.stderr, flush=True)
+            note(f"{study.folder}: {len(left)} runs to go")
             _round(study, left, pool, running)
 
 
@@ -74,7 +75,7 @@ def _round(study: Study, left: list[Job], pool: ThreadPoolExecutor, running: _Ru
             if running.caught is None:
                 result = study.result(job)
                 told = "diverged" if code == NumericsError.exit_code else f"failed({code})" if result is None else f"{result:.4f}"
-                print(f"[{done}/{len(left)}] {job.name}: {told}", file=sys.stderr, flush=True)
+                note(f"[{done}/{len(left)}] {job.name}: {told}")
     if running.caught is not None:
         said = f"{signal.Signals(running.caught).name} ended the study with its runs saved"
         raise Interrupted(f"{study.folder}: {said}. The same command goes on.", running.caught)

@@ -14,8 +14,10 @@ from types import FrameType
 from lm.ablation.study import Job, Study
 from lm.errors import Interrupted, NumericsError, SweepError
 from lm.printing import note
+from lm.progress import quiet
 from lm.storage.atomic import RunLock, replace_file
 from lm.storage.reading import yaml_text
+from lm.training.launch import parent
 
 WORKER = "lm.training.worker"
 
@@ -26,7 +28,7 @@ def run_missing(study: Study, jobs: int) -> None:
     jobs: how many at once; the threads of each are the study's, so that their number changes no bit.
     Raises SweepError where a job failed otherwise than by diverging, Interrupted after a signal with the running jobs saved.
     """
-    with RunLock(study.folder), _forwarded() as running, ThreadPoolExecutor(jobs) as pool:
+    with RunLock(study.folder), _forwarded() as running, ThreadPoolExecutor(jobs) as pool, quiet():
         while left := study.missing():
             note(f"{study.folder}: {len(left)} runs to go")
             _round(study, left, pool, running)
@@ -89,7 +91,7 @@ def _run(study: Study, job: Job, running: _Running) -> int:
     config = study.folder / "jobs" / f"{job.name}.yaml"
     config.parent.mkdir(exist_ok=True)
     replace_file(config, yaml_text(job.config.tree()))
-    env = {**os.environ, "OMP_NUM_THREADS": str(study.config.threads)}
+    env = {**os.environ, **parent.named(), "OMP_NUM_THREADS": str(study.config.threads)}
     return running.call([sys.executable, "-m", WORKER, str(config)], env, _log(study, job))
 
 

@@ -9,10 +9,8 @@ from torch.nn import functional as F
 
 from lm.nn.batch import IGNORED
 from lm.nn.context import Context
-from lm.nn.head import Head, Reader
+from lm.nn.head import CHUNK, Head, Reader
 from lm.nn.mtp import shifted
-
-CHUNK = 1024  # tokens whose logits exist at once, unless told otherwise
 
 
 @dataclass

@@ -3,8 +3,10 @@
 import re
 import shlex
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
+from lm.printing import one_line
 from lm.report.collect import Comparison, Row, collect
 from lm.report.run import Run, read_run
 from lm.report.units import ABSENT, duration, fixed, shown, si, table
@@ -53,14 +55,14 @@ def compare(runs: Sequence[str | Path], out: str | Path | None = None, overwrite
     if out is not None:
         with out_folder(require_free(out, overwrite), overwrite) as folder:
             _write_comparison(folder, comparison, blocks, notes)
-    return "\n\n".join([*map(_aligned, blocks), "\n".join(notes)]).rstrip()
+    return "\n\n".join([*map(_aligned, blocks), "\n".join(map(one_line, notes))]).rstrip()
 
 
 def _write_comparison(folder: Path, comparison: Comparison, blocks: list[list[list[str]]], notes: list[str]) -> None:
     from lm.report.curves import comparison_png
 
     comparison_png(comparison, folder / "compare.png")
-    pieces = [*map(_markdown, blocks), "![curves](compare.png)", "\n".join(f"- {note}" for note in notes)]
+    pieces = [*map(_markdown, blocks), "![curves](compare.png)", "\n".join(f"- {_literal(note)}" for note in notes)]
     (folder / "compare.md").write_text("\n\n".join(piece for piece in pieces if piece) + "\n", encoding="utf-8", errors="backslashreplace")
 
 
@@ -98,7 +100,12 @@ def _aligned(rows: list[list[str]]) -> str:
 
 def _markdown(table: list[list[str]]) -> str:
     table = [table[0], ["---"] * len(table[0]), *table[1:]]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in cells) + " |" for cells in table)
+    return "\n".join("| " + " | ".join(map(_literal, cells)) + " |" for cells in table)
+
+
+def _literal(text: str) -> str:
+    """Neither HTML nor Markdown nor a line of its own, whatever a run is called."""
+    return re.sub(r"([\\`*\[\]|])", r"\\\1", escape(one_line(text), quote=False))
 
 
 def _result(run: Run) -> str:

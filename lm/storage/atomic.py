@@ -22,7 +22,7 @@ from lm.errors import CheckpointError, ResourceError
 from lm.schema import Tree
 from lm.storage.reading import read_json
 
-MANIFEST = "manifest.json"
+MANIFEST, LOCK = "manifest.json", "run.lock"
 TEMPORARY = ".tmp-"  # prefix of what is unfinished or on its way out
 _REPLACED = ".old-"  # prefix of what a folder of the same name is about to replace, where two names cannot be swapped
 _EXCHANGE = 2  # RENAME_EXCHANGE of Linux
@@ -272,7 +272,7 @@ class RunLock:
     """One process per run folder, by flock on `run.lock`. The kernel drops it with its holder, so a stale file blocks nobody."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "run.lock"
+        self._path = folder / LOCK
         self._file: TextIO | None = None
         os.register_at_fork(after_in_child=self._close)  # else a loader worker that outlives us would keep the lock
 

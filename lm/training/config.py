@@ -12,7 +12,7 @@ from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.data.loader import split
 from lm.data.rows.base import LikelihoodConfig
 from lm.nn.cost.memory import Setting
-from lm.nn.loss import CHUNK
+from lm.nn.head import CHUNK
 from lm.nn.transformer import ModelConfig
 from lm.schema import Config, MaybeEmpty, Named, Slot, Tree
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig

@@ -18,7 +18,7 @@ from lm.cli.compose.compose import compose_config
 from lm.cli.compose.overrides import expand
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
-from lm.printing import answer
+from lm.printing import answer, say
 from lm.report.units import si, table
 from lm.schema import Tree, did_you_mean, flatten, from_tree
 
@@ -81,8 +81,9 @@ class Ablate(Verb):
         if doing == "run":
             study.freeze()
             run_missing(study, self.jobs)
-        answer(_verdicts(write_verdict(study)))
-        answer(f"report: {folder / 'report.md'}")
+        for line in _verdicts(write_verdict(study)).split("\n"):
+            say(line)
+        say(f"report: {folder / 'report.md'}")
 
     def _config(self, asked: Tree, threads: int | None) -> StudyConfig:
         """What is asked, and what the command line says of it.  threads: of the runs that are there."""

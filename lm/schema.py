@@ -156,7 +156,8 @@ def from_tree(cls: type[C], tree: Tree, where: str = "") -> C:
             problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] not in _LENGTHS)
         explained = [_explain(cls, tree, dict(problem)) for problem in problems]
         messages = list({message.partition(":")[0]: message for message in reversed(explained)}.values())[::-1]  # of a union, one
-    raise ConfigError("\n".join((f"{where}: " if where else "") + message for message in reversed(messages)))
+    first, *others = [(f"{where}: " if where else "") + message for message in messages]
+    raise ConfigError(first, before=others[::-1])
 
 
 def _unfit_leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -98,10 +98,6 @@ def pickled(folder: Path) -> list[str]:
     return ["generate", f"from={folder / 'model.pt'}", "prompt=def"]
 
 
-def long_prompt(folder: Path) -> list[str]:
-    return ["generate", f"from={folder / 'run'}", f"prompt={'x' * 100}"]
-
-
 def finetune_with_another_tokenizer(folder: Path) -> list[str]:
     return ["train", f"init_from={folder / 'run'}", "tokenizer=bytes", "data=text", f"data.files={folder / 'text.txt'}"]
 
@@ -148,7 +144,6 @@ MODELS: dict[str, tuple[Prepare, int, list[str]]] = {
     "replaced tokenizer": (other_tokenizer, 3, ["model/tokenizer.json: the file is damaged"]),
     "flipped bit": (flipped_bit, 3, ["model/model.safetensors: the file is damaged"]),
     "pickle": (pickled, 3, ["model.pt: a pickle"]),
-    "prompt longer than the context": (long_prompt, 2, ["prompt: 101 tokens", "model.max_seq_len=32"]),
     "another tokenizer for a fine-tune": (finetune_with_another_tokenizer, 2, ["tokenizer=bytes", "its own tokenizer"]),
 }
 

@@ -7,7 +7,7 @@ from lm.data.sources.base import Turn
 from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.tokenizer import Stream, Tokenizer
 from lm.errors import CheckpointError, ConfigError
-from lm.generation.decode import begin, generate, room
+from lm.generation.decode import begin, beyond, generate, room
 from lm.generation.sampling import SamplingConfig
 from lm.nn.transformer import LM
 
@@ -16,11 +16,13 @@ OnText = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class Completion:
-    """What follows a prompt, or answers a source. `cut_short`: the context was full before max_tokens were there."""
+    """What follows a prompt, or answers a source. `cut_short`: the context was full before max_tokens were there; `slid`: it went on beyond
+    the context, and each token saw as many before it as fit."""
 
     text: str
     n_tokens: int
     cut_short: bool
+    slid: bool = False
 
 
 def complete(
@@ -55,8 +57,8 @@ def complete(
         tell(row, text.finish())
     limits = [room(model, ids, cfg) for ids in encoded]
     return [
-        Completion(text.text, len(new), not text.stopped and len(new) == limit < cfg.max_tokens)
-        for text, new, limit in zip(texts, found, limits, strict=True)
+        Completion(text.text, len(new), not text.stopped and len(new) == limit < cfg.max_tokens, beyond(model, ids, len(new)))
+        for text, ids, new, limit in zip(texts, encoded, found, limits, strict=True)
     ]
 
 

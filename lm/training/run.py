@@ -47,7 +47,7 @@ def train(cfg: TrainConfig, command: str | None = None, callbacks: Sequence["Cal
     folder, ranks = RunFolder(cfg.run.folder), Ranks.from_environment()
     ranks.meet(cfg.launch.timeout_s)  # before signals are handled: one that comes while a rank waits in here must end it
     console = Console(cfg.trainer.max_steps, silent=not ranks.first)
-    with folder.lock() if ranks.first else nullcontext(), Signals() as signals:
+    with folder.lock() if ranks.first else nullcontext(), Signals(folder, ranks.rank) as signals:
         newest = ranks.from_first(lambda: open_run(folder, cfg, console.say))
         reader = CheckpointReader(newest, verified=True) if newest is not None else None
         if (summary := ranks.from_first(lambda: finished(folder, cfg, reader, console.say))) is not None:

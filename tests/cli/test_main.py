@@ -118,7 +118,6 @@ def test_unexpected_errors_end_with_one_sentence(
         raise error
 
     monkeypatch.setattr(main_module, "_dispatch", dispatch)
-    monkeypatch.setattr(main_module, "_discard_stdout", lambda: None)
     assert main(["train"]) == code
     err = capsys.readouterr().err
     assert part in err

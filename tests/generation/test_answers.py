@@ -104,7 +104,7 @@ def test_an_answer_may_fill_the_context_whatever_the_length_of_its_source() -> N
 
 def test_a_source_longer_than_the_context_is_refused_with_both_numbers() -> None:
     with pytest.raises(ConfigError, match=r"49 tokens .* model\.max_seq_len=48"):
-        generate(encoder_decoder(), [[1] * 49], cfg())
+        generate(encoder_decoder(position={"kind": "learned"}), [[1] * 49], cfg())
 
 
 def test_encoders_and_decoders_without_a_start_are_refused() -> None:
@@ -150,7 +150,7 @@ def prepare_pairs(tmp_path: Path) -> Callable[[], Prepared]:
 
 
 def test_the_command_prints_answers_alone(lm: Lm, tmp_path: Path, tokenizer: Tokenizer) -> None:
-    model = encoder_decoder(vocab_size=320, start_token=None)
+    model = encoder_decoder(vocab_size=320, start_token=None, position={"kind": "learned"})
     save_model(tmp_path / "m", model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {})
     loaded, _ = library.load(tmp_path / "m", device="cpu")
     assert begin(loaded, [1]) == [tokenizer.bos]

@@ -18,14 +18,13 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from lm import plugins
+from lm import plugins, printing
 from lm.cli.compose import catalog
 from lm.cli.compose.finetune import gentle_choices, gentle_source, gentle_values, parent_of, parent_values
 from lm.cli.compose.keys import at, check_key
 from lm.cli.compose.naming import run_name
 from lm.cli.compose.overrides import Given, parse
 from lm.cli.compose.quoting import as_text, quoted
-from lm.cli.views.text import say
 from lm.errors import ConfigError
 from lm.schema import C, Tree, did_you_mean, entry_type, find_field, flatten, from_tree, kind_from_key, members, nest, variants
 from lm.training.config import TrainConfig
@@ -73,17 +72,16 @@ class Composition:
     def tell(self) -> None:
         """Prints the notes."""
         for note in self.notes:
-            say(note)
+            printing.note(note)
 
     def _checked(self, cls: type[C], tree: Tree) -> C:
         try:
             return from_tree(cls, tree)
         except ConfigError as error:
-            last = str(error).splitlines()[-1]
-            said = self.stated(last.partition(":")[0])
+            said = self.stated(error.sentence.partition(":")[0])
             if not said or said[-1][0].label == "command line":
                 raise
-            raise ConfigError(f"{said[-1][0].source}: {last}") from error
+            raise ConfigError(f"{said[-1][0].source}: {error.sentence}") from error
 
 
 def compose_config(overrides: Sequence[str], recipe: str | None = None) -> TrainConfig:

@@ -1,5 +1,6 @@
 """Every job of a sweep in a process of its own, one after the other; a job that fails does not stop the rest."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from types import FrameType
 from lm.cli.compose.compose import compose
 from lm.cli.compose.naming import job_names, told_apart
 from lm.errors import ConfigError, Interrupted, LmError, SweepError
+from lm.printing import note, say
 from lm.report.units import table
 from lm.storage.atomic import verify
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
+from lm.training.launch import parent
 
 
 @dataclass
@@ -57,9 +60,10 @@ def multirun(jobs: Sequence[Sequence[str]]) -> None:
     with _forwarded() as signals:
         for number, job in enumerate(planned, start=1):
             if signals.caught is None and job.status == "not run":
-                print(f"[{number}/{len(planned)}] {job.name}", flush=True)
+                say(f"[{number}/{len(planned)}] {job.name}")
                 _run(job, signals)
-    print(table([("job", "status", "val_bits_per_byte", "seconds"), *(job.row for job in planned)], indent=""), flush=True)
+    for line in table([("job", "status", "val_bits_per_byte", "seconds"), *(job.row for job in planned)], indent="").split("\n"):
+        say(line)
     _judge(planned, signals.caught)
 
 
@@ -67,7 +71,7 @@ def _plan(name: str, overrides: list[str]) -> Job:
     try:
         config = compose(overrides).config()
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        note(error.sentence)
         return Job(overrides, name, None, f"failed({error.exit_code})", error.exit_code)
     folder = config.run.folder
     return Job(overrides, name or config.run.name, folder, "skipped" if _finished(folder, config) else "not run")
@@ -99,7 +103,7 @@ def _run(job: Job, signals: _Signals) -> None:
     """In a session of its own, so that Ctrl-C reaches it once, through us, and it can finish its step."""
     started = time.monotonic()
     command = [sys.executable, "-m", "lm", "train", *job.overrides]
-    signals.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    signals.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=os.environ | parent.named())
     if signals.caught is not None:
         signals.child.send_signal(signals.caught)
     code = signals.child.wait()

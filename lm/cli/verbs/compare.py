@@ -4,6 +4,7 @@ from pathlib import Path
 
 from lm.cli.verb import Writer
 from lm.errors import ConfigError
+from lm.printing import say
 
 
 class Compare(Writer):
@@ -23,5 +24,7 @@ class Compare(Writer):
             raise ConfigError("compare: no run folder was given. Name at least one, as in lm compare runs/a runs/b.")
         from lm.report.page import compare
 
-        print(compare(folders, self.out, overwrite=self.overwrite or "out" not in self.model_fields_set))
-        print(f"picture: {Path(self.out) / 'compare.png'}")
+        found = compare(folders, self.out, overwrite=self.overwrite or "out" not in self.model_fields_set)
+        for line in found.split("\n"):
+            say(line)
+        say(f"picture: {Path(self.out) / 'compare.png'}")

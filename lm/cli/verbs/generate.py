@@ -1,12 +1,11 @@
 """`lm generate from=FOLDER prompt=TEXT`: continues text, or answers it."""
 
-import io
 import sys
 
 from lm.cli.verb import Verb
-from lm.cli.views.text import say
 from lm.errors import ConfigError
 from lm.generation.sampling import SamplingConfig
+from lm.printing import note, raw
 from lm.schema import MaybeEmpty
 
 
@@ -41,22 +40,23 @@ class Generate(Verb, SamplingConfig):
         chat = chat_template(tokenizer) if self.chat else None
         for prompt in prompts:
             room(model, prompt_ids(model, tokenizer, prompt, chat), self)  # what does not fit is refused before anything is printed
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")
         shown = [""] * len(prompts) if answers else prompts
         if len(prompts) == 1:
-            _write(shown[0])
-            found = complete(model, tokenizer, prompts, self, lambda row, piece: _write(piece), chat)
-            _write("\n")
+            raw(shown[0])
+            found = complete(model, tokenizer, prompts, self, lambda row, piece: raw(piece), chat)
+            raw("\n")
         else:
             found = complete(model, tokenizer, prompts, self, chat=chat)
             for n, (prompt, completion) in enumerate(zip(shown, found, strict=True), 1):
-                _write(f"--- {n} of {len(prompts)} ---\n{prompt}{completion.text}\n")
+                raw(f"--- {n} of {len(prompts)} ---\n{prompt}{completion.text}\n")
         for n, completion in enumerate(found, 1):
+            which = f"prompt {n}: " if len(prompts) > 1 else ""
+            if completion.slid:
+                context = model.max_seq_len
+                note(f"{which}went on beyond the context of {context}: each token has seen no more than {context} up to itself.")
             if completion.cut_short:
-                which = f"prompt {n}: " if len(prompts) > 1 else ""
-                note = f"{which}stopped after {completion.n_tokens} tokens, since the context of {model.max_seq_len} is full"
-                say(f"{note} (max_tokens={self.max_tokens}).")
+                why = f"{which}stopped after {completion.n_tokens} tokens, since the context of {model.max_seq_len} is full"
+                note(f"{why} (max_tokens={self.max_tokens}).")
 
     def _prompts(self) -> list[str]:
         if self.prompt is not None:
@@ -70,7 +70,3 @@ class Generate(Verb, SamplingConfig):
         except UnicodeDecodeError as error:
             raise ConfigError(f"standard input: byte {error.start} is not UTF-8, and a prompt must be. Convert it.") from None
         return [text.removesuffix("\n").removesuffix("\r")]  # the line end that echo adds
-
-
-def _write(text: str) -> None:
-    print(text, end="", flush=True)

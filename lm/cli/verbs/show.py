@@ -12,6 +12,7 @@ from lm.errors import ConfigError
 from lm.nn.cost.count import Counts, count
 from lm.nn.cost.memory import Memory, Setting, memory
 from lm.nn.transformer import EncoderConfig, ModelConfig, build_model
+from lm.printing import answer
 from lm.report.units import si, table
 from lm.schema import Config
 from lm.training.config import Sized
@@ -53,10 +54,10 @@ class Show(Verb):
         if (refused := shown.refusal()) is not None:
             raise ConfigError(refused)
         model, how = build_model(cfg, device="meta"), shown.setting()
-        print(table(outline(model), ""))
-        print("\n" + table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len)], ""))
-        print("\n" + _heading(shown, how))
-        print(table(_memory(memory(model, how), shown.strategy.offload)))
+        answer(table(outline(model), ""))
+        answer("\n" + table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len)], ""))
+        answer("\n" + _heading(shown, how))
+        answer(table(_memory(memory(model, how), shown.strategy.offload)))
 
 
 def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[tuple[str, str]]]:

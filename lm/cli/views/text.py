@@ -1,7 +1,6 @@
 """Settings in words (type, range, default, description), and notes."""
 
 import json
-import sys
 from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
@@ -46,11 +45,6 @@ def listing(cls: type[Config]) -> str:
     """One line per field, required ones first: name, type, default, description. For the keys of a verb's own."""
     found = sorted(cls.model_fields.items(), key=lambda item: not item[1].is_required())
     return table([(name.rstrip("_"), f"{type_text(field)} [{default_text(field)}]", sentence(field)) for name, field in found])
-
-
-def say(line: str) -> None:
-    """Prints progress and notes, which go to stderr."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def _name(annotation: Any) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from lm.data.config import DataConfig, SourceConfig
-from lm.data.progress import progress
 from lm.data.sources.base import SPLITS, Source, Split
 from lm.data.store.cache import Log, build_once, cache_root
 from lm.data.store.prepare import build_tokens, find_tokenizer, finish_tokens, require_documents, token_folder
@@ -14,6 +13,7 @@ from lm.data.store.shards import ShardWriter, TokenStore, read_index
 from lm.data.tokenizer.config import TokenizerConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
+from lm.progress import progress
 from lm.schema import Tree
 
 _CHUNK = 1 << 22

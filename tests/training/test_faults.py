@@ -263,7 +263,7 @@ def test_a_write_that_the_system_refuses_keeps_the_checkpoints_before(
     with (
         limits_restored(resource.RLIMIT_FSIZE),
         monkeypatch.context() as patch,
-        pytest.raises(ResourceError, match="step-00000008: a file of .* bytes is larger than one may be"),
+        pytest.raises(ResourceError, match=r"step-00000008: a file of .* bytes is larger than one may be"),
     ):
         patch.setattr(Checkpoints, "save", save)
         train(configure())

@@ -28,15 +28,15 @@ class Completion:
 def complete(
     model: LM,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Sequence[Turn]],
     cfg: SamplingConfig,
     on_text: OnText | None = None,
     chat: ChatTemplate | None = None,
 ) -> list[Completion]:
     """One completion per prompt, and on_text(row, text) for each piece as soon as it is certain: whole characters, no part of a stop text.
 
-    chat: prompts are messages of a user, and completions end where this template ends an answer. Raises ConfigError for a prompt that is
-    longer than the context or not valid text.
+    chat: prompts are messages of a user, or all turns so far, and completions end where this template ends an answer. Raises ConfigError
+    for a prompt that is longer than the context or not valid text.
     """
     require_fit(tokenizer, model.vocab_size)
     encoded = [prompt_ids(model, tokenizer, prompt, chat) for prompt in prompts]
@@ -70,17 +70,19 @@ def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer")
         )
 
 
-def prompt_ids(model: LM, tokenizer: Tokenizer, text: str, chat: ChatTemplate | None = None) -> list[int]:
+def prompt_ids(model: LM, tokenizer: Tokenizer, prompt: str | Sequence[Turn], chat: ChatTemplate | None = None) -> list[int]:
     """What a document that starts with this text starts with, for an empty one bos, or else eos; for an encoder-decoder, all of a source.
 
-    chat: what this template makes of it as a user's message, up to where the answer begins. Raises ConfigError.
+    chat: what this template makes of it as a user's message, or of all turns, up to where the answer begins. Raises ConfigError.
     """
+    turns = [Turn("user", prompt)] if isinstance(prompt, str) else prompt
+    text = turns[-1].text
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"prompt: character {error.start} ({text[error.start]!r}) is not valid Unicode. Give it as UTF-8.") from None
     if chat is not None:
-        parts = chat.question([Turn("user", text)])
+        parts = chat.question(turns)
         return [token for part in parts for token in ([part] if isinstance(part, int) else tokenizer.encode(part))]
     if model.cfg.kind == "encoder_decoder":
         return tokenizer.document(text)

@@ -60,9 +60,9 @@ class TextSource(RecordedSource):
                 " Give jsonl, csv or parquet files."
             )
         identity: Tree = {**cfg.identity(), "files": None, "val_files": list(map(str, val))}
-        super().__init__(cfg, identity, self._stored)
+        super().__init__(cfg, identity, self._stored, by_hash=cfg.val_files is None and self._cut_at is None)
 
-    def documents(self) -> Iterator[Document]:
+    def _pass(self) -> Iterator[Document]:
         self._begin()
         for file in self._files:
             file.position = 0
@@ -73,6 +73,7 @@ class TextSource(RecordedSource):
                 yield from self._texts(file)
 
     def select(self, part: int, parts: int) -> None:
+        super().select(part, parts)
         val, train = ([file for file in self._files if (file.split == "val") == held_out] for held_out in (True, False))
         self._files = (val if part == 1 else []) + share(train, part, parts, "files")
         self._cut_at = None

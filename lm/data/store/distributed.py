@@ -82,4 +82,5 @@ def _append(writer: ShardWriter, folder: Path, split: Split) -> int:
 def _totals(indices: list[Tree]) -> Tree:
     lossless = [index["lossless"] for index in indices if index["lossless"] is not None]
     zlib = [sum(index["zlib"][side] for index in indices) for side in (0, 1)]
-    return {"lossless": all(lossless), "zlib": zlib, "skipped": sum(index["skipped"] for index in indices)}
+    forms = sorted({form for index in indices for form in index["forms"]})
+    return {"lossless": all(lossless), "zlib": zlib, "skipped": sum(index["skipped"] for index in indices), "forms": forms}

@@ -215,6 +215,8 @@ def _contamination(index: Tree) -> Contamination:
 
 
 def _report(name: str, index: Tree, log: Log) -> None:
+    if index["forms"]:
+        log(f"{name}records: read as {' and as '.join(index['forms'])}")
     for split in SPLITS:
         found = index["splits"][split]
         size, tokens = found["n_bytes"], found["n_tokens"]

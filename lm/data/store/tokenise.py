@@ -40,7 +40,7 @@ def tokenise(source: Source, passages: Iterable[Passage], tokenizer: Tokenizer, 
                 stores.save_state()
             done(source.position())
     source.confirm()
-    return {**stores.close(), "skipped": source.skipped}
+    return {**stores.close(), "skipped": source.skipped, "forms": sorted(source.forms)}
 
 
 def _encoded(batches: Iterable[list[Passage]], encode: Encode) -> Iterator[tuple[list[Passage], list[Ids]]]:

@@ -105,7 +105,7 @@ def test_report_of_an_unfinished_run_says_so(tmp_path: Path, write_run: WriteRun
 
 
 @pytest.mark.parametrize(
-    "line", [{"step": 1, "tokens": 64, "loss": 5.5, "lr": 0.0}, {"step": 1, "loss": float("nan")}, {"step": 0, "event": "start"}]
+    "line", [{"step": 1, "tokens": 64, "loss": 5.5, "lr": 0.0}, {"step": 1, "loss": None}, {"step": 0, "event": "start"}]
 )
 def test_one_line_of_metrics_is_enough(tmp_path: Path, write_run: WriteRun, line: dict[str, object]) -> None:
     folder = write_run(tmp_path / "young", finished=False)

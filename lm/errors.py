@@ -1,10 +1,24 @@
 """What can go wrong for a user, one class per exit code. The text is one sentence: where, what was given, the rule, the remedy."""
 
+from collections.abc import Sequence
+
+from lm.printing import one_line
+
 
 class LmError(Exception):
-    """An error that the command line prints as its last line, without a traceback."""
+    """An error that the command line prints as its last line, without a traceback. Line ends in it, of a field's name say, are escaped."""
 
     exit_code = 1
+
+    def __init__(self, sentence: str, before: Sequence[str] = ()) -> None:
+        """before: lines to be shown above the sentence."""
+        self.sentence, self.before = one_line(sentence), before
+        super().__init__("\n".join(self.lines))
+
+    @property
+    def lines(self) -> list[str]:
+        """All that is to be shown, the sentence last."""
+        return [*self.before, self.sentence]
 
 
 class ConfigError(LmError):
@@ -45,3 +59,9 @@ class SweepError(LmError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def internal(error: Exception) -> LmError:
+    """Returns what is told of an error that should not have come up."""
+    said = " ".join(str(error).split())
+    return LmError(f"internal error: {type(error).__name__}: {said}. Run again with traceback=true to see where, and report it.")

@@ -5,10 +5,10 @@ import json
 import re
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError, core_schema
 
@@ -42,11 +42,22 @@ def nest(leaves: Tree) -> Tree:
     return tree
 
 
+MaybeEmpty = Annotated[str, Field(min_length=0)]
+"""A text that may be empty, such as a prompt; no other may."""
+
+
 class Config(BaseModel):
-    """Base of every config: strict types, no unknown keys, no NaN or infinity, immutable. A string under a field documents it."""
+    """Base of every config: strict types, no unknown keys, no empty text, no number that 64 bits do not hold, immutable. A string under
+    a field documents it."""
 
     model_config = ConfigDict(
-        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, validate_default=True
+        strict=True,
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        str_min_length=1,
+        use_attribute_docstrings=True,
+        validate_default=True,
     )
 
     def tree(self) -> Tree:
@@ -130,6 +141,8 @@ def _origin(cls: type) -> str:
     return getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__
 
 
+_LENGTHS = ("string_too_short", "too_short")
+_OF_UNION = re.compile(r"(constrained-)?(str|int|float|bool)$|(list|dict|nullable)\[")  # how pydantic names a part of a union in a path
 C = TypeVar("C", bound="Config")
 S = TypeVar("S", bound="Slot")
 Named = Annotated[dict[str, S], BeforeValidator(kind_from_key)]
@@ -138,11 +151,27 @@ Named = Annotated[dict[str, S], BeforeValidator(kind_from_key)]
 
 def from_tree(cls: type[C], tree: Tree, where: str = "") -> C:
     """Validate a plain tree into `cls`; `where` (a file, say) starts each message. Raises ConfigError, the first problem last."""
-    try:
-        return cls.model_validate_json(json.dumps(tree), strict=True)
-    except ValidationError as error:
-        messages = [_explain(cls, tree, dict(problem)) for problem in error.errors(include_url=False)]
-    raise ConfigError("\n".join((f"{where}: " if where else "") + message for message in reversed(messages)))
+    messages = [f"{path}: {rule}" for path, rule in _unfit_leaves(tree)]
+    if not messages:
+        try:
+            return cls.model_validate_json(json.dumps(tree), strict=True)
+        except ValidationError as error:
+            problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] not in _LENGTHS)
+        explained = [_explain(cls, tree, dict(problem)) for problem in problems]
+        messages = list({message.partition(":")[0]: message for message in reversed(explained)}.values())[::-1]  # of a union, one
+    first, *others = [(f"{where}: " if where else "") + message for message in messages]
+    raise ConfigError(first, before=others[::-1])
+
+
+def _unfit_leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """(path, what is wrong) of numbers that tensors cannot hold, and of texts that files cannot."""
+    if isinstance(value, dict | list):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _unfit_leaves(each, f"{path}.{key}".removeprefix("."))
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        yield path, f"a number of {value.bit_length()} bits does not fit. The value must be one that 64 bits hold."
+    elif isinstance(value, str) and not value.isascii() and re.search("[\ud800-\udfff]", value):
+        yield path, f"{value[:80]!r} does not fit. The value must be text in UTF-8. Rename what it names."
 
 
 def variants(annotation: Any) -> dict[str, type[Config]]:
@@ -195,6 +224,8 @@ def did_you_mean(given: str, options: Iterable[str]) -> str:
 
 def members(annotation: Any) -> list[Any]:
     """The parts of a union, or the annotation alone."""
+    if get_origin(annotation) is Annotated:
+        return members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
         return [leaf for member in get_args(annotation) for leaf in members(member)]
     return [annotation]
@@ -210,7 +241,7 @@ def _is_utf8(value: Any) -> bool:
 
 
 def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
-    path = [str(part) for part in problem["loc"]]
+    path = [part for part in map(str, problem["loc"]) if not _OF_UNION.match(part)]
     where, kind, given = ".".join(path) or "config", problem["type"], problem.get("input")
     if kind == "json_invalid" and (found := next(((k, v) for k, v in flatten(tree).items() if not _is_utf8([k, v])), None)):
         return (
@@ -231,6 +262,8 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
         return f"{where}: {str(given)[:80]!r} is not an option. {did_you_mean(str(given)[:80], choices)}"
     if kind in ("value_error", "assertion_error"):
         return f"{where}: {problem['ctx']['error']}"
+    if kind in _LENGTHS:
+        return f"{where}: {given!r} is empty. Write something, or leave it out."
     rule = problem["msg"].removeprefix("Input should be ").rstrip(".")
     shown = json.dumps(given)[:80] if not isinstance(given, str) else repr(given[:80])
     return f"{where}: {shown} does not fit. The value must be {rule}."

@@ -14,14 +14,15 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 TOOLS = sorted((ROOT / "tools").rglob("*.py"))
 
 ROOMS = {
-    -1: ["lm.schema", "lm.errors", "lm.plugins"],
+    -1: ["lm.schema", "lm.errors", "lm.plugins", "lm.printing", "lm.progress"],
     0: ["lm.nn"],
     1: ["lm.storage"],
     2: ["lm.data"],
     3: ["lm.generation"],
     4: ["lm.hf", "lm.training", "lm.report"],
-    5: ["lm.cli"],
-    6: ["lm", "lm.__main__", "lm.kinds", "lm.testing"],
+    5: ["lm.ablation"],
+    6: ["lm.cli"],
+    7: ["lm", "lm.__main__", "lm.kinds", "lm.testing"],
 }
 FLOORS = {room: floor for floor, rooms in ROOMS.items() for room in rooms}
 
@@ -36,6 +37,7 @@ DOORS = {
     "tiktoken": "lm/data/tokenizer/tiktoken_.py",
     "datasets": "lm/data/sources/hub.py",
     "matplotlib": "lm/report/",
+    "scipy": "lm/report/statistics.py",
     "transformers": "lm/hf/io/check.py",
 }
 
@@ -122,6 +124,22 @@ def test_dependencies_come_in_by_their_own_door(file: Path) -> None:
     assert not [
         f"line {line}: {module} belongs to {DOORS[module]}" for line, module in foreign if not path.startswith(DOORS.get(module, ""))
     ]
+
+
+def printed(file: Path) -> Iterator[str]:
+    """What in a file reaches stdout or stderr."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        text = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+        if text in {"print", "pprint", "sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__", "traceback.print_exc"} or (
+            isinstance(node, ast.alias) and node.name in {"stdout", "stderr", "print_exc", "rich"}
+        ):
+            yield text or str(getattr(node, "name", ""))
+
+
+@pytest.mark.parametrize("file", MODULES, ids=name_of)
+def test_what_reaches_a_terminal_goes_through_one_door(file: Path) -> None:
+    pipes = {"lm.data.tokenizer.rendering", "lm.training.callbacks.loggers"}  # programs whose stdout is a pipe to the one that started them
+    assert name_of(file) in {"lm.printing", *pipes} or not set(printed(file))
 
 
 @pytest.mark.parametrize("file", [file for file in MODULES if name_of(file).startswith("lm.nn")], ids=name_of)

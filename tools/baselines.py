@@ -17,13 +17,11 @@ import torch
 import yaml
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from lm.data.kinds import DPOConfig
 from lm.data.order import Ids, spread
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
-from lm.data.rows.preference import PreferenceRows
 from lm.data.store.prepare import prepare
 from lm.generation.evaluate import evaluate
 from lm.generation.load import load
@@ -31,7 +29,6 @@ from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.schema import from_tree
 from lm.training.config import TrainConfig
-from lm.training.objectives.dpo import margins, row_likelihoods
 
 _ROWS, _TRAIN_ROWS = 64, 4096
 
@@ -103,25 +100,13 @@ def baselines(run: Path) -> dict[str, float]:
     fresh = cfg.init_from is None
     at_start = build_model(model.cfg, seed=cfg.seed, device=model.embed.weight.device) if fresh else load(str(cfg.init_from))[0]
     found = {"unigram": unigram_loss(*counts), "at the start": loss(at_start), "at the end": loss(model)}
-    if isinstance(val, PreferenceRows) and isinstance(cfg.objective, DPOConfig):
-        found |= preferred(model, at_start, val, ids, cfg.objective.beta)
+    if isinstance(cfg.objective, DPOConfig):
+        of = evaluate(model, val, ids, tokenizer, cfg.trainer.micro_batch, measure=cfg.objective.measure(lambda: at_start))
+        found |= {"loss of a pair": of["val_pair_loss"], "better answer gained more": of["val_accuracy"]}
     first = val.batch(ids[:1])
     if isinstance(model.cfg, EncoderDecoderConfig) or first.prefix is not None:
         found["with the sources of other rows"] = loss(model, ExchangedSources(val))
     return found
-
-
-@torch.inference_mode()
-def preferred(model: LM, reference: LM, rows: PreferenceRows, ids: Ids, beta: float) -> dict[str, float]:
-    """Loss of a pair, and the part of the pairs whose better answer gained more than the worse one."""
-    found = []
-    for pair in ids:
-        batch = rows.pairs(ids=np.array([pair])).to(model.embed.weight.device)
-        assert batch.labels is not None
-        reader = row_likelihoods(batch.labels)
-        found.append(margins(model(batch, loss=reader) - reference(batch, loss=reader)))
-    margin = torch.cat(found)
-    return {"loss of a pair": -F.logsigmoid(beta * margin).mean().item(), "better answer gained more": (margin > 0).float().mean().item()}
 
 
 if __name__ == "__main__":

@@ -3,16 +3,18 @@
 import errno
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
-from lm.errors import ConfigError, LmError, ResourceError
+from lm import printing
+from lm.errors import ConfigError, LmError, ResourceError, internal
+from lm.progress import progress
 
 VERBS = {
     "train": "pretrain, fine-tune, resume; with -m, every combination of a sweep",
     "generate": "sample text from a model",
     "eval": "loss and bits per byte of a model on any data",
+    "ablate": "a fair comparison of variants, matched, tuned, repeated and judged",
     "compare": "curves and a table of several runs",
     "import": "a Hugging Face model as a model folder",
     "export": "a model for transformers, vLLM, llama.cpp and lm-eval",
@@ -38,24 +40,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit code. The last line on stderr is one sentence; a traceback comes before it with traceback=true."""
     args = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # torch's threads wait for each other by spinning, which starves a busy machine
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    printing.open_door()
     try:
         _dispatch(args)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        code = 0
     except KeyboardInterrupt:
-        return _fail(args, "interrupted", 130)
-    except BrokenPipeError:
-        _discard_stdout()
-        return 0
+        code = _fail(args, LmError("interrupted"), 130)
+    except BrokenPipeError:  # nobody reads on
+        printing.drop_answers()
+        code = 0
     except LmError as error:
-        return _fail(args, str(error), error.exit_code)
+        code = _fail(args, error, error.exit_code)
     except MemoryError:
-        return _fail(
-            args, "memory: an allocation failed. Lower trainer.micro_batch, data.seq_len or the model's size.", ResourceError.exit_code
-        )
+        remedy = "Lower trainer.micro_batch, data.seq_len or the model's size"
+        code = _fail(args, LmError(f"memory: an allocation failed. {remedy}."), ResourceError.exit_code)
     except Exception as error:
-        return _unexpected(args, error)
-    return 0
+        code = _unexpected(args, error)
+    printing.shut_door()
+    return code
 
 
 def _dispatch(args: list[str]) -> None:
@@ -63,21 +66,23 @@ def _dispatch(args: list[str]) -> None:
     wants_help = any(arg in ("-h", "--help") for arg in args)
     rest = [arg for arg in args if arg not in ("-h", "--help")]
     if not rest or rest[0] == "--version":
-        print(f"lm {import_module('lm').__version__}" if rest else _help())
+        printing.answer(f"lm {import_module('lm').__version__}" if rest else _help())
         return
     if rest[0] not in VERBS:
         from lm.schema import did_you_mean
 
         raise ConfigError(f"lm: '{rest[0]}' is not a verb. {did_you_mean(rest[0], VERBS)}")
-    from lm import plugins
-    from lm.cli.verb import call, find
+    _require_folder()
+    with progress(f"lm {rest[0]}"):
+        from lm import plugins
+        from lm.cli.verb import call, find
 
-    given = plugins.take(rest[1:])
-    verb = find(rest[0])
-    if wants_help:
-        print(verb.help_text(given))
-    else:
-        call(verb, given)
+        given = plugins.take(rest[1:])
+        verb = find(rest[0])
+        if wants_help:
+            printing.answer(verb.help_text(given))
+        else:
+            call(verb, given)
 
 
 def _with_own_configs(args: list[str]) -> list[str]:
@@ -106,10 +111,11 @@ def _help() -> str:
     return f"usage: lm VERB [key=value ...]\n\n{verbs}\n\n{own}\n\nexamples:\n{_EXAMPLES}\n\n`lm VERB --help` says more."
 
 
-def _fail(args: Sequence[str], message: str, code: int) -> int:
+def _fail(args: Sequence[str], error: LmError, code: int) -> int:
     if "traceback=true" in args:
-        traceback.print_exc()
-    print(message, file=sys.stderr)
+        printing.trace()
+    for line in error.lines:
+        printing.note(line)
     return code
 
 
@@ -117,15 +123,15 @@ def _unexpected(args: Sequence[str], error: Exception) -> int:
     """An error of the file system, or one that is ours."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
     if isinstance(error, OSError) and full:
-        _discard_stdout()
-        return _fail(args, f"{error.filename or 'output'}: {error.strerror}. Free space, or write elsewhere.", ResourceError.exit_code)
-    text = " ".join(str(error).split())
-    return _fail(args, f"internal error: {type(error).__name__}: {text}. Run again with traceback=true to see where, and report it.", 1)
+        printing.drop_answers()
+        found = LmError(f"{error.filename or 'output'}: {error.strerror}. Free space, or write elsewhere.")
+        return _fail(args, found, ResourceError.exit_code)
+    return _fail(args, internal(error), 1)
 
 
-def _discard_stdout() -> None:
-    """Python flushes stdout once more at exit, which must not fail again."""
+def _require_folder() -> None:
+    """Else even libraries end the process, each in words of its own."""
     try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        sys.stdout = None
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("current folder: it has been deleted, and paths are relative to it. Change to one that exists.") from None

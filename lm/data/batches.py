@@ -14,6 +14,7 @@ from lm.data.tokenizer.config import TokenizerConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import Batch
 from lm.nn.transformer import ModelConfig
+from lm.printing import say
 
 
 class Batches:
@@ -36,7 +37,7 @@ class Batches:
         tokenizer: TokenizerConfig | Tokenizer,
         model: ModelConfig | None = None,
         seed: int = 0,
-        log: Log = print,
+        log: Log = say,
     ) -> None:
         prepared = prepare(data, tokenizer, log=log, specials=objective.specials())
         self.tokenizer: Tokenizer = prepared.tokenizer

@@ -17,7 +17,7 @@ from lm.nn.batch import IGNORED, Batch
 _BLOCK = 1 << 12  # places in which each source has its exact share
 _FILL = {
     "tokens": None, "labels": IGNORED, "positions": -1, "documents": -1,
-    "source_tokens": None, "source_positions": -1, "source_documents": -1, "prefix": False,
+    "source_tokens": None, "source_positions": -1, "source_documents": -1, "prefix": False, "answers": IGNORED,
 }  # fmt: skip
 """What stands in the padding of each field of a batch; None: the tokenizer's pad."""
 
@@ -158,13 +158,15 @@ def _quotas(weights: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def merged(parts: Sequence[Batch], places: Sequence[Ids], pad: int) -> Batch:
-    """One batch whose rows at places[i] are those of parts[i], as wide as the widest.
+    """One batch whose rows at places[i] are those of parts[i], equally many for each place, as wide as the widest.
 
     A part without a field that another one has has one document at 0, 1, 2 ..., and no prefix.
     """
     if len(parts) == 1:
         return parts[0]
     found: dict[str, Any] = {}
+    each = len(parts[0].tokens) // len(places[0])
+    places = [(at[:, None] * each + np.arange(each)).ravel() for at in places]
     for name, fill in _FILL.items():
         given = [vars(part)[name] for part in parts]
         if all(field is None for field in given):
@@ -174,7 +176,7 @@ def merged(parts: Sequence[Batch], places: Sequence[Ids], pad: int) -> Batch:
         found[name] = torch.full(shape, pad if fill is None else fill, dtype=whole[0].dtype)
         for field, at in zip(whole, places, strict=True):
             found[name][torch.from_numpy(at), : field.shape[1]] = field
-    return Batch(**found)
+    return Batch(**found, step_tokens=sum(part.step_tokens for part in parts))
 
 
 def _default(name: str, part: Batch) -> Tensor:

@@ -39,9 +39,11 @@ def generate(
     """The new tokens of each prompt, without the one that ends it, the same whether prompts come together or one by one.
 
     A decoder continues a prompt; an encoder-decoder reads it as a source and answers behind its start token.
-    A row ends at one of `ends`, at max_tokens, where its last token has filled model.max_seq_len, or where on_token(row, token) returns
-    True.  n_tokens: ids from here on are never drawn (rows of the embedding that the tokenizer does not use). Raises ConfigError for a
-    prompt that is empty or longer than the context. `stop` is the business of lm/generation/text.py.
+    A row ends at one of `ends`, at max_tokens, where the places of a position that has so many are full, or where on_token(row, token)
+    returns True. Other positions go on beyond model.max_seq_len: each token then sees as many up to itself.
+
+    n_tokens: ids from here on are never drawn (rows of the embedding that the tokenizer does not use). Raises ConfigError for a prompt
+    that is empty or longer than those places. `stop` is the business of lm/generation/text.py.
     """
     reads = model.cfg.kind == "encoder_decoder"
     rows = [
@@ -61,15 +63,24 @@ def generate(
 
 
 def room(model: LM, prompt: Sequence[int], cfg: SamplingConfig) -> int:
-    """How many new tokens fit: every token that is fed back needs a place in the context, the last one is not. Raises ConfigError."""
+    """How many new tokens fit: every token that is fed back needs a place, the last one does not, and only some positions have so many
+    and no more. Raises ConfigError."""
     if not prompt:
         raise ConfigError("prompt: it has no tokens, and a model continues at least one. Start it with bos or eos.")
+    position, first = model.cfg.position, begin(model, prompt)
+    if not position.by_place:
+        return cfg.max_tokens
     if len(prompt) > model.max_seq_len:
         raise ConfigError(
-            f"prompt: {len(prompt)} tokens are more than model.max_seq_len={model.max_seq_len}."
-            " Shorten it, or use a model with a longer context."
+            f"prompt: {len(prompt)} tokens are more than model.max_seq_len={model.max_seq_len}, and position={position.kind} has no more"
+            " places. Shorten it, or use a model with a longer context."
         )
-    return min(cfg.max_tokens, model.max_seq_len - len(begin(model, prompt)) + 1)
+    return min(cfg.max_tokens, model.max_seq_len - len(first) + 1)
+
+
+def beyond(model: LM, prompt: Sequence[int], n_new: int) -> bool:
+    """Whether so many new tokens, of which the last one is not read again, leave the context."""
+    return len(begin(model, prompt)) + n_new - 1 > model.max_seq_len
 
 
 def begin(model: LM, prompt: Sequence[int]) -> list[int]:
@@ -92,7 +103,8 @@ def _decode(
 ) -> None:
     device = model.embed.weight.device
     batch = _first(rows, pad, device)
-    cache = model.new_cache(len(rows), batch.tokens.shape[1] + max(row.limit for row in rows))
+    length = batch.tokens.shape[1] + max(row.limit for row in rows)
+    cache = model.new_cache(len(rows), length, horizon=model.max_seq_len if length > model.max_seq_len + 1 else None)
     seen = _seen(rows, n_tokens, device) if cfg.repetition_penalty != 1 else None
     while rows:
         logits = model(batch, loss=last_position, cache=cache)[:, :n_tokens]  # (b, v)

@@ -1,21 +1,23 @@
 """A model on data: what `lm eval` prints and `lm.evaluate` returns."""
 
 import math
+import operator
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
-from typing import Literal, NotRequired, Self
+from typing import Literal, NotRequired, Self, cast
 
 from lm import plugins
 from lm.data.kinds import DataConfig, ObjectiveConfig
+from lm.data.layout.mixed import MixedRows
 from lm.data.order import spread
-from lm.data.rows.base import usual
+from lm.data.rows.base import Rows, usual
 from lm.data.rows.build import build_rows
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError, NumericsError
-from lm.generation.evaluate import Evaluation
-from lm.generation.evaluate import evaluate as evaluate_rows
+from lm.generation.evaluate import Evaluation, totals
 from lm.generation.load import load
 from lm.nn.transformer import LM
 from lm.schema import Config, from_tree
@@ -26,16 +28,17 @@ Split = Literal["val", "train", "all"]
 
 
 class Examination(Evaluation):
-    """`zlib_bits_per_byte`: what zlib at level 9 needs of the validation text, where that alone was read."""
+    """And what zlib at level 9 needs of the validation text, where that alone was read."""
 
     zlib_bits_per_byte: NotRequired[float]
 
 
 class Examined(Config):
-    """What a model is examined on."""
+    """What a model is examined on, and which model objectives compare it with that have a parent."""
 
     data: DataConfig
     objective: ObjectiveConfig | None = None
+    init_from: str | None = None
 
     @classmethod
     def of_run(cls, run: RunFolder) -> Self:
@@ -45,7 +48,9 @@ class Examined(Config):
             return from_tree(cls, {key: tree[key] for key in cls.model_fields if key in tree})
         except ConfigError as error:
             plugins.require(tree, run.config_file)
-            raise CheckpointError(f"{run.config_file}: its data cannot be read ({error}). Restore the file, or give data=...") from None
+            raise CheckpointError(
+                f"{run.config_file}: its data cannot be read ({error.sentence}). Restore the file, or give data=..."
+            ) from None
 
 
 def evaluate(
@@ -53,6 +58,7 @@ def evaluate(
     data: DataConfig | None = None,
     objective: ObjectiveConfig | None = None,
     *,
+    parent: str | Path | None = None,
     split: Split = "val",
     micro_batch: int = 8,
     device: str = "auto",
@@ -61,8 +67,9 @@ def evaluate(
     """Loss (nats per predicted token) and bits per byte of a model on data.
 
     model: a run, model or checkpoint folder, or what `lm.load` returned. data: such as `lm.config(overrides=["data=wikitext103"]).data`,
-    with rows of its `seq_len`; None: the data and the objective of the run that the folder belongs to. objective: None: what models of
-    this kind are mostly trained for. split: the part that training would hold out, the one that it would read, or both.
+    with rows of its `seq_len`; None: the data, the objective and the parent of the run that the folder belongs to. objective: None: what
+    models of this kind are trained for on such data. parent: what DPO compares with; None: no pair loss is told. split: the part that
+    training would hold out, the one that it would read, or both.
     Raises ConfigError where data, objective and model do not fit, CheckpointError where the folder cannot be read, NumericsError for a loss
     that is not finite.
     """
@@ -71,28 +78,42 @@ def evaluate(
         if run is None:
             raise ConfigError("data: the model is in no run folder, so the data must be given. Pass data=lm.config(...).data.")
         of_run = Examined.of_run(run)
-        data, objective = of_run.data, objective or of_run.objective
+        data, objective, parent = of_run.data, objective or of_run.objective, parent or of_run.init_from
     lm, tokenizer = model if isinstance(model, tuple) else load(model, device)
-    objective = objective or usual(lm.cfg.kind)
+    objective = objective or usual(lm.cfg.kind, data.shape)
+    if objective.needs_parent and (parent is None or not Path(parent).expanduser().exists()):
+        log(f"init_from={parent}: there is no such model, and objective={objective.kind} compares with one; its loss is not told.")
+        parent = None
     try:
         objective.require_fit(lm.cfg.kind, data)
     except ValueError as error:
         raise ConfigError(f"objective: {error}") from None
     if data.seq_len > lm.max_seq_len:
-        raise ConfigError(f"data.seq_len={data.seq_len} is over model.max_seq_len={lm.max_seq_len}. Lower it, or leave it out.")
+        _require_places(lm, data.seq_len)
+        log(f"data.seq_len={data.seq_len} is over model.max_seq_len={lm.max_seq_len}: the rows are longer than any in training.")
     prepared = prepare(data, tokenizer, log=log)
-    all_rows = [build_rows(objective, data, store, tokenizer, lm.cfg) for store in _stores(prepared, split)]
-    parts = [evaluate_rows(lm, rows, spread(len(rows), data.val_rows), tokenizer, micro_batch) for rows in all_rows]
-    tokens, n_bytes = sum(part["tokens"] for part in parts), sum(part["bytes"] for part in parts)
-    loss = sum(part["val_loss"] * part["tokens"] for part in parts) / tokens
-    bits = sum(part["val_bits_per_byte"] * part["bytes"] for part in parts) / n_bytes
-    if not math.isfinite(loss):
-        raise NumericsError(f"eval: the loss is {loss} over {tokens:,} tokens, and only finite ones compare. Use an earlier checkpoint.")
-    found = Examination(val_loss=loss, val_bits_per_byte=bits, tokens=tokens, bytes=n_bytes)
+    all_rows = _rows(prepared, split, lambda store: build_rows(objective, data, store, tokenizer, lm.cfg))
+    where = str(lm.embed.weight.device)
+    measure = objective.measure(None if parent is None else lambda: load(parent, where)[0])
+    parts = [totals(lm, rows, spread(len(rows), data.val_rows), tokenizer, micro_batch, measure=measure) for rows in all_rows]
+    found = cast(Examination, reduce(operator.add, parts).figures())
+    if not math.isfinite(found["val_loss"]):
+        said = f"the loss is {found['val_loss']} over {found['tokens']:,} tokens"
+        raise NumericsError(f"eval: {said}, and only finite ones compare. Use an earlier checkpoint.")
     return found if split != "val" else {**found, "zlib_bits_per_byte": prepared.zlib_bits_per_byte}
 
 
-def _stores(prepared: Prepared, split: Split) -> list[TokenStore]:
-    """All training parts come before all validation parts."""
-    train = [part.train for part in prepared.parts.values()] if split != "val" else []
-    return train + ([part.val for part in prepared.parts.values()] if split != "train" else [])
+def _rows(prepared: Prepared, split: Split, build: Callable[[TokenStore], Rows]) -> list[Rows]:
+    """Of each part that is read, and of a mixture as a training validates it: its sources one behind the other."""
+    wanted = ("train", "val") if split == "all" else (split,)
+    found = [{name: build(part.train if of == "train" else part.val) for name, part in prepared.parts.items()} for of in wanted]
+    return [rows[""] if "" in rows else MixedRows(rows, prepared.tokenizer.pad) for rows in found]
+
+
+def _require_places(model: LM, seq_len: int) -> None:
+    position = model.cfg.position
+    if position.by_place:
+        raise ConfigError(
+            f"data.seq_len={seq_len} is over model.max_seq_len={model.max_seq_len}, and position={position.kind} has no more places."
+            " Lower it, or leave it out."
+        )

@@ -66,7 +66,7 @@ def _model_config(tree: Tree, folder: Path) -> ModelConfig:
     try:
         cfg = model_config(tree.get("model") or {}, f"{folder}: model")
     except ConfigError as error:
-        raise CheckpointError(str(error)) from None
+        raise CheckpointError(error.sentence) from None
     if cfg.vocab_size is None or cfg.max_seq_len is None:
         raise CheckpointError(f"{folder}: model.vocab_size or model.max_seq_len is null, and a saved model has both. Use another folder.")
     return cfg
@@ -76,4 +76,4 @@ def _tokenizer(folder: Path) -> Tokenizer:
     try:
         return load_tokenizer(folder)
     except ConfigError as error:
-        raise CheckpointError(f"{folder}: {error}") from None
+        raise CheckpointError(f"{folder}: {error.sentence}") from None

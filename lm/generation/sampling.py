@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from lm.schema import Config
@@ -28,7 +28,7 @@ class SamplingConfig(Config):
     """Draw from the fewest tokens that together have this probability (Holtzman et al. 2019, arXiv:1904.09751). null: off."""
     min_p: float | None = Field(None, gt=0, le=1)
     """Draw from tokens with at least this part of the likeliest one's probability (Nguyen et al. 2024, arXiv:2407.01082). null: off."""
-    repetition_penalty: float = Field(1.0, gt=0)
+    repetition_penalty: float = Field(1.0, ge=1e-6, le=1e9)
     """Above 1 makes every token of the text so far less likely (Keskar et al. 2019, arXiv:1909.05858). 1: off."""
     seed: int = Field(0, ge=0)
     """Another seed gives other samples; the same one the same samples, alone or in a batch."""
@@ -39,13 +39,6 @@ class SamplingConfig(Config):
     def stops(self) -> list[str]:
         """`stop` as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
-
-    @field_validator("stop")
-    @classmethod
-    def _stop_is_text(cls, stop: str | list[str]) -> str | list[str]:
-        if "" in ([stop] if isinstance(stop, str) else stop):
-            raise ValueError("'' ends everything before it begins. Leave it out, or give some text.")
-        return stop
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:

@@ -7,7 +7,7 @@ from lm.data.sources.base import Turn
 from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.tokenizer import Stream, Tokenizer
 from lm.errors import CheckpointError, ConfigError
-from lm.generation.decode import begin, generate, room
+from lm.generation.decode import begin, beyond, generate, room
 from lm.generation.sampling import SamplingConfig
 from lm.nn.transformer import LM
 
@@ -16,25 +16,27 @@ OnText = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class Completion:
-    """What follows a prompt, or answers a source. `cut_short`: the context was full before max_tokens were there."""
+    """What follows a prompt, or answers a source. `cut_short`: the context was full before max_tokens were there; `slid`: it went on beyond
+    the context, and each token saw as many before it as fit."""
 
     text: str
     n_tokens: int
     cut_short: bool
+    slid: bool = False
 
 
 def complete(
     model: LM,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Sequence[Turn]],
     cfg: SamplingConfig,
     on_text: OnText | None = None,
     chat: ChatTemplate | None = None,
 ) -> list[Completion]:
     """One completion per prompt, and on_text(row, text) for each piece as soon as it is certain: whole characters, no part of a stop text.
 
-    chat: prompts are messages of a user, and completions end where this template ends an answer. Raises ConfigError for a prompt that is
-    longer than the context or not valid text.
+    chat: prompts are messages of a user, or all turns so far, and completions end where this template ends an answer. Raises ConfigError
+    for a prompt that is longer than the context or not valid text.
     """
     require_fit(tokenizer, model.vocab_size)
     encoded = [prompt_ids(model, tokenizer, prompt, chat) for prompt in prompts]
@@ -55,8 +57,8 @@ def complete(
         tell(row, text.finish())
     limits = [room(model, ids, cfg) for ids in encoded]
     return [
-        Completion(text.text, len(new), not text.stopped and len(new) == limit < cfg.max_tokens)
-        for text, new, limit in zip(texts, found, limits, strict=True)
+        Completion(text.text, len(new), not text.stopped and len(new) == limit < cfg.max_tokens, beyond(model, ids, len(new)))
+        for text, ids, new, limit in zip(texts, encoded, found, limits, strict=True)
     ]
 
 
@@ -68,17 +70,19 @@ def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer")
         )
 
 
-def prompt_ids(model: LM, tokenizer: Tokenizer, text: str, chat: ChatTemplate | None = None) -> list[int]:
+def prompt_ids(model: LM, tokenizer: Tokenizer, prompt: str | Sequence[Turn], chat: ChatTemplate | None = None) -> list[int]:
     """What a document that starts with this text starts with, for an empty one bos, or else eos; for an encoder-decoder, all of a source.
 
-    chat: what this template makes of it as a user's message, up to where the answer begins. Raises ConfigError.
+    chat: what this template makes of it as a user's message, or of all turns, up to where the answer begins. Raises ConfigError.
     """
+    turns = [Turn("user", prompt)] if isinstance(prompt, str) else prompt
+    text = turns[-1].text
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"prompt: character {error.start} ({text[error.start]!r}) is not valid Unicode. Give it as UTF-8.") from None
     if chat is not None:
-        parts = chat.question([Turn("user", text)])
+        parts = chat.question(turns)
         return [token for part in parts for token in ([part] if isinstance(part, int) else tokenizer.encode(part))]
     if model.cfg.kind == "encoder_decoder":
         return tokenizer.document(text)

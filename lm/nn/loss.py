@@ -1,6 +1,9 @@
 """Next-token losses as sums over label tokens. Logits exist only chunk by chunk."""
 
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,10 +12,8 @@ from torch.nn import functional as F
 
 from lm.nn.batch import IGNORED
 from lm.nn.context import Context
-from lm.nn.head import Head, Reader
+from lm.nn.head import CHUNK, Head, Reader
 from lm.nn.mtp import shifted
-
-CHUNK = 1024  # tokens whose logits exist at once, unless told otherwise
 
 
 @dataclass
@@ -22,6 +23,13 @@ class LossSums:
     total: Tensor
     nll: Tensor
     loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this forward; None where there are no experts
+    told: dict[str, Tensor] = field(default_factory=dict)  # what else is reported, by name: (2,) a sum and how many are in it
+
+
+def answered(logits: Tensor, answers: Tensor) -> Tensor:
+    """(3,) nats of the answers, how many of them are the likeliest token, and how many there are.  logits: (n, v), answers: (n,)."""
+    nats = F.cross_entropy(logits.float(), answers, ignore_index=IGNORED, reduction="sum")
+    return torch.stack([nats, (logits.argmax(-1) == answers).sum(), (answers != IGNORED).sum()]).detach()
 
 
 def token_losses(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0) -> LossSums:
@@ -43,59 +51,100 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, labels: Tensor, head: Head, extras: tuple[float, float], chunk: int, *parameters: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        hidden: Tensor,
+        labels: Tensor,
+        answers: Tensor | None,
+        head: Head,
+        extras: tuple[float, float],
+        chunk: int,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         total = torch.zeros((), device=hidden.device, dtype=torch.float32)
-        nll = torch.zeros_like(total)
+        nll, told = torch.zeros_like(total), torch.zeros(3, device=hidden.device, dtype=torch.float32)
         d_hidden = torch.empty_like(hidden)
         d_parameters: list[Tensor] = []  # in float32, whatever the weights are
         for start in range(0, len(hidden), chunk):
             span = slice(start, start + chunk)
             with torch.enable_grad():
                 piece = hidden[span].detach().requires_grad_()
-                sums = token_losses(head(piece), labels[span], *extras)
+                logits = head(piece)
+                sums = token_losses(logits, labels[span], *extras)
                 d_piece, *grads = torch.autograd.grad(sums.total, (piece, *parameters))
             d_hidden[span] = d_piece
             d_parameters = [g.float() for g in grads] if start == 0 else [d.add_(g) for d, g in zip(d_parameters, grads, strict=True)]
             total += sums.total.detach()
             nll += sums.nll
+            if answers is not None:
+                told += answered(logits.detach(), answers[span])
         ctx.save_for_backward(d_hidden, *(mine.to(p.dtype) for mine, p in zip(d_parameters, parameters, strict=True)))
-        ctx.mark_non_differentiable(nll)
-        return total, nll
+        ctx.mark_non_differentiable(nll, told)
+        return total, nll, told
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, *d_parameters = ctx.saved_tensors
-        return d_hidden * grads[0], None, None, None, None, *(d * grads[0] for d in d_parameters)
+        return d_hidden * grads[0], None, None, None, None, None, *(d * grads[0] for d in d_parameters)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def chunked_loss(
-    hidden: Tensor, labels: Tensor, head: Head, label_smoothing: float = 0.0, z_loss: float = 0.0, chunk: int = CHUNK
+    hidden: Tensor,
+    labels: Tensor,
+    head: Head,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    chunk: int = CHUNK,
+    answers: Tensor | None = None,
 ) -> LossSums:
-    """token_losses(head(hidden), labels) without ever holding more than `chunk` rows of logits.  hidden: (..., d), labels: (...)."""
+    """token_losses(head(hidden), labels) without ever holding more than `chunk` rows of logits.  hidden: (..., d), labels: (...).
+
+    answers: (...) labels of which `label_loss` and `accuracy` are told. None: of none.
+    """
     hidden, labels = hidden.flatten(0, -2), labels.flatten()  # (b, s, d) -> (b*s, d)
+    answers = None if answers is None else answers.flatten()
     extras = (label_smoothing, z_loss)
     if torch.is_grad_enabled():
         trainable = [p for p in head.parameters() if p.requires_grad]
-        return LossSums(*_Chunked.apply(hidden, labels, head, extras, chunk, *trainable))
-    pieces = [token_losses(head(h), y, *extras) for h, y in zip(torch.split(hidden, chunk), torch.split(labels, chunk), strict=True)]
-    return LossSums(torch.stack([p.total for p in pieces]).sum(), torch.stack([p.nll for p in pieces]).sum())
+        total, nll, told = _Chunked.apply(hidden, labels, answers, head, extras, chunk, *trainable)
+    else:
+        each = [_piece(head(h), span, labels, answers, extras) for h, span in _spans(hidden, chunk)]
+        total, nll, told = (torch.stack(sums).sum(0) for sums in zip(*each, strict=True))
+    return LossSums(total, nll, None, {} if answers is None else {"label_loss": told[[0, 2]], "accuracy": told[1:]})
 
 
-def causal_reader(labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0, chunk: int = CHUNK) -> Reader:
-    """What to pass as `loss` to a model's forward: LossSums over the label tokens of this batch.  labels: (b, s)."""
+def _spans(hidden: Tensor, chunk: int) -> list[tuple[Tensor, slice]]:
+    return [(hidden[start : start + chunk], slice(start, start + chunk)) for start in range(0, len(hidden), chunk)]
+
+
+def _piece(logits: Tensor, span: slice, labels: Tensor, answers: Tensor | None, extras: tuple[float, float]) -> tuple[Tensor, ...]:
+    sums = token_losses(logits, labels[span], *extras)
+    return sums.total, sums.nll, logits.new_zeros(3) if answers is None else answered(logits, answers[span])
+
+
+@cache
+def _outside_of_graphs() -> Callable[..., LossSums]:
+    """chunked_loss as a compiled model calls it."""
+    return torch.compiler.disable(chunked_loss)
+
+
+def causal_reader(
+    labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0, chunk: int = CHUNK, answers: Tensor | None = None
+) -> Reader:
+    """What to pass as `loss` to a model's forward: LossSums over the label tokens of this batch.  labels, answers: (b, s)."""
+
+    # where the compiler is not even loaded no model is compiled, and loading it takes longer than most evaluations
+    summed = _outside_of_graphs() if "torch._dynamo" in sys.modules else chunked_loss
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
-        sums = chunked_loss(hidden, labels, head, label_smoothing, z_loss, chunk)
+        sums = summed(hidden, labels, head, label_smoothing, z_loss, chunk, answers)
         total = sums.total
         for n, further in enumerate(ctx.mtp, 1):
-            later = chunked_loss(further, _later_labels(labels, n, ctx.mask.q_documents), head, label_smoothing, z_loss, chunk)
+            later = summed(further, _later_labels(labels, n, ctx.mask.q_documents), head, label_smoothing, z_loss, chunk)
             total = total + later.total * (ctx.mtp_weight / len(ctx.mtp))
         aux = ctx.auxiliary
         if aux.losses:  # per row, each row by its labels: a mean over tokens, as the loss is
             total = total + (torch.stack(list(aux.losses.values())).sum(0) * (labels != IGNORED).sum(-1)).sum()
-        return LossSums(total, sums.nll, torch.stack(list(aux.loads.values())) if aux.loads else None)
+        return LossSums(total, sums.nll, torch.stack(list(aux.loads.values())) if aux.loads else None, sums.told)
 
     return read
 

@@ -30,7 +30,7 @@ class RMSNormConfig(NormConfig):
     """x / rms(x) * weight."""
 
     kind: Literal["rms"] = "rms"
-    eps: float = Field(1e-6, gt=0)
+    eps: float = Field(1e-6, ge=1e-30)
     """Added to the mean square before the root."""
     zero_centered: bool = False
     """The learned weight is the difference from 1 (Gemma)."""
@@ -43,7 +43,7 @@ class LayerNormConfig(NormConfig):
     """(x - mean) / std * weight + bias."""
 
     kind: Literal["layer"] = "layer"
-    eps: float = Field(1e-5, gt=0)
+    eps: float = Field(1e-5, ge=1e-30)
     """Added to the variance before the root."""
     bias: bool = True
     """Learn an additive bias beside the weight (false in PaLM)."""

@@ -167,9 +167,9 @@ class LM(Stack):
         """Returns what a cache keeps of a row, layer by layer."""
         return [parts.mixer.state(parts.d_model, parts.layer) for parts in self.parts]
 
-    def new_cache(self, batch: int, max_len: int, slack: int = 8) -> Cache:
-        """An empty cache for `batch` rows of up to max_len tokens, on the model's device and in its dtype."""
-        return Cache(self.states(), batch, max_len, self.embed.weight.device, self.embed.weight.dtype, slack)
+    def new_cache(self, batch: int, max_len: int, slack: int = 8, horizon: int | None = None) -> Cache:
+        """An empty cache for `batch` rows of up to max_len tokens, on the model's device and in its dtype.  horizon: of `Cache`."""
+        return Cache(self.states(), batch, max_len, self.embed.weight.device, self.embed.weight.dtype, slack, horizon)
 
     def matrices(self) -> set[str]:
         """Names of the blocks' weights that Muon treats as matrices: 2-D, or stacks of them, (e, out, in)."""
@@ -223,7 +223,7 @@ class EncoderLM(LM):
     def __init__(self, cfg: EncoderConfig) -> None:
         super().__init__(cfg, causal=False)
 
-    def new_cache(self, batch: int, max_len: int, slack: int = 8) -> Cache:
+    def new_cache(self, batch: int, max_len: int, slack: int = 8, horizon: int | None = None) -> Cache:
         raise ConfigError("an encoder sees all of its input at once and continues nothing. Generate with a decoder or an encoder-decoder.")
 
 

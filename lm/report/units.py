@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from lm.printing import one_line
+
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "-"})()
 """Stands where a config has no such key."""
 
@@ -48,5 +50,6 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
     """Left-aligned columns; the last one is free."""
     if not rows:
         return ""
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     return "\n".join(indent + "  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows)

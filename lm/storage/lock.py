@@ -12,12 +12,14 @@ from lm.errors import ResourceError
 from lm.storage.atomic import disk_errors
 from lm.storage.reading import never_waiting
 
+LOCK = "run.lock"
+
 
 class RunLock:
     """One process per run folder, by flock on `run.lock`. The kernel drops it with its holder, so a stale file blocks nobody."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "run.lock"
+        self._path = folder / LOCK
         self._file: TextIO | None = None
         os.register_at_fork(after_in_child=self._close)  # else a loader worker that outlives us would keep the lock
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 from lm.errors import CheckpointError
 from lm.schema import Tree
 from lm.storage.atomic import disk_errors, replace_file
-from lm.storage.lock import RunLock
+from lm.storage.lock import LOCK, RunLock
 from lm.storage.reading import never_waiting, parse_json, read_bytes, read_json, read_text, read_yaml, yaml_text
 
 log = logging.getLogger("lm")
@@ -23,6 +23,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file, self._summary = path / "config.yaml", path / "summary.json"
+        self._report = path / "report.html"
         self.metrics, self.samples = Metrics(path / "metrics.jsonl"), Samples(path / "samples.md")
         self.checkpoints, self.model = path / "checkpoints", path / "model"
 
@@ -40,6 +41,12 @@ class RunFolder:
     def exists(self) -> bool:
         """Whether a config has been frozen here."""
         return os.path.exists(self.config_file)  # False also for names that the system refuses
+
+    def is_new(self) -> bool:
+        """Whether there is nothing here yet, but perhaps the lock of a start that was killed."""
+        if not os.path.lexists(self.path):
+            return True
+        return self.path.is_dir() and not self.path.is_symlink() and {file.name for file in self.path.iterdir()} <= {LOCK}
 
     def config(self) -> Tree:
         """Returns the frozen config.yaml."""
@@ -71,9 +78,15 @@ class RunFolder:
 
     def write_report(self, html: str) -> Path:
         """Returns the path of report.html."""
-        path = self.path / "report.html"
-        replace_file(path, html)
-        return path
+        replace_file(self._report, html)
+        return self._report
+
+    def report(self) -> Path | None:
+        """Returns the path of report.html where it shows the end of the run."""
+        try:
+            return self._report if self._report.stat().st_mtime_ns >= self._summary.stat().st_mtime_ns else None
+        except OSError:  # one of them is not there
+            return None
 
     def lock(self) -> RunLock:
         """While entered, no other process may write this run."""

@@ -12,9 +12,9 @@ from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.data.loader import split
 from lm.data.rows.base import LikelihoodConfig
 from lm.nn.cost.memory import Setting
-from lm.nn.loss import CHUNK
+from lm.nn.head import CHUNK
 from lm.nn.transformer import ModelConfig
-from lm.schema import MOST, Config, Named, Slot, Tree
+from lm.schema import MOST, Config, MaybeEmpty, Named, Slot, Tree
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
 from lm.training.numerics import NumericsConfig
 from lm.training.optim import adamw, muon, sgd
@@ -72,7 +72,7 @@ class TrainerConfig(Config):
     """Stop after this many validations without a better val_loss; the model is that of the last step. null: never."""
     freeze: list[str] = []
     """Weights that no step moves: patterns over their names, as in `lm show`, such as [embed.*, blocks.0.*]."""
-    sample_prompts: list[str] = []
+    sample_prompts: list[MaybeEmpty] = []
     """Prompts continued at each validation into samples.md; sources, where the model is an encoder-decoder. Encoders leave them aside."""
     sample_tokens: int = Field(64, gt=0, le=MOST)
     """Tokens per sample."""
@@ -96,16 +96,16 @@ class CheckpointConfig(Config):
 class LaunchConfig(Config):
     """Which processes train."""
 
-    devices: int = Field(1, gt=0)
+    devices: int = Field(1, gt=0, le=1024)
     """Processes on each machine, one per GPU."""
-    nodes: int = Field(1, gt=0)
+    nodes: int = Field(1, gt=0, le=65536)
     """Machines; start the same command on each of them."""
     rendezvous: str | None = None
     """host:port of the first machine, which all machines reach; needed where nodes > 1."""
-    max_restarts: int = Field(0, ge=0)
+    max_restarts: int = Field(0, ge=0, le=1000)
     """Starts anew from the last valid checkpoint after a process died or broke, or memory or disk ran out; no other error is tried
     again. On one machine."""
-    timeout_s: int = Field(1800, gt=0)
+    timeout_s: int = Field(1800, gt=0, le=30 * 86400)
     """Seconds that ranks, and machines, wait for each other before they give up."""
 
     @property

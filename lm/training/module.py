@@ -53,6 +53,7 @@ class TrainModule(LightningModule):
         self.micro = 0  # micro-batches of the step at hand
         self.stepped = False  # from the end of a step to the beginning of the next
         self.nll = self.tokens_in_step = torch.zeros(())
+        self.told: dict[str, Tensor] = {}  # what the loss tells of this step beside itself: (2,) a sum and how many are in it
         self.loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this step
         self.grad_norm = torch.zeros(())
         self.verdicts = StepJudge(cfg.numerics.skip_in_a_row)
@@ -82,11 +83,12 @@ class TrainModule(LightningModule):
         if self.micro == 0:
             self.nll = torch.zeros((), device=self.device, dtype=torch.float32)  # bf16-true makes bf16 the default
             self.tokens_in_step = self._label_tokens(batch)
-            self.loads = None
+            self.loads, self.told = None, {}
         first_row = (self.global_rank * self.trainer.accumulate_grad_batches + self.micro) * len(batch.tokens)
         sums = self.objective(self.model, batch, self.step, first_row)
         self.micro += 1
         self.nll += sums.nll
+        self.told = {name: pair + self.told.get(name, 0.0) for name, pair in sums.told.items()}
         if sums.loads is not None:
             self.loads = sums.loads if self.loads is None else self.loads + sums.loads
         divided_by = self.strategy.divisor(self.trainer.accumulate_grad_batches, self.trainer.world_size)
@@ -109,7 +111,8 @@ class TrainModule(LightningModule):
     ) -> None:
         if self._complete:
             if self.trainer.world_size > 1:
-                torch.distributed.all_reduce(self.nll)
+                for mine in (self.nll, *self.told.values()):
+                    torch.distributed.all_reduce(mine)
             self.strategy.clip(self.model, optimizer, self.cfg.optim.clip)
 
     def judge(self, grad_norm: Tensor) -> Tensor:

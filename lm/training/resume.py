@@ -127,6 +127,7 @@ def _require_same_config(folder: RunFolder, saved: Tree, now: Tree) -> None:
     lines = [f"  {key}: {before.get(key, 'absent')} in the run, {after.get(key, 'absent')} now" for key in changed]
     shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
     raise ConfigError(
-        "\n".join(lines) + f"\n{folder.path}: the run exists with another config ({shown}), and a resumed run may only"
-        " change where and how often it works, and raise trainer.max_steps. Set run.name to start a new run, or restore the values."
+        f"{folder.path}: the run exists with another config ({shown}), and a resumed run may only change where and how often it works, and"
+        " raise trainer.max_steps. Set run.name to start a new run, or restore the values.",
+        before=lines,
     )

@@ -5,11 +5,12 @@ No composition, so every process of a run reads the same.
 
 import os
 import sys
-import traceback
+from contextlib import nullcontext
 from pathlib import Path
 
-from lm import plugins
-from lm.errors import CheckpointError, ConfigError, Interrupted, LmError
+from lm import plugins, printing
+from lm.errors import CheckpointError, ConfigError, Interrupted, LmError, internal
+from lm.progress import progress
 from lm.schema import from_tree
 from lm.storage.reading import read_yaml
 from lm.training.config import TrainConfig
@@ -23,15 +24,20 @@ def main(args: list[str]) -> int:
 
     Under torchrun a run that a signal has stopped and saved exits 0: any other code would have it started again.
     """
-    ranks = Ranks.from_environment()
-    outcome.begins(ranks.rank)
+    printing.open_door()
+    ranks = Ranks()
     try:
-        plugins.load()
-        _train(args, os.environ.get(outcome.COMMAND))
+        ranks = Ranks.from_environment()
+        outcome.begins(ranks.rank)
+        with progress("train") if ranks.first else nullcontext():
+            plugins.load()
+            _train(args, os.environ.get(outcome.COMMAND))
     except LmError as error:
         outcome.ends(ranks.rank, error)
         if outcome.FOLDER not in os.environ:
-            print(f"rank {ranks.rank}: {error}" if ranks.world > 1 else error, file=sys.stderr)
+            for line in error.lines[:-1]:
+                printing.note(line)
+            printing.note(f"rank {ranks.rank}: {error}" if ranks.world > 1 else error.sentence)
         stopped_and_saved = isinstance(error, Interrupted) and "TORCHELASTIC_RUN_ID" in os.environ
         return 0 if stopped_and_saved else error.exit_code
     outcome.ends(ranks.rank, None)
@@ -46,25 +52,23 @@ def _train(args: list[str], command: str | None) -> None:
         train(cfg, command)
     except Exception as error:
         if cfg.traceback:
-            traceback.print_exc()
+            printing.trace()
         if isinstance(error, LmError):
             raise
-        said = " ".join(str(error).split())
         if is_lost_peer(error):
-            raise PeerLost(f"train: another rank has ended ({said[:200]}). Its own error says why.") from error
-        raise LmError(
-            f"internal error: {type(error).__name__}: {said}. Run again with traceback=true to see where, and report it."
-        ) from error
+            said = " ".join(str(error).split())[:200]
+            raise PeerLost(f"train: another rank has ended ({said}). Its own error says why.") from error
+        raise internal(error) from error
 
 
 def _read(path: Path) -> TrainConfig:
     try:
         return from_tree(TrainConfig, read_yaml(path), str(path))
     except CheckpointError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(error.sentence) from None
 
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    sys.stdout.flush()
+    printing.shut_door()
     os._exit(code)  # threads of a broken process group may never end

@@ -22,8 +22,8 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def model() -> DecoderLM:
-    """Random, 320 rows of embedding for the 259 tokens, 48 places of context."""
-    return redrawn(config(vocab_size=320))
+    """Random, 320 rows of embedding for the 259 tokens, 48 places of context and no more."""
+    return redrawn(config(vocab_size=320, position={"kind": "learned"}))
 
 
 @pytest.fixture

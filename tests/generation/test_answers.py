@@ -104,7 +104,7 @@ def test_an_answer_may_fill_the_context_whatever_the_length_of_its_source() -> N
 
 def test_a_source_longer_than_the_context_is_refused_with_both_numbers() -> None:
     with pytest.raises(ConfigError, match=r"49 tokens .* model\.max_seq_len=48"):
-        generate(encoder_decoder(), [[1] * 49], cfg())
+        generate(encoder_decoder(position={"kind": "learned"}), [[1] * 49], cfg())
 
 
 def test_encoders_and_decoders_without_a_start_are_refused() -> None:
@@ -129,7 +129,7 @@ def test_pieces_of_an_answer_joined_are_the_answer_and_stop_texts_end_it(tokeniz
 
 def test_a_prompt_is_read_as_the_sources_of_training_were(prepare_pairs: Callable[[], Prepared]) -> None:
     found = prepare_pairs()
-    rows = build_rows(Seq2SeqConfig(), TextConfig(files="", seq_len=64), found.train, found.tokenizer, encoder_decoder().cfg)
+    rows = build_rows(Seq2SeqConfig(), TextConfig(files="x", seq_len=64), found.train, found.tokenizer, encoder_decoder().cfg)
     batch = rows.batch(np.array([0]))
     assert batch.source_tokens is not None and batch.source_positions is not None
     read = batch.source_tokens[0][batch.source_positions[0] >= 0].tolist()
@@ -150,7 +150,7 @@ def prepare_pairs(tmp_path: Path) -> Callable[[], Prepared]:
 
 
 def test_the_command_prints_answers_alone(lm: Lm, tmp_path: Path, tokenizer: Tokenizer) -> None:
-    model = encoder_decoder(vocab_size=320, start_token=None)
+    model = encoder_decoder(vocab_size=320, start_token=None, position={"kind": "learned"})
     save_model(tmp_path / "m", model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {})
     loaded, _ = library.load(tmp_path / "m", device="cpu")
     assert begin(loaded, [1]) == [tokenizer.bos]

@@ -1,5 +1,10 @@
 """Chats: a prompt is what training rows of chats begin with, and an answer ends where theirs do."""
 
+import io
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +18,7 @@ from lm.generation.sampling import SamplingConfig
 from lm.generation.text import chat_template, complete, prompt_ids
 from lm.nn.transformer import DecoderLM
 from lm.storage.model_folder import save_model
-from tests.conftest import Lm
+from tests.conftest import Lm, started
 from tests.nn.models import config, redrawn
 
 QUESTION, END = "Is <|im_end|> one token?", "<|im_end|>"
@@ -21,7 +26,7 @@ QUESTION, END = "Is <|im_end|> one token?", "<|im_end|>"
 
 def chat_tokenizer(name: str) -> Tokenizer:
     found = BytesConfig().build(extra=("<|im_start|>", END))
-    found.chat_template = Path(f"lm/data/tokenizer/chat_templates/{name}.jinja").read_text()
+    found.chat_template = (Path(library.__file__).with_name("data") / f"tokenizer/chat_templates/{name}.jinja").read_text()
     return found
 
 
@@ -69,3 +74,64 @@ def test_chat_from_the_command_line_prints_the_answer_alone(lm: Lm, tmp_path: Pa
 def test_a_model_without_a_chat_template_is_told(model: DecoderLM, tokenizer: Tokenizer) -> None:
     with pytest.raises(ConfigError, match="no chat template"):
         library.generate(model, tokenizer, "x", chat=True)
+
+
+@pytest.fixture
+def chat_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "chat" / "model"
+    model = redrawn(config(vocab_size=320, max_seq_len=160))
+    save_model(folder, model.cfg.tree(), dict(model.named_parameters()), chat_tokenizer("plain").save, {})
+    return folder
+
+
+def talk(lm: Lm, folder: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], *options: str) -> tuple[list[str], str]:
+    """What is answered to lines of a pipe, and noted."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())))
+    code, out, err = lm("generate", f"from={folder}", "max_tokens=6", "temperature=0", "stop=\n", *options)
+    assert code == 0, err
+    return out.split("\n")[:-1], err
+
+
+def test_without_a_prompt_a_model_of_chats_converses_and_knows_what_was_said(
+    lm: Lm, chat_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = library.load(chat_folder, device="cpu")
+    template, cfg = chat_template(tokenizer), SamplingConfig(max_tokens=6, temperature=0.0, stop="\n")
+    turns: list[Turn] = []
+    expected = []
+    for line in ("Who?", "What is it?"):
+        turns.append(Turn("user", line))
+        [found] = complete(model, tokenizer, [turns], cfg, chat=template)
+        turns.append(Turn("assistant", found.text))
+        expected.append(found.text)
+    answers, err = talk(lm, chat_folder, monkeypatch, ["Who?", "", "What is it?", "/reset", "Who?", "/exit", "Who?"])
+    assert answers == [*expected, expected[0]]
+    assert err == "what was said is forgotten.\n"
+    assert expected[1] != talk(lm, chat_folder, monkeypatch, ["What is it?"])[0][0]
+
+
+def test_a_long_conversation_forgets_its_beginning_and_a_message_too_long_is_told(
+    lm: Lm, chat_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, err = talk(lm, chat_folder, monkeypatch, ["What is that over there?"] * 8 + ["x" * 200, "Who?"])
+    assert len(answers) == 9
+    assert err.startswith("prompt: it has ") and "model.max_seq_len=160" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["chat=false", "prompt=Who?"])
+def test_a_text_is_continued_where_that_is_asked_for(lm: Lm, chat_folder: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    [line], _ = talk(lm, chat_folder, monkeypatch, ["Who?"], option)
+    assert line.startswith("Who?")
+
+
+@pytest.mark.slow
+def test_a_conversation_at_a_terminal_ends_with_control_d(chat_folder: Path) -> None:
+    master, terminal = pty.openpty()
+    program = "import sys; from lm.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    args = [sys.executable, "-c", program, "generate", f"from={chat_folder}", "max_tokens=4"]
+    with started(args, stdin=terminal, stdout=subprocess.PIPE) as process:
+        os.write(master, b"Who?\n\x04")
+        out, err = process.communicate(timeout=120)
+    os.close(master)
+    assert (process.returncode, err) == (0, "A conversation: /reset forgets it, /exit or Ctrl-D ends it.\n")
+    assert out.count("> ") == 2

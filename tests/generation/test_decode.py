@@ -127,7 +127,7 @@ def test_rows_stop_where_the_context_is_full_each_by_its_own_length() -> None:
 
 def test_prompt_longer_than_the_context_is_refused_with_both_numbers() -> None:
     with pytest.raises(ConfigError, match=r"49 tokens .* model\.max_seq_len=48"):
-        generate(redrawn(config()), [[1], [1] * 49], cfg())
+        generate(redrawn(config(position={"kind": "learned"})), [[1], [1] * 49], cfg())
 
 
 def test_prompt_without_tokens_is_refused() -> None:

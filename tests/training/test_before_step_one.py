@@ -42,7 +42,7 @@ def largest_file(n_bytes: int) -> Iterator[None]:
         ((*LEARNED, "data.seq_len=2", "trainer.sample_prompts=['def main(']"), ("trainer.sample_prompts: ", "model.max_seq_len=2")),
         (
             ("objective=mlm", "data.val_rows=1", "model=bert_tiny", "objective.mask_frac=0.001", "data.seq_len=2", *T5[1:]),
-            ("no text to predict",),
+            ("0 tokens of text to predict",),
         ),
     ],
 )

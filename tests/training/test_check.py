@@ -12,12 +12,12 @@ from lm.cli.main import main
 from lm.nn.batch import Batch
 from lm.training import check as checking
 from lm.training.module import TrainModule
-from tests.training.conftest import Configure, ranks
+from tests.training.conftest import Configure, ranks, settled
 
 
 def test_a_check_tries_everything_once_and_leaves_nothing(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = set(tmp_path.iterdir())
-    assert main(["train", *tiny, "check=true", "trainer.sample_prompts=['def ']", "trainer.ema_decay=0.9"]) == 0
+    assert main(settled("train", *tiny, "check=true", "trainer.sample_prompts=['def ']", "trainer.ema_decay=0.9")) == 0
     out = capsys.readouterr().out
     assert "resumes at step 1" in out and out.count("  validation") == 2
     assert "3 checkpoints of" in out and "by formula its tensors are" in out and out.rstrip().endswith("the run can start")
@@ -42,7 +42,7 @@ def test_the_first_forward_of_a_check_is_the_widest_micro_batch(
     small = [given for given in tiny if not given.startswith(("model", "data.files", "data.seq_len"))]
     model = ["model=t5_tiny", "model.d_model=32", "model.n_layers=1", "model.attention.n_heads=2", "model.ffn.hidden=64"]
     data = ["data=pairs", f"data.files={tmp_path / 'a.jsonl'}", "data.seq_len=64", "objective=seq2seq"]
-    assert main(["train", *small, *model, *data, "trainer.micro_batch=4", "optim=adamw", "check=true"]) == 0
+    assert main(settled("train", *small, *model, *data, "trainer.micro_batch=4", "optim=adamw", "check=true")) == 0
     assert shapes[0] == shapes[2] == (4, 64, 4, 48) and max(shapes[1], shapes[3]) < (4, 32, 4, 32)
     assert "the run can start" in capsys.readouterr().out
 

@@ -24,7 +24,7 @@ from lm.training.callbacks.validation import Validation
 from lm.training.module import TrainModule
 from lm.training.run import train
 from tests.server import ROOT
-from tests.training.conftest import Before, Configure, edit, read, results
+from tests.training.conftest import Before, Configure, edit, read, results, settled
 
 Watch = Callable[[Callable[[TrainModule], None]], list[TrainModule]]
 
@@ -174,7 +174,7 @@ def _noted(module: TrainModule, norm: torch.Tensor) -> torch.Tensor:
 def test_a_run_that_diverges_ends_with_exit_code_4_and_can_be_resumed_to_the_same_end(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = ["train", *tiny, "optim=sgd", "optim.lr=1e30", "checkpoint.every=1"]
+    args = settled("train", *tiny, "optim=sgd", "optim.lr=1e30", "checkpoint.every=1")
     for _ in range(2):
         assert main(args) == 4
         last = capsys.readouterr().err.splitlines()[-1]
@@ -286,7 +286,7 @@ def test_keeping_every_checkpoint_asks_only_for_those_that_will_be(configure: Co
 def test_a_run_folder_that_cannot_be_made_is_exit_code_5(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Seen to fail with the system's errors left as they are."""
     (tmp_path / "file").write_text("")
-    assert main(["train", *tiny, f"run.dir={tmp_path / 'file'}"]) == 5
+    assert main(settled("train", *tiny, f"run.dir={tmp_path / 'file'}")) == 5
     last = capsys.readouterr().err.splitlines()[-1]
     assert f"{tmp_path / 'file'}/run/run.lock: cannot be written (Not a directory)" in last
 

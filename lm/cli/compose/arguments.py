@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any, TypeVar, get_args, get_origin
 
+from lm.cli.compose.quoting import stated
 from lm.errors import ConfigError
 from lm.schema import Config, Tree, did_you_mean, from_tree, members
 
@@ -50,14 +51,14 @@ def _joined(key: str, before: Any, text: str, options: list[Any]) -> list[Any]:
     lists = [option for option in options if get_origin(option) is list]
     if not lists:
         raise ConfigError(f"{key}: it was given twice, as {before!r} and {text!r}. Give it once.")
-    return [*(before if isinstance(before, list) else [before]), _typed(text, list(get_args(lists[0])))]
+    return [*(before if isinstance(before, list) else [before]), _typed(text, members(get_args(lists[0])[0]))]
 
 
 def _typed(text: str, options: list[Any]) -> Any:
     if str in options:
         return text
-    inner = [get_args(option)[0] for option in options if get_origin(option) is list]
-    if inner and inner[0] is str:
+    inner = [part for option in options if get_origin(option) is list for part in members(get_args(option)[0])]
+    if str in inner:
         return [text]
     if inner and not text.startswith("["):
         return [_typed(part, inner) for part in text.split(",")]
@@ -97,7 +98,17 @@ def parse_call(args: Sequence[str]) -> Call:
             raise ConfigError(f"{arg}: there is no such flag. {did_you_mean(arg, _FLAGS)}")
         else:
             overrides.append(arg)
+    _refuse_doubled(overrides)
     return Call(overrides, multirun, cfg)
+
+
+def _refuse_doubled(overrides: Sequence[str]) -> None:
+    seen: dict[str, str] = {}
+    for text in overrides:
+        for path in stated(text):
+            if path in seen:
+                raise ConfigError(f"{path}: it was given twice, as {seen[path][:80]} and as {text[:80]}. Give it once.")
+            seen[path] = text
 
 
 def overrides_of(args: Sequence[str]) -> list[str]:

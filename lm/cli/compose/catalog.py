@@ -117,8 +117,19 @@ def shown(file: Path) -> str:
 def values(group: str, option: str) -> dict[str, Any]:
     """What an option's file says, by dotted path in the whole tree."""
     of_plugin = option in plugin_kinds().get(group, {})
-    tree = {"kind": option} if of_plugin else {key: value for key, value in read(file_of(group, option)).items() if key != "defaults"}
+    beside = ("defaults", "study") if group == "recipes" else ("defaults",)
+    tree = {"kind": option} if of_plugin else {key: value for key, value in read(file_of(group, option)).items() if key not in beside}
     return flatten(tree, "" if group in GLOBAL else f"{group.replace('/', '.')}.")
+
+
+def studies() -> list[str]:
+    """The recipes that say what to compare."""
+    return [name for name in groups()["recipes"] if "study" in read(file_of("recipes", name))]
+
+
+def study(recipe: str) -> Tree | None:
+    """The block `study` of a recipe, which `lm ablate` reads and `lm train` leaves aside."""
+    return dict(read(file_of("recipes", recipe))["study"]) if recipe in studies() else None
 
 
 def lineage(preset: str) -> list[str]:

@@ -6,7 +6,7 @@ is chosen from outside, what it says about that section stays only if the new op
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,14 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
-from pydantic.fields import FieldInfo
 
-from lm import plugins
+from lm import plugins, printing
 from lm.cli.compose import catalog
-from lm.cli.compose.finetune import parent_values
-from lm.cli.compose.keys import check_key
+from lm.cli.compose.finetune import gentle_choices, gentle_source, gentle_values, parent_of, parent_values
+from lm.cli.compose.keys import at, check_key
 from lm.cli.compose.naming import run_name
 from lm.cli.compose.overrides import Given, parse
-from lm.cli.views.text import say
+from lm.cli.compose.quoting import as_text, quoted
 from lm.errors import ConfigError
 from lm.schema import C, Tree, did_you_mean, entry_type, find_field, flatten, from_tree, kind_from_key, members, nest, variants
 from lm.training.config import TrainConfig
@@ -73,17 +72,16 @@ class Composition:
     def tell(self) -> None:
         """Prints the notes."""
         for note in self.notes:
-            say(note)
+            printing.note(note)
 
     def _checked(self, cls: type[C], tree: Tree) -> C:
         try:
             return from_tree(cls, tree)
         except ConfigError as error:
-            last = str(error).splitlines()[-1]
-            said = self.stated(last.partition(":")[0])
+            said = self.stated(error.sentence.partition(":")[0])
             if not said or said[-1][0].label == "command line":
                 raise
-            raise ConfigError(f"{said[-1][0].source}: {last}") from error
+            raise ConfigError(f"{said[-1][0].source}: {error.sentence}") from error
 
 
 def compose_config(overrides: Sequence[str], recipe: str | None = None) -> TrainConfig:
@@ -109,18 +107,41 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
     given = parse(overrides)
     chosen = {item.key: item.value for item in given if item.is_group}
     choices = _choices(chosen)
-    layers, notes = _file_layers(choices, _switched(choices, chosen))
+    switched = _switched(choices, chosen)
+    recipe, parent = choices["recipes"], parent_of(choices["recipes"], given)
+    gentle = gentle_choices(recipe, chosen, "objective" in switched) if parent is not None and saved is None else {}
+    if gentle:
+        choices = _choices(chosen | gentle)
+        switched = _switched(choices, chosen | gentle)
+    layers, notes = _file_layers(choices, switched)
     _refuse_unknown(layers)
     if saved is not None:
         layers, notes = [saved, *_of_sections(layers, {key.split("/")[0] for key in chosen})], []
-    layers = _with_parent(layers, given)
+    if gentle:
+        layers.insert(-1, Layer("fine-tuning", catalog.shown(gentle_source()), gentle_values(gentle, choices["objective"])))
+        notes = [note for note in notes if note.partition("=")[0] not in gentle]
+    if parent is not None:
+        layers = _with_parent(layers, parent, given)
     spoken = Layer("command line", "", {})
     for item in sorted(given, key=lambda item: not item.key.endswith(".kind")):  # a kind before its keys
         if not item.is_group:
             _apply(item, layers, spoken)
     if "run.name" not in spoken.values:
-        layers.append(Layer("derived from recipe and overrides", "", {"run.name": run_name(choices["recipes"], given)}))
-    return Composition([*layers, spoken], choices, notes)
+        layers.append(Layer("derived from recipe and overrides", "", {"run.name": run_name(given)}))
+    found = Composition([*layers, spoken], choices, notes)
+    return replace(found, notes=[*notes, *_of_parent(found, parent, gentle)]) if parent is not None and saved is None else found
+
+
+def _of_parent(found: Composition, parent: str, gentle: Mapping[str, str | None]) -> list[str]:
+    """What a run that starts from a checkpoint takes from elsewhere than its recipe or the command line, in one line."""
+    taken = [f"{group}={option}" for group, option in gentle.items()]
+    for layer in found.layers:
+        if layer.label in ("fine-tuning", "checkpoint"):
+            own = {path: value for path, value in layer.values.items() if path.split(".")[0] not in ("model", "tokenizer")}
+            taken += [f"{path}={value}" for path, value in own.items() if found.stated(path)[-1][0] is layer]
+    return [f"init_from={parent}: {' '.join(taken)}, for objective={found.choices['objective']} from here; say another to have it"] * bool(
+        taken
+    )
 
 
 def _of_sections(layers: list[Layer], sections: set[str]) -> list[Layer]:
@@ -131,16 +152,15 @@ def _of_sections(layers: list[Layer], sections: set[str]) -> list[Layer]:
     return [Layer(layer.label, layer.source, values) for layer, values in zip(kept, own, strict=True)]
 
 
-def _with_parent(layers: list[Layer], given: Sequence[Given]) -> list[Layer]:
-    """Where a run starts from a checkpoint, its model and tokenizer instead of those that files chose."""
-    stated = [layer.values["init_from"] for layer in layers if "init_from" in layer.values]
-    stated += [item.value for item in given if item.key == "init_from"]
-    if not stated or stated[-1] is None:
-        return layers
-    values = parent_values(str(stated[-1]), given)
+def _with_parent(layers: list[Layer], parent: str, given: Sequence[Given]) -> list[Layer]:
+    """The checkpoint's model and tokenizer instead of those that files chose, and rows that are no longer than its context."""
+    values = parent_values(parent, given)
     for layer in layers:
         layer.values = {path: value for path, value in layer.values.items() if path.split(".")[0] not in ("model", "tokenizer")}
-    return [*layers, Layer("checkpoint", str(stated[-1]), values)]
+    context, rows = values.get("model.max_seq_len"), at(_tree(layers), ["data", "seq_len"])
+    if isinstance(context, int) and isinstance(rows, int) and rows > context:
+        values["data.seq_len"] = context
+    return [*layers, Layer("checkpoint", parent, values)]
 
 
 def _tree(layers: Sequence[Layer]) -> Tree:
@@ -157,7 +177,7 @@ def _choices(chosen: Mapping[str, str | None]) -> _Choices:
 @cache
 def _hydra_choices(root: Path, own: Path | None, chosen: tuple[tuple[str, str | None], ...]) -> _Choices:
     """A tenth of a second each, and the jobs of a sweep share most."""
-    further = ",".join(_quoted(f"file://{path}") for path in (root, own) if path is not None)
+    further = ",".join(quoted(f"file://{path}") for path in (root, own) if path is not None)
     overrides = [f"hydra.searchpath=[{further}]", *(f"{group}={'null' if o is None else o}" for group, o in chosen)]
     for group, kinds in catalog.plugin_kinds().items():
         for kind in kinds:
@@ -172,11 +192,6 @@ def _hydra_choices(root: Path, own: Path | None, chosen: tuple[tuple[str, str | 
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:  # Hydra's, for odd defaults
         raise ConfigError(f"{own or 'conf'}: the groups do not compose ({' '.join(str(error).split())[:300]}). Mend the files.") from error
     return {str(group): option for group, option in made.hydra.runtime.choices.items() if not str(group).startswith("hydra/")}
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 def _switched(choices: _Choices, chosen: Mapping[str, str | None]) -> set[str]:
@@ -252,19 +267,21 @@ def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
         return
     if item.key.split(".")[-1] == "kind" and (group := item.key.removesuffix(".kind").replace(".", "/")) in catalog.groups():
         raise ConfigError(f"{item.key}: the kind comes with the option. Write {group}={_option_of_kind(group, item)}.")
-    leaves = flatten(item.value, f"{item.key}.") if isinstance(item.value, dict) and item.value else {item.key: item.value}
+    _, leaf = find_field(TrainConfig, _tree([*layers, spoken]), item.key.split("."))
+    value = item.value if leaf is None else as_text(leaf, item.raw, item.value)
+    leaves = flatten(value, f"{item.key}.") if isinstance(value, dict) and value else {item.key: value}
     for path in [path for path in leaves if path.endswith(".kind")]:  # what follows is judged by it
         _forget(path.removesuffix(".kind"), layers)
         spoken.values[path] = leaves[path]
     tree = _tree([*layers, spoken])
     field = check_key(item.key, tree)
-    may_be_null = item.value is None and type(None) in members(field.annotation)
-    if variants(field.annotation) and not isinstance(item.value, dict) and not may_be_null:
+    may_be_null = value is None and type(None) in members(field.annotation)
+    if variants(field.annotation) and not isinstance(value, dict) and not may_be_null:
         remedy = f"Write {group}={item.raw}" if group in catalog.groups() else f"Set one of its keys, as {item.key}.x=..."
         raise ConfigError(f"{item.key}: {item.raw} was given for a section. {remedy}.")
     for path in leaves:
         check_key(path, tree)
-    spoken.values |= leaves if isinstance(item.value, dict) else {item.key: _text_if_text(item, field)}
+    spoken.values |= leaves
 
 
 def _option_of_kind(group: str, item: Given) -> str:
@@ -278,10 +295,3 @@ def _forget(section: str, layers: Sequence[Layer]) -> None:
     for layer in layers:
         for path in [path for path in layer.values if path == section or path.startswith(f"{section}.")]:
             del layer.values[path]
-
-
-def _text_if_text(item: Given, field: FieldInfo) -> Any:
-    """A number or truth value as it was typed, where the field holds text only (run.name=001)."""
-    if isinstance(item.value, int | float) and field.annotation in (str, str | None):
-        return item.raw
-    return item.value

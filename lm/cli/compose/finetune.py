@@ -1,12 +1,48 @@
-"""`init_from=...`: the checkpoint's model and tokenizer take the place of the composed ones."""
+"""`init_from=...`: the checkpoint's model and tokenizer take the place of the composed ones, and it is trained on gently."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lm.cli.compose import catalog
 from lm.cli.compose.overrides import Given
+from lm.cli.compose.quoting import as_text
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import Tree, flatten
 from lm.storage.model_folder import read_config, resolve_model
+from lm.training.config import TrainConfig
+
+
+def parent_of(recipe: str | None, given: Sequence[Given]) -> str | None:
+    """Returns what the command line, or else the recipe, starts from."""
+    named = [catalog.values("recipes", recipe).get("init_from")] if recipe else [None]
+    field = TrainConfig.model_fields["init_from"]
+    found = [*named, *(as_text(field, item.raw, item.value) for item in given if item.key == "init_from")][-1]
+    return None if found is None else str(found)
+
+
+def gentle_choices(recipe: str | None, chosen: Mapping[str, str | None], objective_is_switched: bool) -> dict[str, str | None]:
+    """Returns the options for a run that starts from a checkpoint, of groups that the command line leaves open; none where the recipe
+    was made for such a run, with a rate of its own."""
+    own = catalog.values("recipes", recipe) if recipe else {}
+    if {"init_from", "optim.lr"} <= own.keys() and not objective_is_switched:
+        return {}
+    return {group: _gentle()[group] for group in ("optim", "schedule") if group not in chosen}
+
+
+def gentle_values(groups: Mapping[str, str | None], objective: str | None) -> Tree:
+    """Returns what goes with these of its options, by dotted path."""
+    lr = _gentle()["lr"]
+    found = {"optim": {"lr": lr.get(objective, lr["others"])}, "schedule": {"warmup_steps": _gentle()["warmup_steps"]}}
+    return flatten({group: found[group] for group in groups})
+
+
+def gentle_source() -> Path:
+    """Returns the file that says both."""
+    return catalog.root() / "conf" / "finetune.yaml"
+
+
+def _gentle() -> Tree:
+    return catalog.read(gentle_source())
 
 
 def parent_values(init_from: str, given: Sequence[Given]) -> Tree:

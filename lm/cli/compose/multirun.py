@@ -1,5 +1,6 @@
 """Every job of a sweep in a process of its own, one after the other; a job that fails does not stop the rest."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,11 +12,15 @@ from pathlib import Path
 from types import FrameType
 
 from lm.cli.compose.compose import compose
+from lm.cli.compose.naming import job_names, told_apart
 from lm.errors import ConfigError, Interrupted, LmError, SweepError
+from lm.printing import note, say
+from lm.progress import quiet
 from lm.report.units import table
 from lm.storage.atomic import verify
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
+from lm.training.launch import parent
 
 
 @dataclass
@@ -23,7 +28,7 @@ class Job:
     """One combination and what became of it."""
 
     overrides: list[str]
-    name: str
+    name: str  # what tells it from the others
     folder: Path | None = None
     status: str = "not run"
     exit_code: int = 0
@@ -50,25 +55,28 @@ class _Signals:
 
 def multirun(jobs: Sequence[Sequence[str]]) -> None:
     """Runs what is missing, prints a table. Raises SweepError with the exit code of the first failed job, Interrupted after a signal."""
-    planned = [_plan(list(overrides)) for overrides in jobs]
+    names, placed = job_names(jobs), told_apart(jobs)
+    planned = [_plan(name, overrides) for name, overrides in zip(names, placed, strict=True)]
     _refuse_shared_folders(planned)
     with _forwarded() as signals:
         for number, job in enumerate(planned, start=1):
             if signals.caught is None and job.status == "not run":
-                print(f"[{number}/{len(planned)}] {job.name}", flush=True)
-                _run(job, signals)
-    print(table([("job", "status", "val_bits_per_byte", "seconds"), *(job.row for job in planned)], indent=""), flush=True)
+                say(f"[{number}/{len(planned)}] {job.name}")
+                with quiet():
+                    _run(job, signals)
+    for line in table([("job", "status", "val_bits_per_byte", "seconds"), *(job.row for job in planned)], indent="").split("\n"):
+        say(line)
     _judge(planned, signals.caught)
 
 
-def _plan(overrides: list[str]) -> Job:
+def _plan(name: str, overrides: list[str]) -> Job:
     try:
         config = compose(overrides).config()
     except ConfigError as error:
-        print(error, file=sys.stderr)
-        return Job(overrides, " ".join(overrides), None, f"failed({error.exit_code})", error.exit_code)
-    folder = Path(config.run.dir).expanduser() / config.run.name
-    return Job(overrides, config.run.name, folder, "skipped" if _finished(folder, config) else "not run")
+        note(error.sentence)
+        return Job(overrides, name, None, f"failed({error.exit_code})", error.exit_code)
+    folder = config.run.folder
+    return Job(overrides, name or config.run.name, folder, "skipped" if _finished(folder, config) else "not run")
 
 
 def _finished(path: Path, config: TrainConfig) -> bool:
@@ -89,8 +97,7 @@ def _refuse_shared_folders(jobs: Sequence[Job]) -> None:
         if job.folder is None:
             continue
         if job.folder in seen:
-            both = f"'{' '.join(seen[job.folder].overrides)}' and '{' '.join(job.overrides)}'"
-            raise ConfigError(f"run.name: {both} share the folder {job.folder}. Leave run.name out, or sweep it too.")
+            raise ConfigError(f"{job.name}: two jobs of the sweep are this one, in {job.folder}. Give each value once.")
         seen[job.folder] = job
 
 
@@ -98,7 +105,7 @@ def _run(job: Job, signals: _Signals) -> None:
     """In a session of its own, so that Ctrl-C reaches it once, through us, and it can finish its step."""
     started = time.monotonic()
     command = [sys.executable, "-m", "lm", "train", *job.overrides]
-    signals.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    signals.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=os.environ | parent.named())
     if signals.caught is not None:
         signals.child.send_signal(signals.caught)
     code = signals.child.wait()

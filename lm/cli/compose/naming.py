@@ -1,12 +1,20 @@
-"""The folder name of a run that was given none."""
+"""The folder name of a run that was given none: of one run what it was told, of a sweep's what differs."""
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 
-from lm.cli.compose.overrides import Given
+from lm import plugins
+from lm.cli.compose import catalog
+from lm.cli.compose.overrides import Given, parse
+from lm.cli.compose.quoting import as_text, quoted
+from lm.errors import ConfigError
+from lm.schema import Config, variants
+from lm.training.config import RunConfig, TrainConfig
 
 _LONGEST = 120  # of RunConfig.name
+_PLACE = ("run.name", "run.dir")
 
 WHERE_AND_HOW = (
     *("run", "logger", "checkpoint", "resume", "launch", "traceback", "check"),
@@ -15,20 +23,106 @@ WHERE_AND_HOW = (
 """Keys that change where and how a run goes, not what comes out: two runs that differ in these only are one run."""
 
 
-def run_name(recipe: str | None, given: Iterable[Given]) -> str:
-    """The recipe and the sorted overrides, e.g. 'pretrain-tiny+model.ffn-geglu+seed-1'; cut and hashed where too long.
+def run_name(given: Sequence[Given]) -> str:
+    """Returns the recipe and the sorted overrides, e.g. 'pretrain-tiny+ffn-geglu+seed-1'; cut and hashed where too long.
 
     No '=' and no ',': the name goes unquoted into `init_from=runs/...`.
     """
-    parts = {item.key: f"{item.key.replace('/', '.')}-{_text(item.value)}" for item in given if not _left_out(item.key)}
-    name = "+".join(_plain(part) for part in [recipe or "run", *(parts[key] for key in sorted(parts))])
-    if len(name) <= _LONGEST:
-        return name
-    return f"{name[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    base, spoken = _base(given)
+    return _name(base, [item for item in given if item.key not in spoken and not _left_out(item.key)])
+
+
+def job_names(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """Returns what tells each job of a sweep from the others, as it was typed, by the shortest keys: 'lr=0.003 seed=1'."""
+    varied = _varied(jobs)
+    return [" ".join(f"{short(_key(job[at]))}={job[at].partition('=')[2]}" for at in varied) for job in jobs]
+
+
+def told_apart(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Returns the overrides of each job of a sweep with its folder: what varies, behind the recipe, or in a folder that run.name names.
+
+    A job that parse() refuses stays as it is, to be refused when it is composed.
+    """
+    varied = _varied(jobs)
+    found = [_placed(job, varied) for job in jobs]
+    places = [placed[-len(_PLACE) :] for placed in found]
+    alike = [places.count(place) > 1 for place in places]
+    return [_placed(job, varied, mark=_digest(*job)) if like else placed for job, placed, like in zip(jobs, found, alike, strict=True)]
+
+
+def _placed(job: Sequence[str], varied: Sequence[int], mark: str = "") -> list[str]:
+    try:
+        given = parse(job)
+    except ConfigError:
+        return list(job)
+    run = {item.key: as_text(RunConfig.model_fields[item.key[4:]], item.raw, item.value) for item in given if item.key in _PLACE}
+    told = [given[at] for at in varied if given[at].key not in run]
+    if not told:
+        return list(job)
+    folder, base = run.get("run.dir", RunConfig.model_fields["dir"].default), ""
+    if "run.name" in run:
+        folder = f"{folder}/{run['run.name']}"
+    else:
+        base = _base([item for item in given if item not in told])[0]
+    rest = [item.text for item in given if item.key not in run]
+    return [*rest, f"run.dir={quoted(folder)}", f"run.name={quoted(_name(base, told, mark))}"]
+
+
+def short(path: str) -> str:
+    """Returns as much of the end of a dotted path as no other key has: 'lr' of optim.lr, 'norm.eps' of model.norm.eps."""
+    known, parts = _known(tuple(plugins.loaded())), path.split(".")
+    endings = [".".join(parts[-n:]) for n in range(1, len(parts))]
+    return next((end for end in endings if path in known and sum(f".{other}".endswith(f".{end}") for other in known) == 1), path)
+
+
+@cache
+def _known(loaded: tuple[plugins.Plugin, ...]) -> frozenset[str]:
+    """The keys of all kinds."""
+    return frozenset(_paths(TrainConfig, "", ()))
+
+
+def _paths(cls: type[Config], prefix: str, above: tuple[type[Config], ...]) -> Iterator[str]:
+    for key, field in cls.model_fields.items():
+        yield f"{prefix}{key}"
+        for inner in set(variants(field.annotation).values()) - {*above}:
+            yield from _paths(inner, f"{prefix}{key}.", (*above, inner))
+
+
+def _base(given: Sequence[Given]) -> tuple[str, set[str]]:
+    """The recipe, or where none was chosen what `model` makes of the default one; and the keys that it speaks for."""
+    chosen = {item.key: str(item.value) for item in given if item.is_group}
+    default = next(
+        str(entry["recipes"]) for entry in catalog.read(catalog.root() / "conf" / "train.yaml")["defaults"] if "recipes" in entry
+    )
+    of_model = default.replace("tiny", chosen.get("model", "tiny"))
+    if "recipes" in chosen or (of_model != default and of_model in catalog.groups()["recipes"]):
+        return chosen.get("recipes", default), {"recipes"}
+    return of_model, {"recipes", "model"}
+
+
+def _varied(jobs: Sequence[Sequence[str]]) -> list[int]:
+    """The places of the overrides that are not the same in all jobs."""
+    return [at for at, texts in enumerate(zip(*jobs, strict=True)) if len(set(texts)) > 1]
+
+
+def _name(base: str, items: Iterable[Given], mark: str = "") -> str:
+    """mark: tells apart what would be alike, since letters are left out or the name is too long."""
+    parts = {short(_key(item.text)): _text(item.value) for item in items}
+    name = "+".join(filter(None, map(_plain, [base, *(f"{key}-{parts[key]}" for key in sorted(parts))])))
+    mark = mark or (_digest(name) if len(name) > _LONGEST else "")
+    return f"{name[: _LONGEST - 9]}-{mark}" if mark else name
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode(errors="surrogateescape")).hexdigest()[:8]
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0].lstrip("+~").replace("/", ".")
 
 
 def _left_out(key: str) -> bool:
-    return key == "recipes" or any(key == name or key.startswith(f"{name}.") for name in WHERE_AND_HOW)
+    return any(key == name or key.startswith(f"{name}.") for name in WHERE_AND_HOW)
 
 
 def _text(value: object) -> str:

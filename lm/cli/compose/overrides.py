@@ -1,17 +1,18 @@
 """One `key=value` of the command line, in Hydra's grammar: group options, values, deletions and sweeps."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, Transformer
-from hydra.errors import HydraException
 
 from lm.cli.compose import catalog
+from lm.cli.compose.quoting import alternatives, hydra, in_shell, quoted, readable
 from lm.errors import ConfigError
 from lm.schema import did_you_mean
+from lm.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -36,36 +37,42 @@ def parse(texts: Sequence[str]) -> list[Given]:
 
 
 def expand(texts: Sequence[str]) -> list[list[str]]:
-    """The jobs of a multirun: every combination, the last override fastest."""
+    """The jobs of a multirun: every combination, the last override fastest. Raises ConfigError."""
     return [list(job) for job in product(*(_alternatives(text) for text in texts))]
 
 
 def _alternatives(text: str) -> list[str]:
+    key, _, value = text.partition("=")
+    listed = alternatives(value)
+    if listed != [value]:
+        return [f"{key}={each}" for each in listed]
     override = _read(text)
     if not override.is_sweep_override():
         return [text]
     if not override.is_discrete_sweep():
         raise ConfigError(f"{text}: an interval cannot be enumerated. Use range(start,stop,step) or a list of values.")
     sweep: Any = override.value()
-    key = override.get_key_element()
     if isinstance(sweep, Glob):
-        found: list[Any] = sweep.filter(catalog.groups().get(override.key_or_group, []))
+        options = catalog.groups().get(override.key_or_group, [])
+        found: list[Any] = sweep.filter(options)
         if not found:
-            raise ConfigError(f"{text}: no option matches. {did_you_mean('', catalog.groups().get(override.key_or_group, []))}")
+            raise ConfigError(f"{text}: no option matches. {did_you_mean('', options)}")
     else:
         found = list(override.sweep_iterator(transformer=Transformer.encode))
     return [f"{key}={value}" for value in found]
 
 
 def _read(text: str) -> Override:
-    try:
-        return OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        if "=" not in text and not text.startswith("~"):
-            raise ConfigError(f"{text}: this is not of the form key=value. Write one, or see lm train --help.") from error
-        key, _, value = text.partition("=")
-        quoted = "['one','two']" if value.startswith("[") else f"'{value}'"
-        raise ConfigError(f'{text}: the value is not readable as it stands. Put quotes within quotes, as in "{key}={quoted}".') from error
+    key, equals, value = text.partition("=")
+    if not equals and not text.startswith("~"):
+        raise ConfigError(f"{text}: this is not of the form key=value. Write one, or see lm train --help.")
+    if equals and not value.strip() and not text.startswith("~"):
+        raise ConfigError(f"{text}: no value was given behind '='. Write one, or leave {key} out.")
+    found = hydra(text) or hydra(f"{key}={readable(value)}")
+    if found is None:
+        sections = TrainConfig.model_fields.keys() | catalog.groups().keys()
+        raise ConfigError(f"{key}: there is no such key. {did_you_mean(re.split('[.=]', key.lstrip('~+'))[0], sections)}")
+    return found
 
 
 def _given(text: str) -> Given:
@@ -73,8 +80,11 @@ def _given(text: str) -> Given:
     key, groups = override.key_or_group, catalog.groups()
     if override.package is not None:
         raise ConfigError(f"{text}: a group has one place here. Leave @{override.package} out.")
-    if override.is_sweep_override():
-        raise ConfigError(f"{text} is a sweep of several values. Add -m to run them all, or for a list write {key}=[...].")
+    raw = text.partition("=")[2]
+    if override.is_sweep_override() or alternatives(raw) != [raw]:
+        literal = in_shell(f"{key}={quoted(raw)}")
+        remedy = f"Add -m to run them all, write {key}=[...] for a list, or for a text {literal}"
+        raise ConfigError(f"{text} is a sweep of several values. {remedy}.")
     if override.is_delete():
         if key in groups:
             raise ConfigError(f"{text}: a group cannot be removed. Choose an option: {', '.join(groups[key])}.")

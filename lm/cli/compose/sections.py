@@ -8,11 +8,12 @@ from lm.cli.compose.compose import Composition, Layer, compose
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.errors import ConfigError
 from lm.generation.examine import Examined
+from lm.printing import note
 from lm.schema import Config, did_you_mean, flatten
 from lm.storage.run_folder import RunFolder
 
 P = TypeVar("P", bound=Config)
-_EXAMINED = ("data", "objective", "recipes", "traceback")
+_EXAMINED = ("data", "objective", "recipes", "init_from", "traceback")
 
 
 class Corpus(Config):
@@ -48,8 +49,12 @@ def take_examined(args: Sequence[str], own_keys: Sequence[str], run: RunFolder |
         remedy = "Write data=text data.files=FILE, or data=stdlib"
         raise ConfigError(f"data: the model is in no run folder, so the data must be given. {remedy}.")
     composition = compose(overrides, saved)
-    says_length = [layer.label for layer, _ in composition.stated("data.seq_len")][-1:]
-    return _told(composition, Examined), says_length in (["run"], ["command line"])
+    length, n_rows = ([layer.label for layer, _ in composition.stated(f"data.{key}")][-1:] for key in ("seq_len", "val_rows"))
+    found = _told(composition, Examined)
+    if length == ["command line"] != n_rows and found.data.val_rows is not None:
+        note(f"data.val_rows={found.data.val_rows} is left aside: all held-out text is read, the same at every data.seq_len")
+        found = found.replace(data=found.data.replace(val_rows=None))
+    return found, length in (["run"], ["command line"])
 
 
 def _told(composition: Composition, cls: type[P]) -> P:

@@ -1,14 +1,13 @@
 """`lm data show data=...`: the rows that a training would read, so that what a model learns from can be looked at."""
 
-import sys
 from typing import Literal
 
 from pydantic import Field
 
 from lm.cli.compose.sections import take_corpus
 from lm.cli.verb import Verb
-from lm.cli.views.text import say
 from lm.errors import ConfigError
+from lm.printing import answer, answer_spans, note
 from lm.schema import did_you_mean
 
 
@@ -16,10 +15,10 @@ class Data(Verb):
     """usage: lm data show [key=value ...] [overrides of lm train]
 
     Prints rows as the model gets them: of each document in a row what is read, token by token, and what is to be said at each place
-    ('·': nothing). A terminal shows every other token in another colour, elsewhere a bar stands between them.
+    ('·': nothing). A bar stands between tokens, and on a terminal every other one has another colour.
     """
 
-    rows: list[int] = [0, 1, 2]
+    rows: list[int] = Field([0, 1, 2], min_length=1)
     """Which rows, as in rows=0,5,9."""
     split: Literal["train", "val"] = "train"
     """The part of the data that they are of."""
@@ -38,13 +37,14 @@ class Data(Verb):
         from lm.data.rows.build import build_splits
         from lm.data.store.prepare import prepare
 
-        prepared = prepare(corpus.data, corpus.tokenizer, log=say, specials=corpus.objective.specials())
+        prepared = prepare(corpus.data, corpus.tokenizer, log=note, specials=corpus.objective.specials())
         splits = build_splits(corpus.objective, corpus.data, prepared, None, seed=0)
         rows = splits.val if self.split == "val" else splits.train
         for line in rows.describe().splitlines():
-            say(line)
+            note(line)
         if outside := [row for row in self.rows if not 0 <= row < len(rows)]:
             raise ConfigError(f"rows: {outside[0]} was asked for, and there are {len(rows):,}. Choose rows from 0 to {len(rows) - 1}.")
         for row in self.rows:
-            print(f"row {row} of {len(rows):,}")
-            print(shown(rows.batch(np.array([row]), self.draw), prepared.tokenizer, sys.stdout.isatty()))
+            answer(f"row {row} of {len(rows):,}")
+            for spans in shown(rows.batch(np.array([row]), self.draw), prepared.tokenizer):
+                answer_spans(*spans)

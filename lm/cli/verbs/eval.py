@@ -7,19 +7,23 @@ from pydantic import Field
 
 from lm.cli.compose.sections import take_examined
 from lm.cli.verb import Verb
-from lm.cli.views.text import say
+from lm.printing import answer, note
 from lm.report.units import table
 from lm.storage.model_folder import read_config, resolve_model
 from lm.storage.run_folder import RunFolder
 
-_UNITS = {"val_loss": "nats/token", "tokens": "predicted", "zlib_bits_per_byte": "(level 9)"}
+_UNITS = {
+    "val_loss": "nats/token", "tokens": "predicted", "zlib_bits_per_byte": "(level 9)", "val_label_loss": "nats/token of answers",
+    "val_pair_loss": "nats/pair", "val_chosen_logp": "nats/answer", "val_rejected_logp": "nats/answer",
+}  # fmt: skip
 
 
 class Eval(Verb):
     """usage: lm eval from=FOLDER [key=value ...] [data=..., objective=..., recipes=... and their keys, as lm train takes them]
 
     Without data, those of the run that the model comes from. The tokenizer is the model's own. Rows of other data are as long as the
-    model's context unless data.seq_len is set; without an objective, what models of this kind are mostly trained for is predicted.
+    model's context unless data.seq_len is set, which may be longer where the position has no limit; all of the held-out text is read then.
+    Without an objective, what models of this kind learn such records by is predicted.
     """
 
     from_: str
@@ -41,10 +45,12 @@ class Eval(Verb):
         from lm.generation.examine import evaluate
 
         data = examined.data if says_length else examined.data.replace(seq_len=saved["model"]["max_seq_len"])
-        objective, micro_batch = examined.objective, self.micro_batch
-        found = evaluate(model, data, objective, split=self.split, micro_batch=micro_batch, device=self.device, log=say)
+        found = evaluate(
+            model, data, examined.objective, parent=examined.init_from, split=self.split, micro_batch=self.micro_batch,
+            device=self.device, log=note,
+        )  # fmt: skip
         if self.format == "json":
-            print(json.dumps(found, allow_nan=False))
+            answer(json.dumps(found, allow_nan=False))
         else:
             shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in found.items()}
-            print(table([(name, value, _UNITS.get(name, "")) for name, value in shown.items()], ""))
+            answer(table([(name, value, _UNITS.get(name, "")) for name, value in shown.items()], ""))

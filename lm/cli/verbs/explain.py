@@ -9,6 +9,7 @@ from lm.cli.compose.keys import at, check_key, fields
 from lm.cli.verb import Verb
 from lm.cli.views.text import default_text, sentence, type_text, value_text
 from lm.errors import ConfigError
+from lm.printing import answer
 from lm.report.units import table
 from lm.schema import Config, find_field, variant
 from lm.training.config import TrainConfig
@@ -33,11 +34,11 @@ class Explain(Verb):
         composition.tell()
         path = paths[0].replace("/", ".") if paths else ""
         if not path:
-            print(_section(composition, "", TrainConfig))
+            answer(_section(composition, "", TrainConfig))
             return
         field = check_key(path, composition.tree)
         section = variant(field.annotation, at(composition.tree, path.split(".")))
-        print(_section(composition, path, section) if section else _setting(composition, path, field))
+        answer(_section(composition, path, section) if section else _setting(composition, path, field))
 
 
 def _setting(composition: Composition, path: str, field: FieldInfo) -> str:

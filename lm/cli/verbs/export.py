@@ -3,7 +3,7 @@
 from typing import Literal
 
 from lm.cli.verb import Writer
-from lm.cli.views.text import say
+from lm.printing import note, say
 
 
 class Export(Writer):
@@ -32,9 +32,9 @@ class Export(Writer):
         from lm.hf.io.export import export
 
         found = export(
-            self.from_, self.out, family=self.family, dtype=self.dtype, mtp=self.mtp, check=self.check, overwrite=self.overwrite, say=say,
+            self.from_, self.out, family=self.family, dtype=self.dtype, mtp=self.mtp, check=self.check, overwrite=self.overwrite, say=note,
         )  # fmt: skip
-        print(f"{found.folder}: {found.kind}, {found.n_parameters / 1e6:,.1f} M parameters")
+        say(f"{found.folder}: {found.kind}, {found.n_parameters / 1e6:,.1f} M parameters")
         if found.check is not None:
             how = f"float32, {found.check.rows} x {found.check.tokens} tokens, logits of std {found.check.spread:.2g}"
-            print(f"largest logit difference to transformers: {found.check.difference:.1e} ({how})")
+            say(f"largest logit difference to transformers: {found.check.difference:.1e} ({how})")

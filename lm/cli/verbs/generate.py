@@ -1,75 +1,139 @@
 """`lm generate from=FOLDER prompt=TEXT`: continues text, or answers it."""
 
-import io
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from lm.cli.verb import Verb
-from lm.cli.views.text import say
 from lm.errors import ConfigError
 from lm.generation.sampling import SamplingConfig
+from lm.printing import note, raw
+from lm.progress import quiet
+from lm.schema import MaybeEmpty
+
+if TYPE_CHECKING:
+    from lm.data.tokenizer.tokenizer import Tokenizer
+    from lm.generation.text import Completion
+    from lm.nn.transformer import LM
+
+_REMEDY = "Write prompt=TEXT, or echo TEXT | lm generate ..."
 
 
 class Generate(Verb, SamplingConfig):
     """usage: lm generate from=FOLDER [prompt=TEXT ...] [key=value ...]
 
-    Without a prompt, standard input is the prompt. One prompt is continued as you watch; several are decoded together, each with the
-    result that it has alone. To an encoder-decoder the prompt is the source, with chat=true it is a user's message to a
-    model fine-tuned on chats, and the answer alone is printed. Values are taken literally: a prompt or a stop text may hold '=', quotes,
-    commas and line breaks.
+    One prompt is continued as you watch; several are decoded together, each
+    with the result that it has alone. To an encoder-decoder the prompt is the
+    source, with chat=true a user's message to a model fine-tuned on chats, and
+    the answer alone is printed. Values are taken literally: a prompt or a stop
+    text may hold '=', quotes, commas and line breaks.
+
+    Without a prompt, a model with a chat template holds a conversation: each
+    line that you type, or that comes from a pipe, is answered. /reset forgets
+    what was said, /exit or Ctrl-D ends. To others, standard input is the prompt.
     """
 
     from_: str
     """Run, model or checkpoint folder."""
-    prompt: str | list[str] | None = None
+    prompt: MaybeEmpty | list[MaybeEmpty] | None = None
     """Text to continue, or the source of an encoder-decoder; may be given several times. Empty: a new document. null: standard input."""
-    chat: bool = False
-    """The prompt is a user's message under the tokenizer's chat template."""
+    chat: bool | None = None
+    """The prompt is a user's message under the tokenizer's chat template. null: where no prompt is given and there is a template."""
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
 
     def run(self, rest: list[str]) -> None:
         """Prints text on stdout, notes on stderr."""
         self.refuse(rest)
-        prompts = self._prompts()
-        from lm.generation.decode import room
+        if self.prompt is None and (sys.stdin is None or sys.stdin.closed):
+            raise ConfigError(f"prompt: none was given, and standard input is closed. {_REMEDY}.")
         from lm.generation.load import load
-        from lm.generation.text import chat_template, complete, prompt_ids
 
         model, tokenizer = load(self.from_, self.device)
+        if self.prompt is None and (self.chat or (self.chat is None and tokenizer.chat_template is not None)):
+            self._converse(model, tokenizer)
+        else:
+            self._complete(model, tokenizer)
+
+    def _complete(self, model: "LM", tokenizer: "Tokenizer") -> None:
+        from lm.generation.decode import room
+        from lm.generation.text import chat_template, complete, prompt_ids
+
+        prompts = [_standard_input()] if self.prompt is None else [self.prompt] if isinstance(self.prompt, str) else self.prompt
         answers = self.chat or model.cfg.kind == "encoder_decoder"
         chat = chat_template(tokenizer) if self.chat else None
         for prompt in prompts:
             room(model, prompt_ids(model, tokenizer, prompt, chat), self)  # what does not fit is refused before anything is printed
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")
         shown = [""] * len(prompts) if answers else prompts
         if len(prompts) == 1:
-            _write(shown[0])
-            found = complete(model, tokenizer, prompts, self, lambda row, piece: _write(piece), chat)
-            _write("\n")
+            raw(shown[0])
+            with quiet():
+                found = complete(model, tokenizer, prompts, self, lambda row, piece: raw(piece), chat)
+            raw("\n")
         else:
             found = complete(model, tokenizer, prompts, self, chat=chat)
             for n, (prompt, completion) in enumerate(zip(shown, found, strict=True), 1):
-                _write(f"--- {n} of {len(prompts)} ---\n{prompt}{completion.text}\n")
+                raw(f"--- {n} of {len(prompts)} ---\n{prompt}{completion.text}\n")
         for n, completion in enumerate(found, 1):
-            if completion.cut_short:
-                which = f"prompt {n}: " if len(prompts) > 1 else ""
-                note = f"{which}stopped after {completion.n_tokens} tokens, since the context of {model.max_seq_len} is full"
-                say(f"{note} (max_tokens={self.max_tokens}).")
+            self._note_limits(completion, model.max_seq_len, f"prompt {n}: " if len(prompts) > 1 else "")
 
-    def _prompts(self) -> list[str]:
-        if self.prompt is not None:
-            return [self.prompt] if isinstance(self.prompt, str) else self.prompt
-        if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
-            remedy = "Write prompt=TEXT, or echo TEXT | lm generate ..."
-            raise ConfigError(f"prompt: none was given, and standard input is no file or pipe. {remedy}")
-        data = sys.stdin.buffer.read()
+    def _converse(self, model: "LM", tokenizer: "Tokenizer") -> None:
+        from lm.generation.conversation import Conversation
+
+        conversation = Conversation(model, tokenizer, self)
+        for line in _typed() if sys.stdin.isatty() else _piped():
+            if line.strip() == "/exit":
+                return
+            if line.strip() == "/reset":
+                conversation.reset()
+                note("what was said is forgotten.")
+            elif line.strip():
+                try:
+                    found = conversation.answer(line, raw)
+                except ConfigError as error:
+                    note(str(error))
+                    continue
+                raw("\n")
+                self._note_limits(found, model.max_seq_len)
+
+    def _note_limits(self, found: "Completion", context: int, which: str = "") -> None:
+        if found.slid:
+            note(f"{which}went on beyond the context of {context}: each token has seen no more than {context} up to itself.")
+        if found.cut_short:
+            why = f"{which}stopped after {found.n_tokens} tokens, since the context of {context} is full"
+            note(f"{why} (max_tokens={self.max_tokens}).")
+
+
+def _standard_input() -> str:
+    if sys.stdin.isatty():
+        raise ConfigError(f"prompt: none was given, and standard input is no file or pipe. {_REMEDY}.")
+    text = _decoded(sys.stdin.buffer.read(), "standard input")
+    return text.removesuffix("\n").removesuffix("\r")  # the line end that echo adds
+
+
+def _typed() -> Iterator[str]:
+    """Lines of a terminal, edited by readline where there is one."""
+    with suppress(ImportError):
+        import readline  # noqa: F401
+    note("A conversation: /reset forgets it, /exit or Ctrl-D ends it.")
+    while True:
         try:
-            text = data.decode()
+            yield input("> ")
+        except EOFError:
+            raw("\n")
+            return
         except UnicodeDecodeError as error:
-            raise ConfigError(f"standard input: byte {error.start} is not UTF-8, and a prompt must be. Convert it.") from None
-        return [text.removesuffix("\n").removesuffix("\r")]  # the line end that echo adds
+            note(f"standard input: byte {error.start} of the line is not UTF-8. Type it again.")
 
 
-def _write(text: str) -> None:
-    print(text, end="", flush=True)
+def _piped() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        yield _decoded(line, f"standard input, line {number}").rstrip("\r\n")
+
+
+def _decoded(data: bytes, where: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: byte {error.start} is not UTF-8, and a prompt must be. Convert it.") from None

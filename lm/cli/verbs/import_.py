@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from lm.cli.verb import Writer
-from lm.cli.views.text import say
+from lm.printing import note, say
 
 
 class Import(Writer):
@@ -29,6 +29,6 @@ class Import(Writer):
 
         found = import_model(
             self.from_, self.out, tokenizer=self.tokenizer, max_seq_len=self.max_seq_len, revision=self.revision,
-            overwrite=self.overwrite, say=say,
+            overwrite=self.overwrite, say=note,
         )  # fmt: skip
-        print(f"{found.folder}: {found.kind}, {found.n_parameters / 1e6:,.1f} M parameters. Try it: lm generate from={self.out} prompt=...")
+        say(f"{found.folder}: {found.kind}, {found.n_parameters / 1e6:,.1f} M parameters. Try it: lm generate from={self.out} prompt=...")

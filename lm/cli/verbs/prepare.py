@@ -6,8 +6,8 @@ from pydantic import Field
 
 from lm.cli.compose.sections import take_corpus
 from lm.cli.verb import Verb
-from lm.cli.views.text import say
 from lm.errors import ConfigError
+from lm.printing import note, say
 
 
 class Prepare(Verb):
@@ -38,12 +38,12 @@ class Prepare(Verb):
         from lm.data.store.prepare import prepare
 
         if self.part is not None:
-            print(prepare_part(corpus.data, corpus.tokenizer, *_numbers(self.part), log=say, specials=specials))
+            say(str(prepare_part(corpus.data, corpus.tokenizer, *_numbers(self.part), log=note, specials=specials)))
         elif self.merge is not None:
-            print(merge(corpus.data, corpus.tokenizer, self.merge, log=say, specials=specials))
+            say(str(merge(corpus.data, corpus.tokenizer, self.merge, log=note, specials=specials)))
         else:
-            for source in prepare(corpus.data, corpus.tokenizer, log=say, specials=specials).parts.values():
-                print(source.folder)
+            for source in prepare(corpus.data, corpus.tokenizer, log=note, specials=specials).parts.values():
+                say(str(source.folder))
 
 
 def _numbers(part: str) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from dataclasses import fields
 
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import Composition, compose
+from lm.cli.compose.quoting import quoted
 from lm.cli.verb import Verb
 from lm.cli.views.outline import outline
 from lm.data.kinds import DataConfig, TokenizerConfig
@@ -11,6 +12,7 @@ from lm.errors import ConfigError
 from lm.nn.cost.count import Counts, count
 from lm.nn.cost.memory import Memory, Setting, memory
 from lm.nn.transformer import EncoderConfig, ModelConfig, build_model
+from lm.printing import answer
 from lm.report.units import si, table
 from lm.schema import Config
 from lm.training.config import Sized
@@ -41,7 +43,7 @@ class Show(Verb):
 
     def run(self, rest: list[str]) -> None:
         """Prints the tree and the figures."""
-        composition = compose(overrides_of([*rest, *([f"init_from={self.from_}"] if self.from_ else [])]))
+        composition = compose(overrides_of([*rest, *([f"init_from={quoted(self.from_)}"] if self.from_ else [])]))
         data = {key: value for key, value in composition.tree["data"].items() if key in DataConfig.model_fields}  # whatever its kind
         shown = composition.part(Sized, data={"kind": "stdlib", **data})
         composition.tell()
@@ -52,10 +54,10 @@ class Show(Verb):
         if (refused := shown.refusal()) is not None:
             raise ConfigError(refused)
         model, how = build_model(cfg, device="meta"), shown.setting()
-        print(table(outline(model), ""))
-        print("\n" + table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len)], ""))
-        print("\n" + _heading(shown, how))
-        print(table(_memory(memory(model, how), shown.strategy.offload)))
+        answer(table(outline(model), ""))
+        answer("\n" + table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len)], ""))
+        answer("\n" + _heading(shown, how))
+        answer(table(_memory(memory(model, how), shown.strategy.offload)))
 
 
 def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[tuple[str, str]]]:

@@ -5,8 +5,8 @@ from typing import Literal
 
 from lm.cli.compose.sections import take_corpus
 from lm.cli.verb import Writer
-from lm.cli.views.text import say
 from lm.data.sources.base import Document
+from lm.printing import note, say
 from lm.storage.out import out_folder, require_free
 
 _OPTIONS = ("vocab_size", "pattern", "specials", "max_chars")
@@ -32,17 +32,17 @@ class Tokenizer(Writer):
         from lm.data.store.cache import cache_root
         from lm.data.store.prepare import find_tokenizer
 
-        cache = cache_root(corpus.data.cache_dir, say)
+        cache = cache_root(corpus.data.cache_dir, note)
         sources = {name: cfg.open(cache) for name, cfg in corpus.data.parts().items()}
-        tokenizer = find_tokenizer(corpus.data, corpus.tokenizer, sources, cache, say, corpus.objective.specials())
+        tokenizer = find_tokenizer(corpus.data, corpus.tokenizer, sources, cache, note, corpus.objective.specials())
         with out_folder(out, self.overwrite) as folder:
             tokenizer.save(folder)
         texts = list(_held_out(source.documents() for source in sources.values()))
         n_tokens, n_bytes = sum(len(ids) for ids in tokenizer.encode_arrays(texts)), sum(len(text.encode()) for text in texts)
         fewer = corpus.tokenizer.n_chars() and tokenizer.vocab_size < (corpus.tokenizer.size() or 0)
         short = ", fewer than asked for: the text has no more" if fewer else ""
-        print(f"{self.out}: {tokenizer.vocab_size:,} tokens{short}")
-        print(f"{n_bytes / max(1, n_tokens):.3f} bytes a token on {n_bytes / 1e6:.2f} MB of held-out text")
+        say(f"{self.out}: {tokenizer.vocab_size:,} tokens{short}")
+        say(f"{n_bytes / max(1, n_tokens):.3f} bytes a token on {n_bytes / 1e6:.2f} MB of held-out text")
 
 
 def _held_out(sources: Iterator[Iterator[Document]]) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """`lm train [overrides]`: composes a config and trains it, or with -m every combination of a sweep."""
 
 import shlex
-import sys
 from pathlib import Path
 
 from lm import plugins
@@ -13,9 +12,12 @@ from lm.cli.compose.overrides import expand
 from lm.cli.verb import Verb
 from lm.cli.views.text import default_text, sentence, type_text, value_text
 from lm.errors import Interrupted
+from lm.printing import answer, note, say
 from lm.report.units import table
 from lm.storage.reading import yaml_text
+from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
+from lm.training.launch.parent import end_with_parent
 from lm.training.launch.signals import requeue
 
 
@@ -31,10 +33,11 @@ class Train(Verb):
 
     def run(self, rest: list[str]) -> None:
         """Trains, or sweeps, or prints a config."""
+        end_with_parent()
         call = parse_call(rest)
         jobs = expand(call.overrides) if call.multirun else [call.overrides]
         if call.show_config:
-            print("---\n".join(yaml_text(compose_config(job).tree()) for job in jobs), end="")
+            answer("---\n".join(yaml_text(compose_config(job).tree()) for job in jobs), end="")
         elif call.multirun:
             from lm.cli.compose.multirun import multirun
 
@@ -71,24 +74,25 @@ def _train(cfg: TrainConfig, command: str) -> None:
     if cfg.check:
         from lm.training.check import check
 
-        check(cfg, train, print)
+        check(cfg, train, say)
         return
     try:
         folder = train(cfg, command=command)
     except Interrupted as stopped:
-        print(f"resume: {command}", file=sys.stderr)
+        note(f"resume: {command}")
         requeue(stopped)
         raise
     _report(folder.path)
 
 
 def _report(folder: Path) -> None:
-    """Writes the page; the run is complete, whatever happens here."""
-    from lm.report.page import write_report
-
+    """Writes the page, unless the run had ended before and has one; the run is complete, whatever happens here."""
     try:
-        path = write_report(folder)
+        if (path := RunFolder(folder).report()) is None:
+            from lm.report.page import write_report
+
+            path = write_report(folder)
     except Exception as error:
-        print(f"report: not written ({' '.join(str(error).split())}). The run itself is complete; train again to retry.", file=sys.stderr)
+        note(f"report: not written ({' '.join(str(error).split())}). The run itself is complete; train again to retry.")
     else:
-        print(f"report: {path}")
+        say(f"report: {path}")

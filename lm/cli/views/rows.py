@@ -7,25 +7,25 @@ from torch import Tensor
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import IGNORED, Batch
 
-_COLOURS = ("\x1b[38;5;75m", "\x1b[38;5;180m")
-_UNDERLINED, _END = "\x1b[4m", "\x1b[0m"
+_COLOURS = ("blue", "sand")
 _NOTHING = "·"
+Line = list[tuple[str, str]]  # (text, style)
 
 
-def shown(batch: Batch, tokenizer: Tokenizer, colours: bool) -> str:
-    """What each document of each row reads and predicts; what is seen from all sides is underlined, or in ⟨⟩."""
-    return "\n".join(line for row in range(len(batch.tokens)) for line in _row(batch, row, tokenizer, colours))
+def shown(batch: Batch, tokenizer: Tokenizer) -> list[Line]:
+    """What each document of each row reads and predicts; what is seen from all sides is in ⟨⟩."""
+    return [line for row in range(len(batch.tokens)) for line in _row(batch, row, tokenizer)]
 
 
-def _row(batch: Batch, row: int, tokenizer: Tokenizer, colours: bool) -> Iterator[str]:
+def _row(batch: Batch, row: int, tokenizer: Tokenizer) -> Iterator[Line]:
     assert batch.labels is not None
     for number, places in enumerate(_documents(batch.tokens, batch.positions, batch.documents, row)):
         if batch.source_tokens is not None:
             sources = _documents(batch.source_tokens, batch.source_positions, batch.source_documents, row)
-            yield f"  source {number}: " + _text(batch.source_tokens[row][sources[number]], None, tokenizer, colours)
+            yield [(f"  source {number}: ", ""), *_spans(batch.source_tokens[row][sources[number]], None, tokenizer)]
         prefix = batch.prefix[row][places] if batch.prefix is not None else None
-        yield f"  reads {number}:  " + _text(batch.tokens[row][places], prefix, tokenizer, colours)
-        yield f"  says {number}:   " + _text(batch.labels[row][places], None, tokenizer, colours)
+        yield [(f"  reads {number}:  ", ""), *_spans(batch.tokens[row][places], prefix, tokenizer)]
+        yield [(f"  says {number}:   ", ""), *_spans(batch.labels[row][places], None, tokenizer)]
 
 
 def _documents(tokens: Tensor, positions: Tensor | None, documents: Tensor | None, row: int) -> list[Tensor]:
@@ -35,13 +35,11 @@ def _documents(tokens: Tensor, positions: Tensor | None, documents: Tensor | Non
     return [positions[row] >= 0 if positions is not None else tokens[row] == tokens[row]]
 
 
-def _text(tokens: Tensor, prefix: Tensor | None, tokenizer: Tokenizer, colours: bool) -> str:
-    texts = [_NOTHING if token == IGNORED else _visible(tokenizer, token) for token in tokens.tolist()]
-    if colours:
-        marks = [(_UNDERLINED if prefix is not None and prefix[at] else "") + _COLOURS[at % 2] for at in range(len(texts))]
-        return "".join(f"{mark}{text}{_END}" for mark, text in zip(marks, texts, strict=True))
-    seen = [prefix is not None and bool(prefix[at]) for at in range(len(texts))]
-    return "│".join(f"⟨{text}⟩" if inside else text for text, inside in zip(texts, seen, strict=True))
+def _spans(tokens: Tensor, prefix: Tensor | None, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
+    for at, token in enumerate(tokens.tolist()):
+        text = _NOTHING if token == IGNORED else _visible(tokenizer, token)
+        inside = prefix is not None and bool(prefix[at])
+        yield ("│" if at else "") + (f"⟨{text}⟩" if inside else text), _COLOURS[at % 2]
 
 
 def _visible(tokenizer: Tokenizer, token: int) -> str:

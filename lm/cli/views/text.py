@@ -1,7 +1,6 @@
 """Settings in words (type, range, default, description), and notes."""
 
 import json
-import sys
 from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
@@ -48,16 +47,11 @@ def listing(cls: type[Config]) -> str:
     return table([(name.rstrip("_"), f"{type_text(field)} [{default_text(field)}]", sentence(field)) for name, field in found])
 
 
-def say(line: str) -> None:
-    """Prints progress and notes, which go to stderr."""
-    print(line, file=sys.stderr, flush=True)
-
-
 def _name(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return " | ".join(str(option) for option in get_args(annotation))
     if get_origin(annotation) is list:
-        return f"list of {_name(get_args(annotation)[0])}"
+        return f"list of {_name(members(get_args(annotation)[0])[0])}"
     return "text" if annotation is str else "true | false" if annotation is bool else getattr(annotation, "__name__", str(annotation))
 
 

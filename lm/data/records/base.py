@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from lm.data.sources.base import Document, Split, Turn
 from lm.data.tokenizer.tokenizer import Tokenizer, split_text
@@ -33,6 +33,10 @@ class RecordConfig(Slot):
     @abstractmethod
     def turns(self, values: Values, where: str) -> list[Turn]:
         """Returns who says what in the record of these fields; BadRecord names place, field and fault."""
+
+    def recognised(self, values: Values, where: str) -> tuple[Self, str]:
+        """Returns this, with fields that nobody named told by those of a record, and the name of its form; '' where all are named."""
+        return self, ""
 
     @abstractmethod
     def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:

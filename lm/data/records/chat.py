@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import model_validator
 
 from lm.data.records.base import GIVEN, LEARNED, Values
-from lm.data.records.fields import bad_record, text_of
+from lm.data.records.fields import bad_record
+from lm.data.records.forms import chat_form
 from lm.data.records.messages import MessagesRecord
 from lm.data.sources.base import ASSISTANT, Turn
 
@@ -18,8 +19,9 @@ class ChatRecord(MessagesRecord):
     """Messages of several speakers, of which the assistant's are learned."""
 
     kind: Literal["chat"] = "chat"
-    messages: str | None = "messages"
-    """Field of the list of messages. null: one turn out of the fields `user` and `assistant`."""
+    messages: str | None = None
+    """Field of the list of messages. null: one turn out of the fields `user` and `assistant`, or where these are not set either, what the
+    record's fields tell: OpenAI, ShareGPT, Alpaca, Dolly, prompt and completion, question and answer."""
     user: list[str] = []
     """Fields of what the user says, one below the other; empty ones are passed over."""
     assistant: str | None = None
@@ -27,18 +29,29 @@ class ChatRecord(MessagesRecord):
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        if (self.messages is None) != bool(self.user and self.assistant):
-            raise ValueError("either messages, or both user and assistant name the fields of a chat. Set messages=null to use the latter.")
+        if bool(self.user) != bool(self.assistant) or (self.messages and self.user):
+            raise ValueError("either messages, or both user and assistant name the fields of a chat. Leave the others out.")
         return self
+
+    def recognised(self, values: Values, where: str) -> tuple[Self, str]:
+        if self.messages or self.user:
+            return self, ""
+        form = chat_form(values, where)
+        if len(form.fields) == 1:
+            return self.model_copy(update={"messages": form.fields[0]}), f"{form.name} ({form.fields[0]})"
+        asked, answer = form.fields
+        between = [form.between] if form.between and values.get(form.between) is not None else []
+        return self.model_copy(update={"user": [asked, *between], "assistant": answer}), f"{form.name} ({', '.join(form.fields)})"
 
     def turns(self, values: Values, where: str) -> list[Turn]:
         if self.messages is not None:
             turns = self.messages_of(values, self.messages, "data.record.messages", where)
         else:
             assert self.assistant is not None
-            asked = [text_of(values, field, "data.record.user", where) for field in self.user]
-            answer = Turn(ASSISTANT, text_of(values, self.assistant, "data.record.assistant", where))
-            turns = [Turn("user", "\n\n".join(filter(None, asked))), answer]
+            parts = [self.turns_of(values, field, "user", "data.record.user", where) for field in self.user]
+            answer = self.turns_of(values, self.assistant, ASSISTANT, "data.record.assistant", where)
+            asked = parts[0] if len(parts) == 1 else [Turn("user", "\n\n".join(turn.text for part in parts for turn in part if turn.text))]
+            turns = [*asked, *answer]
         if not any(turn.role == ASSISTANT for turn in turns):
             raise bad_record(f"{where}: no message is the assistant's, so there is nothing to learn. Fix the record")
         return turns

@@ -18,10 +18,10 @@ _ROLES = {"human": "user", "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTAN
 class MessagesRecord(RecordConfig):
     """How messages are read and written."""
 
-    role_field: str = "role"
-    """Field of a message that says who speaks; human and gpt are read as user and assistant."""
-    content_field: str = "content"
-    """Field of a message that holds its text."""
+    role_field: str | None = None
+    """Field of a message that says who speaks; human and gpt are read as user and assistant. null: role, or else from."""
+    content_field: str | None = None
+    """Field of a message that holds its text. null: content, or else value."""
     template: str | None = None
     """plain, chatml, or the path of a jinja template. null: the tokenizer's own, else plain."""
 
@@ -52,9 +52,17 @@ class MessagesRecord(RecordConfig):
         turns = []
         for number, message in enumerate(found, 1):
             at = f"{where}: message {number}"
-            role = text_of(message, self.role_field, "data.record.role_field", at)
-            turns.append(Turn(_ROLES.get(role, role), text_of(message, self.content_field, "data.record.content_field", at)))
+            role_field = self.role_field or ("from" if "role" not in message and "from" in message else "role")
+            content_field = self.content_field or ("value" if "content" not in message and "value" in message else "content")
+            role = text_of(message, role_field, "data.record.role_field", at)
+            turns.append(Turn(_ROLES.get(role, role), text_of(message, content_field, "data.record.content_field", at)))
         return turns
+
+    def turns_of(self, values: Values, field: str, role: str, key: str, where: str) -> list[Turn]:
+        """Returns what a field holds: one turn of this role, or a list of messages."""
+        if isinstance(value_of(values, field, key, where), list):
+            return self.messages_of(values, field, key, where)
+        return [Turn(role, text_of(values, field, key, where))]
 
 
 def _run_passages(split: Split, runs: list[tuple["Run", int]]) -> Iterator[Passage]:

@@ -1,7 +1,7 @@
 """Preferences: two answers to one prompt."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from lm.data.records.base import GIVEN, LEARNED, OTHER, Values
 from lm.data.records.fields import bad_record, text_of, value_of
@@ -12,12 +12,20 @@ if TYPE_CHECKING:
     from lm.data.tokenizer.chat import ChatTemplate, Run
 
 
+_PROMPTS = ("prompt", "question", "instruction")
+
+
+def _prompts(values: Values) -> list[str]:
+    return [field for field in _PROMPTS if values.get(field) is not None]
+
+
 class PreferenceRecord(MessagesRecord):
     """Two answers to one prompt: a text each, or messages that end with the answer."""
 
     kind: Literal["preference"] = "preference"
-    prompt: str | None = "prompt"
-    """Field of the prompt. null: chosen and rejected are messages that hold it."""
+    prompt: str | None = None
+    """Field of the prompt, a text or messages. null: chosen and rejected are messages that begin with it, or else the field prompt or
+    question or instruction."""
     chosen: str = "chosen"
     """Field of the better answer."""
     rejected: str = "rejected"
@@ -27,11 +35,26 @@ class PreferenceRecord(MessagesRecord):
         """The messages of the prompt, then the two answers."""
         before, chosen = self._answer(values, self.chosen, "data.record.chosen", where)
         also_before, rejected = self._answer(values, self.rejected, "data.record.rejected", where)
-        prompt = [Turn("user", text_of(values, self.prompt, "data.record.prompt", where))] if self.prompt is not None else before
-        if not prompt or (self.prompt is None and before != also_before):
+        if before != also_before:
             fields = f"'{self.chosen}' and '{self.rejected}'"
             raise bad_record(f"{where}: fields {fields} do not begin with the same messages. Fix the record")
-        return [*prompt, Turn("chosen", chosen), Turn("rejected", rejected)]
+        if not before:
+            before = self.turns_of(values, self._prompt_field(values, where), "user", "data.record.prompt", where)
+        return [*before, Turn("chosen", chosen), Turn("rejected", rejected)]
+
+    def recognised(self, values: Values, where: str) -> tuple[Self, str]:
+        if self.prompt is not None:
+            return self, ""
+        return self, ", ".join([*_prompts(values)[:1], self.chosen, self.rejected])
+
+    def _prompt_field(self, values: Values, where: str) -> str:
+        if self.prompt is not None:
+            return self.prompt
+        named = _prompts(values)
+        if len(named) != 1:
+            which = f"{' and '.join(named)} could each be the prompt" if named else "none of which is the prompt"
+            raise bad_record(f"{where}: its fields are {', '.join(map(str, values))}; {which}. Set data.record.prompt, fix the record")
+        return named[0]
 
     def _answer(self, values: Values, field: str, key: str, where: str) -> tuple[list[Turn], str]:
         """What stands before the answer, and the answer."""

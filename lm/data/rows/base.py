@@ -1,6 +1,7 @@
 """What every objective answers and every kind of rows offers."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -17,6 +18,8 @@ from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
+from lm.nn.measure import Answers, Measure
+from lm.nn.transformer import LM
 from lm.schema import Slot
 
 ModelKind = Literal["decoder", "encoder", "encoder_decoder"]
@@ -87,6 +90,10 @@ class ObjectiveConfig(Slot, group="objective"):
     usual_for: ClassVar[tuple[ModelKind, ...]] = ()
     """Models that are mostly trained for this."""
 
+    def measure(self, parent: Callable[[], LM] | None) -> Measure:
+        """Returns what a validation measures a model by.  parent: gives the model that training started from; None: it is not known."""
+        return Measure()
+
     @abstractmethod
     def rows(self, of: Material) -> Rows:
         """Returns the rows that this objective makes of one split. ConfigError where there are none, or a token is missing."""
@@ -120,12 +127,18 @@ class ObjectiveConfig(Slot, group="objective"):
 class LikelihoodConfig(ObjectiveConfig):
     """Objectives whose loss is the cross-entropy of labels."""
 
+    answers: ClassVar[bool] = False
+    """Whether labels are answers, of which loss and accuracy are told."""
+
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Part of the target mass spread evenly over the vocabulary (Szegedy et al. 2015, arXiv:1512.00567)."""
     z_loss: float = Field(0.0, ge=0)
     """Factor on the mean of log(Z)^2, which keeps logits small (Chowdhery et al. 2022, arXiv:2204.02311, section 5)."""
     chunk: int = Field(1024, gt=0)
     """Tokens whose logits exist at once."""
+
+    def measure(self, parent: Callable[[], LM] | None) -> Measure:
+        return Answers() if self.answers else Measure()
 
 
 class ScheduledSamplingConfig(LikelihoodConfig):
@@ -180,9 +193,11 @@ class PartedRows(Rows):
             )
 
 
-def usual(model: str) -> ObjectiveConfig:
-    """Returns what models of this kind are mostly trained for."""
-    return ObjectiveConfig.kinds()[_usual(model)[0]].model_validate({})
+def usual(model: str, shape: str = "text") -> ObjectiveConfig:
+    """Returns what models of this kind are mostly trained for, or else what they can be on such records."""
+    kinds = ObjectiveConfig.kinds()
+    fitting = [name for name, kind in kinds.items() if model in kind.models and shape in kind.shapes]
+    return kinds[next((name for name in [*_usual(model), *fitting] if name in fitting), _usual(model)[0])].model_validate({})
 
 
 def _usual(model: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Rows of preference pairs: a prompt with the better answer, and the same with the worse one."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Literal
 
@@ -14,6 +15,8 @@ from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import Batch
+from lm.nn.measure import Measure, Pairs
+from lm.nn.transformer import LM
 
 
 class DPOConfig(ObjectiveConfig):
@@ -28,19 +31,21 @@ class DPOConfig(ObjectiveConfig):
     beta: float = Field(0.1, gt=0)
     """How much a departure from the model at the start costs (Rafailov et al. 2023, arXiv:2305.18290, equation 7)."""
 
+    def measure(self, parent: Callable[[], LM] | None) -> Measure:
+        return Pairs(self.beta, parent)
+
     def rows(self, of: Material) -> Rows:
         return PreferenceRows(of.store, of.tokenizer, of.data.seq_len)
 
 
 class PreferenceRows(PartedRows):
-    """Row i is pair i, which gives two rows of a batch, the better answer first. In a validation it is the better answer alone.
+    """Row i is pair i, which gives two rows of a batch, the better answer first.
 
     A pair with an answer that does not end within data.seq_len is dropped and counted.
     """
 
     def __init__(self, store: TokenStore, tokenizer: Tokenizer, seq_len: int) -> None:
         super().__init__(store, tokenizer, seq_len)
-        self._both = store.split == "train"
         parts = store.parts
         other = np.flatnonzero((parts[:, 1] >= OTHER) & np.append(True, parts[:-1, 1] < OTHER))
         self._middle = parts[other, 0]  # where the second answer's side begins
@@ -53,11 +58,9 @@ class PreferenceRows(PartedRows):
         return len(self._kept)
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        return self.pairs(ids) if self._both else self._answers(ids, 1)
-
-    def pairs(self, ids: Ids) -> Batch:
-        """Both answers of each, in a validation too; the step counts pairs, not labels."""
-        batch = self._answers(ids, 2)
+        """The step counts pairs, not labels."""
+        rows = [[example] for pair in self._kept[ids] for example in self._examples(int(pair))]
+        batch = joined_batch(rows, rounded(max(len(row[0].tokens) - 1 for row in rows)), self.pad)
         batch.step_tokens = len(ids)
         return batch
 
@@ -67,11 +70,6 @@ class PreferenceRows(PartedRows):
     def describe(self) -> str:
         dropped = self._store.n_documents - len(self)
         return f"{self._store.split}: {dropped:,} of {self._store.n_documents:,} pairs are too long and dropped" if dropped else ""
-
-    def _answers(self, ids: Ids, n: int) -> Batch:
-        """A row for each of the first n answers."""
-        rows = [[example] for pair in self._kept[ids] for example in self._examples(int(pair))[:n]]
-        return joined_batch(rows, rounded(max(len(row[0].tokens) - 1 for row in rows)), self.pad)
 
     def _examples(self, pair: int) -> list[Example]:
         bounds = [int(self._store.starts[pair]), int(self._middle[pair]), int(self._ends[pair])]

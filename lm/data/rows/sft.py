@@ -22,6 +22,7 @@ class SFTConfig(LikelihoodConfig):
     shapes = ("chat",)
     packings = ("fit", "none")
     needs_masked_documents = True
+    answers = True
 
     kind: Literal["sft"] = "sft"
     prompt_loss: bool = False
@@ -53,7 +54,11 @@ class SFTRows(PartedRows):
         """Packed rows are all of data.seq_len; others as wide as the longest."""
         rows = [[self._chat(int(chat)) for chat in self._chats[self._bounds[i] : self._bounds[i + 1]]] for i in ids]
         width = self._seq_len if self._packed else min(self._seq_len, rounded(max(len(row[0].tokens) - 1 for row in rows)))
-        return joined_batch(rows, width, self.pad)
+        batch = joined_batch(rows, width, self.pad)
+        if self._prompt_loss:
+            batch.answers, everything = batch.labels, [[Example(chat.tokens, np.ones_like(chat.learned)) for chat in row] for row in rows]
+            batch.labels = joined_batch(everything, width, self.pad).labels
+        return batch
 
     def widest(self, n: int) -> Ids:
         return super().widest(n) if self._packed else widest(n, np.minimum(self._lengths[self._chats], self._seq_len + 1))
@@ -78,5 +83,4 @@ class SFTRows(PartedRows):
     def _chat(self, chat: int) -> Example:
         begin = int(self._store.starts[chat])
         end = begin + min(int(self._lengths[chat]), self._seq_len + 1)
-        found = self._example(begin, end)
-        return Example(found.tokens, np.ones_like(found.learned)) if self._prompt_loss else found
+        return self._example(begin, end)

@@ -32,9 +32,9 @@ class TextConfig(RecordedConfig):
     """Local files: .txt, .md, .rst, .py, .jsonl, .csv, .parquet, plain or .gz or .zst; a folder means every such file below it."""
 
     kind: Literal["text"] = "text"
-    files: str | list[str]
+    files: str | list[str] = Field(min_length=1)
     """Files, folders or globs."""
-    val_files: str | list[str] | None = None
+    val_files: str | list[str] | None = Field(None, min_length=1)
     """Held-out files. null: the last val_frac of a single text file, or a hash split of the documents."""
     val_frac: float = Field(0.1, gt=0, lt=1)
     """Part held out where val_files is null."""
@@ -60,9 +60,9 @@ class TextSource(RecordedSource):
                 " Give jsonl, csv or parquet files."
             )
         identity: Tree = {**cfg.identity(), "files": None, "val_files": list(map(str, val))}
-        super().__init__(cfg, identity, self._stored)
+        super().__init__(cfg, identity, self._stored, by_hash=cfg.val_files is None and self._cut_at is None)
 
-    def documents(self) -> Iterator[Document]:
+    def _pass(self) -> Iterator[Document]:
         self._begin()
         for file in self._files:
             file.position = 0
@@ -73,6 +73,7 @@ class TextSource(RecordedSource):
                 yield from self._texts(file)
 
     def select(self, part: int, parts: int) -> None:
+        super().select(part, parts)
         val, train = ([file for file in self._files if (file.split == "val") == held_out] for held_out in (True, False))
         self._files = (val if part == 1 else []) + share(train, part, parts, "files")
         self._cut_at = None

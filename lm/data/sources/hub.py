@@ -42,17 +42,18 @@ class HubSource(RecordedSource):
     """The rows of a hub dataset, streamed. Without a revision the cache keeps what was newest when it was first read."""
 
     def __init__(self, cfg: HubConfig) -> None:
-        super().__init__(cfg, cfg.identity())
+        super().__init__(cfg, cfg.identity(), by_hash=cfg.val_split is None)
         self._cfg = cfg
         self._part = 1, 1
 
-    def documents(self) -> Iterator[Document]:
+    def _pass(self) -> Iterator[Document]:
         self._begin()
         if self._cfg.val_split is not None and self._part[0] == 1:
             yield from self._documents_of(self._rows(self._cfg.val_split), "val")
         yield from self._documents_of(self._rows(self._cfg.split), self._cfg.val_frac if self._cfg.val_split is None else "train")
 
     def select(self, part: int, parts: int) -> None:
+        super().select(part, parts)
         self._part = part, parts
 
     def looked_at(self) -> str:

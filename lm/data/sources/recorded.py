@@ -1,6 +1,8 @@
 """Sources whose records are what the config says: a text in a field, or several turns."""
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Literal
 
 from lm.data.config import SourceConfig
@@ -29,9 +31,33 @@ class RecordedConfig(SourceConfig):
 class RecordedSource(Source):
     """A source whose records are what its config says."""
 
-    def __init__(self, cfg: RecordedConfig, identity: Tree, hashed: Files | None = None) -> None:
+    def __init__(self, cfg: RecordedConfig, identity: Tree, hashed: Files | None = None, by_hash: bool = False) -> None:
+        """by_hash: of a document decides whether it is held out; where that spares all of a few, one is held out all the same."""
         super().__init__(identity, hashed)
         self._field, self._record, self._skips = cfg.field, cfg.record, cfg.on_bad_record == "skip"
+        self._held_out: bytes | None = None if by_hash else b""  # key of that one; None: not known yet
+
+    def documents(self) -> Iterator[Document]:
+        if self._held_out is None:
+            self._held_out = self._spared()
+        for found in self._pass():
+            yield replace(found, split="val") if found.key == self._held_out else found
+
+    @abstractmethod
+    def _pass(self) -> Iterator[Document]:
+        """Returns all documents, as their own hashes divide them."""
+
+    def select(self, part: int, parts: int) -> None:
+        self._held_out = b""
+
+    def _spared(self) -> bytes:
+        """The least key where no document is held out, and there are several; else none. Ends at the first one that is."""
+        keys = set()
+        for found in self._pass():
+            if found.split == "val":
+                return b""
+            keys.add(found.key)
+        return min(keys) if len(keys) > 1 else b""
 
     def _documents_of(self, records: Iterable[tuple[str, Line | Values]], split: Split | float) -> Iterator[Document]:
         """Of records with their places, without those of blank space; BadRecord names place, field and fault."""
@@ -54,4 +80,6 @@ class RecordedSource(Source):
         values = parsed(record, where) if isinstance(record, Line) else record
         if self._record is None:
             return document([text_of(values, self._field, "data.field", where)], split)
-        return turns_document(self._record.turns(values, where), split)
+        named, form = self._record.recognised(values, where)
+        self.forms |= {form} - {""}
+        return turns_document(named.turns(values, where), split)

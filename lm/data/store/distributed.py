@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from lm.data.config import DataConfig, SourceConfig
-from lm.data.progress import progress
 from lm.data.sources.base import SPLITS, Source, Split
 from lm.data.store.cache import Log, build_once, cache_root
 from lm.data.store.prepare import build_tokens, find_tokenizer, finish_tokens, require_documents, token_folder
@@ -14,6 +13,7 @@ from lm.data.store.shards import ShardWriter, TokenStore, read_index
 from lm.data.tokenizer.config import TokenizerConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
+from lm.progress import progress
 from lm.schema import Tree
 
 _CHUNK = 1 << 22
@@ -82,4 +82,5 @@ def _append(writer: ShardWriter, folder: Path, split: Split) -> int:
 def _totals(indices: list[Tree]) -> Tree:
     lossless = [index["lossless"] for index in indices if index["lossless"] is not None]
     zlib = [sum(index["zlib"][side] for index in indices) for side in (0, 1)]
-    return {"lossless": all(lossless), "zlib": zlib, "skipped": sum(index["skipped"] for index in indices)}
+    forms = sorted({form for index in indices for form in index["forms"]})
+    return {"lossless": all(lossless), "zlib": zlib, "skipped": sum(index["skipped"] for index in indices), "forms": forms}

@@ -6,7 +6,6 @@ from itertools import chain
 from pathlib import Path
 
 from lm.data.config import DataConfig, SourceConfig
-from lm.data.progress import progress
 from lm.data.records.base import text_passages
 from lm.data.sources.base import SPLITS, Source, Split, hashed_frac
 from lm.data.sources.fingerprint import short_hash
@@ -17,6 +16,7 @@ from lm.data.store.tokenise import tokenise
 from lm.data.tokenizer.config import TokenizerConfig
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, split_text
 from lm.errors import ConfigError
+from lm.progress import progress
 from lm.schema import Tree
 
 _HASH = "hash"  # of a trained tokenizer, beside it
@@ -215,6 +215,8 @@ def _contamination(index: Tree) -> Contamination:
 
 
 def _report(name: str, index: Tree, log: Log) -> None:
+    if index["forms"]:
+        log(f"{name}records: read as {' and as '.join(index['forms'])}")
     for split in SPLITS:
         found = index["splits"][split]
         size, tokens = found["n_bytes"], found["n_tokens"]

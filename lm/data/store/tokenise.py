@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.data.progress import progress
 from lm.data.records.base import Passage
 from lm.data.sources.base import SPLITS, Source, Split
 from lm.data.store.cache import Log
 from lm.data.store.shards import ShardWriter
 from lm.data.tokenizer.tiktoken_ import Encode, fastest
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.progress import progress
 from lm.schema import Tree
 from lm.storage.atomic import replace_file
 
@@ -40,7 +40,7 @@ def tokenise(source: Source, passages: Iterable[Passage], tokenizer: Tokenizer, 
                 stores.save_state()
             done(source.position())
     source.confirm()
-    return {**stores.close(), "skipped": source.skipped}
+    return {**stores.close(), "skipped": source.skipped, "forms": sorted(source.forms)}
 
 
 def _encoded(batches: Iterable[list[Passage]], encode: Encode) -> Iterator[tuple[list[Passage], list[Ids]]]:

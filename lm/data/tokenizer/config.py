@@ -50,8 +50,6 @@ class TrainedConfig(TokenizerConfig):
     @field_validator("specials")
     @classmethod
     def _specials_are_different_texts(cls, specials: list[str]) -> list[str]:
-        if not all(specials):
-            raise ValueError("an empty text cannot be a special token. Leave it out.")
         if twice := [name for number, name in enumerate(specials) if name in specials[:number]]:
             raise ValueError(f"{twice[0]!r} is named twice. Name it once.")
         return specials

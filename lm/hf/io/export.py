@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from lm import printing
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import load
@@ -42,7 +43,7 @@ def export(
     mtp: Literal["drop", "keep"] = "drop",
     check: bool = True,
     overwrite: bool = False,
-    say: Say = print,
+    say: Say = printing.say,
 ) -> Written:
     """Writes what transformers, vLLM, llama.cpp and lm-eval load: config, safetensors, tokenizer and model card.
 
@@ -94,7 +95,7 @@ def import_model(
     max_seq_len: int | None = None,
     revision: str | None = None,
     overwrite: bool = False,
-    say: Say = print,
+    say: Say = printing.say,
 ) -> Written:
     """Writes a Hugging Face model as a model folder, which `load`, `init_from`, `evaluate` and `export` take. Runs no code of it.
 

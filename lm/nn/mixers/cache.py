@@ -113,7 +113,10 @@ class Snapshots:
 
 
 class Cache:
-    """What every layer keeps of up to max_len tokens; windowed layers have window + slack places and use them again."""
+    """What every layer keeps of up to max_len tokens; windowed layers have window + slack places and use them again.
+
+    horizon: a window for all layers, of a row that goes on beyond the context; None: none.
+    """
 
     def __init__(
         self,
@@ -123,10 +126,11 @@ class Cache:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         slack: int = 8,
+        horizon: int | None = None,
     ) -> None:
         device = torch.device(device)
         self.length = 0  # tokens written so far, padding included
-        self.slack = slack
+        self.slack, self.horizon = slack, horizon
         self.groups: dict[int, Slots] = {}
         self.slots: dict[int, Slots] = {}  # by layer, as are all below
         self.stores: dict[int, list[Tensor]] = {}
@@ -135,7 +139,7 @@ class Cache:
             if isinstance(state, Fixed):
                 self.states[layer] = Snapshots(state, batch, slack, device, dtype)
                 continue
-            n = max_len if state.window is None else min(max_len, state.window + slack)
+            n = min([max_len, *(window + slack for window in (state.window, horizon) if window is not None)])
             self.slots[layer] = self.groups.setdefault(n, Slots(batch, n, slack if n < max_len else None, device))
             self.stores[layer] = [torch.zeros(batch, heads, n, dim, device=device, dtype=dtype) for heads, dim in state.tensors]
         self.memory: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of an encoder's output, (b, g, m, c)

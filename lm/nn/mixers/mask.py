@@ -26,6 +26,7 @@ class Mask:
     square: bool = False
     k_prefix: Tensor | None = None
     explicit: Tensor | None = None
+    horizon: int | None = None  # no layer sees so far, whatever its own window
     _built: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
@@ -67,8 +68,9 @@ class Mask:
         if self.causal:
             earlier = k <= q
             seen = seen & (earlier if self.k_prefix is None else earlier | self.k_prefix.unsqueeze(-2))
-        if window is not None:
-            seen = seen & ((q - k).abs() < window)
+        for limit in (window, self.horizon):
+            if limit is not None:
+                seen = seen & ((q - k).abs() < limit)
         if self.q_documents is not None and self.k_documents is not None:
             seen = seen & (self.q_documents.unsqueeze(-1) == self.k_documents.unsqueeze(-2))
         seen = seen.unsqueeze(1)  # (b, q, k) -> (b, 1, q, k)

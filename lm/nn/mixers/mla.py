@@ -34,7 +34,7 @@ class MLAConfig(AttentionConfig):
     """Dimensions of a head's value."""
     bias: bool = False
     """Bias on the projections into the latents and out of the heads (an option of DeepSeek-V3)."""
-    latent_eps: float = Field(1e-6, gt=0)
+    latent_eps: float = Field(1e-6, ge=1e-30)
     """eps of the RMSNorm on each latent (DeepSeek has one beside norm.eps)."""
     scale: float | None = Field(None, gt=0)
     """Factor on the scores. null: 1 / sqrt(nope_dim + rope_dim)."""

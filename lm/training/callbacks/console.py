@@ -1,20 +1,20 @@
 """What a run tells its reader on the terminal: one aligned line per record."""
 
-import contextlib
 import math
-import os
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import TextIO
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from lm.printing import say
+from lm.progress import progress
 from lm.schema import Tree
 
 _HEADER_EVERY = 20
 # key in a training record, title, width, format; a column whose key is absent is left out
 _COLUMNS = (
     ("loss", "loss", 9, "{:.4f}"),
+    ("accuracy", "accuracy", 10, "{:.1%}"),
+    ("margin", "margin", 9, "{:.3f}"),
     ("lr", "lr", 10, "{:.2e}"),
     ("grad_norm", "grad norm", 11, "{:.3f}"),
     ("expert_load", "max load", 10, "{:.2f}x"),
@@ -23,9 +23,12 @@ _COLUMNS = (
     ("memory_gib", "memory", 10, "{:.2f} GiB"),
 )
 
+# the same of what follows the loss of a validation
+_HELD_OUT = (("val_bits_per_byte", "{:.4f} bits/byte"), ("val_pair_loss", "{:.4f} pair loss"), ("val_accuracy", "{:.1%} accuracy"))
+
 
 class Console:
-    """One aligned line per record; with colour on a terminal, plain otherwise. A stdout that is closed only ends the printing."""
+    """One aligned line per record, coloured on a terminal."""
 
     def __init__(self, max_steps: int, clock: Callable[[], float] = time.monotonic, silent: bool = False) -> None:
         self._max_steps = max_steps
@@ -33,7 +36,7 @@ class Console:
         self._since: tuple[int, float] | None = None  # step and time of the first record, after compilation and the like
         self._columns: list[str] = []
         self._lines = 0
-        self._closed = silent
+        self._silent = silent
 
     def log(self, record: Tree) -> None:
         """A training record, a validation record or an event, told apart by their keys."""
@@ -41,8 +44,7 @@ class Console:
             rest = "  ".join(f"{key}={value}" for key, value in record.items() if key not in ("step", "event"))
             self._print(f"{self._progress(record)}  {record['event']}  {rest}".rstrip(), "yellow")
         elif "val_loss" in record:
-            bits = record.get("val_bits_per_byte")
-            shown = f"  {bits:.4f} bits/byte" if bits is not None else ""
+            shown = "".join(f"  {form.format(record[key])}" for key, form in _HELD_OUT if record.get(key) is not None)
             self._print(f"{self._progress(record)}{record['val_loss']:9.4f}  validation{shown}", "green")
         else:
             self._training_line(record)
@@ -50,6 +52,15 @@ class Console:
     def say(self, text: str) -> None:
         """A line between the records."""
         self._print(text, "")
+
+    @contextmanager
+    def during(self, title: str) -> Iterator[None]:
+        """Tells how long the block takes."""
+        if self._silent:
+            yield
+        else:
+            with progress(title):
+                yield
 
     def _training_line(self, record: Tree) -> None:
         loads = [value for key, value in record.items() if key.startswith("expert_load/")]
@@ -78,30 +89,8 @@ class Console:
         return float(pace * (self._max_steps - step))
 
     def _print(self, text: str, style: str) -> None:
-        if self._closed or sys.stdout is None:
-            return
-        try:
-            _write(sys.stdout, text, style)
-        except (OSError, ValueError):  # a closed pipe or file
-            self._closed = True
-            _silence(sys.stdout)
-
-
-def _write(stream: TextIO, text: str, style: str) -> None:
-    if stream.isatty():
-        from rich.console import Console as RichConsole
-
-        terminal = RichConsole(file=stream, markup=False, highlight=False)
-        terminal.print(text, style=style or None, soft_wrap=True)
-    else:
-        stream.write(text + "\n")
-    stream.flush()
-
-
-def _silence(stream: TextIO) -> None:
-    """Python flushes stdout again at exit, and would exit 120 for a pipe that nobody reads."""
-    with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("w") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
+        if not self._silent:
+            say(text, style)
 
 
 def duration(seconds: float) -> str:

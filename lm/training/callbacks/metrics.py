@@ -1,5 +1,6 @@
 """The lines of metrics.jsonl between validations: each number is a small function of the trainer and the module."""
 
+import math
 import platform
 import resource
 import sys
@@ -56,6 +57,12 @@ def loss(trainer: Trainer, module: TrainModule) -> Tree:
     return {"loss": float(module.loss())}
 
 
+def told(trainer: Trainer, module: TrainModule) -> Tree:
+    """What the loss of the last step tells beside itself, as means over all ranks and micro-batches."""
+    sums = {name: pair.tolist() for name, pair in module.told.items()}
+    return {name: total / n if n else math.nan for name, (total, n) in sums.items()}
+
+
 def rate(trainer: Trainer, module: TrainModule) -> Tree:
     """The learning rate of the last group, which under Muon is that of the matrices."""
     group: Tree = trainer.optimizers[0].param_groups[-1]
@@ -102,7 +109,7 @@ def expert_loads(trainer: Trainer, module: TrainModule) -> Tree:
     return {f"expert_load/{name}": round(ratio, 4) for name, ratio in zip(module.model.mixtures(), ratios, strict=True)}
 
 
-LINE: tuple[Metric, ...] = (tokens, loss, rate, gradient, speed, memory, utilisation, data, expert_loads)
+LINE: tuple[Metric, ...] = (tokens, loss, told, rate, gradient, speed, memory, utilisation, data, expert_loads)
 """In this order: `speed` stops its clock behind the wait of `loss`."""
 
 # Dense bf16 FLOP/s with fp32 accumulation, by words that the device name must hold; the first match counts. NVIDIA's data sheets

@@ -8,8 +8,10 @@ class StopOnSignal(RunCallback):
     """From the first step on a signal is noted only, and looked at behind each step."""
 
     def begin(self, module: TrainModule) -> None:
+        module.run.signals.step = module.step
         module.run.signals.defer()
 
     def step_end(self, module: TrainModule) -> None:
+        module.run.signals.step = module.step
         (number,) = module.run.ranks.most(module.run.signals.received or 0)
         module.run.stopped_by = int(number) or None

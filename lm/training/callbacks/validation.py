@@ -9,6 +9,7 @@ from lm.generation.evaluate import evaluate, require_labels
 from lm.schema import Tree
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
+from lm.training.weights.initial import parent
 
 
 class Validation(RunCallback):
@@ -38,7 +39,8 @@ class Validation(RunCallback):
         run, step, counters = module.run, module.step, module.run.counters
         self._validated = step
         with run.clock.paused():
-            found = self._losses(module)
+            with run.journal.console.during("Validating"):
+                found = self._losses(module)
             counters.val_loss, counters.val_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
             if not math.isfinite(found["val_loss"]):
                 raise NumericsError(
@@ -58,10 +60,12 @@ class Validation(RunCallback):
         """As metrics.jsonl has them, of all held-out rows and of each source's."""
         run, cfg = module.run, module.cfg
         found: Tree = {}
+        start = cfg.init_from
+        measure = cfg.objective.measure(None if start is None else lambda: parent(start).to(module.device))
         with module.exported_weights():
             for suffix, rows, ids in self._held_out(module):
-                of = evaluate(module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.ranks)
-                found |= {f"val_loss{suffix}": of["val_loss"], f"val_bits_per_byte{suffix}": of["val_bits_per_byte"]}
+                of = evaluate(module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.ranks, measure)
+                found |= {f"{name}{suffix}": value for name, value in of.items() if name.startswith("val_")}
         return found
 
     def _held_out(self, module: TrainModule) -> list[tuple[str, Rows, Ids]]:

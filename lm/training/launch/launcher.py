@@ -14,9 +14,12 @@ from pathlib import Path
 from types import FrameType
 
 from lm.errors import Interrupted, LmError, ResourceError
+from lm.printing import note
+from lm.progress import quiet
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
-from lm.training.launch import outcome
+from lm.training.launch import outcome, parent
+from lm.training.launch.meeting import require_place
 
 WORKER = "lm.training.worker"
 _POLL_S = 0.1
@@ -25,12 +28,14 @@ _ABANDON_S = 10.0  # the others of a failed rank get that long to end
 
 def launch(cfg: TrainConfig, command: str | None = None) -> None:
     """Train with the ranks of `cfg.launch` on this machine. Raises the first rank's error; Interrupted after a signal, with all saved."""
+    if cfg.launch.rendezvous is not None:
+        require_place(cfg.launch.rendezvous)
     with tempfile.TemporaryDirectory(prefix="lm-ranks-") as name:
         RunFolder(Path(name)).write_config(cfg.tree())  # rank 0 writes that of the run, once it has found that this may go on there
         threads = str(max(1, (os.cpu_count() or 1) // cfg.launch.devices))
-        told = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        told = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads), "TORCH_CPP_LOG_LEVEL": "FATAL"}
         told["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else ranks that are started again find the addresses of those before
-        with _environment(told | ({outcome.COMMAND: command} if command else {})):
+        with quiet(), _environment(told | ({outcome.COMMAND: command} if command else {})):  # the first rank tells
             error = _Launcher(cfg, Path(name)).run()
     if error is not None:
         raise error
@@ -45,6 +50,7 @@ class _Launcher:
         self._cfg, self._folder = cfg, folder
         self._caught: list[int] = []
         self._killed: dict[int, int] = {}
+        self._silent: dict[int, str] = {}
         self._error: BaseException | None = None
 
     def run(self) -> LmError | None:
@@ -55,7 +61,8 @@ class _Launcher:
             for number in range(1, self._cfg.launch.max_restarts + 1):
                 if error is None or self._caught or not outcome.may_pass(error):
                     break
-                print(f"{error}\nlaunch: start {number} of launch.max_restarts={self._cfg.launch.max_restarts}", file=sys.stderr)
+                note(error.sentence)
+                note(f"launch: start {number} of launch.max_restarts={self._cfg.launch.max_restarts}")
                 error = self._attempt(number)
         finally:
             for signal_number, handler in before.items():
@@ -65,28 +72,36 @@ class _Launcher:
     def _attempt(self, number: int) -> LmError | None:
         self._outcomes = self._folder / str(number)
         self._outcomes.mkdir()
-        self._killed = {}
-        with _environment({outcome.FOLDER: str(self._outcomes)}):
+        self._killed, self._silent = {}, {}
+        with _environment({outcome.FOLDER: str(self._outcomes), **parent.named()}):
             thread = threading.Thread(target=self._start, name="agent", daemon=True)
             thread.start()
-            self._hand_signals_on(thread)
+            self._look_after(thread)
         if self._error is not None:
             raise self._error
-        return outcome.verdict(outcome.read(self._outcomes), self._killed)
+        return outcome.verdict(outcome.read(self._outcomes), self._killed, self._silent)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._caught.append(number)
 
-    def _hand_signals_on(self, thread: threading.Thread) -> None:
-        """Each signal once to each rank, also to one that begins only later."""
+    def _look_after(self, thread: threading.Thread) -> None:
+        """Hands each signal on to each rank, once, also to one that begins only later; and sees which rank keeps the others waiting."""
         told: set[tuple[int, int]] = set()
         since = time.monotonic()
         while thread.is_alive():
             thread.join(_POLL_S)
-            running = [found.pid for found in outcome.read(self._outcomes) if found.exit_code is None]
+            found = outcome.read(self._outcomes)
+            living = [rank for rank in found if rank.exit_code is None]
+            if not self._silent and any(rank.peer_lost for rank in found):
+                self._silent = {rank.rank: rank.state() for rank in living}
+                for rank in living:
+                    if self._silent[rank.rank] in "Tt":
+                        _send(rank.pid, signal.SIGKILL)  # it does not hear any other
+            running = [rank.pid for rank in living]
             if not self._caught or running:
                 since = time.monotonic()
-            if time.monotonic() - since > _ABANDON_S:  # waiting for other machines, say
+            waited = time.monotonic() - since > _ABANDON_S  # for other machines, say
+            if waited or (len(self._caught) > 1 and not found):
                 raise Interrupted(f"launch: {signal.Signals(self._caught[0]).name} came before the ranks ran.", self._caught[0])
             for key in [(turn, pid) for turn in range(len(self._caught)) for pid in running]:
                 if key not in told:

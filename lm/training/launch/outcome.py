@@ -1,29 +1,30 @@
 """How one rank's end becomes known to the process that launched it: a small file each, in a folder that the environment names."""
 
-import ctypes
 import json
 import os
 import signal
-import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lm.errors import Interrupted, LmError, ResourceError
 from lm.storage.atomic import replace_file
+from lm.training.launch.parent import end_with_parent
 from lm.training.launch.ranks import PeerLost
-from lm.training.launch.signals import ORPHANED
 
+_AGAIN = "Train again to go on from the last checkpoint."
 FOLDER, COMMAND = "LM_OUTCOMES", "LM_COMMAND"  # environment variables that the launching process sets
-_PR_SET_PDEATHSIG = 1  # prctl.h
+_STATES = {"T": "is stopped, as by SIGSTOP", "t": "is stopped by a debugger", "D": "waits for a disk or a device"}
+_GONE = ("Z", "X", "?")  # letters of ps
 
 
 class RankFailed(LmError):
     """What ended a run of several processes; the exit code is that of the rank's own error."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+    def __init__(self, found: "Outcome") -> None:
+        super().__init__(f"rank {found.rank}: {found.message or 'no message'}", found.before)
+        self.exit_code = found.exit_code or 1
 
 
 @dataclass(frozen=True)
@@ -35,25 +36,37 @@ class Outcome:
     at: float  # seconds since 1970
     exit_code: int | None = None
     message: str = ""
+    before: Sequence[str] = ()  # lines above the message
     peer_lost: bool = False
-    stopped: bool = False  # by a signal, with all saved
+    stopped: bool = False  # by a signal
 
-    def tell(self) -> None:
+    def tell(self) -> bool:
         """To whoever launched this process, if someone did."""
-        if folder := os.environ.get(FOLDER):
+        folder = os.environ.get(FOLDER)
+        if folder:
             replace_file(Path(folder) / f"rank-{self.rank}.json", json.dumps(asdict(self)))
+        return bool(folder)
+
+    def state(self) -> str:
+        """The letter of ps for what its process does, ? where the system does not say."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+        except OSError:
+            return "?"
 
 
 def begins(rank: int) -> None:
     """This rank lives; and should the launching process die, it shall end too, with its step finished and saved."""
+    end_with_parent()
     Outcome(rank, os.getpid(), time.time()).tell()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ORPHANED)
 
 
-def ends(rank: int, error: LmError | None) -> None:
-    code, message = (error.exit_code, str(error)) if error is not None else (0, "")
-    Outcome(rank, os.getpid(), time.time(), code, message, isinstance(error, PeerLost), isinstance(error, Interrupted)).tell()
+def ends(rank: int, error: LmError | None) -> bool:
+    """Returns whether there is someone to tell it to."""
+    if error is None:
+        return Outcome(rank, os.getpid(), time.time(), 0).tell()
+    lost, stopped = isinstance(error, PeerLost), isinstance(error, Interrupted)
+    return Outcome(rank, os.getpid(), time.time(), error.exit_code, error.sentence, error.before, lost, stopped).tell()
 
 
 def read(folder: Path) -> list[Outcome]:
@@ -61,30 +74,29 @@ def read(folder: Path) -> list[Outcome]:
     return [Outcome(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("rank-*.json"))]
 
 
-def verdict(outcomes: list[Outcome], killed: dict[int, int]) -> LmError | None:
-    """The error that ended a run: the first that is not the mere loss of another rank. killed: rank -> signal number."""
+def verdict(outcomes: list[Outcome], killed: dict[int, int], silent: dict[int, str]) -> LmError | None:
+    """The error that ended a run: the first that is not the mere loss of another rank. killed: rank -> signal number. silent: rank -> what
+    its process did when another one had waited for it in vain."""
     errors = sorted((found for found in outcomes if found.exit_code), key=lambda found: found.at)
     own = [found for found in errors if not found.peer_lost and not found.stopped]
     if own:
-        return RankFailed(_with_rank(own[0]), own[0].exit_code or 1)
-    silent = [rank for rank in killed if all(found.rank != rank or found.exit_code is None for found in outcomes)]
-    if silent:
-        name = signal.Signals(killed[silent[0]]).name
-        hint = ", as the system does where memory runs out" if name == "SIGKILL" else ""
-        return ResourceError(f"rank {silent[0]}: the process was killed by {name}{hint}. Train again to go on from the last checkpoint.")
+        return RankFailed(own[0])
+    for rank, state in silent.items():
+        if state not in _GONE and any(found.rank == rank and found.exit_code is None for found in outcomes):
+            what = f"{_STATES.get(state, 'runs or sleeps')} (state {state})"
+            return ResourceError(f"rank {rank}: it did not answer the others within launch.timeout_s, and its process {what}. {_AGAIN}")
+    for rank in killed:
+        if all(found.rank != rank or found.exit_code is None for found in outcomes):
+            name = signal.Signals(killed[rank]).name
+            hint = ", as the system does where memory runs out" if name == "SIGKILL" else ""
+            return ResourceError(f"rank {rank}: the process was killed by {name}{hint}. {_AGAIN}")
     stopped = [found for found in errors if found.stopped]
     if stopped:
         return Interrupted(stopped[0].message, (stopped[0].exit_code or 0) - 128)
-    return RankFailed(_with_rank(errors[0]), errors[0].exit_code or 1) if errors else None
+    return RankFailed(errors[0]) if errors else None
 
 
 def may_pass(error: LmError) -> bool:
     """Whether another start may do better: after a death, a fault of the machine, or where memory or disk ran out. The same config,
     checkpoint and numbers would only fail again, and a signal was meant."""
     return error.exit_code in (LmError.exit_code, ResourceError.exit_code)
-
-
-def _with_rank(found: Outcome) -> str:
-    """The rank before the last line, which is the sentence."""
-    *before, last = found.message.splitlines() or ["no message"]
-    return "\n".join([*before, f"rank {found.rank}: {last}"])

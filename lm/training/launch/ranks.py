@@ -9,9 +9,13 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
-from lm.errors import LmError
+from lm.errors import ConfigError, LmError
 
 T = TypeVar("T")
+_OF_SCHEDULERS = {
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "KUBERNETES_PORT"),
+    *("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+}
 
 
 class PeerLost(LmError):
@@ -29,10 +33,19 @@ class Ranks:
 
     @classmethod
     def from_environment(cls) -> "Ranks":
-        """As torchrun has set it; one process otherwise."""
+        """As torchrun has set it; one process otherwise, whatever a scheduler says: Lightning would heed these variables by itself, so
+        they are taken away."""
         if "TORCHELASTIC_RUN_ID" not in os.environ:
+            for name in _OF_SCHEDULERS & os.environ.keys():
+                del os.environ[name]
             return cls()
-        return cls(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+        given = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+        if not all(value.isdecimal() for value in given.values()) or int(given["RANK"]) >= int(given["WORLD_SIZE"]):
+            said = " ".join(f"{name}={value!r}" for name, value in given.items())
+            raise ConfigError(
+                f"environment: {said}, where torchrun sets three numbers. Start the ranks by torchrun, or unset TORCHELASTIC_RUN_ID."
+            )
+        return cls(*map(int, given.values()))
 
     @property
     def first(self) -> bool:

@@ -1,4 +1,5 @@
-"""Ctrl-C, SIGTERM and SIGUSR1: finish the step, save, exit 130, 143 or 138. A second one within five seconds exits at once.
+"""Ctrl-C, SIGTERM and SIGUSR1: finish the step, save, exit 130, 143 or 138. A second one within five seconds exits at once, and says
+what is lost.
 
 SIGUSR1 is what a cluster sends some time before it takes the machine away: a job of SLURM is then put back into its queue.
 """
@@ -6,14 +7,17 @@ SIGUSR1 is what a cluster sends some time before it takes the machine away: a jo
 import os
 import signal
 import subprocess
-import sys
 import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from lm.errors import Interrupted
+from lm.printing import note
+from lm.storage.checkpoint import checkpoints
+from lm.storage.run_folder import RunFolder
+from lm.training.launch import outcome
+from lm.training.launch.parent import ORPHANED
 
-ORPHANED = signal.SIGUSR2  # the system sends it to a rank whose launcher has died, once for each thread of the launcher
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, ORPHANED)
 _IMPATIENT_S = 5.0
 
@@ -21,8 +25,10 @@ _IMPATIENT_S = 5.0
 class Signals:
     """Inside the block a signal raises Interrupted, and after `defer()` it is only noted in `received`."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: RunFolder, rank: int) -> None:
         self.received: int | None = None
+        self.step = 0  # the last one that is done
+        self._folder, self._rank = folder, rank
         self._deferred = False
         self._at = 0.0
         self._previous: dict[int, Any] = {}
@@ -46,16 +52,28 @@ class Signals:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == ORPHANED:  # as SIGTERM, but however often it comes, no one is impatient
+        if number == ORPHANED:  # as SIGTERM, but nobody is impatient
             if self.received is not None:
                 return
             number = signal.SIGTERM
         if self.received is not None and time.monotonic() - self._at < _IMPATIENT_S:
-            os._exit(128 + number)
+            self._leave(number)
         self.received, self._at = number, time.monotonic()
         if not self._deferred:
             name = signal.Signals(number).name
             raise Interrupted(f"train: {name} came before the first step, so there is nothing new to save. Train again to start.", number)
+
+    def _leave(self, number: int) -> None:
+        """At once, so that whatever hangs holds up nobody."""
+        kept = checkpoints(self._folder.checkpoints)
+        lost = f"{signal.Signals(number).name} came as a second signal, so the run ended at once after step {self.step:,}, without a save"
+        left = (
+            f"{kept[0]} is the last checkpoint, and training again goes on from there" if kept else "There is no checkpoint to go on from"
+        )
+        error = Interrupted(f"{self._folder.path}: {lost}. {left}.", number)
+        if not outcome.ends(self._rank, error):
+            note(error.sentence)
+        os._exit(error.exit_code)
 
 
 def requeue(stopped: Interrupted) -> None:
@@ -66,4 +84,4 @@ def requeue(stopped: Interrupted) -> None:
     try:
         subprocess.run(["scontrol", "requeue", job], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        print(f"scontrol: job {job} is not put back into the queue ({error}). Submit it again; the run goes on.", file=sys.stderr)
+        note(f"scontrol: job {job} is not put back into the queue ({error}). Submit it again; the run goes on.")

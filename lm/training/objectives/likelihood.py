@@ -3,6 +3,7 @@
 from lm.data.rows.base import LikelihoodConfig, ScheduledSamplingConfig
 from lm.nn.batch import Batch
 from lm.nn.loss import LossSums, causal_reader
+from lm.nn.measure import answers
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
 from lm.training.objectives.base import loss_of
@@ -17,7 +18,8 @@ class Likelihood:
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         assert batch.labels is not None
-        reader = causal_reader(batch.labels, self._cfg.label_smoothing, self._cfg.z_loss, self._cfg.chunk)
+        told = answers(batch) if self._cfg.answers else None
+        reader = causal_reader(batch.labels, self._cfg.label_smoothing, self._cfg.z_loss, self._cfg.chunk, told)
         sums: LossSums = model(batch, loss=reader)
         return sums
 

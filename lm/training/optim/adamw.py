@@ -21,7 +21,7 @@ class AdamWConfig(OptimConfig):
     """Decay of the first moment."""
     beta2: float = Field(0.95, ge=0, lt=1)
     """Decay of the second moment."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(1e-8, ge=1e-30)
     """Added to the root of the second moment."""
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled decay of matrices and embeddings."""

@@ -54,7 +54,7 @@ class MuonConfig(OptimConfig):
     """AdamW: decay of the first moment."""
     beta2: float = Field(0.95, ge=0, lt=1)
     """AdamW: decay of the second moment."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(1e-8, ge=1e-30)
     """AdamW: added to the root of the second moment."""
     adam_weight_decay: float = Field(0.0, ge=0)
     """AdamW: decoupled decay of embeddings and head."""

@@ -1,11 +1,13 @@
 """Where the weights of a run come from before its first step; and models built piece by piece, so that no rank holds one whole."""
 
 from collections.abc import Callable, Container, Iterable, Iterator
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
 from lm.errors import CheckpointError
+from lm.generation.load import load
 from lm.nn.init import init_weights
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import CheckpointReader, Piece
@@ -34,6 +36,18 @@ def copied(path: str) -> Fill:
         copy_weights(mine, {name: weights[name] for name, _ in mine}, str(source))
 
     return fill
+
+
+_parents: WeakValueDictionary[str, LM] = WeakValueDictionary()
+
+
+def parent(path: str) -> LM:
+    """Returns the frozen model that a run started from, on the CPU: the same one to all who hold it."""
+    model = _parents.get(path)
+    if model is None:
+        with torch.inference_mode(False):  # a validation may be the first to ask
+            model = _parents[path] = load(path, "cpu")[0].requires_grad_(False)
+    return model
 
 
 def empty(model: LM, names: Container[str]) -> None:

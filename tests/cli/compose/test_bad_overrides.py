@@ -47,7 +47,7 @@ MISTAKES = {
     ),
     "missing value": (["data=text"], ["data.files: a value is missing"]),
     "sweep without -m": (["seed=0,1"], ["seed=0,1 is a sweep", "-m"]),
-    "unreadable override": (["run.name=a=b"], ["run.name=a=b", "quote"]),
+    "unreadable key": (["öptim.lr=1"], ["öptim.lr: there is no such key", "Did you mean 'optim'?"]),
     "no key": (["geglu"], ["geglu", "key=value"]),
     "unknown flag": (["--multi"], ["--multi", "--multirun"]),
     "run name that leaves the folder": (["run.name=../../etc/x"], ["run.name: '../../etc/x' cannot name a run folder"]),

@@ -5,12 +5,12 @@ from pydantic import Field
 
 from lm.cli.compose.arguments import refuse, take
 from lm.errors import ConfigError
-from lm.schema import Config
+from lm.schema import Config, MaybeEmpty
 
 
 class Ask(Config):
-    prompt: list[str] = []
-    name: str | None = None
+    prompt: list[MaybeEmpty] = []
+    name: MaybeEmpty | None = None
     top_k: int | None = Field(None, gt=0)
     temperature: float = 1.0
     stop: str | list[str] = []

@@ -69,10 +69,11 @@ def test_a_sweep_that_cannot_be_enumerated_is_refused() -> None:
         expand(["model/norm=glob(z*)"])
 
 
-def test_jobs_that_would_share_a_folder_are_refused(lm: Lm) -> None:
-    code, _, err = lm("train", "-m", "seed=0,1", "run.name=mine")
-    assert code == 2
-    assert "share the folder runs/mine" in err.splitlines()[-1]
+def test_a_job_that_is_there_twice_is_refused(lm: Lm) -> None:
+    for sweep in (["seed=0,0"], ["seed=0,1,0", "run.name=mine"]):
+        code, _, err = lm("train", "-m", *sweep)
+        assert code == 2
+        assert "two jobs of the sweep are this one" in err.splitlines()[-1]
 
 
 def test_jobs_that_do_not_compose_are_listed_as_failed(lm: Lm) -> None:
@@ -88,7 +89,7 @@ def test_failed_and_killed_jobs_stop_nothing_and_only_they_run_again(text: Path,
     sweep = [*BASE, "data.seq_len=16,9999", "seed=1,0", "-m"]
 
     def victim() -> int | None:
-        lock = next(tmp_path.glob("runs/*seq_len-16+*seed-1/run.lock"), None)
+        lock = next(tmp_path.glob("runs/*seed-1+seq_len-16/run.lock"), None)
         pid = re.search(r"\d+", lock.read_text()) if lock else None
         return int(pid.group()) if pid else None
 

@@ -2,7 +2,10 @@
 
 import pytest
 
+from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
+from lm.cli.compose.naming import job_names, short, told_apart
+from lm.cli.compose.overrides import expand
 
 
 def name(*overrides: str) -> str:
@@ -11,8 +14,8 @@ def name(*overrides: str) -> str:
 
 def test_name_is_the_recipe_and_the_sorted_overrides() -> None:
     assert name() == "pretrain-tiny"
-    assert name("seed=1", "model/ffn=geglu") == "pretrain-tiny+model.ffn-geglu+seed-1"
-    assert name("model/ffn=geglu", "seed=1", "recipes=ablation/ffn") == "ablation-ffn+model.ffn-geglu+seed-1"
+    assert name("seed=1", "model/ffn=geglu") == "pretrain-tiny+ffn-geglu+seed-1"
+    assert name("model/ffn=geglu", "seed=1", "recipes=ablation/ffn") == "ablation-ffn+ffn-geglu+seed-1"
 
 
 def test_name_given_is_kept() -> None:
@@ -51,3 +54,52 @@ def test_long_names_are_cut_and_still_differ() -> None:
 
 def test_large_and_small_numbers_have_names_of_their_own() -> None:
     assert name("optim.lr=1e30") != name("optim.lr=1e-30")
+
+
+def sweep(*overrides: str) -> list[tuple[str, str]]:
+    """The label and the folder of each job."""
+    jobs = expand(overrides)
+    runs = [compose(job).config().run for job in told_apart(jobs)]
+    return [(label, str(run.folder)) for label, run in zip(job_names(jobs), runs, strict=True)]
+
+
+def test_jobs_of_a_sweep_are_named_by_what_differs_and_constants_stay_in_the_config() -> None:
+    given = ["model=nano", "data.seq_len=64", "seed=1", "optim.lr=0.003,0.01", "model.attention.qk_norm=head,none"]
+    assert sweep(*given)[:2] == [
+        ("lr=0.003 qk_norm=head", "runs/pretrain-nano+lr-0.003+qk_norm-head"),
+        ("lr=0.003 qk_norm=none", "runs/pretrain-nano+lr-0.003+qk_norm-none"),
+    ]
+    assert compose(told_apart(expand(given))[0]).config().data.seq_len == 64
+
+
+def test_a_name_given_to_a_sweep_is_the_folder_of_its_runs() -> None:
+    assert [folder for _, folder in sweep("run.name=pos", "model/position=rope,alibi")] == [
+        "runs/pos/position-rope",
+        "runs/pos/position-alibi",
+    ]
+    assert [folder for _, folder in sweep("run.name=a,b", "run.dir=x y")] == ["x y/a", "x y/b"]
+    assert sweep("run.name=a,b", "seed=0,1")[3][1] == "runs/b/seed-1"
+    assert sweep("run.name=mine", "seed=0") == [("", "runs/mine")]
+
+
+@pytest.mark.parametrize(
+    "values",
+    ["data.files=ä.txt,ö.txt", "data.files=a b.txt,a-b.txt", "trainer.sample_prompts=['" + "x" * 300 + "a'],['" + "x" * 300 + "b']"],
+)
+def test_names_of_a_sweep_are_distinct_whatever_is_left_out_of_them(values: str) -> None:
+    folders = [
+        folder for _, folder in sweep("data=text", "data.val_files=v.txt", *(["data.files=x"] if "prompts" in values else []), values)
+    ]
+    assert len(set(folders)) == 2 and all(len(folder) <= 125 for folder in folders)
+
+
+def test_a_key_is_as_short_as_no_other_ends() -> None:
+    assert [short(key) for key in ("optim.lr", "model.norm.eps", "model.ffn", "data.seq_len", "seed", "model.dropout", "mine.own.key")] == [
+        "lr", "norm.eps", "ffn", "seq_len", "seed", "model.dropout", "mine.own.key"
+    ]  # fmt: skip
+
+
+def test_the_default_recipe_is_named_after_the_model_that_it_trains() -> None:
+    assert (name("model=nano"), name("model=tiny")) == ("pretrain-nano", "pretrain-tiny")
+    assert "pretrain/moe_tiny" in catalog.groups()["recipes"] and name("model=moe_tiny") == "pretrain-tiny+model-moe_tiny"
+    assert name("model=nano", "recipes=ablation/ffn") == "ablation-ffn+model-nano"

@@ -90,14 +90,14 @@ def test_the_packing_is_chosen_by_name(
     from lm.data.kinds import BytesConfig
 
     tokenizer = BytesConfig().build(extra=objective.specials())
-    data = TextConfig(files="", seq_len=24)
+    data = TextConfig(files="x", seq_len=24)
     store = make_store(documents())
     split, fit = (build_rows(objective, data.replace(packing=how), store, tokenizer, decoder) for how in (None, "fit"))
     assert len(fit) != len(split) and "full" in fit.describe() and not split.describe()
 
 
 def test_a_packing_that_does_not_fit_is_refused() -> None:
-    data = TextConfig(files="", packing="fit")
+    data = TextConfig(files="x", packing="fit")
     CausalConfig().require_fit("decoder", data)
     with pytest.raises(ValueError, match=r"objective=causal packs by split or fit, and data.packing=none"):
         CausalConfig().require_fit("decoder", data.replace(packing="none"))

@@ -30,7 +30,7 @@ def prepared(prepare_text: Prepare, path: Path, records: list[Any], record: Pref
 
 
 def rows_of(found: Prepared, decoder: ModelConfig, seq_len: int = 96, split: str = "train") -> Rows:
-    data = TextConfig(files="", seq_len=seq_len, record=PreferenceRecord())
+    data = TextConfig(files="x", seq_len=seq_len, record=PreferenceRecord())
     return build_rows(DPOConfig(), data, found.train if split == "train" else found.val, found.tokenizer, decoder)
 
 
@@ -61,11 +61,14 @@ def test_rows_are_the_prompt_with_each_answer_the_better_one_first(
         )
 
 
-def test_a_validation_reads_the_better_answers_alone(prepare_text: Prepare, tmp_path: Path, decoder: ModelConfig) -> None:
+def test_a_validation_reads_both_answers_and_its_loss_is_of_the_better_one(
+    prepare_text: Prepare, tmp_path: Path, decoder: ModelConfig
+) -> None:
     found = prepared(prepare_text, tmp_path / "a.jsonl", TEXTS)
     batch = rows_of(found, decoder, split="val").batch(np.arange(3))
-    assert batch.labels is not None and len(batch.tokens) == 3 and batch.step_tokens == 0
-    assert all(found.tokenizer.decode(labels[labels != IGNORED].tolist()).startswith("good") for labels in batch.labels)
+    labels = DPOConfig().measure(None).labels(batch)
+    assert len(batch.tokens) == 6 and len(labels) == batch.step_tokens == 3
+    assert all(found.tokenizer.decode(row[row != IGNORED].tolist()).startswith("good") for row in labels)
 
 
 def test_pairs_that_do_not_fit_are_dropped_and_too_many_refused(prepare_text: Prepare, tmp_path: Path, decoder: ModelConfig) -> None:

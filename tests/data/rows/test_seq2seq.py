@@ -20,7 +20,7 @@ from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import ModelConfig
 
 Prepare = Callable[..., Prepared]
-LONG = TextConfig(files="", seq_len=200)
+LONG = TextConfig(files="x", seq_len=200)
 
 
 def test_shift_right_is_that_of_t5() -> None:
@@ -49,7 +49,7 @@ def prepared(prepare_text: Prepare, tmp_path: Path) -> Prepared:
 
 def rows_of(found: Prepared, model: ModelConfig, seq_len: int = 200, target_len: int | None = None) -> list[tuple[str, str, Batch]]:
     """Source and target text of each row, and the row."""
-    rows = build_rows(Seq2SeqConfig(target_len=target_len), TextConfig(files="", seq_len=seq_len), found.train, found.tokenizer, model)
+    rows = build_rows(Seq2SeqConfig(target_len=target_len), TextConfig(files="x", seq_len=seq_len), found.train, found.tokenizer, model)
     one_by_one = [rows.batch(np.array([i])) for i in range(len(rows))]
     return [(text(found.tokenizer, batch.source_tokens), text(found.tokenizer, batch.labels), batch) for batch in one_by_one]
 
@@ -76,7 +76,7 @@ def test_each_row_is_a_pair_with_eos_at_both_ends_and_the_start_token_first(prep
 
 def test_a_batch_is_its_rows_side_by_side(prepared: Prepared, encoder_decoder: ModelConfig) -> None:
     rows = build_rows(
-        Seq2SeqConfig(), TextConfig(files="", seq_len=200), prepared.train, prepared.tokenizer, encoder_decoder.replace(start_token=7)
+        Seq2SeqConfig(), TextConfig(files="x", seq_len=200), prepared.train, prepared.tokenizer, encoder_decoder.replace(start_token=7)
     )
     ids = np.array([5, 0, 9, 5])
     batch = rows.batch(ids)
@@ -182,7 +182,7 @@ def test_functions_are_parted_from_their_docstrings() -> None:
     assert [target for _, target in pairs("def f():\n    x = '\x0c'\n\x0c\ndef g():\n    'Doc.'\n    return 1\n")] == ["Doc."]
 
 
-TEXT, PAIRS = TextConfig(files=""), TextConfig(files="", record=PairRecord())
+TEXT, PAIRS = TextConfig(files="x"), TextConfig(files="x", record=PairRecord())
 
 
 @pytest.mark.parametrize(

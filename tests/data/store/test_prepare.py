@@ -286,7 +286,7 @@ def test_changed_code_is_another_cache_entry(prepare_text: Prepare, tmp_path: Pa
 def test_long_preparation_tells_how_far_how_fast_and_how_long_off_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lm.data.progress._EVERY_S", 0.0)
+    monkeypatch.setattr("lm.progress._SILENT_S", 0.01)
     path = write(tmp_path / "a.txt", TEXT * 500)
     prepare(TextConfig(files=str(path), cache_dir=str(tmp_path / "cache")), BytesConfig(), log=lambda line: None)
     out, err = capsys.readouterr()

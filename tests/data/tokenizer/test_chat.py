@@ -232,7 +232,7 @@ def chats(count: int = 80) -> list[Any]:
 
 
 def rows_of(found: Prepared, decoder: ModelConfig, seq_len: int = 128, **options: Any) -> SFTRows:
-    data = TextConfig(files="", seq_len=seq_len, packing=options.pop("packing", None), record=ChatRecord())
+    data = TextConfig(files="x", seq_len=seq_len, packing=options.pop("packing", None), record=ChatRecord())
     rows = build_rows(SFTConfig(**options), data, found.train, found.tokenizer, decoder)
     assert isinstance(rows, SFTRows)
     return rows

@@ -252,9 +252,7 @@ def test_patterns_cut_as_their_models_do() -> None:
     assert cuts["gpt4"] == cuts["llama3"] == [b"123", b"456", b"7", b";\n"]
 
 
-@pytest.mark.parametrize(
-    ("specials", "fault"), [(["<|a|>", ""], "an empty text cannot be"), (["<|a|>", "<|b|>", "<|a|>"], "'<|a|>' is named twice")]
-)
+@pytest.mark.parametrize(("specials", "fault"), [(["<|a|>", ""], "'' is empty"), (["<|a|>", "<|b|>", "<|a|>"], "'<|a|>' is named twice")])
 def test_specials_that_are_empty_or_named_twice_are_refused(specials: list[str], fault: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"specials: {fault}")):
+    with pytest.raises(ConfigError, match=rf"specials(\.1)?: {re.escape(fault)}"):
         from_tree(BPEConfig, {"kind": "bpe", "specials": specials})

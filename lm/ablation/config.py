@@ -1,0 +1,68 @@
+"""What a study asks: named variants of one baseline, how they are made comparable, and what difference is worth acting on."""
+
+import re
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from lm.schema import Config, did_you_mean
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}"
+
+
+class StudyConfig(Config):
+    """The block `study` of a recipe, a file of its own, or the same on the command line. Overrides are those of `lm train`."""
+
+    overrides: list[str] = []
+    """Overrides of every run, such as recipes=pretrain/nano_long."""
+    variants: dict[str, list[str]]
+    """Overrides by the name of each variant, the baseline included."""
+    baseline: str
+    """Name of the variant that the others are compared with."""
+    match: Literal["tokens", "params", "flops"] = "tokens"
+    """What is equal in all variants beside the tokens: nothing, or the parameters; or the FLOPs of the training instead of the tokens."""
+    knob: str | None = None
+    """The one setting that makes it so, such as model.ffn.hidden. null: trainer.max_steps for flops, none for tokens."""
+    tune: str | None = None
+    """Setting tuned for every variant alike, such as optim.lr: five values a factor of 2 apart, a parabola through the best three. null:
+    none."""
+    tune_seeds: list[int] = Field([1000], min_length=1)
+    """Seeds of the tuning runs; none of them reports."""
+    seeds: int = Field(5, ge=2, le=1000)
+    """Runs of each variant, with the seeds 0, 1, ...; more may be asked for later."""
+    metric: str = "val_bits_per_byte"
+    """A figure of the runs' summary of which less is better."""
+    least_effect: float = Field(0.0, ge=0)
+    """The smallest difference of the metric worth acting on."""
+
+    threads: int = Field(1, ge=1, le=1024)
+    """Threads of each run: another number gives other bits."""
+
+    @field_validator("variants")
+    @classmethod
+    def _named(cls, variants: dict[str, list[str]]) -> dict[str, list[str]]:
+        for name in variants:
+            if not re.fullmatch(NAME, name):
+                raise ValueError(
+                    f"{name[:40]!r} cannot name a variant. Use up to 60 letters, digits and ._+- with a letter or digit first."
+                )
+        if len(variants) < 2:
+            raise ValueError(f"{len(variants)} variants were given, and a comparison takes two. Name another one.")
+        return variants
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.baseline not in self.variants:
+            raise ValueError(f"baseline={self.baseline} is none of the variants. {did_you_mean(self.baseline, self.variants)}")
+        if self.match == "params" and self.knob is None:
+            raise ValueError("match=params needs a setting to move. Name one, such as knob=model.ffn.hidden.")
+        if self.match == "tokens" and self.knob is not None:
+            raise ValueError(f"knob={self.knob} has nothing to match. Say match=params or match=flops, or leave it out.")
+        if clash := sorted(set(self.tune_seeds) & set(range(self.seeds))):
+            raise ValueError(f"tune_seeds={clash} report as well, and what was chosen by a run must not be judged by it. Choose others.")
+        return self
+
+    @property
+    def moved(self) -> str | None:
+        """Returns the setting that matches the variants."""
+        return "trainer.max_steps" if self.match == "flops" and self.knob is None else self.knob

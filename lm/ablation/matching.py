@@ -1,0 +1,102 @@
+"""One setting moved until a variant has the parameters, or costs the FLOPs, of the baseline."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lm.ablation.config import StudyConfig
+from lm.errors import ConfigError
+from lm.nn.cost.count import Counts, count
+from lm.schema import find_field, from_tree
+from lm.training.config import TrainConfig
+
+TOLERANCE = 0.005
+_MOST = 2**22
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a training costs.  flops: of all its tokens."""
+
+    parameters: int
+    non_embedding: int
+    tokens: int
+    flops: int
+
+
+def size(cfg: TrainConfig) -> Size:
+    """Returns what this training costs, by the counts of its config."""
+    found, tokens = _counts(cfg), cfg.trainer.max_steps * cfg.data.global_batch * cfg.data.seq_len
+    return Size(found.parameters, found.non_embedding, tokens, tokens * found.train_flops_per_token)
+
+
+def matched(study: StudyConfig, configs: dict[str, TrainConfig]) -> dict[str, TrainConfig]:
+    """Returns each variant with its knob moved to the baseline's size, to 0.5 % or as near as whole steps of it come.
+
+    Raises ConfigError where the knob is no whole number, or does not reach.
+    """
+    if study.match == "tokens":
+        return configs
+    key, measure = str(study.moved), _MEASURES[study.match]
+    target = measure(configs[study.baseline])
+    return {name: cfg if name == study.baseline else _solved(name, cfg, key, measure, target) for name, cfg in configs.items()}
+
+
+def moved(cfg: TrainConfig, key: str, value: Any) -> TrainConfig:
+    """Returns the config with one value changed; with its length, the steps of its schedule keep their share."""
+    tree = cfg.tree()
+    if key == "trainer.max_steps":
+        share = value / cfg.trainer.max_steps
+        tree["schedule"]["warmup_steps"] = round(tree["schedule"]["warmup_steps"] * share)
+    *parents, last = key.split(".")
+    section = tree
+    for parent in parents:
+        section = section[parent]
+    section[last] = value
+    return from_tree(TrainConfig, tree)
+
+
+def _parameters(cfg: TrainConfig) -> int:
+    return _counts(cfg).parameters
+
+
+def _flops(cfg: TrainConfig) -> int:
+    return size(cfg).flops
+
+
+_MEASURES: dict[str, Callable[[TrainConfig], int]] = {"params": _parameters, "flops": _flops}
+
+
+def _solved(name: str, cfg: TrainConfig, key: str, measure: Callable[[TrainConfig], int], target: int) -> TrainConfig:
+    """By bisection: every measure grows with its knob."""
+    _, field = find_field(TrainConfig, cfg.tree(), key.split("."))
+    if field is None or int not in (field.annotation, *getattr(field.annotation, "__args__", ())):
+        raise ConfigError(f"knob={key}: variant {name} has no such whole number. Name a setting that every variant has.")
+
+    def at(value: int) -> int | None:
+        try:
+            return measure(moved(cfg, key, value))
+        except ConfigError:  # a width that does not divide, say
+            return None
+
+    low, high = 1, 1
+    while high < _MOST and (at(high) or 0) < target:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if (at(middle) or 0) < target else (low, middle)
+    near = {value: found for value in (low, high) if (found := at(value)) is not None}
+    best = min(near, key=lambda value: abs(near[value] - target), default=None)
+    if best is None or abs(near[best] - target) > TOLERANCE * target:
+        reached = f"{near[best]:,}" if best is not None else "nothing"
+        raise ConfigError(f"knob={key}: variant {name} reaches {reached} where the baseline has {target:,}. Choose a finer knob.")
+    return moved(cfg, key, best)
+
+
+def _counts(cfg: TrainConfig) -> Counts:
+    """As training fills in what the tokenizer and the data decide."""
+    model, vocab = cfg.model, cfg.model.vocab_size or cfg.tokenizer.size()
+    if vocab is None:
+        raise ConfigError("model.vocab_size: null, and the size of the tokenizer is not known before it is read. Set model.vocab_size.")
+    known = model.replace(vocab_size=-(-vocab // 64) * 64, max_seq_len=model.max_seq_len or cfg.data.seq_len)
+    return count(known, cfg.data.seq_len)

@@ -1,0 +1,168 @@
+"""What a study has found: verdict.json for programs, report.md for people."""
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+from lm.ablation.config import StudyConfig
+from lm.ablation.matching import size
+from lm.ablation.study import Study
+from lm.report.statistics import ALPHA, Difference, differences
+from lm.report.units import si
+from lm.schema import Tree, flatten
+from lm.storage.atomic import replace_file
+
+FEW_SEEDS = 5
+
+
+def verdict(study: Study) -> Tree:
+    """Returns what verdict.json says; a function of the runs alone, so that a study that was killed says the same."""
+    config, results = study.config, _results(study)
+    found = differences(
+        results[config.baseline], {name: runs for name, runs in results.items() if name != config.baseline}, config.least_effect
+    )
+    rows = {name: _row(study, name, results[name], found.get(name)) for name in study.variants}
+    return {
+        "study": study.folder.name,
+        "hash": study.hash,
+        "metric": config.metric,
+        "baseline": config.baseline,
+        "least_effect": config.least_effect,
+        "seeds": config.seeds,
+        "level": ALPHA,
+        "variants": rows,
+        "warnings": _warnings(config, rows, found),
+    }
+
+
+def write_verdict(study: Study) -> Tree:
+    """Writes verdict.json and report.md beside the runs, and returns the first."""
+    found = verdict(study)
+    replace_file(study.folder / "verdict.json", json.dumps(found, indent=1, allow_nan=False))
+    replace_file(study.folder / "report.md", report(found))
+    return found
+
+
+def report(found: Tree) -> str:
+    """Returns the page: a table, what it rests on, one sentence for a paper, what to know before believing it."""
+    rows = [_cells(name, row, found) for name, row in found["variants"].items()]
+    metric = f"{found['metric']} (mean of {found['seeds']} seeds)"
+    head = ["variant", "verdict", metric, "difference [95 %]", "p (Holm)", "tuned", "parameters", "tokens", "FLOPs"]
+    lines = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]]
+    parts = [f"# {found['study']}", "\n".join(lines), _sentences(found), _method(found)]
+    if found["warnings"]:
+        parts.append("## Before believing it\n\n" + "\n".join(f"- {warning}" for warning in found["warnings"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _results(study: Study) -> dict[str, dict[int, float]]:
+    """The metric by variant and seed, of the runs that have ended."""
+    found = {name: {job.seed: study.result(job) for job in study.reporting(name)} for name in study.variants}
+    return {name: {seed: value for seed, value in runs.items() if value is not None} for name, runs in found.items()}
+
+
+def _row(study: Study, name: str, runs: dict[int, float], difference: Difference | None) -> Tree:
+    finite = [value for value in runs.values() if math.isfinite(value)]
+    tuned, cost = study.tuned(name), size(study.variants[name])
+    tried = {f"{value:.4g}": metric if math.isfinite(metric) else None for value, metric in tuned.tried.items()} if tuned else None
+    return {
+        "runs": {str(seed): value if math.isfinite(value) else None for seed, value in sorted(runs.items())},
+        "diverged": len(runs) - len(finite),
+        "mean": sum(finite) / len(finite) if finite and len(finite) == len(runs) else None,
+        "tuned": {"key": study.config.tune, "value": tuned.best, "at_edge": tuned.at_edge, "tried": tried} if tuned else None,
+        "size": asdict(cost),
+        "knob": flatten(study.variants[name].tree()).get(str(study.config.moved)) if study.config.moved else None,
+        "difference": _plain(asdict(difference)) if difference is not None else None,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity: null."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _warnings(config: StudyConfig, rows: Tree, found: dict[str, Difference]) -> list[str]:
+    base = rows[config.baseline]["size"]
+    notes = []
+    if config.seeds < FEW_SEEDS:
+        notes.append(
+            f"{config.seeds} seeds are few: an interval of them is wide and leans on normality. Ask for seeds={FEW_SEEDS} or more."
+        )
+    if config.tune is None:
+        notes.append("No setting was tuned, so a variant that wants another learning rate loses by it. Say tune=optim.lr.")
+    for name, row in rows.items():
+        if row["tuned"] and row["tuned"]["at_edge"]:
+            notes.append(f"{name}: the best {config.tune} lies at the edge of what was tried. Start from another value.")
+        if abs(row["size"]["parameters"] / base["parameters"] - 1) > 0.01:
+            notes.append(f"{name}: {row['size']['parameters']:,} parameters against {base['parameters']:,}. Say match=params knob=...")
+        if row["size"]["tokens"] != base["tokens"]:
+            notes.append(f"{name}: {row['size']['tokens']:,} tokens against {base['tokens']:,}, as match={config.match} makes it.")
+        if row["diverged"]:
+            notes.append(f"{name}: {row['diverged']} of {len(row['runs'])} runs diverged; it has no mean, and is judged by ranks.")
+        if len(row["runs"]) < config.seeds:
+            notes.append(f"{name}: {len(row['runs'])} of {config.seeds} runs have ended. The same command runs the others.")
+    for name, difference in found.items():
+        if (
+            difference.mean is not None
+            and difference.near is not None
+            and abs(difference.mean) < (difference.near[1] - difference.near[0]) / 2
+        ):
+            notes.append(f"{name}: the difference is within the noise of {len(difference.pairs)} seeds.")
+    notes.append("Validation text chose the tuned setting and judges it; differences between variants tuned alike suffer little from it.")
+    cost = rows[config.baseline]["size"]
+    notes.append(f"Shown at {si(cost['parameters'])} parameters and {si(cost['tokens'])} tokens; rankings are known to change with both.")
+    return notes
+
+
+def _cells(name: str, row: Tree, found: Tree) -> list[str]:
+    difference = row["difference"]
+    mean = f"{row['mean']:.4f}" if row["mean"] is not None else "-"
+    told = verdict_text(found, name)
+    span = "-"
+    if difference and difference["mean"] is not None:
+        span = f"{difference['mean']:+.4f} [{difference['interval'][0]:+.4f}, {difference['interval'][1]:+.4f}]"
+    p = f"{difference['p']:.3g}" if difference and difference["p"] is not None else "-"
+    tuned = f"{row['tuned']['value']:.3g}" + (" (edge)" if row["tuned"]["at_edge"] else "") if row["tuned"] else "-"
+    cost = row["size"]
+    return [name, told, mean, span, p, tuned, f"{cost['parameters']:,}", si(cost["tokens"]), si(cost["flops"])]
+
+
+def verdict_text(found: Tree, name: str) -> str:
+    """Returns the verdict on a variant, with what would tell where nothing does."""
+    difference = found["variants"][name]["difference"]
+    if difference is None:
+        return "baseline"
+    more = difference["more_seeds"]
+    return difference["verdict"] + (f" ({more} more seeds would)" if more else "")
+
+
+def _sentences(found: Tree) -> str:
+    base = found["baseline"]
+    said = []
+    for name, row in found["variants"].items():
+        difference = row["difference"]
+        if difference is None or difference["mean"] is None:
+            continue
+        low, high = difference["interval"]
+        n, p = len(difference["pairs"]), difference["p"]
+        said.append(
+            f"Against {base}, {name} changes {found['metric']} by {difference['mean']:+.4f} (95 % interval {low:+.4f} to {high:+.4f},"
+            f" paired t-test over {n} seeds, Holm-corrected p = {p:.2g}): {difference['verdict']}"
+            + (f" {found['least_effect']:g}." if difference["verdict"] == "equal within" else ".")
+        )
+    return "\n".join(f"> {sentence}" for sentence in said)
+
+
+def _method(found: Tree) -> str:
+    least = f"{found['least_effect']:g}"
+    return (
+        f"Each variant ran with the seeds 0 to {found['seeds'] - 1}, which move initial weights, data order and dropout. Differences are"
+        " paired by seed; intervals are Student's t and assume that differences spread normally; they and p are corrected by Holm's"
+        " procedure for the number of variants. Better: the whole interval is below 0. No better: a gain of the least effect"
+        f" ({least}) is excluded. Equal within: the 90 % interval is inside it. Study {found['hash']}."
+    )

@@ -1,0 +1,99 @@
+"""What a model is measured by on labelled rows, and what a loss over pairs of answers tells beside itself."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lm.nn.batch import IGNORED, Batch
+from lm.nn.context import Context
+from lm.nn.head import Head
+from lm.nn.loss import LossSums, causal_reader
+from lm.nn.transformer import LM
+
+
+class Measure:
+    """The likelihood of a batch's labels. A subclass tells more, by names that are the same for every batch."""
+
+    def labels(self, batch: Batch) -> Tensor:
+        """Returns those that the likelihood is of."""
+        assert batch.labels is not None
+        return batch.labels
+
+    def __call__(self, model: LM, batch: Batch) -> LossSums:
+        """Sums over those labels, with no gradient."""
+        sums: LossSums = model(batch, loss=causal_reader(self.labels(batch)))
+        return sums
+
+
+class Answers(Measure):
+    """And of answers, where a part of the labels may be none, how many tokens are the likeliest."""
+
+    def __call__(self, model: LM, batch: Batch) -> LossSums:
+        sums: LossSums = model(batch, loss=causal_reader(self.labels(batch), answers=answers(batch)))
+        return sums
+
+
+class Pairs(Measure):
+    """The likelihood of the better answers, and how both of each pair compare.
+
+    beta, parent: of the loss of DPO, and what gives the model at its start; without a parent only the likelihoods are told.
+    """
+
+    def __init__(self, beta: float, parent: Callable[[], LM] | None) -> None:
+        self._beta, self._parent = beta, parent
+        self._before: LM | None = None
+
+    def labels(self, batch: Batch) -> Tensor:
+        return super().labels(batch)[0::2]
+
+    def __call__(self, model: LM, batch: Batch) -> LossSums:
+        reader = row_likelihoods(super().labels(batch))
+        if self._before is None and self._parent is not None:
+            self._before = self._parent()
+        after: Tensor = model(batch, loss=reader)
+        before = self._before(batch, loss=reader) if self._before is not None else None
+        sums = pair_sums(after, before, self._beta)
+        told = sums.told | ({"pair_loss": _mean_of(sums.nll, after[0::2])} if before is not None else {})
+        return LossSums(-after[0::2].sum(), -after[0::2].sum(), None, told)
+
+
+def answers(batch: Batch) -> Tensor | None:
+    """Returns the labels that are answers: all, unless the batch says which."""
+    return batch.labels if batch.answers is None else batch.answers
+
+
+def pair_sums(after: Tensor, before: Tensor | None, beta: float) -> LossSums:
+    """-log sigmoid(beta * (gain of the better answer - gain of the worse one)), summed over pairs.
+
+    after, before: (2 pairs,) log-likelihoods under the model and under that at the start, the better answer of a pair first. Tells both
+    likelihoods, and with `before` the margin of the gains times beta, and how many are above 0.  Rafailov et al. 2023,
+    arXiv:2305.18290, equation 7.
+    """
+    seen = after.detach()
+    told = {"chosen_logp": _mean_of(seen[0::2].sum(), seen[0::2]), "rejected_logp": _mean_of(seen[1::2].sum(), seen[1::2])}
+    if before is None:
+        return LossSums(after.new_zeros(()), after.new_zeros(()), None, told)
+    gain = after - before
+    margin = beta * (gain[0::2] - gain[1::2])
+    total, found = -F.logsigmoid(margin).sum(), margin.detach()
+    told |= {"margin": _mean_of(found.sum(), found), "accuracy": _mean_of((found > 0).sum(), found)}
+    return LossSums(total, total.detach(), None, told)
+
+
+def _mean_of(total: Tensor, counted: Tensor) -> Tensor:
+    """(2,) a sum, and how many are in it."""
+    return torch.stack([total.float(), torch.full_like(total, len(counted), dtype=torch.float32)])
+
+
+def row_likelihoods(labels: Tensor) -> Callable[[Tensor, Head, Context], Tensor]:
+    """A reader: (b,) the log-likelihood of the labels of each row."""
+
+    def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
+        row, place = torch.nonzero(labels != IGNORED, as_tuple=True)
+        logits = head(hidden[row, place]).float()  # (labels, v)
+        likelihoods = -F.cross_entropy(logits, labels[row, place], reduction="none")
+        return likelihoods.new_zeros(len(labels)).index_add(0, row, likelihoods)
+
+    return read

@@ -1,0 +1,76 @@
+"""How far something is that takes long, on stderr: a line that moves on a terminal, a line now and then elsewhere."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from lm import printing
+
+_SILENT_S = 1.5  # so long, at the most, nothing is told; of work that takes minutes the lines come further apart
+_MOST_S = 60.0
+
+_running: "list[_Progress | None]" = []  # the innermost last: it is the one that tells, and None tells nothing
+
+
+@contextmanager
+def progress(title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Tells how long the block takes, whenever nothing was printed for a while; yields what takes the bytes done so far, of `total`."""
+    told = _Progress(title, total)
+    _running.append(told)
+    told.start()
+    try:
+        yield told.done
+    finally:
+        _running.pop()
+        told.stop()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """The block prints by itself, or others do; what is around it tells nothing meanwhile."""
+    _running.append(None)
+    try:
+        yield
+    finally:
+        _running.pop()
+
+
+class _Progress(threading.Thread):
+    """A thread, since what takes long does not come by to tell."""
+
+    def __init__(self, title: str, total: int | None) -> None:
+        super().__init__(name="progress", daemon=True)
+        self._title, self._total = title, total
+        self._bytes = 0
+        self._began = time.monotonic()
+        self._told = self._began, 0  # when, and the bytes done then
+        self._over = threading.Event()
+
+    def done(self, n_bytes: int) -> None:
+        self._bytes = n_bytes
+
+    def stop(self) -> None:
+        """No line comes later."""
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        on_terminal = printing.moves()
+        while not self._over.wait(_SILENT_S / 10):
+            elapsed = time.monotonic() - self._began
+            pause = min(_MOST_S, max(_SILENT_S, elapsed / 30)) if not on_terminal or elapsed < _SILENT_S else _SILENT_S / 5
+            if _running[-1:] == [self] and printing.silent_s() >= pause:
+                printing.status(self._line())
+
+    def _line(self) -> str:
+        """How much, how fast since the line before, and how long it takes at that speed."""
+        (at, before), now, done = self._told, time.monotonic(), self._bytes
+        if not done:
+            return f"{self._title}: {now - self._began:.0f} s"
+        self._told = now, done
+        speed = max(1, done - before) / max(now - at, 1e-9)
+        of = f" of {self._total / 1e6:,.0f}" if self._total else ""
+        left = f", {timedelta(seconds=round(max(0, self._total - done) / speed))} left" if self._total else ""
+        return f"{self._title}: {done / 1e6:,.0f}{of} MB, {speed / 1e6:,.1f} MB/s{left}"

@@ -1,0 +1,197 @@
+"""What differences between runs say: paired by seed, corrected for how many were asked about, with one of four verdicts."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Verdict = Literal["better", "no better", "equal within", "cannot tell"]
+Interval = tuple[float, float]
+
+ALPHA = 0.05
+POWER = 0.8
+MOST_SEEDS = 999
+_PERMUTED_FROM, _RESAMPLED_FROM = 6, 10  # pairs: below, no permutation reaches 5 %, and a bootstrap is too narrow
+
+
+@dataclass(frozen=True)
+class Difference:
+    """variant - baseline of a metric of which less is better.
+
+    pairs: one for each seed that both have, ascending; inf where the variant alone diverged, -inf where the baseline alone did.
+    interval: Student's t, at the level that Holm's procedure leaves this variant.  near: at 90 %, for equivalence.  p: of the same test,
+    corrected by Holm. None where a pair is not finite, or there is one alone. permutation_p: exact, over all signs, from 6 pairs on.
+    bootstrap: BCa at the same level, from 10 on.  more_seeds: how many would tell with 80 % power, by the spread so far; None: no number.
+    """
+
+    pairs: tuple[float, ...]
+    mean: float | None
+    interval: Interval | None
+    near: Interval | None
+    p: float | None
+    permutation_p: float | None
+    bootstrap: Interval | None
+    verdict: Verdict
+    more_seeds: int | None
+
+
+def differences(
+    baseline: Mapping[int, float], variants: Mapping[str, Mapping[int, float]], least_effect: float = 0.0
+) -> dict[str, Difference]:
+    """Compares each variant with the baseline, by the seeds that both have.
+
+    baseline, a variant: the metric of each seed, infinite where the run diverged.  least_effect: the smallest difference worth acting on.
+    Intervals and p hold for all variants together: among equal ones at most 5 % of studies raise any alarm (Holm 1979).
+    """
+    pairs = {name: _pairs(baseline, found) for name, found in variants.items()}
+    raw = {name: _p(found) for name, found in pairs.items()}
+    corrected, levels = holm(raw)
+    return {name: _judged(found, corrected[name], levels[name], least_effect) for name, found in pairs.items()}
+
+
+def holm(ps: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns p corrected for the number of tests, and the level of the interval that agrees with it.  Holm 1979."""
+    corrected, levels, worst, level = {}, {}, 0.0, ALPHA / max(1, len(ps))
+    for rank, name in enumerate(sorted(ps, key=lambda name: ps[name])):
+        left = len(ps) - rank
+        level = ALPHA / left if worst < ALPHA else level  # behind the first that is not rejected all are judged as it was
+        worst = max(worst, min(1.0, ps[name] * left))
+        corrected[name], levels[name] = worst, level
+    return corrected, levels
+
+
+def power(n: int, sd: float, effect: float, alpha: float = ALPHA) -> float:
+    """Returns how often a paired t-test of n seeds finds an effect, by the noncentral F distribution.  sd: of the differences."""
+    from scipy import stats
+
+    limit = float(stats.f.isf(alpha, 1, n - 1))
+    return float(stats.ncf.sf(limit, 1, n - 1, n * (effect / sd) ** 2))  # t^2, whose noncentral distribution overflows nowhere
+
+
+def seeds_needed(sd: float, effect: float, alpha: float = ALPHA) -> int | None:
+    """Returns how many seeds find an effect with 80 % power; None where over 999 would not.  sd: of the differences."""
+    from scipy import stats
+
+    if sd <= 0:
+        return 2
+    bound = float(stats.norm.isf(alpha / 2) + stats.norm.ppf(POWER)) * sd  # of a known spread, so that no fewer will do
+    if abs(effect) * math.sqrt(MOST_SEEDS) < bound:
+        return None
+    n = max(2, int((bound / effect) ** 2))
+    while power(n, sd, effect, alpha) < POWER:
+        n += 1
+    return n
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How runs of one config spread: standard deviations of the metric.
+
+    total: of one run whose seeds all move.  init, order: what the initial weights, and the order of the data with dropout, contribute.
+    rest: what neither explains.  pairing: standard deviation of the difference of two paired variants that share what is shared.
+    """
+
+    total: float
+    init: float
+    order: float
+    rest: float
+
+
+def split_noise(runs: Sequence[Sequence[float]]) -> Noise:
+    """Splits the spread of a square of runs, a row for each `seed.init` and a column for each `seed.data`.
+
+    Components of variance by the mean squares of a two-way layout without repetition, negative ones set to 0 (Searle 1971, ch. 9).
+    """
+    n, m = len(runs), len(runs[0])
+    grand = statistics.fmean(value for row in runs for value in row)
+    rows = [statistics.fmean(row) - grand for row in runs]
+    columns = [statistics.fmean(row[j] for row in runs) - grand for j in range(m)]
+    left = [(runs[i][j] - grand - rows[i] - columns[j]) ** 2 for i in range(n) for j in range(m)]
+    rest = sum(left) / ((n - 1) * (m - 1))
+    init = max(0.0, sum(row**2 for row in rows) / (n - 1) - rest / m)
+    order = max(0.0, sum(column**2 for column in columns) / (m - 1) - rest / n)
+    return Noise(math.sqrt(init + order + rest), math.sqrt(init), math.sqrt(order), math.sqrt(rest))
+
+
+def _pairs(baseline: Mapping[int, float], variant: Mapping[int, float]) -> list[float]:
+    shared = sorted(baseline.keys() & variant.keys())
+    return [0.0 if variant[seed] == baseline[seed] else variant[seed] - baseline[seed] for seed in shared]
+
+
+def _p(pairs: Sequence[float]) -> float:
+    """Two-sided, of a difference of 0; where a run diverged by ranks alone, unpaired, for it has no difference."""
+    if len(pairs) < 2:
+        return 1.0
+    if any(map(math.isinf, pairs)):
+        return _sign_p(pairs)
+    mean, sd = statistics.fmean(pairs), statistics.stdev(pairs)
+    if sd == 0:
+        return float(mean == 0)
+    from scipy import stats
+
+    return float(2 * stats.t.sf(abs(mean) / sd * math.sqrt(len(pairs)), len(pairs) - 1))
+
+
+def _sign_p(pairs: Sequence[float]) -> float:
+    """Exact sign test, which asks only which of two is worse."""
+    from scipy import stats
+
+    told = [pair for pair in pairs if pair]
+    return float(stats.binomtest(sum(pair > 0 for pair in told), len(told)).pvalue) if told else 1.0
+
+
+def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float) -> Difference:
+    if len(pairs) < 2 or any(map(math.isinf, pairs)):
+        worse = sum(pair > 0 for pair in pairs) > len(pairs) / 2
+        verdict: Verdict = "cannot tell" if p >= ALPHA or len(pairs) < 2 else "no better" if worse else "better"
+        return Difference(tuple(pairs), None, None, None, p if len(pairs) > 1 else None, None, None, verdict, None)
+    interval, near = _interval(pairs, level), _interval(pairs, 0.1)
+    if least_effect and max(map(abs, near)) < least_effect:
+        verdict = "equal within"
+    elif interval[1] < 0:
+        verdict = "better"
+    elif interval[0] > -least_effect:
+        verdict = "no better"
+    else:
+        verdict = "cannot tell"
+    more = _more_seeds(pairs, level, least_effect) if verdict == "cannot tell" else None
+    return Difference(
+        tuple(pairs), statistics.fmean(pairs), interval, near, p, _permutation_p(pairs), _bootstrap(pairs, level), verdict, more
+    )
+
+
+def _interval(pairs: Sequence[float], level: float) -> Interval:
+    from scipy import stats
+
+    mean, n = statistics.fmean(pairs), len(pairs)
+    half = float(stats.t.ppf(1 - level / 2, n - 1)) * statistics.stdev(pairs) / math.sqrt(n)
+    return mean - half, mean + half
+
+
+def _more_seeds(pairs: Sequence[float], level: float, least_effect: float) -> int | None:
+    """Until the difference is found, if it is what it seems, or shown to be below the least effect."""
+    sd, mean = statistics.stdev(pairs), abs(statistics.fmean(pairs))
+    enough = [seeds_needed(sd, mean, level), seeds_needed(sd, least_effect - mean, 0.1) if least_effect > mean else None]
+    known = [n for n in enough if n is not None]
+    return max(1, min(known) - len(pairs)) if known else None
+
+
+def _permutation_p(pairs: Sequence[float]) -> float | None:
+    if not _PERMUTED_FROM <= len(pairs) <= 20:
+        return None
+    import numpy as np
+    from scipy import stats
+
+    found: Any = stats.permutation_test((np.array(pairs),), np.mean, permutation_type="samples", n_resamples=np.inf)
+    return float(found.pvalue)
+
+
+def _bootstrap(pairs: Sequence[float], level: float) -> Interval | None:
+    if len(pairs) < _RESAMPLED_FROM or len(set(pairs)) < 2:
+        return None
+    import numpy as np
+    from scipy import stats
+
+    found: Any = stats.bootstrap((np.array(pairs),), np.mean, confidence_level=1 - level, method="BCa", rng=np.random.default_rng(0))
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)

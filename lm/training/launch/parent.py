@@ -1,0 +1,32 @@
+"""A process that was started for another one ends with it, so that nobody holds a run folder whose command is gone."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+
+_PARENT = "LM_PARENT"  # environment variable: the process that another one is started for
+ORPHANED = signal.SIGUSR2  # what a process sends itself then; a run takes it as SIGTERM, and it ends what has not begun yet
+_LOOK_S = 0.5
+_PATIENCE_S = 60.0  # to finish the step and save; a rank may wait for one that is gone
+
+
+def named() -> Mapping[str, str]:
+    """Returns what the environment of a process needs to end with this one."""
+    return {_PARENT: str(os.getpid())}
+
+
+def end_with_parent() -> None:
+    """Looks after it from now on, in a process that has one. It may be gone already: hence its number from the environment."""
+    named = os.environ.pop(_PARENT, None)
+    if named is not None or "TORCHELASTIC_RUN_ID" in os.environ:
+        threading.Thread(target=_watch, args=(int(named) if named else os.getppid(),), name="parent", daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os.kill(os.getpid(), ORPHANED)
+    time.sleep(_PATIENCE_S)
+    os._exit(128 + signal.SIGTERM)

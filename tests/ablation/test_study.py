@@ -1,0 +1,146 @@
+"""Studies of runs of a second: planned, run, killed, gone on with, refused."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lm.ablation.study import read_study
+from lm.schema import Tree
+from tests.conftest import Lm
+from tests.training.conftest import TINY, write_text
+
+SHARED = [
+    *(arg for arg in TINY if not arg.startswith(("run.", "trainer.max_steps", "trainer.val_every", "checkpoint."))),
+    "trainer.max_steps=3",
+]
+FFN = "model/ffn=swiglu,gelu"
+Ablate = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("corpus")
+    return [*SHARED, f"data.files={write_text(folder / 'text.txt')}", f"data.cache_dir={folder / 'cache'}"]
+
+
+@pytest.fixture
+def python(server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of a study start by the server, without the seconds that imports take."""
+    stub = tmp_path / "python"
+    stub.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {Path(__file__).parents[1] / "client.py"} {server} "$@"\n')
+    stub.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stub))
+
+
+@pytest.fixture
+def ablate(lm: Lm, python: None, corpus: list[str]) -> Ablate:
+    """A study of the folder `ffn` in an empty folder."""
+    return lambda *args: lm("ablate", *args, "dir=.", "name=ffn", "threads=1", *corpus)
+
+
+def verdict(folder: Path) -> Tree:
+    return dict(json.loads((folder / "ffn/verdict.json").read_text()))
+
+
+def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(ablate: Ablate, tmp_path: Path) -> None:
+    code, out, err = ablate(FFN, "seeds=2", "jobs=2")
+    assert (code, err.count(": 4 runs to go")) == (0, 1)
+    first = verdict(tmp_path)
+    assert first["baseline"] == "swiglu" and first["variants"]["gelu"]["difference"]["verdict"] in out
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("ffn/*/summary.json")}
+    assert len(stamps) == 4
+    again, out, err = ablate(FFN, "seeds=2")
+    assert again == 0 and "runs to go" not in err and verdict(tmp_path) == first
+
+    assert ablate(FFN, "seeds=3")[0] == 0
+    more = verdict(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert {**more["variants"]["gelu"]["runs"], **first["variants"]["gelu"]["runs"]} == more["variants"]["gelu"]["runs"]
+    assert len(more["variants"]["gelu"]["difference"]["pairs"]) == 3 and more["hash"] == first["hash"]
+
+    code, _, err = ablate(FFN, "seeds=3", "optim.lr=0.1")
+    assert code == 2 and "the study has begun" in err.splitlines()[-1] and "optim.lr=0.1" in err.splitlines()[-1]
+    code, _, err = ablate("model/ffn=swiglu,gelu,relu2", "seeds=3")
+    assert code == 2 and "relu2" in err.splitlines()[-1]
+    report = (tmp_path / "ffn/report.md").read_text()
+    assert "| gelu | " in report and "Holm-corrected p" in report and "Say tune=optim.lr" in report
+    shutil.rmtree(tmp_path / "ffn/gelu-seed-2/model")
+    assert [job.name for job in read_study(tmp_path / "ffn").missing()] == ["gelu-seed-2"]
+
+
+def test_a_rate_is_tuned_for_every_variant_alike(ablate: Ablate, tmp_path: Path) -> None:
+    code, _, err = ablate(FFN, "seeds=2", "jobs=2", "tune=optim.lr")
+    assert code == 0, err
+    study, found = read_study(tmp_path / "ffn"), verdict(tmp_path)
+    for name, row in found["variants"].items():
+        tried = row["tuned"]["tried"]
+        assert 5 <= len(tried) <= 7
+        best = min(tried, key=tried.get)
+        assert float(best) / 2 <= row["tuned"]["value"] <= float(best) * 2
+        assert all(job.config.tree()["optim"]["lr"] == row["tuned"]["value"] and job.seed < 2 for job in study.reporting(name))
+    assert {path.name.rpartition("-")[2] for path in tmp_path.glob("ffn/tune-*")} == {"1000"}
+
+
+def test_a_run_that_diverges_is_an_outcome(ablate: Ablate, tmp_path: Path) -> None:
+    code, *_ = ablate("optim.lr=0.001,1e30", "optim=sgd", "seeds=2")
+    assert code == 0
+    row = verdict(tmp_path)["variants"]["1e30"]
+    assert row["diverged"] == 2 and row["mean"] is None and set(row["runs"].values()) == {None}
+    assert "2 of 2 runs diverged" in (tmp_path / "ffn/report.md").read_text()
+    assert ablate("optim.lr=0.001,1e30", "optim=sgd", "seeds=2")[2].count("runs to go") == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["model/ffn=swiglu"], "there is one variant only"),
+        (["model/ffn=swiglu,gelu", "baseline=relu"], "baseline=relu is none of the variants"),
+        (["model/ffn=swiglu,gelu", "seeds=1"], "seeds: 1 does not fit"),
+        (["model/ffn=swiglu,gelu", "match=params"], "match=params needs a setting to move"),
+        (["model/ffn=swiglu,gelu", "match=params", "knob=model.ffn.hiden"], "knob=model.ffn.hiden: variant gelu has no such whole number"),
+        (["model/ffn=swiglu,gelu", "match=params", "knob=model.n_layers"], "reaches"),
+        (["model/ffn=swiglu,gelu", "tune=model.kind"], "tune=model.kind: variant"),
+        (["optim.lr=0.1,0.10"], "it changes nothing against"),
+        (["seed=0,1"], "it changes nothing against"),
+        (["study=nothing"], "no recipe of this name has a study"),
+        (["frobnicate", "model/ffn=swiglu,gelu"], "'frobnicate' is nothing to do with a study"),
+    ],
+)
+def test_a_study_that_cannot_be_is_refused_before_anything_runs(args: list[str], said: str, ablate: Ablate, tmp_path: Path) -> None:
+    code, _, err = ablate(*args)
+    assert code == 2 and said in err.splitlines()[-1], err
+    assert not (tmp_path / "ffn").exists()
+
+
+def test_a_metric_that_a_run_lacks_is_told_with_those_it_has(ablate: Ablate) -> None:
+    code, _, err = ablate(FFN, "seeds=2", "metric=accuracy")
+    assert code == 2 and "metric=accuracy" in err.splitlines()[-1] and "val_loss" in err.splitlines()[-1]
+
+
+def test_a_plan_matches_the_parameters_and_runs_nothing(ablate: Ablate, tmp_path: Path) -> None:
+    code, out, _ = ablate("plan", FFN, "match=params", "knob=model.ffn.hidden", "tune=optim.lr")
+    assert code == 0 and "20 runs: 2 variants x (5 to tune optim.lr + 5 seeds)" in out
+    sizes = [int(line.split()[1].replace(",", "")) for line in out.splitlines()[1:3]]
+    assert abs(sizes[1] / sizes[0] - 1) <= 0.005
+    assert not (tmp_path / "ffn").exists()
+
+
+@pytest.mark.slow
+def test_a_study_killed_five_times_has_the_verdict_of_one_left_alone(corpus: list[str], tmp_path: Path) -> None:
+    """Real processes; the group of the study is killed at random, its runs with it."""
+    call = [sys.executable, "-m", "lm", "ablate", FFN, "seeds=2", "jobs=2", "threads=1", "name=ffn", *corpus]
+    subprocess.run([*call, f"dir={tmp_path / 'alone'}"], check=True, capture_output=True)
+    begun = time.monotonic()
+    for number in range(5):
+        with subprocess.Popen([*call, f"dir={tmp_path / 'killed'}"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+            time.sleep(6 + 2 * number)
+            process.send_signal(signal.SIGKILL if number % 2 else signal.SIGTERM)
+    subprocess.run([*call, f"dir={tmp_path / 'killed'}"], check=True, capture_output=True)
+    assert verdict(tmp_path / "killed")["variants"] == verdict(tmp_path / "alone")["variants"], time.monotonic() - begun

@@ -1,0 +1,73 @@
+"""A run that starts from a checkpoint is gentle with it, fits its context, and says so."""
+
+from pathlib import Path
+
+import pytest
+
+from lm.cli.compose import catalog
+from lm.cli.compose.compose import Composition, compose
+from lm.storage.model_folder import save_model
+from lm.training.optim.adamw import AdamWConfig
+from lm.training.optim.muon import MuonConfig
+from lm.training.optim.schedule import CosineConfig
+
+RATES = catalog.read(catalog.root() / "conf" / "finetune.yaml")["lr"]
+CHATS, PAIRS, TEXT = (["objective=sft", "data=chat"], ["objective=dpo", "data=preferences"], ["data=text"])
+
+
+@pytest.fixture
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model with a context of 64 tokens of a run that Muon trained at 0.02, as the default recipe does."""
+    monkeypatch.chdir(tmp_path)
+    config = compose([]).config()
+    assert isinstance(config.optim, MuonConfig) and config.optim.lr == 0.02
+    save_model(tmp_path / "runs/parent/model", config.model.replace(max_seq_len=64).tree(), {}, lambda temporary: None, {})
+    return "runs/parent"
+
+
+def started(parent: str, *overrides: str) -> Composition:
+    return compose([f"init_from={parent}", *overrides, "data.files=a.jsonl"])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(TEXT, PAIRS, CHATS, [*TEXT, "recipes=pretrain/gpt2_124m"], [*PAIRS, "recipes=pretrain/tiny"], [*CHATS, "recipes=ablation/layer"]),
+        *([*PAIRS, "recipes=finetune/chat_tiny"], ["recipes=finetune/chat"]),
+    ],
+)
+def test_the_optimizer_of_a_pretraining_does_not_go_on_in_silence(parent: str, given: list[str]) -> None:
+    """Seen to fail before: Muon at 0.02 for every objective, and DPO at the rate of another objective's recipe."""
+    composition = started(parent, *given)
+    config, kind = composition.config(), composition.choices["objective"]
+    assert isinstance(config.optim, AdamWConfig) and isinstance(config.schedule, CosineConfig)
+    assert config.optim.lr == RATES.get(kind, RATES["others"])
+    assert composition.notes[-1].startswith(f"init_from={parent}: ")
+    assert f"optim.lr={config.optim.lr}" in composition.notes[-1] and f"objective={kind}" in composition.notes[-1]
+
+
+def test_what_the_command_line_says_is_had(parent: str) -> None:
+    told = started(parent, *TEXT, "optim=muon", "schedule=wsd")
+    assert isinstance(told.config().optim, MuonConfig) and told.config().optim.lr == 0.02
+    assert started(parent, *PAIRS, "optim.lr=1e-6").config().optim.lr == 1e-6
+    assert "optim.lr" not in started(parent, *PAIRS, "optim.lr=1e-6").notes[0]
+    assert "warmup_steps" not in started(parent, *TEXT, "schedule.warmup_steps=3").notes[0]
+    assert started(parent, *TEXT, "debug=fast").config().schedule.warmup_steps == 1
+
+
+def test_a_recipe_of_its_own_rate_keeps_it_and_no_parent_means_nothing_gentle(parent: str) -> None:
+    assert (
+        started(parent, "recipes=finetune/tiny_on_text").config().optim.lr == catalog.values("recipes", "finetune/tiny_on_text")["optim.lr"]
+    )
+    config = compose(["recipes=pretrain/tiny"]).config()
+    assert isinstance(config.optim, MuonConfig)
+
+
+@pytest.mark.parametrize("recipe", [name for name in catalog.groups()["recipes"] if name.startswith("finetune/")])
+def test_a_recipe_of_fine_tuning_fits_the_context_of_its_parent(parent: str, recipe: str) -> None:
+    files = [] if catalog.file_of("recipes", recipe).stem in ("chat_tiny", "dpo_tiny") else ["data.files=a.jsonl"]
+    composition = compose([f"recipes={recipe}", f"init_from={parent}", *files])
+    assert composition.config().data.seq_len == 64
+    assert "data.seq_len=64" in composition.notes[0]
+    shorter = compose([f"recipes={recipe}", f"init_from={parent}", "data.seq_len=32"])
+    assert shorter.tree["data"]["seq_len"] == 32

@@ -13,7 +13,7 @@ import pytest
 from lm.cli.compose import catalog
 from lm.cli.main import main
 from lm.storage.atomic import MANIFEST
-from tests.training.conftest import TINY, write_text
+from tests.training.conftest import TINY, settled, write_text
 
 Call = Callable[..., tuple[int, str, str]]
 STEP = "run/checkpoints/step-00000012"
@@ -41,9 +41,10 @@ def place(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     os.environ.pop(catalog.OWN, None)
 
 
-def again(sound: Path) -> tuple[str, ...]:
+def again(sound: Path) -> list[str]:
     """One step more of the run in the current folder, which has the data of that one."""
-    return ("train", *TINY, "run.dir=.", f"data.files={sound / 'text.txt'}", f"data.cache_dir={sound / 'cache'}", "trainer.max_steps=13")
+    place = ("run.dir=.", f"data.files={sound / 'text.txt'}", f"data.cache_dir={sound / 'cache'}")
+    return settled("train", *TINY, *place, "trainer.max_steps=13")
 
 
 GENERATE = ("generate", "from=run", "prompt=a", "max_tokens=1")
@@ -205,7 +206,7 @@ SIZES = {
 @pytest.mark.parametrize("sizes", SIZES)
 def test_sizes_that_nothing_can_hold_are_refused_before_they_are_built(sizes: str, sound: Path, place: Path, lm: Call) -> None:
     """Seen to fail by an allocation, or by never ending."""
-    fails(lm(*again(sound), "run.name=big", *sizes.split()), SIZES[sizes])
+    fails(lm(*settled(*again(sound), "run.name=big", *sizes.split())), SIZES[sizes])
 
 
 @pytest.mark.parametrize("defaults", ["[mine, _self_]", "[other, _self_]", "3", "{a: 1}", "[1]"])

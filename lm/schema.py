@@ -119,7 +119,7 @@ class Slot(Config):
         if isinstance(value, cls):
             return value
         kinds, kind = cls.kinds(), value.get("kind") if isinstance(value, dict) else None
-        if kind not in kinds:
+        if not isinstance(kind, str) or kind not in kinds:
             tag = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": ", ".join(kinds)}
             raise PydanticKnownError("union_tag_invalid", tag)
         if missing := ", ".join(sorted(kinds[kind].__abstractmethods__)):
@@ -243,10 +243,10 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
         _, field = find_field(cls, tree, path)
         options = variants(field.annotation) if field else {}
         tag = given.get("kind") if isinstance(given, dict) else given
-        return f"{where}.kind: {tag!r} is not an option. {did_you_mean(str(tag), options)}"
+        return f"{where}.kind: {str(tag)[:80]!r} is not an option. {did_you_mean(str(tag)[:80], options)}"
     if kind == "literal_error":
         choices = re.findall("'([^']*)'", problem["ctx"]["expected"])
-        return f"{where}: {given!r} is not an option. {did_you_mean(str(given), choices)}"
+        return f"{where}: {str(given)[:80]!r} is not an option. {did_you_mean(str(given)[:80], choices)}"
     if kind in ("value_error", "assertion_error"):
         return f"{where}: {problem['ctx']['error']}"
     if kind in _LENGTHS:

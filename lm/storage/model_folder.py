@@ -55,6 +55,10 @@ def read_model(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder / WEIGHTS}: cannot be read ({error}). Use another model folder.") from None
     for name, weight in weights.items():
+        if not weight.dtype.is_floating_point or weight.dtype.itemsize < 2:
+            raise CheckpointError(
+                f"{folder / WEIGHTS}: {name} is {weight.dtype}, and weights are fp32, fp16 or bf16. Use another model folder."
+            )
         require_finite(name, weight, str(folder), "Use an earlier checkpoint")
     return config, weights
 

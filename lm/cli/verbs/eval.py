@@ -44,7 +44,8 @@ class Eval(Verb):
         examined, says_length = take_examined(rest, list(type(self).model_fields), RunFolder.around(model))
         from lm.generation.examine import evaluate
 
-        data = examined.data if says_length else examined.data.replace(seq_len=saved["model"]["max_seq_len"])
+        longest = saved.get("model", {}).get("max_seq_len")
+        data = examined.data if says_length or type(longest) is not int else examined.data.replace(seq_len=longest)
         found = evaluate(
             model, data, examined.objective, parent=examined.init_from, split=self.split, micro_batch=self.micro_batch,
             device=self.device, log=note,

@@ -18,6 +18,8 @@ from lm.data.sources.base import Source
 from lm.data.sources.fingerprint import short_hash
 from lm.errors import ConfigError, ResourceError
 from lm.schema import Slot
+from lm.storage.atomic import sync
+from lm.storage.reading import never_waiting
 
 Log = Callable[[str], None]
 ROOMS = ("sources", "records", "tokenizer", "store")  # below lm/data: what a document is, how it is read, cut, encoded and kept
@@ -113,7 +115,10 @@ def _build(folder: Path, build: Callable[[Path], None], resume: bool) -> None:
     half.mkdir(exist_ok=True)
     try:
         build(half)
+        for path in (*half.rglob("*"), half):
+            sync(path)
         half.rename(folder)
+        sync(folder.parent)
     except Exception:
         shutil.rmtree(half, ignore_errors=True)
         raise
@@ -121,7 +126,7 @@ def _build(folder: Path, build: Callable[[Path], None], resume: bool) -> None:
 
 @contextmanager
 def _locked(path: Path, log: Log) -> Iterator[None]:
-    with path.open("w") as lock:
+    with open(path, "w", opener=never_waiting) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -40,6 +40,8 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
         cfg = family.config(hf)
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None
+    if cfg.vocab_size is None or cfg.max_seq_len is None:
+        raise ConfigError(f"{folder / CONFIG}: vocab_size or the longest row is null, and weights have numbers. Restore the file.")
     notes = unheard(str(folder / CONFIG), hf, family, cfg)
     if hf.get("auto_map"):
         notes.append(f"{CONFIG}: auto_map names code of the model's own, which is not run")

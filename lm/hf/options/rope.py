@@ -43,7 +43,7 @@ def _require_known(kind: str, there: Tree) -> None:
     """Raises ConfigError for a type, or a parameter of it, that lm does not have."""
     kinds = ScalingConfig.kinds()
     if kind not in ("default", *kinds):
-        raise ConfigError(f"config.json: rope_type={kind!r} is not known. Known are {', '.join(kinds)}.")
+        raise ConfigError(f"config.json: rope_type={kind[:80]!r} is not known. Known are {', '.join(kinds)}.")
     known = {*_OF_ALL_KINDS, *(kinds[kind].model_fields if kind in kinds else ())} - {"kind", "original_len"}
     for key, value in there.items():
         if key not in known and value is not None:

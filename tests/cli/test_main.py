@@ -85,7 +85,8 @@ def test_closed_pipe_is_no_error() -> None:
         [sys.executable, "-m", "lm", "train", "--cfg", "job"], stdout=write, stderr=subprocess.PIPE, text=True, check=False
     )
     os.close(write)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert all(line.startswith("lm train: ") for line in done.stderr.splitlines())  # how long it takes
 
 
 def test_closed_stdout_is_no_error() -> None:

@@ -15,7 +15,8 @@ from lm.ablation.study import Job, Study
 from lm.errors import Interrupted, NumericsError, SweepError
 from lm.printing import note
 from lm.progress import quiet
-from lm.storage.atomic import RunLock, replace_file
+from lm.storage.atomic import replace_file
+from lm.storage.lock import RunLock
 from lm.storage.reading import yaml_text
 from lm.training.launch import parent
 

@@ -29,7 +29,7 @@ from lm.training.journal import Journal
 from lm.training.launch.ranks import Ranks
 from lm.training.launch.signals import Signals
 from lm.training.resume import finished, open_run, parent_hash, require_same_data
-from lm.training.state import Counters, RunState
+from lm.training.state import Counters, RunState, Saved
 from lm.training.weights.export import export_model
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _prepare(cfg: TrainConfig, folder: RunFolder, reader: CheckpointReader | Non
 def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks, signals: Signals) -> RunState:
     """The folder is this config's from now on, its run unfinished, and nothing in it is newer than the checkpoint."""
     cfg, reader, model_cfg = module.cfg, module.reader, module.model.cfg
-    counters = Counters(**reader.meta["counters"]) if reader is not None else Counters()
+    counters = Saved.of(reader).counters if reader is not None else Counters()
     if ranks.first:
         journal.folder.write_config(cfg.tree())
         journal.folder.remove_summary()

@@ -9,12 +9,8 @@ from typing import Any
 
 import pytest
 
-from lm import progress
-
 # Before torch is imported, here and in every process that a test starts: on tensors this small, threads cost more than they bring.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-progress._SILENT_S = 600.0  # what a test prints does not depend on how busy the machine is
 
 Lm = Callable[..., tuple[int, str, str]]
 

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lm import progress
 from tests.client import ask
 
 ROOT = Path(__file__).parents[1]
@@ -111,6 +112,7 @@ def serve(path: str) -> None:
     """A request is three open files and a line of JSON; the answers are the process and, when it has ended, its exit code."""
     for name in HEAVY:
         __import__(name)
+    progress._SILENT_S = 600.0  # as in conftest.py
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
     def popen(handler: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:

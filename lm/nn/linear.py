@@ -1,4 +1,4 @@
-"""The one linear layer with a meaning of its own."""
+"""The layers of torch that do something more, or less, here."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -12,3 +12,11 @@ class Out(Declares, nn.Linear):
     """A projection that writes to the residual stream; it starts scaled by depth."""
 
     drawn: ClassVar[Mapping[str, Draw]] = {"weight": into_residual}
+
+
+class Embedding(nn.Embedding):
+    """A table that draws nothing when it is built: `init_weights` does, or a file brings it. On the meta device torch would load its
+    compiler to draw."""
+
+    def reset_parameters(self) -> None:
+        """Leaves the weights as they are."""

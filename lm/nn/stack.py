@@ -14,6 +14,7 @@ from lm.nn.context import Context
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.head import HeadConfig
 from lm.nn.init import InitConfig
+from lm.nn.linear import Embedding
 from lm.nn.mixers.base import AttentionConfig, RecurrentConfig
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import Dims, PositionConfig
@@ -114,7 +115,7 @@ class Stack(nn.Module):
         self.cfg, self.embed_scale = cfg, cfg.embed.scale
         self.parts = [cfg.parts(layer, cross) for layer in range(n_layers)]
         self.position = cfg.position.build(cfg.dims(causal))
-        self.segment = nn.Embedding(cfg.embed.segments, cfg.d_model) if cfg.embed.segments else None
+        self.segment = Embedding(cfg.embed.segments, cfg.d_model) if cfg.embed.segments else None
         self.embed_norm = cfg.norm.build(cfg.d_model) if cfg.embed.norm else None
         self.dropout = nn.Dropout(cfg.dropout)
         self.blocks = nn.ModuleList(cfg.block.build(parts) for parts in self.parts)

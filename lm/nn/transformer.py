@@ -14,6 +14,7 @@ from lm.nn.cost.room import require_room
 from lm.nn.ffn.base import Mixture
 from lm.nn.head import Head, Reader
 from lm.nn.init import Declares, draw_of, init_weights, into_residual, matrix
+from lm.nn.linear import Embedding
 from lm.nn.mixers.cache import Cache, State
 from lm.nn.mixers.mask import Mask
 from lm.nn.mtp import MTPBlock, MTPConfig, shifted
@@ -97,7 +98,7 @@ class LM(Stack):
         super().__init__(cfg, cfg.n_layers, causal, cross)
         self.causal = causal
         self.vocab_size, self.max_seq_len = cfg.vocab_size, cfg.max_seq_len
-        self.embed = nn.Embedding(self.vocab_size, cfg.d_model)
+        self.embed = Embedding(self.vocab_size, cfg.d_model)
         self.head = Head(cfg.head, cfg.norm, cfg.d_model, self.vocab_size)
         self.mtp = nn.ModuleList()  # blocks that predict further tokens, which only training runs
         self.tie()

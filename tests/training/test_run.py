@@ -19,7 +19,7 @@ from lm.storage.checkpoint import checkpoints
 from lm.storage.lock import RunLock
 from lm.training.run import train
 from tests.server import Process
-from tests.training.conftest import Before, Configure, read
+from tests.training.conftest import Before, Configure, read, settled
 
 Start = Callable[..., Process]
 ENDLESS = ["trainer.max_steps=100000", "trainer.val_every=100000", "checkpoint.every=100000"]
@@ -52,7 +52,7 @@ def test_a_signal_finishes_the_step_saves_and_tells_how_to_resume(
     assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl")] == list(range(1, step + 1))
     *_, resume, last = process.stderr.splitlines()
     assert f"{number.name} ended the run after step {step}, which is saved" in last
-    assert shlex.split(resume) == ["resume:", "lm", *args]
+    assert shlex.split(resume) == ["resume:", "lm", *settled(*args)]
 
 
 def test_a_second_signal_exits_at_once(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:

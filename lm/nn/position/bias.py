@@ -5,9 +5,10 @@ from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from lm.nn.cost.kept import Kept
+from lm.nn.linear import Embedding
 from lm.nn.position.base import Dims, Position, PositionConfig
 from lm.schema import MOST
 
@@ -89,7 +90,7 @@ class T5Relative(Position):
     def __init__(self, cfg: T5RelativeConfig, dims: Dims) -> None:
         super().__init__()
         self.cfg, self.causal = cfg, dims.causal
-        self.table = nn.Embedding(cfg.n_buckets, dims.n_heads)
+        self.table = Embedding(cfg.n_buckets, dims.n_heads)
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         distance = k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1)  # (b, q, k)

@@ -18,15 +18,24 @@ def named() -> Mapping[str, str]:
 
 
 def end_with_parent() -> None:
-    """Looks after it from now on, in a process that has one. It may be gone already: hence its number from the environment."""
+    """Looks after it from now on, in a process that has one. It may be gone already, and a program may stand between the two."""
     named = os.environ.pop(_PARENT, None)
     if named is not None or "TORCHELASTIC_RUN_ID" in os.environ:
-        threading.Thread(target=_watch, args=(int(named) if named else os.getppid(),), name="parent", daemon=True).start()
+        next_to_us = os.getppid()
+        threading.Thread(target=_watch, args=(next_to_us, int(named or next_to_us)), name="parent", daemon=True).start()
 
 
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
+def _watch(next_to_us: int, parent: int) -> None:
+    while os.getppid() == next_to_us and _lives(parent):
         time.sleep(_LOOK_S)
     os.kill(os.getpid(), ORPHANED)
     time.sleep(_PATIENCE_S)
     os._exit(128 + signal.SIGTERM)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

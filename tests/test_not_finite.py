@@ -16,7 +16,7 @@ from lm.storage.checkpoint import Piece
 from lm.storage.model_folder import save_model
 from tests.nn.models import config, redrawn
 from tests.runs import save_checkpoint
-from tests.training.conftest import TINY, write_text
+from tests.training.conftest import TINY, settled, write_text
 
 Call = Callable[..., tuple[int, str, str]]
 DATA = ("data=text", "data.files=text.txt", "data.seq_len=16", "data.cache_dir=cache")
@@ -98,10 +98,11 @@ def test_finite_weights_whose_logits_are_not_are_told(verb: str, sound: Path, tm
 def test_a_diverged_run_names_the_loss_and_the_step_and_not_the_sampler(steps: int, tmp_path: Path, lm: Call) -> None:
     """The first step takes all weights to infinity. Seen to fail with samples before the validation."""
     text = write_text(tmp_path / "text.txt")
-    code, _, err = lm(
+    args = settled(
         *("train", *TINY, f"data.files={text}", "run.dir=runs", "data.cache_dir=cache", "optim=sgd", "optim.lr=1e300"),
         *("schedule.warmup_steps=0", f"trainer.max_steps={steps}", "trainer.val_every=1", "trainer.sample_prompts=[a]"),
     )
+    code, _, err = lm(*args)
     assert code == 4
     assert err.splitlines()[-1].startswith("train: val_loss is nan after step 1, and the weights are not saved")
     assert "NaN" not in (tmp_path / "runs/run/metrics.jsonl").read_text()

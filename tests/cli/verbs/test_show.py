@@ -76,10 +76,11 @@ EVERY, RENDEZVOUS = "trainer.checkpoint_blocks", "launch.rendezvous=a:1"
 
 def memory_rows(lm: Lm, *args: str) -> dict[str, float]:
     """MiB, as printed."""
-    code, out, err = lm("show", "model=llama3_8b", "trainer.micro_batch=1", *args)
+    rows = [] if any(arg.startswith("trainer.micro_batch=") for arg in args) else ["trainer.micro_batch=1"]
+    code, out, err = lm("show", "model=llama3_8b", *rows, *args)
     assert (code, err) == (0, "")
-    rows = [line.split() for line in out.split("\n\n")[-1].splitlines()[1:]]
-    return {row[0]: float(row[1].replace(",", "")) * (1024 if row[2] == "GiB" else 1) for row in rows}
+    found = [line.split() for line in out.split("\n\n")[-1].splitlines()[1:]]
+    return {row[0]: float(row[1].replace(",", "")) * (1024 if row[2] == "GiB" else 1) for row in found}
 
 
 def mib(n: float) -> object:

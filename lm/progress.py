@@ -11,7 +11,7 @@ from lm import printing
 _SILENT_S = 1.5  # so long, at the most, nothing is told; of work that takes minutes the lines come further apart
 _MOST_S = 60.0
 
-_running: "list[_Progress]" = []  # the innermost last: it is the one that tells
+_running: "list[_Progress | None]" = []  # the innermost last: it is the one that tells, and None tells nothing
 
 
 @contextmanager
@@ -23,8 +23,18 @@ def progress(title: str, total: int | None = None) -> Iterator[Callable[[int], N
     try:
         yield told.done
     finally:
-        _running.remove(told)
+        _running.pop()
         told.stop()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """The block prints by itself, or others do; what is around it tells nothing meanwhile."""
+    _running.append(None)
+    try:
+        yield
+    finally:
+        _running.pop()
 
 
 class _Progress(threading.Thread):
@@ -42,7 +52,9 @@ class _Progress(threading.Thread):
         self._bytes = n_bytes
 
     def stop(self) -> None:
+        """No line comes later."""
         self._over.set()
+        self.join()
 
     def run(self) -> None:
         on_terminal = printing.moves()

@@ -15,6 +15,9 @@ from pydantic_core import PydanticKnownError, core_schema
 from lm.errors import ConfigError
 
 Tree = dict[str, Any]
+MOST = 1 << 24
+"""The largest size of anything that a config builds: a width, a length, a count of tokens."""
+MOST_LAYERS = 1 << 12
 
 
 def flatten(tree: Tree, prefix: str = "") -> Tree:

@@ -24,7 +24,8 @@ def ask(server: str, args: Sequence[str], env: Mapping[str, str], folder: str, o
 
 
 def main(server: str, *args: str) -> None:
-    pid, answers = ask(server, args if args[:1] == ("-m",) else ["-m", "lm", *args], os.environ, os.getcwd(), (0, 1, 2))
+    env = {name: value for name, value in os.environ.items() if name != "LM_PARENT"}  # the process is a child of the server
+    pid, answers = ask(server, args if args[:1] == ("-m",) else ["-m", "lm", *args], env, os.getcwd(), (0, 1, 2))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, frame: os.kill(pid, number))
     code = int(answers.readline())

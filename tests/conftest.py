@@ -25,6 +25,12 @@ def started(args: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[s
             process.kill()
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes long says so on stderr, and on a busy machine everything does."""
+    monkeypatch.setattr("lm.progress._SILENT_S", 60.0)
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[Path]:
     """Commands start here without the seconds that imports take: tests/server.py."""

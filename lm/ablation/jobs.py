@@ -13,8 +13,12 @@ from types import FrameType
 
 from lm.ablation.study import Job, Study
 from lm.errors import Interrupted, NumericsError, SweepError
-from lm.storage.atomic import RunLock, replace_file
+from lm.printing import note
+from lm.progress import quiet
+from lm.storage.atomic import replace_file
+from lm.storage.lock import RunLock
 from lm.storage.reading import yaml_text
+from lm.training.launch import parent
 
 WORKER = "lm.training.worker"
 
@@ -25,9 +29,9 @@ def run_missing(study: Study, jobs: int) -> None:
     jobs: how many at once; the threads of each are the study's, so that their number changes no bit.
     Raises SweepError where a job failed otherwise than by diverging, Interrupted after a signal with the running jobs saved.
     """
-    with RunLock(study.folder), _forwarded() as running, ThreadPoolExecutor(jobs) as pool:
+    with RunLock(study.folder), _forwarded() as running, ThreadPoolExecutor(jobs) as pool, quiet():
         while left := study.missing():
-            print(f"{study.folder}: {len(left)} runs to go", file=sys.stderr, flush=True)
+            note(f"{study.folder}: {len(left)} runs to go")
             _round(study, left, pool, running)
 
 
@@ -74,7 +78,7 @@ def _round(study: Study, left: list[Job], pool: ThreadPoolExecutor, running: _Ru
             if running.caught is None:
                 result = study.result(job)
                 told = "diverged" if code == NumericsError.exit_code else f"failed({code})" if result is None else f"{result:.4f}"
-                print(f"[{done}/{len(left)}] {job.name}: {told}", file=sys.stderr, flush=True)
+                note(f"[{done}/{len(left)}] {job.name}: {told}")
     if running.caught is not None:
         said = f"{signal.Signals(running.caught).name} ended the study with its runs saved"
         raise Interrupted(f"{study.folder}: {said}. The same command goes on.", running.caught)
@@ -88,7 +92,7 @@ def _run(study: Study, job: Job, running: _Running) -> int:
     config = study.folder / "jobs" / f"{job.name}.yaml"
     config.parent.mkdir(exist_ok=True)
     replace_file(config, yaml_text(job.config.tree()))
-    env = {**os.environ, "OMP_NUM_THREADS": str(study.config.threads)}
+    env = {**os.environ, **parent.named(), "OMP_NUM_THREADS": str(study.config.threads)}
     return running.call([sys.executable, "-m", WORKER, str(config)], env, _log(study, job))
 
 

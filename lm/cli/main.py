@@ -8,6 +8,7 @@ from importlib import import_module
 
 from lm import printing
 from lm.errors import ConfigError, LmError, ResourceError, internal
+from lm.progress import progress
 
 VERBS = {
     "train": "pretrain, fine-tune, resume; with -m, every combination of a sweep",
@@ -72,15 +73,17 @@ def _dispatch(args: list[str]) -> None:
         from lm.schema import did_you_mean
 
         raise ConfigError(f"lm: '{rest[0]}' is not a verb. {did_you_mean(rest[0], VERBS)}")
-    from lm import plugins
-    from lm.cli.verb import call, find
+    _require_folder()
+    with progress(f"lm {rest[0]}"):
+        from lm import plugins
+        from lm.cli.verb import call, find
 
-    given = plugins.take(rest[1:])
-    verb = find(rest[0])
-    if wants_help:
-        printing.answer(verb.help_text(given))
-    else:
-        call(verb, given)
+        given = plugins.take(rest[1:])
+        verb = find(rest[0])
+        if wants_help:
+            printing.answer(verb.help_text(given))
+        else:
+            call(verb, given)
 
 
 def _with_own_configs(args: list[str]) -> list[str]:
@@ -127,3 +130,11 @@ def _unexpected(args: Sequence[str], error: Exception) -> int:
         found = LmError(f"{error.filename or 'output'}: {error.strerror}. Free space, or write elsewhere.")
         return _fail(args, found, ResourceError.exit_code)
     return _fail(args, internal(error), 1)
+
+
+def _require_folder() -> None:
+    """Else even libraries end the process, each in words of its own."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("current folder: it has been deleted, and paths are relative to it. Change to one that exists.") from None

@@ -10,15 +10,15 @@ from pydantic import Field
 from lm.data.mixture import Mixture
 from lm.data.records.base import RecordConfig
 from lm.data.sources.base import Source
-from lm.schema import Slot, Tree
+from lm.schema import MOST, Slot, Tree
 
 
 class DataConfig(Slot, group="data"):
     """What every source shares."""
 
-    seq_len: int = Field(256, gt=1)
+    seq_len: int = Field(256, gt=1, le=MOST)
     """Tokens in a row."""
-    global_batch: int = Field(8, gt=0)
+    global_batch: int = Field(8, gt=0, le=MOST)
     """Rows per optimizer step over all ranks; does not depend on the machine."""
     val_rows: int | None = Field(None, gt=0)
     """Rows in a validation; always the same ones, spread evenly. null: all."""

@@ -52,7 +52,7 @@ class Totals:
     def figures(self) -> Evaluation:
         """Means; bits per byte = nats / ln 2 / bytes, so that tokenizers compare."""
         bits = self.nats / math.log(2) / self.n_bytes
-        told = {f"val_{name}": total / n for name, (total, n) in self.told.items()}
+        told = {f"val_{name}": total / n for name, (total, n) in self.told.items() if n}
         found: Tree = {
             "val_loss": self.nats / self.tokens,
             "val_bits_per_byte": bits,

@@ -13,6 +13,8 @@ from lm.nn.ffn.mlp import ACTIVATIONS, Activation
 from lm.nn.norm import NormConfig
 from lm.schema import Config
 
+CHUNK = 1024  # tokens whose logits exist at once, unless told otherwise
+
 
 class HeadConfig(Config):
     """The output head."""

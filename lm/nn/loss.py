@@ -1,6 +1,9 @@
 """Next-token losses as sums over label tokens. Logits exist only chunk by chunk."""
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,10 +12,8 @@ from torch.nn import functional as F
 
 from lm.nn.batch import IGNORED
 from lm.nn.context import Context
-from lm.nn.head import Head, Reader
+from lm.nn.head import CHUNK, Head, Reader
 from lm.nn.mtp import shifted
-
-CHUNK = 1024  # tokens whose logits exist at once, unless told otherwise
 
 
 @dataclass
@@ -86,7 +87,6 @@ class _Chunked(torch.autograd.Function):
         return d_hidden * grads[0], None, None, None, None, None, *(d * grads[0] for d in d_parameters)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def chunked_loss(
     hidden: Tensor,
     labels: Tensor,
@@ -121,16 +121,25 @@ def _piece(logits: Tensor, span: slice, labels: Tensor, answers: Tensor | None, 
     return sums.total, sums.nll, logits.new_zeros(3) if answers is None else answered(logits, answers[span])
 
 
+@cache
+def _outside_of_graphs() -> Callable[..., LossSums]:
+    """chunked_loss as a compiled model calls it."""
+    return torch.compiler.disable(chunked_loss)
+
+
 def causal_reader(
     labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0, chunk: int = CHUNK, answers: Tensor | None = None
 ) -> Reader:
     """What to pass as `loss` to a model's forward: LossSums over the label tokens of this batch.  labels, answers: (b, s)."""
 
+    # where the compiler is not even loaded no model is compiled, and loading it takes longer than most evaluations
+    summed = _outside_of_graphs() if "torch._dynamo" in sys.modules else chunked_loss
+
     def read(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
-        sums = chunked_loss(hidden, labels, head, label_smoothing, z_loss, chunk, answers)
+        sums = summed(hidden, labels, head, label_smoothing, z_loss, chunk, answers)
         total = sums.total
         for n, further in enumerate(ctx.mtp, 1):
-            later = chunked_loss(further, _later_labels(labels, n, ctx.mask.q_documents), head, label_smoothing, z_loss, chunk)
+            later = summed(further, _later_labels(labels, n, ctx.mask.q_documents), head, label_smoothing, z_loss, chunk)
             total = total + later.total * (ctx.mtp_weight / len(ctx.mtp))
         aux = ctx.auxiliary
         if aux.losses:  # per row, each row by its labels: a mean over tokens, as the loss is

@@ -6,13 +6,13 @@ from torch import Tensor, nn
 
 from lm.nn.block import BlockConfig, BlockParts
 from lm.nn.context import Context
-from lm.schema import Config
+from lm.schema import MOST_LAYERS, Config
 
 
 class MTPConfig(Config):
     """Blocks beyond the last layer that are trained with the model and left out of sampling."""
 
-    depth: int = Field(gt=0)
+    depth: int = Field(gt=0, le=MOST_LAYERS)
     """Further tokens to predict."""
     weight: float = Field(0.3, gt=0)
     """Factor on the mean of their losses."""

@@ -17,7 +17,7 @@ from lm.nn.init import InitConfig
 from lm.nn.mixers.base import AttentionConfig, RecurrentConfig
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import Dims, PositionConfig
-from lm.schema import Config, Slot, Tree
+from lm.schema import MOST, MOST_LAYERS, Config, Slot, Tree
 
 
 class EmbedConfig(Config):
@@ -27,20 +27,20 @@ class EmbedConfig(Config):
     """Factor on token embeddings (sqrt(d_model) in Vaswani et al. and Gemma)."""
     norm: bool = False
     """A norm follows (BERT, BART, BLOOM)."""
-    segments: int | None = Field(None, gt=0)
+    segments: int | None = Field(None, gt=0, le=MOST)
     """Learned vectors for this many segments are added (BERT). null: none."""
 
 
 class ModelConfig(Slot):
     """What all models are configured by."""
 
-    vocab_size: int | None = Field(None, gt=0)
+    vocab_size: int | None = Field(None, gt=0, le=MOST)
     """Rows of the embedding. null: the tokenizer's size, rounded up to a multiple of 64."""
-    max_seq_len: int | None = Field(None, gt=0)
+    max_seq_len: int | None = Field(None, gt=0, le=MOST)
     """Longest sequence. null: data.seq_len."""
-    d_model: int = Field(gt=0)
+    d_model: int = Field(gt=0, le=MOST)
     """Width of the residual stream."""
-    n_layers: int = Field(gt=0)
+    n_layers: int = Field(gt=0, le=MOST_LAYERS)
     """Number of blocks; of an encoder-decoder, the decoder's."""
     norm: NormConfig
     position: PositionConfig

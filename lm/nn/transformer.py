@@ -7,9 +7,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from lm.errors import ConfigError
+from lm.errors import ConfigError, ResourceError
 from lm.nn.batch import Batch
 from lm.nn.context import Auxiliary, Context
+from lm.nn.cost.room import require_room
 from lm.nn.ffn.base import Mixture
 from lm.nn.head import Head, Reader
 from lm.nn.init import Declares, draw_of, init_weights, into_residual, matrix
@@ -18,7 +19,7 @@ from lm.nn.mixers.mask import Mask
 from lm.nn.mtp import MTPBlock, MTPConfig, shifted
 from lm.nn.stack import ModelConfig as ModelConfig
 from lm.nn.stack import Stack
-from lm.schema import Tree, did_you_mean, from_tree
+from lm.schema import MOST_LAYERS, Tree, did_you_mean, from_tree
 
 
 class DecoderConfig(ModelConfig):
@@ -52,7 +53,7 @@ class EncoderDecoderConfig(ModelConfig):
     """A bidirectional encoder, and a decoder that reads its output (Vaswani et al. 2017, arXiv:1706.03762)."""
 
     kind: Literal["encoder_decoder"] = "encoder_decoder"
-    n_encoder_layers: int | None = Field(None, gt=0)
+    n_encoder_layers: int | None = Field(None, gt=0, le=MOST_LAYERS)
     """Blocks of the encoder. null: n_layers."""
     start_token: int | None = Field(None, ge=0)
     """The decoder's first input (BART: eos; T5: pad). null: the tokenizer's bos, or else pad."""
@@ -274,12 +275,19 @@ class EncoderDecoderLM(LM):
 
 
 def build_model(cfg: ModelConfig, seed: int | None = None, device: torch.device | str = "cpu") -> LM:
-    """The model of this config, built on the meta device first; weights drawn from `seed`, or left empty (None) to be loaded."""
-    with torch.device("meta"):
-        model = cfg.build()
+    """The model of this config, built on the meta device first; weights drawn from `seed`, or left empty (None) to be loaded.
+
+    Raises ResourceError where its weights are more than the device can hold.
+    """
+    try:
+        with torch.device("meta"):
+            model = cfg.build()
+    except RuntimeError as error:  # of a product of sizes
+        raise ResourceError(f"model: it is too large to be counted ({str(error).splitlines()[0]}). Lower its sizes.") from None
     assert isinstance(model, LM)
     if str(device) == "meta":
         return model
+    require_room(sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())), device, "the weights")
     model.to_empty(device=device)
     model.tie()
     if seed is not None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from lm.errors import ConfigError
-from lm.report.run import Run, read_run
+from lm.errors import CheckpointError, ConfigError
+from lm.report.run import Run, read_run, run_folders
 from lm.report.units import ABSENT, fixed, shown, si
 from lm.schema import Tree, flatten
 
@@ -99,16 +99,26 @@ def differing(flat_trees: Sequence[Tree]) -> list[str]:
 
 
 def collect(folders: list[Path]) -> Comparison:
-    """Raises ConfigError or CheckpointError naming the folder that cannot be read; the same folder twice counts once."""
+    """Of the runs that can be read; the others are named in the notes. The same folder twice counts once. Raises ConfigError or
+    CheckpointError of the first one where none is left."""
     if not folders:
         raise ConfigError("compare: no run folder was given, and one at least is needed. Name some: lm compare runs/a runs/b.")
-    runs = [read_run(folder) for folder in {os.path.realpath(folder): folder for folder in folders}.values()]
+    found = [run for folder in folders for run in run_folders(folder)]
+    runs, refused = [], []
+    for folder in {os.path.realpath(folder): folder for folder in found or folders}.values():
+        try:
+            runs.append(read_run(folder))
+        except (ConfigError, CheckpointError) as error:
+            refused.append(error)
+    if not runs:
+        raise refused[0]
     names = Counter(run.name for run in runs)
     runs = [replace(run, name=str(run.folder)) if names[run.name] > 1 else run for run in runs]
-    metric = "val_bits_per_byte" if all(run.number("val_bits_per_byte") is not None for run in runs) else "val_loss"
+    validated = [run for run in runs if run.number("val_loss") is not None] or runs
+    metric = "val_bits_per_byte" if all(run.number("val_bits_per_byte") is not None for run in validated) else "val_loss"
     rows = sorted(_group(runs), key=lambda row: (row.mean(metric) is None, row.mean(metric) or 0.0))
     keys = differing([row.values for row in rows])
-    return Comparison(metric, keys, rows, _notes(runs, keys, metric))
+    return Comparison(metric, keys, rows, [*(f"Left out: {error}" for error in refused), *_notes(runs, keys, metric)])
 
 
 def _group(runs: list[Run]) -> list[Row]:

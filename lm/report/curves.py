@@ -1,6 +1,7 @@
 """Pictures of runs: inline SVG that takes its colours from the page, and PNG. The only importer of matplotlib."""
 
 import re
+import statistics
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lm.report.collect import Comparison, Row
-from lm.report.run import Run
-from lm.report.units import fixed, si
+from lm.report.run import Axis, Run
+from lm.report.units import duration, fixed, si
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +27,9 @@ ZLIB = "zlib level 9"
 def curves(run: Run) -> list[tuple[str, str]]:
     """(title, inline SVG) of each quantity that the run's metrics hold."""
     charts = {
-        "Loss, nats per token": (_loss, ("loss", "val_loss")),
+        ("Loss, nats per pair" if run.series("val_pair_loss")[0] else "Loss, nats per token"): (_loss, ("loss", "val_loss")),
+        "Accuracy": (_accuracy, ("accuracy", "val_accuracy")),
+        "Margin of pairs": (_smoothed, ("margin",)),
         "Validation bits per byte": (_bits, ("val_bits_per_byte",)),
         "Learning rate": (_plain, ("lr",)),
         "Gradient norm": (_smoothed, ("grad_norm",)),
@@ -36,36 +39,56 @@ def curves(run: Run) -> list[tuple[str, str]]:
     return [(title, _svg(title, draw, run, keys[0])) for title, (draw, keys) in drawn.items()]
 
 
-def comparison_png(comparison: Comparison, path: Path) -> None:
-    """Validation against tokens, one colour a row and one line a seed."""
+AXES: dict[Axis, str] = {"step": "step", "tokens": "tokens", "flops": "training FLOPs", "time": "training time"}
+
+
+def unplotted(comparison: Comparison, x: Axis) -> list[str]:
+    """Notes on runs whose place on this axis is not known."""
+    runs = [run for row in comparison.rows for run in row.runs]
+    names = [run.name for run in runs if run.series(comparison.metric)[0] and not run.series(comparison.metric, x)[0]]
+    return [f"Not in the picture, since {AXES[x]} are not known of them yet: {', '.join(names)}."] if names else []
+
+
+def comparison_png(comparison: Comparison, path: Path, x: Axis = "tokens") -> None:
+    """Validation against `x`, one colour a row: a line, or of several seeds their mean in a band of its standard error."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context({"text.parse_math": False, "figure.dpi": 150, **PLAIN_AXES}):
         figure = Figure(figsize=(8.0, 4.5 + 0.22 * len(comparison.rows)), layout="constrained")
-        _compare(figure, comparison)
+        _compare(figure, comparison, x)
         figure.savefig(path, format="png", metadata={"Software": None})
 
 
-def _compare(figure: "Figure", comparison: Comparison) -> None:
+def _compare(figure: "Figure", comparison: Comparison, against: Axis) -> None:
     axes = figure.add_subplot()
+    late: list[float] = []
     for number, row in enumerate(comparison.rows):
-        look = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":", "-.")[number // 10 % 4], "zorder": 3 - number / 1000}
-        width = 1.6 if len(row.runs) == 1 else 0.9
-        for run in row.runs:
-            x, y = run.series(comparison.metric, "tokens")
-            (line,) = axes.plot(x, y, linewidth=width, marker=_marker(x), markersize=4)
-            line.set(**look, label=_label(row, comparison) if run is row.runs[0] else None)
-    runs = [run for row in comparison.rows for run in row.runs]
-    late = [_late(*run.series(comparison.metric, "tokens")) for run in runs]
-    _limit(axes, [value for values in late for value in values])
-    zlib = {run.number("zlib_bits_per_byte") for run in runs}
+        look: dict[str, Any] = {"color": f"C{number % 10}", "zorder": 3 - number / 1000}
+        x, y, error = _mean(row, comparison.metric, against)
+        style = ("-", "--", ":", "-.")[number // 10 % 4]
+        axes.plot(x, y, linewidth=1.6, marker=_marker(x), markersize=4, linestyle=style, label=_label(row, comparison), **look)
+        low, high = ([value + sign * off for value, off in zip(y, error, strict=True)] for sign in (-1, 1))
+        if any(error):
+            axes.fill_between(x, low, high, alpha=0.2, linewidth=0, **look)
+        late += _late(x, low) + _late(x, high)
+    _limit(axes, late)
+    zlib = {run.number("zlib_bits_per_byte") for row in comparison.rows for run in row.runs}
     if comparison.metric == "val_bits_per_byte" and len(zlib) == 1 and (figure_of_zlib := zlib.pop()):
         axes.axhline(figure_of_zlib, color="0.5", linestyle="--", linewidth=1, label=ZLIB)
     axes.set_ylabel({"val_loss": "validation loss, nats/token"}.get(comparison.metric, "validation bits/byte"))
-    axes.set_xlabel("tokens")
-    axes.xaxis.set_major_formatter(_tick)
+    axes.set_xlabel(AXES[against])
+    axes.xaxis.set_major_formatter(_time_tick if against == "time" else _tick)
     figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize="small")
+
+
+def _mean(row: Row, metric: str, against: Axis) -> tuple[list[float], list[float], list[float]]:
+    """Of the seeds of a row, at the steps that all of them have validated: where, the mean, and its standard error, 0 of one seed."""
+    known = [points for run in row.runs if (points := run.points(metric, against))] or [{}]
+    shared = [[points[step] for points in known] for step in sorted(set[int].intersection(*map(set, known)))]
+    x, y = ([statistics.fmean(point[which] for point in points) for points in shared] for which in (0, 1))
+    error = [statistics.stdev(value for _, value in points) / len(known) ** 0.5 if len(known) > 1 else 0.0 for points in shared]
+    return x, y, error
 
 
 def _label(row: Row, comparison: Comparison) -> str:
@@ -86,9 +109,18 @@ def _limit(axes: "Axes", values: list[float]) -> None:
 
 
 def _loss(axes: "Axes", run: Run, key: str) -> None:
+    """With that of the held-out rows: of pairs, where training is on pairs."""
+    _with_held_out(axes, run, key, "val_pair_loss" if run.series("val_pair_loss")[0] else "val_loss")
+
+
+def _accuracy(axes: "Axes", run: Run, key: str) -> None:
+    _with_held_out(axes, run, key, "val_accuracy")
+
+
+def _with_held_out(axes: "Axes", run: Run, key: str, held_out: str) -> None:
     _smoothed(axes, run, key, "train")
     seen = _late(*run.series(key), 0.02)
-    x, y = run.series("val_loss")
+    x, y = run.series(held_out)
     if x:
         axes.plot(x, y, color=SECOND, linewidth=1.2, marker=_marker(x, 30), markersize=3.5, label="validation")
     _limit(axes, seen + _late(x, y, 0.02))
@@ -120,6 +152,10 @@ def _smoothed(axes: "Axes", run: Run, key: str, label: str | None = None) -> Non
 
 def _tick(value: float, position: float) -> str:
     return si(value)
+
+
+def _time_tick(value: float, position: float) -> str:
+    return duration(value)
 
 
 def _marker(x: list[float], most: int = 2) -> str:

@@ -1,27 +1,30 @@
 """What a run or a comparison looks like on paper: report.html, and the table and picture of `lm compare`."""
 
+import os.path
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
-from lm.report.collect import Comparison, Row, collect
-from lm.report.run import Run, read_run
-from lm.report.units import ABSENT, duration, fixed, shown, si, table
+from lm.errors import ConfigError
+from lm.report.collect import collect
+from lm.report.curves import comparison_png, curves, unplotted
+from lm.report.run import Axis, Run, read_run
+from lm.report.tables import FORMATS, in_markdown, markdown
+from lm.report.units import ABSENT, duration, fixed, shown, si
 from lm.schema import Tree, flatten
+from lm.storage.atomic import replace_file
 from lm.storage.out import out_folder, require_free
 from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
-MOST_COLUMNS = 4
 
 
 def write_report(run_folder: Path) -> Path:
     """One self-contained page beside the run, of a finished or an unfinished run. Raises as `read_run` does, or ResourceError."""
     from jinja2 import Environment, StrictUndefined
-
-    from lm.report.curves import curves
 
     run = read_run(run_folder)
     page = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True).from_string(TEMPLATE.read_text("utf-8"))
@@ -39,66 +42,40 @@ def write_report(run_folder: Path) -> Path:
     return RunFolder(run_folder).write_report(html)
 
 
-def compare(runs: Sequence[str | Path], out: str | Path | None = None, overwrite: bool = False) -> str:
+def compare(
+    runs: Sequence[str | Path],
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    *,
+    format: Literal["text", "md", "tex", "csv", "json"] = "text",
+    x: Axis = "tokens",
+) -> str:
     """Returns a table of runs, best first, with what differs between their configs and what makes the comparison unfair.
 
-    out: a folder for the same as compare.md and the curves as compare.png, which does not exist, or with `overwrite` is of an earlier
-    comparison. Raises ConfigError where a folder is no run, CheckpointError where a file is damaged, ResourceError where `out` cannot be
-    written.
+    runs: folders of runs, of sweeps, and globs; what cannot be read is left out, and named in the notes. out: a folder for the same as
+    compare.md and the curves against `x` as compare.png, or a file for the table in the format that its ending says; it does not exist,
+    or with `overwrite` is of an earlier comparison. Raises ConfigError where no run is left, CheckpointError where the only one is
+    damaged, ResourceError where `out` cannot be written.
     """
     comparison = collect([Path(run) for run in runs])
-    blocks, notes = _tables(comparison), comparison.notes
+    notes = [*comparison.notes, *unplotted(comparison, x)]
     if comparison.repeated:
         notes = ["± is the standard error over seeds; * differs from the best over the shared seeds (paired t-test, 95 %).", *notes]
-    if out is not None:
+    if out is not None and (ending := Path(out).suffix[1:]) in FORMATS:
+        replace_file(_free_file(Path(out).expanduser(), overwrite), FORMATS[ending](comparison, notes))
+    elif out is not None:
         with out_folder(require_free(out, overwrite), overwrite) as folder:
-            _write_comparison(folder, comparison, blocks, notes)
-    return "\n\n".join([*map(_aligned, blocks), "\n".join(notes)]).rstrip()
+            comparison_png(comparison, folder / "compare.png", x)
+            pieces = (markdown(comparison, []), "![curves](compare.png)\n", "".join(f"- {in_markdown(note)}\n" for note in notes))
+            (folder / "compare.md").write_text("\n".join(filter(None, pieces)), encoding="utf-8", errors="backslashreplace")
+    return FORMATS[format](comparison, notes).rstrip("\n")
 
 
-def _write_comparison(folder: Path, comparison: Comparison, blocks: list[list[list[str]]], notes: list[str]) -> None:
-    from lm.report.curves import comparison_png
-
-    comparison_png(comparison, folder / "compare.png")
-    pieces = [*map(_markdown, blocks), "![curves](compare.png)", "\n".join(f"- {note}" for note in notes)]
-    (folder / "compare.md").write_text("\n\n".join(piece for piece in pieces if piece) + "\n", encoding="utf-8", errors="backslashreplace")
-
-
-def _tables(comparison: Comparison) -> list[list[list[str]]]:
-    """One table with a column per differing key; where that gets too wide, a second one with a row per key."""
-    rows = comparison.rows
-    cells = [_cells(row, comparison) for row in rows]
-    made = [list(cells[0]), *(list(row.values()) for row in cells)]
-    if len(comparison.keys) <= max(MOST_COLUMNS, len(rows)):
-        extras = [comparison.keys, *(comparison.changes(row) for row in rows)]
-        return [[[*row, *extra] for row, extra in zip(made, extras, strict=True)]]
-    by_run = zip(comparison.keys, *(comparison.changes(row) for row in rows), strict=True)
-    return [made, [["config", *(row.name for row in rows)], *map(list, by_run)]]
-
-
-def _cells(row: Row, comparison: Comparison) -> dict[str, str]:
-    """By column; seeds where some row has several."""
-    found = {
-        "run": row.name,
-        "parameters": si(row.mean("parameters")),
-        "FLOPs/token": si(row.mean("flops_per_token")),
-        "tokens": si(row.mean("tokens")),
-        comparison.title: fixed(row.mean(comparison.metric), row.error(comparison.metric)),
-        "behind": comparison.behind(row),
-        "tokens/s": si(row.mean("tokens_per_second")),
-        "wall time": duration(row.mean("train_s")),
-    }
-    return found | ({"seeds": " ".join(map(str, row.seeds))} if comparison.repeated else {})
-
-
-def _aligned(rows: list[list[str]]) -> str:
-    dashes = ["-" * max(map(len, column)) for column in zip(*rows, strict=True)]
-    return table([rows[0], dashes, *rows[1:]], indent="")
-
-
-def _markdown(table: list[list[str]]) -> str:
-    table = [table[0], ["---"] * len(table[0]), *table[1:]]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in cells) + " |" for cells in table)
+def _free_file(path: Path, overwrite: bool) -> Path:
+    if os.path.lexists(path) and not (overwrite and path.is_file() and not path.is_symlink()):
+        remedy = "Choose another name" if overwrite or path.is_dir() else "Add overwrite=true to replace it, or choose another name"
+        raise ConfigError(f"out={path}: it exists already. {remedy}.")
+    return path
 
 
 def _result(run: Run) -> str:

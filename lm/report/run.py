@@ -1,15 +1,19 @@
 """What reports and comparisons need of a run: its config, its curves and its figures."""
 
 import difflib
+import glob
 import math
 import os.path
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lm.errors import ConfigError
 from lm.schema import Tree
 from lm.storage.run_folder import RunFolder
+
+Axis = Literal["step", "tokens", "flops", "time"]
+"""What a curve is drawn against."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,32 @@ class Run:
     def events(self) -> list[Tree]:
         return [line for line in self.metrics if "event" in line]
 
-    def series(self, key: str, against: str = "step") -> tuple[list[float], list[float]]:
+    def series(self, key: str, against: Axis = "step") -> tuple[list[float], list[float]]:
         """(`against`, `key`) of each line that has finite values of both; events are left out."""
-        lines = [line for line in self.metrics if "event" not in line]
-        pairs = [(line[against], line[key]) for line in lines if _finite(line.get(against)) and _finite(line.get(key))]
-        return [x for x, _ in pairs], [y for _, y in pairs]
+        points = self.points(key, against)
+        return [x for x, _ in points.values()], [y for _, y in points.values()]
+
+    def points(self, key: str, against: Axis = "step") -> dict[int, tuple[float, float]]:
+        """The same by step."""
+        lines = [line for line in self.metrics if "event" not in line and _finite(line.get(key))]
+        return {line["step"]: (x, line[key]) for line in lines if (x := self._place(line, against)) is not None}
+
+    def _place(self, line: Tree, against: Axis) -> float | None:
+        """By the line's step or tokens; by the training FLOPs of those tokens, known once the run has ended; by the seconds of the steps so
+        far, validations and saves left out."""
+        if against == "time":
+            return self._seconds(line["step"])
+        per_token = self.number("flops_per_token") if against == "flops" else 1
+        place: Any = line.get("tokens" if against == "flops" else against)
+        return place * per_token if _finite(place) and per_token is not None else None
+
+    def _seconds(self, step: int) -> float:
+        """Of the steps up to this one: a line with `step_s` speaks for those since the line before."""
+        seconds, done = 0.0, 0
+        for at, each in ((line["step"], line["step_s"]) for line in self.metrics if _finite(line.get("step_s"))):
+            seconds += each * max(0, min(at, step) - done)
+            done = max(done, at)
+        return seconds
 
     def number(self, key: str) -> float | None:
         """The summary's value, else the newest in the metrics; None where that is no finite number, as after a loss of NaN."""
@@ -56,6 +81,16 @@ def read_run(path: Path) -> Run:
     if not metrics:
         raise ConfigError(f"{path}: metrics.jsonl is missing or empty, and a run needs a line of metrics to be read. Train it first.")
     return Run(path, folder.name, folder.config(), metrics, folder.summary(), folder.samples.read())
+
+
+def run_folders(path: Path) -> list[Path]:
+    """The folder itself, or the runs in it where it is none but holds some, as that of a sweep does; those that match, of a glob."""
+    if not path.exists() and glob.has_magic(str(path)):
+        return [found for name in sorted(glob.glob(str(path))) for found in run_folders(Path(name))]
+    if RunFolder(path).exists() or not path.is_dir():
+        return [path]
+    found = [run for child in sorted(path.iterdir()) if child.is_dir() for run in run_folders(child) if RunFolder(run).exists()]
+    return found or [path]
 
 
 def _finite(value: Any) -> bool:

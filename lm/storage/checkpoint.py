@@ -3,28 +3,30 @@
 Only safetensors and JSON. Each rank writes the pieces that it owns, and any number of ranks reads what it needs.
 """
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
-from safetensors import safe_open
+from pydantic import Field
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from lm.errors import CheckpointError, NumericsError
-from lm.schema import Tree
+from lm.schema import Config, Tree
 from lm.storage.atomic import discard, failpoint, verify, write_json
 from lm.storage.formats import FORMAT, current
-from lm.storage.reading import read_json
+from lm.storage.reading import checked, read_json
 
 META = "meta.json"
+_FILE = r"^rank-\d{5,}\.(weights|optimizer)\.safetensors$"
 WEIGHTS = ("weight", "ema")  # kinds of what a model computes with; optimizers may hold infinity and go on
 
+Count = Annotated[int, Field(ge=0)]
 Shape = tuple[int, ...]
 Block = tuple[Shape, Shape]  # offset and extent, in each dimension
 
@@ -58,6 +60,20 @@ class Piece:
         low, high = (len(tensor) * edge // world for edge in (rank, rank + 1))
         first, *others = (0,) if flat else self.offset
         return replace(self, offset=(first + low, *others), tensor=tensor[low:high])
+
+
+class _Entry(Config):
+    """Where the blocks of a tensor lie."""
+
+    shape: list[Count]
+    dtype: Literal["float32", "bfloat16", "float16", "float64"]
+    pieces: list[tuple[Annotated[str, Field(pattern=_FILE)], str, list[Count], list[Count]]]
+    """File, name therein, offset and extent."""
+
+
+class _Index(Config):
+    tensors: dict[str, dict[str, _Entry]]
+    """By parameter and kind."""
 
 
 @dataclass(frozen=True)
@@ -184,15 +200,16 @@ class CheckpointReader:
         self.folder = folder
         self._files: dict[str, Any] = {}
         self.meta = read_meta(folder)
-        self._index: dict[str, dict[str, Tree]] = {}
+        self._index: dict[str, dict[str, _Entry]] = {}
         for path in sorted(folder.glob("rank-*.json")):
-            self._merge(read_json(path))
+            self._merge(checked(_Index, {"tensors": read_json(path)}, path))
 
-    def _merge(self, index: Tree) -> None:
-        for name, kinds in index.items():
+    def _merge(self, index: _Index) -> None:
+        for name, kinds in index.tensors.items():
             for kind, entry in kinds.items():
-                known = self._index.setdefault(name, {}).setdefault(kind, {**entry, "pieces": []})
-                known["pieces"] += entry["pieces"]
+                known = self._index.setdefault(name, {}).setdefault(kind, entry)
+                if known is not entry:
+                    known.pieces.extend(entry.pieces)
 
     def names(self) -> list[str]:
         return list(self._index)
@@ -201,35 +218,45 @@ class CheckpointReader:
         return list(self._index.get(name, {}))
 
     def shape(self, name: str, kind: str = "weight") -> tuple[int, ...]:
-        return tuple(self._entry(name, kind)["shape"])
+        return tuple(self._entry(name, kind).shape)
 
     def dtype(self, name: str, kind: str = "weight") -> torch.dtype:
-        found: torch.dtype = getattr(torch, self._entry(name, kind)["dtype"])
+        found: torch.dtype = getattr(torch, self._entry(name, kind).dtype)
         return found
 
     def read(self, name: str, kind: str = "weight", offset: Shape | None = None, extent: Shape | None = None) -> Tensor:
         """Returns a block of a tensor in the dtype that was saved: all of it; or as a Piece, a range of the flattened one included."""
         entry = self._entry(name, kind)
-        shape = tuple(entry["shape"]) or (1,)
-        out = torch.empty(shape if extent is None else extent, dtype=self.dtype(name, kind))
-        wanted, filled = _parts(shape, (0,) * len(shape) if offset is None else offset, tuple(out.shape)), 0
-        for file, key, start, size in entry["pieces"]:
-            for here, there in itertools.product(_parts(shape, tuple(start), tuple(size)), wanted):
-                if (both := _overlap(here, there)) is not None:
-                    there.take(out, both).copy_(here.take(self._open(file).get_slice(key), both))
-                    filled += math.prod(both[1])
-        if filled != out.numel():
+        shape = tuple(entry.shape) or (1,)
+        found = [(self._slice(piece, shape), _parts(shape, tuple(piece[2]), tuple(piece[3]))) for piece in entry.pieces]
+        size = shape if extent is None else extent
+        wanted = _parts(shape, (0,) * len(shape) if offset is None else offset, size)
+        both = [(piece, a, b, block) for piece, parts in found for a in parts for b in wanted if (block := _overlap(a, b)) is not None]
+        if sum(math.prod(block[1]) for *_, block in both) != math.prod(size):
             raise CheckpointError(f"{self.folder}: {kind} of {name} is only partly there. Use another checkpoint.")
+        out = torch.empty(size, dtype=self.dtype(name, kind))
+        for piece, here, there, block in both:
+            there.take(out, block).copy_(here.take(piece, block))
         if kind in WEIGHTS:
             require_finite(name, out, str(self.folder), "Use an earlier checkpoint")
-        return out if extent is not None else out.view(entry["shape"])
+        return out if extent is not None else out.view(entry.shape)
 
-    def _open(self, file: str) -> Any:
-        if file not in self._files:
-            self._files[file] = safe_open(self.folder / file, framework="pt")
-        return self._files[file]
+    def _slice(self, piece: tuple[str, str, list[int], list[int]], shape: Shape) -> Any:
+        """Returns a tensor of an open file, of which no more is read than is taken; it is as large as the index says."""
+        file, key, offset, extent = piece
+        try:
+            if file not in self._files:
+                self._files[file] = safe_open(self.folder / file, framework="pt")
+            found = self._files[file].get_slice(key)
+        except (OSError, SafetensorError) as error:
+            reason = str(error)[:200]
+            raise CheckpointError(f"{self.folder / file}: {key[:80]} cannot be read ({reason}). Use another checkpoint.") from None
+        flat = len(offset) == 1
+        if list(found.get_shape()) != extent or len(offset) != len(extent) or not (flat or len(offset) == len(shape)):
+            raise CheckpointError(f"{self.folder / file}: {key[:80]} has another shape than the index says. Use another checkpoint.")
+        return found
 
-    def _entry(self, name: str, kind: str) -> Tree:
+    def _entry(self, name: str, kind: str) -> _Entry:
         try:
             return self._index[name][kind]
         except KeyError:

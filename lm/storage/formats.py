@@ -15,5 +15,7 @@ def current(tree: Tree, where: Path) -> Tree:
     if type(found) is not int or found != FORMAT:
         rule = f"this version reads format {FORMAT}"
         raise CheckpointError(f"{where}: the format is {found!r}, but {rule}. Use the version of slotlm that wrote it.")
+    if not isinstance(tree.get("model", {}), dict):
+        raise CheckpointError(f"{where}: the file is damaged: its model is no object. Use another folder.")
     plugins.require(tree, where)
     return tree

@@ -2,6 +2,7 @@
 sentence that names the file; nothing here waits for a pipe, fills the memory from a device, or builds an object that a file names."""
 
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -9,16 +10,21 @@ from typing import Any
 
 import yaml
 
-from lm.errors import CheckpointError
-from lm.schema import Tree
+from lm.errors import CheckpointError, ConfigError
+from lm.schema import C, Tree, from_tree
 
 MIB = 1 << 20
+
+
+def never_waiting(name: str, flags: int) -> int:
+    """An opener that does not wait for whoever is at the other end of a pipe."""
+    return os.open(name, flags | os.O_NONBLOCK, 0o666)
 
 
 def read_bytes(path: Path, most_mib: int = 256) -> bytes:
     """Returns the content of a regular file of at most `most_mib` MiB."""
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        with open(path, "rb", opener=never_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise CheckpointError(f"{path}: this is a pipe or a device, and only regular files are read. Replace it.")
             data = file.read(most_mib * MIB + 1)
@@ -44,12 +50,40 @@ def read_json(path: Path) -> Tree:
     """Returns a JSON object that holds something."""
     data = read_bytes(path)
     try:
-        tree = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        tree = parse_json(data)
+    except ValueError as error:
         raise CheckpointError(f"{path}: the file is damaged: it is not JSON ({error}). Use another folder.") from None
     if not isinstance(tree, dict) or not tree:
         raise CheckpointError(f"{path}: the file is damaged: it must hold a JSON object. Use another folder.")
     return tree
+
+
+def parse_json(data: bytes) -> Any:
+    """Returns a value whose numbers are finite and whose integers have at most 64 bits. Raises ValueError."""
+    try:
+        return json.loads(data, parse_constant=_finite, parse_float=_finite, parse_int=_of_64_bits)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return value
+
+
+def _of_64_bits(text: str) -> int:
+    if len(text) > 20 or abs(int(text)) >= 1 << 63:
+        raise ValueError(f"{text[:20]}... is beyond 64 bits" if len(text) > 20 else f"{text} is beyond 64 bits")
+    return int(text)
+
+
+def checked(cls: type[C], tree: Tree, where: Path) -> C:
+    """Returns what a file says as a config; CheckpointError where a key is missing, not known, or of another type."""
+    try:
+        return from_tree(cls, tree, str(where))
+    except ConfigError as error:
+        raise CheckpointError(f"{str(error).splitlines()[-1]} Restore the file that lm wrote.") from None
 
 
 def read_yaml(path: Path) -> Tree:

@@ -10,8 +10,9 @@ from typing import Any, Self
 
 from lm.errors import CheckpointError
 from lm.schema import Tree
-from lm.storage.atomic import RunLock, disk_errors, replace_file
-from lm.storage.reading import read_bytes, read_json, read_text, read_yaml, yaml_text
+from lm.storage.atomic import disk_errors, replace_file
+from lm.storage.lock import LOCK, RunLock
+from lm.storage.reading import never_waiting, parse_json, read_bytes, read_json, read_text, read_yaml, yaml_text
 
 log = logging.getLogger("lm")
 
@@ -22,6 +23,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file, self._summary = path / "config.yaml", path / "summary.json"
+        self._report = path / "report.html"
         self.metrics, self.samples = Metrics(path / "metrics.jsonl"), Samples(path / "samples.md")
         self.checkpoints, self.model = path / "checkpoints", path / "model"
 
@@ -40,6 +42,12 @@ class RunFolder:
         """Whether a config has been frozen here."""
         return os.path.exists(self.config_file)  # False also for names that the system refuses
 
+    def is_new(self) -> bool:
+        """Whether there is nothing here yet, but perhaps the lock of a start that was killed."""
+        if not os.path.lexists(self.path):
+            return True
+        return self.path.is_dir() and not self.path.is_symlink() and {file.name for file in self.path.iterdir()} <= {LOCK}
+
     def config(self) -> Tree:
         """Returns the frozen config.yaml."""
         return read_yaml(self.config_file)
@@ -52,7 +60,12 @@ class RunFolder:
 
     def summary(self) -> Tree:
         """Returns what the end of the run wrote; {} until then."""
-        return read_json(self._summary) if os.path.exists(self._summary) else {}
+        if not os.path.lexists(self._summary):
+            return {}
+        summary = read_json(self._summary)
+        if type(summary.get("steps")) is not int:
+            raise CheckpointError(f"{self._summary}: the file is damaged: it says no number of steps. Train again to write it anew.")
+        return summary
 
     def write_summary(self, tree: Tree) -> None:
         """Says that the run has ended, and how."""
@@ -65,9 +78,15 @@ class RunFolder:
 
     def write_report(self, html: str) -> Path:
         """Returns the path of report.html."""
-        path = self.path / "report.html"
-        replace_file(path, html)
-        return path
+        replace_file(self._report, html)
+        return self._report
+
+    def report(self) -> Path | None:
+        """Returns the path of report.html where it shows the end of the run."""
+        try:
+            return self._report if self._report.stat().st_mtime_ns >= self._summary.stat().st_mtime_ns else None
+        except OSError:  # one of them is not there
+            return None
 
     def lock(self) -> RunLock:
         """While entered, no other process may write this run."""
@@ -87,7 +106,7 @@ class Metrics:
             log.warning("%s: the file was deleted while the run writes it; a new one starts here.", self.path)
         with disk_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            with open(self.path, "a", encoding="utf-8", errors="backslashreplace", opener=never_waiting) as file:
                 file.write(_line(record))
         self._expected = True
 
@@ -98,7 +117,7 @@ class Metrics:
 
     def read(self) -> list[Tree]:
         """Returns the records, none where there is no file. The last line may be torn by a kill; any other broken one is refused."""
-        return list(self._records()) if os.path.exists(self.path) else []
+        return list(self._records()) if os.path.lexists(self.path) else []
 
     def _records(self) -> Iterator[Tree]:
         lines = read_bytes(self.path, most_mib=4096).split(b"\n")
@@ -120,23 +139,25 @@ class Samples:
     def append(self, text: str) -> int:
         """Returns the file's length then, for the checkpoint."""
         with disk_errors(self.path):
-            with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            with open(self.path, "a", encoding="utf-8", errors="backslashreplace", opener=never_waiting) as file:
                 file.write(text)
             return self.path.stat().st_size
 
     def truncate(self, size: int) -> None:
         """Drops what was written after the checkpoint; a resumed run draws those samples again."""
+        if os.path.lexists(self.path) and not self.path.is_file():
+            raise CheckpointError(f"{self.path}: this is no regular file, and samples are written into one. Remove it.")
         with disk_errors(self.path):
             if self.path.exists() and self.path.stat().st_size > size:
                 os.truncate(self.path, size)
 
     def read(self) -> str:
         """Returns the text, '' where there is none."""
-        return read_text(self.path) if os.path.exists(self.path) else ""
+        return read_text(self.path) if os.path.lexists(self.path) else ""
 
 
 def _record(line: bytes) -> Tree:
-    record = json.loads(line)
+    record = parse_json(line)
     if not isinstance(record, dict) or type(record.get("step")) is not int:
         raise ValueError("not a JSON object with a step")
     return record

@@ -8,6 +8,8 @@ import torch
 
 from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError, ResourceError
+from lm.nn.cost.memory import memory
+from lm.nn.cost.room import require_room
 from lm.nn.transformer import EncoderDecoderConfig, ModelConfig, build_model
 from lm.schema import Tree
 from lm.storage.checkpoint import CheckpointReader
@@ -20,7 +22,11 @@ def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | No
     """Returns the model filled, or on the meta device where the strategy fills it part by part."""
     strategy = cfg.strategy.build(cfg)
     fill = empty if reader is not None else drawn(cfg.seed) if cfg.init_from is None else copied(cfg.init_from)
-    model = build_model(_model_config(cfg, data), device="meta" if strategy.meta else "cpu")
+    model_cfg = _model_config(cfg, data)
+    device = "cuda" if cfg.trainer.device != "cpu" and torch.cuda.is_available() else "cpu"
+    needed = memory(build_model(model_cfg, device="meta"), cfg.setting())
+    require_room(needed.total - (needed.optimizer if cfg.strategy.offload else 0), device, "a step, by formula,")
+    model = build_model(model_cfg, device="meta" if strategy.meta else "cpu")
     if cfg.trainer.precision == "bf16-true":  # as Lightning converts it, but before the weights are read, so that a model that is
         model = model.to(torch.bfloat16)  # only written again has the same dtype
     if not strategy.meta:

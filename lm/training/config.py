@@ -12,9 +12,9 @@ from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.data.loader import split
 from lm.data.rows.base import LikelihoodConfig
 from lm.nn.cost.memory import Setting
-from lm.nn.loss import CHUNK
+from lm.nn.head import CHUNK
 from lm.nn.transformer import ModelConfig
-from lm.schema import Config, MaybeEmpty, Named, Slot, Tree
+from lm.schema import MOST, Config, MaybeEmpty, Named, Slot, Tree
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
 from lm.training.numerics import NumericsConfig
 from lm.training.optim import adamw, muon, sgd
@@ -52,7 +52,7 @@ class TrainerConfig(Config):
 
     max_steps: int = Field(gt=0)
     """Optimizer steps in all."""
-    micro_batch: int = Field(8, gt=0)
+    micro_batch: int = Field(8, gt=0, le=MOST)
     """Most rows per forward and rank; accumulation is derived."""
     val_every: int = Field(100, gt=0)
     """Steps between validations; the last step always validates."""
@@ -74,7 +74,7 @@ class TrainerConfig(Config):
     """Weights that no step moves: patterns over their names, as in `lm show`, such as [embed.*, blocks.0.*]."""
     sample_prompts: list[MaybeEmpty] = []
     """Prompts continued at each validation into samples.md; sources, where the model is an encoder-decoder. Encoders leave them aside."""
-    sample_tokens: int = Field(64, gt=0)
+    sample_tokens: int = Field(64, gt=0, le=MOST)
     """Tokens per sample."""
 
     def has_stopped_early(self, worse_validations: int) -> bool:

@@ -13,6 +13,7 @@ from lm.storage.checkpoint import CheckpointReader, newest_valid
 from lm.storage.model_folder import folder_hash, require_same_shapes, resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
+from lm.training.state import Saved
 
 Say = Callable[[str], None]
 
@@ -41,9 +42,10 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
         raise CheckpointError(f"{folder.path}: resume.mode=must, but there is no valid checkpoint. Use resume.mode=auto to start anew.")
     if newest is not None:
         reader = CheckpointReader(newest, verified=True)
+        saved = Saved.of(reader)
         _require_same_weights(reader, cfg.model)
-        _require_same_config(folder, reader.meta["config"], cfg.tree())
-        before = reader.meta["config"]["trainer"]["max_steps"]
+        _require_same_config(folder, saved.config, cfg.tree())
+        before = saved.config["trainer"]["max_steps"]
         if before != cfg.trainer.max_steps and cfg.schedule.of_length:
             say(f"trainer.max_steps was {before:,} and is {cfg.trainer.max_steps:,}: from here on the rate is that of the longer schedule")
     elif folder.model.is_dir() and folder.exists():
@@ -60,8 +62,8 @@ def finished(folder: RunFolder, cfg: TrainConfig, reader: CheckpointReader | Non
     except CheckpointError as error:
         say(f"written again: {error}")
         return None
-    step = reader.meta["step"] if reader is not None else summary["steps"]
-    worse = reader.meta["counters"]["worse_validations"] if reader is not None else 0
+    saved = Saved.of(reader) if reader is not None else None
+    step, worse = (saved.step, saved.counters.worse_validations) if saved is not None else (summary["steps"], 0)
     if step >= cfg.trainer.max_steps or cfg.trainer.has_stopped_early(worse):
         return summary if step == summary["steps"] else None
     if reader is None:
@@ -102,7 +104,10 @@ def require_same_data(folder: RunFolder, cfg: TrainConfig, meta: Tree, data: Pre
 
 def _require_same_weights(reader: CheckpointReader, cfg: ModelConfig) -> None:
     """CheckpointError with the first weights of another shape."""
-    saved = model_config(reader.meta["model"])
+    try:
+        saved = model_config(reader.meta["model"])
+    except ConfigError as error:
+        raise CheckpointError(f"{reader.folder}: {error}") from None
     full = cfg.replace(vocab_size=cfg.vocab_size or saved.vocab_size, max_seq_len=cfg.max_seq_len or saved.max_seq_len)
     model = {name: tuple(p.shape) for name, p in build_model(full, device="meta").named_parameters()}
     there = {name: reader.shape(name) for name in reader.names() if "weight" in reader.kinds(name)}
@@ -113,7 +118,9 @@ def _require_same_config(folder: RunFolder, saved: Tree, now: Tree) -> None:
     """ConfigError with every difference that may not be; max_steps may grow."""
     before, after = flatten(saved), flatten(now)
     changed = [key for key in before | after if before.get(key) != after.get(key) and not key.startswith(_MAY_CHANGE)]
-    if after["trainer.max_steps"] > before.get("trainer.max_steps", 0):
+    if type(steps := before.get("trainer.max_steps")) is not int:
+        raise CheckpointError(f"{folder.path}: its config has trainer.max_steps={steps!r}, and a whole number is needed. Restore the file.")
+    if after["trainer.max_steps"] > steps:
         changed.remove("trainer.max_steps")
     if not changed:
         return

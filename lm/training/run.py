@@ -17,7 +17,9 @@ from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import Interrupted
+from lm.progress import quiet
 from lm.schema import Tree
+from lm.storage.atomic import remove
 from lm.storage.checkpoint import CheckpointReader, step_folder
 from lm.storage.model_folder import resolve_model
 from lm.storage.run_folder import RunFolder
@@ -27,7 +29,7 @@ from lm.training.journal import Journal
 from lm.training.launch.ranks import Ranks
 from lm.training.launch.signals import Signals
 from lm.training.resume import finished, open_run, parent_hash, require_same_data
-from lm.training.state import Counters, RunState
+from lm.training.state import Counters, RunState, Saved
 from lm.training.weights.export import export_model
 
 if TYPE_CHECKING:
@@ -47,23 +49,37 @@ def train(cfg: TrainConfig, command: str | None = None, callbacks: Sequence["Cal
     folder, ranks = RunFolder(cfg.run.folder), Ranks.from_environment()
     ranks.meet(cfg.launch.timeout_s)  # before signals are handled: one that comes while a rank waits in here must end it
     console = Console(cfg.trainer.max_steps, silent=not ranks.first)
+    is_new = folder.is_new()
     with folder.lock() if ranks.first else nullcontext(), Signals(folder, ranks.rank) as signals:
-        newest = ranks.from_first(lambda: open_run(folder, cfg, console.say))
-        reader = CheckpointReader(newest, verified=True) if newest is not None else None
-        if (summary := ranks.from_first(lambda: finished(folder, cfg, reader, console.say))) is not None:
-            console.say(f"{folder.path}: finished already at step {summary['steps']:,}; nothing to do.")
-            return summary
-        data = ranks.first_here(lambda: _prepare(cfg, folder, reader, console))
-        from lm.training.build import build_module, memory_errors  # with Lightning, which takes seconds, and a finished run does not need
+        try:
+            return _train(cfg, command, callbacks, console, ranks, signals)
+        except BaseException:
+            if is_new and ranks.first and not signals.step:  # a start that fails leaves nothing
+                remove(folder.path)
+            raise
 
-        with memory_errors(cfg):
-            module = build_module(cfg, data, reader)
-            module.run = _begin(module, data, Journal(folder, console, ranks.first), ranks, signals)
-            try:
-                _fit(module, callbacks)
-                return _finish(module, command) if ranks.first else {}
-            finally:
-                module.run.journal.close()
+
+def _train(
+    cfg: TrainConfig, command: str | None, callbacks: Sequence["Callback"], console: Console, ranks: Ranks, signals: Signals
+) -> Tree:
+    folder = RunFolder(cfg.run.folder)
+    newest = ranks.from_first(lambda: open_run(folder, cfg, console.say))
+    reader = CheckpointReader(newest, verified=True) if newest is not None else None
+    if (summary := ranks.from_first(lambda: finished(folder, cfg, reader, console.say))) is not None:
+        console.say(f"{folder.path}: finished already at step {summary['steps']:,}; nothing to do.")
+        return summary
+    with console.during("Preparing the data"):
+        data = ranks.first_here(lambda: _prepare(cfg, folder, reader, console))
+    from lm.training.build import build_module, memory_errors  # with Lightning, which takes seconds, and a finished run does not need
+
+    with memory_errors(cfg):
+        module = build_module(cfg, data, reader)
+        module.run = _begin(module, data, Journal(folder, console, ranks.first), ranks, signals)
+        try:
+            _fit(module, callbacks)
+            return _finish(module, command) if ranks.first else {}
+        finally:
+            module.run.journal.close()
 
 
 def _prepare(cfg: TrainConfig, folder: RunFolder, reader: CheckpointReader | None, console: Console) -> Prepared:
@@ -79,7 +95,7 @@ def _prepare(cfg: TrainConfig, folder: RunFolder, reader: CheckpointReader | Non
 def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks, signals: Signals) -> RunState:
     """The folder is this config's from now on, its run unfinished, and nothing in it is newer than the checkpoint."""
     cfg, reader, model_cfg = module.cfg, module.reader, module.model.cfg
-    counters = Counters(**reader.meta["counters"]) if reader is not None else Counters()
+    counters = Saved.of(reader).counters if reader is not None else Counters()
     if ranks.first:
         journal.folder.write_config(cfg.tree())
         journal.folder.remove_summary()
@@ -117,7 +133,8 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     with warnings.catch_warnings(), worker_faults():
         warnings.filterwarnings("ignore", module="lightning")
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-        trainer.fit(module, train_dataloaders=loader)
+        with quiet():  # the console tells
+            trainer.fit(module, train_dataloaders=loader)
     run.saver.wait()
     number = run.stopped_by
     if number is not None and not run.done(module.step):

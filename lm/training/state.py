@@ -4,11 +4,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Self
+
+from pydantic import Field
 
 from lm.data.rows.build import Splits
 from lm.data.store.prepare import Prepared
-from lm.schema import Tree
-from lm.storage.checkpoint import checkpoints
+from lm.errors import CheckpointError
+from lm.schema import Config, Tree
+from lm.storage.checkpoint import META, CheckpointReader, checkpoints, step_folder
+from lm.storage.reading import checked
 from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.saving import Saver
 from lm.training.config import TrainConfig
@@ -33,6 +38,32 @@ class Counters:
     rolled_back: int = 0  # times
     rows_from: int = 0  # step n reads the rows of step n + this, since those before were left out
     device: str = ""  # what the steps run on
+
+
+class Saved(Config):
+    """What the meta data of a run's checkpoint say."""
+
+    format: int
+    model: Tree
+    config: Tree
+    fingerprint: str
+    files: dict[str, str]
+    tokenizer_hash: str
+    parent: str | None
+    parent_hash: str | None
+    version: str
+    plugins: dict[str, str]
+    step: int = Field(ge=0)
+    tokens: int = Field(ge=0)
+    counters: Counters
+
+    @classmethod
+    def of(cls, reader: CheckpointReader) -> Self:
+        """Raises CheckpointError where a key is missing or of another type, or is that of another step than the folder's."""
+        found = checked(cls, reader.meta, reader.folder / META)
+        if reader.folder.name != step_folder(reader.folder.parent, found.step).name:
+            raise CheckpointError(f"{reader.folder / META}: it is of step {found.step}, and its folder of another. Use another checkpoint.")
+        return found
 
 
 class Clock:

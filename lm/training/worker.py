@@ -5,10 +5,12 @@ No composition, so every process of a run reads the same.
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from lm import plugins, printing
 from lm.errors import CheckpointError, ConfigError, Interrupted, LmError, internal
+from lm.progress import progress
 from lm.schema import from_tree
 from lm.storage.reading import read_yaml
 from lm.training.config import TrainConfig
@@ -27,8 +29,9 @@ def main(args: list[str]) -> int:
     try:
         ranks = Ranks.from_environment()
         outcome.begins(ranks.rank)
-        plugins.load()
-        _train(args, os.environ.get(outcome.COMMAND))
+        with progress("train") if ranks.first else nullcontext():
+            plugins.load()
+            _train(args, os.environ.get(outcome.COMMAND))
     except LmError as error:
         outcome.ends(ranks.rank, error)
         if outcome.FOLDER not in os.environ:

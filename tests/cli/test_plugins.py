@@ -100,7 +100,7 @@ def test_a_kind_of_a_file_is_chosen_explained_listed_and_misspelt_like_ours(lm: 
         ("model.norm.floor=x", "model.norm.floor: 'x' does not fit"),
         ("model.norm.eps=1", "only in 'rms', 'layer'"),
     ):
-        code, _, err = lm("train", given, "model/norm=asked", wrong)
+        code, _, err = lm("train", given, *(["model/norm=asked"] if "/" not in wrong else []), wrong)
         assert code == 2 and words in err.splitlines()[-1], err
 
 
@@ -141,7 +141,7 @@ def test_a_file_that_brings_no_kind_ends_with_one_sentence(lm: Lm, tmp_path: Pat
     else:
         code, _, err = lm(*args)
     assert code == 2 and words in err.splitlines()[-1], err
-    assert "Traceback" not in err and len(err.splitlines()) == 1
+    assert "Traceback" not in err and len([line for line in err.splitlines() if not line.startswith("lm train: ")]) == 1
 
 
 def test_code_is_never_named_by_a_config(lm: Lm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers")
 
-from lm.errors import CheckpointError, ConfigError
+from lm.errors import CheckpointError, ConfigError, NumericsError
 from lm.hf.io.reading import read_hf
 from lm.nn.position.rope import RopeConfig
 from lm.nn.position.scaling import LinearScaling
@@ -41,7 +41,7 @@ def test_a_truncated_file_and_nan_are_refused(theirs: Path) -> None:
     weights = load_file(file)
     weights["model.norm.weight"] = torch.full((32,), float("nan"))
     save_file(weights, file)
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight holds NaN"):
+    with pytest.raises(NumericsError, match=r"model\.norm\.weight holds NaN"):
         read_hf(theirs)
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="cannot be read as safetensors"):

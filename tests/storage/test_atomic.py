@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 
 from lm.errors import CheckpointError, ResourceError
 from lm.storage import atomic
-from lm.storage.atomic import MANIFEST, RunLock, atomic_folder, clean, disk_errors, require_space, verify
+from lm.storage.atomic import MANIFEST, atomic_folder, clean, disk_errors, require_space, verify
+from lm.storage.lock import RunLock
 
 ROOT = Path(__file__).parents[2]
 
@@ -214,7 +215,7 @@ def test_flipped_bits_all_over_the_manifest_are_rejected(tmp_path: Path) -> None
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from lm.storage.atomic import RunLock
+from lm.storage.lock import RunLock
 with RunLock(Path(sys.argv[1])):
     child = os.fork() if sys.argv[2] == "fork" else 1
     if child:

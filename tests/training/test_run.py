@@ -14,8 +14,9 @@ from lightning.pytorch.callbacks import LambdaCallback
 
 from lm.cli.main import main
 from lm.errors import Interrupted
-from lm.storage.atomic import RunLock, verify
+from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
+from lm.storage.lock import RunLock
 from lm.training.run import train
 from tests.server import Process
 from tests.training.conftest import Before, Configure, read

@@ -13,10 +13,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm import plugins
-from lm.errors import ConfigError
+from lm.errors import CheckpointError, ConfigError
 from lm.schema import Tree, flatten
+from lm.storage.reading import read_text
 
 OWN = "LM_CONFIG_DIR"
+_MOST_LEVELS = 64
 GLOBAL = ("recipes", "debug")
 """Groups whose files speak of the whole tree (`# @package _global_`), not of their own section."""
 
@@ -44,7 +46,7 @@ def add_own(folder: str, by: str) -> None:
 
     by: the flag or variable that named it.
     """
-    path = Path(folder).expanduser().resolve()
+    path = Path(os.path.realpath(Path(folder).expanduser()))
     shipped = _options(root() / "conf", root() / "recipes")
     added = _options(path, path / "recipes")
     if not any(added.get(group) for group in shipped):
@@ -52,6 +54,8 @@ def add_own(folder: str, by: str) -> None:
     for group in shipped:
         for option in added.get(group, {}).keys() & shipped[group].keys():
             raise ConfigError(f"{shown(added[group][option])}: lm has an option {group}={option} of its own. Rename yours.")
+        for file in added.get(group, {}).values():
+            read(file)  # before Hydra does, which waits for pipes and unfolds aliases
     os.environ[OWN] = str(path)
 
 
@@ -161,9 +165,26 @@ def headline(group: str, option: str) -> str:
 def read(file: Path) -> Tree:
     """A yaml file as a plain tree, in the dialect of Hydra (1e-3 is a number). Shared: not to be changed."""
     try:
-        tree = OmegaConf.to_container(OmegaConf.load(file))
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        tree = OmegaConf.to_container(OmegaConf.create(_plain(read_text(file, most_mib=1))))
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:  # ValueError: a date such as 2025-13-01
         raise ConfigError(f"{shown(file)}: this is not readable yaml ({' '.join(str(error).split())}). Mend the file.") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{shown(file)}: there must be key: value pairs. Mend the file.")
+    entries = tree.get("defaults", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, str | dict) for entry in entries):
+        raise ConfigError(f"{shown(file)}: defaults must be a list of options, such as [nano, _self_]. Mend the file.")
     return {str(key): value for key, value in tree.items()}
+
+
+def _plain(text: str) -> str:
+    """The text of a file that unfolds to no more than is written, in few levels. Raises YAMLError."""
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias; write the value out")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MOST_LEVELS:
+            raise yaml.YAMLError(f"it has more than {_MOST_LEVELS} levels")
+    return text

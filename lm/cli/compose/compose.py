@@ -187,8 +187,10 @@ def _hydra_choices(root: Path, own: Path | None, chosen: tuple[tuple[str, str | 
             made = hydra_compose("train", overrides, return_hydra_config=True)
     except yaml.YAMLError as error:
         raise ConfigError(f"conf: a file is not readable yaml ({' '.join(str(error).split())}). Mend the file.") from error
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"conf: the groups do not compose ({' '.join(str(error).split())}). Mend the files.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{own or 'conf'}: the defaults of {dict(chosen)} lead back to themselves. Mend the file.") from error
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:  # Hydra's, for odd defaults
+        raise ConfigError(f"{own or 'conf'}: the groups do not compose ({' '.join(str(error).split())[:300]}). Mend the files.") from error
     return {str(group): option for group, option in made.hydra.runtime.choices.items() if not str(group).startswith("hydra/")}
 
 

@@ -15,6 +15,7 @@ from lm.cli.compose.compose import compose
 from lm.cli.compose.naming import job_names, told_apart
 from lm.errors import ConfigError, Interrupted, LmError, SweepError
 from lm.printing import note, say
+from lm.progress import quiet
 from lm.report.units import table
 from lm.storage.atomic import verify
 from lm.storage.run_folder import RunFolder
@@ -61,7 +62,8 @@ def multirun(jobs: Sequence[Sequence[str]]) -> None:
         for number, job in enumerate(planned, start=1):
             if signals.caught is None and job.status == "not run":
                 say(f"[{number}/{len(planned)}] {job.name}")
-                _run(job, signals)
+                with quiet():
+                    _run(job, signals)
     for line in table([("job", "status", "val_bits_per_byte", "seconds"), *(job.row for job in planned)], indent="").split("\n"):
         say(line)
     _judge(planned, signals.caught)

@@ -18,6 +18,7 @@ from lm.cli.compose.compose import compose_config
 from lm.cli.compose.overrides import expand
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
+from lm.printing import answer, say
 from lm.report.units import si, table
 from lm.schema import Tree, did_you_mean, flatten, from_tree
 
@@ -78,13 +79,14 @@ class Ablate(Verb):
             config = self._config(asked, read_study(folder).config.threads if begun(folder) else None)
             study = new_study(folder, config, {name: compose_config([*config.overrides, *own]) for name, own in config.variants.items()})
         if doing == "plan":
-            print(_plan(study))
+            answer(_plan(study))
             return
         if doing == "run":
             study.freeze()
             run_missing(study, self.jobs)
-        print(_verdicts(write_verdict(study)))
-        print(f"report: {folder / 'report.md'}")
+        for line in _verdicts(write_verdict(study)).split("\n"):
+            say(line)
+        say(f"report: {folder / 'report.md'}")
 
     def _config(self, asked: Tree, threads: int | None) -> StudyConfig:
         """What is asked, and what the command line says of it.  threads: of the runs that are there."""

@@ -1,20 +1,26 @@
 """`lm compare RUN RUN ...`: a table, and one picture of the curves."""
 
 from pathlib import Path
+from typing import Literal
 
 from lm.cli.verb import Writer
 from lm.errors import ConfigError
-from lm.printing import say
+from lm.printing import answer, note, say
 
 
 class Compare(Writer):
-    """usage: lm compare RUN RUN ... [out=FOLDER] [overwrite=true]
+    """usage: lm compare RUN RUN ... [out=FOLDER] [format=csv] [x=time] [overwrite=true]
 
-    Without out=, what an earlier comparison has written is replaced.
+    A folder may be that of one run, or of several, as a sweep leaves them. Runs that cannot be read are left out, and named. Without out=,
+    what an earlier comparison has written is replaced.
     """
 
     out: str = "compare"
-    """Folder to write compare.png and compare.md into."""
+    """Folder to write compare.png and compare.md into, or a file for the table alone, such as table.csv, .md, .tex or .json."""
+    format: Literal["text", "md", "tex", "csv", "json"] = "text"
+    """How the table is printed; csv and json have the numbers in full."""
+    x: Literal["step", "tokens", "flops", "time"] = "tokens"
+    """What the curves are drawn against; time is that of the training steps alone. Seeds of one config make a band."""
 
     def run(self, rest: list[str]) -> None:
         """Prints the table; an argument is a run folder if it exists or has no '='."""
@@ -23,8 +29,10 @@ class Compare(Writer):
         if not folders:
             raise ConfigError("compare: no run folder was given. Name at least one, as in lm compare runs/a runs/b.")
         from lm.report.page import compare
+        from lm.report.tables import FORMATS
 
-        found = compare(folders, self.out, overwrite=self.overwrite or "out" not in self.model_fields_set)
-        for line in found.split("\n"):
-            say(line)
-        say(f"picture: {Path(self.out) / 'compare.png'}")
+        replaced = self.overwrite or "out" not in self.model_fields_set
+        answer(compare(folders, self.out, overwrite=replaced, format=self.format, x=self.x))
+        alone = Path(self.out).suffix[1:] in FORMATS
+        tell = say if self.format == "text" else note  # stdout may be on its way to a program
+        tell(f"table: {self.out}" if alone else f"picture: {Path(self.out) / 'compare.png'}")

@@ -9,6 +9,7 @@ from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.generation.sampling import SamplingConfig
 from lm.printing import note, raw
+from lm.progress import quiet
 from lm.schema import MaybeEmpty
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class Generate(Verb, SamplingConfig):
         shown = [""] * len(prompts) if answers else prompts
         if len(prompts) == 1:
             raw(shown[0])
-            found = complete(model, tokenizer, prompts, self, lambda row, piece: raw(piece), chat)
+            with quiet():
+                found = complete(model, tokenizer, prompts, self, lambda row, piece: raw(piece), chat)
             raw("\n")
         else:
             found = complete(model, tokenizer, prompts, self, chat=chat)

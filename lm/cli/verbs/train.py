@@ -15,6 +15,7 @@ from lm.cli.views.text import default_text, sentence, type_text, value_text
 from lm.errors import Interrupted
 from lm.printing import answer, note, say
 from lm.storage.reading import yaml_text
+from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.launch.parent import end_with_parent
 from lm.training.launch.signals import requeue
@@ -82,11 +83,12 @@ def _train(cfg: TrainConfig, command: str) -> None:
 
 
 def _report(folder: Path) -> None:
-    """Writes the page; the run is complete, whatever happens here."""
-    from lm.report.page import write_report
-
+    """Writes the page, unless the run had ended before and has one; the run is complete, whatever happens here."""
     try:
-        path = write_report(folder)
+        if (path := RunFolder(folder).report()) is None:
+            from lm.report.page import write_report
+
+            path = write_report(folder)
     except Exception as error:
         note(f"report: not written ({' '.join(str(error).split())}). The run itself is complete; train again to retry.")
     else:

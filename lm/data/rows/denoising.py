@@ -16,6 +16,7 @@ from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
+from lm.schema import MOST
 
 _TRIED = 256  # rows that are made to find wide ones
 
@@ -56,7 +57,7 @@ class SpansConfig(DenoisingConfig):
     """Part of the tokens that are taken out."""
     mean_span: float = Field(3.0, ge=1)
     """Their mean number in a span."""
-    sentinels: int = Field(100, gt=0)
+    sentinels: int = Field(100, gt=0, le=MOST)
     """How many tokens <extra_id_0> ... there are to stand for spans."""
 
     def denoisers(self) -> list[Denoiser]:
@@ -67,7 +68,7 @@ class UL2Config(DenoisingConfig):
     """Span corruption of seven kinds, each announced by a mode token. Tay et al. 2022, arXiv:2205.05131, table 1."""
 
     kind: Literal["ul2"] = "ul2"
-    sentinels: int = Field(256, gt=0)
+    sentinels: int = Field(256, gt=0, le=MOST)
     """How many tokens <extra_id_0> ... there are to stand for spans."""
 
     def denoisers(self) -> list[Denoiser]:

@@ -15,6 +15,7 @@ from lm.data.store.shards import Tokens, TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
+from lm.schema import MOST
 
 _ROUND = 16
 
@@ -34,7 +35,7 @@ class Seq2SeqConfig(ScheduledSamplingConfig):
     packings = ("none",)
 
     kind: Literal["seq2seq"] = "seq2seq"
-    target_len: int | None = Field(None, gt=1)
+    target_len: int | None = Field(None, gt=1, le=MOST)
     """Longest target in tokens; longer ones are cut and counted. null: data.seq_len, which bounds the source too; of a decoder-only
     model, in whose rows the two stand one behind the other, half of it."""
 

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,8 @@ def _hashes(stats: list[_Stat], paths: Sequence[Path], cache: Path) -> list[str]
 
 def _stat(path: Path) -> _Stat:
     found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(f"data.files: {path} is a pipe or a device, and only regular files are read. Give a file or a folder.")
     return str(path.absolute()), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 

@@ -9,7 +9,8 @@ from lm.data.sources.base import ASSISTANT, Turn
 from lm.data.tokenizer.rendering import CLOSE, OPEN
 from lm.data.tokenizer.sandbox import Template
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.errors import ConfigError
+from lm.errors import CheckpointError, ConfigError
+from lm.storage.reading import read_text
 
 _BUILT_IN = Path(__file__).with_name("chat_templates")
 _BREAK = "\ufdd2"  # put into special tokens that a message spells, so that they are not read as such
@@ -99,6 +100,6 @@ def template_source(template: str | None, tokenizer: Tokenizer) -> tuple[str, st
     name = template or "plain"
     file = _BUILT_IN / f"{name}.jinja" if name in ("plain", "chatml") else Path(name).expanduser()
     try:
-        return file.read_text(encoding="utf-8"), f"data.record.template={name}"
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(file, most_mib=4), f"data.record.template={name}"
+    except CheckpointError as error:
         raise ConfigError(f"data.record.template: {file} cannot be read ({error}). Give plain, chatml or a jinja file.") from None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
-from lm.schema import Slot, Tree
+from lm.schema import MOST, Slot, Tree
 
 if TYPE_CHECKING:
     from tokenizers.models import Model
@@ -38,7 +38,7 @@ class TokenizerConfig(Slot, group="tokenizer"):
 class TrainedConfig(TokenizerConfig):
     """Tokenizers trained on the training split, over bytes, so that every text comes back; specials <|bos|>, <|eos|>, <|pad|>."""
 
-    vocab_size: int = Field(4096, ge=260)
+    vocab_size: int = Field(4096, ge=260, le=MOST)
     """Size of the vocabulary, with the 256 bytes and the special tokens."""
     pattern: Literal["own", "gpt2", "gpt4", "llama3"] = "own"
     """How text is cut into words before: GPT-4's way with whole indentations, or that of one of these."""

@@ -5,19 +5,22 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.tokenizer.bytelevel import is_plain, token_bytes, unknown_token
-from lm.errors import ConfigError
+from lm.errors import CheckpointError, ConfigError
 from lm.schema import Tree, did_you_mean
+from lm.storage.reading import read_bytes, read_json, read_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RawTokenizer
+
+T = TypeVar("T")
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # chosen explicitly, or the library warns at every later fork
 
@@ -215,7 +218,7 @@ def load_tokenizer(path: Path, foreign: bool = False) -> Tokenizer:
     """
     file = path / "tokenizer.json" if path.is_dir() else path
     config = file.with_name("tokenizer_config.json")
-    named = _read_json(config) if config.is_file() else {}
+    named = _read(read_json, config) if os.path.lexists(config) else {}
     names = {key: _content(named.get(f"{key}_token")) for key in _USUAL}
     raw, specials = _load(file, Specials(**names), [key for key in _USUAL if f"{key}_token" not in named])
     adds_bos = named.get("add_bos_token")
@@ -233,35 +236,39 @@ def read_tokenizer(file: Path, named: Specials) -> Tokenizer:
 
 def _load(file: Path, named: Specials, open_to_guess: Collection[str]) -> tuple["RawTokenizer", Specials]:
     """open_to_guess: which of the specials have one of the usual names, where none is given."""
-    if not file.is_file():
+    if not os.path.lexists(file):
         raise ConfigError(f"tokenizer: {file} does not exist. Give the path of a tokenizer.json.")
     from tokenizers import Tokenizer as RawTokenizer
 
+    data = _read(read_bytes, file)
     try:
-        raw = RawTokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
-        raise ConfigError(f"tokenizer: {file} is not a tokenizer.json of the tokenizers library ({error}). Save it again.") from None
+        raw = RawTokenizer.from_buffer(data)
+    except BaseException as error:  # the library raises plain Exception, and where it panics what is not even one
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"tokenizer: {file} is not a tokenizer.json of the tokenizers library ({reason}). Save it again.") from None
     vocab = raw.get_vocab(with_added_tokens=True)
     for key, name in named._asdict().items():
         if name is not None and name not in vocab:
             added = [token.content for token in raw.get_added_tokens_decoder().values()]
-            raise ConfigError(f"tokenizer.{key}: {name!r} is not in the vocabulary of {file}. {did_you_mean(name, added)}")
+            raise ConfigError(f"tokenizer.{key}: {name[:80]!r} is not in the vocabulary of {file}. {did_you_mean(name[:80], added)}")
     usual = {key: next((name for name in _USUAL[key] if name in vocab), None) for key in open_to_guess}
     return raw, Specials(**{key: name or usual.get(key) for key, name in named._asdict().items()})
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read(how: Callable[[Path], T], path: Path) -> T:
+    """Reads a file that a person may have named, so that its faults are those of an input."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"tokenizer: {path} is not JSON ({error}). Save the tokenizer again.") from None
-    return tree if isinstance(tree, dict) else {}
+        return how(path)
+    except CheckpointError as error:
+        raise ConfigError(f"tokenizer: {error}") from None
 
 
 def _chat_template(file: Path, given: Any) -> str | None:
     """Of a file of its own, or of tokenizer_config.json: a text, or several with names, of which one is the default."""
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+    if os.path.lexists(file):
+        return _read(read_text, file)
     if isinstance(given, list):
         given = next((entry.get("template") for entry in given if isinstance(entry, dict) and entry.get("name") == "default"), None)
     return given if isinstance(given, str) else None

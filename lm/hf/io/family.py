@@ -13,7 +13,7 @@ from lm.hf.io.transforms import Copies, Same, Stack, Transform
 from lm.hf.options.rope import ROPE_KEYS, read_rope, write_rope
 from lm.nn.ffn.mlp import Activation
 from lm.nn.transformer import ModelConfig, model_config
-from lm.schema import Tree, flatten, nest
+from lm.schema import MOST_LAYERS, Tree, flatten, nest
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
@@ -124,6 +124,9 @@ class Family(ABC):
             values[ours] = hf.get(key, missing)
             if values[ours] is _NEEDED:
                 raise ConfigError(f"config.json: '{key}' is missing, and {self.name} needs it. Restore the file.")
+        for name in ("n_layers", "n_encoder_layers"):  # read as many times below
+            if (n := values.get(name)) is not None and (type(n) is not int or not 0 < n <= MOST_LAYERS):
+                raise ConfigError(f"config.json: {n!r} layers do not fit; there are 1 to {MOST_LAYERS:,}. Restore the file.")
         try:
             values |= {ours: activation(hf, key, missing) for ours, key, missing in self.places() if ours.endswith("activation")}
             values |= read_rope(hf, self.theta) if self.theta else {}

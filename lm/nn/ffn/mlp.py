@@ -12,7 +12,7 @@ from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.linear import Out
-from lm.schema import Tree
+from lm.schema import MOST, Tree
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "relu2"]
 
@@ -21,7 +21,7 @@ class MLPConfig(FFNConfig):
     """down(act(up(x))), or down(act(gate(x)) * up(x)) when gated (Shazeer 2020, arXiv:2002.05202)."""
 
     kind: Literal["mlp"] = "mlp"
-    hidden: int | None = Field(None, gt=0)
+    hidden: int | None = Field(None, gt=0, le=MOST)
     """Inner width. null: 4 d_model, or 8/3 d_model rounded up to a multiple of 64 when gated, so that parameters match."""
     activation: Activation = "silu"
     """relu2 is relu squared (So et al. 2021, arXiv:2109.08668); gelu is exact, gelu_tanh GPT-2's, quick_gelu x sigmoid(1.702 x)."""

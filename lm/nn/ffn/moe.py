@@ -12,21 +12,21 @@ from lm.nn.ffn.base import FFNConfig, Mixture
 from lm.nn.ffn.experts import Experts
 from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.ffn.router import RouterConfig, Routing, SoftmaxRouterConfig
-from lm.schema import Tree
+from lm.schema import MOST, Tree
 
 
 class MoEConfig(FFNConfig):
     """Top-k routing to experts; some layers may stay dense."""
 
     kind: Literal["moe"] = "moe"
-    n_experts: int = Field(gt=1)
+    n_experts: int = Field(gt=1, le=MOST)
     """Experts of a layer."""
     top_k: int = Field(gt=0)
     """Experts of a token."""
     expert: MLPConfig
     """One expert."""
     router: RouterConfig = SoftmaxRouterConfig()
-    n_shared: int = Field(0, ge=0)
+    n_shared: int = Field(0, ge=0, le=MOST)
     """Experts' worth of width that every token passes beside its own (DeepSeek)."""
     dense: MLPConfig | None = None
     """The feed-forward of layers without experts. null: there are none."""
@@ -34,7 +34,7 @@ class MoEConfig(FFNConfig):
     """The first layers that are dense (DeepSeek)."""
     every: int = Field(1, gt=0)
     """Experts in every n-th layer only (layer n-1, 2n-1, ...; Switch: 2)."""
-    capacity: int | None = Field(None, gt=0)
+    capacity: int | None = Field(None, gt=0, le=MOST)
     """Tokens of one row that an expert takes; those beyond it are dropped and keep their residual. null: by capacity_factor."""
     capacity_factor: float | None = Field(None, gt=0)
     """The same as a multiple of an even share of the row's tokens (Fedus et al. 2021, arXiv:2101.03961, eq. 3), padding left out.

@@ -17,7 +17,7 @@ from lm.nn.mixers.cache import State
 from lm.nn.mixers.mask import Mask
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import Position, PositionConfig
-from lm.schema import Config, Slot, Tree
+from lm.schema import MOST, Config, Slot, Tree
 
 
 class Mixer(Declares, nn.Module):
@@ -84,7 +84,7 @@ class MixerConfig(Config):
 class AttentionConfig(MixerConfig, Slot, group="model/attention"):
     """How tokens read each other by scores of all pairs."""
 
-    n_heads: int = Field(gt=0)
+    n_heads: int = Field(gt=0, le=MOST)
     """Number of query heads."""
 
     @abstractmethod

@@ -14,16 +14,16 @@ from lm.nn.mixers.base import Attention, AttentionConfig, Mixer
 from lm.nn.mixers.cache import PerToken
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import PositionConfig
-from lm.schema import Tree
+from lm.schema import MOST, Tree
 
 
 class GQAConfig(AttentionConfig):
     """Scaled dot-product attention; n_kv_heads = n_heads is multi-head, 1 is multi-query (Ainslie et al. 2023, arXiv:2305.13245)."""
 
     kind: Literal["gqa"] = "gqa"
-    n_kv_heads: int | None = Field(None, gt=0)
+    n_kv_heads: int | None = Field(None, gt=0, le=MOST)
     """Number of key and value heads; divides n_heads. null: n_heads."""
-    head_dim: int | None = Field(None, gt=0)
+    head_dim: int | None = Field(None, gt=0, le=MOST)
     """Width of one head. null: d_model / n_heads."""
     qkv_bias: bool = False
     """Bias on the query, key and value projections."""

@@ -15,22 +15,22 @@ from lm.nn.mixers.base import Attention, AttentionConfig, Mixer
 from lm.nn.mixers.cache import PerToken
 from lm.nn.norm import NormConfig, RMSNorm
 from lm.nn.position.base import PositionConfig
-from lm.schema import Tree
+from lm.schema import MOST, Tree
 
 
 class MLAConfig(AttentionConfig):
     """DeepSeek's latent attention; a token's cache is kv_rank + rope_dim numbers a layer, for all heads together."""
 
     kind: Literal["mla"] = "mla"
-    q_rank: int | None = Field(None, gt=0)
+    q_rank: int | None = Field(None, gt=0, le=MOST)
     """Width of the query latent. null: queries are projected directly."""
-    kv_rank: int = Field(gt=0)
+    kv_rank: int = Field(gt=0, le=MOST)
     """Width of the latent that keys and values are made of."""
-    nope_dim: int = Field(gt=0)
+    nope_dim: int = Field(gt=0, le=MOST)
     """Dimensions of a head's key without rotation."""
-    rope_dim: int = Field(gt=0, multiple_of=2)
+    rope_dim: int = Field(gt=0, multiple_of=2, le=MOST)
     """Dimensions of the rotated key, which all heads share."""
-    v_dim: int = Field(gt=0)
+    v_dim: int = Field(gt=0, le=MOST)
     """Dimensions of a head's value."""
     bias: bool = False
     """Bias on the projections into the latents and out of the heads (an option of DeepSeek-V3)."""

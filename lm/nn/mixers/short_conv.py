@@ -16,13 +16,14 @@ from lm.nn.mixers.base import Mixer, RecurrentConfig
 from lm.nn.mixers.cache import Cache, Fixed
 from lm.nn.mixers.mask import Mask
 from lm.nn.norm import NormConfig
+from lm.schema import MOST
 
 
 class ShortConvConfig(RecurrentConfig):
     """Each channel mixes its last few tokens: o(c * conv(b * v)), where b, c and v are projections of the input."""
 
     kind: Literal["short_conv"] = "short_conv"
-    kernel: int = Field(3, gt=1)
+    kernel: int = Field(3, gt=1, le=MOST)
     """Tokens that a token sees, itself included (LFM2: 3)."""
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lm.nn.cost.kept import Kept
 from lm.nn.position.base import Dims, Position, PositionConfig
+from lm.schema import MOST
 
 
 class AlibiConfig(PositionConfig):
@@ -39,7 +40,7 @@ class T5RelativeConfig(PositionConfig):
 
     kind: Literal["t5_relative"] = "t5_relative"
     acts: ClassVar[Literal["embed", "rotate", "bias"]] = "bias"
-    n_buckets: int = Field(32, gt=3, multiple_of=2)
+    n_buckets: int = Field(32, gt=3, multiple_of=2, le=MOST)
     """Rows of the table; bidirectional stacks use half for each direction."""
     max_distance: int = Field(128, gt=1)
     """Distances from here on share the last bucket."""

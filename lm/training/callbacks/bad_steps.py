@@ -1,13 +1,14 @@
 """Steps whose numbers are not right: those that are not finite are told and counted, and a loss that leaps may take the run back."""
 
 import math
+from dataclasses import replace
 
 from lm.errors import NumericsError
 from lm.storage.checkpoint import CheckpointReader, newest_valid
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 from lm.training.numerics import is_spike
-from lm.training.state import Counters
+from lm.training.state import Saved
 
 
 class BadSteps(RunCallback):
@@ -57,7 +58,7 @@ class Rollback(RunCallback):
         run, step, before, at = module.run, module.step, module.run.counters, int(reader.meta["step"])
         module.restore(reader)
         rows_from = before.rows_from + step - at
-        run.counters = Counters(**reader.meta["counters"] | {"rolled_back": before.rolled_back + 1, "rows_from": rows_from})
+        run.counters = replace(Saved.of(reader).counters, rolled_back=before.rolled_back + 1, rows_from=rows_from)
         run.saved_step = -1
         run.clock.start(at)
         run.journal.go_back(at, run.counters.samples_bytes)

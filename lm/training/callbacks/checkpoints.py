@@ -39,7 +39,7 @@ class Checkpoints(RunCallback):
         if step == run.saved_step:
             return
         counters.save_s = statistics.median(self._save_s) if self._save_s else counters.save_s
-        with run.clock.paused():
+        with run.clock.paused(), run.journal.console.during("Saving"):
             begun = time.perf_counter()
             run.saver.save(step, module.pieces(), self._meta(module))
             self._save_s.append(time.perf_counter() - begun)

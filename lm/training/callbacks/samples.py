@@ -40,7 +40,8 @@ class Samples(RunCallback):
         """Every rank generates, since each may hold a part of the weights only."""
         run = module.run
         if module.cfg.trainer.sample_prompts and module.model.cfg.kind != "encoder":
-            with run.clock.paused(), module.exported_weights(), self._eager(module):
+            told = run.journal.console.during("Sampling")
+            with run.clock.paused(), told, module.exported_weights(), self._eager(module):
                 run.counters.samples_bytes = run.journal.samples(module.step, self._texts(module))
 
     def _texts(self, module: TrainModule) -> list[Sequence[str]]:

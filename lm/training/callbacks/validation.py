@@ -39,7 +39,8 @@ class Validation(RunCallback):
         run, step, counters = module.run, module.step, module.run.counters
         self._validated = step
         with run.clock.paused():
-            found = self._losses(module)
+            with run.journal.console.during("Validating"):
+                found = self._losses(module)
             counters.val_loss, counters.val_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
             if not math.isfinite(found["val_loss"]):
                 raise NumericsError(

@@ -15,6 +15,7 @@ from types import FrameType
 
 from lm.errors import Interrupted, LmError, ResourceError
 from lm.printing import note
+from lm.progress import quiet
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.launch import outcome, parent
@@ -34,7 +35,7 @@ def launch(cfg: TrainConfig, command: str | None = None) -> None:
         threads = str(max(1, (os.cpu_count() or 1) // cfg.launch.devices))
         told = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads), "TORCH_CPP_LOG_LEVEL": "FATAL"}
         told["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else ranks that are started again find the addresses of those before
-        with _environment(told | ({outcome.COMMAND: command} if command else {})):
+        with quiet(), _environment(told | ({outcome.COMMAND: command} if command else {})):  # the first rank tells
             error = _Launcher(cfg, Path(name)).run()
     if error is not None:
         raise error

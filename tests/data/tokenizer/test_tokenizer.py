@@ -200,7 +200,7 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{tmp_path}/tokenizer.json is not a tokenizer.json"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ConfigError, match=f"{tmp_path}/tokenizer_config.json is not JSON"):
+    with pytest.raises(ConfigError, match=f"{tmp_path}/tokenizer_config.json: the file is damaged: it is not JSON"):
         load_tokenizer(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.errors import LmError
+from lm.errors import LmError, ResourceError
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
 from lm.training.config import TrainConfig
@@ -145,6 +146,33 @@ def test_a_signal_to_the_launcher_ends_all_ranks_behind_the_same_step_which_is_s
     assert f"{number.name} ended the run after step {step}, which is saved" in last and resume.startswith("resume: lm train ")
     assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl")] == list(range(1, step + 1))
     require_gone(tmp_path, within_s=1)
+
+
+@pytest.mark.parametrize("strategy", [[], pytest.param(ranks("ddp"), marks=pytest.mark.slow)], ids=["one rank", "two ranks"])
+def test_a_second_signal_ends_the_run_at_once_and_says_what_is_lost(
+    lm_process: Start, tiny: list[str], tmp_path: Path, strategy: list[str]
+) -> None:
+    """Seen to end without a word."""
+    process = lm_process("train", *tiny, "optim=adamw", *ENDLESS, "checkpoint.every=4", *strategy)
+    wait_for_steps(tmp_path / "run", process, 6)
+    for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):  # both wait when it goes on
+        os.kill(process.pid, number)
+    assert process.wait() in (130, 143), process.stderr
+    last = process.stderr.splitlines()[-1]
+    assert "came as a second signal, so the run ended at once after step" in last
+    assert re.search(r"/run/checkpoints/step-\d+ is the last checkpoint, and training again goes on from there.$", last)
+    require_gone(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_answer_is_told_with_its_state(configure: Configure, failing: Failing, tmp_path: Path) -> None:
+    """Seen to be told as killed, where memory runs out."""
+    said = r"^rank 1: it did not answer the others within launch.timeout_s, and its process is stopped, as by SIGSTOP \(state T\)"
+    began = time.monotonic()
+    with pytest.raises(ResourceError, match=said):
+        failing(configure("optim=adamw", "launch.timeout_s=6", *ranks("ddp")), "os.kill(os.getpid(), 19)")
+    assert time.monotonic() - began < 30
+    require_gone(tmp_path)
 
 
 def test_ranks_end_and_save_when_their_launcher_is_killed(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:

@@ -1,0 +1,17 @@
+"""Whether something fits the memory of this machine at all, asked before it is built."""
+
+import os
+
+import torch
+
+from lm.errors import ResourceError
+
+
+def require_room(needed_bytes: int, device: torch.device | str, what: str) -> None:
+    """Raises ResourceError where a device has less memory in all. Linux gives out more than there is, and kills whoever uses it."""
+    device = torch.device(device)
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    there = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else host
+    if needed_bytes > there:
+        sizes = f"{needed_bytes / 2**30:,.1f} GiB for {what} are more than the {there / 2**30:,.1f} GiB of memory here"
+        raise ResourceError(f"memory: {sizes}. Lower the model's size, data.seq_len or trainer.micro_batch.")

@@ -1,0 +1,136 @@
+"""One table in the forms that terminals, papers and programs read. Names come from folders and configs: nothing in them is markup."""
+
+import csv
+import html
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+
+from lm.printing import one_line
+from lm.report.collect import Comparison, Row
+from lm.report.units import ABSENT, duration, fixed, shown, si, table
+from lm.schema import Tree
+
+MOST_COLUMNS = 4
+Cells = list[list[str]]  # rows of equal length, the titles first
+
+
+def text(comparison: Comparison, notes: Sequence[str]) -> str:
+    """Columns aligned with spaces, then a line for each note."""
+    return "\n\n".join([*map(_aligned, _blocks(comparison)), "\n".join(map(one_line, notes))]).rstrip()
+
+
+def markdown(comparison: Comparison, notes: Sequence[str]) -> str:
+    """GitHub's tables, and a list of notes."""
+    blocks = ["\n".join(f"| {' | '.join(cells)} |" for cells in _ruled(each, in_markdown, "---")) for each in _blocks(comparison)]
+    return "\n\n".join(filter(None, [*blocks, "\n".join(f"- {in_markdown(note)}" for note in notes)])) + "\n"
+
+
+def latex(comparison: Comparison, notes: Sequence[str]) -> str:
+    """A `tabular` for each table, which needs no package, and the notes as comments."""
+    blocks = []
+    for each in _blocks(comparison):
+        first, *rows = [" & ".join(map(_in_latex, cells)) + r" \\" for cells in each]
+        lines = [rf"\begin{{tabular}}{{{'l' * len(each[0])}}}", r"\hline", first, r"\hline", *rows, r"\hline", r"\end{tabular}"]
+        blocks.append("\n".join(lines))
+    return "\n\n".join([*blocks, *(f"% {one_line(note)}" for note in notes)]) + "\n"
+
+
+def comma_separated(comparison: Comparison, notes: Sequence[str]) -> str:
+    """Numbers in full, by RFC 4180; a cell that a spreadsheet would take for a formula begins with an apostrophe."""
+    records = [_record(row, comparison) for row in comparison.rows]
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerows([[*records[0]], *([_in_csv(value) for value in record.values()] for record in records)])
+    return file.getvalue()
+
+
+def as_json(comparison: Comparison, notes: Sequence[str]) -> str:
+    """{"metric", "rows", "notes"}, with numbers in full."""
+    rows = [_record(row, comparison) for row in comparison.rows]
+    return json.dumps({"metric": comparison.metric, "rows": rows, "notes": list(notes)}, indent=1, allow_nan=False) + "\n"
+
+
+FORMATS: dict[str, Callable[[Comparison, Sequence[str]], str]] = {
+    "text": text,
+    "md": markdown,
+    "tex": latex,
+    "csv": comma_separated,
+    "json": as_json,
+}
+
+
+def _blocks(comparison: Comparison) -> list[Cells]:
+    """One table with a column per differing key; where that gets too wide, a second one with a row per key."""
+    rows = comparison.rows
+    cells = [_cells(row, comparison) for row in rows]
+    made = [list(cells[0]), *(list(row.values()) for row in cells)]
+    if len(comparison.keys) <= max(MOST_COLUMNS, len(rows)):
+        extras = [comparison.keys, *(comparison.changes(row) for row in rows)]
+        return [[[*row, *extra] for row, extra in zip(made, extras, strict=True)]]
+    by_run = zip(comparison.keys, *(comparison.changes(row) for row in rows), strict=True)
+    return [made, [["config", *(row.name for row in rows)], *map(list, by_run)]]
+
+
+def _cells(row: Row, comparison: Comparison) -> dict[str, str]:
+    """By column; seeds where some row has several."""
+    found = {
+        "run": row.name,
+        "parameters": si(row.mean("parameters")),
+        "FLOPs/token": si(row.mean("flops_per_token")),
+        "tokens": si(row.mean("tokens")),
+        comparison.title: fixed(row.mean(comparison.metric), row.error(comparison.metric)),
+        "behind": comparison.behind(row),
+        "tokens/s": si(row.mean("tokens_per_second")),
+        "wall time": duration(row.mean("train_s")),
+    }
+    return found | ({"seeds": " ".join(map(str, row.seeds))} if comparison.repeated else {})
+
+
+def _record(row: Row, comparison: Comparison) -> Tree:
+    numbers = ("parameters", "flops_per_token", "tokens", comparison.metric, "tokens_per_second", "train_s")
+    changes = {key: None if (value := row.values.get(key)) is ABSENT else value for key in comparison.keys}
+    return {
+        "run": row.name,
+        "seeds": " ".join(map(str, row.seeds)),
+        **{key: row.mean(key) for key in numbers},
+        "standard_error": row.error(comparison.metric),
+        "behind": comparison.behind(row),
+        **changes,
+    }
+
+
+def _ruled(cells: Cells, escaped: Callable[[str], str], dashes: str) -> Cells:
+    first, *rows = [[escaped(cell) for cell in row] for row in cells]
+    return [first, [dashes] * len(first), *rows]
+
+
+def _aligned(cells: Cells) -> str:
+    dashes = ["-" * max(map(len, column)) for column in zip(*(map(one_line, row) for row in cells), strict=True)]
+    first, *rows = [[one_line(cell) for cell in row] for row in cells]
+    return table([first, dashes, *rows], indent="")
+
+
+def in_markdown(cell: str) -> str:
+    """HTML is escaped, and what would begin emphasis, code, a link or another cell."""
+    return re.sub(r"([\\`*\[\]|~]|(?<![^\W_])_)", r"\\\1", html.escape(one_line(cell), quote=False))
+
+
+_LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': r"\textquotedbl{}", "±": r"$\pm$", "…": r"\ldots{}",
+}  # fmt: skip
+
+
+def _in_latex(cell: str) -> str:
+    return "".join(_LATEX.get(char, char) for char in one_line(cell))
+
+
+def _in_csv(value: object) -> object:
+    if isinstance(value, list | dict | bool):
+        value = shown(value)
+    if isinstance(value, str):
+        value = one_line(value)
+        return f"'{value}" if value.startswith(("=", "+", "-", "@")) and not re.match(r"[+-][\d.]", value) else value
+    return value

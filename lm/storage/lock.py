@@ -1,0 +1,57 @@
+"""One process per run folder."""
+
+import fcntl
+import json
+import os
+import re
+import socket
+from pathlib import Path
+from typing import Self, TextIO
+
+from lm.errors import ResourceError
+from lm.storage.atomic import disk_errors
+from lm.storage.reading import never_waiting
+
+LOCK = "run.lock"
+
+
+class RunLock:
+    """One process per run folder, by flock on `run.lock`. The kernel drops it with its holder, so a stale file blocks nobody."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK
+        self._file: TextIO | None = None
+        os.register_at_fork(after_in_child=self._close)  # else a loader worker that outlives us would keep the lock
+
+    def __enter__(self) -> Self:
+        with disk_errors(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self._path, "a+", encoding="utf-8", errors="replace", opener=_not_elsewhere)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._refuse(self._file)
+            self._file.truncate(0)
+            self._file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+            self._file.flush()
+        return self
+
+    def _refuse(self, file: TextIO) -> None:
+        file.seek(0)
+        found = re.fullmatch(r'\{"pid": (\d+), "host": "([\w.-]+)"\}', file.read(1 << 10))
+        self._close()
+        who = f"pid {found[1]} on host {found[2]}" if found else "a process that is just starting"
+        raise ResourceError(f"{self._path.parent}: the run is in use by {who}, and only one process may write it. Stop that one or wait.")
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _not_elsewhere(name: str, flags: int) -> int:
+    """Opens no file that a link leads to, which would lose its content, and waits for no reader of a pipe."""
+    return never_waiting(name, flags | os.O_NOFOLLOW)

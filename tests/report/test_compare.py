@@ -1,0 +1,133 @@
+"""`lm compare` of whatever a sweep leaves, as tables for terminals, papers and programs, and as a picture."""
+
+import csv
+import json
+import re
+import shutil
+import statistics
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lm.report.collect import collect
+from lm.report.curves import _mean, comparison_png
+from lm.report.page import compare
+from lm.report.run import read_run
+from tests.conftest import Lm
+
+WriteRun = Callable[..., Path]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, write_run: WriteRun) -> Path:
+    """Five runs, one of them deeper and one unfinished, and six folders that no one can read."""
+    folder = tmp_path / "runs"
+    for seed, bits in enumerate((1.5, 1.6, 1.7)):
+        write_run(folder / f"a{seed}", seed=seed, final=bits, val_bits_per_byte=bits)
+    write_run(folder / "pos" / "b", ffn="relu", val_bits_per_byte=1.2)
+    write_run(folder / "half", ffn="gelu", finished=False)
+    (write_run(folder / "failed") / "metrics.jsonl").unlink()
+    (write_run(folder / "torn") / "summary.json").write_text("{")
+    (write_run(folder / "strange") / "config.yaml").write_text("[1")
+    (folder / "empty").mkdir()
+    (folder / "notes.txt").write_text("x")
+    return folder
+
+
+def test_a_folder_of_runs_is_compared_and_what_cannot_be_read_is_left_out_by_name(sweep: Path, lm: Lm) -> None:
+    names = ["b ", "a0 +2 ", "half (unfinished) "]
+    for given in ([str(sweep)], [f"{sweep}/*"], [*map(str, sorted(sweep.iterdir())), f"{sweep}/gone"]):
+        code, out, err = lm("compare", *given, "out=c", "overwrite=true")
+        assert code == 0, err
+        assert all(f"\n{name}" in out for name in names)
+        assert all(re.search(rf"\nLeft out: .*/{name}\b", out) for name in ("failed", "torn", "strange"))
+        assert ("notes.txt" in out) == ("/empty: " in out) == (given != [str(sweep)])
+    code, _, err = lm("compare", str(sweep / "failed"), str(sweep / "torn"))
+    assert code == 2 and "failed: metrics.jsonl is missing" in err.splitlines()[-1]
+    code, _, err = lm("compare", str(sweep / "torn"))
+    assert code == 3 and "summary.json" in err.splitlines()[-1]
+
+
+def test_a_run_damaged_within_a_sweep_is_the_error_where_it_is_alone(sweep: Path, lm: Lm) -> None:
+    shutil.rmtree(sweep / "pos")
+    code, _, err = lm("compare", str(sweep / "pos"), str(sweep / "empty"))
+    assert code == 2 and "pos: there is no such run folder" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("ending", ["csv", "tex"])
+def test_a_table_is_written_in_the_format_that_its_ending_says(sweep: Path, tmp_path: Path, lm: Lm, ending: str) -> None:
+    assert lm("compare", str(sweep), f"out=table.{ending}")[0] == 0
+    found = (tmp_path / f"table.{ending}").read_text()
+    code, out, err = lm("compare", str(sweep), f"format={ending}", "out=c", "overwrite=true")
+    assert code == 0 and out == found and "picture: c/compare.png" in err
+    assert lm("compare", str(sweep), f"out=table.{ending}")[0] == 2
+    assert lm("compare", str(sweep), f"out=table.{ending}", "overwrite=true")[0] == 0
+
+
+def test_csv_and_json_hold_the_numbers_in_full(sweep: Path) -> None:
+    rows = list(csv.DictReader(compare([sweep], format="csv").splitlines()))
+    tree = json.loads(compare([sweep], format="json"))
+    assert [row["run"] for row in rows] == [row["run"] for row in tree["rows"]] == ["b", "a0 +2", "half (unfinished)"]
+    assert float(rows[1]["val_bits_per_byte"]) == tree["rows"][1]["val_bits_per_byte"] == pytest.approx(1.6)
+    assert tree["rows"][1]["standard_error"] == pytest.approx(0.1 / 3**0.5) and tree["rows"][1]["model.ffn.activation"] == "swiglu"
+    assert rows[1]["parameters"] == "3285504" or float(rows[1]["parameters"]) == 3285504
+    assert tree["metric"] == "val_bits_per_byte" and any("Left out" in note for note in tree["notes"])
+
+
+HOSTILE = r"<img src=x onerror=alert(1)>&_x_*b*`c`[l](u)|\%$#{}~^" + "\n\x1b[31m"
+
+
+def test_names_and_values_are_no_markup_in_any_format(tmp_path: Path, write_run: WriteRun) -> None:
+    first = write_run(tmp_path / "_a_ & 50% <b>#1$")
+    second = write_run(tmp_path / "=1+1")
+    config = second / "config.yaml"
+    config.write_text(config.read_text().replace("activation: swiglu", f"activation: {json.dumps(HOSTILE)}"))
+    found = {form: compare([first, second], format=form) for form in ("text", "md", "tex", "csv", "json")}  # type: ignore[arg-type]
+    assert not any("\x1b" in text for text in found.values())
+    assert "<b>" not in found["md"] and "<img" not in found["md"] and r"\_a_ &amp; 50% &lt;b&gt;#1$" in found["md"]
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in found["md"].splitlines() if line.startswith("|")}) == 1
+    assert r"\_a\_ \& 50\% \textless{}b\textgreater{}\#1\$" in found["tex"]
+    assert all(len(re.findall(r"(?<!\\)&", line)) == 8 for line in found["tex"].splitlines() if line.endswith(r"\\"))
+    assert [row["run"] for row in csv.DictReader(found["csv"].splitlines())] in (["'=1+1", first.name], [first.name, "'=1+1"])
+    assert {row["run"] for row in json.loads(found["json"])["rows"]} == {"=1+1", first.name}
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
+@pytest.mark.slow
+def test_latex_accepts_the_table(sweep: Path, tmp_path: Path) -> None:
+    page = f"\\documentclass{{article}}\\begin{{document}}\n{compare([sweep], format='tex')}\n\\end{{document}}\n"
+    (tmp_path / "t.tex").write_text(page)
+    subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_seeds_make_a_band_of_their_standard_error(sweep: Path) -> None:
+    row = next(row for row in collect([sweep]).rows if len(row.runs) == 3)
+    x, y, error = _mean(row, "val_bits_per_byte", "tokens")
+    curves = [run.series("val_bits_per_byte", "tokens") for run in row.runs]
+    assert x == curves[0][0] and len(x) == 4
+    at_end = [values[-1] for _, values in curves]
+    assert y[-1] == pytest.approx(statistics.fmean(at_end)) and error[-1] == pytest.approx(statistics.stdev(at_end) / 3**0.5)
+
+
+@pytest.mark.slow
+def test_a_curve_stands_by_steps_tokens_flops_or_the_time_of_its_steps(sweep: Path, tmp_path: Path, lm: Lm) -> None:
+    run = read_run(sweep / "a0")
+    places = {x: run.series("val_loss", x)[0] for x in ("step", "tokens", "flops", "time")}  # type: ignore[arg-type]
+    steps = [50, 100, 150, 200]
+    assert places["step"] == steps and places["tokens"] == [2048 * step for step in steps]
+    assert places["flops"] == [21200000 * 2048 * step for step in steps]
+    assert places["time"] == pytest.approx([0.22 * step for step in steps])
+    pictures = set()
+    for x in places:
+        code, out, _ = lm("compare", str(sweep), f"x={x}", "out=c", "overwrite=true")
+        assert code == 0 and ("Not in the picture, since training FLOPs are not known of them yet: half." in out) == (x == "flops")
+        pictures.add((tmp_path / "c" / "compare.png").read_bytes())
+    assert len(pictures) == 4
+    assert lm("compare", str(sweep), "x=epochs")[0] == 2
+
+
+def test_one_unfinished_run_alone_has_a_picture(sweep: Path, tmp_path: Path) -> None:
+    comparison_png(collect([sweep / "half"]), tmp_path / "p.png", "flops")
+    assert (tmp_path / "p.png").stat().st_size > 1000

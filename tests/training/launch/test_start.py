@@ -1,0 +1,152 @@
+"""Before the first step: where machines meet, what the environment says, whose child a process is, and what a failed start leaves."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lm.errors import ConfigError, LmError, ResourceError
+from lm.training import run
+from lm.training.launch import meeting
+from lm.training.launch.ranks import Ranks
+from tests.conftest import Lm
+from tests.server import ROOT
+from tests.training.conftest import Configure, write_text
+
+
+@pytest.mark.parametrize("talks", [False, True], ids=["says nothing", "says something else"])
+def test_a_rendezvous_port_in_use_is_named_at_once(monkeypatch: pytest.MonkeyPatch, talks: bool) -> None:
+    """Seen to take 105 s, and to name neither."""
+    monkeypatch.setattr(meeting, "_ANSWER_S", 0.6)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        if talks:
+            threading.Thread(target=answer_all, args=(taken,), daemon=True).start()
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(ResourceError, match=f"^launch.rendezvous={place}: another program listens on this port"):
+            meeting.require_place(place)
+        assert time.monotonic() - began < 5
+
+
+def answer_all(taken: socket.socket) -> None:
+    while True:
+        try:
+            with taken.accept()[0] as connection:
+                connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+        except OSError:
+            return
+
+
+def test_a_port_where_a_run_meets_already_and_a_free_one_are_fine() -> None:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting.require_place(f"127.0.0.1:{store.port}")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    meeting.require_place(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 80, "bad..name"])
+def test_a_host_without_an_address_is_named(host: str) -> None:
+    with pytest.raises(ResourceError, match=f"^launch.rendezvous={host}:29400: no address is known"):
+        meeting.require_place(f"{host}:29400")
+
+
+def test_a_host_that_takes_long_to_look_up_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_RESOLVE_S", 0.1)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: time.sleep(2) or [])
+    began = time.monotonic()
+    with pytest.raises(ResourceError, match="no address is known of the host 'slow'"):
+        meeting.require_place("slow:1")
+    assert time.monotonic() - began < 1.5
+
+
+SCHEDULERS = {"SLURM_NTASKS": "3", "SLURM_PROCID": "x", "RANK": "abc", "WORLD_SIZE": "-2", "LOCAL_RANK": "", "NODE_RANK": "z"}
+
+
+def test_what_schedulers_say_of_ranks_counts_under_torchrun_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SCHEDULERS.items():
+        monkeypatch.setenv(name, value)
+    with monkeypatch.context() as torchrun:
+        torchrun.setenv("TORCHELASTIC_RUN_ID", "1")
+        with pytest.raises(ConfigError, match=r"^environment: RANK='abc' WORLD_SIZE='-2' LOCAL_RANK='', where torchrun"):
+            Ranks.from_environment()
+    assert Ranks.from_environment() == Ranks()
+    assert not SCHEDULERS.keys() & os.environ.keys()
+
+
+CHILD = """
+import os, time
+from lm.training.launch.parent import end_with_parent
+open('child', 'w').write(str(os.getpid()))
+while {late} and os.getppid() == int(os.environ['LM_PARENT']):
+    time.sleep(0.01)
+end_with_parent()
+time.sleep(30)
+"""
+PARENT = """
+import os, subprocess, sys, time
+from lm.training.launch.parent import named
+subprocess.Popen([sys.executable, '-c', sys.argv[1]], env=os.environ | named())
+while not os.path.exists('child') or not open('child').read():
+    time.sleep(0.01)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["while it lives", "before it looks"])
+def test_a_process_ends_with_the_one_that_it_was_started_for(tmp_path: Path, late: bool) -> None:
+    """Seen to fail, for a launcher that is killed while its ranks still import, with a signal that the system sends at its death."""
+    command = [sys.executable, "-c", PARENT, CHILD.format(late=late)]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == -signal.SIGKILL
+    child, deadline = Path("/proc") / (tmp_path / "child").read_text(), time.monotonic() + 5
+    while child.exists() and " Z " not in (child / "stat").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data.files=gone.txt"],
+        ["data.seq_len=100000"],
+        ["trainer.device=cuda"],
+        ["trainer.sample_prompts=['x']", "trainer.sample_tokens=0"],
+    ],
+)
+def test_a_start_that_fails_leaves_no_folder(lm: Lm, tiny: list[str], tmp_path: Path, overrides: list[str]) -> None:
+    code, _, err = lm("train", *tiny, *overrides)
+    assert code == 2, err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("error", [MemoryError("none"), ResourceError("no port"), KeyboardInterrupt()])
+def test_nor_does_one_that_runs_out_of_something(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fit(*args: object) -> None:
+        assert (tmp_path / "run" / "config.yaml").exists()
+        raise error
+
+    monkeypatch.setattr(run, "_fit", fit)
+    with pytest.raises((LmError, KeyboardInterrupt)):
+        run.train(configure())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_failed_start_takes_nothing_along_that_was_there(lm: Lm, tiny: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    write_text(tmp_path / "run" / "notes.txt")
+    assert lm("train", *tiny, "trainer.device=cuda")[0] == 2
+    assert (tmp_path / "run" / "notes.txt").exists()
+    (tmp_path / "other").write_text("a file")
+    assert lm("train", *tiny, "run.name=other")[0] in (2, 5)
+    assert (tmp_path / "other").read_text() == "a file"

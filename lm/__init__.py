@@ -63,15 +63,17 @@ __all__ = [
 ]
 
 
-def config(recipe: str | None = None, overrides: Sequence[str] = ()) -> "TrainConfig":
+def config(name: str | Sequence[str] | None = None, overrides: Sequence[str] = ()) -> "TrainConfig":
     """Returns the checked config of a training run, as the command line composes it.
 
-    recipe: a recipe ("pretrain/tiny") or a model preset ("nano"); None: the default recipe. overrides: as `lm train` takes them, such as
-    ["model/ffn=geglu", "optim.lr=1e-3", "plugins=my_norm.py"]. What is left out of a preset is told on stderr. Raises ConfigError.
+    name: a recipe ("pretrain/tiny") or a model preset ("nano"); None: the default recipe; or overrides already. overrides: as `lm train`
+    takes them, such as ["model/ffn=geglu", "optim.lr=1e-3", "plugins=my_norm.py"]; of a key given twice the last one counts. What is left
+    out of a preset is told on stderr. Raises ConfigError.
     """
     from lm.cli.compose.compose import compose_config
 
-    return compose_config(overrides, recipe)
+    given = [name] if isinstance(name, str) and "=" in name else [] if isinstance(name, str) else [*(name or ())]
+    return compose_config([*given, *overrides], name if isinstance(name, str) and not given else None)
 
 
 def batches(cfg: "TrainConfig") -> "Batches":

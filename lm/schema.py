@@ -60,6 +60,17 @@ class Config(BaseModel):
         validate_default=True,
     )
 
+    def __init__(self, **values: Any) -> None:
+        """Raises ConfigError, as `from_tree`."""
+        if messages := [f"{path}: {rule}" for path, rule in _unfit_leaves(values)]:
+            raise _joined(messages, "")
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _refusal(type(self), values, error) from None
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # nested configs are validated without it, as those of pydantic
+
     def tree(self) -> Tree:
         """Every value, defaults included, as plain JSON types: what is saved, so that a changed default never changes an old run."""
         return self.model_dump(mode="json")
@@ -151,16 +162,24 @@ Named = Annotated[dict[str, S], BeforeValidator(kind_from_key)]
 
 def from_tree(cls: type[C], tree: Tree, where: str = "") -> C:
     """Validate a plain tree into `cls`; `where` (a file, say) starts each message. Raises ConfigError, the first problem last."""
-    messages = [f"{path}: {rule}" for path, rule in _unfit_leaves(tree)]
-    if not messages:
-        try:
-            return cls.model_validate_json(json.dumps(tree), strict=True)
-        except ValidationError as error:
-            problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] not in _LENGTHS)
-        explained = [_explain(cls, tree, dict(problem)) for problem in problems]
-        messages = list({message.partition(":")[0]: message for message in reversed(explained)}.values())[::-1]  # of a union, one
+    if messages := [f"{path}: {rule}" for path, rule in _unfit_leaves(tree)]:
+        raise _joined(messages, where)
+    try:
+        return cls.model_validate_json(json.dumps(tree), strict=True)
+    except ValidationError as error:
+        raise _refusal(cls, tree, error, where) from None
+
+
+def _refusal(cls: type[Config], tree: Tree, error: ValidationError, where: str = "") -> ConfigError:
+    """What pydantic found, in our words; of the parts of a union that a value does not fit, one."""
+    problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] not in _LENGTHS)
+    explained = [_explain(cls, tree, dict(problem)) for problem in problems]
+    return _joined(list({message.partition(":")[0]: message for message in reversed(explained)}.values())[::-1], where)
+
+
+def _joined(messages: list[str], where: str) -> ConfigError:
     first, *others = [(f"{where}: " if where else "") + message for message in messages]
-    raise ConfigError(first, before=others[::-1])
+    return ConfigError(first, before=others[::-1])
 
 
 def _unfit_leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -238,7 +257,10 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
         owner, _ = find_field(cls, tree, path)
         return f"{where}: there is no such key. {did_you_mean(path[-1], owner.model_fields)}"
     if kind == "missing":
-        return f"{where}: a value is missing. Set it."
+        _, field = find_field(cls, tree, path)
+        kinds = [name for name in variants(field.annotation) if name] if field else []
+        one = f"Set its kind, one of {', '.join(kinds)}, as in {path[-1]}={{'kind': '{kinds[0]}'}}" if kinds else "Set it"
+        return f"{where}: a value is missing. {one}."
     if kind == "union_tag_invalid":
         _, field = find_field(cls, tree, path)
         options = variants(field.annotation) if field else {}
@@ -252,5 +274,5 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
     if kind in _LENGTHS:
         return f"{where}: {given!r} is empty. Write something, or leave it out."
     rule = problem["msg"].removeprefix("Input should be ").rstrip(".")
-    shown = json.dumps(given)[:80] if not isinstance(given, str) else repr(given[:80])
+    shown = json.dumps(given, default=repr)[:80] if not isinstance(given, str) else repr(given[:80])
     return f"{where}: {shown} does not fit. The value must be {rule}."

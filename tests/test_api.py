@@ -90,3 +90,26 @@ def test_eval_takes_data_objective_and_recipes_as_train_does(lm: Lm, folder: Pat
     for given, words in wrong.items():
         code, _, err = lm("eval", f"from={run.path}", given)
         assert code == 2 and words in err.splitlines()[-1], err
+
+
+def test_a_config_is_named_by_preset_recipe_or_overrides() -> None:
+    assert lm.config("tiny") == lm.config(["model=tiny"]) == lm.config("model=tiny")
+    assert lm.config("ablation/ffn").run.name == "ablation-ffn"
+    assert lm.config(["seed=1"], ["optim.lr=0.5"]).optim.lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("slot", "kinds"), [("norm", ["rms", "layer"]), ("position", ["rope", "alibi"]), ("attention", ["gqa"]), ("ffn", ["mlp"])]
+)
+def test_a_config_that_lacks_a_slot_says_which_kinds_there_are(slot: str, kinds: list[str]) -> None:
+    given = {"norm": {"kind": "rms"}, "position": {"kind": "rope"}, "attention": {"kind": "gqa", "n_heads": 4}, "ffn": {"kind": "mlp"}}
+    sizes = {"vocab_size": 256, "max_seq_len": 64, "d_model": 64, "n_layers": 2}
+    lm.build_model(lm.DecoderConfig(**sizes, **given), device="meta")
+    with pytest.raises(ConfigError) as error:
+        lm.DecoderConfig(**sizes, **{name: value for name, value in given.items() if name != slot})
+    assert str(error.value).startswith(f"{slot}: a value is missing. Set its kind, one of ")
+    assert all(kind in str(error.value) for kind in kinds)
+    with pytest.raises(ConfigError, match=rf"^{slot}\.kind: 'none of these' is not an option"):
+        lm.DecoderConfig(**sizes, **{**given, slot: {"kind": "none of these"}})
+    with pytest.raises(ConfigError, match=r"^d_model: a number of 71 bits"):
+        lm.DecoderConfig(**{**sizes, "d_model": 2**70}, **given)

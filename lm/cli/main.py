@@ -23,14 +23,15 @@ VERBS = {
     "tokenizer": "train a tokenizer",
     "data": "look at the rows that a model is trained on",
     "explain": "what a setting means and where its value comes from",
+    "completion": "what bash, zsh or fish need to complete all this",
 }
 """Verb -> one line of help; `lm.cli.verb.find` has its class."""
 
 _EXAMPLES = """\
-  lm train                                                   the tiny default, on any laptop, no network
+  lm train                                                   the tiny default
   lm train recipes=pretrain/gpt2_124m trainer=gpu            a recipe
-  lm train model/ffn=swiglu,geglu seed=0,1,2 -m              an ablation by overrides
-  lm train init_from=runs/base data=text data.files=a.txt    fine-tune from a checkpoint
+  lm train model/ffn=swiglu,geglu seed=0,1,2 -m              a sweep
+  lm train init_from=runs/base data=text data.files=a.txt    fine-tune
   lm generate from=runs/base prompt="def main("              sample
   lm export from=runs/base format=hf out=exported            hand on
   lm compare runs/a runs/b                                   compare"""
@@ -105,9 +106,11 @@ def _with_own_configs(args: list[str]) -> list[str]:
 
 
 def _help() -> str:
-    verbs = "\n".join(f"  {verb:<10}{line}" for verb, line in VERBS.items())
-    own = "  --config-dir FOLDER   recipes and options of your own, in folders like those of conf/; so does LM_CONFIG_DIR"
-    own += "\n  plugins=FILE.py,...   Python files with kinds of your own, such as a norm; so does LM_PLUGINS"
+    verbs = "\n".join(f"  {verb:<12}{line}" for verb, line in VERBS.items())
+    own = "  --config-dir FOLDER   recipes and options of your own, in folders like those\n"
+    own += "                        of conf/; so does LM_CONFIG_DIR\n"
+    own += "  plugins=FILE.py,...   Python files with kinds of your own, such as a norm;\n"
+    own += "                        so does LM_PLUGINS"
     return f"usage: lm VERB [key=value ...]\n\n{verbs}\n\n{own}\n\nexamples:\n{_EXAMPLES}\n\n`lm VERB --help` says more."
 
 

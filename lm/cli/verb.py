@@ -3,16 +3,21 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from importlib import import_module
-from inspect import cleandoc
 from keyword import iskeyword
+from typing import ClassVar
 
 from lm.cli.compose.arguments import refuse, take
-from lm.cli.views.text import listing
+from lm.cli.views.help import listing, usage
 from lm.schema import Config
 
 
 class Verb(Config):
     """Base of the verbs. A field is a key of the verb's own, `from_` the key `from`; the docstring is its usage."""
+
+    words: ClassVar[tuple[str, ...]] = ()
+    """What may stand behind it beside keys."""
+    takes: ClassVar[tuple[str, ...] | None] = ()
+    """Sections of the overrides of `lm train` that it takes; None: all."""
 
     @abstractmethod
     def run(self, rest: list[str]) -> None:
@@ -21,7 +26,7 @@ class Verb(Config):
     @classmethod
     def help_text(cls, rest: list[str]) -> str:
         """Returns what `lm VERB --help` prints."""
-        return f"{cleandoc(cls.__doc__ or '')}\n\n{listing(cls)}".rstrip()
+        return f"{usage(cls)}\n\n{listing(cls)}".rstrip()
 
     def refuse(self, rest: Sequence[str]) -> None:
         """Raises ConfigError for an argument that is no key of the verb's own."""

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
 from torch import Tensor
 
 from lm.nn.mixers.cache import Cache
-from lm.nn.mixers.mask import Mask
+from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.position.base import Angles, Position
 
 
@@ -34,6 +35,12 @@ class Context:
     mtp: list[Tensor] = field(default_factory=list)  # hidden states that predict the 2nd, 3rd, ... next token, (b, s, d) each
     mtp_weight: float = 0.0
     _cached_masks: dict[int, Mask] = field(default_factory=dict)
+
+    @classmethod
+    def alone(cls, x: Tensor, position: Position | None = None, causal: bool = True) -> Self:
+        """Returns that of whole rows, one document each, for a block or a mixer that is used by itself.  x: (b, s, d)."""
+        at, position = arange_positions(x.shape[1], x.device), position or Position()
+        return cls(position, Mask(at, at, causal=causal, square=True), position.angles(at))
 
     def keys(self, layer: int) -> Mask:
         """The mask over the keys that this layer sees: those of the input, or those in its cache."""

@@ -68,7 +68,7 @@ def _typed(text: str, options: list[Any]) -> Any:
         return text
 
 
-_FLAGS = ("-m", "--multirun", "--cfg", "--config-dir", "--help")
+FLAGS = ("-m", "--multirun", "--cfg", "--config-dir", "--help")
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def parse_call(args: Sequence[str]) -> Call:
                 raise ConfigError(f"--cfg: '{what}' is not something to print. Write --cfg job.")
             cfg = True
         elif arg.startswith("-"):
-            raise ConfigError(f"{arg}: there is no such flag. {did_you_mean(arg, _FLAGS)}")
+            raise ConfigError(f"{arg}: there is no such flag. {did_you_mean(arg, FLAGS)}")
         else:
             overrides.append(arg)
     _refuse_doubled(overrides)

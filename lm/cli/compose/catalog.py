@@ -132,6 +132,12 @@ def study(recipe: str) -> Tree | None:
     return dict(read(file_of("recipes", recipe))["study"]) if recipe in studies() else None
 
 
+def options_of_kind(group: str, kind: str) -> list[str]:
+    """Returns the option of this name, or else those that are of this kind."""
+    section = group.replace("/", ".")
+    return [kind] if kind in groups()[group] else [o for o in groups()[group] if values(group, o).get(f"{section}.kind") == kind]
+
+
 def lineage(preset: str) -> list[str]:
     """A model preset and those that it inherits from, the most general first."""
     bases = [entry for entry in _defaults(preset) if isinstance(entry, str) and entry != "_self_"]

@@ -266,7 +266,8 @@ def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
         _forget(item.key, [*layers, spoken])
         return
     if item.key.split(".")[-1] == "kind" and (group := item.key.removesuffix(".kind").replace(".", "/")) in catalog.groups():
-        raise ConfigError(f"{item.key}: the kind comes with the option. Write {group}={_option_of_kind(group, item)}.")
+        chosen = " or ".join(catalog.options_of_kind(group, item.raw)) or item.raw
+        raise ConfigError(f"{item.key}: the kind comes with the option. Write {group}={chosen}.")
     _, leaf = find_field(TrainConfig, _tree([*layers, spoken]), item.key.split("."))
     value = item.value if leaf is None else as_text(leaf, item.raw, item.value)
     leaves = flatten(value, f"{item.key}.") if isinstance(value, dict) and value else {item.key: value}
@@ -282,13 +283,6 @@ def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
     for path in leaves:
         check_key(path, tree)
     spoken.values |= leaves
-
-
-def _option_of_kind(group: str, item: Given) -> str:
-    """The option of this name, or else those that are of this kind."""
-    options = catalog.groups()[group]
-    alike = [option for option in options if catalog.values(group, option).get(item.key) == item.value]
-    return item.raw if item.raw in options or not alike else " or ".join(alike)
 
 
 def _forget(section: str, layers: Sequence[Layer]) -> None:

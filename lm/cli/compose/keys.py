@@ -1,9 +1,12 @@
 """Which keys a composed tree may have, by dotted path, and what to say of one that it may not."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 
 from pydantic.fields import FieldInfo
 
+from lm.cli.compose import catalog
+from lm.cli.compose.naming import known_keys
 from lm.errors import ConfigError
 from lm.schema import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, variant, variants
 from lm.training.config import TrainConfig
@@ -50,14 +53,36 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
     kinds, said = variants(parent.annotation) if parent is not None else {}, at(tree, parts[: n - 1])
     if kinds and "" not in kinds and str(said.get("kind") if isinstance(said, dict) else None) not in kinds:
         return _no_kind(".".join(parts[: n - 1]), said, kinds)
-    elsewhere = [path for path, _ in fields(TrainConfig, tree) if path.endswith(f".{key}")] if n == 1 else []
-    if elsewhere:
-        return f"{here}: there is no such key at the top. Did you mean '{elsewhere[0]}'?"
+    if n == 1:
+        return f"{here}: there is no such key. {_elsewhere(key, owner, tree)}"
     kind = owner.model_fields.get("kind")
-    siblings = variants(parent.annotation).items() if parent is not None else ()
-    others = [f"'{name}'" for name, sibling in siblings if key in sibling.model_fields]
-    which = (f" in kind '{kind.default}'" if kind else "") + (f", only in {', '.join(others)}" if others else "")
-    return f"{here}: there is no such key{which}. {did_you_mean(key, [name for name in owner.model_fields if name != 'kind'])}"
+    own = [name for name in owner.model_fields if name != "kind"]
+    said_kind = f" in kind '{kind.default}'" if kind else ""
+    group = ".".join(parts[: n - 1])
+    siblings = {name: sibling for name, sibling in kinds.items() if name and sibling is not owner}
+    others = {name for sibling in siblings.values() for name in sibling.model_fields} - {*own, "kind"}
+    if (near := _nearest(key, [*own, *sorted(others)])) not in others:
+        return f"{here}: there is no such key{said_kind}. {did_you_mean(key, own)}"
+    having = [_with_kind(group, name) for name, sibling in siblings.items() if near in sibling.model_fields]
+    return f"{here}: there is no such key{said_kind}. Did you mean '{near}'? Write {' or '.join(having)} {group}.{near}=..."
+
+
+def _elsewhere(key: str, owner: type[Config], tree: Tree) -> str:
+    """The nearest key at the top, or else the nearest of any section, those of the kinds at hand first."""
+    paths = [path for path, _ in fields(TrainConfig, tree)] + sorted(known_keys())
+    if _nearest(key, owner.model_fields) is None and (near := _nearest(key, [path.split(".")[-1] for path in paths])) is not None:
+        return f"Did you mean '{next(path for path in paths if path.split('.')[-1] == near)}'?"
+    return did_you_mean(key, owner.model_fields)
+
+
+def _nearest(key: str, names: Iterable[str]) -> str | None:
+    return next(iter(get_close_matches(key, list(names), n=1)), None)
+
+
+def _with_kind(section: str, kind: str) -> str:
+    """What chooses a kind on the command line."""
+    group = section.replace(".", "/")
+    return f"{group}={catalog.options_of_kind(group, kind)[0]}" if group in catalog.groups() else f"{section}.kind={kind}"
 
 
 def _no_kind(section: str, said: object, kinds: Mapping[str, object]) -> str:

@@ -70,14 +70,18 @@ def _placed(job: Sequence[str], varied: Sequence[int], mark: str = "") -> list[s
 
 def short(path: str) -> str:
     """Returns as much of the end of a dotted path as no other key has: 'lr' of optim.lr, 'norm.eps' of model.norm.eps."""
-    known, parts = _known(tuple(plugins.loaded())), path.split(".")
+    known, parts = known_keys(), path.split(".")
     endings = [".".join(parts[-n:]) for n in range(1, len(parts))]
     return next((end for end in endings if path in known and sum(f".{other}".endswith(f".{end}") for other in known) == 1), path)
 
 
+def known_keys() -> frozenset[str]:
+    """Returns the dotted paths of the keys of all kinds, and of their sections."""
+    return _known(tuple(plugins.loaded()))
+
+
 @cache
 def _known(loaded: tuple[plugins.Plugin, ...]) -> frozenset[str]:
-    """The keys of all kinds."""
     return frozenset(_paths(TrainConfig, "", ()))
 
 

@@ -13,7 +13,7 @@ from lm.schema import Config, did_you_mean, flatten
 from lm.storage.run_folder import RunFolder
 
 P = TypeVar("P", bound=Config)
-_EXAMINED = ("data", "objective", "recipes", "init_from", "traceback")
+EXAMINED = ("data", "objective", "recipes", "init_from", "traceback")
 
 
 class Corpus(Config):
@@ -38,8 +38,8 @@ def take_examined(args: Sequence[str], own_keys: Sequence[str], run: RunFolder |
     overrides = overrides_of(args)
     for override in overrides:
         section = override.lstrip("~").split("=")[0].replace("/", ".").split(".")[0]
-        if section not in _EXAMINED:
-            hint = did_you_mean(section, [*own_keys, *_EXAMINED])
+        if section not in EXAMINED:
+            hint = did_you_mean(section, [*own_keys, *EXAMINED])
             raise ConfigError(f"{override.split('=')[0]}: lm eval has no such key. {hint}")
     if {override.split("=")[0] for override in overrides} & {"data", "recipes"}:
         saved = Layer("", "", {})

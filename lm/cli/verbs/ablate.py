@@ -37,6 +37,9 @@ class Ablate(Verb):
     lm ablate report study=ablation/ffn                            what is known by now
     """
 
+    words = DOINGS
+    takes = None
+
     study: str | None = None
     """A study of recipes/, a yaml file, or the name of one that began on the command line."""
     name: str | None = None

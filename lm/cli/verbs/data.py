@@ -18,6 +18,9 @@ class Data(Verb):
     ('·': nothing). A bar stands between tokens, and on a terminal every other one has another colour.
     """
 
+    words = ("show",)
+    takes = None
+
     rows: list[int] = Field([0, 1, 2], min_length=1)
     """Which rows, as in rows=0,5,9."""
     split: Literal["train", "val"] = "train"

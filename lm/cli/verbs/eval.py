@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from lm.cli.compose.sections import take_examined
+from lm.cli.compose.sections import EXAMINED, take_examined
 from lm.cli.verb import Verb
 from lm.printing import answer, note
 from lm.report.units import table
@@ -25,6 +25,8 @@ class Eval(Verb):
     model's context unless data.seq_len is set, which may be longer where the position has no limit; all of the held-out text is read then.
     Without an objective, what models of this kind learn such records by is predicted.
     """
+
+    takes = EXAMINED
 
     from_: str
     """Run, model or checkpoint folder."""

@@ -25,6 +25,8 @@ class Explain(Verb):
     lm explain trainer.max_steps recipes=ablation/ffn     the same under a recipe or an override
     """
 
+    takes = None
+
     def run(self, rest: list[str]) -> None:
         """Prints one setting, one section, or all sections."""
         paths = [arg for arg in rest if "=" not in arg and not arg.startswith(("~", "-"))]

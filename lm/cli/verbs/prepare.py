@@ -23,6 +23,8 @@ class Prepare(Verb):
     An executor that numbers its tasks from 0, as datatrove's do, calls it with part=$((RANK + 1))/$WORLD_SIZE.
     """
 
+    takes = None
+
     part: str | None = None
     """Only part I of N (1/4 ... 4/4), for several machines with one data.cache_dir. null: all."""
     merge: int | None = Field(None, ge=1)

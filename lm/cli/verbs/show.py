@@ -38,6 +38,8 @@ class Show(Verb):
       loss         12 bytes (16 in bf16) per logit of a chunk, and the head's gradient while it is summed
     """
 
+    takes = None
+
     from_: str | None = None
     """Run, model or checkpoint folder. null: the model that the overrides say."""
 
@@ -46,7 +48,8 @@ class Show(Verb):
         composition = compose(overrides_of([*rest, *([f"init_from={quoted(self.from_)}"] if self.from_ else [])]))
         data = {key: value for key, value in composition.tree["data"].items() if key in DataConfig.model_fields}  # whatever its kind
         shown = composition.part(Sized, data={"kind": "stdlib", **data})
-        composition.tell()
+        if not self.from_:  # else nothing is trained, and how gently that would be is no news
+            composition.tell()
         cfg, assumed = _filled(composition, shown)
         if shown.data.seq_len > (cfg.max_seq_len or 0):
             said = f"data.seq_len={shown.data.seq_len} is over model.max_seq_len={cfg.max_seq_len}"

@@ -21,6 +21,8 @@ class Tokenizer(Writer):
     tokenizer.path=FOLDER/tokenizer.json. All kinds work on bytes, so that every text comes back. Prints bytes per token of held-out text.
     """
 
+    takes = None
+
     kind: Literal["byte_bpe", "bpe", "unigram", "wordpiece", "bytes"] = "byte_bpe"
     """The option of the group tokenizer; byte_bpe and bpe are one."""
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 from lm import plugins
 from lm.cli.compose import catalog
-from lm.cli.compose.arguments import parse_call
+from lm.cli.compose.arguments import FLAGS, parse_call
 from lm.cli.compose.compose import compose, compose_config
 from lm.cli.compose.keys import fields
 from lm.cli.compose.overrides import expand
 from lm.cli.verb import Verb
+from lm.cli.views.help import Entry, entries
 from lm.cli.views.text import default_text, sentence, type_text, value_text
 from lm.errors import Interrupted
 from lm.printing import answer, note, say
-from lm.report.units import table
 from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
@@ -30,6 +30,9 @@ class Train(Verb):
     --cfg job        print the composed config and stop
     --config-dir FOLDER   recipes and options of your own, in folders like those of conf/
     """
+
+    words = FLAGS
+    takes = None
 
     def run(self, rest: list[str]) -> None:
         """Trains, or sweeps, or prints a config."""
@@ -49,23 +52,17 @@ class Train(Verb):
     def help_text(cls, rest: list[str]) -> str:
         """Returns usage, recipes, groups, and every option of the composition at hand with its type, value and meaning."""
         composition = compose(parse_call(rest).overrides)
-        rows = []
+        sections: dict[str, list[Entry]] = {"": []}
         for path, field in fields(TrainConfig, composition.tree):
             said = composition.stated(path)
-            rows.append((path, type_text(field), value_text(said[-1][1]) if said else default_text(field), sentence(field)))
-        recipes = [(f"recipes={name}", catalog.headline("recipes", name)) for name in catalog.groups()["recipes"]]
-        groups = [(group, f"[{composition.choices.get(group)}]", ", ".join(options)) for group, options in sorted(catalog.groups().items())]
-        chosen = ", ".join(f"{group}={option}" for group, option in composition.choices.items() if option)
-        return "\n".join(
-            [
-                f"{super().help_text(rest)}\n",
-                f"recipes:\n{table(recipes)}\n",
-                f"groups, with the option chosen:\n{table([row for row in groups if row[0] != 'recipes'])}\n",
-                f"options, with type and value ({chosen}):",
-                table(rows),
-                "\n`lm explain KEY` says where a value comes from.",
-            ]
-        )
+            value = value_text(said[-1][1]) if said else default_text(field)
+            sections.setdefault(path.rpartition(".")[0], []).append((path, f"{type_text(field)} [{value}]", sentence(field)))
+        recipes = [(f"recipes={name}", "", catalog.headline("recipes", name)) for name in catalog.groups()["recipes"]]
+        groups = [(f"{group}=", f"[{composition.choices.get(group)}]", ", ".join(options)) for group, options in catalog.groups().items()]
+        parts = [super().help_text(rest), f"recipes:\n{entries(recipes)}"]
+        parts.append(f"groups, with the option chosen:\n{entries(row for row in sorted(groups) if row[0] != 'recipes=')}")
+        parts += [f"{section or 'options, with type and value, of these groups'}:\n{entries(rows)}" for section, rows in sections.items()]
+        return "\n\n".join([*parts, "`lm explain KEY` says where a value comes from."])
 
 
 def _train(cfg: TrainConfig, command: str) -> None:

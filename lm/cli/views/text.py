@@ -6,7 +6,6 @@ from typing import Any, Literal, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 from pydantic.fields import FieldInfo
 
-from lm.report.units import table
 from lm.schema import Config, entry_type, members, variants
 
 
@@ -39,12 +38,6 @@ def value_text(value: Any) -> str:
 def sentence(field: FieldInfo) -> str:
     """The description on one line."""
     return " ".join((field.description or "").split())
-
-
-def listing(cls: type[Config]) -> str:
-    """One line per field, required ones first: name, type, default, description. For the keys of a verb's own."""
-    found = sorted(cls.model_fields.items(), key=lambda item: not item[1].is_required())
-    return table([(name.rstrip("_"), f"{type_text(field)} [{default_text(field)}]", sentence(field)) for name, field in found])
 
 
 def _name(annotation: Any) -> str:

@@ -80,7 +80,7 @@ def batches(cfg: "TrainConfig") -> "Batches":
     """Returns what `lm.train(cfg)` would read, for a loop of one's own: `.steps()`, `.validation()` and the `.tokenizer`."""
     from lm.data.batches import Batches
 
-    return Batches(cfg.data, cfg.objective, cfg.tokenizer, cfg.model, cfg.seed)
+    return Batches(cfg.data, cfg.objective, cfg.tokenizer, cfg.model, cfg.seeds.data)
 
 
 def __getattr__(name: str) -> Any:

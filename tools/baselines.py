@@ -90,7 +90,7 @@ def baselines(run: Path) -> dict[str, float]:
     cfg = from_tree(TrainConfig, yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
     model, tokenizer = load(run)
     data = prepare(cfg.data, tokenizer, log=lambda line: None)
-    rows, val = (build_rows(cfg.objective, cfg.data, store, tokenizer, model.cfg, cfg.seed) for store in (data.train, data.val))
+    rows, val = (build_rows(cfg.objective, cfg.data, store, tokenizer, model.cfg, cfg.seeds.data) for store in (data.train, data.val))
     ids = spread(len(val), cfg.data.val_rows)
 
     def loss(by: LM, of: Rows = val) -> float:
@@ -98,7 +98,7 @@ def baselines(run: Path) -> dict[str, float]:
 
     counts = [label_counts(part, which, tokenizer.vocab_size) for part, which in ((rows, spread(len(rows), _TRAIN_ROWS)), (val, ids))]
     fresh = cfg.init_from is None
-    at_start = build_model(model.cfg, seed=cfg.seed, device=model.embed.weight.device) if fresh else load(str(cfg.init_from))[0]
+    at_start = build_model(model.cfg, seed=cfg.seeds.init, device=model.embed.weight.device) if fresh else load(str(cfg.init_from))[0]
     found = {"unigram": unigram_loss(*counts), "at the start": loss(at_start), "at the end": loss(model)}
     if isinstance(cfg.objective, DPOConfig):
         of = evaluate(model, val, ids, tokenizer, cfg.trainer.micro_batch, measure=cfg.objective.measure(lambda: at_start))

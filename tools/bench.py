@@ -242,11 +242,11 @@ def bare_loop(config: TrainConfig, steps: int) -> float:
     data = prepare(config.data, config.tokenizer, log=lambda text: None)
     rows = CausalRows(data.train, data.tokenizer, config.data.seq_len, config.data.mask_documents)
     loader = train_loader(
-        rows, seed=config.seed, global_batch=config.data.global_batch, micro_batch=config.trainer.micro_batch, rank=0, world=1,
+        rows, seed=config.seeds.data, global_batch=config.data.global_batch, micro_batch=config.trainer.micro_batch, rank=0, world=1,
         start_step=0, max_steps=steps, workers=0,
     )  # fmt: skip
     vocab_size = -(-data.tokenizer.vocab_size // 64) * 64
-    model = build_model(config.model.replace(vocab_size=vocab_size, max_seq_len=config.data.seq_len), seed=config.seed)
+    model = build_model(config.model.replace(vocab_size=vocab_size, max_seq_len=config.data.seq_len), seed=config.seeds.init)
     optimizer = config.optim.build([*model.named_parameters()], model.matrices(), vectors_of(model.named_parameters()))
     begin_state(optimizer)
     batches, begun = list(loader), 0.0

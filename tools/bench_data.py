@@ -116,9 +116,9 @@ def loading() -> dict[str, float]:
         train(cfg)
         step_s = statistics.median(line["step_s"] for line in Metrics(Path(folder) / "run" / "metrics.jsonl").read() if line.get("step_s"))
     found = prepare(cfg.data, cfg.tokenizer, log=quiet)
-    rows = build_splits(cfg.objective, cfg.data, found, None, cfg.seed).train
+    rows = build_splits(cfg.objective, cfg.data, found, None, cfg.seeds.data).train
     loader = train_loader(
-        rows, seed=cfg.seed, global_batch=cfg.data.global_batch, micro_batch=cfg.trainer.micro_batch, rank=0, world=1,
+        rows, seed=cfg.seeds.data, global_batch=cfg.data.global_batch, micro_batch=cfg.trainer.micro_batch, rank=0, world=1,
         start_step=0, max_steps=500, workers=0,
     )  # fmt: skip
     begun = time.perf_counter()

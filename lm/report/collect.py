@@ -11,15 +11,14 @@ from pathlib import Path
 
 from lm.errors import CheckpointError, ConfigError
 from lm.report.run import Run, read_run, run_folders
+from lm.report.statistics import ALPHA, Difference, differences
 from lm.report.units import ABSENT, fixed, shown, si
-from lm.schema import Tree, flatten
+from lm.schema import Tree, did_you_mean, flatten
 
-# Keys that change neither the weights nor the speed of a run.
-INERT = ("run.", "logger.", "resume.", "traceback", "data.cache_dir", "trainer.sample_")
+# Keys that are no difference between two variants.
+INERT = ("seed", "run.", "logger.", "resume.", "traceback", "data.cache_dir", "trainer.sample_")
 # Data keys that shape the batches and leave the text alone.
 BATCHING = ("data.seq_len", "data.global_batch", "data.mask_documents", "data.workers")
-# Two-sided 95 % points of Student's t for 1, 2, ... degrees of freedom; the last serves all larger ones and is on the safe side there.
-STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,11 @@ class Row:
         return self.runs[0].name + (f" +{more}" if more else "") + mark
 
     @property
-    def seeds(self) -> list[int]:
-        return [run.config.get("seed", 0) for run in self.runs]
+    def seeds(self) -> list[str]:
+        """Each as one text: '1', or '1/0/0' where initial weights, data and dropout have seeds of their own."""
+        return [_seed(run) for run in self.runs]
 
-    def by_seed(self, key: str) -> dict[int, float]:
+    def by_seed(self, key: str) -> dict[str, float]:
         """The known numbers; a seed comes once in a row."""
         numbers = {seed: run.number(key) for seed, run in zip(self.seeds, self.runs, strict=True)}
         return {seed: number for seed, number in numbers.items() if number is not None}
@@ -56,11 +56,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`rows` from the lowest `metric` up, `keys` the config keys that differ between rows, `notes` what to know before believing it."""
+    """`rows` from the lowest `metric` up, `keys` the config keys that differ between rows, `notes` what to know before believing it.
+
+    baseline: the row that the others are compared with.
+    """
 
     metric: str
     keys: list[str]
     rows: list[Row]
+    baseline: Row
     notes: list[str]
 
     @property
@@ -75,21 +79,22 @@ class Comparison:
     def changes(self, row: Row) -> list[str]:
         return [shown(row.values.get(key, ABSENT)) for key in self.keys]
 
-    def behind(self, row: Row) -> str:
-        """How far behind the best row, `*` where the difference over shared seeds is outside its 95 % interval (paired t-test)."""
-        best = self.rows[0]
-        mine, theirs = row.mean(self.metric), best.mean(self.metric)
-        if mine is None or theirs is None:
+    def difference(self, row: Row) -> str:
+        """Of a row to the baseline: over the seeds that both have with its interval, `*` where that excludes 0; else of the means."""
+        mine, theirs, found = row.mean(self.metric), self.baseline.mean(self.metric), self._differences.get(row.name)
+        if row is self.baseline:
+            return "baseline"
+        if mine is None or theirs is None or found is None:
             return "-"
-        if row is best:
-            return "best"
-        reference = best.by_seed(self.metric)
-        pairs = [number - reference[seed] for seed, number in row.by_seed(self.metric).items() if seed in reference]
-        if len(pairs) < 2:
+        if found.interval is None or found.mean is None or found.p is None:
             return f"{mine - theirs:+.4f}"
-        mean, error = statistics.fmean(pairs), statistics.stdev(pairs) / len(pairs) ** 0.5
-        limit = STUDENT_T[min(len(pairs) - 1, len(STUDENT_T)) - 1] * error
-        return f"{mean:+.4f} ± {error:.4f}" + (" *" if abs(mean) > limit else "")
+        low, high = found.interval
+        return f"{found.mean:+.4f} [{low:+.4f}, {high:+.4f}]" + (" *" if found.p < ALPHA else "")
+
+    @cached_property
+    def _differences(self) -> dict[str, Difference]:
+        known = {row.name: row.by_seed(self.metric) for row in self.rows}
+        return differences(known.pop(self.baseline.name), known)
 
 
 def differing(flat_trees: Sequence[Tree]) -> list[str]:
@@ -98,9 +103,11 @@ def differing(flat_trees: Sequence[Tree]) -> list[str]:
     return [key for key in keys if any(flat.get(key, ABSENT) != flat_trees[0].get(key, ABSENT) for flat in flat_trees)]
 
 
-def collect(folders: list[Path]) -> Comparison:
-    """Of the runs that can be read; the others are named in the notes. The same folder twice counts once. Raises ConfigError or
-    CheckpointError of the first one where none is left."""
+def collect(folders: list[Path], baseline: str | None = None) -> Comparison:
+    """Of the runs that can be read; the others are named in the notes. The same folder twice counts once.
+
+    baseline: a run's folder or name; None: the first one. Raises ConfigError or CheckpointError of the first run where none is left.
+    """
     if not folders:
         raise ConfigError("compare: no run folder was given, and one at least is needed. Name some: lm compare runs/a runs/b.")
     found = [run for folder in folders for run in run_folders(folder)]
@@ -118,7 +125,23 @@ def collect(folders: list[Path]) -> Comparison:
     metric = "val_bits_per_byte" if all(run.number("val_bits_per_byte") is not None for run in validated) else "val_loss"
     rows = sorted(_group(runs), key=lambda row: (row.mean(metric) is None, row.mean(metric) or 0.0))
     keys = differing([row.values for row in rows])
-    return Comparison(metric, keys, rows, [*(f"Left out: {error}" for error in refused), *_notes(runs, keys, metric)])
+    first = runs[0] if baseline is None else _named(runs, baseline)
+    against = next(row for row in rows if first in row.runs)
+    return Comparison(metric, keys, rows, against, [*(f"Left out: {error}" for error in refused), *_notes(runs, keys, metric)])
+
+
+def _named(runs: Sequence[Run], baseline: str) -> Run:
+    for run in runs:
+        if baseline == run.name or os.path.realpath(baseline) == os.path.realpath(run.folder):
+            return run
+    raise ConfigError(
+        f"baseline={baseline}: it is none of the runs that are compared. {did_you_mean(baseline, [run.name for run in runs])}"
+    )
+
+
+def _seed(run: Run) -> str:
+    seed = run.config.get("seed", 0)
+    return "/".join(map(str, seed.values())) if isinstance(seed, dict) else str(seed)
 
 
 def _group(runs: list[Run]) -> list[Row]:
@@ -126,8 +149,8 @@ def _group(runs: list[Run]) -> list[Row]:
     repeats: Counter[str] = Counter()
     rows: dict[tuple[str, int], Row] = {}
     for run in runs:
-        values = {key: value for key, value in flatten(run.config).items() if key != "seed" and not key.startswith(INERT)}
-        config, seed = json.dumps(values, sort_keys=True), json.dumps(run.config.get("seed"))
+        values = {key: value for key, value in flatten(run.config).items() if not key.startswith(INERT)}
+        config, seed = json.dumps(values, sort_keys=True), _seed(run)
         rows.setdefault((config, repeats[config + seed]), Row([], values)).runs.append(run)
         repeats[config + seed] += 1
     return list(rows.values())

@@ -19,6 +19,10 @@ from lm.storage.out import out_folder, require_free
 from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder
 
+SEEDS = (
+    "± is the standard error over seeds. Differences are over the seeds shared with the baseline, with an interval (paired t-test, 95 %,"
+    " corrected by Holm for the number of rows); * excludes 0."
+)
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
@@ -50,18 +54,19 @@ def compare(
     *,
     format: Literal["text", "md", "tex", "csv", "json"] = "text",
     x: Axis = "tokens",
+    baseline: str | None = None,
 ) -> str:
-    """Returns a table of runs, best first, with what differs between their configs and what makes the comparison unfair.
+    """Returns a table of runs, the lowest metric first, with what differs between their configs and what makes the comparison unfair.
 
     runs: folders of runs, of sweeps, and globs; what cannot be read is left out, and named in the notes. out: a folder for the same as
     compare.md and the curves against `x` as compare.png, or a file for the table in the format that its ending says; it does not exist,
-    or with `overwrite` is of an earlier comparison. Raises ConfigError where no run is left, CheckpointError where the only one is
-    damaged, ResourceError where `out` cannot be written.
+    or with `overwrite` is of an earlier comparison. baseline: what the others are compared with; None: the first one. Raises ConfigError
+    where no run is left, CheckpointError where the only one is damaged, ResourceError where `out` cannot be written.
     """
-    comparison = collect([Path(run) for run in runs])
+    comparison = collect([Path(run) for run in runs], baseline)
     notes = [*comparison.notes, *unplotted(comparison, x)]
     if comparison.repeated:
-        notes = ["± is the standard error over seeds; * differs from the best over the shared seeds (paired t-test, 95 %).", *notes]
+        notes = [SEEDS, *notes]
     if out is not None and (ending := Path(out).suffix[1:]) in FORMATS:
         replace_file(_free_file(Path(out).expanduser(), overwrite), FORMATS[ending](comparison, notes))
     elif out is not None:

@@ -4,10 +4,11 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 Verdict = Literal["better", "no better", "equal within", "cannot tell"]
 Interval = tuple[float, float]
+S = TypeVar("S", int, str)  # a seed
 
 ALPHA = 0.05
 POWER = 0.8
@@ -36,18 +37,15 @@ class Difference:
     more_seeds: int | None
 
 
-def differences(
-    baseline: Mapping[int, float], variants: Mapping[str, Mapping[int, float]], least_effect: float = 0.0
-) -> dict[str, Difference]:
+def differences(baseline: Mapping[S, float], variants: Mapping[str, Mapping[S, float]], least_effect: float = 0.0) -> dict[str, Difference]:
     """Compares each variant with the baseline, by the seeds that both have.
 
     baseline, a variant: the metric of each seed, infinite where the run diverged.  least_effect: the smallest difference worth acting on.
     Intervals and p hold for all variants together: among equal ones at most 5 % of studies raise any alarm (Holm 1979).
     """
     pairs = {name: _pairs(baseline, found) for name, found in variants.items()}
-    raw = {name: _p(found) for name, found in pairs.items()}
-    corrected, levels = holm(raw)
-    return {name: _judged(found, corrected[name], levels[name], least_effect) for name, found in pairs.items()}
+    corrected, levels = holm({name: _p(found) for name, found in pairs.items() if len(found) > 1})
+    return {name: _judged(found, corrected.get(name, 1.0), levels.get(name, ALPHA), least_effect) for name, found in pairs.items()}
 
 
 def holm(ps: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
@@ -114,15 +112,13 @@ def split_noise(runs: Sequence[Sequence[float]]) -> Noise:
     return Noise(math.sqrt(init + order + rest), math.sqrt(init), math.sqrt(order), math.sqrt(rest))
 
 
-def _pairs(baseline: Mapping[int, float], variant: Mapping[int, float]) -> list[float]:
+def _pairs(baseline: Mapping[S, float], variant: Mapping[S, float]) -> list[float]:
     shared = sorted(baseline.keys() & variant.keys())
     return [0.0 if variant[seed] == baseline[seed] else variant[seed] - baseline[seed] for seed in shared]
 
 
 def _p(pairs: Sequence[float]) -> float:
     """Two-sided, of a difference of 0; where a run diverged by ranks alone, unpaired, for it has no difference."""
-    if len(pairs) < 2:
-        return 1.0
     if any(map(math.isinf, pairs)):
         return _sign_p(pairs)
     mean, sd = statistics.fmean(pairs), statistics.stdev(pairs)

@@ -81,11 +81,11 @@ def _cells(row: Row, comparison: Comparison) -> dict[str, str]:
         "FLOPs/token": si(row.mean("flops_per_token")),
         "tokens": si(row.mean("tokens")),
         comparison.title: fixed(row.mean(comparison.metric), row.error(comparison.metric)),
-        "behind": comparison.behind(row),
+        "difference": comparison.difference(row),
         "tokens/s": si(row.mean("tokens_per_second")),
         "wall time": duration(row.mean("train_s")),
     }
-    return found | ({"seeds": " ".join(map(str, row.seeds))} if comparison.repeated else {})
+    return found | ({"seeds": " ".join(row.seeds)} if comparison.repeated else {})
 
 
 def _record(row: Row, comparison: Comparison) -> Tree:
@@ -93,10 +93,10 @@ def _record(row: Row, comparison: Comparison) -> Tree:
     changes = {key: None if (value := row.values.get(key)) is ABSENT else value for key in comparison.keys}
     return {
         "run": row.name,
-        "seeds": " ".join(map(str, row.seeds)),
+        "seeds": " ".join(row.seeds),
         **{key: row.mean(key) for key in numbers},
         "standard_error": row.error(comparison.metric),
-        "behind": comparison.behind(row),
+        "difference": comparison.difference(row),
         **changes,
     }
 

@@ -21,7 +21,7 @@ from lm.training.weights.initial import copied, drawn, empty
 def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | None) -> TrainModule:
     """Returns the model filled, or on the meta device where the strategy fills it part by part."""
     strategy = cfg.strategy.build(cfg)
-    fill = empty if reader is not None else drawn(cfg.seed) if cfg.init_from is None else copied(cfg.init_from)
+    fill = empty if reader is not None else drawn(cfg.seeds.init) if cfg.init_from is None else copied(cfg.init_from)
     model_cfg = _model_config(cfg, data)
     device = "cuda" if cfg.trainer.device != "cpu" and torch.cuda.is_available() else "cpu"
     needed = memory(build_model(model_cfg, device="meta"), cfg.setting())

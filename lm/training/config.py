@@ -4,7 +4,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -185,12 +185,26 @@ class Sized(Config):
         )
 
 
+Seed = Annotated[int, Field(ge=0)]
+
+
+class Seeds(Config):
+    """What chance decides in a run, each by a seed of its own; seed=N is all of them."""
+
+    init: Seed
+    """Initial weights, and samples."""
+    data: Seed
+    """Order of the rows, and what is masked, cut or drawn in them."""
+    dropout: Seed
+    """Dropout, and scheduled sampling."""
+
+
 class TrainConfig(Sized):
     """One training run."""
 
     run: RunConfig
-    seed: int = Field(0, ge=0)
-    """Decides initial weights, data order, dropout and samples."""
+    seed: Seed | Seeds = 0
+    """Decides initial weights, data order, dropout and samples; seed.init, seed.data and seed.dropout move one of them alone."""
     tokenizer: TokenizerConfig
     schedule: ScheduleConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -209,6 +223,11 @@ class TrainConfig(Sized):
     """Files of code that define a kind used here, by name, with the SHA-256 of each; filled in from plugins=FILE and LM_PLUGINS."""
     traceback: bool = False
     """Print the whole traceback of an error."""
+
+    @property
+    def seeds(self) -> Seeds:
+        """Returns each of the seeds."""
+        return Seeds(init=self.seed, data=self.seed, dropout=self.seed) if isinstance(self.seed, int) else self.seed
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:

@@ -78,7 +78,7 @@ class TrainModule(LightningModule):
         return batch.to(device)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        torch.manual_seed(step_seed(self.cfg.seed, self.step, self.micro, self.global_rank))
+        torch.manual_seed(step_seed(self.cfg.seeds.dropout, self.step, self.micro, self.global_rank))
         self.stepped = False
         if self.micro == 0:
             self.nll = torch.zeros((), device=self.device, dtype=torch.float32)  # bf16-true makes bf16 the default

@@ -107,7 +107,7 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
         "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__,
         "plugins": plugins.used(model_cfg), "parent_hash": parent_hash(cfg, reader.meta if reader is not None else None),
     }  # fmt: skip
-    splits = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seed)
+    splits = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seeds.data)
     for line in filter(None, "\n".join([splits.train.describe(), splits.val.describe()]).splitlines()):
         journal.console.say(line)
     journal.loggers = cfg.logger.build(journal.folder.path, cfg.tree() | {"commit": commit()}, module.step) if ranks.first else []
@@ -124,7 +124,7 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     if run.done(step):  # killed before the model was written
         return
     loader = train_loader(
-        run.splits.train, seed=cfg.seed, global_batch=cfg.data.global_batch, micro_batch=micro_batch, rank=run.ranks.rank,
+        run.splits.train, seed=cfg.seeds.data, global_batch=cfg.data.global_batch, micro_batch=micro_batch, rank=run.ranks.rank,
         world=run.ranks.world, start_step=step + run.counters.rows_from, max_steps=_ENDLESS, workers=cfg.data.workers,
         widest_first=cfg.check,
     )  # fmt: skip

@@ -149,7 +149,9 @@ class RunState:
 
     def rows_of(self, step: int) -> list[int]:
         """Returns the row ids of a step, counted from 0."""
-        rows: list[int] = self.splits.train.of_step(self.cfg.seed, step + self.counters.rows_from, self.cfg.data.global_batch).tolist()
+        rows: list[int] = self.splits.train.of_step(
+            self.cfg.seeds.data, step + self.counters.rows_from, self.cfg.data.global_batch
+        ).tolist()
         return rows
 
     def consumed(self, step: int) -> Tree:

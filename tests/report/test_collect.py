@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lm.errors import ConfigError
-from lm.report.collect import collect
+from lm.report.collect import Comparison, collect
 from lm.report.units import duration, shown, si
 
 WriteRun = Callable[..., Path]
@@ -24,31 +24,37 @@ def test_runs_are_grouped_over_seeds_with_mean_and_standard_error(tmp_path: Path
     comparison = collect(write_sweep(tmp_path, write_run, {"gelu": [1.5, 1.6, 1.7], "relu": [1.2, 1.2, 1.5]}))
     relu, gelu = comparison.rows
     assert comparison.keys == ["model.ffn.activation"]
-    assert (comparison.changes(relu), relu.seeds, gelu.seeds) == (["relu"], [0, 1, 2], [0, 1, 2])
+    assert (comparison.changes(relu), relu.seeds, gelu.seeds) == (["relu"], ["0", "1", "2"], ["0", "1", "2"])
     assert relu.mean("val_bits_per_byte") == pytest.approx(1.3)
     assert gelu.error("val_bits_per_byte") == pytest.approx(0.1 / math.sqrt(3))
 
 
+def told(comparison: Comparison) -> dict[str, str]:
+    """The difference by activation."""
+    return {row.runs[0].config["model"]["ffn"]["activation"]: comparison.difference(row) for row in comparison.rows}
+
+
 def test_seeds_are_paired_so_that_a_small_steady_difference_stands_out(tmp_path: Path, write_run: WriteRun) -> None:
-    finals = {"steady": [1.51, 1.6101, 1.7099], "best": [1.5, 1.6, 1.7], "noisy": [1.62, 1.55, 1.69]}
-    comparison = collect(write_sweep(tmp_path, write_run, finals))
-    behind = {row.runs[0].config["model"]["ffn"]["activation"]: comparison.behind(row) for row in comparison.rows}
-    assert behind["best"] == "best"
-    assert behind["steady"].startswith("+0.0100 ± 0.0001") and behind["steady"].endswith("*")
-    assert behind["noisy"].startswith("+0.0200 ± ") and not behind["noisy"].endswith("*")
+    finals = {"base": [1.5, 1.6, 1.7], "steady": [1.51, 1.6101, 1.7099], "noisy": [1.62, 1.55, 1.69]}
+    found = told(collect(write_sweep(tmp_path, write_run, finals)))
+    assert found["base"] == "baseline"
+    assert found["steady"].startswith("+0.0100 [+0.009") and found["steady"].endswith("*")
+    assert found["noisy"].startswith("+0.0200 [-") and not found["noisy"].endswith("*")
 
 
-def test_the_mark_follows_the_table_of_student_for_two_seeds(tmp_path: Path, write_run: WriteRun) -> None:
-    """With one degree of freedom the mean must be 12.706 standard errors away: for differences 1 -+ x, x below 1 / 12.706 = 0.0787."""
-    outside = collect(write_sweep(tmp_path / "outside", write_run, {"best": [1.0, 1.0], "x": [1.922, 2.078]}))
-    inside = collect(write_sweep(tmp_path / "inside", write_run, {"best": [1.0, 1.0], "x": [1.921, 2.079]}))
-    assert outside.behind(outside.rows[1]).endswith("*")
-    assert not inside.behind(inside.rows[1]).endswith("*")
+def test_the_baseline_is_the_first_one_or_the_one_named(tmp_path: Path, write_run: WriteRun) -> None:
+    folders = write_sweep(tmp_path, write_run, {"a": [1.5], "b": [2.5]})
+    assert told(collect(folders)) == {"a": "baseline", "b": "+1.0000"}
+    for name in (str(folders[1]), folders[1].name):
+        assert told(collect(folders, name)) == {"a": "-1.0000", "b": "baseline"}
+    with pytest.raises(ConfigError, match="baseline=c: it is none of the runs"):
+        collect(folders, "c")
 
 
-def test_a_single_seed_gets_a_difference_but_no_mark(tmp_path: Path, write_run: WriteRun) -> None:
-    comparison = collect(write_sweep(tmp_path, write_run, {"a": [1.5], "b": [2.5]}))
-    assert [comparison.behind(row) for row in comparison.rows] == ["best", "+1.0000"]
+def test_seeds_of_their_own_are_told_apart_in_one_row(tmp_path: Path, write_run: WriteRun) -> None:
+    folders = [write_run(tmp_path / str(n), seed={"init": n, "data": 0, "dropout": 0}) for n in range(2)]
+    [row] = collect(folders).rows
+    assert row.seeds == ["0/0/0", "1/0/0"]
 
 
 def test_the_same_seed_again_is_a_row_of_its_own_and_the_same_folder_again_is_none(tmp_path: Path, write_run: WriteRun) -> None:
@@ -76,7 +82,7 @@ def test_a_run_that_has_not_validated_comes_last(tmp_path: Path, write_run: Writ
     young = write_run(tmp_path / "young", steps=80, finished=False)
     comparison = collect([young, write_run(tmp_path / "old")])
     assert [row.name for row in comparison.rows] == ["old", "young (unfinished)"]
-    assert comparison.behind(comparison.rows[1]) == "-"
+    assert comparison.difference(comparison.rows[1]) == "-"
 
 
 @pytest.mark.parametrize(

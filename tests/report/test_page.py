@@ -122,8 +122,8 @@ def test_compare_table_has_the_figures_and_the_keys_that_differ(tmp_path: Path, 
     folders = [write_run(tmp_path / "a", ffn="relu", val_bits_per_byte=1.75), write_run(tmp_path / "b", val_bits_per_byte=1.5)]
     table = compare(folders, tmp_path / "new" / "out").splitlines()
     assert re.split(r"  +", table[0])[-2:] == ["wall time", "model.ffn.activation"]
-    assert re.split(r"  +", table[2]) == ["b", "3.29 M", "21.2 M", "410 k", "1.5000", "best", "9.01 k", "2 min 31 s", "swiglu"]
-    assert re.split(r"  +", table[3]) == ["a", "3.29 M", "21.2 M", "410 k", "1.7500", "+0.2500", "9.01 k", "2 min 31 s", "relu"]
+    assert re.split(r"  +", table[2]) == ["b", "3.29 M", "21.2 M", "410 k", "1.5000", "-0.2500", "9.01 k", "2 min 31 s", "swiglu"]
+    assert re.split(r"  +", table[3]) == ["a", "3.29 M", "21.2 M", "410 k", "1.7500", "baseline", "9.01 k", "2 min 31 s", "relu"]
     with Image.open(tmp_path / "new" / "out" / "compare.png") as picture:
         assert picture.format == "PNG" and picture.convert("L").getextrema() == (0, 255)
     assert "| b | 3.29 M |" in (tmp_path / "new" / "out" / "compare.md").read_text()

@@ -27,7 +27,7 @@ from lm.cli.compose.overrides import Given, parse
 from lm.cli.compose.quoting import as_text, quoted
 from lm.errors import ConfigError
 from lm.schema import C, Tree, did_you_mean, entry_type, find_field, flatten, from_tree, kind_from_key, members, nest, variants
-from lm.training.config import TrainConfig
+from lm.training.config import Seeds, TrainConfig
 
 _Choices = dict[str, str | None]
 
@@ -164,9 +164,16 @@ def _with_parent(layers: list[Layer], parent: str, given: Sequence[Given]) -> li
 
 
 def _tree(layers: Sequence[Layer]) -> Tree:
-    tree = nest({path: value for layer in layers for path, value in layer.values.items()})
+    tree = nest(_seeds_apart({path: value for layer in layers for path, value in layer.values.items()}))
     named = [key for key, field in TrainConfig.model_fields.items() if key in tree and entry_type(field.annotation) is not None]
     return tree | {key: kind_from_key(tree[key]) for key in named}
+
+
+def _seeds_apart(values: Tree) -> Tree:
+    """seed=0 and seed.init=1 -> seed.init=1, and 0 for the other seeds."""
+    if not any(path.startswith("seed.") for path in values) or "seed" not in values:
+        return values
+    return {f"seed.{name}": values["seed"] for name in Seeds.model_fields} | {path: v for path, v in values.items() if path != "seed"}
 
 
 def _choices(chosen: Mapping[str, str | None]) -> _Choices:
@@ -277,7 +284,9 @@ def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
     tree = _tree([*layers, spoken])
     field = check_key(item.key, tree)
     may_be_null = value is None and type(None) in members(field.annotation)
-    if variants(field.annotation) and not isinstance(value, dict) and not may_be_null:
+    if item.key == "seed":  # of all, whatever was said of one
+        _forget("seed", [*layers, spoken])
+    elif variants(field.annotation) and not isinstance(value, dict) and not may_be_null:
         remedy = f"Write {group}={item.raw}" if group in catalog.groups() else f"Set one of its keys, as {item.key}.x=..."
         raise ConfigError(f"{item.key}: {item.raw} was given for a section. {remedy}.")
     for path in leaves:

@@ -21,7 +21,7 @@ def fields(cls: type[Config], tree: Tree, prefix: str = "") -> Iterator[tuple[st
 
 def _leaves(field: FieldInfo, value: object, path: str) -> Iterator[tuple[str, FieldInfo]]:
     entry, section = entry_type(field.annotation), value if isinstance(value, dict) else {}
-    if (inner := variant(field.annotation, value)) is not None:
+    if (inner := variant(field.annotation, value)) is not None and not isinstance(value, int):
         yield from fields(inner, section, f"{path}.")
     elif entry is not None and section:
         for name, part in section.items():

@@ -9,7 +9,7 @@ from lm.printing import answer, note, say
 
 
 class Compare(Writer):
-    """usage: lm compare RUN RUN ... [out=FOLDER] [format=csv] [x=time] [overwrite=true]
+    """usage: lm compare RUN RUN ... [baseline=RUN] [out=FOLDER] [format=csv] [x=time]
 
     A folder may be that of one run, or of several, as a sweep leaves them. Runs that cannot be read are left out, and named. Without out=,
     what an earlier comparison has written is replaced.
@@ -22,6 +22,9 @@ class Compare(Writer):
     x: Literal["step", "tokens", "flops", "time"] = "tokens"
     """What the curves are drawn against; time is that of the training steps alone. Seeds of one config make a band."""
 
+    baseline: str | None = None
+    """Run that the others are compared with. null: the first one named."""
+
     def run(self, rest: list[str]) -> None:
         """Prints the table; an argument is a run folder if it exists or has no '='."""
         folders = [arg for arg in rest if Path(arg).exists() or "=" not in arg]
@@ -32,7 +35,7 @@ class Compare(Writer):
         from lm.report.tables import FORMATS
 
         replaced = self.overwrite or "out" not in self.model_fields_set
-        answer(compare(folders, self.out, overwrite=replaced, format=self.format, x=self.x))
+        answer(compare(folders, self.out, overwrite=replaced, format=self.format, x=self.x, baseline=self.baseline))
         alone = Path(self.out).suffix[1:] in FORMATS
         tell = say if self.format == "text" else note  # stdout may be on its way to a program
         tell(f"table: {self.out}" if alone else f"picture: {Path(self.out) / 'compare.png'}")

@@ -39,7 +39,8 @@ class Explain(Verb):
             answer(_section(composition, "", TrainConfig))
             return
         field = check_key(path, composition.tree)
-        section = variant(field.annotation, at(composition.tree, path.split(".")))
+        value = at(composition.tree, path.split("."))
+        section = None if isinstance(value, int) else variant(field.annotation, value)
         answer(_section(composition, path, section) if section else _setting(composition, path, field))
 
 

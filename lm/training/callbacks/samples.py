@@ -47,7 +47,7 @@ class Samples(RunCallback):
     def _texts(self, module: TrainModule) -> list[Sequence[str]]:
         """For each prompt the text with its continuation; of an encoder-decoder, which answers, the two apart."""
         cfg, apart = module.cfg.trainer, module.model.cfg.kind == "encoder_decoder"
-        options: Tree = {"max_tokens": cfg.sample_tokens, "temperature": 0.8, "top_p": 0.95, "seed": module.cfg.seed}
+        options: Tree = {"max_tokens": cfg.sample_tokens, "temperature": 0.8, "top_p": 0.95, "seed": module.cfg.seeds.init}
         found: list[Sequence[str]] = []
         for prompt in cfg.sample_prompts:
             text = generate(module.model, module.run.data.tokenizer, prompt, **options)

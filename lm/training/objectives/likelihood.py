@@ -44,4 +44,4 @@ def _likelihood(cfg: LikelihoodConfig, run: TrainConfig) -> Likelihood:
 
 @loss_of(ScheduledSamplingConfig)
 def _scheduled(cfg: ScheduledSamplingConfig, run: TrainConfig) -> Likelihood:
-    return ScheduledSampling(cfg, run.trainer.max_steps, run.seed) if cfg.scheduled_sampling else Likelihood(cfg)
+    return ScheduledSampling(cfg, run.trainer.max_steps, run.seeds.dropout) if cfg.scheduled_sampling else Likelihood(cfg)

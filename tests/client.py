@@ -20,7 +20,7 @@ def ask(server: str, args: Sequence[str], env: Mapping[str, str], folder: str, o
     answers = connection.makefile("rw", encoding="utf-8")
     connection.close()  # `answers` keeps it open
     print(json.dumps({"args": list(args), "env": dict(env), "cwd": folder}), file=answers, flush=True)
-    return int(answers.readline()), answers  # type: ignore[return-value]
+    return int(answers.readline()), answers
 
 
 def main(server: str, *args: str) -> None:

@@ -32,8 +32,8 @@ class Process:
         self._folder = folder / "output"
         self._folder.mkdir(exist_ok=True)
         with ExitStack() as stack:
-            names = (Path(os.devnull), self._folder / "stdout", self._folder / "stderr")
-            files = [stack.enter_context(name.open("w" if number else "r")) for number, name in enumerate(names)]
+            names: tuple[str | Path, ...] = (os.devnull, self._folder / "stdout", self._folder / "stderr")
+            files = [stack.enter_context(open(name, "w" if number else "r")) for number, name in enumerate(names)]
             found = ask(str(server), args, env or os.environ, str(folder), [file.fileno() for file in files])
         self.pid, self._answers = found
 

@@ -153,7 +153,6 @@ def _origin(cls: type) -> str:
 
 
 _LENGTHS = ("string_too_short", "too_short")
-_OF_UNION = re.compile(r"(constrained-)?(str|int|float|bool)$|(list|dict|nullable)\[")  # how pydantic names a part of a union in a path
 C = TypeVar("C", bound="Config")
 S = TypeVar("S", bound="Slot")
 Named = Annotated[dict[str, S], BeforeValidator(kind_from_key)]
@@ -250,8 +249,20 @@ def members(annotation: Any) -> list[Any]:
     return [annotation]
 
 
+def _path(cls: type[Config], tree: Tree, loc: Iterable[str | int]) -> list[str]:
+    """The keys of a place, without the names that pydantic gives to the members of a union."""
+    path: list[str] = []
+    value: Any = tree
+    for part in loc:
+        there = isinstance(value, dict) and part in value
+        if there or isinstance(part, int) or find_field(cls, tree, [*path, part])[1] is not None:
+            path.append(str(part))
+            value = value[part] if there or (isinstance(value, list) and isinstance(part, int) and part < len(value)) else None
+    return path
+
+
 def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
-    path = [part for part in map(str, problem["loc"]) if not _OF_UNION.match(part)]
+    path = _path(cls, tree, problem["loc"])
     where, kind, given = ".".join(path) or "config", problem["type"], problem.get("input")
     if kind == "extra_forbidden":
         owner, _ = find_field(cls, tree, path)

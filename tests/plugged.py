@@ -12,6 +12,7 @@ import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from lm import plugins
 from lm.cli.main import main
@@ -26,11 +27,12 @@ def checked(file: str, options: str) -> int:
     return 0
 
 
-def forked(command: list[str], **options: object) -> Forked:
-    return Forked(command[1:], os.environ, cwd=os.getcwd())
-
-
 def run() -> None:
+    popen = subprocess.Popen
+
+    def forked(command: list[str], **options: Any) -> Any:
+        return Forked(command[1:], os.environ, cwd=os.getcwd()) if command[0] == sys.executable else popen(command, **options)
+
     subprocess.Popen = forked  # type: ignore[assignment,misc]
     answers, file, options, jobs = sys.argv[1:]
     found = []

@@ -22,6 +22,7 @@ from lm.cli.main import main
 from lm.data.kinds import BytesConfig
 from tests.cli.compose.test_recipes import NEEDED, OBJECTIVES
 from tests.test_presets import TINY
+from tests.training.conftest import settled
 
 LIMIT_S = 5.0
 GROUPS = catalog.groups()
@@ -57,7 +58,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder, draw = tmp_path_factory.mktemp("shipped"), random.Random(0)
     (folder / "a.txt").write_text("\n".join(words(draw, 8) for _ in range(300)))
     rows = [record(draw) for _ in range(150)]
-    local = [row | {"chosen": row["target"], "rejected": row["input"]} for row in rows]
+    kept = ("text", "source", "target", "messages", "prompt")
+    local = [{key: row[key] for key in kept} | {"chosen": row["target"], "rejected": row["input"]} for row in rows]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in local))
     (folder / "a" / "b").mkdir(parents=True)
     for name, part in (("rows", rows), ("held_out", [record(draw) for _ in range(20)])):
@@ -76,7 +78,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def require_check(given: list[str], capfd: pytest.CaptureFixture[str], limit_s: float = LIMIT_S) -> None:
     begun = time.process_time()  # of this process alone: the machine may be busy
-    code = main(["train", *given, "check=true"])
+    code = main(settled("train", *given, "check=true"))
     took, captured = time.process_time() - begun, capfd.readouterr()
     assert code == 0, captured.err
     assert captured.out.rstrip().endswith("the run can start")

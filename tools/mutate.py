@@ -38,8 +38,8 @@ CONV = ["nn/mixers/test_short_conv.py"]
 
 # (what goes wrong, file below lm/nn, text, what it becomes, the tests that should see it); the text must stand in the file exactly once
 MUTATIONS = [
-    ("an off-by-one window", "mixers/mask.py", "((q - k).abs() < window)", "((q - k).abs() <= window)", MASKS),
-    ("a window of the past only lets all of the future in", "mixers/mask.py", "(q - k).abs() < window", "q - k < window", MASKS),
+    ("an off-by-one window", "mixers/mask.py", "((q - k).abs() < limit)", "((q - k).abs() <= limit)", MASKS),
+    ("a window of the past only lets all of the future in", "mixers/mask.py", "(q - k).abs() < limit", "q - k < limit", MASKS),
     ("a token sees the next one", "mixers/mask.py", "earlier = k <= q", "earlier = k <= q + 1", MASKS),
     ("packed documents see each other", "mixers/mask.py", "seen & (self.q_documents.unsqueeze(-1) == self.k_documents.unsqueeze(-2))", "seen", MASKS),
     ("padding is seen", "mixers/mask.py", "seen = (k >= 0) & (q >= 0)", "seen = (k >= -1) & (q >= -1)", MASKS),
@@ -64,7 +64,7 @@ MUTATIONS = [
     ("a cached prefix is forgotten", "context.py", "self.mask.k_prefix if first else None", "None", MASKS),
     ("a new source keeps the old keys", "mixers/cache.py", "self.memory, self.memory_positions = {}, positions", "self.memory_positions = positions", STACKS),
     ("beams keep the memory of other rows", "mixers/cache.py", "(k.index_select(0, rows), v.index_select(0, rows))", "(k, v.index_select(0, rows))", STACKS),
-    ("a ring buffer one slot short", "mixers/cache.py", "min(max_len, state.window + slack)", "min(max_len, state.window + slack - 2)", CACHE),
+    ("a ring buffer one slot short", "mixers/cache.py", "(window + slack for window in", "(window + slack - 2 for window in", CACHE),
     ("rewind keeps a token", "mixers/cache.py", "self.written -= n", "self.written -= n - 1", CACHE),
     ("a state is rewound one step too few", "mixers/cache.py", "for _ in range(n):", "for _ in range(n - 1):", CONV),
     ("beams keep the state of other rows", "mixers/cache.py", "([x.index_select(0, rows) for x in tensors] for tensors in self.after)", "(tensors for tensors in self.after)", CONV),

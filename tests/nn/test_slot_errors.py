@@ -98,7 +98,7 @@ MISTAKES: list[tuple[Tree, str]] = [
     ({"recurrent": CONV, "pattern": 3 * ["attention"] + ["recurrent"]}, "recurrent=short_conv mixes in no layer of 3 with pattern=[attent"),
     ({"recurrent": CONV, "pattern": ["recurrent"]}, "position=rope acts within attention, and pattern=[recurrent] leaves none in 3"),
     ({"recurrent": CONV, "pattern": ["conv"]}, "pattern.0: 'conv' is not an option. Options: "),
-    ({"recurrent": CONV, "pattern": []}, "pattern: [] does not fit."),
+    ({"recurrent": CONV, "pattern": []}, "pattern: [] is empty."),
     ({"recurrent": CONV | {"kernel": 1}, "pattern": ["recurrent"]}, "recurrent.kernel: 1 does not fit. The value must be greater than 1."),
     ({"kind": "encoder", "recurrent": CONV, "pattern": ["recurrent", "attention"]}, "recurrent=short_conv reads from left to right,"),
     ({"n_layers": 0}, "n_layers: 0 does not fit. The value must be greater than 0."),

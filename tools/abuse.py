@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,8 @@ from lm.storage.atomic import TEMPORARY  # noqa: E402
 from tests.client import ask  # noqa: E402
 from tests.server import serving  # noqa: E402
 
+UNSEEN, TURNING = ("Cc", "Cs", "Zl", "Zp"), "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # what steers a terminal
+MOST_CHARS = 2000
 LIMIT_S, GRACE_S = 20, 15  # a case that runs on is asked to stop, and then has to
 MEMORY_BYTES = 8 << 30  # of address space
 SHARES = {"overrides": 0.45, "files": 0.38, "data": 0.12, "environments": 0.05}
@@ -123,9 +126,9 @@ def _wrong(case: Case, code: int, stopped: bool, out: str, err: str, folder: Pat
         return f"exit code {code}" + (", after it was asked to stop" if stopped else "")
     if "Traceback (most recent" in err or "internal error" in err:
         return "an error of ours"
-    if "2>" not in case.shell and code and not (last.isprintable() and last.endswith((".", "?", ")")) and " " in last and len(last) < 2000):
+    if "2>" not in case.shell and code and not (last.endswith((".", "?", ")")) and " " in last and len(last) < MOST_CHARS):
         return "the last line is no sentence"
-    if any(not (char.isprintable() or char == "\n") for char in err):
+    if any(char in TURNING or (unicodedata.category(char) in UNSEEN and char != "\n") for char in err):
         return "a control character"
     if case.refused and code == 0:
         return "a changed weight is read"

@@ -51,8 +51,8 @@ def train(cfg: TrainConfig, command: str | None = None, callbacks: Sequence["Cal
     folder, ranks = RunFolder(cfg.run.folder), Ranks.from_environment()
     ranks.meet(cfg.launch.timeout_s)  # before signals are handled: one that comes while a rank waits in here must end it
     console = Console(cfg.trainer.max_steps, silent=not ranks.first)
-    is_new = folder.is_new()
     with folder.lock() if ranks.first else nullcontext(), Signals(folder, ranks.rank) as signals:
+        is_new = folder.is_new()  # asked under the lock, lest another process's run is taken for a start of ours
         try:
             return _train(cfg, command, callbacks, console, ranks, signals)
         except BaseException:

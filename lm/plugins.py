@@ -57,7 +57,7 @@ def load(files: Sequence[str] = ()) -> None:
         if point.name not in _loaded:
             _add(_installed(point))
     named = [*filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)), *files]
-    paths = list(dict.fromkeys(Path(os.path.realpath(Path(name).expanduser())) for name in named))
+    paths = list(dict.fromkeys(Path(os.path.realpath(Path(os.path.expanduser(name)))) for name in named))
     for path in paths:
         _add(_from_file(path))
     if paths:

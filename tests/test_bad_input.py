@@ -114,6 +114,7 @@ FILES: dict[str, tuple[Prepare, int, list[str]]] = {
     "jsonl without the field": (train_on("a.jsonl", ROW * 3 + b'{"txt": "x"}\n'), 2, ["a.jsonl:4", "'text' is missing", "txt"]),
     "jsonl with a number": (train_on("a.jsonl", ROW + b'{"text": 5}\n'), 2, ["a.jsonl:2", "'text' holds 5"]),
     "truncated gzip": (train_on("a.txt.gz", gzip.compress(b"words " * 5000)[:-9]), 2, ["a.txt.gz", "truncated or damaged"]),
+    "no such home": (train_on("~nobody-here.txt", b""), 2, ["0 documents", "~nobody-here.txt"]),
     "unknown ending": (train_on("a.doc", b"x"), 2, ["a.doc", ".jsonl"]),
     "vocabulary below the tokenizer's": (train_on("a.txt", b"words " * 500, "model.vocab_size=100"), 2, ["model.vocab_size=100", "259"]),
     "no such tokenizer": (train_on("a.txt", b"x", "tokenizer=file", "tokenizer.path=t.json"), 2, ["t.json"]),

@@ -39,11 +39,10 @@ from hypothesis import strategies as st
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from abuse_cases import TINY, Case, change, data, environments, files, overrides  # noqa: E402
-
 from lm.storage.atomic import TEMPORARY  # noqa: E402
 from tests.client import ask  # noqa: E402
 from tests.server import serving  # noqa: E402
+from tools.abuse_cases import TINY, Case, change, data, environments, files, overrides  # noqa: E402
 
 UNSEEN, TURNING = ("Cc", "Cs", "Zl", "Zp"), "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # what steers a terminal
 MOST_CHARS = 2000
@@ -76,9 +75,9 @@ def run(case: Case, base: Path, server: Path) -> dict[str, Any] | None:
         begun = time.monotonic()
         code, stopped = (_in_a_shell if case.shell else _forked)(case, folder, outputs, server)
         out, err = (path.read_bytes().decode("utf-8", "backslashreplace") for path in outputs)
-        wrong = _wrong(case, code, stopped, out, err, folder)
-        how = {"wrong": wrong, "code": code, "seconds": round(time.monotonic() - begun, 1), "err": err[-600:]}
-        return how | asdict(case) if wrong else None
+        found = wrong(case, code, stopped, out, err, folder)
+        how = {"wrong": found, "code": code, "seconds": round(time.monotonic() - begun, 1), "err": err[-600:]}
+        return how | asdict(case) if found else None
 
 
 def _forked(case: Case, folder: Path, outputs: Sequence[Path], server: Path) -> tuple[int, bool]:
@@ -119,7 +118,7 @@ def _ended(group: int, wait: Callable[[float], int]) -> tuple[int, bool]:
     return wait(GRACE_S), True
 
 
-def _wrong(case: Case, code: int, stopped: bool, out: str, err: str, folder: Path) -> str:
+def wrong(case: Case, code: int, stopped: bool, out: str, err: str, folder: Path) -> str:
     """What should not be; empty where all is as it should."""
     last = err.rstrip("\n").rpartition("\n")[2]
     if code not in ((0, 143) if stopped else (0, 2, 3, 4, 5)):

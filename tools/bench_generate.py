@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import machine, ours
 
 from lm.generation.decode import generate
 from lm.generation.sampling import SamplingConfig
 from lm.hf.io.writing import family_for, write_hf
 from lm.nn.transformer import LM
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.bench import machine, ours
 
 PROMPT = 16
 Decode = Callable[[list[list[int]], int], list[list[int]]]

@@ -2,6 +2,7 @@
 
 import math
 import operator
+import os
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
@@ -81,7 +82,7 @@ def evaluate(
         data, objective, parent = of_run.data, objective or of_run.objective, parent or of_run.init_from
     lm, tokenizer = model if isinstance(model, tuple) else load(model, device)
     objective = objective or usual(lm.cfg.kind, data.shape)
-    if objective.needs_parent and (parent is None or not Path(parent).expanduser().exists()):
+    if objective.needs_parent and (parent is None or not Path(os.path.expanduser(parent)).exists()):
         log(f"init_from={parent}: there is no such model, and objective={objective.kind} compares with one; its loss is not told.")
         parent = None
     try:

@@ -68,7 +68,7 @@ def compare(
     if comparison.repeated:
         notes = [SEEDS, *notes]
     if out is not None and (ending := Path(out).suffix[1:]) in FORMATS:
-        replace_file(_free_file(Path(out).expanduser(), overwrite), FORMATS[ending](comparison, notes))
+        replace_file(_free_file(Path(os.path.expanduser(out)), overwrite), FORMATS[ending](comparison, notes))
     elif out is not None:
         with out_folder(require_free(out, overwrite), overwrite) as folder:
             comparison_png(comparison, folder / "compare.png", x)

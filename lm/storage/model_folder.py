@@ -1,6 +1,7 @@
 """The model folder that is handed on: model.safetensors, config.json and the tokenizer, under one manifest."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def folder_hash(folder: Path) -> str:
 
 def resolve_model(path: str) -> Path:
     """The folder that `read_model` takes, from a model folder, a checkpoint, or a run folder (which means its model/)."""
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     if folder.is_file() or not folder.exists():
         _refuse_pickles(folder)
         found = "is a file" if folder.exists() else "does not exist"

@@ -25,7 +25,7 @@ def out_folder(out: Path, overwrite: bool, needed_bytes: int = 0) -> Iterator[Pa
 
 def require_free(out: str | Path, overwrite: bool) -> Path:
     """Returns the path. Raises ConfigError where something is there, or with `overwrite` something that no verb has written for itself."""
-    path = Path(out).expanduser()
+    path = Path(os.path.expanduser(out))
     if not os.path.lexists(path):
         return path
     if not overwrite:

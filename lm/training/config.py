@@ -1,5 +1,6 @@
 """Everything that `lm train` can be told: the frozen `config.yaml` of a run folder is one TrainConfig."""
 
+import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable
@@ -44,7 +45,7 @@ class RunConfig(Config):
     @property
     def folder(self) -> Path:
         """Returns where the run is."""
-        return Path(self.dir).expanduser() / self.name
+        return Path(os.path.expanduser(self.dir)) / self.name
 
 
 class TrainerConfig(Config):

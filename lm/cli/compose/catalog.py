@@ -46,7 +46,7 @@ def add_own(folder: str, by: str) -> None:
 
     by: the flag or variable that named it.
     """
-    path = Path(os.path.realpath(Path(folder).expanduser()))
+    path = Path(os.path.realpath(Path(os.path.expanduser(folder))))
     shipped = _options(root() / "conf", root() / "recipes")
     added = _options(path, path / "recipes")
     if not any(added.get(group) for group in shipped):

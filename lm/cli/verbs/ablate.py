@@ -72,7 +72,7 @@ class Ablate(Verb):
             raise ConfigError(f"ablate: {doing!r} is nothing to do with a study. {did_you_mean(doing, DOINGS)}")
         overrides = overrides_of(rest[1:] if rest and rest[0] == doing else rest)
         name, asked = _asked(self.study, overrides)
-        folder = Path(self.dir).expanduser() / (self.name or name)
+        folder = Path(os.path.expanduser(self.dir)) / (self.name or name)
         if asked is None or (doing == "report" and begun(folder)):
             study = read_study(folder)
         else:

@@ -191,7 +191,7 @@ def find_files(given: str | list[str], key: str) -> list[Path]:
 
 
 def _matches(pattern: str, key: str) -> Iterator[Path]:
-    path = Path(pattern).expanduser()
+    path = Path(os.path.expanduser(pattern))
     paths = [path] if os.path.exists(path) else [Path(name) for name in glob.glob(str(path), recursive=True)]
     if not paths:
         raise ConfigError(f"{key}: {pattern} does not exist. Give a file, a folder or a glob that matches something.")

@@ -67,7 +67,7 @@ def cache_root(cache_dir: str, log: Log) -> Path:
 
     Raises ResourceError for any other: machines that share a cache must not each go on with one of their own.
     """
-    root = Path(cache_dir).expanduser()
+    root = Path(os.path.expanduser(cache_dir))
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root):

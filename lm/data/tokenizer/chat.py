@@ -1,5 +1,6 @@
 """Chats as tokens: a template writes them out, and what the assistant says is learned."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -98,7 +99,7 @@ def template_source(template: str | None, tokenizer: Tokenizer) -> tuple[str, st
     if template is None and tokenizer.chat_template is not None:
         return tokenizer.chat_template, "tokenizer"
     name = template or "plain"
-    file = _BUILT_IN / f"{name}.jinja" if name in ("plain", "chatml") else Path(name).expanduser()
+    file = _BUILT_IN / f"{name}.jinja" if name in ("plain", "chatml") else Path(os.path.expanduser(name))
     try:
         return read_text(file, most_mib=4), f"data.record.template={name}"
     except CheckpointError as error:

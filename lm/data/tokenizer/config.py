@@ -1,5 +1,6 @@
 """Every option of `tokenizer`, and how each kind is made. The library comes in when one is: composing a config need not wait for it."""
 
+import os
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -143,4 +144,4 @@ class TokenizerFileConfig(TokenizerConfig):
     def build(self, texts: Iterable[str] = (), extra: Sequence[str] = ()) -> "Tokenizer":
         from lm.data.tokenizer.tokenizer import Specials, read_tokenizer
 
-        return read_tokenizer(Path(self.path).expanduser(), Specials(self.bos, self.eos, self.pad))
+        return read_tokenizer(Path(os.path.expanduser(self.path)), Specials(self.bos, self.eos, self.pad))

@@ -1,5 +1,6 @@
 """From a model folder of ours to one of Hugging Face, and back: what `lm export`, `lm import` and their Python callers do."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -109,7 +110,7 @@ def import_model(
     for note in found.notes:
         say(note)
     try:
-        own = load_tokenizer(Path(tokenizer).expanduser() if tokenizer else folder, foreign=True)
+        own = load_tokenizer(Path(os.path.expanduser(tokenizer)) if tokenizer else folder, foreign=True)
     except ConfigError as error:
         raise CheckpointError(f"{error} Give another with tokenizer=PATH.") from None
     assert found.config.vocab_size is not None

@@ -1,5 +1,6 @@
 """Models of the Hugging Face hub, fetched into its cache: JSON and safetensors, no code and no pickles."""
 
+import os
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ _PATTERNS = ["*.json", "model*.safetensors"]
 
 def local_folder(source: str, revision: str | None = None) -> Path:
     """The folder of this name, or else of this hub model (owner/name). Raises CheckpointError where there is neither."""
-    folder = Path(source).expanduser()
+    folder = Path(os.path.expanduser(source))
     if folder.is_dir():
         if revision is not None:
             raise ConfigError(f"revision={revision}: {source} is a folder, and only models of the hub have revisions. Leave it out.")

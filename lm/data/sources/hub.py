@@ -90,6 +90,7 @@ def _rows(options: Tree, where: str, remedy: str, part: int = 1, parts: int = 1)
     try:
         import datasets
 
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what goes wrong is told by us, once
         found = datasets.load_dataset(**options, streaming=True)
         yield from found if parts == 1 else found.shard(parts, part - 1, contiguous=True)
     except Exception as error:  # pandas, pyarrow, fsspec and the hub's client each raise their own

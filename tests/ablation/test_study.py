@@ -75,6 +75,7 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(ablate: Abl
     assert [job.name for job in read_study(tmp_path / "ffn").missing()] == ["gelu-seed-2"]
 
 
+@pytest.mark.slow
 def test_a_rate_is_tuned_for_every_variant_alike(ablate: Ablate, tmp_path: Path) -> None:
     code, _, err = ablate(FFN, "seeds=2", "jobs=2", "tune=optim.lr")
     assert code == 0, err
@@ -119,6 +120,7 @@ def test_a_study_that_cannot_be_is_refused_before_anything_runs(args: list[str],
     assert not (tmp_path / "ffn").exists()
 
 
+@pytest.mark.slow
 def test_a_metric_that_a_run_lacks_is_told_with_those_it_has(ablate: Ablate) -> None:
     code, _, err = ablate(FFN, "seeds=2", "metric=accuracy")
     assert code == 2 and "metric=accuracy" in err.splitlines()[-1] and "val_loss" in err.splitlines()[-1]

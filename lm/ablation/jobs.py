@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from lm.ablation.study import Job, Study
+from lm.ablation.study import Job, Runs
 from lm.errors import Interrupted, NumericsError, SweepError
 from lm.printing import note
 from lm.progress import quiet
@@ -23,7 +23,7 @@ from lm.training.launch import parent
 WORKER = "lm.training.worker"
 
 
-def run_missing(study: Study, jobs: int) -> None:
+def run_missing(study: Runs, jobs: int) -> None:
     """Runs what has no result yet, tuning first.
 
     jobs: how many at once; the threads of each are the study's, so that their number changes no bit.
@@ -63,7 +63,7 @@ class _Running:
         return code
 
 
-def _round(study: Study, left: list[Job], pool: ThreadPoolExecutor, running: _Running) -> None:
+def _round(study: Runs, left: list[Job], pool: ThreadPoolExecutor, running: _Running) -> None:
     waiting: dict[Future[int], Job] = {pool.submit(_run, study, job, running): job for job in left}
     failed: list[tuple[Job, int]] = []
     done = 0
@@ -88,15 +88,15 @@ def _round(study: Study, left: list[Job], pool: ThreadPoolExecutor, running: _Ru
         raise SweepError(f"{study.folder}: {len(failed)} of {len(left)} runs failed, {job.name} first: {last}", code if 0 < code < 6 else 5)
 
 
-def _run(study: Study, job: Job, running: _Running) -> int:
+def _run(study: Runs, job: Job, running: _Running) -> int:
     config = study.folder / "jobs" / f"{job.name}.yaml"
     config.parent.mkdir(exist_ok=True)
     replace_file(config, yaml_text(job.config.tree()))
-    env = {**os.environ, **parent.named(), "OMP_NUM_THREADS": str(study.config.threads)}
+    env = {**os.environ, **parent.named(), "OMP_NUM_THREADS": str(study.threads)}
     return running.call([sys.executable, "-m", WORKER, str(config)], env, _log(study, job))
 
 
-def _log(study: Study, job: Job) -> Path:
+def _log(study: Runs, job: Job) -> Path:
     return study.folder / "jobs" / f"{job.name}.log"
 
 

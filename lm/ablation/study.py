@@ -43,13 +43,52 @@ class Tuned:
     at_edge: bool
 
 
-class Study:
-    """`folder`/study.json, one run folder beside it for each job, and what has come out so far."""
+class Runs:
+    """Runs side by side in a folder, and what has come out so far.  threads: of each."""
+
+    def __init__(self, folder: Path, metric: str, threads: int) -> None:
+        self.folder, self.metric, self.threads = folder, metric, threads
+        self._diverged = folder / _DIVERGED
+
+    def missing(self) -> list[Job]:
+        """Returns the jobs that can run now and have no result yet."""
+        raise NotImplementedError
+
+    def result(self, job: Job) -> float | None:
+        """Returns the metric of a run that has ended with this very config; infinite where it diverged, None where it has not run.
+
+        Raises ConfigError where its summary lacks the metric.
+        """
+        if job.name in self.diverged():
+            return math.inf
+        run = RunFolder(self.folder / job.name)  # wherever the study lies by now
+        try:
+            if not run.exists() or not (summary := run.summary()) or run.config() | {"run": {}} != job.config.tree() | {"run": {}}:
+                return None
+            verify(run.model)
+        except LmError:
+            return None
+        if not isinstance(found := summary.get(self.metric), int | float):
+            known = ", ".join(key for key, value in summary.items() if isinstance(value, float))
+            raise ConfigError(f"metric={self.metric}: {run.path} has no such figure. Options: {known}.")
+        return float(found)
+
+    def diverged(self) -> list[str]:
+        """Returns the names of the runs whose loss or weights were no numbers any more."""
+        return list(read_json(self._diverged)["runs"]) if self._diverged.is_file() else []
+
+    def note_diverged(self, job: Job) -> None:
+        """Remembers the outcome of a run that cannot end."""
+        replace_file(self._diverged, json.dumps({"runs": sorted({*self.diverged(), job.name})}))
+
+
+class Study(Runs):
+    """`folder`/study.json, and one run folder beside it for each job."""
 
     def __init__(self, folder: Path, config: StudyConfig, variants: Mapping[str, TrainConfig]) -> None:
         """variants: the config of each, matched; seed, name and folder of a run are the study's."""
-        self.folder, self.config, self.variants = folder, config, dict(variants)
-        self._diverged = folder / _DIVERGED
+        super().__init__(folder, config.metric, config.threads)
+        self.config, self.variants = config, dict(variants)
 
     @cached_property
     def hash(self) -> str:
@@ -71,7 +110,7 @@ class Study:
         replace_file(path, json.dumps({"hash": self.hash, "seeds": self.config.seeds, "asked": self._asked()}, indent=1))
 
     def missing(self) -> list[Job]:
-        """Returns the jobs that can run now and have no result yet; tuning before what depends on it."""
+        """As its base; tuning before what depends on it."""
         tuning = [job for name in self.variants for job in self._tuning(name) if self.result(job) is None]
         if tuning:
             return tuning
@@ -86,33 +125,6 @@ class Study:
         found = self.tuned(variant)
         cfg = self.variants[variant] if found is None else moved(self.variants[variant], str(self.config.tune), found.best)
         return [self._job(f"{variant}-seed-{seed}", variant, seed, cfg) for seed in range(self.config.seeds)]
-
-    def result(self, job: Job) -> float | None:
-        """Returns the metric of a run that has ended with this very config; infinite where it diverged, None where it has not run.
-
-        Raises ConfigError where its summary lacks the metric.
-        """
-        if job.name in self.diverged():
-            return math.inf
-        run = RunFolder(self.folder / job.name)  # wherever the study lies by now
-        try:
-            if not run.exists() or not (summary := run.summary()) or run.config() | {"run": {}} != job.config.tree() | {"run": {}}:
-                return None
-            verify(run.model)
-        except LmError:
-            return None
-        if not isinstance(found := summary.get(self.config.metric), int | float):
-            known = ", ".join(key for key, value in summary.items() if isinstance(value, float))
-            raise ConfigError(f"metric={self.config.metric}: {run.path} has no such figure. Options: {known}.")
-        return float(found)
-
-    def diverged(self) -> list[str]:
-        """Returns the names of the runs whose loss or weights were no numbers any more."""
-        return list(read_json(self._diverged)["runs"]) if self._diverged.is_file() else []
-
-    def note_diverged(self, job: Job) -> None:
-        """Remembers the outcome of a run that cannot end."""
-        replace_file(self._diverged, json.dumps({"runs": sorted({*self.diverged(), job.name})}))
 
     def _tuning(self, variant: str) -> list[Job]:
         """Five values around the variant's own, and up to two more where the best so far is at an edge."""

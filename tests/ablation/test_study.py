@@ -135,6 +135,17 @@ def test_a_plan_matches_the_parameters_and_runs_nothing(ablate: Ablate, tmp_path
 
 
 @pytest.mark.slow
+def test_noise_is_that_of_nine_runs_and_takes_them_once(ablate: Ablate, tmp_path: Path) -> None:
+    code, out, err = ablate("noise", "jobs=2", "least_effect=0.1")
+    assert code == 0 and err.count(": 9 runs to go") == 1, err
+    found = json.loads((tmp_path / "ffn/noise.json").read_text())
+    square = found["runs"]
+    assert len({value for row in square for value in row}) == 9, "init and order each move the result"
+    assert f"one run spreads by {found['total']:.4f}" in out and "an effect of 0.1 takes" in out
+    assert "runs to go" not in ablate("noise", "least_effect=0.1")[2]
+
+
+@pytest.mark.slow
 def test_a_study_killed_five_times_has_the_verdict_of_one_left_alone(corpus: list[str], tmp_path: Path) -> None:
     """Real processes; the group of the study is killed at random, its runs with it."""
     call = [sys.executable, "-m", "lm", "ablate", FFN, "seeds=2", "jobs=2", "threads=1", "name=ffn", *corpus]

@@ -50,7 +50,9 @@ def refuse(cls: type[Config], rest: Sequence[str]) -> None:
 def _joined(key: str, before: Any, text: str, options: list[Any]) -> list[Any]:
     lists = [option for option in options if get_origin(option) is list]
     if not lists:
-        raise ConfigError(f"{key}: it was given twice, as {before if not isinstance(before, str) else before[:80]!r} and {text[:80]!r}. Give it once.")
+        raise ConfigError(
+            f"{key}: it was given twice, as {before if not isinstance(before, str) else before[:80]!r} and {text[:80]!r}. Give it once."
+        )
     return [*(before if isinstance(before, list) else [before]), _typed(text, members(get_args(lists[0])[0]))]
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from lm.ablation.config import StudyConfig
 from lm.ablation.jobs import run_missing
 from lm.ablation.matching import size
+from lm.ablation.noise import NoiseRuns, told
 from lm.ablation.study import FACTORS, Study, begun, new_study, read_study
 from lm.ablation.verdict import verdict_text, write_verdict
 from lm.cli.compose import catalog
@@ -22,11 +23,12 @@ from lm.printing import answer, say
 from lm.report.units import si, table
 from lm.schema import Tree, did_you_mean, flatten, from_tree
 
-DOINGS = ("plan", "run", "report")
+DOINGS = ("plan", "run", "report", "noise")
 
 
 class Ablate(Verb):
-    """usage: lm ablate [plan|run|report] study=NAME | overrides with several values [key=value ...]
+    """usage: lm ablate [plan|run|report] study=NAME | overrides with several values
+              lm ablate noise [overrides of lm train] [key=value ...]
 
     A study compares named variants with a baseline: sizes matched, the learning rate tuned for each alike, several seeds, differences
     paired by seed and corrected for the number of variants, and one of four verdicts: better, no better, equal within, cannot tell.
@@ -35,6 +37,7 @@ class Ablate(Verb):
     lm ablate model/ffn=swiglu,geglu,gelu match=params knob=model.ffn.hidden tune=optim.lr      without a file
     lm ablate plan study=ablation/ffn                              runs, sizes and FLOPs, and nothing is run
     lm ablate report study=ablation/ffn                            what is known by now
+    lm ablate noise recipes=pretrain/nano_long least_effect=0.005       how runs of one config spread, and the seeds that an effect takes
     """
 
     words = DOINGS
@@ -71,6 +74,9 @@ class Ablate(Verb):
         if doing not in DOINGS:
             raise ConfigError(f"ablate: {doing!r} is nothing to do with a study. {did_you_mean(doing, DOINGS)}")
         overrides = overrides_of(rest[1:] if rest and rest[0] == doing else rest)
+        if doing == "noise":
+            self._noise(overrides)
+            return
         name, asked = _asked(self.study, overrides)
         folder = Path(os.path.expanduser(self.dir)) / (self.name or name)
         if asked is None or (doing == "report" and begun(folder)):
@@ -88,11 +94,22 @@ class Ablate(Verb):
             say(line)
         say(f"report: {folder / 'report.md'}")
 
+    def _noise(self, overrides: list[str]) -> None:
+        config = compose_config(overrides)
+        folder = Path(os.path.expanduser(self.dir)) / (self.name or f"noise-{config.run.name}"[:60])
+        runs = NoiseRuns(folder, config, self.metric or "val_bits_per_byte", self.threads or self._threads())
+        run_missing(runs, self.jobs)
+        for line in told(runs.verdict(), [self.least_effect] if self.least_effect else [0.02, 0.01, 0.005]):
+            say(line)
+
+    def _threads(self) -> int:
+        return max(1, (os.cpu_count() or 1) // self.jobs)
+
     def _config(self, asked: Tree, threads: int | None) -> StudyConfig:
         """What is asked, and what the command line says of it.  threads: of the runs that are there."""
         keys = ("baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "threads")
         said = {key: value for key in keys if (value := getattr(self, key)) is not None}
-        tree = {"threads": threads or max(1, (os.cpu_count() or 1) // self.jobs), **asked, **said}
+        tree = {"threads": threads or self._threads(), **asked, **said}
         return from_tree(StudyConfig, {"baseline": next(iter(asked.get("variants") or {"": None})), **tree}, self.study or "ablate")
 
 

@@ -27,8 +27,7 @@ DOINGS = ("plan", "run", "report", "noise")
 
 
 class Ablate(Verb):
-    """usage: lm ablate [plan|run|report] study=NAME | overrides with several values
-              lm ablate noise [overrides of lm train] [key=value ...]
+    """usage: lm ablate [plan|run|report|noise] [study=NAME] [overrides of lm train, with several values] [key=value ...]
 
     A study compares named variants with a baseline: sizes matched, the learning rate tuned for each alike, several seeds, differences
     paired by seed and corrected for the number of variants, and one of four verdicts: better, no better, equal within, cannot tell.

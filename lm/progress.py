@@ -61,7 +61,7 @@ class _Progress(threading.Thread):
         while not self._over.wait(_SILENT_S / 10):
             elapsed = time.monotonic() - self._began
             pause = min(_MOST_S, max(_SILENT_S, elapsed / 30)) if not on_terminal or elapsed < _SILENT_S else _SILENT_S / 5
-            if _running[-1:] == [self] and printing.silent_s() >= pause:
+            if _running[-1:] == [self] and min(elapsed, printing.silent_s()) >= pause:
                 printing.status(self._line())
 
     def _line(self) -> str:

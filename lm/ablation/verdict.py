@@ -95,6 +95,8 @@ def _warnings(config: StudyConfig, rows: Tree, found: dict[str, Difference]) -> 
         )
     if config.tune is None:
         notes.append("No setting was tuned, so a variant that wants another learning rate loses by it. Say tune=optim.lr.")
+    else:
+        notes.append("Validation text chose the tuned setting and judges it; differences between variants tuned alike suffer little.")
     for name, row in rows.items():
         if row["tuned"] and row["tuned"]["at_edge"]:
             notes.append(f"{name}: the best {config.tune} lies at the edge of what was tried. Start from another value.")
@@ -113,7 +115,6 @@ def _warnings(config: StudyConfig, rows: Tree, found: dict[str, Difference]) -> 
             and abs(difference.mean) < (difference.near[1] - difference.near[0]) / 2
         ):
             notes.append(f"{name}: the difference is within the noise of {len(difference.pairs)} seeds.")
-    notes.append("Validation text chose the tuned setting and judges it; differences between variants tuned alike suffer little from it.")
     cost = rows[config.baseline]["size"]
     notes.append(f"Shown at {si(cost['parameters'])} parameters and {si(cost['tokens'])} tokens; rankings are known to change with both.")
     return notes
@@ -138,7 +139,7 @@ def verdict_text(found: Tree, name: str) -> str:
     if difference is None:
         return "baseline"
     more = difference["more_seeds"]
-    return difference["verdict"] + (f" ({more} more seeds would)" if more else "")
+    return difference["verdict"] + (f" ({more} more {'seed' if more == 1 else 'seeds'} would)" if more else "")
 
 
 def _sentences(found: Tree) -> str:

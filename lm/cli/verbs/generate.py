@@ -52,7 +52,8 @@ class Generate(Verb, SamplingConfig):
 
         model, tokenizer = load(self.from_, self.device)
         if self.prompt is None and (self.chat or (self.chat is None and tokenizer.chat_template is not None)):
-            self._converse(model, tokenizer)
+            with quiet():  # else how long it takes would be told over what is typed
+                self._converse(model, tokenizer)
         else:
             self._complete(model, tokenizer)
 

@@ -169,7 +169,13 @@ class Study(Runs):
 
 
 def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainConfig]) -> Study:
-    """Returns a study of these composed configs, matched as it asks. Raises ConfigError where two are one, or a knob does not reach."""
+    """Returns a study of these composed configs, matched as it asks. Raises ConfigError where two are one, a knob does not reach, or a
+    run would need several processes."""
+    for name, cfg in variants.items():
+        if cfg.strategy.launched:
+            raise ConfigError(
+                f"variants.{name}: strategy={cfg.strategy.kind} starts ranks, and a run of a study is one process. Leave it out."
+            )
     plain = {name: cfg.replace(run=_NO_RUN, seed=0) for name, cfg in variants.items()}
     _refuse_equal(plain)
     study = Study(folder, config, matched(config, plain))

@@ -110,6 +110,7 @@ def test_a_run_that_diverges_is_an_outcome(ablate: Ablate, tmp_path: Path) -> No
         (["model/ffn=swiglu,gelu", "tune=model.kind"], "tune=model.kind: variant"),
         (["optim.lr=0.1,0.10"], "it changes nothing against"),
         (["seed=0,1"], "it changes nothing against"),
+        (["model/ffn=swiglu,gelu", "strategy=ddp", "launch.devices=2", "optim=adamw"], "strategy=ddp starts ranks"),
         (["study=nothing"], "no recipe of this name has a study"),
         (["frobnicate", "model/ffn=swiglu,gelu"], "'frobnicate' is nothing to do with a study"),
     ],

@@ -53,6 +53,7 @@ SMALL = ("model.d_model=64", "model.n_layers=2", "model.attention.n_heads=2", "m
 BPE = (*SMALL, f"data.files={TEXT}", "data=text", "tokenizer=bpe", "tokenizer.vocab_size=512")
 BYTES = (*SMALL, f"data.files={TEXT}", "data=text", "tokenizer=bytes")
 LONG = ("data.seq_len=2048", "data.global_batch=2")
+UNGENTLE = ("optim=muon", "optim.lr=0.02", "schedule=wsd")  # what runs from a checkpoint began with before they were gentle
 PAIRS = (*SMALL, "data=stdlib_docstrings", "data.seq_len=256", "tokenizer=bytes")
 EXPERTS = ("model.ffn.n_experts=4", "model.ffn.expert.hidden=32")
 MIX = f"data.sources=[{{name:a,data:{{kind:text,files:'{TEXT}'}},weight:3.0}},{{name:b,data:{{kind:text,files:'{OTHER}'}},weight:1.0}}]"
@@ -63,8 +64,8 @@ TRAININGS: dict[str, tuple[str, ...]] = {
             "model.ffn.router.top_groups=1", "model.mtp.weight=0.5"),
     "encoder_decoder": ("model=t5_tiny", *PAIRS, "objective=seq2seq", "objective.target_len=48", "objective.scheduled_sampling=0.5"),
     "encoder": ("model=bert_tiny", *BPE, "objective=mlm", "trainer.sample_prompts=[]"),
-    "dpo": ("data=stdlib_preferences", *LONG, "objective=dpo"),
-    "sft": ("data=stdlib_chat", *LONG, "objective=sft"),
+    "dpo": ("data=stdlib_preferences", *LONG, "objective=dpo", *UNGENTLE),
+    "sft": ("data=stdlib_chat", *LONG, "objective=sft", *UNGENTLE),
     "mixture": ("model=nano", *SMALL, "data=mix", MIX, "tokenizer=bytes"),
     "muon_ema": ("model=nano", *BYTES, "optim=muon", "trainer.ema_decay=0.9"),
     "accumulation": ("model=nano", *BYTES, "trainer.micro_batch=2"),
@@ -190,7 +191,7 @@ def _changed_bits(before: Tensor, after: Tensor) -> str:
 
 
 def _changed_keys(before: dict[str, Any], after: dict[str, Any]) -> str:
-    pairs = {key: (before.get(key, "none"), after.get(key, "none")) for key in before | after}
+    pairs = {key: (value, after.get(key, "none")) for key, value in before.items()}  # later code may tell more
     return ", ".join(f"{key} {x} before and {y} after" for key, (x, y) in pairs.items() if x != y)
 
 

@@ -66,7 +66,7 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(ablate: Abl
     assert len(more["variants"]["gelu"]["difference"]["pairs"]) == 3 and more["hash"] == first["hash"]
 
     code, _, err = ablate(FFN, "seeds=3", "optim.lr=0.1")
-    assert code == 2 and "the study has begun" in err.splitlines()[-1] and "optim.lr=0.1" in err.splitlines()[-1]
+    assert code == 2 and "its runs have begun" in err.splitlines()[-1] and "optim.lr=0.1" in err.splitlines()[-1]
     code, _, err = ablate("model/ffn=swiglu,gelu,relu2", "seeds=3")
     assert code == 2 and "relu2" in err.splitlines()[-1]
     report = (tmp_path / "ffn/report.md").read_text()

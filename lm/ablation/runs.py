@@ -45,20 +45,19 @@ class Asked(Config):
         if not os.path.lexists(path):
             return None
         file = checked(_File, read_json(path), path)
-        found = checked(cls, file.asked, path)
-        if file.hash != cls._hash(file.asked):
-            raise CheckpointError(f"{path}: the file is damaged: what it asks is not what its hash names. Restore the file that lm wrote.")
-        return found
+        if file != _file(file.hash, file.asked):
+            raise CheckpointError(f"{path}: the file is damaged: it is not what its seal was made of. Restore the file that lm wrote.")
+        return checked(cls, file.asked, path)
 
     @property
     def hash(self) -> str:
         """Returns the hash of everything but what may grow."""
-        return self._hash(self.tree())
+        return _digest({key: value for key, value in flatten(self.tree()).items() if key != self.grows})
 
     def freeze(self, folder: Path) -> None:
         """Writes the file, unless the folder does not agree."""
         self.agree(folder)
-        replace_file(folder / self.file, json.dumps({"hash": self.hash, "asked": self.tree()}, indent=1))
+        replace_file(folder / self.file, json.dumps(_file(self.hash, self.tree()).tree(), indent=1))
 
     def agree(self, folder: Path) -> None:
         """Raises ConfigError, with the difference, where the folder was begun with something else."""
@@ -74,14 +73,15 @@ class Asked(Config):
             said = f"{grows.rpartition('.')[2]}={now[grows]}, and {before[grows]} were asked for before"
             raise ConfigError(f"{folder}: {said}; fewer would be a choice among results. Ask for as many, or more.")
 
-    @classmethod
-    def _hash(cls, tree: Tree) -> str:
-        return _digest({key: value for key, value in flatten(tree).items() if key != cls.grows})
-
 
 class _File(Config):
     hash: str
+    seal: str
     asked: dict[str, Any]
+
+
+def _file(hash: str, asked: Tree) -> _File:
+    return _File(hash=hash, seal=_digest({"hash": hash, "asked": asked}), asked=asked)
 
 
 class _Diverged(Config):
@@ -95,6 +95,7 @@ class Runs(ABC):
 
     def __init__(self, folder: Path, asked: Asked, metric: str, threads: int) -> None:
         self.folder, self.asked, self.metric, self.threads = folder, asked, metric, threads
+        self._known: dict[str, float] = {}
 
     @abstractmethod
     def missing(self) -> list[Job]:
@@ -113,6 +114,11 @@ class Runs(ABC):
 
         Raises ConfigError where its summary lacks the metric.
         """
+        if job.name not in self._known and (found := self._read(job)) is not None:
+            self._known[job.name] = found
+        return self._known.get(job.name)
+
+    def _read(self, job: Job) -> float | None:
         if self._has_diverged(job):
             return math.inf
         run = RunFolder(self.folder / job.name)  # wherever the folder lies by now

@@ -117,9 +117,9 @@ class Ablate(Verb):
         """What is asked, and what the command line says of it.  begun: as it is there, which says what nobody else does."""
         keys = ("baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "threads")
         said = {key: value for key in keys if (value := getattr(self, key)) is not None}
-        config = from_tree(StudyConfig, {"threads": begun.threads if begun else self._threads(), **asked, **said}, self.study or "ablate")
-        more = begun is not None and self.seeds is None and begun.seeds > config.seeds
-        return config.replace(seeds=begun.seeds) if begun and more else config
+        known = {"threads": begun.threads, "seeds": begun.seeds} if begun else {"threads": self._threads()}
+        config = from_tree(StudyConfig, {**known, **asked, **said}, self.study or "ablate")
+        return config.replace(seeds=max(begun.seeds, config.seeds)) if begun and self.seeds is None else config
 
 
 def _asked(study: str | None, overrides: list[str]) -> tuple[str, Tree | None]:

@@ -84,10 +84,25 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         (["seed=0,1"], "it changes nothing against"),
         (["model/ffn=swiglu,gelu", "strategy=ddp", "launch.devices=2", "optim=adamw"], "strategy=ddp starts ranks"),
         (["study=nothing"], "no recipe of this name has a study"),
+        (["study=nope.yaml"], "study=nope.yaml: there is no such file"),
+        (["study=number.yaml"], "number.yaml: this is not readable yaml (there must be key: value pairs)"),
+        (["study=variants.yaml"], "variants.yaml: variants: 5 does not fit. The value must be an object."),
+        (["study=overrides.yaml"], "overrides.yaml: overrides: 5 does not fit. The value must be a valid array."),
+        (["study=variant.yaml"], "variant.yaml: variants.a: 5 does not fit. The value must be a valid array."),
+        (["study=x/broken", "--config-dir", "own"], "own/recipes/x/broken.yaml: study must be key: value pairs"),
+        ([FFN, "name=../../x"], "name: '../../x' cannot name a run folder"),
+        ([FFN, "check=true"], "variants.swiglu: check=true trains nothing"),
+        (["noise", "seeds=3"], "seeds: lm ablate noise runs one config"),
+        (["report", FFN], "ffn: there is no study here"),
         (["frobnicate", "model/ffn=swiglu,gelu"], "'frobnicate' is nothing to do with a study"),
     ],
 )
 def test_a_study_that_cannot_be_is_refused_before_anything_runs(args: list[str], said: str, ablate: Ablate, tmp_path: Path) -> None:
+    files = {"number": 5, "variants": {"variants": 5}, "variant": {"variants": {"a": 5, "b": []}}}
+    files |= {"overrides": {"variants": {"a": ["seed=0"], "b": []}, "overrides": 5}, "own/recipes/x/broken": {"study": 5}}
+    for name, tree in files.items():
+        (tmp_path / f"{name}.yaml").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(tree))
     code, _, err = ablate(*args)
     assert code == 2 and said in err.splitlines()[-1], err
     assert not (tmp_path / "ffn").exists()

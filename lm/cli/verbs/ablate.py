@@ -82,7 +82,7 @@ class Ablate(Verb):
         name, asked = _asked(self.study, overrides)
         folder = self._folder(name)
         begun = AskedStudy.read(folder)
-        if asked is None or (doing == "report" and begun):
+        if asked is None or (doing == "report" and begun is None):
             study = read_study(folder)
         else:
             config = self._config(asked, begun.study if begun else None)
@@ -98,6 +98,8 @@ class Ablate(Verb):
         say(f"report: {folder / 'report.md'}")
 
     def _noise(self, overrides: list[str]) -> None:
+        if foreign := sorted(self.model_fields_set - {"name", "dir", "metric", "least_effect", "jobs", "threads"}):
+            raise ConfigError(f"{foreign[0]}: lm ablate noise runs one config, with seeds of its own, and compares nothing. Leave it out.")
         config = compose_config(overrides)
         folder = self._folder(cut(f"noise-{config.run.name}", _LONGEST))
         begun = AskedNoise.read(folder)
@@ -127,6 +129,8 @@ def _asked(study: str | None, overrides: list[str]) -> tuple[str, Tree | None]:
     if study is None:
         return _swept(overrides)
     if study.endswith((".yaml", ".yml")):
+        if not os.path.lexists(study):
+            raise ConfigError(f"study={study}: there is no such file. Check the path, or name one of: {', '.join(catalog.studies())}.")
         return Path(study).stem, _with(catalog.read(Path(study)), [], overrides)
     name, found = study.replace("/", "-"), catalog.study(study)
     if found is None and not overrides:

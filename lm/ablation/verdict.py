@@ -1,6 +1,5 @@
-"""What a study has found: verdict.json for programs, report.md for people."""
+"""What a study has found, as a tree and as words."""
 
-import json
 import math
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +10,6 @@ from lm.ablation.study import Study
 from lm.report.statistics import ALPHA, Difference, differences
 from lm.report.units import si
 from lm.schema import Tree, flatten
-from lm.storage.atomic import replace_file
 
 FEW_SEEDS = 5
 
@@ -28,6 +26,8 @@ def verdict(study: Study) -> Tree:
         "hash": study.hash,
         "metric": config.metric,
         "baseline": config.baseline,
+        "match": config.match,
+        "knob": config.moved,
         "least_effect": config.least_effect,
         "seeds": config.seeds,
         "level": ALPHA,
@@ -36,21 +36,13 @@ def verdict(study: Study) -> Tree:
     }
 
 
-def write_verdict(study: Study) -> Tree:
-    """Writes verdict.json and report.md beside the runs, and returns the first."""
-    found = verdict(study)
-    replace_file(study.folder / "verdict.json", json.dumps(found, indent=1, allow_nan=False))
-    replace_file(study.folder / "report.md", report(found))
-    return found
-
-
 def report(found: Tree) -> str:
     """Returns the page: a table, what it rests on, one sentence for a paper, what to know before believing it."""
     rows = [_cells(name, row, found) for name, row in found["variants"].items()]
     metric = f"{found['metric']} (mean of {found['seeds']} seeds)"
     head = ["variant", "verdict", metric, "difference [95 %]", "p (Holm)", "tuned", "parameters", "tokens", "FLOPs"]
     lines = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]]
-    parts = [f"# {found['study']}", "\n".join(lines), _sentences(found), _method(found)]
+    parts = [f"# {found['study']}", "\n".join(lines), "\n".join(f"> {sentence}" for sentence in sentences(found)), method(found)]
     if found["warnings"]:
         parts.append("## Before believing it\n\n" + "\n".join(f"- {warning}" for warning in found["warnings"]))
     return "\n\n".join(parts) + "\n"
@@ -142,7 +134,8 @@ def verdict_text(found: Tree, name: str) -> str:
     return difference["verdict"] + (f" ({more} more {'seed' if more == 1 else 'seeds'} would)" if more else "")
 
 
-def _sentences(found: Tree) -> str:
+def sentences(found: Tree) -> list[str]:
+    """Returns one for each variant that has a difference, ready for a paper."""
     base = found["baseline"]
     said = []
     for name, row in found["variants"].items():
@@ -156,10 +149,11 @@ def _sentences(found: Tree) -> str:
             f" paired t-test over {n} seeds, Holm-corrected p = {p:.2g}): {difference['verdict']}"
             + (f" {found['least_effect']:g}." if difference["verdict"] == "equal within" else ".")
         )
-    return "\n".join(f"> {sentence}" for sentence in said)
+    return said
 
 
-def _method(found: Tree) -> str:
+def method(found: Tree) -> str:
+    """Returns how it was compared, and what that assumes: item 7 of the NeurIPS checklist."""
     least = f"{found['least_effect']:g}"
     return (
         f"Each variant ran with the seeds 0 to {found['seeds'] - 1}, which move initial weights, data order and dropout. Differences are"

@@ -11,8 +11,9 @@ from lm.ablation.config import StudyConfig
 from lm.ablation.jobs import run_missing
 from lm.ablation.matching import size
 from lm.ablation.noise import NoiseRuns, told
+from lm.ablation.page import write_report
 from lm.ablation.study import FACTORS, Study, begun, new_study, read_study
-from lm.ablation.verdict import verdict_text, write_verdict
+from lm.ablation.verdict import verdict_text
 from lm.cli.compose import catalog
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import compose_config
@@ -89,9 +90,9 @@ class Ablate(Verb):
         if doing == "run":
             study.freeze()
             run_missing(study, self.jobs)
-        for line in _verdicts(write_verdict(study)).split("\n"):
+        for line in _verdicts(write_report(study)).split("\n"):
             say(line)
-        say(f"report: {folder / 'report.md'}")
+        say(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
 
     def _noise(self, overrides: list[str]) -> None:
         config = compose_config(overrides)

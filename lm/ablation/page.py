@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from lm.ablation.study import Study
-from lm.ablation.verdict import method, report, sentences, verdict, verdict_text
+from lm.ablation.verdict import cells, method, report, sentences, verdict
 from lm.report.curves import settled
 from lm.report.frame import render
 from lm.report.run import Run
@@ -85,13 +85,14 @@ def _forest(found: Tree, looks: Mapping[str, int]) -> Tree:
     low, high = 2 * min(near) - max(near), 2 * max(near) - min(near)
     ends = [end for name in names for end in found["variants"][name]["difference"]["interval"] or ()]
     x = scale([*near, *(min(max(end, low), high) for end in ends)], 0.12)
+    told = {cell[0]: cell for cell in cells(found)}
     rows = [
         {
             "name": name,
             "sample": symbol_of(looks[name]),
-            "verdict": verdict_text(found, name),
-            "text": _told(found["variants"][name]["difference"]),
-            "svg": _strip(found, name, looks[name], x),
+            "verdict": told[name][4],
+            "text": f"{told[name][2]}, p {told[name][3]}, pairs {len(_pairs(found, name))}",
+            "svg": _strip(found, name, looks[name], x, ", ".join(told[name])),
         }
         for name in names
     ]
@@ -103,14 +104,7 @@ def symbol_of(look: int) -> str:
     return tag("svg", symbol(0.5, 8, look), width=14, height=16, class_="sample", aria_hidden="true")
 
 
-def _told(difference: Tree) -> str:
-    if difference["mean"] is None:
-        return f"{len(difference['pairs'])} pairs"
-    low, high = difference["interval"]
-    return f"{difference['mean']:+.4f} [{low:+.4f}, {high:+.4f}], p = {difference['p']:.2g}, {len(difference['pairs'])} pairs"
-
-
-def _strip(found: Tree, name: str, look: int, x: Scale) -> str:
+def _strip(found: Tree, name: str, look: int, x: Scale, label: str) -> str:
     """The seeds above, their mean and its interval below; what is beyond the scale at its edge."""
     pairs, difference, least = _pairs(found, name), found["variants"][name]["difference"], found["least_effect"]
     back = [tag("line", x1=across(x(value)), x2=across(x(value)), y1=0, y2=_ROW, class_="grid") for value, _ in x.ticks()]
@@ -124,7 +118,6 @@ def _strip(found: Tree, name: str, look: int, x: Scale) -> str:
         for i, (seed, pair) in enumerate(finite.items())
     ]  # fmt: skip
     bar = _bar(difference, look, x) if difference["mean"] is not None else _lost(pairs, look, x, (found["baseline"], name))
-    label = f"{name}: {verdict_text(found, name)}, {_told(difference)}"
     return tag("svg", *back, *dots, *bar, class_="chart strip", height=_ROW, role="img", aria_label=label)
 
 
@@ -215,10 +208,10 @@ def _chart(title: str, key: str, across_: str, lines: Sequence[Line], x: Scale, 
 def _matched(found: Tree) -> list[list[str]]:
     base = found["variants"][found["baseline"]]["size"]["parameters"]
     rows = [["variant", "parameters", "non-embedding", "training tokens", "training FLOPs", found["knob"] or "knob", "tuned"]]
+    tuned = {cell[0]: cell[5] for cell in cells(found)}
     for name, row in found["variants"].items():
-        cost, tuned = row["size"], row["tuned"]
+        cost = row["size"]
         away = f" ({cost['parameters'] / base - 1:+.2%})" if name != found["baseline"] else ""
         sizes = [f"{cost['parameters']:,}{away}", f"{cost['non_embedding']:,}", f"{cost['tokens']:,}", si(cost["flops"])]
-        chosen = f"{tuned['value']:g}{' (edge)' if tuned['at_edge'] else ''}" if tuned else "-"
-        rows.append([name, *sizes, "-" if row["knob"] is None else str(row["knob"]), chosen])
+        rows.append([name, *sizes, "-" if row["knob"] is None else str(row["knob"]), tuned[name]])
     return rows

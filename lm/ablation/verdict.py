@@ -38,14 +38,38 @@ def verdict(study: Study) -> Tree:
 
 def report(found: Tree) -> str:
     """Returns the page: a table, what it rests on, one sentence for a paper, what to know before believing it."""
-    rows = [_cells(name, row, found) for name, row in found["variants"].items()]
-    metric = f"{found['metric']} (mean of {found['seeds']} seeds)"
-    head = ["variant", "verdict", metric, "difference [95 %]", "p (Holm)", "tuned", "parameters", "tokens", "FLOPs"]
-    lines = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]]
+    sizes = [row["size"] for row in found["variants"].values()]
+    costs = [("parameters", "tokens", "FLOPs"), *((f"{size['parameters']:,}", si(size["tokens"]), si(size["flops"])) for size in sizes)]
+    head, *rows = [(*cells, *cost) for cells, cost in zip(cells(found), costs, strict=True)]
+    lines = ["| " + " | ".join(each) + " |" for each in [head, ["---"] * len(head), *rows]]
     parts = [f"# {found['study']}", "\n".join(lines), "\n".join(f"> {sentence}" for sentence in sentences(found)), method(found)]
     if found["warnings"]:
         parts.append("## Before believing it\n\n" + "\n".join(f"- {warning}" for warning in found["warnings"]))
     return "\n\n".join(parts) + "\n"
+
+
+def cells(found: Tree) -> list[tuple[str, ...]]:
+    """Returns the table of verdict.json, its head first: how each variant did, and what that says."""
+    metric = f"{found['metric']} (mean of {found['seeds']} seeds)"
+    rows: list[tuple[str, ...]] = [("variant", metric, "difference [95 %]", "p (Holm)", "verdict", "tuned")]
+    for name, row in found["variants"].items():
+        told, tuned, tuning = row["difference"] or {}, row["tuned"], row["tuning"]
+        mean = f"{row['mean']:.4f}" if row["mean"] is not None else "-"
+        away = f"{told['mean']:+.4f} [{told['interval'][0]:+.4f}, {told['interval'][1]:+.4f}]" if told.get("mean") is not None else "-"
+        p = f"{told['p']:.3g}" if told.get("p") is not None else "-"
+        value = f"{tuning['ended']} of {tuning['runs']} runs" if tuning else "-"
+        if tuned:
+            value = f"{tuned['value']:.3g}{' (edge)' if tuned['at_edge'] else ''}"
+        rows.append((name, mean, away, p, _verdict(told), value))
+    return rows
+
+
+def _verdict(difference: Tree) -> str:
+    """With what would tell where nothing does."""
+    if not difference:
+        return "baseline"
+    more = difference["more_seeds"]
+    return difference["verdict"] + (f" ({more} more {'seed' if more == 1 else 'seeds'} would)" if more else "")
 
 
 def _results(study: Study) -> dict[str, dict[int, float]]:
@@ -63,10 +87,17 @@ def _row(study: Study, name: str, runs: dict[int, float], difference: Difference
         "diverged": len(runs) - len(finite),
         "mean": sum(finite) / len(finite) if finite and len(finite) == len(runs) else None,
         "tuned": {"key": study.config.tune, "value": tuned.best, "at_edge": tuned.at_edge, "tried": tried} if tuned else None,
+        "tuning": _tuning(study, name) if study.config.tune and not tuned else None,
         "size": asdict(cost),
         "knob": flatten(study.variants[name].tree()).get(str(study.config.moved)) if study.config.moved else None,
         "difference": _plain(asdict(difference)) if difference is not None else None,
     }
+
+
+def _tuning(study: Study, name: str) -> Tree:
+    """How far tuning is."""
+    results = [study.result(job) for job in study.tuning(name)]
+    return {"ended": sum(result is not None for result in results), "runs": len(results)}
 
 
 def _plain(value: Any) -> Any:
@@ -97,8 +128,11 @@ def _warnings(config: StudyConfig, rows: Tree, found: dict[str, Difference]) -> 
         if row["size"]["tokens"] != base["tokens"]:
             notes.append(f"{name}: {row['size']['tokens']:,} tokens against {base['tokens']:,}, as match={config.match} makes it.")
         if row["diverged"]:
-            notes.append(f"{name}: {row['diverged']} of {len(row['runs'])} runs diverged; it has no mean, and is judged by ranks.")
-        if len(row["runs"]) < config.seeds:
+            said = "it has no mean, and is judged by a sign test over the pairs"
+            notes.append(f"{name}: {row['diverged']} of {len(row['runs'])} runs diverged; {said}.")
+        if tuning := row["tuning"]:
+            notes.append(f"{name}: {tuning['ended']} of {tuning['runs']} tuning runs have ended. The same command runs the others.")
+        elif len(row["runs"]) < config.seeds:
             notes.append(f"{name}: {len(row['runs'])} of {config.seeds} runs have ended. The same command runs the others.")
     for name, difference in found.items():
         if (
@@ -110,28 +144,6 @@ def _warnings(config: StudyConfig, rows: Tree, found: dict[str, Difference]) -> 
     cost = rows[config.baseline]["size"]
     notes.append(f"Shown at {si(cost['parameters'])} parameters and {si(cost['tokens'])} tokens; rankings are known to change with both.")
     return notes
-
-
-def _cells(name: str, row: Tree, found: Tree) -> list[str]:
-    difference = row["difference"]
-    mean = f"{row['mean']:.4f}" if row["mean"] is not None else "-"
-    told = verdict_text(found, name)
-    span = "-"
-    if difference and difference["mean"] is not None:
-        span = f"{difference['mean']:+.4f} [{difference['interval'][0]:+.4f}, {difference['interval'][1]:+.4f}]"
-    p = f"{difference['p']:.3g}" if difference and difference["p"] is not None else "-"
-    tuned = f"{row['tuned']['value']:.3g}" + (" (edge)" if row["tuned"]["at_edge"] else "") if row["tuned"] else "-"
-    cost = row["size"]
-    return [name, told, mean, span, p, tuned, f"{cost['parameters']:,}", si(cost["tokens"]), si(cost["flops"])]
-
-
-def verdict_text(found: Tree, name: str) -> str:
-    """Returns the verdict on a variant, with what would tell where nothing does."""
-    difference = found["variants"][name]["difference"]
-    if difference is None:
-        return "baseline"
-    more = difference["more_seeds"]
-    return difference["verdict"] + (f" ({more} more {'seed' if more == 1 else 'seeds'} would)" if more else "")
 
 
 def sentences(found: Tree) -> list[str]:

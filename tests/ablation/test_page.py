@@ -26,6 +26,7 @@ def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seed
             "diverged": sum(map(math.isinf, values.values())),
             "mean": None,
             "tuned": tuned,
+            "tuning": None,
             "size": {"parameters": 45_184, "non_embedding": 34_944, "tokens": 30_720, "flops": 9_060_000_000},
             "knob": None,
             "difference": told.get(name),

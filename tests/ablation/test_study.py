@@ -6,50 +6,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lm.ablation.study import read_study
 from lm.schema import Tree
-from tests.conftest import Lm
-from tests.training.conftest import TINY, write_text
+from tests.ablation.conftest import Ablate
 
-SHARED = [
-    *(arg for arg in TINY if not arg.startswith(("run.", "trainer.max_steps", "trainer.val_every", "checkpoint."))),
-    "trainer.max_steps=3",
-]
 FFN = "model/ffn=swiglu,gelu"
-Ablate = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("corpus")
-    return [*SHARED, f"data.files={write_text(folder / 'text.txt')}", f"data.cache_dir={folder / 'cache'}"]
-
-
-@pytest.fixture
-def python(server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs of a study start by the server, without the seconds that imports take."""
-    stub = tmp_path / "python"
-    stub.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {Path(__file__).parents[1] / "client.py"} {server} "$@"\n')
-    stub.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(stub))
-
-
-@pytest.fixture
-def ablate(lm: Lm, python: None, corpus: list[str]) -> Ablate:
-    """A study of the folder `ffn` in an empty folder."""
-    return lambda *args: lm("ablate", *args, "dir=.", "name=ffn", "threads=1", *corpus)
 
 
 def verdict(folder: Path) -> Tree:
     return dict(json.loads((folder / "ffn/verdict.json").read_text()))
 
 
-def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(ablate: Ablate, tmp_path: Path) -> None:
+def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(python: None, ablate: Ablate, tmp_path: Path) -> None:
     code, out, err = ablate(FFN, "seeds=2", "jobs=2")
     assert (code, err.count(": 4 runs to go")) == (0, 1)
     first = verdict(tmp_path)
@@ -66,7 +38,7 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(ablate: Abl
     assert len(more["variants"]["gelu"]["difference"]["pairs"]) == 3 and more["hash"] == first["hash"]
 
     code, _, err = ablate(FFN, "seeds=3", "optim.lr=0.1")
-    assert code == 2 and "the study has begun" in err.splitlines()[-1] and "optim.lr=0.1" in err.splitlines()[-1]
+    assert code == 2 and "its runs have begun" in err.splitlines()[-1] and "optim.lr=0.1" in err.splitlines()[-1]
     code, _, err = ablate("model/ffn=swiglu,gelu,relu2", "seeds=3")
     assert code == 2 and "relu2" in err.splitlines()[-1]
     report = (tmp_path / "ffn/report.md").read_text()
@@ -76,7 +48,7 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(ablate: Abl
 
 
 @pytest.mark.slow
-def test_a_rate_is_tuned_for_every_variant_alike(ablate: Ablate, tmp_path: Path) -> None:
+def test_a_rate_is_tuned_for_every_variant_alike(python: None, ablate: Ablate, tmp_path: Path) -> None:
     code, _, err = ablate(FFN, "seeds=2", "jobs=2", "tune=optim.lr")
     assert code == 0, err
     study, found = read_study(tmp_path / "ffn"), verdict(tmp_path)
@@ -89,7 +61,7 @@ def test_a_rate_is_tuned_for_every_variant_alike(ablate: Ablate, tmp_path: Path)
     assert {path.name.rpartition("-")[2] for path in tmp_path.glob("ffn/tune-*")} == {"1000"}
 
 
-def test_a_run_that_diverges_is_an_outcome(ablate: Ablate, tmp_path: Path) -> None:
+def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_path: Path) -> None:
     code, *_ = ablate("optim.lr=0.001,1e30", "optim=sgd", "seeds=2")
     assert code == 0
     row = verdict(tmp_path)["variants"]["1e30"]
@@ -122,7 +94,7 @@ def test_a_study_that_cannot_be_is_refused_before_anything_runs(args: list[str],
 
 
 @pytest.mark.slow
-def test_a_metric_that_a_run_lacks_is_told_with_those_it_has(ablate: Ablate) -> None:
+def test_a_metric_that_a_run_lacks_is_told_with_those_it_has(python: None, ablate: Ablate) -> None:
     code, _, err = ablate(FFN, "seeds=2", "metric=accuracy")
     assert code == 2 and "metric=accuracy" in err.splitlines()[-1] and "val_loss" in err.splitlines()[-1]
 
@@ -136,7 +108,7 @@ def test_a_plan_matches_the_parameters_and_runs_nothing(ablate: Ablate, tmp_path
 
 
 @pytest.mark.slow
-def test_noise_is_that_of_nine_runs_and_takes_them_once(ablate: Ablate, tmp_path: Path) -> None:
+def test_noise_is_that_of_nine_runs_and_takes_them_once(python: None, ablate: Ablate, tmp_path: Path) -> None:
     code, out, err = ablate("noise", "jobs=2", "least_effect=0.1")
     assert code == 0 and err.count(": 9 runs to go") == 1, err
     found = json.loads((tmp_path / "ffn/noise.json").read_text())

@@ -5,11 +5,12 @@ from dataclasses import asdict
 from typing import Any
 
 from lm.ablation.config import StudyConfig
+from lm.ablation.found import Found
 from lm.ablation.matching import size
 from lm.ablation.study import Study
 from lm.report.statistics import ALPHA, Difference, differences
 from lm.report.units import si
-from lm.schema import Tree, flatten
+from lm.schema import Tree, flatten, from_tree
 
 FEW_SEEDS = 5
 
@@ -21,7 +22,7 @@ def verdict(study: Study) -> Tree:
         results[config.baseline], {name: runs for name, runs in results.items() if name != config.baseline}, config.least_effect
     )
     rows = {name: _row(study, name, results[name], found.get(name)) for name in study.variants}
-    return {
+    told = {
         "study": study.folder.name,
         "hash": study.hash,
         "metric": config.metric,
@@ -34,6 +35,7 @@ def verdict(study: Study) -> Tree:
         "variants": rows,
         "warnings": _warnings(config, rows, found),
     }
+    return from_tree(Found, told, "verdict.json").tree()
 
 
 def report(found: Tree) -> str:
@@ -88,7 +90,7 @@ def _row(study: Study, name: str, runs: dict[int, float], difference: Difference
         "mean": sum(finite) / len(finite) if finite and len(finite) == len(runs) else None,
         "tuned": {"key": study.config.tune, "value": tuned.best, "at_edge": tuned.at_edge, "tried": tried} if tuned else None,
         "tuning": _tuning(study, name) if study.config.tune and not tuned else None,
-        "size": asdict(cost),
+        "size": {**asdict(cost), "flops": float(cost.flops)},  # beyond 64 bits where the study is large
         "knob": flatten(study.variants[name].tree()).get(str(study.config.moved)) if study.config.moved else None,
         "difference": _plain(asdict(difference)) if difference is not None else None,
     }

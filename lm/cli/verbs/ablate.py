@@ -8,6 +8,7 @@ from pydantic import Field
 
 from lm.ablation.config import StudyConfig
 from lm.ablation.jobs import run_missing
+from lm.ablation.ledger import Ledger
 from lm.ablation.matching import size
 from lm.ablation.noise import AskedNoise, NoiseRuns, told
 from lm.ablation.page import write_report
@@ -21,7 +22,7 @@ from lm.cli.compose.naming import cut, differing, short, variant_names
 from lm.cli.compose.overrides import expand
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
-from lm.printing import answer, say
+from lm.printing import answer, note, say
 from lm.report.units import si, table
 from lm.schema import Tree, did_you_mean, flatten, from_tree
 from lm.training.config import RunConfig
@@ -89,12 +90,17 @@ class Ablate(Verb):
             config = self._config(asked, begun.study if begun else None)
             study = new_study(folder, config, {name: compose_config([*config.overrides, *own]) for name, own in config.variants.items()})
             study.asked.agree(folder)
+        ledger = Ledger(folder.parent)
+        for line in ledger.asked_before(study) if begun is None else ():
+            note(line)
         if doing == "plan":
             answer(_plan(study))
             return
         if doing == "run":
             run_missing(study, self.jobs)
-        for line in table(cells(write_report(study)), "").split("\n"):
+        found = write_report(study)
+        ledger.note(study, found)
+        for line in table(cells(found), "").split("\n"):
             say(line)
         say(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
 

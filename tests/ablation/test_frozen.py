@@ -38,7 +38,7 @@ def test_any_damage_to_any_field_of_a_frozen_study_is_refused_in_one_sentence(st
     file = made.folder / "study.json"
     whole = json.loads(file.read_text())
     of_config = [path for path in flatten(whole) if ".configs." in path]
-    paths = [*(path for path in flatten(whole) if path not in of_config), *random.Random(0).sample(of_config, 20)]
+    paths = [*(path for path in flatten(whole) if path not in of_config), *random.Random(0).sample(of_config, 8)]
     for path in [*paths, "asked", "asked.study", "asked.configs", "asked.configs.gelu.model"]:
         for value in (..., {"x": [1]}, "nope", 10**30):
             file.write_text(json.dumps(damaged(whole, path, value)))
@@ -80,22 +80,22 @@ def test_what_is_noted_of_a_diverged_run_is_read_with_care_and_holds_for_its_con
 def tuned_so_far(study: Study, variant: str, runs: int) -> None:
     """The metric falls with the value, so that the best is at the upper edge."""
     for job in study.tuning(variant)[:runs]:
-        assert job.tuned is not None
-        end(study, job, 2 - job.tuned)
+        if study.result(job) is None and job.tuned is not None:
+            end(study, job, 2 - job.tuned)
 
 
 def test_tuning_that_has_not_ended_chooses_nothing_and_says_how_far_it_is(study: NewStudy) -> None:
-    made = study(seeds=2, tune="optim.lr", tune_seeds=[7, 8])
-    tuned_so_far(made, "gelu", 9)
+    made = study(seeds=2, tune="optim.lr", tune_seeds=[7])
+    tuned_so_far(made, "gelu", 4)
     assert made.tuned("gelu") is None and made.reporting("gelu") == []
     found = verdict(made)
     row = found["variants"]["gelu"]
     assert row["tuned"] is None and row["mean"] is None and row["runs"] == {}
-    assert row["tuning"] == {"ended": 9, "runs": 10} and found["variants"]["swiglu"]["tuning"] == {"ended": 0, "runs": 10}
-    assert "gelu: 9 of 10 tuning runs have ended. The same command runs the others." in found["warnings"]
-    assert cells(found)[2][-1] == "9 of 10 runs" and "(edge)" not in report(found)
+    assert row["tuning"] == {"ended": 4, "runs": 5} and found["variants"]["swiglu"]["tuning"] == {"ended": 0, "runs": 5}
+    assert "gelu: 4 of 5 tuning runs have ended. The same command runs the others." in found["warnings"]
+    assert cells(found)[2][-1] == "4 of 5 runs" and "(edge)" not in report(found)
 
-    for runs in (10, 12, 14):  # of values that extend it as long as they are the best
+    for runs in (5, 6, 7):  # of values that extend it as long as they are the best
         tuned_so_far(made, "gelu", runs)
     best = made.tuned("gelu")
     assert best is not None and best.at_edge and len(best.tried) == 7 and len(made.reporting("gelu")) == 2

@@ -2,6 +2,11 @@
 
 import pytest
 
+from lm.cli.compose.compose import compose
+from lm.cli.compose.naming import known_keys
+from lm.cli.compose.nearest import OTHER_NAMES
+from lm.errors import ConfigError
+from lm.schema import nearest
 from tests.conftest import Lm
 
 MISTAKES = {
@@ -98,3 +103,62 @@ def test_unknown_verb_is_answered_with_the_nearest(lm: Lm, args: list[str], near
     code, _, err = lm(*args)
     assert code == 2
     assert f"Did you mean '{near}'?" in err.splitlines()[-1]
+
+
+MEANT = {
+    "'trainer.max_steps'": "steps max_step epochs num_train_epochs max_iters trainer.steps",
+    "'optim.lr'": "lr lrr learning_rate trainer.lr optim.learning_rate",
+    "'data.global_batch' or 'trainer.micro_batch'": "batch_size batch model.batch_size",
+    "'trainer.micro_batch'": "micro_batch_size per_device_train_batch_size trainer.batch_size",
+    "'model.n_layers'": "layers n_layer num_layers num_hidden_layers model.num_layers",
+    "'model.attention.n_heads'": "heads n_head model.n_heads model.attention.heads",
+    "'model.d_model'": "d_model n_embd model.hidden_size",
+    "'launch.devices'": "gpus num_gpus nproc_per_node",
+    "'checkpoint.every'": "save_every save_steps trainer.save_every",
+    "'trainer.val_every'": "eval_every eval_interval trainer.eval_steps",
+    "'schedule.warmup_steps'": "warmup warmup_ratio optim.warmup schedule.warmup",
+    "'data.seq_len'": "seq_len block_size max_length data.context",
+    "'data.seq_len' or 'model.max_seq_len'": "context",
+    "'model.dropout'": "dropout",
+    "'model/norm'": "norm",
+    "'model/ffn'": "ffn",
+    "'trainer.device'": "device",
+    "'trainer.precision=bf16-mixed'": "bf16",
+    "'logger=wandb'": "wandb",
+    "'run.dir'": "output_dir",
+    "'tokenizer.vocab_size'": "vocab",
+    "'data.files'": "train_file",
+    "'optim'": "optimizer",
+    "'model'": "modle",
+    "'seed'": "seeds",
+}
+
+
+@pytest.mark.parametrize("name, key", [(name, key) for key, names in MEANT.items() for name in names.split()])
+def test_a_key_of_another_program_is_answered_with_ours(name: str, key: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        compose([f"{name}=1"])
+    assert f"Did you mean {key}" in raised.value.sentence
+
+
+@pytest.mark.parametrize(
+    "given, options, near",
+    [
+        ("tokens", ["top_k", "max_tokens", "prompt"], "max_tokens"),
+        ("max_new_tokens", ["top_k", "max_tokens", "prompt"], "max_tokens"),
+        ("temp", ["top_p", "temperature"], "temperature"),
+        ("output", ["format", "out"], "out"),
+        ("gpt2", ["pretrain/tiny", "pretrain/gpt2_124m"], "pretrain/gpt2_124m"),
+        ("eps", ["steps", "norm_eps"], "norm_eps"),
+        ("model/fnn", ["model", "model/ffn"], "model/ffn"),
+        ("xyz", ["out", "format"], None),
+        ("", ["out", "format"], None),
+    ],
+)
+def test_whole_words_of_a_name_are_nearer_than_its_letters(given: str, options: list[str], near: str | None) -> None:
+    assert nearest(given, options) == near
+
+
+def test_every_key_that_others_name_differently_exists() -> None:
+    for path in OTHER_NAMES:
+        assert path.partition("=")[0] in known_keys()

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError, core_schema
 
 from lm.errors import ConfigError
+from lm.spelling import nearest
 
 Tree = dict[str, Any]
 MOST = 1 << 24
@@ -232,24 +233,6 @@ def entry_type(annotation: Any) -> Any:
     return get_args(annotation)[1] if get_origin(annotation) is dict else None
 
 
-def words(key: str) -> frozenset[str]:
-    """Returns the parts of a name, one form for singular and plural: those of `n_layers` are those of `num_layer`."""
-    parts = [part.rstrip("s") for part in re.split(r"[^a-z0-9]+", key.lower())]
-    return frozenset("n" if part == "num" else part for part in parts if part)
-
-
-def nearest(given: str, options: Iterable[str]) -> str | None:
-    """Returns the option that is a slip of the key away; else one that has all words of what was given, or only such, as max_steps has
-    those of `steps`; else one that begins it or begins with it; else one written somewhat alike; None where none is near."""
-    options, mine = list(options), words(given)
-    theirs = {option: words(option) for option in options}
-    inside = [option for option, each in theirs.items() if mine and each and (mine <= each or each <= mine)]
-    inside.sort(key=lambda option: -len(mine & theirs[option]) / len(mine | theirs[option]))
-    begun = [option for option in options if min(len(given), len(option)) > 2 and (option.startswith(given) or given.startswith(option))]
-    slips, alike = (difflib.get_close_matches(given, options, n=1, cutoff=cutoff) for cutoff in (0.85, 0.6))
-    return next(iter([*slips, *inside, *begun, *alike]), None)
-
-
 def did_you_mean(given: str, options: Iterable[str]) -> str:
     """' Did you mean 'x'?' where something is near, then all options, nearest first."""
     ranked = sorted(options, key=lambda option: -difflib.SequenceMatcher(None, given, option).ratio())
@@ -295,13 +278,13 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
         options = variants(field.annotation) if field else {}
         tag = given.get("kind") if isinstance(given, dict) else given
         return f"{where}.kind: {str(tag)[:80]!r} is not an option. {did_you_mean(str(tag)[:80], options)}"
-    if kind == "literal_error":
-        choices = re.findall("'([^']*)'", problem["ctx"]["expected"])
+    if kind in ("literal_error", "bool_type"):
+        choices = ["true", "false"] if kind == "bool_type" else re.findall("'([^']*)'", problem["ctx"]["expected"])
         return f"{where}: {str(given)[:80]!r} is not an option. {did_you_mean(str(given)[:80], choices)}"
     if kind in ("value_error", "assertion_error"):
         return f"{where}: {problem['ctx']['error']}"
     if kind in _LENGTHS:
         return f"{where}: {given!r} is empty. Write something, or leave it out."
-    rule = problem["msg"].removeprefix("Input should be ").rstrip(".")
+    rule = problem["msg"].removeprefix("Input should be ").rstrip(".").replace("a valid array", "a list, such as [a,b]")
     shown = json.dumps(given, default=repr)[:80] if not isinstance(given, str) else repr(given[:80])
     return f"{where}: {shown} does not fit. The value must be {rule}."

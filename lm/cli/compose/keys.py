@@ -8,7 +8,8 @@ from lm.cli.compose import catalog
 from lm.cli.compose.naming import known_keys
 from lm.cli.compose.nearest import meant
 from lm.errors import ConfigError
-from lm.schema import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, nearest, variant, variants
+from lm.schema import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, variant, variants
+from lm.spelling import nearest
 from lm.training.config import TrainConfig
 
 

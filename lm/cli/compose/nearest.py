@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from lm.schema import words
+from lm.spelling import words
 
 OTHER_NAMES = {  # in transformers' Trainer and configs, nanoGPT, litgpt and Lightning
     "checkpoint.every": "checkpoint_every checkpoint_interval ckpt_every ckpt_interval save_every save_interval save_steps",

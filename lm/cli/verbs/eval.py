@@ -43,7 +43,7 @@ class Eval(Verb):
         """Prints figures on stdout, progress on stderr."""
         model = resolve_model(self.from_)
         saved = read_config(model)
-        examined, says_length = take_examined(rest, list(type(self).model_fields), RunFolder.around(model))
+        examined, says_length = take_examined(rest, [name.rstrip("_") for name in type(self).model_fields], RunFolder.around(model))
         from lm.generation.examine import evaluate
 
         longest = saved.get("model", {}).get("max_seq_len")

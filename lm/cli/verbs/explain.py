@@ -25,6 +25,7 @@ class Explain(Verb):
     lm explain trainer.max_steps recipes=ablation/ffn     the same under a recipe or an override
     """
 
+    words = None
     takes = None
 
     def run(self, rest: list[str]) -> None:

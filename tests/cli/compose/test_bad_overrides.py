@@ -6,7 +6,7 @@ from lm.cli.compose.compose import compose
 from lm.cli.compose.naming import known_keys
 from lm.cli.compose.nearest import OTHER_NAMES
 from lm.errors import ConfigError
-from lm.schema import nearest
+from lm.spelling import nearest
 from tests.conftest import Lm
 
 MISTAKES = {
@@ -32,6 +32,9 @@ MISTAKES = {
     "out of range": (["trainer.max_steps=-3"], ["trainer.max_steps: -3 does not fit", "greater than 0"]),
     "NaN": (["optim.lr=nan"], ["optim.lr: NaN does not fit", "finite number"]),
     "infinity": (["optim.lr=inf"], ["optim.lr: Infinity does not fit", "finite number"]),
+    "misspelt true": (["trainer.compile=ture"], ["trainer.compile: 'ture' is not an option", "Did you mean 'true'? Options: true, false."]),
+    "another word for true": (["trainer.compile=yes"], ["trainer.compile: 'yes' is not an option", "Options: ", "true", "false"]),
+    "one value for a list": (["trainer.freeze=3"], ["trainer.freeze: 3 does not fit", "a list, such as [a,b]"]),
     "unknown literal": (["trainer.precision=fp23"], ["trainer.precision: 'fp23' is not an option", "Did you mean 'fp32'?"]),
     "unknown option": (["optim=adamww"], ["optim: 'adamww' is not an option", "Did you mean 'adamw'?", "muon"]),
     "unknown slot option": (["model/ffn=gegly"], ["model/ffn: 'gegly' is not an option", "Did you mean 'geglu'?"]),
@@ -67,6 +70,7 @@ MISTAKES = {
     "unreadable key": (["öptim.lr=1"], ["öptim.lr: there is no such key", "Did you mean 'optim'?"]),
     "no key": (["geglu"], ["geglu", "key=value"]),
     "unknown flag": (["--multi"], ["--multi", "--multirun"]),
+    "key with dashes": (["--optim.lr=1"], ["--optim.lr=1: there is no such flag", "key=value"]),
     "run name that leaves the folder": (["run.name=../../etc/x"], ["run.name: '../../etc/x' cannot name a run folder"]),
     "run name too long": (["run.name=" + "x" * 300], ["run.name", "cannot name a run folder"]),
 }
@@ -162,3 +166,23 @@ def test_whole_words_of_a_name_are_nearer_than_its_letters(given: str, options: 
 def test_every_key_that_others_name_differently_exists() -> None:
     for path in OTHER_NAMES:
         assert path.partition("=")[0] in known_keys()
+
+
+@pytest.mark.parametrize(
+    "args, quoted",
+    [
+        (["train", "run.name=my", "run"], 'run.name="my run"'),
+        (["train", "data=text", "data.files=my", "old", "file.txt", "seed=1"], 'data.files="my old file.txt"'),
+        (["train", "-m", "seed=0,", "1"], 'seed="0, 1"'),
+        (["prepare", "data=text", "data.files=[a.txt,", "b.txt]"], 'data.files="[a.txt, b.txt]"'),
+        (["generate", "from=r", "prompt=hello", "world"], 'prompt="hello world"'),
+        (["generate", "from=r", "prompt=what's", "$HOME"], "prompt='what'\"'\"'s $HOME'"),
+        (["export", "from=r", "out=my", "model", "format=hf"], 'out="my model"'),
+        (["tokenizer", "out=my", "words"], 'out="my words"'),
+        (["ablate", "plan", "study=my", "study"], 'study="my study"'),
+    ],
+)
+def test_a_value_that_was_cut_at_a_space_is_shown_in_quotes(lm: Lm, args: list[str], quoted: str) -> None:
+    code, out, err = lm(*args)
+    assert (code, out) == (2, "")
+    assert f"write {quoted} in quotes" in err.splitlines()[-1]

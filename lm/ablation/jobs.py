@@ -19,6 +19,7 @@ from lm.storage.atomic import replace_file
 from lm.storage.lock import RunLock
 from lm.storage.reading import yaml_text
 from lm.training.launch import parent
+from lm.units import counted
 
 WORKER = "lm.training.worker"
 
@@ -31,7 +32,7 @@ def run_missing(study: Runs, jobs: int) -> None:
     """
     with RunLock(study.folder), _forwarded() as running, ThreadPoolExecutor(jobs) as pool, quiet():
         while left := study.missing():
-            note(f"{study.folder}: {len(left)} runs to go")
+            note(f"{study.folder}: {counted(len(left), 'run')} to go")
             _round(study, left, pool, running)
 
 

@@ -9,9 +9,9 @@ from lm.ablation.config import StudyConfig
 from lm.ablation.matching import size
 from lm.ablation.study import Study
 from lm.report.statistics import ALPHA, Difference, differences
-from lm.report.units import si
 from lm.schema import Tree, flatten
 from lm.storage.atomic import replace_file
+from lm.units import si
 
 FEW_SEEDS = 5
 

@@ -23,9 +23,9 @@ from lm.cli.compose.overrides import expand
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.printing import answer, note, say
-from lm.report.units import si, table
 from lm.schema import Tree, did_you_mean, flatten, from_tree
 from lm.training.config import RunConfig
+from lm.units import counted, si, table
 
 DOINGS = ("plan", "run", "report", "noise")
 _LONGEST = 60  # of the names that are made up here
@@ -178,5 +178,6 @@ def _plan(study: Study) -> str:
     tuning = len(FACTORS) * len(study.config.tune_seeds) if study.config.tune else 0
     runs = len(study.variants) * (study.config.seeds + tuning)
     total = sum(size(cfg).flops for cfg in study.variants.values()) * (study.config.seeds + tuning)
-    said = f"{runs} runs: {len(study.variants)} variants x ({tuning} to tune {study.config.tune} + {study.config.seeds} seeds)"
+    variants = counted(len(study.variants), "variant")
+    said = f"{counted(runs, 'run')}: {variants} x ({tuning} to tune {study.config.tune} + {study.config.seeds} seeds)"
     return f"{table(rows, '')}\n\n{said if tuning else said.replace('0 to tune None + ', '')}, {si(total)}FLOPs in all"

@@ -8,9 +8,9 @@ from pydantic import Field
 from lm.cli.compose.sections import EXAMINED, take_examined
 from lm.cli.verb import Verb
 from lm.printing import answer, note
-from lm.report.units import table
 from lm.storage.model_folder import read_config, resolve_model
 from lm.storage.run_folder import RunFolder
+from lm.units import table
 
 _UNITS = {
     "val_loss": "nats/token", "tokens": "predicted", "zlib_bits_per_byte": "(level 9)", "val_label_loss": "nats/token of answers",
@@ -43,7 +43,7 @@ class Eval(Verb):
         """Prints figures on stdout, progress on stderr."""
         model = resolve_model(self.from_)
         saved = read_config(model)
-        examined, says_length = take_examined(rest, list(type(self).model_fields), RunFolder.around(model))
+        examined, says_length = take_examined(rest, [name.rstrip("_") for name in type(self).model_fields], RunFolder.around(model))
         from lm.generation.examine import evaluate
 
         longest = saved.get("model", {}).get("max_seq_len")

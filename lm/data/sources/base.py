@@ -70,6 +70,10 @@ class Source(ABC):
         """Returns the bytes read of `total`, for a progress bar."""
         return self._position
 
+    def held_out(self) -> str | None:
+        """Returns which part of the documents that is, in words; None where the data itself names it."""
+        return None
+
     def untouched(self) -> bool:
         """Returns whether the files look as they did when they were hashed; else no state is kept to go on from."""
         return self._hashed is None or self._hashed.untouched()

@@ -49,7 +49,7 @@ class TextSource(RecordedSource):
     def __init__(self, cfg: TextConfig, cache: Path) -> None:
         train = find_files(cfg.files, "data.files")
         val = find_files(cfg.val_files, "data.val_files") if cfg.val_files is not None else []
-        self._stored = Files([*val, *train], cache)
+        self._cfg, self._stored = cfg, Files([*val, *train], cache)
         split: Split | float = cfg.val_frac if cfg.val_files is None else "train"
         self._files = [LocalFile(path, self._stored, "val") for path in val] + [LocalFile(path, self._stored, split) for path in train]
         self._cut_at = 1 - cfg.val_frac if cfg.val_files is None and [file.kind for file in self._files] == [".txt"] else None
@@ -78,6 +78,13 @@ class TextSource(RecordedSource):
             return super().divided(test_frac)
         self._test_at = 1 - (1 - self._cut_at) * test_frac
         return self.documents()
+
+    def held_out(self) -> str | None:
+        if self._cfg.val_files is not None:
+            return None
+        part = f"data.val_frac={self._cfg.val_frac:g} of"
+        by_hash = f"{part} all on average, as a hash of each decides, and at least one"
+        return f"{part} the text, its end" if self._cut_at is not None else by_hash
 
     def select(self, part: int, parts: int) -> None:
         super().select(part, parts)

@@ -18,7 +18,10 @@ from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, split_text
 from lm.errors import ConfigError
 from lm.progress import progress
 from lm.schema import Tree
+from lm.units import counted, sized
 
+_FEW = 100  # documents, of which the part that is held out is not what one would guess
+_MUCH = 0.5  # of the validation text; Python's standard library shares a fifth with next to no copies
 _HASH = "hash"  # of a trained tokenizer, beside it
 
 
@@ -78,7 +81,7 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Lo
         folder = token_folder(cfg, sources[name], tokenizer, cache)
         build_once(folder, lambda half, cfg=cfg, name=name: build_tokens(cfg, sources[name], tokenizer, half, log), log, resume=True)  # type: ignore[misc]
         parts[name] = _opened(folder, tokenizer, cache)
-        _report(f"{name} " if name else "", parts[name].index, log)
+        _report(f"{name} " if name else "", parts[name].index, sources[name].held_out(), log)
         _require_apart(_contamination(parts[name].index), data.max_contamination)
     return _prepared(data, tokenizer, parts)
 
@@ -174,7 +177,7 @@ def _training_texts(source: Source, done: Callable[[int], None], left: int) -> I
 def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: int, test_frac: float) -> None:
     """ConfigError where a split has none."""
     if not documents.get("train"):
-        skipped = f" ({n_skipped} broken records were skipped)" if n_skipped else ""
+        skipped = f" ({counted(n_skipped, 'broken record')} skipped)" if n_skipped else ""
         raise ConfigError(f"data: 0 documents for training in {looked_at}{skipped}. Give files with text in them.")
     if not documents.get("val"):
         raise ConfigError(
@@ -219,7 +222,8 @@ def _contamination(index: Tree) -> Contamination:
     return Contamination(**index["contamination"])
 
 
-def _report(name: str, index: Tree, log: Log) -> None:
+def _report(name: str, index: Tree, held_out: str | None, log: Log) -> None:
+    """held_out: what decides that."""
     if index["forms"]:
         log(f"{name}records: read as {' and as '.join(index['forms'])}")
     for split in SPLITS:
@@ -227,14 +231,18 @@ def _report(name: str, index: Tree, log: Log) -> None:
         if split == "test" and not found["n_documents"]:
             continue
         size, tokens = found["n_bytes"], found["n_tokens"]
-        width = "" if found.get("n_parts") else f" of {size / tokens:.2f} bytes"  # of records, only what is learned counts as text
-        log(f"{name}{split}: {found['n_documents']:,} documents, {size / 1e6:,.1f} MB, {tokens:,} tokens{width}")
+        width = "" if found.get("n_parts") else f" of {size / max(1, tokens):.2f} bytes"  # of records, only what is learned counts as text
+        log(f"{name}{split}: {counted(found['n_documents'], 'document')}, {sized(size)}, {counted(tokens, 'token')}{width}")
     if not index["lossless"]:
         log("tokenizer: decoding does not give the text back, so bits per byte do not compare with those of other tokenizers.")
     if index["skipped"]:
-        log(f"data.on_bad_record=skip: {index['skipped']:,} broken records were left out.")
+        log(f"data.on_bad_record=skip: left out: {counted(index['skipped'], 'broken record')}.")
+    if held_out is not None and sum(index["splits"][split]["n_documents"] for split in SPLITS) <= _FEW:
+        log(f"{name}val: held out is {held_out}. Change that, or name data.val_files.")
     found = _contamination(index)
     if found.documents:
-        which = "1 training document is" if found.documents == 1 else f"{found.documents:,} training documents are"
+        which = f"{counted(found.documents, 'training document')} {'is' if found.documents == 1 else 'are'}"
         log(f"data: {which} in validation too; val_loss is too good by that.")
-    log(f"{name}val: {found.shared_frac:.1%} of its runs of {found.n} tokens are in training too")
+    if found.shared_frac > _MUCH:
+        shared = f"{found.shared_frac:.0%} of its runs of {found.n} tokens are in training too"
+        log(f"{name}val: {shared}, so that val_loss tells more of what was seen than of what is new.")

@@ -19,6 +19,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.progress import progress
 from lm.schema import Tree
 from lm.storage.atomic import replace_file
+from lm.units import counted
 
 Ids = NDArray[np.uint32]
 _BATCH_CHARS = 1 << 21
@@ -90,7 +91,7 @@ class _Stores:
         self._zlib_in = self._zlib_out = 0
         self._chars = 0  # since the last state
         if self._written:
-            log(f"Going on after {self._written:,} documents that an earlier process has tokenised.")
+            log(f"Going on after {counted(self._written, 'document')} that an earlier process has tokenised.")
 
     def unwritten(self, passages: Iterable[Passage]) -> Iterator[Passage]:
         """The passages that are not in the stores yet; the documents of all are counted, and those of the validation packed."""

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import multiprocessing
 import os
@@ -164,7 +165,7 @@ def test_an_empty_corpus_is_refused_with_what_was_looked_at(
 
 def test_a_corpus_whose_records_are_all_broken_says_how_many_were_skipped(prepare_text: Prepare, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", "{\n{\n")
-    with pytest.raises(ConfigError, match=r"0 documents for training in .*a.jsonl \(2 broken records were skipped\)"):
+    with pytest.raises(ConfigError, match=r"0 documents for training in .*a.jsonl \(2 broken records skipped\)"):
         prepare_text(path, on_bad_record="skip")
 
 
@@ -201,6 +202,44 @@ def test_documents_in_both_splits_are_counted_and_reported(tmp_path: Path) -> No
     cfg = TextConfig(files=str(train), val_files=str(val), cache_dir=str(tmp_path / "cache"))
     assert prepare(cfg, BytesConfig(), log=lines.append).contaminated == 3
     assert any("3 training documents are in validation too" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {"a.jsonl": 12},
+            "val: held out is data.val_frac=0.1 of all on average, as a hash of each decides, and at least one. Change that, or",
+        ),
+        ({"a.txt": 12}, "val: held out is data.val_frac=0.1 of the text, its end. Change that, or name data.val_files."),
+        ({"a.jsonl": 400}, None),
+        ({"a.jsonl": 12, "b.jsonl": 3}, None),
+    ],
+    ids=["a few records", "one text", "many records", "named"],
+)
+def test_what_a_small_file_holds_out_is_said_with_the_key_that_decides(tmp_path: Path, files: dict[str, int], expected: str | None) -> None:
+    train, *val = (
+        write(tmp_path / name, "".join(json.dumps({"text": f"{name} {n}"}) + "\n" for n in range(many))) for name, many in files.items()
+    )
+    lines: list[str] = []
+    prepare(
+        TextConfig(files=str(train), val_files=list(map(str, val)) or None, cache_dir=str(tmp_path / "cache")),
+        BytesConfig(),
+        log=lines.append,
+    )
+    said = [line for line in lines if "held out" in line]
+    assert len(said) == (expected is not None) and said[:1] == [line for line in said if line.startswith(expected or "-")]
+    assert lines[0].startswith("train: ") and " MB" not in lines[0] and not [line for line in lines if " 1 documents" in line]
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(3, []), (9, ["val: "])], ids=["a few", "most"])
+def test_text_that_training_shares_is_told_where_it_is_most_of_the_validation(tmp_path: Path, shared: int, expected: list[str]) -> None:
+    common = [f"line {n} of text that both of them have" for n in range(shared)]
+    own = [[hashlib.sha256(f"{name}{n}".encode()).hexdigest() for n in range(10 - shared)] for name in "ab"]
+    train, val = (write(tmp_path / f"{name}.txt", "".join(common + lines)) for name, lines in zip("ab", own, strict=True))
+    lines: list[str] = []
+    prepare(TextConfig(files=str(train), val_files=str(val), cache_dir=str(tmp_path / "cache")), BytesConfig(), log=lines.append)
+    assert [line[:5] for line in lines if "runs of 13 tokens are in training too" in line] == expected
 
 
 def test_a_validation_that_is_mostly_in_training_is_refused(tmp_path: Path) -> None:

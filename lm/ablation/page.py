@@ -158,9 +158,9 @@ def _rates(found: Tree, looks: Mapping[str, int]) -> Tree | None:
     most = min(max(metric for values in points.values() for _, metric, *_ in values), 3 * max(best) - 2 * min(best))
     lost = {name: [value for value, metric in values.items() if metric is None] for name, values in tried.items()}
     lines = [Line(name, looks[name], points[name], tuned[name]["value"], lost[name]) for name in tuned]
-    key = next(iter(tuned.values()))["key"]
+    key, metric = (next(iter(tuned.values()))[asked] for asked in ("key", "metric"))
     x = scale([value for values in tried.values() for value in values], log=True)
-    return _chart(f"Tuning {key}", found["metric"], f"{key}, no unit, logarithmic", lines, x, scale([*best, most]))
+    return _chart(f"Tuning {key}", metric, f"{key}, no unit, logarithmic", lines, x, scale([*best, most]))
 
 
 def _losses(found: Tree, looks: Mapping[str, int], drawn: Curves) -> list[Tree | None]:

@@ -25,7 +25,7 @@ def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seed
     baseline, *others = runs
     found = differences(runs[baseline], {name: runs[name] for name in others}, least_effect)
     told = {name: json.loads(re.sub(r"-?Infinity", "null", json.dumps(asdict(one)))) for name, one in found.items()}
-    tuned = {"key": "optim.lr", "value": 0.00225, "at_edge": False, "tried": tried} if tried else None
+    tuned = {"key": "optim.lr", "metric": "val_bits_per_byte", "value": 0.00225, "at_edge": False, "tried": tried} if tried else None
     rows = {
         name: {
             "runs": {str(seed): value if math.isfinite(value) else None for seed, value in sorted(values.items())},

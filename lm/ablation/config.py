@@ -1,12 +1,14 @@
 """What a study asks: named variants of one baseline, how they are made comparable, and what difference is worth acting on."""
 
 import re
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from lm.schema import Config, did_you_mean
 
+FILE = "study.json"
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}"
 
 
@@ -66,3 +68,8 @@ class StudyConfig(Config):
     def moved(self) -> str | None:
         """Returns the setting that matches the variants."""
         return "trainer.max_steps" if self.match == "flops" and self.knob is None else self.knob
+
+
+def begun(folder: Path) -> bool:
+    """Whether a study has been frozen here."""
+    return (folder / FILE).is_file()

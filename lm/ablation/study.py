@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from lm.ablation.config import StudyConfig
+from lm.ablation.config import FILE, StudyConfig, begun
 from lm.ablation.matching import matched, moved
 from lm.errors import ConfigError, LmError
 from lm.schema import Tree, flatten, from_tree
@@ -17,7 +17,7 @@ from lm.storage.reading import read_json
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 
-_FILE, _DIVERGED = "study.json", "diverged.json"
+_DIVERGED = "diverged.json"
 _NO_RUN = {"name": "any", "dir": "any"}
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _EXTENSIONS = 2  # further factors of 2 where the best is at an edge
@@ -97,7 +97,7 @@ class Study(Runs):
 
     def freeze(self) -> None:
         """Writes study.json, or compares with the one that is there. Raises ConfigError, with the difference, where another was asked."""
-        path = self.folder / _FILE
+        path = self.folder / FILE
         if path.is_file():
             before, now = flatten(read_json(path)["asked"]), flatten(json.loads(json.dumps(self._asked())))
             if changed := [key for key in before | now if before.get(key) != now.get(key)]:
@@ -183,16 +183,11 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
     return study
 
 
-def begun(folder: Path) -> bool:
-    """Whether a study has been frozen here."""
-    return (folder / _FILE).is_file()
-
-
 def read_study(folder: Path) -> Study:
     """Returns the study of a folder as it was frozen. Raises ConfigError where there is none."""
     if not begun(folder):
         raise ConfigError(f"{folder}: there is no study here. Start one: lm ablate study=NAME.")
-    path = folder / _FILE
+    path = folder / FILE
     tree = read_json(path)
     config = from_tree(StudyConfig, {**tree["asked"]["study"], "seeds": tree["seeds"]}, str(path))
     return Study(folder, config, {name: from_tree(TrainConfig, cfg, str(path)) for name, cfg in tree["asked"]["configs"].items()})

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from hydra import compose as hydra_compose
@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from lm import plugins, printing
-from lm.cli.compose import catalog
+from lm.cli.compose import catalog, known
 from lm.cli.compose.finetune import gentle_choices, gentle_source, gentle_values, parent_of, parent_values
 from lm.cli.compose.keys import at, check_key
 from lm.cli.compose.naming import run_name
@@ -27,7 +27,9 @@ from lm.cli.compose.overrides import Given, parse
 from lm.cli.compose.quoting import as_text, quoted
 from lm.errors import ConfigError
 from lm.schema import C, Tree, did_you_mean, entry_type, find_field, flatten, from_tree, kind_from_key, members, nest, variants
-from lm.training.config import Seeds, TrainConfig
+
+if TYPE_CHECKING:
+    from lm.training.config import TrainConfig
 
 _Choices = dict[str, str | None]
 
@@ -58,8 +60,11 @@ class Composition:
         """Who says something about a path, the one that counts last."""
         return [(layer, layer.values[path]) for layer in self.layers if path in layer.values]
 
-    def config(self) -> TrainConfig:
+    def config(self) -> "TrainConfig":
         """Raises ConfigError; a mistake in a file is told with the file."""
+        self._checked(known.root(), self.tree)  # at once, whatever takes no more than the fields
+        from lm.training.config import TrainConfig
+
         found = self._checked(TrainConfig, self.tree)
         used = plugins.used(found)
         return found.replace(plugins=used) if used else found
@@ -84,7 +89,7 @@ class Composition:
             raise ConfigError(f"{said[-1][0].source}: {error.sentence}") from error
 
 
-def compose_config(overrides: Sequence[str], recipe: str | None = None) -> TrainConfig:
+def compose_config(overrides: Sequence[str], recipe: str | None = None) -> "TrainConfig":
     """As `lm.config`, which calls it."""
     overrides = plugins.take(overrides)
     if recipe is not None:
@@ -165,7 +170,7 @@ def _with_parent(layers: list[Layer], parent: str, given: Sequence[Given]) -> li
 
 def _tree(layers: Sequence[Layer]) -> Tree:
     tree = nest(_seeds_apart({path: value for layer in layers for path, value in layer.values.items()}))
-    named = [key for key, field in TrainConfig.model_fields.items() if key in tree and entry_type(field.annotation) is not None]
+    named = [key for key, field in known.root().model_fields.items() if key in tree and entry_type(field.annotation) is not None]
     return tree | {key: kind_from_key(tree[key]) for key in named}
 
 
@@ -173,7 +178,8 @@ def _seeds_apart(values: Tree) -> Tree:
     """seed=0 and seed.init=1 -> seed.init=1, and 0 for the other seeds."""
     if not any(path.startswith("seed.") for path in values) or "seed" not in values:
         return values
-    return {f"seed.{name}": values["seed"] for name in Seeds.model_fields} | {path: v for path, v in values.items() if path != "seed"}
+    seeds = variants(known.root().model_fields["seed"].annotation)[""]
+    return {f"seed.{name}": values["seed"] for name in seeds.model_fields} | {path: v for path, v in values.items() if path != "seed"}
 
 
 def _choices(chosen: Mapping[str, str | None]) -> _Choices:
@@ -248,10 +254,10 @@ def _leave_out(layer: Layer, group: str, option: str, tree: Tree) -> str:
 
 def _of_another_kind(path: str, section: str, tree: Tree) -> bool:
     """Not a key of the chosen kind, but one of its siblings'."""
-    _, field = find_field(TrainConfig, tree, section.split("."))
+    _, field = find_field(known.root(), tree, section.split("."))
     assert field is not None
     key = path.removeprefix(f"{section}.").split(".")[0]
-    _, found = find_field(TrainConfig, tree, [*section.split("."), key])
+    _, found = find_field(known.root(), tree, [*section.split("."), key])
     return found is None and any(key in kind.model_fields for kind in variants(field.annotation).values())
 
 
@@ -275,7 +281,7 @@ def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
     if item.key.split(".")[-1] == "kind" and (group := item.key.removesuffix(".kind").replace(".", "/")) in catalog.groups():
         chosen = " or ".join(catalog.options_of_kind(group, item.raw)) or item.raw
         raise ConfigError(f"{item.key}: the kind comes with the option. Write {group}={chosen}.")
-    _, leaf = find_field(TrainConfig, _tree([*layers, spoken]), item.key.split("."))
+    _, leaf = find_field(known.root(), _tree([*layers, spoken]), item.key.split("."))
     value = item.value if leaf is None else as_text(leaf, item.raw, item.value)
     leaves = flatten(value, f"{item.key}.") if isinstance(value, dict) and value else {item.key: value}
     for path in [path for path in leaves if path.endswith(".kind")]:  # what follows is judged by it

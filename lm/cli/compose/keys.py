@@ -5,11 +5,10 @@ from difflib import get_close_matches
 
 from pydantic.fields import FieldInfo
 
-from lm.cli.compose import catalog
+from lm.cli.compose import catalog, known
 from lm.cli.compose.naming import known_keys
 from lm.errors import ConfigError
 from lm.schema import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, variant, variants
-from lm.training.config import TrainConfig
 
 
 def fields(cls: type[Config], tree: Tree, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -35,11 +34,12 @@ def check_key(path: str, tree: Tree) -> FieldInfo:
     parts = path.split(".")
     if parts[0] == "plugins":
         raise ConfigError(f"{path}: code is named by a person, never by a config. Write plugins=my_norm.py, or set LM_PLUGINS.")
-    owner, field = find_field(TrainConfig, tree, parts[:1])
+    cls = known.root()
+    owner, field = find_field(cls, tree, parts[:1])
     if field is not None and entry_type(field.annotation) is not None:  # any name is one, and perhaps a kind
         tree = {**tree, parts[0]: kind_from_key({key: {} for key in parts[1:2]} | (tree.get(parts[0]) or {}))}
     for n in range(1, len(parts) + 1):
-        parent, (owner, field) = field, find_field(TrainConfig, tree, parts[:n])
+        parent, (owner, field) = field, find_field(cls, tree, parts[:n])
         if field is None:
             raise ConfigError(_unknown(parts, n, owner, parent, tree))
     assert field is not None
@@ -70,7 +70,7 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
 
 def _elsewhere(key: str, owner: type[Config], tree: Tree) -> str:
     """The nearest key at the top, or else the nearest of any section, those of the kinds at hand first."""
-    paths = [path for path, _ in fields(TrainConfig, tree)] + sorted(known_keys())
+    paths = [path for path, _ in fields(known.root(), tree)] + sorted(known_keys())
     if _nearest(key, owner.model_fields) is None and (near := _nearest(key, [path.split(".")[-1] for path in paths])) is not None:
         return f"Did you mean '{next(path for path in paths if path.split('.')[-1] == near)}'?"
     return did_you_mean(key, owner.model_fields)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from lm.cli.compose.compose import compose
 from lm.cli.compose.naming import job_names, told_apart
@@ -19,8 +20,10 @@ from lm.progress import quiet
 from lm.report.units import table
 from lm.storage.atomic import verify
 from lm.storage.run_folder import RunFolder
-from lm.training.config import TrainConfig
 from lm.training.launch import parent
+
+if TYPE_CHECKING:
+    from lm.training.config import TrainConfig
 
 
 @dataclass
@@ -79,7 +82,7 @@ def _plan(name: str, overrides: list[str]) -> Job:
     return Job(overrides, name or config.run.name, folder, "skipped" if _finished(folder, config) else "not run")
 
 
-def _finished(path: Path, config: TrainConfig) -> bool:
+def _finished(path: Path, config: "TrainConfig") -> bool:
     """The run has ended, its model verifies, and its frozen config is this one."""
     folder = RunFolder(path)
     try:

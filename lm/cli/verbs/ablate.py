@@ -3,16 +3,11 @@
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from lm.ablation.config import StudyConfig
-from lm.ablation.jobs import run_missing
-from lm.ablation.matching import size
-from lm.ablation.noise import NoiseRuns, told
-from lm.ablation.study import FACTORS, Study, begun, new_study, read_study
-from lm.ablation.verdict import verdict_text, write_verdict
+from lm.ablation.config import StudyConfig, begun
 from lm.cli.compose import catalog
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import compose_config
@@ -20,8 +15,10 @@ from lm.cli.compose.overrides import expand
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.printing import answer, say
-from lm.report.units import si, table
-from lm.schema import Tree, did_you_mean, flatten, from_tree
+from lm.schema import Tree, did_you_mean, from_tree
+
+if TYPE_CHECKING:
+    from lm.ablation.study import Study
 
 DOINGS = ("plan", "run", "report", "noise")
 
@@ -78,23 +75,36 @@ class Ablate(Verb):
             return
         name, asked = _asked(self.study, overrides)
         folder = Path(os.path.expanduser(self.dir)) / (self.name or name)
-        if asked is None or (doing == "report" and begun(folder)):
-            study = read_study(folder)
-        else:
-            config = self._config(asked, read_study(folder).config.threads if begun(folder) else None)
-            study = new_study(folder, config, {name: compose_config([*config.overrides, *own]) for name, own in config.variants.items()})
+        study = self._study(folder, None if doing == "report" and begun(folder) else asked)
+        from lm.ablation.jobs import run_missing
+        from lm.ablation.verdict import write_verdict
+        from lm.cli.views.study import plan, verdicts
+
         if doing == "plan":
-            answer(_plan(study))
+            answer(plan(study))
             return
         if doing == "run":
             study.freeze()
             run_missing(study, self.jobs)
-        for line in _verdicts(write_verdict(study)).split("\n"):
+        for line in verdicts(write_verdict(study)).split("\n"):
             say(line)
         say(f"report: {folder / 'report.md'}")
 
+    def _study(self, folder: Path, asked: Tree | None) -> "Study":
+        """The study that is asked for, composed before anything heavy is imported; None: the one that is there."""
+        config = self._config(asked) if asked is not None else None
+        variants = {name: compose_config([*config.overrides, *own]) for name, own in config.variants.items()} if config else {}
+        from lm.ablation.study import new_study, read_study
+
+        if asked is None:
+            return read_study(folder)
+        return new_study(folder, self._config(asked, read_study(folder).config.threads if begun(folder) else None), variants)
+
     def _noise(self, overrides: list[str]) -> None:
         config = compose_config(overrides)
+        from lm.ablation.jobs import run_missing
+        from lm.ablation.noise import NoiseRuns, told
+
         folder = Path(os.path.expanduser(self.dir)) / (self.name or f"noise-{config.run.name}"[:60])
         runs = NoiseRuns(folder, config, self.metric or "val_bits_per_byte", self.threads or self._threads())
         run_missing(runs, self.jobs)
@@ -104,7 +114,7 @@ class Ablate(Verb):
     def _threads(self) -> int:
         return max(1, (os.cpu_count() or 1) // self.jobs)
 
-    def _config(self, asked: Tree, threads: int | None) -> StudyConfig:
+    def _config(self, asked: Tree, threads: int | None = None) -> StudyConfig:
         """What is asked, and what the command line says of it.  threads: of the runs that are there."""
         keys = ("baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "threads")
         said = {key: value for key in keys if (value := getattr(self, key)) is not None}
@@ -145,30 +155,3 @@ def _name(job: list[str], varied: list[int]) -> str:
     texts = [job[i].partition("=") for i in varied]
     parts = [value if len(varied) == 1 else f"{key.split('/')[-1].split('.')[-1]}-{value}" for key, _, value in texts]
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", "-".join(parts)).strip("-.")
-
-
-def _plan(study: Study) -> str:
-    """What would run, and what it costs."""
-    base = size(study.variants[study.config.baseline])
-    rows = [("variant", "parameters", "against the baseline", "tokens a run", "FLOPs a run", str(study.config.moved or ""))]
-    for name, cfg in study.variants.items():
-        cost = size(cfg)
-        value = flatten(cfg.tree()).get(str(study.config.moved), "")
-        rows.append(
-            (name, f"{cost.parameters:,}", f"{cost.parameters / base.parameters - 1:+.2%}", si(cost.tokens), si(cost.flops), str(value))
-        )
-    tuning = len(FACTORS) * len(study.config.tune_seeds) if study.config.tune else 0
-    runs = len(study.variants) * (study.config.seeds + tuning)
-    total = sum(size(cfg).flops for cfg in study.variants.values()) * (study.config.seeds + tuning)
-    said = f"{runs} runs: {len(study.variants)} variants x ({tuning} to tune {study.config.tune} + {study.config.seeds} seeds)"
-    return f"{table(rows, '')}\n\n{said if tuning else said.replace('0 to tune None + ', '')}, {si(total)}FLOPs in all"
-
-
-def _verdicts(found: Tree) -> str:
-    rows = [("variant", found["metric"], "difference", "p", "verdict")]
-    for name, row in found["variants"].items():
-        told = row["difference"] or {}
-        mean = f"{row['mean']:.4f}" if row["mean"] is not None else "-"
-        away = f"{told['mean']:+.4f} [{told['interval'][0]:+.4f}, {told['interval'][1]:+.4f}]" if told.get("mean") is not None else "-"
-        rows.append((name, mean, away, f"{told['p']:.3g}" if told.get("p") is not None else "-", verdict_text(found, name)))
-    return table(rows, "")

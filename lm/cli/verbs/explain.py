@@ -2,7 +2,7 @@
 
 from pydantic.fields import FieldInfo
 
-from lm.cli.compose import catalog
+from lm.cli.compose import catalog, known
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import Composition, compose
 from lm.cli.compose.keys import at, check_key, fields
@@ -12,7 +12,6 @@ from lm.errors import ConfigError
 from lm.printing import answer
 from lm.report.units import table
 from lm.schema import Config, find_field, variant
-from lm.training.config import TrainConfig
 
 
 class Explain(Verb):
@@ -36,7 +35,7 @@ class Explain(Verb):
         composition.tell()
         path = paths[0].replace("/", ".") if paths else ""
         if not path:
-            answer(_section(composition, "", TrainConfig))
+            answer(_section(composition, "", known.root()))
             return
         field = check_key(path, composition.tree)
         value = at(composition.tree, path.split("."))
@@ -45,7 +44,7 @@ class Explain(Verb):
 
 
 def _setting(composition: Composition, path: str, field: FieldInfo) -> str:
-    owner, _ = find_field(TrainConfig, composition.tree, path.split("."))
+    owner, _ = find_field(known.root(), composition.tree, path.split("."))
     history = [("class default", default_text(field), owner.__name__)]
     history += [(layer.label, value_text(value), layer.source or f"{path}=") for layer, value in composition.stated(path)]
     if field.is_required():

@@ -1,13 +1,15 @@
 """`lm tokenizer data=... kind=... out=FOLDER`: trains a tokenizer and says how short it makes held-out text."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lm.cli.compose.sections import take_corpus
 from lm.cli.verb import Writer
-from lm.data.sources.base import Document
 from lm.printing import note, say
 from lm.storage.out import out_folder, require_free
+
+if TYPE_CHECKING:
+    from lm.data.sources.base import Document
 
 _OPTIONS = ("vocab_size", "pattern", "specials", "max_chars")
 _HELD_OUT_CHARS = 1 << 22
@@ -47,7 +49,7 @@ class Tokenizer(Writer):
         say(f"{n_bytes / max(1, n_tokens):.3f} bytes a token on {n_bytes / 1e6:.2f} MB of held-out text")
 
 
-def _held_out(sources: Iterator[Iterator[Document]]) -> Iterator[str]:
+def _held_out(sources: "Iterator[Iterator[Document]]") -> Iterator[str]:
     from lm.data.tokenizer.tokenizer import split_text
 
     left = _HELD_OUT_CHARS

@@ -2,9 +2,10 @@
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lm import plugins
-from lm.cli.compose import catalog
+from lm.cli.compose import catalog, known
 from lm.cli.compose.arguments import FLAGS, parse_call
 from lm.cli.compose.compose import compose, compose_config
 from lm.cli.compose.keys import fields
@@ -16,9 +17,10 @@ from lm.errors import Interrupted
 from lm.printing import answer, note, say
 from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder
-from lm.training.config import TrainConfig
 from lm.training.launch.parent import end_with_parent
-from lm.training.launch.signals import requeue
+
+if TYPE_CHECKING:
+    from lm.training.config import TrainConfig
 
 
 class Train(Verb):
@@ -53,7 +55,7 @@ class Train(Verb):
         """Returns usage, recipes, groups, and every option of the composition at hand with its type, value and meaning."""
         composition = compose(parse_call(rest).overrides)
         sections: dict[str, list[Entry]] = {"": []}
-        for path, field in fields(TrainConfig, composition.tree):
+        for path, field in fields(known.root(), composition.tree):
             said = composition.stated(path)
             value = value_text(said[-1][1]) if said else default_text(field)
             sections.setdefault(path.rpartition(".")[0], []).append((path, f"{type_text(field)} [{value}]", sentence(field)))
@@ -65,7 +67,7 @@ class Train(Verb):
         return "\n\n".join([*parts, "`lm explain KEY` says where a value comes from."])
 
 
-def _train(cfg: TrainConfig, command: str) -> None:
+def _train(cfg: "TrainConfig", command: str) -> None:
     from lm.training.launch.start import train
 
     if cfg.check:
@@ -76,6 +78,8 @@ def _train(cfg: TrainConfig, command: str) -> None:
     try:
         folder = train(cfg, command=command)
     except Interrupted as stopped:
+        from lm.training.launch.signals import requeue
+
         note(f"resume: {command}")
         requeue(stopped)
         raise

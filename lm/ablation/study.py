@@ -10,9 +10,9 @@ from pathlib import Path
 
 from lm.ablation.config import FILE, StudyConfig, begun
 from lm.ablation.matching import matched, moved
-from lm.errors import ConfigError, LmError
+from lm.errors import ConfigError
 from lm.schema import Tree, flatten, from_tree
-from lm.storage.atomic import disk_errors, replace_file, verify
+from lm.storage.atomic import disk_errors, replace_file
 from lm.storage.reading import read_json
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
@@ -61,12 +61,8 @@ class Runs:
         """
         if job.name in self.diverged():
             return math.inf
-        run = RunFolder(self.folder / job.name)  # wherever the study lies by now
-        try:
-            if not run.exists() or not (summary := run.summary()) or run.config() | {"run": {}} != job.config.tree() | {"run": {}}:
-                return None
-            verify(run.model)
-        except LmError:
+        run = RunFolder(self.folder / job.name)
+        if (summary := run.ended(job.config.tree())) is None:
             return None
         if not isinstance(found := summary.get(self.metric), int | float):
             known = ", ".join(key for key, value in summary.items() if isinstance(value, float))

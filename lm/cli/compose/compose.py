@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from lm import plugins, printing
+from lm.cli import collector
 from lm.cli.compose import catalog, known
 from lm.cli.compose.finetune import gentle_choices, gentle_source, gentle_values, parent_of, parent_values
 from lm.cli.compose.keys import at, check_key
@@ -60,9 +61,13 @@ class Composition:
         """Who says something about a path, the one that counts last."""
         return [(layer, layer.values[path]) for layer in self.layers if path in layer.values]
 
+    def full(self) -> Tree:
+        """Every value, defaults included, as a frozen config has it. Raises ConfigError for one that does not fit its field."""
+        return self._checked(known.root(), self.tree).tree()
+
     def config(self) -> "TrainConfig":
         """Raises ConfigError; a mistake in a file is told with the file."""
-        self._checked(known.root(), self.tree)  # at once, whatever takes no more than the fields
+        self.full()
         from lm.training.config import TrainConfig
 
         found = self._checked(TrainConfig, self.tree)
@@ -196,7 +201,7 @@ def _hydra_choices(root: Path, own: Path | None, chosen: tuple[tuple[str, str | 
         for kind in kinds:
             ConfigStore.instance().store(group=group, name=kind, node={"kind": kind})
     try:
-        with initialize_config_dir(config_dir=str(root / "conf"), version_base="1.3"):
+        with collector.paused(), initialize_config_dir(config_dir=str(root / "conf"), version_base="1.3"):
             made = hydra_compose("train", overrides, return_hydra_config=True)
     except yaml.YAMLError as error:
         raise ConfigError(f"conf: a file is not readable yaml ({' '.join(str(error).split())}). Mend the file.") from error

@@ -8,14 +8,14 @@ import hashlib
 import json
 import re
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import Field, create_model
 
 from lm import plugins
-from lm.schema import Config, Named, Slot, Tree
+from lm.schema import Config, Named, Slot, Tree, from_tree, variant
 
 FILE = Path(__file__).with_name("keys.json")
 _LM = Path(__file__).parents[2]
@@ -67,8 +67,17 @@ def made(classes: list[Tree]) -> type[Config]:
 
 
 def _field(told: Tree, found: Tree) -> tuple[Any, Any]:
+    annotation = _type(told["type"], found)
     default = {"default": told["default"]} if "default" in told else {}
-    return _type(told["type"], found), Field(description=told["doc"], **told["rules"], **default)
+    if default and isinstance(told["default"], dict) and told["default"]:  # of a config
+        default = {"default_factory": partial(_config, annotation, told["default"])}
+    return annotation, Field(description=told["doc"], **told["rules"], **default)
+
+
+def _config(annotation: Any, tree: Tree) -> Config:
+    cls = variant(annotation, tree)
+    assert cls is not None
+    return from_tree(cls, tree)
 
 
 def _type(told: Any, found: Tree) -> Any:

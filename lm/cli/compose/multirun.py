@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from lm.cli.compose.compose import compose
 from lm.cli.compose.naming import job_names, told_apart
@@ -18,12 +17,8 @@ from lm.errors import ConfigError, Interrupted, LmError, SweepError
 from lm.printing import note, say
 from lm.progress import quiet
 from lm.report.units import table
-from lm.storage.atomic import verify
 from lm.storage.run_folder import RunFolder
 from lm.training.launch import parent
-
-if TYPE_CHECKING:
-    from lm.training.config import TrainConfig
 
 
 @dataclass
@@ -74,24 +69,16 @@ def multirun(jobs: Sequence[Sequence[str]]) -> None:
 
 def _plan(name: str, overrides: list[str]) -> Job:
     try:
-        config = compose(overrides).config()
+        composition = compose(overrides)
+        config = composition.full()
+        folder = RunFolder.of(config["run"])
+        has_ended = folder.ended(config) is not None
+        if not has_ended:
+            composition.config()
     except ConfigError as error:
         note(error.sentence)
         return Job(overrides, name, None, f"failed({error.exit_code})", error.exit_code)
-    folder = config.run.folder
-    return Job(overrides, name or config.run.name, folder, "skipped" if _finished(folder, config) else "not run")
-
-
-def _finished(path: Path, config: "TrainConfig") -> bool:
-    """The run has ended, its model verifies, and its frozen config is this one."""
-    folder = RunFolder(path)
-    try:
-        if not folder.exists() or not folder.summary():
-            return False
-        verify(folder.model)
-        return folder.config() == config.tree()
-    except LmError:
-        return False
+    return Job(overrides, name or folder.path.name, folder.path, "skipped" if has_ended else "not run")
 
 
 def _refuse_shared_folders(jobs: Sequence[Job]) -> None:

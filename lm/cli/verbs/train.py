@@ -4,10 +4,11 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import lm
 from lm import plugins
 from lm.cli.compose import catalog, known
 from lm.cli.compose.arguments import FLAGS, parse_call
-from lm.cli.compose.compose import compose, compose_config
+from lm.cli.compose.compose import Composition, compose, compose_config
 from lm.cli.compose.keys import fields
 from lm.cli.compose.overrides import expand
 from lm.cli.verb import Verb
@@ -15,6 +16,7 @@ from lm.cli.views.help import Entry, entries
 from lm.cli.views.text import default_text, sentence, type_text, value_text
 from lm.errors import Interrupted
 from lm.printing import answer, note, say
+from lm.storage.checkpoint import newest_valid, step_folder
 from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder
 from lm.training.launch.parent import end_with_parent
@@ -47,6 +49,8 @@ class Train(Verb):
             from lm.cli.compose.multirun import multirun
 
             multirun(jobs)
+        elif (ended := _ended(compose(call.overrides))) is not None:
+            _report(ended)
         else:
             _train(compose_config(call.overrides), shlex.join(["lm", "train", *catalog.flags(), *plugins.flags(), *rest]))
 
@@ -65,6 +69,25 @@ class Train(Verb):
         parts.append(f"groups, with the option chosen:\n{entries(row for row in sorted(groups) if row[0] != 'recipes=')}")
         parts += [f"{section or 'options, with type and value, of these groups'}:\n{entries(rows)}" for section, rows in sections.items()]
         return "\n\n".join([*parts, "`lm explain KEY` says where a value comes from."])
+
+
+def _ended(composition: Composition) -> Path | None:
+    """The folder of the run that this very command has trained to its last step, told at once; None where the code that trains must look,
+    and says the same where there is nothing left to do."""
+    config = composition.full()
+    folder = RunFolder.of(config["run"])
+    if config["launch"]["nodes"] > 1 or not folder.exists():
+        return None
+    with folder.lock():
+        summary = folder.ended(config)
+        if summary is None or summary.get("version") != lm.__version__ or folder.config()["run"] != config["run"]:
+            return None
+        step = summary["steps"]
+        if step < config["trainer"]["max_steps"] or newest_valid(folder.checkpoints) != (step_folder(folder.checkpoints, step), []):
+            return None
+        composition.tell()
+        say(folder.nothing_to_do(summary))
+    return folder.path
 
 
 def _train(cfg: "TrainConfig", command: str) -> None:

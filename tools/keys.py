@@ -87,4 +87,5 @@ def _rules(metadata: Sequence[Any]) -> Tree:
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps({"declared": declared(), "classes": listed(TrainConfig)}, indent=1) + "\n", encoding="utf-8")
+    classes = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in listed(TrainConfig))
+    FILE.write_text(f'{{"declared": "{declared()}", "classes": [\n{classes}\n]}}\n', encoding="utf-8")

@@ -7,32 +7,21 @@ is chosen from outside, what it says about that section stays only if the new op
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
 from lm import plugins, printing
-from lm.cli import collector
 from lm.cli.compose import catalog, known
+from lm.cli.compose.choices import Choices, choices_of
 from lm.cli.compose.finetune import gentle_choices, gentle_source, gentle_values, parent_of, parent_values
 from lm.cli.compose.keys import at, check_key
 from lm.cli.compose.naming import run_name
 from lm.cli.compose.overrides import Given, parse
-from lm.cli.compose.quoting import as_text, quoted
+from lm.cli.compose.quoting import as_text
 from lm.errors import ConfigError
 from lm.schema import C, Tree, did_you_mean, entry_type, find_field, flatten, from_tree, kind_from_key, members, nest, variants
 
 if TYPE_CHECKING:
     from lm.training.config import TrainConfig
-
-_Choices = dict[str, str | None]
 
 
 @dataclass
@@ -49,7 +38,7 @@ class Composition:
     """What `lm train` was told, not validated yet."""
 
     layers: list[Layer]  # weakest first
-    choices: _Choices
+    choices: Choices
     notes: list[str]  # what was left out, for the user
 
     @property
@@ -116,12 +105,12 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
     """
     given = parse(overrides)
     chosen = {item.key: item.value for item in given if item.is_group}
-    choices = _choices(chosen)
+    choices = choices_of(chosen)
     switched = _switched(choices, chosen)
     recipe, parent = choices["recipes"], parent_of(choices["recipes"], given)
     gentle = gentle_choices(recipe, chosen, "objective" in switched) if parent is not None and saved is None else {}
     if gentle:
-        choices = _choices(chosen | gentle)
+        choices = choices_of(chosen | gentle)
         switched = _switched(choices, chosen | gentle)
     layers, notes = _file_layers(choices, switched)
     _refuse_unknown(layers)
@@ -131,7 +120,7 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
         layers.insert(-1, Layer("fine-tuning", catalog.shown(gentle_source()), gentle_values(gentle, choices["objective"])))
         notes = [note for note in notes if note.partition("=")[0] not in gentle]
     if parent is not None:
-        layers = _with_parent(layers, parent, given)
+        layers = _with_parent(layers, parent, given, recipe)
     spoken = Layer("command line", "", {})
     for item in sorted(given, key=lambda item: not item.key.endswith(".kind")):  # a kind before its keys
         if not item.is_group:
@@ -162,9 +151,9 @@ def _of_sections(layers: list[Layer], sections: set[str]) -> list[Layer]:
     return [Layer(layer.label, layer.source, values) for layer, values in zip(kept, own, strict=True)]
 
 
-def _with_parent(layers: list[Layer], parent: str, given: Sequence[Given]) -> list[Layer]:
+def _with_parent(layers: list[Layer], parent: str, given: Sequence[Given], recipe: str | None) -> list[Layer]:
     """The checkpoint's model and tokenizer instead of those that files chose, and rows that are no longer than its context."""
-    values = parent_values(parent, given)
+    values = parent_values(parent, given, recipe)
     for layer in layers:
         layer.values = {path: value for path, value in layer.values.items() if path.split(".")[0] not in ("model", "tokenizer")}
     context, rows = values.get("model.max_seq_len"), at(_tree(layers), ["data", "seq_len"])
@@ -187,40 +176,15 @@ def _seeds_apart(values: Tree) -> Tree:
     return {f"seed.{name}": values["seed"] for name in seeds.model_fields} | {path: v for path, v in values.items() if path != "seed"}
 
 
-def _choices(chosen: Mapping[str, str | None]) -> _Choices:
-    """The option of every group, with these chosen on the command line."""
-    return dict(_hydra_choices(catalog.root(), catalog.own(), tuple(chosen.items())))
-
-
-@cache
-def _hydra_choices(root: Path, own: Path | None, chosen: tuple[tuple[str, str | None], ...]) -> _Choices:
-    """A tenth of a second each, and the jobs of a sweep share most."""
-    further = ",".join(quoted(f"file://{path}") for path in (root, own) if path is not None)
-    overrides = [f"hydra.searchpath=[{further}]", *(f"{group}={'null' if o is None else o}" for group, o in chosen)]
-    for group, kinds in catalog.plugin_kinds().items():
-        for kind in kinds:
-            ConfigStore.instance().store(group=group, name=kind, node={"kind": kind})
-    try:
-        with collector.paused(), initialize_config_dir(config_dir=str(root / "conf"), version_base="1.3"):
-            made = hydra_compose("train", overrides, return_hydra_config=True)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"conf: a file is not readable yaml ({' '.join(str(error).split())}). Mend the file.") from error
-    except RecursionError as error:
-        raise ConfigError(f"{own or 'conf'}: the defaults of {dict(chosen)} lead back to themselves. Mend the file.") from error
-    except (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:  # Hydra's, for odd defaults
-        raise ConfigError(f"{own or 'conf'}: the groups do not compose ({' '.join(str(error).split())[:300]}). Mend the files.") from error
-    return {str(group): option for group, option in made.hydra.runtime.choices.items() if not str(group).startswith("hydra/")}
-
-
-def _switched(choices: _Choices, chosen: Mapping[str, str | None]) -> set[str]:
+def _switched(choices: Choices, chosen: Mapping[str, str | None]) -> set[str]:
     """Groups whose option is another than the recipe, or for slots the model preset, asked for."""
     named = {group: option for group, option in chosen.items() if group == "recipes"}
-    asked = _choices(named) if len(chosen) > len(named) else choices
+    asked = choices_of(named) if len(chosen) > len(named) else choices
     slots = catalog.preset_slots(str(choices["model"]))
     return {group for group, option in choices.items() if option != slots.get(group, asked[group])}
 
 
-def _file_layers(choices: _Choices, switched: set[str]) -> tuple[list[Layer], list[str]]:
+def _file_layers(choices: Choices, switched: set[str]) -> tuple[list[Layer], list[str]]:
     plain = [group for group in choices if group not in ("model", *catalog.GLOBAL)]
     layers = [_train_layer()]
     layers += [_file_layer("option", group, choices[group]) for group in plain]

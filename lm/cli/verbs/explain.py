@@ -10,8 +10,8 @@ from lm.cli.verb import Verb
 from lm.cli.views.text import default_text, sentence, type_text, value_text
 from lm.errors import ConfigError
 from lm.printing import answer
-from lm.report.units import table
 from lm.schema import Config, find_field, variant
+from lm.units import table
 
 
 class Explain(Verb):
@@ -24,6 +24,7 @@ class Explain(Verb):
     lm explain trainer.max_steps recipes=ablation/ffn     the same under a recipe or an override
     """
 
+    words = None
     takes = None
 
     def run(self, rest: list[str]) -> None:

@@ -11,9 +11,9 @@ class Show(Verb):
     """usage: lm show [model=PRESET | from=FOLDER] [overrides of lm train]
 
     Prints the modules with their parameters (equal blocks once), parameters in all and for one token, FLOPs and cache bytes per token, and
-    the memory that training needs on each rank. Weights are not built, and neither data nor tokenizer is read. Memory depends on
-    data.seq_len, data.global_batch, trainer.micro_batch, trainer.precision, trainer.checkpoint_blocks, optim, objective.chunk, strategy,
-    launch.devices and launch.nodes:
+    the memory that the tensors of a training need on each rank. Weights are not built, and neither data nor tokenizer is read. Memory
+    depends on data.seq_len, data.global_batch, trainer.micro_batch, trainer.precision, trainer.checkpoint_blocks, optim, objective.chunk,
+    strategy, launch.devices and launch.nodes:
 
       weights      4 bytes each, 2 in bf16-true; in bf16-mixed 2 more for the cast of each matrix; fsdp, zero3: a slice, and one block whole
       gradients    as many bytes as the weights; fsdp, zero2, zero3: a slice

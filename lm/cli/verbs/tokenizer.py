@@ -7,6 +7,7 @@ from lm.cli.compose.sections import take_corpus
 from lm.cli.verb import Writer
 from lm.printing import note, say
 from lm.storage.out import out_folder, require_free
+from lm.units import sized
 
 if TYPE_CHECKING:
     from lm.data.sources.base import Document
@@ -46,7 +47,7 @@ class Tokenizer(Writer):
         fewer = corpus.tokenizer.n_chars() and tokenizer.vocab_size < (corpus.tokenizer.size() or 0)
         short = ", fewer than asked for: the text has no more" if fewer else ""
         say(f"{self.out}: {tokenizer.vocab_size:,} tokens{short}")
-        say(f"{n_bytes / max(1, n_tokens):.3f} bytes a token on {n_bytes / 1e6:.2f} MB of held-out text")
+        say(f"{n_bytes / max(1, n_tokens):.3f} bytes a token on {sized(n_bytes)} of held-out text")
 
 
 def _held_out(sources: "Iterator[Iterator[Document]]") -> Iterator[str]:

@@ -9,9 +9,13 @@ from lm.errors import ConfigError
 from lm.nn.cost.count import Counts, count
 from lm.nn.cost.memory import Memory, Setting, memory
 from lm.nn.transformer import EncoderConfig, ModelConfig, build_model
-from lm.report.units import si, table
 from lm.schema import Config
 from lm.training.config import Sized
+from lm.units import si, table
+
+_BESIDE = """
+These are tensors alone. The column `memory` of lm train has more: the peak of the whole process, Python and its
+libraries included; with CUDA the peak of what torch has reserved on the GPU."""
 
 
 class _Tokenized(Config):
@@ -35,7 +39,7 @@ def described(composition: Composition, shown: Sized) -> list[str]:
     model, how = build_model(cfg, device="meta"), shown.setting()
     figures = table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len)], "")
     needed = f"{_heading(shown, how)}\n{table(_memory(memory(model, how), shown.strategy.offload))}"
-    return [table(outline(model), ""), f"\n{figures}", f"\n{needed}"]
+    return [table(outline(model), ""), f"\n{figures}", f"\n{needed}", _BESIDE]
 
 
 def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[tuple[str, str]]]:
@@ -75,7 +79,7 @@ def _figures(cfg: ModelConfig, counts: Counts, seq_len: int) -> list[tuple[str, 
 
 def _heading(shown: Sized, how: Setting) -> str:
     ranks = f", on each of {how.world} ranks with {shown.strategy.kind}" if how.world > 1 else ""
-    return f"memory of a step of {how.micro_batch} x {how.seq_len} tokens in {how.precision} with {shown.optim.kind}{ranks}"
+    return f"memory of the tensors of a step of {how.micro_batch} x {how.seq_len} tokens in {how.precision} with {shown.optim.kind}{ranks}"
 
 
 def _memory(found: Memory, offload: bool) -> list[tuple[str, str]]:

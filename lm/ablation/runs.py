@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from lm.errors import CheckpointError, ConfigError, LmError
+from lm.errors import CheckpointError, ConfigError
 from lm.schema import Config, Tree, flatten
-from lm.storage.atomic import replace_file, verify
+from lm.storage.atomic import replace_file
 from lm.storage.reading import checked, read_json
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
@@ -122,12 +122,8 @@ class Runs(ABC):
     def _read(self, job: Job) -> float | None:
         if self._has_diverged(job):
             return math.inf
-        run = RunFolder(self.folder / job.name)  # wherever the folder lies by now
-        try:
-            if not run.exists() or not (summary := run.summary()) or run.config() | {"run": {}} != job.config.tree() | {"run": {}}:
-                return None
-            verify(run.model)
-        except LmError:
+        run = RunFolder(self.folder / job.name)
+        if (summary := run.ended(job.config.tree())) is None:
             return None
         if not isinstance(found := summary.get(job.metric), int | float):
             known = ", ".join(key for key, value in summary.items() if isinstance(value, float))

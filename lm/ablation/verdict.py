@@ -1,17 +1,16 @@
-"""What a study has found: verdict.json for programs, report.md for people."""
+"""What a study has found, as a tree and as words."""
 
-import json
 import math
 from dataclasses import asdict
 from typing import Any
 
 from lm.ablation.config import StudyConfig
+from lm.ablation.found import Found
 from lm.ablation.matching import size
 from lm.ablation.study import Study
 from lm.report.statistics import ALPHA, Difference, differences
-from lm.report.units import si
-from lm.schema import Tree, flatten
-from lm.storage.atomic import replace_file
+from lm.schema import Tree, flatten, from_tree
+from lm.units import si
 
 FEW_SEEDS = 5
 
@@ -23,25 +22,20 @@ def verdict(study: Study) -> Tree:
         results[config.baseline], {name: runs for name, runs in results.items() if name != config.baseline}, config.least_effect
     )
     rows = {name: _row(study, name, results[name], found.get(name)) for name in study.variants}
-    return {
+    told = {
         "study": study.folder.name,
         "hash": study.hash,
         "metric": config.metric,
         "baseline": config.baseline,
+        "match": config.match,
+        "knob": config.moved,
         "least_effect": config.least_effect,
         "seeds": config.seeds,
         "level": ALPHA,
         "variants": rows,
         "warnings": _warnings(config, rows, found),
     }
-
-
-def write_verdict(study: Study) -> Tree:
-    """Writes verdict.json and report.md beside the runs, and returns the first."""
-    found = verdict(study)
-    replace_file(study.folder / "verdict.json", json.dumps(found, indent=1, allow_nan=False))
-    replace_file(study.folder / "report.md", report(found))
-    return found
+    return from_tree(Found, told, "verdict.json").tree()
 
 
 def report(found: Tree) -> str:
@@ -50,7 +44,7 @@ def report(found: Tree) -> str:
     costs = [("parameters", "tokens", "FLOPs"), *((f"{size['parameters']:,}", si(size["tokens"]), si(size["flops"])) for size in sizes)]
     head, *rows = [(*cells, *cost) for cells, cost in zip(cells(found), costs, strict=True)]
     lines = ["| " + " | ".join(each) + " |" for each in [head, ["---"] * len(head), *rows]]
-    parts = [f"# {found['study']}", "\n".join(lines), _sentences(found), _method(found)]
+    parts = [f"# {found['study']}", "\n".join(lines), "\n".join(f"> {sentence}" for sentence in sentences(found)), method(found)]
     if found["warnings"]:
         parts.append("## Before believing it\n\n" + "\n".join(f"- {warning}" for warning in found["warnings"]))
     return "\n\n".join(parts) + "\n"
@@ -96,7 +90,7 @@ def _row(study: Study, name: str, runs: dict[int, float], difference: Difference
         "mean": sum(finite) / len(finite) if finite and len(finite) == len(runs) else None,
         "tuned": {"key": study.config.tune, "value": tuned.best, "at_edge": tuned.at_edge, "tried": tried} if tuned else None,
         "tuning": _tuning(study, name) if study.config.tune and not tuned else None,
-        "size": asdict(cost),
+        "size": {**asdict(cost), "flops": float(cost.flops)},  # beyond 64 bits where the study is large
         "knob": flatten(study.variants[name].tree()).get(str(study.config.moved)) if study.config.moved else None,
         "difference": _plain(asdict(difference)) if difference is not None else None,
     }
@@ -154,7 +148,8 @@ def _warnings(config: StudyConfig, rows: Tree, found: dict[str, Difference]) -> 
     return notes
 
 
-def _sentences(found: Tree) -> str:
+def sentences(found: Tree) -> list[str]:
+    """Returns one for each variant that has a difference, ready for a paper."""
     base = found["baseline"]
     said = []
     for name, row in found["variants"].items():
@@ -168,10 +163,11 @@ def _sentences(found: Tree) -> str:
             f" paired t-test over {n} seeds, Holm-corrected p = {p:.2g}): {difference['verdict']}"
             + (f" {found['least_effect']:g}." if difference["verdict"] == "equal within" else ".")
         )
-    return "\n".join(f"> {sentence}" for sentence in said)
+    return said
 
 
-def _method(found: Tree) -> str:
+def method(found: Tree) -> str:
+    """Returns how it was compared, and what that assumes: item 7 of the NeurIPS checklist."""
     least = f"{found['least_effect']:g}"
     return (
         f"Each variant ran with the seeds 0 to {found['seeds'] - 1}, which move initial weights, data order and dropout. Differences are"

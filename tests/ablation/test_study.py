@@ -14,6 +14,7 @@ import pytest
 from lm.ablation.study import read_study
 from lm.schema import Tree
 from tests.ablation.conftest import Ablate
+from tests.conftest import Lm
 
 FFN = "model/ffn=swiglu,gelu"
 
@@ -22,7 +23,9 @@ def verdict(folder: Path) -> Tree:
     return dict(json.loads((folder / "ffn/verdict.json").read_text()))
 
 
-def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(python: None, ablate: Ablate, tmp_path: Path) -> None:
+def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(
+    python: None, ablate: Ablate, lm: Lm, corpus: list[str], tmp_path: Path
+) -> None:
     code, out, err = ablate(FFN, "seeds=2", "jobs=2")
     assert (code, err.count(": 4 runs to go")) == (0, 1)
     first = verdict(tmp_path)
@@ -32,7 +35,8 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(python: Non
     again, out, err = ablate(FFN, "seeds=2")
     assert again == 0 and "runs to go" not in err and verdict(tmp_path) == first
 
-    assert ablate(FFN, "seeds=3")[0] == 0
+    code, out, _ = ablate(FFN, "seeds=3")
+    assert code == 0
     more = verdict(tmp_path)
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert {**more["variants"]["gelu"]["runs"], **first["variants"]["gelu"]["runs"]} == more["variants"]["gelu"]["runs"]
@@ -42,6 +46,12 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(python: Non
     assert code == 2 and "its runs have begun" in err.splitlines()[-1] and "optim.lr=0.1" in err.splitlines()[-1]
     code, _, err = ablate("model/ffn=swiglu,gelu,relu2", "seeds=3")
     assert code == 2 and "relu2" in err.splitlines()[-1]
+    html = (tmp_path / "ffn/report.html").read_text()
+    assert html.count("<circle") == 3 and html.count("<polyline") == 6 and "report.html" in out
+    ledger = [json.loads(line) for line in tmp_path.with_name(f"{tmp_path.name}.jsonl").read_text().splitlines()]
+    assert [line["variants"]["gelu"]["pairs"] for line in ledger] == [2, 3]
+    code, _, err = lm("ablate", "plan", FFN, "dir=.", "name=again", *corpus)
+    assert code == 0 and "gelu against swiglu was asked in study ffn already" in err
     report = (tmp_path / "ffn/report.md").read_text()
     assert "| gelu | " in report and "Holm-corrected p" in report and "Say tune=optim.lr" in report
     shutil.rmtree(tmp_path / "ffn/gelu-seed-2/model")

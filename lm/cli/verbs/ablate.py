@@ -8,11 +8,13 @@ from pydantic import Field
 
 from lm.ablation.config import StudyConfig
 from lm.ablation.jobs import run_missing
+from lm.ablation.ledger import Ledger
 from lm.ablation.matching import size
 from lm.ablation.noise import AskedNoise, NoiseRuns, told
+from lm.ablation.page import write_report
 from lm.ablation.runs import NO_RUN
 from lm.ablation.study import FACTORS, AskedStudy, Study, new_study, read_study
-from lm.ablation.verdict import cells, write_verdict
+from lm.ablation.verdict import cells
 from lm.cli.compose import catalog
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import compose_config
@@ -20,10 +22,10 @@ from lm.cli.compose.naming import cut, differing, short, variant_names
 from lm.cli.compose.overrides import expand
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
-from lm.printing import answer, say
-from lm.report.units import si, table
+from lm.printing import answer, note, say
 from lm.schema import Tree, did_you_mean, flatten, from_tree
 from lm.training.config import RunConfig
+from lm.units import counted, si, table
 
 DOINGS = ("plan", "run", "report", "noise")
 _LONGEST = 60  # of the names that are made up here
@@ -88,14 +90,19 @@ class Ablate(Verb):
             config = self._config(asked, begun.study if begun else None)
             study = new_study(folder, config, {name: compose_config([*config.overrides, *own]) for name, own in config.variants.items()})
             study.asked.agree(folder)
+        ledger = Ledger(folder.parent)
+        for line in ledger.asked_before(study) if begun is None else ():
+            note(line)
         if doing == "plan":
             answer(_plan(study))
             return
         if doing == "run":
             run_missing(study, self.jobs)
-        for line in table(cells(write_verdict(study)), "").split("\n"):
+        found = write_report(study)
+        ledger.note(study, found)
+        for line in table(cells(found), "").split("\n"):
             say(line)
-        say(f"report: {folder / 'report.md'}")
+        say(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
 
     def _noise(self, overrides: list[str]) -> None:
         if foreign := sorted(self.model_fields_set - {"name", "dir", "metric", "least_effect", "jobs", "threads"}):
@@ -171,5 +178,6 @@ def _plan(study: Study) -> str:
     tuning = len(FACTORS) * len(study.config.tune_seeds) if study.config.tune else 0
     runs = len(study.variants) * (study.config.seeds + tuning)
     total = sum(size(cfg).flops for cfg in study.variants.values()) * (study.config.seeds + tuning)
-    said = f"{runs} runs: {len(study.variants)} variants x ({tuning} to tune {study.config.tune} + {study.config.seeds} seeds)"
+    variants = counted(len(study.variants), "variant")
+    said = f"{counted(runs, 'run')}: {variants} x ({tuning} to tune {study.config.tune} + {study.config.seeds} seeds)"
     return f"{table(rows, '')}\n\n{said if tuning else said.replace('0 to tune None + ', '')}, {si(total)}FLOPs in all"

@@ -21,6 +21,16 @@ def si(value: float | None) -> str:
     return f"{value:.3g}"
 
 
+def counted(n: int, noun: str) -> str:
+    """1 document; 2 documents; 12,345 documents."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def sized(n_bytes: int) -> str:
+    """317 bytes; 12.3 kB; 1.25 GB."""
+    return counted(n_bytes, "byte") if n_bytes < 1000 else f"{si(n_bytes)}B"
+
+
 def fixed(value: float | None, error: float | None = None) -> str:
     """Four decimals, with the standard error where there is one."""
     if value is None:
@@ -35,6 +45,12 @@ def duration(seconds: float | None) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def unit(metric: str) -> str:
+    """Returns the unit of a figure of a run: 'bits/byte'."""
+    units = {"bits_per_byte": "bits/byte", "loss": "nats/token", "_pct": "%", "_s": "s"}
+    return next((unit for end, unit in units.items() if metric.endswith(end)), "no unit")
 
 
 def shown(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Studies of runs of a second: planned, run, killed, gone on with, refused."""
 
 import json
+import random
 import shutil
 import signal
 import subprocess
@@ -119,8 +120,20 @@ def test_a_study_that_cannot_be_is_refused_before_anything_runs(args: list[str],
 
 
 @pytest.mark.slow
-def test_a_metric_that_a_run_lacks_is_told_with_those_it_has(python: None, ablate: Ablate) -> None:
-    code, _, err = ablate(FFN, "seeds=2", "metric=accuracy")
+def test_a_run_that_finds_no_space_ends_the_study_with_its_reason_and_the_same_command_goes_on(
+    python: None, ablate: Ablate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("LM_FAILPOINT", "manifest:enospc")
+        code, _, err = ablate(FFN, "seeds=2")
+    assert code == 5 and "4 of 4 runs failed, swiglu-seed-0 first: " in err.splitlines()[-1] and "no space left" in err.splitlines()[-1]
+    assert ablate(FFN, "seeds=2")[0] == 0 and verdict(tmp_path)["variants"]["gelu"]["difference"]["mean"] is not None
+
+
+def test_a_metric_that_a_run_lacks_is_told_behind_the_first_with_those_it_has(python: None, ablate: Ablate, tmp_path: Path) -> None:
+    """Seen to fail where the other runs went on to their ends."""
+    code, _, err = ablate(FFN, "seeds=4", "metric=accuracy")
+    assert len([*tmp_path.glob("ffn/*/summary.json")]) <= 2
     assert code == 2 and "metric=accuracy" in err.splitlines()[-1] and "val_loss" in err.splitlines()[-1]
 
 
@@ -148,10 +161,10 @@ def test_a_study_killed_five_times_has_the_verdict_of_one_left_alone(corpus: lis
     """Real processes; the group of the study is killed at random, its runs with it."""
     call = [sys.executable, "-m", "lm", "ablate", FFN, "seeds=2", "jobs=2", "threads=1", "name=ffn", *corpus]
     subprocess.run([*call, f"dir={tmp_path / 'alone'}"], check=True, capture_output=True)
-    begun = time.monotonic()
+    draw = random.Random(0)
     for number in range(5):
         with subprocess.Popen([*call, f"dir={tmp_path / 'killed'}"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
-            time.sleep(6 + 2 * number)
+            time.sleep(draw.uniform(5, 15))
             process.send_signal(signal.SIGKILL if number % 2 else signal.SIGTERM)
     subprocess.run([*call, f"dir={tmp_path / 'killed'}"], check=True, capture_output=True)
-    assert verdict(tmp_path / "killed")["variants"] == verdict(tmp_path / "alone")["variants"], time.monotonic() - begun
+    assert verdict(tmp_path / "killed") == verdict(tmp_path / "alone")

@@ -24,7 +24,7 @@ def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seed
     """As of a study of these results, inf where a run diverged; the first is the baseline."""
     baseline, *others = runs
     found = differences(runs[baseline], {name: runs[name] for name in others}, least_effect)
-    told = {name: json.loads(re.sub(r"-?Infinity", "null", json.dumps(asdict(one)))) for name, one in found.items()}
+    told = {name: json.loads(re.sub(r"-?Infinity|NaN", "null", json.dumps(asdict(one)))) for name, one in found.items()}
     tuned = {"key": "optim.lr", "value": 0.00225, "at_edge": False, "tried": tried} if tried else None
     rows = {
         name: {

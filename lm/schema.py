@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError, core_schema
 
 from lm.errors import ConfigError
+from lm.spelling import nearest
 
 Tree = dict[str, Any]
 MOST = 1 << 24
@@ -235,9 +236,9 @@ def entry_type(annotation: Any) -> Any:
 def did_you_mean(given: str, options: Iterable[str]) -> str:
     """' Did you mean 'x'?' where something is near, then all options, nearest first."""
     ranked = sorted(options, key=lambda option: -difflib.SequenceMatcher(None, given, option).ratio())
-    near = difflib.get_close_matches(given, ranked, n=1, cutoff=0.6)
-    hint = f"Did you mean '{near[0]}'? " if near else ""
-    return f"{hint}Options: {', '.join(ranked)}." if ranked else "There are none."
+    near = nearest(given, ranked)
+    hint = f"Did you mean '{near}'? " if near is not None else ""
+    return f"{hint}Options: {', '.join(sorted(ranked, key=lambda option: option != near))}." if ranked else "There are none."
 
 
 def members(annotation: Any) -> list[Any]:
@@ -277,13 +278,13 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
         options = variants(field.annotation) if field else {}
         tag = given.get("kind") if isinstance(given, dict) else given
         return f"{where}.kind: {str(tag)[:80]!r} is not an option. {did_you_mean(str(tag)[:80], options)}"
-    if kind == "literal_error":
-        choices = re.findall("'([^']*)'", problem["ctx"]["expected"])
+    if kind in ("literal_error", "bool_type"):
+        choices = ["true", "false"] if kind == "bool_type" else re.findall("'([^']*)'", problem["ctx"]["expected"])
         return f"{where}: {str(given)[:80]!r} is not an option. {did_you_mean(str(given)[:80], choices)}"
     if kind in ("value_error", "assertion_error"):
         return f"{where}: {problem['ctx']['error']}"
     if kind in _LENGTHS:
         return f"{where}: {given!r} is empty. Write something, or leave it out."
-    rule = problem["msg"].removeprefix("Input should be ").rstrip(".")
+    rule = problem["msg"].removeprefix("Input should be ").rstrip(".").replace("a valid array", "a list, such as [a,b]")
     shown = json.dumps(given, default=repr)[:80] if not isinstance(given, str) else repr(given[:80])
     return f"{where}: {shown} does not fit. The value must be {rule}."

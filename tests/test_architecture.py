@@ -14,7 +14,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 TOOLS = sorted((ROOT / "tools").rglob("*.py"))
 
 ROOMS = {
-    -1: ["lm.schema", "lm.errors", "lm.plugins", "lm.printing", "lm.progress"],
+    -1: ["lm.schema", "lm.spelling", "lm.errors", "lm.plugins", "lm.printing", "lm.progress", "lm.units"],
     0: ["lm.nn"],
     1: ["lm.storage"],
     2: ["lm.data"],

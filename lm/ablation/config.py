@@ -55,7 +55,9 @@ class StudyConfig(Config):
     def _against_the_first(cls, tree: Any) -> Any:
         """Without a baseline it is the first variant."""
         variants = tree.get("variants") if isinstance(tree, dict) else None
-        return {"baseline": next(iter(variants)), **tree} if variants and isinstance(variants, dict) else tree
+        if not variants or not isinstance(variants, dict) or tree.get("baseline") is not None:
+            return tree
+        return {**tree, "baseline": next(iter(variants))}
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

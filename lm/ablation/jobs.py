@@ -13,6 +13,7 @@ from lm.storage.atomic import disk_errors, replace_file
 from lm.storage.lock import RunLock
 from lm.storage.reading import yaml_text
 from lm.training.launch.children import Children
+from lm.units import counted
 
 WORKER = "lm.training.worker"
 
@@ -27,7 +28,7 @@ def run_missing(study: Runs, jobs: int) -> None:
     with RunLock(study.folder), ThreadPoolExecutor(jobs) as pool, Children() as children, quiet():
         study.freeze()
         while left := study.missing():
-            note(f"{study.folder}: {len(left)} runs to go")
+            note(f"{study.folder}: {counted(len(left), 'run')} to go")
             _round(study, left, pool, children)
 
 

@@ -12,10 +12,10 @@ from lm.report.curves import settled
 from lm.report.frame import render
 from lm.report.run import Run
 from lm.report.svg import Line, Point, Scale, across, cross, hue, line_chart, sample, scale, symbol, tag, ticks
-from lm.report.units import si, unit
 from lm.schema import Tree
 from lm.storage.atomic import replace_file
 from lm.storage.run_folder import RunFolder
+from lm.units import si, unit
 
 TEMPLATE = Path(__file__).with_name("study.html.j2")
 CURVES = ("val_bits_per_byte", "val_loss", "loss")

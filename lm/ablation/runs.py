@@ -55,9 +55,10 @@ class Asked(Config):
         return _digest({key: value for key, value in flatten(self.tree()).items() if key != self.grows})
 
     def freeze(self, folder: Path) -> None:
-        """Writes the file, unless the folder does not agree."""
+        """Writes the file where there is none, or what may grow has grown; the folder must agree."""
         self.agree(folder)
-        replace_file(folder / self.file, json.dumps(_file(self.hash, self.tree()).tree(), indent=1))
+        if self.read(folder) != self:
+            replace_file(folder / self.file, json.dumps(_file(self.hash, self.tree()).tree(), indent=1))
 
     def agree(self, folder: Path) -> None:
         """Raises ConfigError, with the difference, where the folder was begun with something else."""

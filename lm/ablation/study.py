@@ -113,8 +113,10 @@ class Study(Runs):
 
 def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainConfig]) -> Study:
     """Returns a study of these composed configs, matched as it asks. Raises ConfigError where two are one, a knob does not reach, or a
-    run would need several processes."""
+    run would train nothing or need several processes."""
     for name, cfg in variants.items():
+        if cfg.check:
+            raise ConfigError(f"variants.{name}: check=true trains nothing that could be compared. Leave it out.")
         if cfg.strategy.launched:
             raise ConfigError(
                 f"variants.{name}: strategy={cfg.strategy.kind} starts ranks, and a run of a study is one process. Leave it out."

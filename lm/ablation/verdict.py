@@ -9,8 +9,8 @@ from lm.ablation.found import Found
 from lm.ablation.matching import size
 from lm.ablation.study import Study
 from lm.report.statistics import ALPHA, Difference, differences
-from lm.report.units import si
 from lm.schema import Tree, flatten, from_tree
+from lm.units import si
 
 FEW_SEEDS = 5
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from keyword import iskeyword
 from typing import ClassVar
 
-from lm.cli.compose.arguments import refuse, take
+from lm.cli.compose.arguments import refuse, refuse_spaced, take
 from lm.cli.views.help import listing, usage
 from lm.schema import Config
 
@@ -14,8 +14,8 @@ from lm.schema import Config
 class Verb(Config):
     """Base of the verbs. A field is a key of the verb's own, `from_` the key `from`; the docstring is its usage."""
 
-    words: ClassVar[tuple[str, ...]] = ()
-    """What may stand behind it beside keys."""
+    words: ClassVar[tuple[str, ...] | None] = ()
+    """What may stand behind it beside keys; None: anything."""
     takes: ClassVar[tuple[str, ...] | None] = ()
     """Sections of the overrides of `lm train` that it takes; None: all."""
 
@@ -50,5 +50,7 @@ def find(name: str) -> type[Verb]:
 
 def call(verb: type[Verb], args: Sequence[str]) -> None:
     """Runs a verb with these arguments."""
+    if verb.words is not None:
+        refuse_spaced(args, verb.words)
     own, rest = take(verb, args)
     own.run(rest)

@@ -12,8 +12,8 @@ from pathlib import Path
 from lm.errors import CheckpointError, ConfigError
 from lm.report.run import Run, read_run, run_folders
 from lm.report.statistics import ALPHA, Difference, differences
-from lm.report.units import ABSENT, fixed, shown, si
 from lm.schema import Tree, did_you_mean, flatten
+from lm.units import ABSENT, fixed, shown, si
 
 # Keys that are no difference between two variants.
 INERT = ("seed", "run.", "logger.", "resume.", "traceback", "data.cache_dir", "trainer.sample_")

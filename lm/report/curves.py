@@ -11,7 +11,7 @@ import numpy as np
 
 from lm.report.collect import Comparison, Row
 from lm.report.run import Axis, Run
-from lm.report.units import duration, fixed, si
+from lm.units import duration, fixed, si
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,12 +13,12 @@ from lm.report.curves import comparison_png, curves, unplotted
 from lm.report.frame import render
 from lm.report.run import Axis, Run, read_run
 from lm.report.tables import FORMATS, in_markdown, markdown
-from lm.report.units import ABSENT, duration, fixed, shown, si
 from lm.schema import Tree, flatten
 from lm.storage.atomic import replace_file
 from lm.storage.out import out_folder, require_free
 from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder
+from lm.units import ABSENT, duration, fixed, shown, si
 
 SEEDS = (
     "± is the standard error over seeds. Differences are over the seeds shared with the baseline, with an interval (paired t-test, 95 %,"

@@ -1,6 +1,5 @@
 """What reports and comparisons need of a run: its config, its curves and its figures."""
 
-import difflib
 import glob
 import math
 import os.path
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 from lm.errors import ConfigError
 from lm.schema import Tree
-from lm.storage.run_folder import RunFolder
+from lm.storage.run_folder import RunFolder, nearest_run
 
 Axis = Literal["step", "tokens", "flops", "time"]
 """What a curve is drawn against."""
@@ -74,7 +73,7 @@ def read_run(path: Path) -> Run:
     """Raises ConfigError where `path` is no run or has no metrics yet, CheckpointError naming the file where one is damaged."""
     folder = RunFolder(path)
     if not os.path.isdir(path):
-        raise ConfigError(f"{path}: there is no such run folder. {_neighbours(path)}")
+        raise ConfigError(f"{path}: there is no such run folder. {nearest_run(path)}")
     if not folder.exists():
         raise ConfigError(f"{path}: config.yaml is missing, so this is no run folder. Give a folder that `lm train` wrote.")
     metrics = folder.metrics.read()
@@ -95,12 +94,3 @@ def run_folders(path: Path) -> list[Path]:
 
 def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _neighbours(path: Path) -> str:
-    try:
-        names = [file.parent.name for file in path.parent.glob("*/config.yaml")]
-    except OSError:
-        names = []
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f"Did you mean {path.parent / near[0]}?" if near else "Give a folder that `lm train` wrote."

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from lm.report.units import si
+from lm.units import si
 
 HUES = 5  # beside the first series, which is drawn in the ink of the page
 HEIGHT = 230

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from lm.printing import one_line
 from lm.report.collect import Comparison, Row
-from lm.report.units import ABSENT, duration, fixed, shown, si, table
 from lm.schema import Tree
+from lm.units import ABSENT, duration, fixed, shown, si, table
 
 MOST_COLUMNS = 4
 Cells = list[list[str]]  # rows of equal length, the titles first

@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import signal
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -211,17 +211,22 @@ def remove(path: Path) -> None:
 
 def verify(folder: Path) -> None:
     """Every file is what the manifest says, and it lists every file; CheckpointError names the first that is not."""
-    remedy = "Use another checkpoint, or restore this one from a copy."
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: there is no such folder. Check the path.")
     listed = listed_files(folder)
     if unlisted := unlisted_files(folder, listed):
         raise CheckpointError(f"{folder / unlisted[0]}: {MANIFEST} does not list the file, so lm did not write it. Move it elsewhere.")
-    for name, digest in listed.items():
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name}: the file is missing, but {MANIFEST} lists it. {remedy}")
-        if _sha256(folder / name) != digest:
-            raise CheckpointError(f"{folder / name}: the file is damaged: its SHA-256 is not the one in {MANIFEST}. {remedy}")
+    for name in listed:
+        verify_file(folder, name, listed)
+
+
+def verify_file(folder: Path, name: str, listed: Mapping[str, str] | None = None) -> None:
+    """As `verify`, of one file alone.  listed: what the manifest says, where it has been read."""
+    digest, remedy = (listed or listed_files(folder)).get(name), "Use another checkpoint, or restore this one from a copy."
+    if not (folder / name).is_file():
+        raise CheckpointError(f"{folder / name}: the file is missing, but {MANIFEST} lists it. {remedy}")
+    if _sha256(folder / name) != digest:
+        raise CheckpointError(f"{folder / name}: the file is damaged: its SHA-256 is not the one in {MANIFEST}. {remedy}")
 
 
 def listed_files(folder: Path) -> dict[str, str]:

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from lm.errors import CheckpointError
 from lm.schema import Tree
-from lm.storage.atomic import MANIFEST, verify, write_json
-from lm.storage.checkpoint import META, CheckpointReader, read_meta, require_finite
+from lm.storage.atomic import MANIFEST, verify, verify_file, write_json
+from lm.storage.checkpoint import META, CheckpointReader, checkpoints, read_meta, require_finite
 from lm.storage.formats import FORMAT, current
 from lm.storage.out import out_folder
 from lm.storage.reading import read_json
+from lm.storage.run_folder import RunFolder, nearest_run
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -65,12 +66,14 @@ def read_model(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
 
 
 def read_config(folder: Path) -> Tree:
-    """config.json of a model folder, or the meta data of a checkpoint, in today's format and without the weights."""
+    """config.json of a model folder, or the meta data of a checkpoint, verified, in today's format and without the weights."""
     if (folder / META).is_file():
+        verify_file(folder, META)
         return read_meta(folder)
     config = read_json(folder / CONFIG)
     if "model_type" in config and "format" not in config:
         raise CheckpointError(f"{folder}: this is a Hugging Face model. Make it ours first: lm import from={folder} out=FOLDER.")
+    verify_file(folder, CONFIG)
     return current(config, folder / CONFIG)
 
 
@@ -82,20 +85,36 @@ def folder_hash(folder: Path) -> str:
 
 
 def resolve_model(path: str) -> Path:
-    """The folder that `read_model` takes, from a model folder, a checkpoint, or a run folder (which means its model/)."""
+    """The folder that `read_model` takes, from a model folder, a checkpoint, or a run folder or its checkpoints/ (both mean model/)."""
     folder = Path(os.path.expanduser(path))
-    if folder.is_file() or not folder.exists():
+    if not folder.exists():
+        where = "" if folder.is_absolute() else f" in {Path.cwd()}"
+        raise CheckpointError(f"{path}: does not exist{where}, but a run, model or checkpoint folder is needed. {nearest_run(folder)}")
+    if folder.is_file():
         _refuse_pickles(folder)
-        found = "is a file" if folder.exists() else "does not exist"
-        raise CheckpointError(f"{path}: {found}, but a run, model or checkpoint folder is needed. Check the path.")
+        raise CheckpointError(f"{path}: is a file, but a run, model or checkpoint folder is needed. Give {_folder_of(folder)}.")
     if (folder / CONFIG).is_file() or (folder / META).is_file():
         return folder
-    if (folder / "model" / CONFIG).is_file():
-        return folder / "model"
-    if (folder / "config.yaml").is_file():
-        raise CheckpointError(f"{path}: the run has no model/ yet; its end writes it. Finish the run, or give one of its checkpoints/.")
+    run = RunFolder(folder)
+    if not run.exists() and (around := RunFolder(folder.parent)).checkpoints == folder:
+        run = around
+    if (run.model / CONFIG).is_file():
+        return run.model
+    if run.exists():
+        newest = next(iter(checkpoints(run.checkpoints)), None)
+        remedy = f"Finish the run, or give its newest checkpoint, {newest}" if newest is not None else "Finish the run"
+        raise CheckpointError(f"{path}: the run has no model/ yet; its end writes it. {remedy}.")
     _refuse_pickles(folder)
-    raise CheckpointError(f"{path}: neither {CONFIG} nor model/{CONFIG} is there, so it is no run or model folder. Check the path.")
+    runs = sorted(file.parent for file in folder.glob("*/config.yaml"))
+    remedy = f"Give one of the runs in it, such as {runs[0]}." if runs else nearest_run(folder)
+    raise CheckpointError(f"{path}: neither {CONFIG} nor model/{CONFIG} is there, so it is no run or model folder. {remedy}")
+
+
+def _folder_of(file: Path) -> str:
+    """The model, checkpoint or run that a file lies in, in words."""
+    marks = (CONFIG, META, "config.yaml")
+    found = next((parent for parent in file.parents[:3] if any((parent / mark).is_file() for mark in marks)), None)
+    return "a folder" if found is None else f"its folder, {found}"
 
 
 def require_same_shapes(model: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]], where: str) -> None:

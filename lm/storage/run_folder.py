@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from lm.errors import CheckpointError
 from lm.schema import Tree
+from lm.spelling import nearest
 from lm.storage.atomic import disk_errors, replace_file
 from lm.storage.lock import LOCK, RunLock
 from lm.storage.reading import never_waiting, parse_json, read_bytes, read_json, read_text, read_yaml, yaml_text
@@ -91,6 +92,16 @@ class RunFolder:
     def lock(self) -> RunLock:
         """While entered, no other process may write this run."""
         return RunLock(self.path)
+
+
+def nearest_run(path: Path) -> str:
+    """Returns what to do where a path leads to no run: the one that may be meant, of those beside it and in runs/."""
+    try:
+        found = {file.parent.name: file.parent for parent in (Path("runs"), path.parent) for file in parent.glob("*/config.yaml")}
+    except OSError:
+        found = {}
+    near = nearest(path.name, found)
+    return f"Did you mean {found[near]}?" if near is not None else "Give a folder that lm train or lm import wrote."
 
 
 class Metrics:

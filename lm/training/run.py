@@ -32,6 +32,7 @@ from lm.training.launch.signals import Signals
 from lm.training.resume import finished, open_run, parent_hash, require_same_data
 from lm.training.state import Counters, RunState, Saved
 from lm.training.weights.export import export_model
+from lm.units import counted, si
 
 if TYPE_CHECKING:
     from lightning import Callback
@@ -120,7 +121,7 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
 
     cfg, run, step = module.cfg, module.run, module.step
     micro_batch, accumulation = split(cfg.data.global_batch, run.ranks.world, cfg.trainer.micro_batch)
-    _describe(module, f"{accumulation} x {micro_batch} rows")
+    _describe(module, f"{accumulation} x {counted(micro_batch, 'row')}")
     if run.done(step):  # killed before the model was written
         return
     loader = train_loader(
@@ -149,10 +150,10 @@ def _describe(module: "TrainModule", rows: str) -> None:
     at = f"resumes at step {module.step:,}" if module.step else "starts"
     still = counts.parameters - module.n_trained
     run.journal.console.say(
-        f"{run.folder.path} {at}: {counts.parameters / 1e6:.2f} M parameters{f' ({still / 1e6:.2f} M frozen)' if still else ''},"
-        f" {counts.train_flops_per_token / 1e6:.1f} MFLOPs/token,"
+        f"{run.folder.path} {at}: {si(counts.parameters)} parameters{f' ({si(still)} frozen)' if still else ''},"
+        f" {si(counts.train_flops_per_token)}FLOPs/token,"
         f" {run.data.n_tokens('train'):,} train and {run.data.n_tokens('val'):,} validation tokens, {cfg.data.global_batch} x"
-        f" {cfg.data.seq_len} tokens a step ({rows}), {cfg.trainer.max_steps:,} steps"
+        f" {cfg.data.seq_len} tokens a step ({rows}), {counted(cfg.trainer.max_steps, 'step')}"
     )
 
 
@@ -168,6 +169,7 @@ def _finish(module: "TrainModule", command: str | None) -> Tree:
         "flops_per_token": counts.train_flops_per_token, "cache_bytes_per_token": counts.cache_bytes_per_token,
         "steps": step, "stopped_early": step < cfg.trainer.max_steps, "tokens": tokens,
         "val_loss": p.val_loss, "val_bits_per_byte": p.val_bits_per_byte, "zlib_bits_per_byte": run.data.zlib_bits_per_byte,
+        **p.test,
         "tokens_per_second": round(tokens / p.train_s, 1) if p.train_s else None, "train_s": round(p.train_s, 2),
         "save_s": p.save_s, "device": p.device,
         "torch": torch.__version__, "python": platform.python_version(), "parent": cfg.init_from, "version": lm.__version__,

@@ -41,8 +41,13 @@ def python(server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def ablate(lm: Lm, corpus: list[str]) -> Ablate:
-    """A study of the folder `ffn` in an empty folder."""
-    return lambda *args: lm("ablate", *args, "dir=.", "name=ffn", "threads=1", *corpus)
+    """A study of the folder `ffn` in an empty folder, unless another one is named."""
+
+    def run(*args: str) -> tuple[int, str, str]:
+        place = [] if any(arg.startswith("name=") for arg in args) else ["name=ffn"]
+        return lm("ablate", *args, "dir=.", *place, "threads=1", *corpus)
+
+    return run
 
 
 @pytest.fixture

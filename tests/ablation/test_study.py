@@ -1,6 +1,7 @@
 """Studies of runs of a second: planned, run, killed, gone on with, refused."""
 
 import json
+import random
 import shutil
 import signal
 import subprocess
@@ -94,18 +95,45 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         (["seed=0,1"], "it changes nothing against"),
         (["model/ffn=swiglu,gelu", "strategy=ddp", "launch.devices=2", "optim=adamw"], "strategy=ddp starts ranks"),
         (["study=nothing"], "no recipe of this name has a study"),
+        (["study=nope.yaml"], "study=nope.yaml: there is no such file"),
+        (["study=number.yaml"], "number.yaml: this is not readable yaml (there must be key: value pairs)"),
+        (["study=variants.yaml"], "variants.yaml: variants: 5 does not fit. The value must be an object."),
+        (["study=overrides.yaml"], "overrides.yaml: overrides: 5 does not fit. The value must be a valid array."),
+        (["study=variant.yaml"], "variant.yaml: variants.a: 5 does not fit. The value must be a valid array."),
+        (["study=x/broken", "--config-dir", "own"], "own/recipes/x/broken.yaml: study must be key: value pairs"),
+        ([FFN, "name=../../x"], "name: '../../x' cannot name a run folder"),
+        ([FFN, "check=true"], "variants.swiglu: check=true trains nothing"),
+        (["noise", "seeds=3"], "seeds: lm ablate noise runs one config"),
+        (["report", FFN], "ffn: there is no study here"),
         (["frobnicate", "model/ffn=swiglu,gelu"], "'frobnicate' is nothing to do with a study"),
     ],
 )
 def test_a_study_that_cannot_be_is_refused_before_anything_runs(args: list[str], said: str, ablate: Ablate, tmp_path: Path) -> None:
+    files = {"number": 5, "variants": {"variants": 5}, "variant": {"variants": {"a": 5, "b": []}}}
+    files |= {"overrides": {"variants": {"a": ["seed=0"], "b": []}, "overrides": 5}, "own/recipes/x/broken": {"study": 5}}
+    for name, tree in files.items():
+        (tmp_path / f"{name}.yaml").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(tree))
     code, _, err = ablate(*args)
     assert code == 2 and said in err.splitlines()[-1], err
     assert not (tmp_path / "ffn").exists()
 
 
 @pytest.mark.slow
-def test_a_metric_that_a_run_lacks_is_told_with_those_it_has(python: None, ablate: Ablate) -> None:
-    code, _, err = ablate(FFN, "seeds=2", "metric=accuracy")
+def test_a_run_that_finds_no_space_ends_the_study_with_its_reason_and_the_same_command_goes_on(
+    python: None, ablate: Ablate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("LM_FAILPOINT", "manifest:enospc")
+        code, _, err = ablate(FFN, "seeds=2")
+    assert code == 5 and "4 of 4 runs failed, swiglu-seed-0 first: " in err.splitlines()[-1] and "no space left" in err.splitlines()[-1]
+    assert ablate(FFN, "seeds=2")[0] == 0 and verdict(tmp_path)["variants"]["gelu"]["difference"]["mean"] is not None
+
+
+def test_a_metric_that_a_run_lacks_is_told_behind_the_first_with_those_it_has(python: None, ablate: Ablate, tmp_path: Path) -> None:
+    """Seen to fail where the other runs went on to their ends."""
+    code, _, err = ablate(FFN, "seeds=4", "metric=accuracy")
+    assert len([*tmp_path.glob("ffn/*/summary.json")]) <= 2
     assert code == 2 and "metric=accuracy" in err.splitlines()[-1] and "val_loss" in err.splitlines()[-1]
 
 
@@ -133,10 +161,10 @@ def test_a_study_killed_five_times_has_the_verdict_of_one_left_alone(corpus: lis
     """Real processes; the group of the study is killed at random, its runs with it."""
     call = [sys.executable, "-m", "lm", "ablate", FFN, "seeds=2", "jobs=2", "threads=1", "name=ffn", *corpus]
     subprocess.run([*call, f"dir={tmp_path / 'alone'}"], check=True, capture_output=True)
-    begun = time.monotonic()
+    draw = random.Random(0)
     for number in range(5):
         with subprocess.Popen([*call, f"dir={tmp_path / 'killed'}"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
-            time.sleep(6 + 2 * number)
+            time.sleep(draw.uniform(5, 15))
             process.send_signal(signal.SIGKILL if number % 2 else signal.SIGTERM)
     subprocess.run([*call, f"dir={tmp_path / 'killed'}"], check=True, capture_output=True)
-    assert verdict(tmp_path / "killed")["variants"] == verdict(tmp_path / "alone")["variants"], time.monotonic() - begun
+    assert verdict(tmp_path / "killed") == verdict(tmp_path / "alone")

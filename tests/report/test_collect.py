@@ -7,7 +7,7 @@ import pytest
 
 from lm.errors import ConfigError
 from lm.report.collect import Comparison, collect
-from lm.report.units import duration, shown, si
+from lm.units import counted, duration, shown, si, sized
 
 WriteRun = Callable[..., Path]
 
@@ -127,6 +127,8 @@ def test_units_read_as_people_write_them() -> None:
         "1 h 00 min",
         "1 h 02 min",
     ]
+    assert [sized(x) for x in (0, 1, 317, 999, 1000, 999_960_000)] == ["0 bytes", "1 byte", "317 bytes", "999 bytes", "1.00 kB", "1.00 GB"]
+    assert [counted(x, "row") for x in (0, 1, 2, 12345)] == ["0 rows", "1 row", "2 rows", "12,345 rows"]
     assert [shown(x) for x in (None, True, 1e-3, "a\x1b[0m", [1, 2], "y" * 50)] == [
         "null",
         "true",

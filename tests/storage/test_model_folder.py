@@ -7,9 +7,10 @@ import torch
 
 from lm.errors import CheckpointError, NumericsError, ResourceError
 from lm.storage.atomic import verify
-from lm.storage.checkpoint import Piece
+from lm.storage.checkpoint import Piece, step_folder
 from lm.storage.formats import FORMAT
-from lm.storage.model_folder import read_model, require_same_shapes, resolve_model, save_model
+from lm.storage.model_folder import read_config, read_model, require_same_shapes, resolve_model, save_model
+from lm.storage.run_folder import RunFolder
 from tests.runs import save_checkpoint
 
 WEIGHTS = {"embed": torch.arange(6.0).view(3, 2), "head": torch.tensor([1.5, -2.0]).bfloat16()}
@@ -93,6 +94,8 @@ def test_a_path_resolves_to_a_model_a_run_or_a_checkpoint(tmp_path: Path) -> Non
     save_checkpoint(run / "checkpoints" / "step-00000001", [Piece.whole("embed", "weight", WEIGHTS["embed"])], {"step": 1})
     assert resolve_model(str(run)) == run / "model"
     assert resolve_model(str(run / "model")) == run / "model"
+    (run / "config.yaml").write_text("{}")
+    assert resolve_model(str(run / "checkpoints")) == run / "model"
     checkpoint = resolve_model(str(run / "checkpoints" / "step-00000001"))
     verify(checkpoint)
     meta, weights = read_model(checkpoint)
@@ -107,6 +110,44 @@ def test_other_paths_are_refused_with_what_was_found(tmp_path: Path) -> None:
     for path, message in {"run": "no model/ yet", "file": "is a file", "nothing": "does not exist", ".": "no run or model folder"}.items():
         with pytest.raises(CheckpointError, match=message):
             resolve_model(str(tmp_path / path))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("runs/bsae", r"^runs/bsae: does not exist in {here}, but .* Did you mean runs/base\?$"),
+        ("base", r"^base: does not exist in {here}, but .* Did you mean runs/base\?$"),
+        ("elsewhere", r"^elsewhere: does not exist in {here}, but .* Give a folder that lm train or lm import wrote\.$"),
+        ("{here}/elsewhere", r"^{here}/elsewhere: does not exist, but"),
+        ("runs", r"^runs: .* is no run or model folder\. Give one of the runs in it, such as runs/base\.$"),
+        ("runs/base", r"^runs/base: the run has no model/ yet; .* newest checkpoint, runs/base/checkpoints/step-00000002\.$"),
+        ("runs/base/checkpoints", r"^runs/base/checkpoints: the run has no model/ yet; .* runs/base/checkpoints/step-00000002\.$"),
+        ("runs/base/checkpoints/step-00000002/meta.json", r"is a file, .* Give its folder, runs/base/checkpoints/step-00000002\.$"),
+        ("runs/base/config.yaml", r"is a file, .* Give its folder, runs/base\.$"),
+    ],
+)
+def test_a_path_beside_a_model_is_answered_with_the_way_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunFolder(Path("runs/base"))
+    run.write_config({"seed": 0})
+    for step in (1, 2):
+        save_checkpoint(step_folder(run.checkpoints, step), [Piece.whole("embed", "weight", WEIGHTS["embed"])], {"step": step})
+    with pytest.raises(CheckpointError, match=message.format(here=tmp_path)):
+        resolve_model(path.format(here=tmp_path))
+
+
+@pytest.mark.parametrize("name", ["config.json", "meta.json"])
+def test_a_config_that_was_changed_is_refused_by_whoever_reads_it_alone(tmp_path: Path, name: str) -> None:
+    """As `lm show` does, which reads no weights."""
+    folder = tmp_path / "step-00000001"
+    save(folder) if name == "config.json" else save_checkpoint(folder, [Piece.whole("embed", "weight", WEIGHTS["embed"])], {"step": 1})
+    tree = json.loads((folder / name).read_text())
+    assert read_config(folder) == tree
+    (folder / name).write_text(json.dumps({**tree, "model": {"d_model": 8}}))
+    with pytest.raises(CheckpointError, match=rf"{name}: the file is damaged: its SHA-256 is not the one in manifest.json"):
+        read_config(folder)
 
 
 def test_another_width_names_the_first_mismatches() -> None:

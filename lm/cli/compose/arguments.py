@@ -3,10 +3,11 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from keyword import iskeyword
 from typing import Any, TypeVar, get_args, get_origin
 
-from lm.cli.compose.quoting import stated
+from lm.cli.compose.quoting import in_shell, stated
 from lm.errors import ConfigError
 from lm.schema import Config, Tree, did_you_mean, from_tree, members
 
@@ -47,6 +48,16 @@ def refuse(cls: type[Config], rest: Sequence[str]) -> None:
             raise ConfigError(f"{key}: there is no such key. {did_you_mean(key, keys)}")
 
 
+def refuse_spaced(args: Sequence[str], words: Sequence[str]) -> None:
+    """Raises ConfigError for an argument behind a key=value that is none itself, as where a value with spaces stands without quotes."""
+    for at, arg in enumerate(args[1:], 1):
+        key, equals, text = args[at - 1].partition("=")
+        if equals and not key.startswith("-") and "=" not in arg and arg not in words and arg[:1] not in ("-", "~"):
+            more = takewhile(lambda arg: "=" not in arg and arg[:1] not in ("-", "~"), args[at:])
+            quoted = f"{key}={in_shell(' '.join([text, *more]))}"
+            raise ConfigError(f"{arg}: this is not of the form key=value. If it belongs to the value of {key}, write {quoted} in quotes.")
+
+
 def _joined(key: str, before: Any, text: str, options: list[Any]) -> list[Any]:
     lists = [option for option in options if get_origin(option) is list]
     if not lists:
@@ -65,7 +76,7 @@ def _typed(text: str, options: list[Any]) -> Any:
     if inner and not text.startswith("["):
         return [_typed(part, inner) for part in text.split(",")]
     try:
-        return json.loads(text)
+        return json.loads(text.lower() if bool in options else text)  # True, as in Python
     except ValueError:
         return text
 
@@ -97,7 +108,9 @@ def parse_call(args: Sequence[str]) -> Call:
                 raise ConfigError(f"--cfg: '{what}' is not something to print. Write --cfg job.")
             cfg = True
         elif arg.startswith("-"):
-            raise ConfigError(f"{arg}: there is no such flag. {did_you_mean(arg, FLAGS)}")
+            raise ConfigError(
+                f"{arg}: there is no such flag, and keys are written without dashes, as key=value. {did_you_mean(arg, FLAGS)}"
+            )
         else:
             overrides.append(arg)
     _refuse_doubled(overrides)

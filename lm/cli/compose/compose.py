@@ -121,7 +121,7 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
         layers.insert(-1, Layer("fine-tuning", catalog.shown(gentle_source()), gentle_values(gentle, choices["objective"])))
         notes = [note for note in notes if note.partition("=")[0] not in gentle]
     if parent is not None:
-        layers = _with_parent(layers, parent, given)
+        layers = _with_parent(layers, parent, given, recipe)
     spoken = Layer("command line", "", {})
     for item in sorted(given, key=lambda item: not item.key.endswith(".kind")):  # a kind before its keys
         if not item.is_group:
@@ -152,9 +152,9 @@ def _of_sections(layers: list[Layer], sections: set[str]) -> list[Layer]:
     return [Layer(layer.label, layer.source, values) for layer, values in zip(kept, own, strict=True)]
 
 
-def _with_parent(layers: list[Layer], parent: str, given: Sequence[Given]) -> list[Layer]:
+def _with_parent(layers: list[Layer], parent: str, given: Sequence[Given], recipe: str | None) -> list[Layer]:
     """The checkpoint's model and tokenizer instead of those that files chose, and rows that are no longer than its context."""
-    values = parent_values(parent, given)
+    values = parent_values(parent, given, recipe)
     for layer in layers:
         layer.values = {path: value for path, value in layer.values.items() if path.split(".")[0] not in ("model", "tokenizer")}
     context, rows = values.get("model.max_seq_len"), at(_tree(layers), ["data", "seq_len"])

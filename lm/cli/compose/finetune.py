@@ -45,9 +45,20 @@ def _gentle() -> Tree:
     return catalog.read(gentle_source())
 
 
-def parent_values(init_from: str, given: Sequence[Given]) -> Tree:
-    """What the checkpoint says of `model` and `tokenizer`, by dotted path. Raises ConfigError where the command line chooses others."""
-    folder = resolve_model(init_from)
+def parent_values(init_from: str, given: Sequence[Given], recipe: str | None) -> Tree:
+    """What the checkpoint says of `model` and `tokenizer`, by dotted path. Raises ConfigError where the command line chooses others,
+    CheckpointError where there is none.
+
+    recipe: what says so where the command line does not.
+    """
+    try:
+        folder = resolve_model(init_from)
+    except CheckpointError as error:
+        if any(item.key == "init_from" for item in given):
+            raise
+        makers = [name for name in catalog.groups()["recipes"] if name.replace("/", "-") == Path(init_from).name]
+        makes = "".join(f" It is what lm train recipes={maker} writes." for maker in makers)
+        raise CheckpointError(f"recipes={recipe}: init_from={error.sentence}{makes}") from error
     for item in given:
         section = item.key.replace("/", ".").split(".")[0]
         if section == "tokenizer":

@@ -1,14 +1,15 @@
 """Which keys a composed tree may have, by dotted path, and what to say of one that it may not."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic.fields import FieldInfo
 
 from lm.cli.compose import catalog
 from lm.cli.compose.naming import known_keys
+from lm.cli.compose.nearest import meant
 from lm.errors import ConfigError
 from lm.schema import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, variant, variants
+from lm.spelling import nearest
 from lm.training.config import TrainConfig
 
 
@@ -54,30 +55,34 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
     if kinds and "" not in kinds and str(said.get("kind") if isinstance(said, dict) else None) not in kinds:
         return _no_kind(".".join(parts[: n - 1]), said, kinds)
     if n == 1:
-        return f"{here}: there is no such key. {_elsewhere(key, owner, tree)}"
+        return f"{here}: there is no such key. {_elsewhere(key, list(owner.model_fields), tree)}"
     kind = owner.model_fields.get("kind")
     own = [name for name in owner.model_fields if name != "kind"]
     said_kind = f" in kind '{kind.default}'" if kind else ""
     group = ".".join(parts[: n - 1])
     siblings = {name: sibling for name, sibling in kinds.items() if name and sibling is not owner}
     others = {name for sibling in siblings.values() for name in sibling.model_fields} - {*own, "kind"}
-    if (near := _nearest(key, [*own, *sorted(others)])) not in others:
-        return f"{here}: there is no such key{said_kind}. {did_you_mean(key, own)}"
+    if (near := nearest(key, [*own, *sorted(others)])) not in others:
+        return f"{here}: there is no such key{said_kind}. {_elsewhere(key, own, tree, group)}"
     having = [_with_kind(group, name) for name, sibling in siblings.items() if near in sibling.model_fields]
     meant = "only in others. Write" if near == key else f"Did you mean '{near}'? Write"
     return f"{here}: there is no such key{said_kind}{',' if near == key else '.'} {meant} {' or '.join(having)} {group}.{near}=..."
 
 
-def _elsewhere(key: str, owner: type[Config], tree: Tree) -> str:
-    """The nearest key at the top, or else the nearest of any section, those of the kinds at hand first."""
+def _elsewhere(key: str, own: Sequence[str], tree: Tree, section: str = "") -> str:
+    """What other programs call so, or sections have; else the nearest of this section's own; else, of a bare word, of any section. Keys
+    of the kinds at hand come first."""
     paths = [path for path, _ in fields(TrainConfig, tree)] + sorted(known_keys())
-    if _nearest(key, owner.model_fields) is None and (near := _nearest(key, [path.split(".")[-1] for path in paths])) is not None:
-        return f"Did you mean '{next(path for path in paths if path.split('.')[-1] == near)}'?"
-    return did_you_mean(key, owner.model_fields)
+    if found := meant(key, section, paths):
+        return f"Did you mean {' or '.join(map(repr, map(_as_group, found)))}?"
+    if not section and nearest(key, own) is None and (near := nearest(key, [path.split(".")[-1] for path in paths])) is not None:
+        return f"Did you mean '{_as_group(next(path for path in paths if path.split('.')[-1] == near))}'?"
+    return did_you_mean(key, own)
 
 
-def _nearest(key: str, names: Iterable[str]) -> str | None:
-    return next(iter(get_close_matches(key, list(names), n=1)), None)
+def _as_group(path: str) -> str:
+    """'model.ffn' -> 'model/ffn'; a key stays as it is."""
+    return group if (group := path.replace(".", "/")) in catalog.groups() else path
 
 
 def _with_kind(section: str, kind: str) -> str:

@@ -12,11 +12,11 @@ from lm.cli.compose.naming import job_names, told_apart
 from lm.errors import ConfigError, Interrupted, LmError, SweepError
 from lm.printing import note, say
 from lm.progress import quiet
-from lm.report.units import table
 from lm.storage.atomic import verify
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.launch.children import Children
+from lm.units import table
 
 
 @dataclass

@@ -23,9 +23,9 @@ from lm.cli.compose.overrides import expand
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.printing import answer, note, say
-from lm.report.units import si, table
 from lm.schema import Tree, did_you_mean, flatten, from_tree
 from lm.training.config import RunConfig
+from lm.units import counted, si, table
 
 DOINGS = ("plan", "run", "report", "noise")
 _LONGEST = 60  # of the names that are made up here
@@ -84,7 +84,7 @@ class Ablate(Verb):
         name, asked = _asked(self.study, overrides)
         folder = self._folder(name)
         begun = AskedStudy.read(folder)
-        if asked is None or (doing == "report" and begun):
+        if asked is None or (doing == "report" and begun is None):
             study = read_study(folder)
         else:
             config = self._config(asked, begun.study if begun else None)
@@ -105,6 +105,8 @@ class Ablate(Verb):
         say(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
 
     def _noise(self, overrides: list[str]) -> None:
+        if foreign := sorted(self.model_fields_set - {"name", "dir", "metric", "least_effect", "jobs", "threads"}):
+            raise ConfigError(f"{foreign[0]}: lm ablate noise runs one config, with seeds of its own, and compares nothing. Leave it out.")
         config = compose_config(overrides)
         folder = self._folder(cut(f"noise-{config.run.name}", _LONGEST))
         begun = AskedNoise.read(folder)
@@ -134,6 +136,8 @@ def _asked(study: str | None, overrides: list[str]) -> tuple[str, Tree | None]:
     if study is None:
         return _swept(overrides)
     if study.endswith((".yaml", ".yml")):
+        if not os.path.lexists(study):
+            raise ConfigError(f"study={study}: there is no such file. Check the path, or name one of: {', '.join(catalog.studies())}.")
         return Path(study).stem, _with(catalog.read(Path(study)), [], overrides)
     name, found = study.replace("/", "-"), catalog.study(study)
     if found is None and not overrides:
@@ -174,5 +178,6 @@ def _plan(study: Study) -> str:
     tuning = len(FACTORS) * len(study.config.tune_seeds) if study.config.tune else 0
     runs = len(study.variants) * (study.config.seeds + tuning)
     total = sum(size(cfg).flops for cfg in study.variants.values()) * (study.config.seeds + tuning)
-    said = f"{runs} runs: {len(study.variants)} variants x ({tuning} to tune {study.config.tune} + {study.config.seeds} seeds)"
+    variants = counted(len(study.variants), "variant")
+    said = f"{counted(runs, 'run')}: {variants} x ({tuning} to tune {study.config.tune} + {study.config.seeds} seeds)"
     return f"{table(rows, '')}\n\n{said if tuning else said.replace('0 to tune None + ', '')}, {si(total)}FLOPs in all"

@@ -15,6 +15,8 @@ class Compare(Writer):
     what an earlier comparison has written is replaced.
     """
 
+    words = None
+
     out: str = "compare"
     """Folder to write compare.png and compare.md into, or a file for the table alone, such as table.csv, .md, .tex or .json."""
     format: Literal["text", "md", "tex", "csv", "json"] = "text"

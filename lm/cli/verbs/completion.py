@@ -98,7 +98,7 @@ def _words() -> Iterator[tuple[str, list[str]]]:
         verb = find(name)
         own = [f"{key.rstrip('_')}={choice}" for key, field in verb.model_fields.items() for choice in _choices(field.annotation)]
         taken = [word for word in train if verb.takes is None or word.partition("=")[0].replace("/", ".").split(".")[0] in verb.takes]
-        yield name, [*verb.words, *own, *taken]
+        yield name, [*(verb.words or ()), *own, *taken]
 
 
 def _choices(annotation: object) -> list[str]:

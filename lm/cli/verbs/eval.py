@@ -8,9 +8,9 @@ from pydantic import Field
 from lm.cli.compose.sections import EXAMINED, take_examined
 from lm.cli.verb import Verb
 from lm.printing import answer, note
-from lm.report.units import table
 from lm.storage.model_folder import read_config, resolve_model
 from lm.storage.run_folder import RunFolder
+from lm.units import table
 
 _UNITS = {
     "val_loss": "nats/token", "tokens": "predicted", "zlib_bits_per_byte": "(level 9)", "val_label_loss": "nats/token of answers",
@@ -30,8 +30,8 @@ class Eval(Verb):
 
     from_: str
     """Run, model or checkpoint folder."""
-    split: Literal["val", "train", "all"] = "val"
-    """The part that `lm train` would hold out, the part that it would train on, or both."""
+    split: Literal["val", "train", "test", "all"] = "val"
+    """The part that `lm train` would validate on, the part that it would train on, what data.test_frac sets aside, or all."""
     micro_batch: int = Field(8, gt=0)
     """Rows per forward."""
     device: str = "auto"
@@ -43,7 +43,7 @@ class Eval(Verb):
         """Prints figures on stdout, progress on stderr."""
         model = resolve_model(self.from_)
         saved = read_config(model)
-        examined, says_length = take_examined(rest, list(type(self).model_fields), RunFolder.around(model))
+        examined, says_length = take_examined(rest, [name.rstrip("_") for name in type(self).model_fields], RunFolder.around(model))
         from lm.generation.examine import evaluate
 
         longest = saved.get("model", {}).get("max_seq_len")

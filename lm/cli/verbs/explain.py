@@ -10,9 +10,9 @@ from lm.cli.verb import Verb
 from lm.cli.views.text import default_text, sentence, type_text, value_text
 from lm.errors import ConfigError
 from lm.printing import answer
-from lm.report.units import table
 from lm.schema import Config, find_field, variant
 from lm.training.config import TrainConfig
+from lm.units import table
 
 
 class Explain(Verb):
@@ -25,6 +25,7 @@ class Explain(Verb):
     lm explain trainer.max_steps recipes=ablation/ffn     the same under a recipe or an override
     """
 
+    words = None
     takes = None
 
     def run(self, rest: list[str]) -> None:

@@ -4,6 +4,7 @@ from typing import Literal
 
 from lm.cli.verb import Writer
 from lm.printing import note, say
+from lm.units import si
 
 
 class Export(Writer):
@@ -34,7 +35,7 @@ class Export(Writer):
         found = export(
             self.from_, self.out, family=self.family, dtype=self.dtype, mtp=self.mtp, check=self.check, overwrite=self.overwrite, say=note,
         )  # fmt: skip
-        say(f"{found.folder}: {found.kind}, {found.n_parameters / 1e6:,.1f} M parameters")
+        say(f"{found.folder}: {found.kind}, {si(found.n_parameters)} parameters")
         if found.check is not None:
             how = f"float32, {found.check.rows} x {found.check.tokens} tokens, logits of std {found.check.spread:.2g}"
             say(f"largest logit difference to transformers: {found.check.difference:.1e} ({how})")

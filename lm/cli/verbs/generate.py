@@ -11,6 +11,7 @@ from lm.generation.sampling import SamplingConfig
 from lm.printing import note, raw
 from lm.progress import quiet
 from lm.schema import MaybeEmpty
+from lm.units import counted
 
 if TYPE_CHECKING:
     from lm.data.tokenizer.tokenizer import Tokenizer
@@ -102,7 +103,7 @@ class Generate(Verb, SamplingConfig):
         if found.slid:
             note(f"{which}went on beyond the context of {context}: each token has seen no more than {context} up to itself.")
         if found.cut_short:
-            why = f"{which}stopped after {found.n_tokens} tokens, since the context of {context} is full"
+            why = f"{which}stopped after {counted(found.n_tokens, 'token')}, since the context of {context} is full"
             note(f"{why} (max_tokens={self.max_tokens}).")
 
 

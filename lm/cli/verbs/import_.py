@@ -4,6 +4,7 @@ from pydantic import Field
 
 from lm.cli.verb import Writer
 from lm.printing import note, say
+from lm.units import si
 
 
 class Import(Writer):
@@ -31,4 +32,4 @@ class Import(Writer):
             self.from_, self.out, tokenizer=self.tokenizer, max_seq_len=self.max_seq_len, revision=self.revision,
             overwrite=self.overwrite, say=note,
         )  # fmt: skip
-        say(f"{found.folder}: {found.kind}, {found.n_parameters / 1e6:,.1f} M parameters. Try it: lm generate from={self.out} prompt=...")
+        say(f"{found.folder}: {found.kind}, {si(found.n_parameters)} parameters. Try it: lm generate from={self.out} prompt=...")

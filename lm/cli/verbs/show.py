@@ -13,9 +13,13 @@ from lm.nn.cost.count import Counts, count
 from lm.nn.cost.memory import Memory, Setting, memory
 from lm.nn.transformer import EncoderConfig, ModelConfig, build_model
 from lm.printing import answer
-from lm.report.units import si, table
 from lm.schema import Config
 from lm.training.config import Sized
+from lm.units import si, table
+
+_BESIDE = """
+These are tensors alone. The column `memory` of lm train has more: the peak of the whole process, Python and its
+libraries included; with CUDA the peak of what torch has reserved on the GPU."""
 
 
 class _Tokenized(Config):
@@ -26,9 +30,9 @@ class Show(Verb):
     """usage: lm show [model=PRESET | from=FOLDER] [overrides of lm train]
 
     Prints the modules with their parameters (equal blocks once), parameters in all and for one token, FLOPs and cache bytes per token, and
-    the memory that training needs on each rank. Weights are not built, and neither data nor tokenizer is read. Memory depends on
-    data.seq_len, data.global_batch, trainer.micro_batch, trainer.precision, trainer.checkpoint_blocks, optim, objective.chunk, strategy,
-    launch.devices and launch.nodes:
+    the memory that the tensors of a training need on each rank. Weights are not built, and neither data nor tokenizer is read. Memory
+    depends on data.seq_len, data.global_batch, trainer.micro_batch, trainer.precision, trainer.checkpoint_blocks, optim, objective.chunk,
+    strategy, launch.devices and launch.nodes:
 
       weights      4 bytes each, 2 in bf16-true; in bf16-mixed 2 more for the cast of each matrix; fsdp, zero3: a slice, and one block whole
       gradients    as many bytes as the weights; fsdp, zero2, zero3: a slice
@@ -61,6 +65,7 @@ class Show(Verb):
         answer("\n" + table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len)], ""))
         answer("\n" + _heading(shown, how))
         answer(table(_memory(memory(model, how), shown.strategy.offload)))
+        answer(_BESIDE)
 
 
 def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[tuple[str, str]]]:
@@ -100,7 +105,7 @@ def _figures(cfg: ModelConfig, counts: Counts, seq_len: int) -> list[tuple[str, 
 
 def _heading(shown: Sized, how: Setting) -> str:
     ranks = f", on each of {how.world} ranks with {shown.strategy.kind}" if how.world > 1 else ""
-    return f"memory of a step of {how.micro_batch} x {how.seq_len} tokens in {how.precision} with {shown.optim.kind}{ranks}"
+    return f"memory of the tensors of a step of {how.micro_batch} x {how.seq_len} tokens in {how.precision} with {shown.optim.kind}{ranks}"
 
 
 def _memory(found: Memory, offload: bool) -> list[tuple[str, str]]:

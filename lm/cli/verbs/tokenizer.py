@@ -8,6 +8,7 @@ from lm.cli.verb import Writer
 from lm.data.sources.base import Document
 from lm.printing import note, say
 from lm.storage.out import out_folder, require_free
+from lm.units import sized
 
 _OPTIONS = ("vocab_size", "pattern", "specials", "max_chars")
 _HELD_OUT_CHARS = 1 << 22
@@ -44,7 +45,7 @@ class Tokenizer(Writer):
         fewer = corpus.tokenizer.n_chars() and tokenizer.vocab_size < (corpus.tokenizer.size() or 0)
         short = ", fewer than asked for: the text has no more" if fewer else ""
         say(f"{self.out}: {tokenizer.vocab_size:,} tokens{short}")
-        say(f"{n_bytes / max(1, n_tokens):.3f} bytes a token on {n_bytes / 1e6:.2f} MB of held-out text")
+        say(f"{n_bytes / max(1, n_tokens):.3f} bytes a token on {sized(n_bytes)} of held-out text")
 
 
 def _held_out(sources: Iterator[Iterator[Document]]) -> Iterator[str]:

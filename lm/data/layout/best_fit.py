@@ -7,6 +7,7 @@ from lm.data.order import Ids
 from lm.data.store.shards import TokenStore
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED
+from lm.units import counted
 
 
 def best_fit(lengths: Ids, width: int) -> tuple[Ids, Ids]:
@@ -71,7 +72,7 @@ class BestFit:
         return Packed(tokens, following, documents, positions)
 
     def describe(self) -> str:
-        return f"{self.store.split}: {len(self):,} rows of {self.seq_len} tokens, {self.fill:.2%} full"
+        return f"{self.store.split}: {counted(len(self), 'row')} of {self.seq_len} tokens, {self.fill:.2%} full"
 
 
 def _cut(begins: Ids, lengths: Ids, width: int) -> tuple[Ids, Ids]:

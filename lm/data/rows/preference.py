@@ -17,6 +17,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import Batch
 from lm.nn.measure import Measure, Pairs
 from lm.nn.transformer import LM
+from lm.units import counted
 
 
 class DPOConfig(ObjectiveConfig):
@@ -69,7 +70,7 @@ class PreferenceRows(PartedRows):
 
     def describe(self) -> str:
         dropped = self._store.n_documents - len(self)
-        return f"{self._store.split}: {dropped:,} of {self._store.n_documents:,} pairs are too long and dropped" if dropped else ""
+        return f"{self._store.split}: dropped as too long: {dropped:,} of {counted(self._store.n_documents, 'pair')}" if dropped else ""
 
     def _examples(self, pair: int) -> list[Example]:
         bounds = [int(self._store.starts[pair]), int(self._middle[pair]), int(self._ends[pair])]

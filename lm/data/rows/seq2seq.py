@@ -16,6 +16,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
 from lm.schema import MOST
+from lm.units import counted
 
 _ROUND = 16
 
@@ -78,7 +79,8 @@ class Seq2SeqRows(PartedRows):
     def describe(self) -> str:
         cut = [int((lengths > limit).sum()) for lengths, limit in zip(self._lengths, self._limits, strict=True)]
         limits = f"over {self._limits[0]} or {self._limits[1]} tokens (data.seq_len, objective.target_len)"
-        return f"{self._store.split}: {cut[0]:,} sources and {cut[1]:,} targets of {len(self):,} are {limits} and cut" if any(cut) else ""
+        parts = f"{counted(cut[0], 'source')} and {counted(cut[1], 'target')} of {len(self):,}"
+        return f"{self._store.split}: {parts} cut, for being {limits}" if any(cut) else ""
 
     def _part(self, part: int, limit: int) -> Tokens:
         parts, store = self._store.parts, self._store

@@ -14,6 +14,7 @@ from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import Batch
+from lm.units import counted
 
 
 class SFTConfig(LikelihoodConfig):
@@ -66,10 +67,9 @@ class SFTRows(PartedRows):
     def describe(self) -> str:
         cut = int((self._lengths[self._kept] - 1 > self._seq_len).sum())
         dropped = len(self._lengths) - len(self._kept)
-        return (
-            f"{self._store.split}: {len(self._kept):,} chats in {len(self):,} rows of {self._seq_len} tokens, {self._fill:.1%} full;"
-            f" {cut:,} cut, {dropped:,} dropped with nothing to learn in the row"
-        )
+        rows = f"{counted(len(self), 'row')} of {self._seq_len} tokens, {self._fill:.1%} full"
+        left_out = f"{cut:,} cut, {dropped:,} dropped with nothing to learn in the row"
+        return f"{self._store.split}: {counted(len(self._kept), 'chat')} in {rows}; {left_out}"
 
     def _learnable(self) -> NDArray[np.bool_]:
         """(chats,) whether a learned token comes behind the first one and within the row."""

@@ -19,6 +19,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.progress import progress
 from lm.schema import Tree
 from lm.storage.atomic import replace_file
+from lm.units import counted
 
 Ids = NDArray[np.uint32]
 _BATCH_CHARS = 1 << 21
@@ -29,7 +30,7 @@ _AT_ONCE = 2  # batches that are encoded while one is written
 
 
 def tokenise(source: Source, passages: Iterable[Passage], tokenizer: Tokenizer, folder: Path, log: Log) -> Tree:
-    """Writes both splits into `folder`, going on where a killed process left off, and returns their part of index.json.
+    """Writes all splits into `folder`, going on where a killed process left off, and returns their part of index.json.
 
     passages: of all documents of the source, which is asked how far it is.
     """
@@ -74,7 +75,7 @@ def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
 
 
 class _Stores:
-    """Both splits while they are written, and what is counted on the way.
+    """All splits while they are written, and what is counted on the way.
 
     Up to where the state of a killed process reaches, documents are only counted: their tokens are there.
     """
@@ -90,7 +91,7 @@ class _Stores:
         self._zlib_in = self._zlib_out = 0
         self._chars = 0  # since the last state
         if self._written:
-            log(f"Going on after {self._written:,} documents that an earlier process has tokenised.")
+            log(f"Going on after {counted(self._written, 'document')} that an earlier process has tokenised.")
 
     def unwritten(self, passages: Iterable[Passage]) -> Iterator[Passage]:
         """The passages that are not in the stores yet; the documents of all are counted, and those of the validation packed."""

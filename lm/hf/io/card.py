@@ -4,6 +4,7 @@ from lm.hf.io.family import Family
 from lm.nn.transformer import LM
 from lm.schema import Tree
 from lm.storage.model_folder import read_config, resolve_model
+from lm.units import si
 
 _TASKS = {"decoder": "text-generation", "encoder": "fill-mask", "encoder_decoder": "text2text-generation"}
 
@@ -13,7 +14,7 @@ def model_card(source: str, family: Family, model: LM) -> str:
     saved = read_config(resolve_model(source))
     size = sum(p.numel() for p in model.parameters())
     facts = {
-        "Architecture": f"{family.architecture}, {size / 1e6:,.1f} M parameters",
+        "Architecture": f"{family.architecture}, {si(size)} parameters",
         "Context": f"{model.max_seq_len:,} tokens",
         "Run": _text(saved, "run"),
         "Optimizer steps": _text(saved, "step"),

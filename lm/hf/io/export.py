@@ -21,6 +21,7 @@ from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.nn.transformer import LM
 from lm.storage.model_folder import save_model
 from lm.storage.out import out_folder, require_free
+from lm.units import counted
 
 Say = Callable[[str], None]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -60,7 +61,7 @@ def export(
     if mtp == "keep" and not further:
         raise ConfigError("mtp=keep: the model has no blocks that predict further tokens (model.mtp is null). Leave it out.")
     if mtp == "drop" and further:
-        say(f"model.mtp: the {further} blocks that predict further tokens are left out")
+        say(f"model.mtp: left out: {counted(further, 'block')} for further tokens")
         drop_mtp(found)
     home = family_for(found.cfg, family)
     if dtype != "keep":

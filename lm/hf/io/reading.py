@@ -17,6 +17,7 @@ from lm.hf.options.keys import unheard
 from lm.nn.transformer import DecoderConfig, ModelConfig, build_model
 from lm.schema import Tree, did_you_mean
 from lm.storage.reading import read_json
+from lm.units import counted
 
 CONFIG = "config.json"
 
@@ -52,7 +53,7 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
     except CheckpointError as error:
         if not isinstance(cfg, DecoderConfig) or cfg.mtp is None:
             raise
-        notes.append(f"{CONFIG}: the {cfg.mtp.depth} layers that predict further tokens are left out: {error}")
+        notes.append(f"{CONFIG}: left out: {counted(cfg.mtp.depth, 'layer')} for further tokens: {error}")
         cfg = cfg.replace(mtp=None)
         weights = _weights(folder, files, family, cfg, ignored)
     if max_seq_len is not None:

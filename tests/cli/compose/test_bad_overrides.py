@@ -2,6 +2,11 @@
 
 import pytest
 
+from lm.cli.compose.compose import compose
+from lm.cli.compose.naming import known_keys
+from lm.cli.compose.nearest import OTHER_NAMES
+from lm.errors import ConfigError
+from lm.spelling import nearest
 from tests.conftest import Lm
 
 MISTAKES = {
@@ -27,6 +32,9 @@ MISTAKES = {
     "out of range": (["trainer.max_steps=-3"], ["trainer.max_steps: -3 does not fit", "greater than 0"]),
     "NaN": (["optim.lr=nan"], ["optim.lr: NaN does not fit", "finite number"]),
     "infinity": (["optim.lr=inf"], ["optim.lr: Infinity does not fit", "finite number"]),
+    "misspelt true": (["trainer.compile=ture"], ["trainer.compile: 'ture' is not an option", "Did you mean 'true'? Options: true, false."]),
+    "another word for true": (["trainer.compile=yes"], ["trainer.compile: 'yes' is not an option", "Options: ", "true", "false"]),
+    "one value for a list": (["trainer.freeze=3"], ["trainer.freeze: 3 does not fit", "a list, such as [a,b]"]),
     "unknown literal": (["trainer.precision=fp23"], ["trainer.precision: 'fp23' is not an option", "Did you mean 'fp32'?"]),
     "unknown option": (["optim=adamww"], ["optim: 'adamww' is not an option", "Did you mean 'adamw'?", "muon"]),
     "unknown slot option": (["model/ffn=gegly"], ["model/ffn: 'gegly' is not an option", "Did you mean 'geglu'?"]),
@@ -62,6 +70,7 @@ MISTAKES = {
     "unreadable key": (["öptim.lr=1"], ["öptim.lr: there is no such key", "Did you mean 'optim'?"]),
     "no key": (["geglu"], ["geglu", "key=value"]),
     "unknown flag": (["--multi"], ["--multi", "--multirun"]),
+    "key with dashes": (["--optim.lr=1"], ["--optim.lr=1: there is no such flag", "key=value"]),
     "run name that leaves the folder": (["run.name=../../etc/x"], ["run.name: '../../etc/x' cannot name a run folder"]),
     "run name too long": (["run.name=" + "x" * 300], ["run.name", "cannot name a run folder"]),
 }
@@ -98,3 +107,82 @@ def test_unknown_verb_is_answered_with_the_nearest(lm: Lm, args: list[str], near
     code, _, err = lm(*args)
     assert code == 2
     assert f"Did you mean '{near}'?" in err.splitlines()[-1]
+
+
+MEANT = {
+    "'trainer.max_steps'": "steps max_step epochs num_train_epochs max_iters trainer.steps",
+    "'optim.lr'": "lr lrr learning_rate trainer.lr optim.learning_rate",
+    "'data.global_batch' or 'trainer.micro_batch'": "batch_size batch model.batch_size",
+    "'trainer.micro_batch'": "micro_batch_size per_device_train_batch_size trainer.batch_size",
+    "'model.n_layers'": "layers n_layer num_layers num_hidden_layers model.num_layers",
+    "'model.attention.n_heads'": "heads n_head model.n_heads model.attention.heads",
+    "'model.d_model'": "d_model n_embd model.hidden_size",
+    "'launch.devices'": "gpus num_gpus nproc_per_node",
+    "'checkpoint.every'": "save_every save_steps trainer.save_every",
+    "'trainer.val_every'": "eval_every eval_interval trainer.eval_steps",
+    "'schedule.warmup_steps'": "warmup warmup_ratio optim.warmup schedule.warmup",
+    "'data.seq_len'": "seq_len block_size max_length data.context",
+    "'data.seq_len' or 'model.max_seq_len'": "context",
+    "'model.dropout'": "dropout",
+    "'model/norm'": "norm",
+    "'model/ffn'": "ffn",
+    "'trainer.device'": "device",
+    "'trainer.precision=bf16-mixed'": "bf16",
+    "'logger=wandb'": "wandb",
+    "'run.dir'": "output_dir",
+    "'tokenizer.vocab_size'": "vocab",
+    "'data.files'": "train_file",
+    "'optim'": "optimizer",
+    "'model'": "modle",
+    "'seed'": "seeds",
+}
+
+
+@pytest.mark.parametrize("name, key", [(name, key) for key, names in MEANT.items() for name in names.split()])
+def test_a_key_of_another_program_is_answered_with_ours(name: str, key: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        compose([f"{name}=1"])
+    assert f"Did you mean {key}" in raised.value.sentence
+
+
+@pytest.mark.parametrize(
+    "given, options, near",
+    [
+        ("tokens", ["top_k", "max_tokens", "prompt"], "max_tokens"),
+        ("max_new_tokens", ["top_k", "max_tokens", "prompt"], "max_tokens"),
+        ("temp", ["top_p", "temperature"], "temperature"),
+        ("output", ["format", "out"], "out"),
+        ("gpt2", ["pretrain/tiny", "pretrain/gpt2_124m"], "pretrain/gpt2_124m"),
+        ("eps", ["steps", "norm_eps"], "norm_eps"),
+        ("model/fnn", ["model", "model/ffn"], "model/ffn"),
+        ("xyz", ["out", "format"], None),
+        ("", ["out", "format"], None),
+    ],
+)
+def test_whole_words_of_a_name_are_nearer_than_its_letters(given: str, options: list[str], near: str | None) -> None:
+    assert nearest(given, options) == near
+
+
+def test_every_key_that_others_name_differently_exists() -> None:
+    for path in OTHER_NAMES:
+        assert path.partition("=")[0] in known_keys()
+
+
+@pytest.mark.parametrize(
+    "args, quoted",
+    [
+        (["train", "run.name=my", "run"], 'run.name="my run"'),
+        (["train", "data=text", "data.files=my", "old", "file.txt", "seed=1"], 'data.files="my old file.txt"'),
+        (["train", "-m", "seed=0,", "1"], 'seed="0, 1"'),
+        (["prepare", "data=text", "data.files=[a.txt,", "b.txt]"], 'data.files="[a.txt, b.txt]"'),
+        (["generate", "from=r", "prompt=hello", "world"], 'prompt="hello world"'),
+        (["generate", "from=r", "prompt=what's", "$HOME"], "prompt='what'\"'\"'s $HOME'"),
+        (["export", "from=r", "out=my", "model", "format=hf"], 'out="my model"'),
+        (["tokenizer", "out=my", "words"], 'out="my words"'),
+        (["ablate", "plan", "study=my", "study"], 'study="my study"'),
+    ],
+)
+def test_a_value_that_was_cut_at_a_space_is_shown_in_quotes(lm: Lm, args: list[str], quoted: str) -> None:
+    code, out, err = lm(*args)
+    assert (code, out) == (2, "")
+    assert f"write {quoted} in quotes" in err.splitlines()[-1]

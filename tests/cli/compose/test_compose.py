@@ -106,7 +106,7 @@ def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("recipes/pretrain/tiny.yaml", "optimm: {lr: 1}", ["optimm: there is no such key", "Did you mean 'optim'?"]),
         ("conf/optim/muon.yaml", "momentun: 0.9", ["optim.momentun: there is no such key", "Did you mean 'momentum'?"]),
-        ("conf/model/tiny.yaml", "n_layer: 2", ["model.n_layer: there is no such key", "Did you mean 'n_layers'?"]),
+        ("conf/model/tiny.yaml", "n_layer: 2", ["model.n_layer: there is no such key", "Did you mean 'model.n_layers'?"]),
         ("conf/optim/muon.yaml", "eps: small", ["optim.eps: 'small' does not fit", "number"]),
         ("conf/optim/muon.yaml", "eps: .nan", ["optim.eps: NaN does not fit", "finite"]),
         ("conf/optim/muon.yaml", "eps: [", ["not readable yaml"]),

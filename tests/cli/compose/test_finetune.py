@@ -6,6 +6,7 @@ import pytest
 
 from lm.cli.compose import catalog
 from lm.cli.compose.compose import Composition, compose
+from lm.errors import CheckpointError
 from lm.storage.model_folder import save_model
 from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.muon import MuonConfig
@@ -71,3 +72,17 @@ def test_a_recipe_of_fine_tuning_fits_the_context_of_its_parent(parent: str, rec
     assert "data.seq_len=64" in composition.notes[0]
     shorter = compose([f"recipes={recipe}", f"init_from={parent}", "data.seq_len=32"])
     assert shorter.tree["data"]["seq_len"] == 32
+
+
+@pytest.mark.parametrize(("recipe", "maker"), [("finetune/chat", "pretrain/tiny"), ("finetune/preferences", "finetune/chat")])
+def test_a_recipe_whose_parent_is_not_there_says_who_asks_for_it_and_what_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, maker: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = (
+        rf"^recipes={recipe}: init_from=runs/{maker.replace('/', '-')}: does not exist in {tmp_path}, .* lm train recipes={maker} writes\.$"
+    )
+    with pytest.raises(CheckpointError, match=said):
+        compose([f"recipes={recipe}", "data.files=a.jsonl"])
+    with pytest.raises(CheckpointError, match=r"^runs/mine: does not exist"):
+        compose([f"recipes={recipe}", "data.files=a.jsonl", "init_from=runs/mine"])

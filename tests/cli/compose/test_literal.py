@@ -34,6 +34,7 @@ def test_a_prompt_may_hold_anything(text: str) -> None:
 def test_other_fields_are_read_by_type() -> None:
     asked = asked_for(["top_k=12", "temperature=1e-3", "numbers=[1,2]"])
     assert (asked.top_k, asked.temperature, asked.numbers) == (12, 0.001, [1, 2])
+    assert [asked_for([f"ripe={text}"]).ripe for text in ("false", "False", "true", "True")] == [False, False, True, True]
     assert asked_for(["top_k=null"]).top_k is None
     assert asked_for(["numbers=3", "numbers=4"]).numbers == [3, 4]
 
@@ -53,7 +54,8 @@ def test_a_list_grows_with_every_mention() -> None:
         (["top_k=many"], ["top_k: 'many' does not fit", "integer"]),
         (["temperature=nan"], ["temperature", "does not fit"]),
         (["top_k=1", "top_k=2"], ["top_k: it was given twice"]),
-        (["ripe=yes"], ["ripe: 'yes' does not fit", "boolean"]),
+        (["ripe=ture"], ["ripe: 'ture' is not an option", "Did you mean 'true'? Options: true, false."]),
+        (["ripe=1"], ["ripe: '1' is not an option", "true", "false"]),
     ],
 )
 def test_a_mistake_is_told_in_one_sentence(args: list[str], expected: list[str]) -> None:

@@ -63,7 +63,7 @@ def test_a_value_that_must_be_set_is_said_to_be_missing(lm: Lm) -> None:
     assert "set data.files=..." in out
 
 
-@pytest.mark.parametrize(("key", "near"), [("model.attention.n_kv_head", "n_kv_heads"), ("optm", "optim"), ("n_kv_heads", KEY)])
+@pytest.mark.parametrize(("key", "near"), [("model.attention.n_kv_head", KEY), ("optm", "optim"), ("n_kv_heads", KEY)])
 def test_misspelt_path_is_answered_with_the_nearest(lm: Lm, key: str, near: str) -> None:
     code, out, err = lm("explain", key)
     assert (code, out) == (2, "")

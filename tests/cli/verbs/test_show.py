@@ -79,7 +79,7 @@ def memory_rows(lm: Lm, *args: str) -> dict[str, float]:
     given = [] if any(arg.startswith("trainer.micro_batch=") for arg in args) else ["trainer.micro_batch=1"]
     code, out, err = lm("show", "model=llama3_8b", *given, *args)
     assert (code, err) == (0, "")
-    rows = [line.split() for line in out.split("\n\n")[-1].splitlines()[1:]]
+    rows = [line.split() for line in out.split("\n\n")[-2].splitlines()[1:]]
     return {row[0]: float(row[1].replace(",", "")) * (1024 if row[2] == "GiB" else 1) for row in rows}
 
 
@@ -113,7 +113,12 @@ def test_rows_of_a_micro_batch_are_those_that_training_takes(lm: Lm) -> None:
 
     assert "step of 6 x 256 tokens in fp32" in heading("data.global_batch=12", "trainer.micro_batch=8")  # 2 x 6, for 8 does not divide 12
     spread = heading("data.global_batch=12", "trainer.micro_batch=8", "optim=adamw", "strategy=zero1", "launch.devices=3")
-    assert spread == "memory of a step of 4 x 256 tokens in fp32 with adamw, on each of 3 ranks with zero1"
+    assert spread == "memory of the tensors of a step of 4 x 256 tokens in fp32 with adamw, on each of 3 ranks with zero1"
+
+
+def test_the_two_memories_of_show_and_train_are_told_apart(lm: Lm) -> None:
+    said = " ".join(lm("show")[1].split("\n\n")[-1].split())
+    assert said.startswith("These are tensors alone. The column `memory` of lm train has more: the peak of the whole process")
 
 
 def test_checkpointed_blocks_take_less_memory(lm: Lm) -> None:

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import multiprocessing
 import os
@@ -57,6 +58,26 @@ def test_a_lone_text_is_its_two_parts(prepare_text: Prepare, tmp_path: Path) -> 
     assert stream(found.train, found.tokenizer) + stream(found.val, found.tokenizer) == TEXT
     val = stream(found.val, found.tokenizer).encode()
     assert found.val.n_bytes == len(val) and found.zlib_bits_per_byte == pytest.approx(8 * len(zlib.compress(val, 9)) / len(val))
+
+
+def test_a_test_is_set_aside_from_what_validates_and_training_stays(prepare_text: Prepare, tmp_path: Path) -> None:
+    """Seen to fail with the hash that holds documents out: then all of them, or none, were for the test."""
+    records = write(tmp_path / "a.jsonl", "".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(2000)))
+    text = write(tmp_path / "a.txt", TEXT)
+    for path, n_val, n_test in [(records, 100, 100), (text, 1, 1)]:
+        whole, apart = prepare_text(path), prepare_text(path, test_frac=0.5)
+        assert stream(apart.train, apart.tokenizer) == stream(whole.train, whole.tokenizer) and whole.n_tokens("test") == 0
+        test = apart.parts[""].stores["test"]
+        assert apart.val.n_documents == pytest.approx(n_val, abs=25) and test.n_documents == pytest.approx(n_test, abs=25)
+        assert test.n_tokens == pytest.approx(apart.val.n_tokens, rel=0.3)
+        joined = stream(apart.val, apart.tokenizer) + stream(test, apart.tokenizer)
+        assert (joined == stream(whole.val, whole.tokenizer)) is (path == text)
+        assert sorted(joined.split()) == sorted(stream(whole.val, whole.tokenizer).split())
+
+
+def test_a_test_without_documents_is_an_error(prepare_text: Prepare, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"test_frac=0.5: 0 documents for the test in .*, and 1 for validation. Raise"):
+        prepare_text(write(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": "b"}\n'), test_frac=0.5)
 
 
 @pytest.mark.parametrize("tokenizer", [BytesConfig(), BPEConfig(vocab_size=300)])
@@ -144,7 +165,7 @@ def test_an_empty_corpus_is_refused_with_what_was_looked_at(
 
 def test_a_corpus_whose_records_are_all_broken_says_how_many_were_skipped(prepare_text: Prepare, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", "{\n{\n")
-    with pytest.raises(ConfigError, match=r"0 documents for training in .*a.jsonl \(2 broken records were skipped\)"):
+    with pytest.raises(ConfigError, match=r"0 documents for training in .*a.jsonl \(2 broken records skipped\)"):
         prepare_text(path, on_bad_record="skip")
 
 
@@ -181,6 +202,44 @@ def test_documents_in_both_splits_are_counted_and_reported(tmp_path: Path) -> No
     cfg = TextConfig(files=str(train), val_files=str(val), cache_dir=str(tmp_path / "cache"))
     assert prepare(cfg, BytesConfig(), log=lines.append).contaminated == 3
     assert any("3 training documents are in validation too" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {"a.jsonl": 12},
+            "val: held out is data.val_frac=0.1 of all on average, as a hash of each decides, and at least one. Change that, or",
+        ),
+        ({"a.txt": 12}, "val: held out is data.val_frac=0.1 of the text, its end. Change that, or name data.val_files."),
+        ({"a.jsonl": 400}, None),
+        ({"a.jsonl": 12, "b.jsonl": 3}, None),
+    ],
+    ids=["a few records", "one text", "many records", "named"],
+)
+def test_what_a_small_file_holds_out_is_said_with_the_key_that_decides(tmp_path: Path, files: dict[str, int], expected: str | None) -> None:
+    train, *val = (
+        write(tmp_path / name, "".join(json.dumps({"text": f"{name} {n}"}) + "\n" for n in range(many))) for name, many in files.items()
+    )
+    lines: list[str] = []
+    prepare(
+        TextConfig(files=str(train), val_files=list(map(str, val)) or None, cache_dir=str(tmp_path / "cache")),
+        BytesConfig(),
+        log=lines.append,
+    )
+    said = [line for line in lines if "held out" in line]
+    assert len(said) == (expected is not None) and said[:1] == [line for line in said if line.startswith(expected or "-")]
+    assert lines[0].startswith("train: ") and " MB" not in lines[0] and not [line for line in lines if " 1 documents" in line]
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(3, []), (9, ["val: "])], ids=["a few", "most"])
+def test_text_that_training_shares_is_told_where_it_is_most_of_the_validation(tmp_path: Path, shared: int, expected: list[str]) -> None:
+    common = [f"line {n} of text that both of them have" for n in range(shared)]
+    own = [[hashlib.sha256(f"{name}{n}".encode()).hexdigest() for n in range(10 - shared)] for name in "ab"]
+    train, val = (write(tmp_path / f"{name}.txt", "".join(common + lines)) for name, lines in zip("ab", own, strict=True))
+    lines: list[str] = []
+    prepare(TextConfig(files=str(train), val_files=str(val), cache_dir=str(tmp_path / "cache")), BytesConfig(), log=lines.append)
+    assert [line[:5] for line in lines if "runs of 13 tokens are in training too" in line] == expected
 
 
 def test_a_validation_that_is_mostly_in_training_is_refused(tmp_path: Path) -> None:

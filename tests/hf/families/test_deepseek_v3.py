@@ -117,7 +117,7 @@ def test_layers_that_predict_further_tokens_are_left_out_where_they_do_not_fit(t
         found = read_hf(tmp_path / "hf")
         assert isinstance(found.config, DecoderConfig) and found.config.mtp is None
         assert not any(name.startswith("mtp.") for name in found.weights)
-        assert any("the 1 layers that predict further tokens are left out" in note and reason in note for note in found.notes)
+        assert any("left out: 1 layer for further tokens" in note and reason in note for note in found.notes)
 
 
 def test_layers_beyond_those_that_config_json_names_are_refused(tmp_path: Path) -> None:

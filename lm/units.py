@@ -21,6 +21,16 @@ def si(value: float | None) -> str:
     return f"{value:.3g}"
 
 
+def counted(n: int, noun: str) -> str:
+    """1 document; 2 documents; 12,345 documents."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def sized(n_bytes: int) -> str:
+    """317 bytes; 12.3 kB; 1.25 GB."""
+    return counted(n_bytes, "byte") if n_bytes < 1000 else f"{si(n_bytes)}B"
+
+
 def fixed(value: float | None, error: float | None = None) -> str:
     """Four decimals, with the standard error where there is one."""
     if value is None:

@@ -1,0 +1,70 @@
+"""Which key a person means who names it as other programs do, or leaves its section out."""
+
+from collections.abc import Iterable
+
+from lm.spelling import words
+
+OTHER_NAMES = {  # in transformers' Trainer and configs, nanoGPT, litgpt and Lightning
+    "checkpoint.every": "checkpoint_every checkpoint_interval ckpt_every ckpt_interval save_every save_interval save_steps",
+    "checkpoint.keep_last": "keep max_to_keep save_total_limit save_top_k",
+    "data.files": "corpus data_dir data_path dataset_path file input input_file path text text_file train_data train_file train_files",
+    "data.global_batch": "batch batch_size bs global_batch_size train_batch_size",
+    "data.seq_len": (
+        "block_size context context_len context_length ctx_len max_len max_length max_seq_length n_ctx seq_length sequence_length"
+    ),
+    "data.val_frac": "eval_split test_size val_ratio val_size validation_split",
+    "data.workers": "dataloader_num_workers n_workers num_workers",
+    "init_from": "base base_model checkpoint_path ckpt ckpt_path from load_from model_name_or_path parent pretrained resume_from",
+    "launch.devices": "gpus n_gpu n_gpus ngpu nproc nproc_per_node num_gpus num_processes world_size",
+    "launch.nodes": "machines nnodes",
+    "logger": "report_to",
+    "logger=wandb": "use_wandb wandb wandb_log",
+    "model.attention.n_heads": "attention_heads heads n_head num_attention_heads",
+    "model.attention.n_kv_heads": "n_query_groups num_key_value_heads",
+    "model.d_model": "dim emb_dim embed_dim embedding_size hidden_dim hidden_size model_dim n_embd width",
+    "model.ffn.hidden": "d_ff ffn_dim ffn_hidden ffn_hidden_size hidden_size intermediate_size mlp_hidden",
+    "model.head.tied": "tie_embeddings tie_weights tie_word_embeddings weight_tying",
+    "model.max_seq_len": "context context_len context_length max_position_embeddings n_positions",
+    "model.n_layers": "depth num_hidden_layers",
+    "model.position.theta": "rope_base",
+    "optim.beta1": "betas",
+    "optim.beta2": "betas",
+    "optim.clip": "clip_grad_norm clip_norm grad_norm gradient_clip_val max_grad_norm",
+    "optim.eps": "adam_epsilon epsilon",
+    "optim.lr": "base_lr learning_rate max_lr peak_lr",
+    "optim.weight_decay": "wd",
+    "resume.mode": "resume_from_checkpoint",
+    "run.dir": "checkpoint_dir log_dir logdir logging_dir out out_dir output output_dir save_dir",
+    "run.name": "exp_name experiment run_name",
+    "schedule": "lr_schedule lr_scheduler lr_scheduler_type",
+    "schedule.final_frac": "final_lr lr_min min_lr min_lr_ratio",
+    "schedule.warmup_steps": "num_warmup_steps warmup warmup_iters warmup_ratio",
+    "strategy=ddp": "ddp",
+    "strategy=fsdp": "fsdp",
+    "strategy=zero2": "deepspeed zero",
+    "tokenizer.vocab_size": "vocab vocab_size vocabulary vocabulary_size",
+    "trainer.checkpoint_blocks": "activation_checkpointing gradient_checkpointing recompute",
+    "trainer.early_stop": "early_stopping early_stopping_patience patience",
+    "trainer.log_every": "log_interval log_steps logging_steps",
+    "trainer.max_steps": (
+        "epochs iterations iters max_epochs max_iters n_iters n_steps num_epochs num_steps num_train_epochs steps tokens train_steps"
+    ),
+    "trainer.micro_batch": (
+        "accumulation batch batch_size device_batch_size grad_accum gradient_accumulation_steps micro_batch_size"
+        " per_device_train_batch_size"
+    ),
+    "trainer.precision": "dtype fp16 torch_dtype",
+    "trainer.precision=bf16-mixed": "amp bf16 bfloat16 mixed_precision",
+    "trainer.val_every": "eval_every eval_freq eval_interval eval_steps evaluation_strategy val_check_interval val_interval",
+    "trainer=gpu": "cuda gpu",
+}
+
+
+def meant(key: str, section: str, paths: Iterable[str]) -> list[str]:
+    """Returns what this key is called here, or else the shallowest path whose last part has the same words; of several those in the
+    section. The values go with some: 'logger=wandb'."""
+    found = [path for path, names in OTHER_NAMES.items() if key.lower() in names.split()]
+    if not found:
+        same = [path for path in paths if words(path.rpartition(".")[2]) == words(key)]
+        found = sorted(same, key=lambda path: (not path.startswith(f"{section}."), path.count(".")))[:1]
+    return [path for path in found if path.startswith(f"{section}.")] or found

@@ -1,0 +1,23 @@
+"""Which of several names a person means."""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+
+def words(key: str) -> frozenset[str]:
+    """Returns the parts of a name, one form for singular and plural: those of `n_layers` are those of `num_layer`."""
+    parts = [part.rstrip("s") for part in re.split(r"[^a-z0-9]+", key.lower())]
+    return frozenset("n" if part == "num" else part for part in parts if part)
+
+
+def nearest(given: str, options: Iterable[str]) -> str | None:
+    """Returns the option that is a slip of the key away; else one that has all words of what was given, or only such, as max_steps has
+    those of `steps`; else one that begins it or begins with it; else one written somewhat alike; None where none is near."""
+    options, mine = list(options), words(given)
+    theirs = {option: words(option) for option in options}
+    inside = [option for option, each in theirs.items() if mine and each and (mine <= each or each <= mine)]
+    inside.sort(key=lambda option: -len(mine & theirs[option]) / len(mine | theirs[option]))
+    begun = [option for option in options if min(len(given), len(option)) > 2 and (option.startswith(given) or given.startswith(option))]
+    slips, alike = (difflib.get_close_matches(given, options, n=1, cutoff=cutoff) for cutoff in (0.85, 0.6))
+    return next(iter([*slips, *inside, *begun, *alike]), None)

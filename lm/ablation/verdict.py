@@ -162,7 +162,12 @@ def sentences(found: Tree) -> list[str]:
     said = []
     for name, row in found["variants"].items():
         difference = row["difference"]
-        if difference is None or difference["mean"] is None:
+        if difference is None or difference["p"] is None:
+            continue
+        if difference["mean"] is None:
+            lost = f"{row['diverged']} of {len(row['runs'])} runs of {name} and {found['variants'][base]['diverged']} of {base} diverged"
+            n, p = len(difference["pairs"]), difference["p"]
+            said.append(f"{lost}; a sign test over {n} pairs of seeds gives p = {p:.2g} after Holm's correction: {difference['verdict']}.")
             continue
         low, high = difference["interval"]
         n, p = len(difference["pairs"]), difference["p"]

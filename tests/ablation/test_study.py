@@ -49,7 +49,7 @@ def verdict(folder: Path) -> Tree:
     return dict(json.loads((folder / "ffn/verdict.json").read_text()))
 
 
-def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(ablate: Ablate, tmp_path: Path) -> None:
+def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(ablate: Ablate, lm: Lm, tmp_path: Path) -> None:
     code, out, err = ablate(FFN, "seeds=2", "jobs=2")
     assert (code, err.count(": 4 runs to go")) == (0, 1)
     first = verdict(tmp_path)
@@ -71,6 +71,9 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(ablate: Abl
     assert code == 2 and "relu2" in err.splitlines()[-1]
     report = (tmp_path / "ffn/report.md").read_text()
     assert "| gelu | " in report and "Holm-corrected p" in report and "Say tune=optim.lr" in report
+    _, out, err = lm("compare", "ffn", "format=csv")
+    baseline = [line.partition(" ")[0] for line in out.splitlines() if ",baseline," in line]
+    assert baseline == ["swiglu-seed-0"] and "the baseline is that of the study, swiglu" in err  # not gelu, which comes first
     shutil.rmtree(tmp_path / "ffn/gelu-seed-2/model")
     assert [job.name for job in read_study(tmp_path / "ffn").missing()] == ["gelu-seed-2"]
 

@@ -1,7 +1,7 @@
 """What a study asks: named variants of one baseline, how they are made comparable, and what difference is worth acting on."""
 
 import re
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,7 +18,7 @@ class StudyConfig(Config):
     variants: dict[str, list[str]]
     """Overrides by the name of each variant, the baseline included."""
     baseline: str
-    """Name of the variant that the others are compared with."""
+    """Name of the variant that the others are compared with; the first one unless it is given."""
     match: Literal["tokens", "params", "flops"] = "tokens"
     """What is equal in all variants beside the tokens: nothing, or the parameters; or the FLOPs of the training instead of the tokens."""
     knob: str | None = None
@@ -49,6 +49,15 @@ class StudyConfig(Config):
         if len(variants) < 2:
             raise ValueError(f"{len(variants)} variants were given, and a comparison takes two. Name another one.")
         return variants
+
+    @model_validator(mode="before")
+    @classmethod
+    def _against_the_first(cls, tree: Any) -> Any:
+        """Without a baseline it is the first variant."""
+        variants = tree.get("variants") if isinstance(tree, dict) else None
+        if not variants or not isinstance(variants, dict) or tree.get("baseline") is not None:
+            return tree
+        return {**tree, "baseline": next(iter(variants))}
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -7,7 +7,7 @@ from typing import Any
 from lm.ablation.config import StudyConfig
 from lm.errors import ConfigError
 from lm.nn.cost.count import Counts, count
-from lm.schema import find_field, from_tree
+from lm.schema import find_field, from_tree, members
 from lm.training.config import TrainConfig
 
 TOLERANCE = 0.005
@@ -70,7 +70,7 @@ _MEASURES: dict[str, Callable[[TrainConfig], int]] = {"params": _parameters, "fl
 def _solved(name: str, cfg: TrainConfig, key: str, measure: Callable[[TrainConfig], int], target: int) -> TrainConfig:
     """By bisection: every measure grows with its knob."""
     _, field = find_field(TrainConfig, cfg.tree(), key.split("."))
-    if field is None or int not in (field.annotation, *getattr(field.annotation, "__args__", ())):
+    if field is None or int not in members(field.annotation):
         raise ConfigError(f"knob={key}: variant {name} has no such whole number. Name a setting that every variant has.")
 
     def at(value: int) -> int | None:

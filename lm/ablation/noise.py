@@ -1,24 +1,39 @@
 """How noisy a setting is: the spread of runs of one config, split into initial weights and order, and the seeds that an effect takes."""
 
+import json
 import math
 from pathlib import Path
+from typing import ClassVar
 
-from lm.ablation.study import Job, Runs
+from pydantic import Field
+
+from lm.ablation.runs import Asked, Job, Runs
 from lm.errors import ConfigError
 from lm.report.statistics import Noise, seeds_needed, split_noise
 from lm.schema import Tree
-from lm.storage.atomic import write_json
+from lm.storage.atomic import replace_file
 from lm.training.config import TrainConfig
 
 SIDE = 3  # seeds of initial weights, and as many of data and dropout: every pair of them
 
 
+class AskedNoise(Asked):
+    """What is in noise-asked.json."""
+
+    file: ClassVar[str] = "noise-asked.json"
+
+    threads: int = Field(ge=1, le=1024)
+    """Threads of each run: another number gives other bits."""
+    config: TrainConfig
+    """The config of all runs; seed, name and folder of a run are its own."""
+
+
 class NoiseRuns(Runs):
     """A square of runs of one config: a row for each `seed.init`, a column for each `seed.data` and `seed.dropout`."""
 
-    def __init__(self, folder: Path, config: TrainConfig, metric: str, threads: int) -> None:
-        super().__init__(folder, metric, threads)
-        self._config = config
+    def __init__(self, folder: Path, asked: AskedNoise, metric: str) -> None:
+        super().__init__(folder, asked, metric, asked.threads)
+        self._config = asked.config
 
     def jobs(self) -> list[list[Job]]:
         """Returns the runs, by row."""
@@ -34,7 +49,7 @@ class NoiseRuns(Runs):
         if any(len(row) < SIDE for row in known):
             raise ConfigError(f"{self.folder}: {sum(map(len, known))} of {SIDE**2} runs have a finite {self.metric}. Run the others.")
         found = {"metric": self.metric, "runs": known, **vars(split_noise(known))}
-        write_json(self.folder / "noise.json", found)
+        replace_file(self.folder / "noise.json", json.dumps(found, indent=1))
         return found
 
     def _job(self, init: int, order: int) -> Job:

@@ -1,16 +1,15 @@
-"""What a study has found: verdict.json for programs, report.md for people."""
+"""What a study has found, as a tree and as words."""
 
-import json
 import math
 from dataclasses import asdict
 from typing import Any
 
 from lm.ablation.config import StudyConfig
+from lm.ablation.found import Found
 from lm.ablation.matching import size
 from lm.ablation.study import Study
 from lm.report.statistics import ALPHA, Difference, differences
-from lm.schema import Tree, flatten
-from lm.storage.atomic import replace_file
+from lm.schema import Tree, flatten, from_tree
 from lm.units import si
 
 FEW_SEEDS = 5
@@ -23,37 +22,56 @@ def verdict(study: Study) -> Tree:
         results[config.baseline], {name: runs for name, runs in results.items() if name != config.baseline}, config.least_effect
     )
     rows = {name: _row(study, name, results[name], found.get(name)) for name in study.variants}
-    return {
+    told = {
         "study": study.folder.name,
         "hash": study.hash,
         "metric": config.metric,
         "baseline": config.baseline,
+        "match": config.match,
+        "knob": config.moved,
         "least_effect": config.least_effect,
         "seeds": config.seeds,
         "level": ALPHA,
         "variants": rows,
         "warnings": _warnings(config, rows, found),
     }
-
-
-def write_verdict(study: Study) -> Tree:
-    """Writes verdict.json and report.md beside the runs, and returns the first."""
-    found = verdict(study)
-    replace_file(study.folder / "verdict.json", json.dumps(found, indent=1, allow_nan=False))
-    replace_file(study.folder / "report.md", report(found))
-    return found
+    return from_tree(Found, told, "verdict.json").tree()
 
 
 def report(found: Tree) -> str:
     """Returns the page: a table, what it rests on, one sentence for a paper, what to know before believing it."""
-    rows = [_cells(name, row, found) for name, row in found["variants"].items()]
-    metric = f"{found['metric']} (mean of {found['seeds']} seeds)"
-    head = ["variant", "verdict", metric, "difference [95 %]", "p (Holm)", "tuned", "parameters", "tokens", "FLOPs"]
-    lines = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]]
-    parts = [f"# {found['study']}", "\n".join(lines), _sentences(found), _method(found)]
+    sizes = [row["size"] for row in found["variants"].values()]
+    costs = [("parameters", "tokens", "FLOPs"), *((f"{size['parameters']:,}", si(size["tokens"]), si(size["flops"])) for size in sizes)]
+    head, *rows = [(*cells, *cost) for cells, cost in zip(cells(found), costs, strict=True)]
+    lines = ["| " + " | ".join(each) + " |" for each in [head, ["---"] * len(head), *rows]]
+    parts = [f"# {found['study']}", "\n".join(lines), "\n".join(f"> {sentence}" for sentence in sentences(found)), method(found)]
     if found["warnings"]:
         parts.append("## Before believing it\n\n" + "\n".join(f"- {warning}" for warning in found["warnings"]))
     return "\n\n".join(parts) + "\n"
+
+
+def cells(found: Tree) -> list[tuple[str, ...]]:
+    """Returns the table of verdict.json, its head first: how each variant did, and what that says."""
+    metric = f"{found['metric']} (mean of {found['seeds']} seeds)"
+    rows: list[tuple[str, ...]] = [("variant", metric, "difference [95 %]", "p (Holm)", "verdict", "tuned")]
+    for name, row in found["variants"].items():
+        told, tuned, tuning = row["difference"] or {}, row["tuned"], row["tuning"]
+        mean = f"{row['mean']:.4f}" if row["mean"] is not None else "-"
+        away = f"{told['mean']:+.4f} [{told['interval'][0]:+.4f}, {told['interval'][1]:+.4f}]" if told.get("mean") is not None else "-"
+        p = f"{told['p']:.3g}" if told.get("p") is not None else "-"
+        value = f"{tuning['ended']} of {tuning['runs']} runs" if tuning else "-"
+        if tuned:
+            value = f"{tuned['value']:.3g}{' (edge)' if tuned['at_edge'] else ''}"
+        rows.append((name, mean, away, p, _verdict(told), value))
+    return rows
+
+
+def _verdict(difference: Tree) -> str:
+    """With what would tell where nothing does."""
+    if not difference:
+        return "baseline"
+    more = difference["more_seeds"]
+    return difference["verdict"] + (f" ({more} more {'seed' if more == 1 else 'seeds'} would)" if more else "")
 
 
 def _results(study: Study) -> dict[str, dict[int, float]]:
@@ -71,10 +89,17 @@ def _row(study: Study, name: str, runs: dict[int, float], difference: Difference
         "diverged": len(runs) - len(finite),
         "mean": sum(finite) / len(finite) if finite and len(finite) == len(runs) else None,
         "tuned": {"key": study.config.tune, "value": tuned.best, "at_edge": tuned.at_edge, "tried": tried} if tuned else None,
-        "size": asdict(cost),
+        "tuning": _tuning(study, name) if study.config.tune and not tuned else None,
+        "size": {**asdict(cost), "flops": float(cost.flops)},  # beyond 64 bits where the study is large
         "knob": flatten(study.variants[name].tree()).get(str(study.config.moved)) if study.config.moved else None,
         "difference": _plain(asdict(difference)) if difference is not None else None,
     }
+
+
+def _tuning(study: Study, name: str) -> Tree:
+    """How far tuning is."""
+    results = [study.result(job) for job in study.tuning(name)]
+    return {"ended": sum(result is not None for result in results), "runs": len(results)}
 
 
 def _plain(value: Any) -> Any:
@@ -105,8 +130,11 @@ def _warnings(config: StudyConfig, rows: Tree, found: dict[str, Difference]) -> 
         if row["size"]["tokens"] != base["tokens"]:
             notes.append(f"{name}: {row['size']['tokens']:,} tokens against {base['tokens']:,}, as match={config.match} makes it.")
         if row["diverged"]:
-            notes.append(f"{name}: {row['diverged']} of {len(row['runs'])} runs diverged; it has no mean, and is judged by ranks.")
-        if len(row["runs"]) < config.seeds:
+            said = "it has no mean, and is judged by a sign test over the pairs"
+            notes.append(f"{name}: {row['diverged']} of {len(row['runs'])} runs diverged; {said}.")
+        if tuning := row["tuning"]:
+            notes.append(f"{name}: {tuning['ended']} of {tuning['runs']} tuning runs have ended. The same command runs the others.")
+        elif len(row["runs"]) < config.seeds:
             notes.append(f"{name}: {len(row['runs'])} of {config.seeds} runs have ended. The same command runs the others.")
     for name, difference in found.items():
         if (
@@ -120,29 +148,8 @@ def _warnings(config: StudyConfig, rows: Tree, found: dict[str, Difference]) -> 
     return notes
 
 
-def _cells(name: str, row: Tree, found: Tree) -> list[str]:
-    difference = row["difference"]
-    mean = f"{row['mean']:.4f}" if row["mean"] is not None else "-"
-    told = verdict_text(found, name)
-    span = "-"
-    if difference and difference["mean"] is not None:
-        span = f"{difference['mean']:+.4f} [{difference['interval'][0]:+.4f}, {difference['interval'][1]:+.4f}]"
-    p = f"{difference['p']:.3g}" if difference and difference["p"] is not None else "-"
-    tuned = f"{row['tuned']['value']:.3g}" + (" (edge)" if row["tuned"]["at_edge"] else "") if row["tuned"] else "-"
-    cost = row["size"]
-    return [name, told, mean, span, p, tuned, f"{cost['parameters']:,}", si(cost["tokens"]), si(cost["flops"])]
-
-
-def verdict_text(found: Tree, name: str) -> str:
-    """Returns the verdict on a variant, with what would tell where nothing does."""
-    difference = found["variants"][name]["difference"]
-    if difference is None:
-        return "baseline"
-    more = difference["more_seeds"]
-    return difference["verdict"] + (f" ({more} more {'seed' if more == 1 else 'seeds'} would)" if more else "")
-
-
-def _sentences(found: Tree) -> str:
+def sentences(found: Tree) -> list[str]:
+    """Returns one for each variant that has a difference, ready for a paper."""
     base = found["baseline"]
     said = []
     for name, row in found["variants"].items():
@@ -156,10 +163,11 @@ def _sentences(found: Tree) -> str:
             f" paired t-test over {n} seeds, Holm-corrected p = {p:.2g}): {difference['verdict']}"
             + (f" {found['least_effect']:g}." if difference["verdict"] == "equal within" else ".")
         )
-    return "\n".join(f"> {sentence}" for sentence in said)
+    return said
 
 
-def _method(found: Tree) -> str:
+def method(found: Tree) -> str:
+    """Returns how it was compared, and what that assumes: item 7 of the NeurIPS checklist."""
     least = f"{found['least_effect']:g}"
     return (
         f"Each variant ran with the seeds 0 to {found['seeds'] - 1}, which move initial weights, data order and dropout. Differences are"

@@ -22,6 +22,8 @@ class DataConfig(Slot, group="data"):
     """Rows per optimizer step over all ranks; does not depend on the machine."""
     val_rows: int | None = Field(None, gt=0)
     """Rows in a validation; always the same ones, spread evenly. null: all."""
+    test_frac: float = Field(0.0, ge=0, lt=1)
+    """Part of the held-out text that no validation reads: a training is tested on val_rows rows of it once, behind its last step."""
     packing: Literal["split", "fit", "none"] | None = None
     """split: one stream of documents, cut every seq_len tokens; fit: whole documents side by side, none cut that fits a row; none: one
     a row, padded. null: split for texts, fit for chats, none for pairs and preferences."""

@@ -82,19 +82,6 @@ class _Alone:
         return list(values)
 
 
-def evaluate(
-    model: LM,
-    rows: Rows,
-    ids: NDArray[np.int64],
-    tokenizer: Tokenizer,
-    micro_batch: int,
-    among: Sharers | None = None,
-    measure: Measure | None = None,
-) -> Evaluation:
-    """Means of `totals`."""
-    return totals(model, rows, ids, tokenizer, micro_batch, among, measure).figures()
-
-
 def totals(
     model: LM,
     rows: Rows,

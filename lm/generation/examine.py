@@ -14,6 +14,7 @@ from lm.data.layout.mixed import MixedRows
 from lm.data.order import spread
 from lm.data.rows.base import Rows, usual
 from lm.data.rows.build import build_rows
+from lm.data.sources.base import SPLITS
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -25,7 +26,7 @@ from lm.schema import Config, from_tree
 from lm.storage.model_folder import resolve_model
 from lm.storage.run_folder import RunFolder
 
-Split = Literal["val", "train", "all"]
+Split = Literal["val", "train", "test", "all"]
 
 
 class Examination(Evaluation):
@@ -70,7 +71,7 @@ def evaluate(
     model: a run, model or checkpoint folder, or what `lm.load` returned. data: such as `lm.config(overrides=["data=wikitext103"]).data`,
     with rows of its `seq_len`; None: the data, the objective and the parent of the run that the folder belongs to. objective: None: what
     models of this kind are trained for on such data. parent: what DPO compares with; None: no pair loss is told. split: the part that
-    training would hold out, the one that it would read, or both.
+    training would validate on, the one that it would read, the one that is set aside for the test, or all.
     Raises ConfigError where data, objective and model do not fit, CheckpointError where the folder cannot be read, NumericsError for a loss
     that is not finite.
     """
@@ -80,6 +81,8 @@ def evaluate(
             raise ConfigError("data: the model is in no run folder, so the data must be given. Pass data=lm.config(...).data.")
         of_run = Examined.of_run(run)
         data, objective, parent = of_run.data, objective or of_run.objective, parent or of_run.init_from
+    if split == "test" and not data.test_frac:
+        raise ConfigError("split=test: nothing is set aside for it. Raise data.test_frac.")
     lm, tokenizer = model if isinstance(model, tuple) else load(model, device)
     objective = objective or usual(lm.cfg.kind, data.shape)
     if objective.needs_parent and (parent is None or not Path(os.path.expanduser(parent)).exists()):
@@ -106,8 +109,8 @@ def evaluate(
 
 def _rows(prepared: Prepared, split: Split, build: Callable[[TokenStore], Rows]) -> list[Rows]:
     """Of each part that is read, and of a mixture as a training validates it: its sources one behind the other."""
-    wanted = ("train", "val") if split == "all" else (split,)
-    found = [{name: build(part.train if of == "train" else part.val) for name, part in prepared.parts.items()} for of in wanted]
+    wanted = [of for of in SPLITS if split in (of, "all") and prepared.n_tokens(of)]
+    found = [{name: build(part.stores[of]) for name, part in prepared.parts.items() if part.stores[of].n_tokens} for of in wanted]
     return [rows[""] if "" in rows else MixedRows(rows, prepared.tokenizer.pad) for rows in found]
 
 

@@ -71,7 +71,7 @@ def _compare(figure: "Figure", comparison: Comparison, against: Axis) -> None:
         low, high = ([value + sign * off for value, off in zip(y, error, strict=True)] for sign in (-1, 1))
         if any(error):
             axes.fill_between(x, low, high, alpha=0.2, linewidth=0, **look)
-        late += _late(x, low) + _late(x, high)
+        late += settled(x, low) + settled(x, high)
     _limit(axes, late)
     zlib = {run.number("zlib_bits_per_byte") for row in comparison.rows for run in row.runs}
     if comparison.metric == "val_bits_per_byte" and len(zlib) == 1 and (figure_of_zlib := zlib.pop()):
@@ -97,8 +97,8 @@ def _label(row: Row, comparison: Comparison) -> str:
     return f"{name}: {fixed(row.mean(comparison.metric), row.error(comparison.metric))}"
 
 
-def _late(x: list[float], y: list[float], skipped: float = 0.1) -> list[float]:
-    """Values after the first part of the run; the fall before it would squash all that follows."""
+def settled(x: list[float], y: list[float], skipped: float = 0.1) -> list[float]:
+    """Returns the values after the first part of the run; the fall before it would squash all that follows."""
     return [value for at, value in zip(x, y, strict=True) if at >= skipped * x[-1]]
 
 
@@ -123,11 +123,11 @@ def _margin(axes: "Axes", run: Run, key: str) -> None:
 
 def _with_held_out(axes: "Axes", run: Run, key: str, held_out: str) -> None:
     _smoothed(axes, run, key, "train")
-    seen = _late(*run.series(key), 0.02)
+    seen = settled(*run.series(key), 0.02)
     x, y = run.series(held_out)
     if x:
         axes.plot(x, y, color=SECOND, linewidth=1.2, marker=_marker(x, 30), markersize=3.5, label="validation")
-    _limit(axes, seen + _late(x, y, 0.02))
+    _limit(axes, seen + settled(x, y, 0.02))
     axes.legend(frameon=False)
 
 
@@ -151,7 +151,7 @@ def _smoothed(axes: "Axes", run: Run, key: str, label: str | None = None) -> Non
     x, y = run.series(key)
     axes.plot(x, y, color=FIRST, linewidth=0.7, alpha=0.35, marker=_marker(x), markersize=4)
     axes.plot(x, _smooth(y), color=FIRST, linewidth=1.6, label=label)
-    _limit(axes, _late(x, y))
+    _limit(axes, settled(x, y))
 
 
 def _tick(value: float, position: float) -> str:

@@ -10,6 +10,7 @@ from typing import Literal
 from lm.errors import ConfigError
 from lm.report.collect import collect
 from lm.report.curves import comparison_png, curves, unplotted
+from lm.report.frame import render
 from lm.report.run import Axis, Run, read_run
 from lm.report.tables import FORMATS, in_markdown, markdown
 from lm.schema import Tree, flatten
@@ -28,11 +29,9 @@ TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 def write_report(run_folder: Path) -> Path:
     """One self-contained page beside the run, of a finished or an unfinished run. Raises as `read_run` does, or ResourceError."""
-    from jinja2 import Environment, StrictUndefined
-
     run = read_run(run_folder)
-    page = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True).from_string(TEMPLATE.read_text("utf-8"))
-    html = page.render(
+    html = render(
+        TEMPLATE,
         run=run,
         result=_result(run),
         about=_about(run),

@@ -87,7 +87,7 @@ class Noise:
     """How runs of one config spread: standard deviations of the metric.
 
     total: of one run whose seeds all move.  init, order: what the initial weights, and the order of the data with dropout, contribute.
-    rest: what neither explains.  pairing: standard deviation of the difference of two paired variants that share what is shared.
+    rest: what neither explains.
     """
 
     total: float
@@ -118,7 +118,7 @@ def _pairs(baseline: Mapping[S, float], variant: Mapping[S, float]) -> list[floa
 
 
 def _p(pairs: Sequence[float]) -> float:
-    """Two-sided, of a difference of 0; where a run diverged by ranks alone, unpaired, for it has no difference."""
+    """Two-sided, of a difference of 0: Student's t of the pairs; a run that diverged has no difference, and the sign test asks for none."""
     if any(map(math.isinf, pairs)):
         return _sign_p(pairs)
     mean, sd = statistics.fmean(pairs), statistics.stdev(pairs)
@@ -130,7 +130,7 @@ def _p(pairs: Sequence[float]) -> float:
 
 
 def _sign_p(pairs: Sequence[float]) -> float:
-    """Exact sign test, which asks only which of two is worse."""
+    """Exact sign test over the pairs, which asks only which of two is worse; pairs that are alike do not count."""
     from scipy import stats
 
     told = [pair for pair in pairs if pair]

@@ -169,6 +169,7 @@ def _finish(module: "TrainModule", command: str | None) -> Tree:
         "flops_per_token": counts.train_flops_per_token, "cache_bytes_per_token": counts.cache_bytes_per_token,
         "steps": step, "stopped_early": step < cfg.trainer.max_steps, "tokens": tokens,
         "val_loss": p.val_loss, "val_bits_per_byte": p.val_bits_per_byte, "zlib_bits_per_byte": run.data.zlib_bits_per_byte,
+        **p.test,
         "tokens_per_second": round(tokens / p.train_s, 1) if p.train_s else None, "train_s": round(p.train_s, 2),
         "save_s": p.save_s, "device": p.device,
         "torch": torch.__version__, "python": platform.python_version(), "parent": cfg.init_from, "version": lm.__version__,

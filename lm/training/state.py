@@ -30,6 +30,7 @@ class Counters:
     worse_validations: int = 0
     val_loss: float | None = None
     val_bits_per_byte: float | None = None
+    test: dict[str, float] = field(default_factory=dict)  # the test's figures, behind the last step
     save_s: float | None = None  # how long a save has held up the loop, the last one left out
     train_s: float = 0.0  # seconds spent stepping, over all resumes
     samples_bytes: int = 0  # length of samples.md

@@ -6,50 +6,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lm.ablation.study import read_study
 from lm.schema import Tree
+from tests.ablation.conftest import Ablate
 from tests.conftest import Lm
-from tests.training.conftest import TINY, write_text
 
-SHARED = [
-    *(arg for arg in TINY if not arg.startswith(("run.", "trainer.max_steps", "trainer.val_every", "checkpoint."))),
-    "trainer.max_steps=3",
-]
 FFN = "model/ffn=swiglu,gelu"
-Ablate = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("corpus")
-    return [*SHARED, f"data.files={write_text(folder / 'text.txt')}", f"data.cache_dir={folder / 'cache'}"]
-
-
-@pytest.fixture
-def python(server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs of a study start by the server, without the seconds that imports take."""
-    stub = tmp_path / "python"
-    stub.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {Path(__file__).parents[1] / "client.py"} {server} "$@"\n')
-    stub.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(stub))
-
-
-@pytest.fixture
-def ablate(lm: Lm, python: None, corpus: list[str]) -> Ablate:
-    """A study of the folder `ffn` in an empty folder."""
-    return lambda *args: lm("ablate", *args, "dir=.", "name=ffn", "threads=1", *corpus)
 
 
 def verdict(folder: Path) -> Tree:
     return dict(json.loads((folder / "ffn/verdict.json").read_text()))
 
 
-def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(ablate: Ablate, lm: Lm, tmp_path: Path) -> None:
+def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(
+    python: None, ablate: Ablate, lm: Lm, corpus: list[str], tmp_path: Path
+) -> None:
     code, out, err = ablate(FFN, "seeds=2", "jobs=2")
     assert (code, err.count(": 4 runs to go")) == (0, 1)
     first = verdict(tmp_path)
@@ -59,16 +34,23 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(ablate: Abl
     again, out, err = ablate(FFN, "seeds=2")
     assert again == 0 and "runs to go" not in err and verdict(tmp_path) == first
 
-    assert ablate(FFN, "seeds=3")[0] == 0
+    code, out, _ = ablate(FFN, "seeds=3")
+    assert code == 0
     more = verdict(tmp_path)
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert {**more["variants"]["gelu"]["runs"], **first["variants"]["gelu"]["runs"]} == more["variants"]["gelu"]["runs"]
     assert len(more["variants"]["gelu"]["difference"]["pairs"]) == 3 and more["hash"] == first["hash"]
 
     code, _, err = ablate(FFN, "seeds=3", "optim.lr=0.1")
-    assert code == 2 and "the study has begun" in err.splitlines()[-1] and "optim.lr=0.1" in err.splitlines()[-1]
+    assert code == 2 and "its runs have begun" in err.splitlines()[-1] and "optim.lr=0.1" in err.splitlines()[-1]
     code, _, err = ablate("model/ffn=swiglu,gelu,relu2", "seeds=3")
     assert code == 2 and "relu2" in err.splitlines()[-1]
+    html = (tmp_path / "ffn/report.html").read_text()
+    assert html.count("<circle") == 3 and html.count("<polyline") == 6 and "report.html" in out
+    ledger = [json.loads(line) for line in tmp_path.with_name(f"{tmp_path.name}.jsonl").read_text().splitlines()]
+    assert [line["variants"]["gelu"]["pairs"] for line in ledger] == [2, 3]
+    code, _, err = lm("ablate", "plan", FFN, "dir=.", "name=again", *corpus)
+    assert code == 0 and "gelu against swiglu was asked in study ffn already" in err
     report = (tmp_path / "ffn/report.md").read_text()
     assert "| gelu | " in report and "Holm-corrected p" in report and "Say tune=optim.lr" in report
     _, out, err = lm("compare", "ffn", "format=csv")
@@ -79,7 +61,7 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(ablate: Abl
 
 
 @pytest.mark.slow
-def test_a_rate_is_tuned_for_every_variant_alike(ablate: Ablate, tmp_path: Path) -> None:
+def test_a_rate_is_tuned_for_every_variant_alike(python: None, ablate: Ablate, tmp_path: Path) -> None:
     code, _, err = ablate(FFN, "seeds=2", "jobs=2", "tune=optim.lr")
     assert code == 0, err
     study, found = read_study(tmp_path / "ffn"), verdict(tmp_path)
@@ -92,7 +74,7 @@ def test_a_rate_is_tuned_for_every_variant_alike(ablate: Ablate, tmp_path: Path)
     assert {path.name.rpartition("-")[2] for path in tmp_path.glob("ffn/tune-*")} == {"1000"}
 
 
-def test_a_run_that_diverges_is_an_outcome(ablate: Ablate, tmp_path: Path) -> None:
+def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_path: Path) -> None:
     code, *_ = ablate("optim.lr=0.001,1e30", "optim=sgd", "seeds=2")
     assert code == 0
     row = verdict(tmp_path)["variants"]["1e30"]
@@ -115,17 +97,32 @@ def test_a_run_that_diverges_is_an_outcome(ablate: Ablate, tmp_path: Path) -> No
         (["seed=0,1"], "it changes nothing against"),
         (["model/ffn=swiglu,gelu", "strategy=ddp", "launch.devices=2", "optim=adamw"], "strategy=ddp starts ranks"),
         (["study=nothing"], "no recipe of this name has a study"),
+        (["study=nope.yaml"], "study=nope.yaml: there is no such file"),
+        (["study=number.yaml"], "number.yaml: this is not readable yaml (there must be key: value pairs)"),
+        (["study=variants.yaml"], "variants.yaml: variants: 5 does not fit. The value must be an object."),
+        (["study=overrides.yaml"], "overrides.yaml: overrides: 5 does not fit. The value must be a valid array."),
+        (["study=variant.yaml"], "variant.yaml: variants.a: 5 does not fit. The value must be a valid array."),
+        (["study=x/broken", "--config-dir", "own"], "own/recipes/x/broken.yaml: study must be key: value pairs"),
+        ([FFN, "name=../../x"], "name: '../../x' cannot name a run folder"),
+        ([FFN, "check=true"], "variants.swiglu: check=true trains nothing"),
+        (["noise", "seeds=3"], "seeds: lm ablate noise runs one config"),
+        (["report", FFN], "ffn: there is no study here"),
         (["frobnicate", "model/ffn=swiglu,gelu"], "'frobnicate' is nothing to do with a study"),
     ],
 )
 def test_a_study_that_cannot_be_is_refused_before_anything_runs(args: list[str], said: str, ablate: Ablate, tmp_path: Path) -> None:
+    files = {"number": 5, "variants": {"variants": 5}, "variant": {"variants": {"a": 5, "b": []}}}
+    files |= {"overrides": {"variants": {"a": ["seed=0"], "b": []}, "overrides": 5}, "own/recipes/x/broken": {"study": 5}}
+    for name, tree in files.items():
+        (tmp_path / f"{name}.yaml").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(tree))
     code, _, err = ablate(*args)
     assert code == 2 and said in err.splitlines()[-1], err
     assert not (tmp_path / "ffn").exists()
 
 
 @pytest.mark.slow
-def test_a_metric_that_a_run_lacks_is_told_with_those_it_has(ablate: Ablate) -> None:
+def test_a_metric_that_a_run_lacks_is_told_with_those_it_has(python: None, ablate: Ablate) -> None:
     code, _, err = ablate(FFN, "seeds=2", "metric=accuracy")
     assert code == 2 and "metric=accuracy" in err.splitlines()[-1] and "val_loss" in err.splitlines()[-1]
 
@@ -139,7 +136,7 @@ def test_a_plan_matches_the_parameters_and_runs_nothing(ablate: Ablate, tmp_path
 
 
 @pytest.mark.slow
-def test_noise_is_that_of_nine_runs_and_takes_them_once(ablate: Ablate, tmp_path: Path) -> None:
+def test_noise_is_that_of_nine_runs_and_takes_them_once(python: None, ablate: Ablate, tmp_path: Path) -> None:
     code, out, err = ablate("noise", "jobs=2", "least_effect=0.1")
     assert code == 0 and err.count(": 9 runs to go") == 1, err
     found = json.loads((tmp_path / "ffn/noise.json").read_text())

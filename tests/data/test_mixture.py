@@ -102,7 +102,7 @@ Mixed = Callable[..., tuple[MixConfig, Prepared]]
 
 def test_rows_come_from_every_source_by_weight_and_are_validated_by_name(mixed: Mixed, decoder: ModelConfig) -> None:
     cfg, found = mixed()
-    train, val, named = build_splits(CausalConfig(), cfg, found, decoder, seed=0)
+    train, val, named, _ = build_splits(CausalConfig(), cfg, found, decoder, seed=0)
     assert isinstance(train, MixedRows) and list(named) == ["one", "two", "only_val"] and train.names == ["one", "two"]
     assert len(val) == sum(map(len, named.values()))
     batch = train.batch(train.of_step(0, 0, 400))
@@ -144,7 +144,7 @@ def test_size_and_temperature_are_the_weights_where_none_are_given(mixed: Mixed,
         train = build_splits(CausalConfig(), cfg, found, decoder, seed=0).train
         assert isinstance(train, MixedRows)
         used = train.consumed(4096, 1)
-        tokens = {name: part.train.n_tokens for name, part in found.parts.items()}
+        tokens = {name: part.stores["train"].n_tokens for name, part in found.parts.items()}
         shares.append(used["tokens/two"] / 4096)
         expected = tokens["two"] ** (1 / temperature) / sum(n ** (1 / temperature) for n in tokens.values())
         assert shares[-1] == pytest.approx(expected, abs=0.05)

@@ -11,7 +11,7 @@ import lm as library
 from lm.data.kinds import TextConfig
 from lm.data.rows.causal import CausalRows
 from lm.data.store.prepare import prepare
-from lm.generation.evaluate import Evaluation, evaluate
+from lm.generation.evaluate import Evaluation, totals
 from tests.conftest import Lm
 
 
@@ -31,7 +31,7 @@ def by_hand(folder: Path, text: Path, tmp_path: Path, seq_len: int, split: str =
     model, tokenizer = library.load(folder, device="cpu")
     data = prepare(TextConfig(files=str(text), cache_dir=str(tmp_path / "cache")), tokenizer, log=lambda line: None)
     rows = CausalRows(data.val if split == "val" else data.train, tokenizer, seq_len, True)
-    return evaluate(model, rows, np.arange(len(rows)), tokenizer, 8)
+    return totals(model, rows, np.arange(len(rows)), tokenizer, 8).figures()
 
 
 def test_figures_are_those_of_evaluate_on_rows_of_the_whole_context(
@@ -79,7 +79,8 @@ MISTAKES = {
     "key of training": (["from={m}", "data=stdlib", "optim.lr=1"], 2, ["optim.lr", "no such key"]),
     "rows longer than the context": (["from={m}", "data=stdlib", "data.seq_len=49"], 2, ["data.seq_len=49", "model.max_seq_len=48"]),
     "text shorter than a row": (["from={m}", "data=text", "data.files=short.txt", "data.cache_dir=c"], 2, ["48", "data.seq_len"]),
-    "unknown part": (["from={m}", "data=stdlib", "split=test"], 2, ["split: 'test' is not an option"]),
+    "unknown part": (["from={m}", "data=stdlib", "split=tst"], 2, ["split: 'tst' is not an option"]),
+    "no such part": (["from={m}", "data=stdlib", "split=test"], 2, ["split=test: nothing is set aside", "data.test_frac"]),
     "no model": (["data=stdlib"], 2, ["from", "lm eval from=runs/NAME"]),
     "no such model": (["from=nowhere", "data=stdlib"], 3, ["nowhere: does not exist"]),
 }

@@ -14,7 +14,7 @@ from lm.data.rows.causal import CausalRows
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import ConfigError
-from lm.generation.evaluate import evaluate
+from lm.generation.evaluate import totals
 from lm.nn.batch import IGNORED
 from lm.nn.transformer import DecoderLM
 from tests.nn.models import config, redrawn
@@ -34,7 +34,7 @@ def test_figures_equal_sums_by_hand(tmp_path: Path, model: DecoderLM, mask_docum
     store = prepared(tmp_path, tokenizer).val
     rows = CausalRows(store, tokenizer, 24, mask_documents)
     ids = np.arange(len(rows))[::step]
-    found = evaluate(model, rows, ids, tokenizer, 7)
+    found = totals(model, rows, ids, tokenizer, 7).figures()
     batch = rows.batch(ids)
     assert batch.labels is not None
     shown = batch.labels != IGNORED
@@ -49,7 +49,7 @@ def test_figures_equal_sums_by_hand(tmp_path: Path, model: DecoderLM, mask_docum
 def test_figures_do_not_depend_on_the_micro_batch_or_the_mode(tmp_path: Path, tokenizer: Tokenizer) -> None:
     model = redrawn(config(vocab_size=320, dropout=0.5)).train()
     rows = CausalRows(prepared(tmp_path, tokenizer).val, tokenizer, 24, True)
-    first, second = (evaluate(model, rows, np.arange(len(rows)), tokenizer, n) for n in (1, 1000))
+    first, second = (totals(model, rows, np.arange(len(rows)), tokenizer, n).figures() for n in (1, 1000))
     assert first == pytest.approx(second, rel=1e-5)
     assert model.training
     assert torch.is_grad_enabled()
@@ -59,7 +59,7 @@ def test_an_even_guess_costs_the_logarithm_of_the_vocabulary(tmp_path: Path, tok
     model = redrawn(config(vocab_size=320))
     torch.nn.init.zeros_(model.embed.weight)
     rows = CausalRows(prepared(tmp_path, tokenizer).val, tokenizer, 24, True)
-    found = evaluate(model, rows, np.arange(len(rows)), tokenizer, 8)
+    found = totals(model, rows, np.arange(len(rows)), tokenizer, 8).figures()
     assert found["val_loss"] == pytest.approx(math.log(320), rel=1e-6)
     assert found["val_bits_per_byte"] == pytest.approx(math.log2(320) * found["tokens"] / found["bytes"], rel=1e-6)
 
@@ -71,8 +71,8 @@ def test_bytes_are_shared_out_evenly_where_tokens_are_not_bytes(tmp_path: Path, 
     tokenizer = load_tokenizer(tmp_path)
     store = prepared(tmp_path, tokenizer).val
     rows = CausalRows(store, tokenizer, 10, True)
-    whole = evaluate(model, rows, np.arange(len(rows)), tokenizer, 8)
-    part = evaluate(model, rows, np.arange(3), tokenizer, 8)
+    whole = totals(model, rows, np.arange(len(rows)), tokenizer, 8).figures()
+    part = totals(model, rows, np.arange(3), tokenizer, 8).figures()
     assert whole["bytes"] == store.n_bytes
     assert part["bytes"] / part["tokens"] == pytest.approx(whole["bytes"] / whole["tokens"], abs=0.05)  # bytes are rounded
 
@@ -80,4 +80,4 @@ def test_bytes_are_shared_out_evenly_where_tokens_are_not_bytes(tmp_path: Path, 
 def test_rows_without_anything_to_predict_are_refused(tmp_path: Path, model: DecoderLM, tokenizer: Tokenizer) -> None:
     rows = CausalRows(prepared(tmp_path, tokenizer).val, tokenizer, 24, True)
     with pytest.raises(ConfigError, match="0 rows have 0 tokens"):
-        evaluate(model, rows, np.arange(0), tokenizer, 8)
+        totals(model, rows, np.arange(0), tokenizer, 8).figures()

@@ -13,7 +13,7 @@ from torch import Tensor
 from lm.data.order import spread
 from lm.data.rows.causal import CausalRows
 from lm.data.store.prepare import prepare
-from lm.generation.evaluate import evaluate
+from lm.generation.evaluate import totals
 from lm.generation.load import load
 from lm.nn.context import Context
 from lm.nn.head import Head, HeadConfig
@@ -132,7 +132,7 @@ def test_averaged_weights_are_the_formula_over_every_step_and_are_what_is_valida
     model, tokenizer = load(tmp_path / "run", device="cpu")
     data = prepare(cfg.data, tokenizer, log=lambda text: None)
     rows = CausalRows(data.val, tokenizer, cfg.data.seq_len, cfg.data.mask_documents)
-    found = evaluate(model, rows, spread(len(rows), cfg.data.val_rows), tokenizer, 8)
+    found = totals(model, rows, spread(len(rows), cfg.data.val_rows), tokenizer, 8).figures()
     assert summary["val_loss"] == pytest.approx(found["val_loss"], rel=1e-6)
 
 

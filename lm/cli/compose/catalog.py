@@ -129,7 +129,12 @@ def studies() -> list[str]:
 
 def study(recipe: str) -> Tree | None:
     """The block `study` of a recipe, which `lm ablate` reads and `lm train` leaves aside."""
-    return dict(read(file_of("recipes", recipe))["study"]) if recipe in studies() else None
+    if recipe not in studies():
+        return None
+    file = file_of("recipes", recipe)
+    if not isinstance(found := read(file)["study"], dict):
+        raise ConfigError(f"{shown(file)}: study must be key: value pairs, such as variants and baseline. Mend the file.")
+    return {str(key): value for key, value in found.items()}
 
 
 def options_of_kind(group: str, kind: str) -> list[str]:
@@ -170,8 +175,7 @@ def read(file: Path) -> Tree:
         raise ConfigError(str(error)) from None
     except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:  # ValueError: a date such as 2025-13-01
         raise ConfigError(f"{shown(file)}: this is not readable yaml ({' '.join(str(error).split())}). Mend the file.") from error
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{shown(file)}: there must be key: value pairs. Mend the file.")
+    assert isinstance(tree, dict)
     entries = tree.get("defaults", [])
     if not isinstance(entries, list) or not all(isinstance(entry, str | dict) for entry in entries):
         raise ConfigError(f"{shown(file)}: defaults must be a list of options, such as [nano, _self_]. Mend the file.")
@@ -182,6 +186,9 @@ def _plain(text: str) -> str:
     """The text of a file that unfolds to no more than is written, in few levels. Raises YAMLError."""
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
+        written = event.value if isinstance(event, yaml.ScalarEvent) else isinstance(event, yaml.SequenceStartEvent)
+        if depth == 0 and written:
+            raise yaml.YAMLError("there must be key: value pairs")
         if isinstance(event, yaml.AliasEvent):
             raise yaml.YAMLError("it has an alias; write the value out")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

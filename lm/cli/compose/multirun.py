@@ -1,15 +1,11 @@
 """Every job of a sweep in a process of its own, one after the other; a job that fails does not stop the rest."""
 
-import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from lm.cli.compose.compose import compose
 from lm.cli.compose.naming import job_names, told_apart
@@ -19,7 +15,7 @@ from lm.progress import quiet
 from lm.storage.atomic import verify
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
-from lm.training.launch import parent
+from lm.training.launch.children import Children
 from lm.units import table
 
 
@@ -40,33 +36,20 @@ class Job:
         return self.name, self.status, _bits_per_byte(self.folder), f"{self.train_s:.0f}"
 
 
-class _Signals:
-    """Hands SIGINT and SIGTERM on to the running job, once each, and remembers them."""
-
-    def __init__(self) -> None:
-        self.caught: int | None = None
-        self.child: subprocess.Popen[bytes] | None = None
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.caught = number
-        if self.child is not None:
-            self.child.send_signal(number)
-
-
 def multirun(jobs: Sequence[Sequence[str]]) -> None:
     """Runs what is missing, prints a table. Raises SweepError with the exit code of the first failed job, Interrupted after a signal."""
     names, placed = job_names(jobs), told_apart(jobs)
     planned = [_plan(name, overrides) for name, overrides in zip(names, placed, strict=True)]
     _refuse_shared_folders(planned)
-    with _forwarded() as signals:
+    with Children() as children:
         for number, job in enumerate(planned, start=1):
-            if signals.caught is None and job.status == "not run":
+            if children.caught is None and job.status == "not run":
                 say(f"[{number}/{len(planned)}] {job.name}")
                 with quiet():
-                    _run(job, signals)
+                    _run(job, children)
     for line in table([("job", "status", "val_bits_per_byte", "seconds"), *(job.row for job in planned)], indent="").split("\n"):
         say(line)
-    _judge(planned, signals.caught)
+    _judge(planned, children.caught)
 
 
 def _plan(name: str, overrides: list[str]) -> Job:
@@ -101,29 +84,12 @@ def _refuse_shared_folders(jobs: Sequence[Job]) -> None:
         seen[job.folder] = job
 
 
-def _run(job: Job, signals: _Signals) -> None:
-    """In a session of its own, so that Ctrl-C reaches it once, through us, and it can finish its step."""
+def _run(job: Job, children: Children) -> None:
     started = time.monotonic()
-    command = [sys.executable, "-m", "lm", "train", *job.overrides]
-    signals.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=os.environ | parent.named())
-    if signals.caught is not None:
-        signals.child.send_signal(signals.caught)
-    code = signals.child.wait()
-    signals.child = None
+    code = children.run([sys.executable, "-m", "lm", "train", *job.overrides])
     job.train_s = time.monotonic() - started
     job.exit_code = 128 - code if code < 0 else code
     job.status = "ok" if code == 0 else f"failed({code})" if code > 0 else f"killed({signal.Signals(-code).name})"
-
-
-@contextmanager
-def _forwarded() -> Iterator[_Signals]:
-    signals = _Signals()
-    before = {number: signal.signal(number, signals) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _judge(jobs: Sequence[Job], caught: int | None) -> None:

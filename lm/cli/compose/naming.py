@@ -14,6 +14,7 @@ from lm.schema import Config, variants
 from lm.training.config import RunConfig, TrainConfig
 
 _LONGEST = 120  # of RunConfig.name
+_LONGEST_VARIANT = 60  # of StudyConfig.variants
 _PLACE = ("run.name", "run.dir")
 
 WHERE_AND_HOW = (
@@ -34,7 +35,7 @@ def run_name(given: Sequence[Given]) -> str:
 
 def job_names(jobs: Sequence[Sequence[str]]) -> list[str]:
     """Returns what tells each job of a sweep from the others, as it was typed, by the shortest keys: 'lr=0.003 seed=1'."""
-    varied = _varied(jobs)
+    varied = differing(jobs)
     return [" ".join(f"{short(_key(job[at]))}={job[at].partition('=')[2]}" for at in varied) for job in jobs]
 
 
@@ -43,11 +44,30 @@ def told_apart(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
 
     A job that parse() refuses stays as it is, to be refused when it is composed.
     """
-    varied = _varied(jobs)
+    varied = differing(jobs)
     found = [_placed(job, varied) for job in jobs]
     places = [placed[-len(_PLACE) :] for placed in found]
     alike = [places.count(place) > 1 for place in places]
     return [_placed(job, varied, mark=_digest(*job)) if like else placed for job, placed, like in zip(jobs, found, alike, strict=True)]
+
+
+def variant_names(jobs: Sequence[Sequence[str]]) -> dict[str, list[str]]:
+    """Returns what varies in each job by a name for it: the value where one key varies, each value with its key where several do.
+
+    Raises ConfigError for an override that parse() refuses.
+    """
+    varied = differing(jobs)
+    told = [parse([job[at] for at in varied]) for job in jobs]
+    names = [(_plain(_text(items[0].value)) if len(items) == 1 else _name("", items)).lstrip("_") for items in told]
+    marks = [_digest(*job) if not name or names.count(name) > 1 else "" for job, name in zip(jobs, names, strict=True)]
+    named = [cut(name, _LONGEST_VARIANT, mark) for name, mark in zip(names, marks, strict=True)]
+    return {name: [job[at] for at in varied] for name, job in zip(named, jobs, strict=True)}
+
+
+def cut(name: str, longest: int, mark: str = "") -> str:
+    """Returns a name of at most so many letters that still differs from others: with the mark, or where it is too long with its hash."""
+    mark = mark or (_digest(name) if len(name) > longest else "")
+    return f"{name[: longest - 9]}-{mark}".strip("-") if mark else name
 
 
 def _placed(job: Sequence[str], varied: Sequence[int], mark: str = "") -> list[str]:
@@ -104,8 +124,8 @@ def _base(given: Sequence[Given]) -> tuple[str, set[str]]:
     return of_model, {"recipes", "model"}
 
 
-def _varied(jobs: Sequence[Sequence[str]]) -> list[int]:
-    """The places of the overrides that are not the same in all jobs."""
+def differing(jobs: Sequence[Sequence[str]]) -> list[int]:
+    """Returns the places of the overrides that are not the same in all jobs."""
     return [at for at, texts in enumerate(zip(*jobs, strict=True)) if len(set(texts)) > 1]
 
 
@@ -113,8 +133,7 @@ def _name(base: str, items: Iterable[Given], mark: str = "") -> str:
     """mark: tells apart what would be alike, since letters are left out or the name is too long."""
     parts = {short(_key(item.text)): _text(item.value) for item in items}
     name = "+".join(filter(None, map(_plain, [base, *(f"{key}-{parts[key]}" for key in sorted(parts))])))
-    mark = mark or (_digest(name) if len(name) > _LONGEST else "")
-    return f"{name[: _LONGEST - 9]}-{mark}" if mark else name
+    return cut(name, _LONGEST, mark)
 
 
 def _digest(*texts: str) -> str:

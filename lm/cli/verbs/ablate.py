@@ -1,7 +1,6 @@
 """`lm ablate`: a comparison of variants that is planned, matched, tuned, repeated over seeds, and judged."""
 
 import os
-import re
 from pathlib import Path
 from typing import Literal
 
@@ -9,21 +8,27 @@ from pydantic import Field
 
 from lm.ablation.config import StudyConfig
 from lm.ablation.jobs import run_missing
+from lm.ablation.ledger import Ledger
 from lm.ablation.matching import size
-from lm.ablation.noise import NoiseRuns, told
-from lm.ablation.study import FACTORS, Study, begun, new_study, read_study
-from lm.ablation.verdict import verdict_text, write_verdict
+from lm.ablation.noise import AskedNoise, NoiseRuns, told
+from lm.ablation.page import write_report
+from lm.ablation.runs import NO_RUN
+from lm.ablation.study import FACTORS, AskedStudy, Study, new_study, read_study
+from lm.ablation.verdict import cells
 from lm.cli.compose import catalog
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import compose_config
+from lm.cli.compose.naming import cut, differing, short, variant_names
 from lm.cli.compose.overrides import expand
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
-from lm.printing import answer, say
+from lm.printing import answer, note, say
 from lm.schema import Tree, did_you_mean, flatten, from_tree
+from lm.training.config import RunConfig
 from lm.units import counted, si, table
 
 DOINGS = ("plan", "run", "report", "noise")
+_LONGEST = 60  # of the names that are made up here
 
 
 class Ablate(Verb):
@@ -77,39 +82,53 @@ class Ablate(Verb):
             self._noise(overrides)
             return
         name, asked = _asked(self.study, overrides)
-        folder = Path(os.path.expanduser(self.dir)) / (self.name or name)
-        if asked is None or (doing == "report" and begun(folder)):
+        folder = self._folder(name)
+        begun = AskedStudy.read(folder)
+        if asked is None or (doing == "report" and begun is None):
             study = read_study(folder)
         else:
-            config = self._config(asked, read_study(folder).config.threads if begun(folder) else None)
+            config = self._config(asked, begun.study if begun else None)
             study = new_study(folder, config, {name: compose_config([*config.overrides, *own]) for name, own in config.variants.items()})
+            study.asked.agree(folder)
+        ledger = Ledger(folder.parent)
+        for line in ledger.asked_before(study) if begun is None else ():
+            note(line)
         if doing == "plan":
             answer(_plan(study))
             return
         if doing == "run":
-            study.freeze()
             run_missing(study, self.jobs)
-        for line in _verdicts(write_verdict(study)).split("\n"):
+        found = write_report(study)
+        ledger.note(study, found)
+        for line in table(cells(found), "").split("\n"):
             say(line)
-        say(f"report: {folder / 'report.md'}")
+        say(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
 
     def _noise(self, overrides: list[str]) -> None:
+        if foreign := sorted(self.model_fields_set - {"name", "dir", "metric", "least_effect", "jobs", "threads"}):
+            raise ConfigError(f"{foreign[0]}: lm ablate noise runs one config, with seeds of its own, and compares nothing. Leave it out.")
         config = compose_config(overrides)
-        folder = Path(os.path.expanduser(self.dir)) / (self.name or f"noise-{config.run.name}"[:60])
-        runs = NoiseRuns(folder, config, self.metric or "val_bits_per_byte", self.threads or self._threads())
+        folder = self._folder(cut(f"noise-{config.run.name}", _LONGEST))
+        begun = AskedNoise.read(folder)
+        asked = AskedNoise(threads=self.threads or (begun.threads if begun else self._threads()), config=config.replace(run=NO_RUN, seed=0))
+        runs = NoiseRuns(folder, asked, self.metric or "val_bits_per_byte")
         run_missing(runs, self.jobs)
         for line in told(runs.verdict(), [self.least_effect] if self.least_effect else [0.02, 0.01, 0.005]):
             say(line)
 
+    def _folder(self, name: str) -> Path:
+        return RunConfig(name=self.name or name, dir=self.dir).folder
+
     def _threads(self) -> int:
         return max(1, (os.cpu_count() or 1) // self.jobs)
 
-    def _config(self, asked: Tree, threads: int | None) -> StudyConfig:
-        """What is asked, and what the command line says of it.  threads: of the runs that are there."""
+    def _config(self, asked: Tree, begun: StudyConfig | None) -> StudyConfig:
+        """What is asked, and what the command line says of it.  begun: as it is there, which says what nobody else does."""
         keys = ("baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "threads")
         said = {key: value for key in keys if (value := getattr(self, key)) is not None}
-        tree = {"threads": threads or self._threads(), **asked, **said}
-        return from_tree(StudyConfig, {"baseline": next(iter(asked.get("variants") or {"": None})), **tree}, self.study or "ablate")
+        known = {"threads": begun.threads, "seeds": begun.seeds} if begun else {"threads": self._threads()}
+        config = from_tree(StudyConfig, {**known, **asked, **said}, self.study or "ablate")
+        return config.replace(seeds=max(begun.seeds, config.seeds)) if begun and self.seeds is None else config
 
 
 def _asked(study: str | None, overrides: list[str]) -> tuple[str, Tree | None]:
@@ -117,34 +136,33 @@ def _asked(study: str | None, overrides: list[str]) -> tuple[str, Tree | None]:
     if study is None:
         return _swept(overrides)
     if study.endswith((".yaml", ".yml")):
-        tree, name = catalog.read(Path(study)), Path(study).stem
-    else:
-        found = catalog.study(study)
-        if found is None and not overrides:
-            return study.replace("/", "-"), None
-        if found is None:
-            raise ConfigError(f"study={study}: no recipe of this name has a study. {did_you_mean(study, catalog.studies())}")
-        tree, name = {**found, "overrides": [f"recipes={study}", *found.get("overrides", [])]}, study.replace("/", "-")
-    return name, {**tree, "overrides": [*tree.get("overrides", []), *overrides]}
+        if not os.path.lexists(study):
+            raise ConfigError(f"study={study}: there is no such file. Check the path, or name one of: {', '.join(catalog.studies())}.")
+        return Path(study).stem, _with(catalog.read(Path(study)), [], overrides)
+    name, found = study.replace("/", "-"), catalog.study(study)
+    if found is None and not overrides:
+        return name, None
+    if found is None:
+        raise ConfigError(f"study={study}: no recipe of this name has a study. {did_you_mean(study, catalog.studies())}")
+    return name, _with(found, [f"recipes={study}"], overrides)
+
+
+def _with(asked: Tree, before: list[str], behind: list[str]) -> Tree:
+    """With more overrides of every run; what is no list is refused when the study is made of it."""
+    own = asked.get("overrides", [])
+    return {**asked, "overrides": [*before, *own, *behind] if isinstance(own, list) else own}
 
 
 def _swept(overrides: list[str]) -> tuple[str, Tree]:
-    """A variant for each combination of values, named by them."""
+    """A variant for each combination of values."""
     jobs = expand(overrides)
-    varied = [i for i in range(len(overrides)) if len({job[i] for job in jobs}) > 1]
+    varied = differing(jobs)
     if not varied:
         raise ConfigError("ablate: there is one variant only. Name a study=, or several values of a key, as in model/ffn=swiglu,gelu.")
-    variants = {_name(job, varied): [job[i] for i in varied] for job in jobs}
+    variants = variant_names(jobs)
     shared = [override for i, override in enumerate(overrides) if i not in varied]
-    keys = "+".join(overrides[i].partition("=")[0].split("/")[-1].split(".")[-1] for i in varied)
-    return f"{keys}+{'+'.join(variants)}"[:60].strip("+"), {"variants": variants, "overrides": shared}
-
-
-def _name(job: list[str], varied: list[int]) -> str:
-    """The value where one key varies, each with its key where several do."""
-    texts = [job[i].partition("=") for i in varied]
-    parts = [value if len(varied) == 1 else f"{key.split('/')[-1].split('.')[-1]}-{value}" for key, _, value in texts]
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", "-".join(parts)).strip("-.")
+    keys = "+".join(short(overrides[i].partition("=")[0].lstrip("+").replace("/", ".")) for i in varied)
+    return cut(f"{keys}+{'+'.join(variants)}", _LONGEST), {"variants": variants, "overrides": shared}
 
 
 def _plan(study: Study) -> str:
@@ -163,13 +181,3 @@ def _plan(study: Study) -> str:
     variants = counted(len(study.variants), "variant")
     said = f"{counted(runs, 'run')}: {variants} x ({tuning} to tune {study.config.tune} + {study.config.seeds} seeds)"
     return f"{table(rows, '')}\n\n{said if tuning else said.replace('0 to tune None + ', '')}, {si(total)}FLOPs in all"
-
-
-def _verdicts(found: Tree) -> str:
-    rows = [("variant", found["metric"], "difference", "p", "verdict")]
-    for name, row in found["variants"].items():
-        told = row["difference"] or {}
-        mean = f"{row['mean']:.4f}" if row["mean"] is not None else "-"
-        away = f"{told['mean']:+.4f} [{told['interval'][0]:+.4f}, {told['interval'][1]:+.4f}]" if told.get("mean") is not None else "-"
-        rows.append((name, mean, away, f"{told['p']:.3g}" if told.get("p") is not None else "-", verdict_text(found, name)))
-    return table(rows, "")

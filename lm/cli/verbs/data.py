@@ -23,7 +23,7 @@ class Data(Verb):
 
     rows: list[int] = Field([0, 1, 2], min_length=1)
     """Which rows, as in rows=0,5,9."""
-    split: Literal["train", "val"] = "train"
+    split: Literal["train", "val", "test"] = "train"
     """The part of the data that they are of."""
     draw: int = Field(0, ge=0)
     """The step whose masks or cuts are shown, where they are random."""
@@ -42,7 +42,9 @@ class Data(Verb):
 
         prepared = prepare(corpus.data, corpus.tokenizer, log=note, specials=corpus.objective.specials())
         splits = build_splits(corpus.objective, corpus.data, prepared, None, seed=0)
-        rows = splits.val if self.split == "val" else splits.train
+        rows = {"train": splits.train, "val": splits.val, "test": splits.test}[self.split]
+        if rows is None:
+            raise ConfigError("split=test: nothing is set aside for it. Raise data.test_frac.")
         for line in rows.describe().splitlines():
             note(line)
         if outside := [row for row in self.rows if not 0 <= row < len(rows)]:

@@ -13,27 +13,30 @@ from lm.nn.transformer import EncoderDecoderConfig, ModelConfig
 
 
 class Splits(NamedTuple):
-    """named: what is validated on its own beside `val`, by name."""
+    """named: what is validated on its own beside `val`, by name.  test: what no validation reads; None: nothing is set aside."""
 
     train: Rows
     val: Rows
     named: dict[str, Rows]
+    test: Rows | None
 
 
 def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, model: ModelConfig | None, seed: int) -> Splits:
-    """The rows that a run trains on and is validated on; of a mixture also those of each source."""
+    """The rows that a run trains on, is validated and tested on; of a mixture also those of each source."""
     parts, trained, pad = prepared.parts, data.trained(), prepared.tokenizer.pad
     seeds = {name: derived(seed, number) % 2**63 if number else seed for number, name in enumerate(parts)}
 
     def rows(store: TokenStore, name: str) -> Rows:
         return build_rows(cfg, data, store, prepared.tokenizer, model, seeds[name])
 
-    train = {name: rows(part.train, name) for name, part in parts.items() if name in trained}
-    val = {name: rows(part.val, name) for name, part in parts.items()}
-    mixture = data.mixture({name: len(found) for name, found in train.items()}, {n: part.train.n_tokens for n, part in parts.items()}, seed)
+    train = {name: rows(part.stores["train"], name) for name, part in parts.items() if name in trained}
+    val = {name: rows(part.stores["val"], name) for name, part in parts.items()}
+    test = {name: rows(store, name) for name, part in parts.items() if (store := part.stores["test"]).n_documents}
+    tokens = {name: part.stores["train"].n_tokens for name, part in parts.items()}
+    mixture = data.mixture({name: len(found) for name, found in train.items()}, tokens, seed)
     if mixture is None:
-        return Splits(train[""], val[""], {})
-    return Splits(MixedRows(train, pad, mixture), MixedRows(val, pad), val)
+        return Splits(train[""], val[""], {}, test.get(""))
+    return Splits(MixedRows(train, pad, mixture), MixedRows(val, pad), val, MixedRows(test, pad) if test else None)
 
 
 def build_rows(

@@ -1,9 +1,9 @@
-"""What every source of documents gives, and how documents are divided into training and validation."""
+"""What every source of documents gives, and how documents are divided into training, validation and test."""
 
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal, NamedTuple, TypeVar
 
@@ -12,8 +12,8 @@ from lm.errors import ConfigError
 from lm.schema import Tree
 
 T = TypeVar("T")
-Split = Literal["train", "val"]
-SPLITS: tuple[Split, ...] = ("train", "val")
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
 ASSISTANT = "assistant"  # the role whose turns are learned
 _KEY_CHARS = 1 << 16
 
@@ -36,7 +36,7 @@ class Document:
 
 
 class Source(ABC):
-    """Documents with what decides them. `documents()` reads both splits in one pass and can be called again."""
+    """Documents with what decides them. `documents()` reads all splits in one pass and can be called again."""
 
     def __init__(self, identity: Tree, hashed: Files | None = None) -> None:
         """identity: all that decides the documents beside files.  hashed: the files that are read."""
@@ -55,6 +55,12 @@ class Source(ABC):
     @abstractmethod
     def documents(self) -> Iterator[Document]:
         """All documents; a broken one raises ConfigError with its place."""
+
+    def divided(self, test_frac: float) -> Iterator[Document]:
+        """Returns the documents with that part of the held-out ones set aside for the test, by another hash than holds them out."""
+        for found in self.documents():
+            aside = found.split == "val" and hashed_frac(b"test" + found.key) < test_frac
+            yield replace(found, split="test") if aside else found
 
     def select(self, part: int, parts: int) -> None:
         """From now on give only part `part` of 1..parts of the documents; the parts in their order are the whole."""

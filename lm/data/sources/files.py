@@ -6,7 +6,7 @@ import glob
 import io
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -53,6 +53,7 @@ class TextSource(RecordedSource):
         split: Split | float = cfg.val_frac if cfg.val_files is None else "train"
         self._files = [LocalFile(path, self._stored, "val") for path in val] + [LocalFile(path, self._stored, split) for path in train]
         self._cut_at = 1 - cfg.val_frac if cfg.val_files is None and [file.kind for file in self._files] == [".txt"] else None
+        self._test_at = 1.0
         texts = [file.path for file in self._files if file.kind == ".txt"]
         if cfg.record is not None and texts:
             raise ConfigError(
@@ -72,6 +73,12 @@ class TextSource(RecordedSource):
             elif self._is_readable(file):
                 yield from self._texts(file)
 
+    def divided(self, test_frac: float) -> Iterator[Document]:
+        if self._cut_at is None:
+            return super().divided(test_frac)
+        self._test_at = 1 - (1 - self._cut_at) * test_frac
+        return self.documents()
+
     def held_out(self) -> str | None:
         if self._cfg.val_files is not None:
             return None
@@ -90,9 +97,13 @@ class TextSource(RecordedSource):
         return sum(file.position for file in self._files)
 
     def _texts(self, file: "LocalFile") -> Iterator[Document]:
-        """A text; of a lone one the beginning trains, and the end validates."""
-        chunks = ((file.split, at, data) for at, data in file.content())
-        parts = chunks if self._cut_at is None else _halved(file.content(), int(file.text_bytes() * self._cut_at))
+        """A text; of a lone one the beginning trains, and the end validates and tests."""
+        parts: Iterator[tuple[Split | float, int, bytes]]
+        if self._cut_at is None:
+            parts = ((file.split, at, data) for at, data in file.content())
+        else:
+            size = file.text_bytes()
+            parts = _cut(file.content(), [("train", int(size * self._cut_at)), ("val", int(size * self._test_at)), ("test", size)])
         for split, part in groupby(parts, key=lambda chunk: chunk[0]):
             if found := document(file.text((at, data) for _, at, data in part), split):
                 yield found
@@ -109,18 +120,21 @@ class TextSource(RecordedSource):
             return False
 
 
-def _halved(chunks: Iterator[tuple[int, bytes]], at: int) -> Iterator[tuple[Split, int, bytes]]:
-    """The chunks of a text with its half of each: the first one ends before the first character that begins at byte `at` or later."""
+def _cut(chunks: Iterator[tuple[int, bytes]], ends: Sequence[tuple[Split, int]]) -> Iterator[tuple[Split | float, int, bytes]]:
+    """The chunks of a text with the split of each: one ends before the first character that begins at its byte or later."""
+    (split, at), *later = ends
     for offset, data in chunks:
-        from_here = range(max(0, at - offset), len(data))
-        cut = next((n for n in from_here if data[n] & 0xC0 != 0x80), len(data))
-        if cut:
-            yield "train", offset, data[:cut]
-        if cut < len(data):
-            yield "val", offset + cut, data[cut:]
-            break
-    for offset, data in chunks:
-        yield "val", offset, data
+        while later:
+            from_here = range(max(0, at - offset), len(data))
+            cut = next((n for n in from_here if data[n] & 0xC0 != 0x80), len(data))
+            if cut:
+                yield split, offset, data[:cut]
+            if cut == len(data):
+                break
+            offset, data = offset + cut, data[cut:]
+            (split, at), *later = later
+        else:
+            yield split, offset, data
 
 
 class LocalFile:

@@ -35,7 +35,7 @@ def merge(data: DataConfig, tokenizer: TokenizerConfig, parts: int, *, log: Log,
         raise ConfigError(
             f"merge={parts}: of {parts} parts {len(missing)} are missing in {folder.parent} ({', '.join(missing[:3])}). Prepare them first."
         )
-    return build_once(folder, lambda half: _join(folders, found, half), log)
+    return build_once(folder, lambda half: _join(folders, found, half, data.test_frac), log)
 
 
 def _whole(data: DataConfig, given: TokenizerConfig, log: Log, specials: Sequence[str]) -> tuple[Path, SourceConfig, Source, Tokenizer]:
@@ -53,10 +53,10 @@ def _part_folder(folder: Path, part: int, parts: int) -> Path:
     return folder.with_name(f"{folder.name}.part-{part}-of-{parts}")
 
 
-def _join(folders: list[Path], tokenizer: Tokenizer, half: Path) -> None:
+def _join(folders: list[Path], tokenizer: Tokenizer, half: Path, test_frac: float) -> None:
     indices = [read_index(folder) for folder in folders]
     documents: dict[str, int] = {split: sum(index["splits"][split]["n_documents"] for index in indices) for split in SPLITS}
-    require_documents(documents, f"the {len(folders)} parts", sum(index["skipped"] for index in indices))
+    require_documents(documents, f"the {len(folders)} parts", sum(index["skipped"] for index in indices), test_frac)
     total = sum(index["splits"][split]["n_bytes"] for index in indices for split in SPLITS)
     done = 0
     splits: Tree = {}

@@ -30,8 +30,7 @@ class Part:
     """One source, tokenised.  index: what index.json says."""
 
     folder: Path
-    train: TokenStore
-    val: TokenStore
+    stores: dict[Split, TokenStore]
     index: Tree
 
 
@@ -55,17 +54,17 @@ class Prepared:
     def train(self) -> TokenStore:
         """The training split of the only source."""
         [part] = self.parts.values()
-        return part.train
+        return part.stores["train"]
 
     @property
     def val(self) -> TokenStore:
         """The validation split of the only source."""
         [part] = self.parts.values()
-        return part.val
+        return part.stores["val"]
 
     def n_tokens(self, split: Split) -> int:
         """Of all sources."""
-        return sum((part.train if split == "train" else part.val).n_tokens for part in self.parts.values())
+        return sum(part.stores[split].n_tokens for part in self.parts.values())
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Log, specials: Sequence[str] = ()) -> Prepared:
@@ -74,7 +73,7 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Lo
     specials: special tokens that a tokenizer made here gets beside its own.
     """
     cache = cache_root(data.cache_dir, log)
-    configs = data.parts()
+    configs = {name: cfg.replace(test_frac=data.test_frac) for name, cfg in data.parts().items()}
     sources = {name: cfg.open(cache) for name, cfg in configs.items()}
     tokenizer = find_tokenizer(data, tokenizer, sources, cache, log, specials)
     parts = {}
@@ -106,15 +105,16 @@ def token_folder(data: SourceConfig, source: Source, tokenizer: Tokenizer, cache
     """Where the tokens of this source are, or will be."""
     template = data.records.chat_template(tokenizer) if data.records is not None else None
     reading = _reading(code_version(data, source, data.records), source)
-    return cache / "tokens" / short_hash([reading, tokenizer.hash, *([template] if template is not None else [])])
+    aside = [data.test_frac] if data.test_frac else []
+    return cache / "tokens" / short_hash([reading, tokenizer.hash, *([template] if template is not None else []), *aside])
 
 
 def build_tokens(data: SourceConfig, source: Source, tokenizer: Tokenizer, folder: Path, log: Log, whole: bool = True) -> None:
-    """Tokenises a source into a folder.  whole: it is no part of something larger, so that both splits must have documents."""
+    """Tokenises a source into a folder.  whole: it is no part of something larger, so that every split must have documents."""
     passages = text_passages if data.records is None else data.records.passages
-    found = tokenise(source, passages(source.documents(), tokenizer), tokenizer, folder, log)
+    found = tokenise(source, passages(source.divided(data.test_frac), tokenizer), tokenizer, folder, log)
     if whole:
-        require_documents(found["documents"], source.looked_at(), source.skipped)
+        require_documents(found["documents"], source.looked_at(), source.skipped, data.test_frac)
     del found["documents"]
     finish_tokens(folder, {**found, "tokenizer": tokenizer.hash, "files": source.files}, whole)
 
@@ -174,7 +174,7 @@ def _training_texts(source: Source, done: Callable[[int], None], left: int) -> I
     source.confirm()
 
 
-def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: int) -> None:
+def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: int, test_frac: float) -> None:
     """ConfigError where a split has none."""
     if not documents.get("train"):
         skipped = f" ({counted(n_skipped, 'broken record')} skipped)" if n_skipped else ""
@@ -183,6 +183,11 @@ def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: i
         raise ConfigError(
             f"data: 0 documents for validation in {looked_at}, and {documents['train']} for training."
             " Raise data.val_frac, or name held-out data."
+        )
+    if test_frac and not documents.get("test"):
+        raise ConfigError(
+            f"data.test_frac={test_frac:g}: 0 documents for the test in {looked_at}, and {documents['val']} for validation."
+            " Raise data.test_frac or data.val_frac."
         )
 
 
@@ -195,14 +200,14 @@ def _require_apart(found: Contamination, most: float) -> None:
 
 
 def _opened(folder: Path, tokenizer: Tokenizer, cache: Path) -> Part:
-    train, val = TokenStore(folder, "train"), TokenStore(folder, "val")
-    for store in (train, val):
+    stores = {split: TokenStore(folder, split) for split in SPLITS}
+    for store in stores.values():
         store.verify(tokenizer.vocab_size, cache / "verified")
-    return Part(folder, train, val, read_index(folder))
+    return Part(folder, stores, read_index(folder))
 
 
 def _prepared(data: DataConfig, tokenizer: Tokenizer, parts: dict[str, Part]) -> Prepared:
-    hashes = [sha for part in parts.values() for sha in (part.train.sha256, part.val.sha256)]
+    hashes = [sha for part in parts.values() for sha in (store.sha256 for store in part.stores.values())]
     packing = [] if data.packing is None else [data.packing]
     fingerprint = short_hash([*hashes, tokenizer.hash, data.seq_len, data.mask_documents, *packing])
     indices = {name: part.index for name, part in parts.items()}
@@ -223,6 +228,8 @@ def _report(name: str, index: Tree, held_out: str | None, log: Log) -> None:
         log(f"{name}records: read as {' and as '.join(index['forms'])}")
     for split in SPLITS:
         found = index["splits"][split]
+        if split == "test" and not found["n_documents"]:
+            continue
         size, tokens = found["n_bytes"], found["n_tokens"]
         width = "" if found.get("n_parts") else f" of {size / max(1, tokens):.2f} bytes"  # of records, only what is learned counts as text
         log(f"{name}{split}: {counted(found['n_documents'], 'document')}, {sized(size)}, {counted(tokens, 'token')}{width}")

@@ -30,7 +30,7 @@ _AT_ONCE = 2  # batches that are encoded while one is written
 
 
 def tokenise(source: Source, passages: Iterable[Passage], tokenizer: Tokenizer, folder: Path, log: Log) -> Tree:
-    """Writes both splits into `folder`, going on where a killed process left off, and returns their part of index.json.
+    """Writes all splits into `folder`, going on where a killed process left off, and returns their part of index.json.
 
     passages: of all documents of the source, which is asked how far it is.
     """
@@ -75,7 +75,7 @@ def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
 
 
 class _Stores:
-    """Both splits while they are written, and what is counted on the way.
+    """All splits while they are written, and what is counted on the way.
 
     Up to where the state of a killed process reaches, documents are only counted: their tokens are there.
     """

@@ -23,8 +23,8 @@ _COLUMNS = (
     ("memory_gib", "memory", 10, "{:.2f} GiB"),
 )
 
-# the same of what follows the loss of a validation
-_HELD_OUT = (("val_bits_per_byte", "{:.4f} bits/byte"), ("val_pair_loss", "{:.4f} pair loss"), ("val_accuracy", "{:.1%} accuracy"))
+# the same of what follows the loss of a validation or a test
+_HELD_OUT = (("bits_per_byte", "{:.4f} bits/byte"), ("pair_loss", "{:.4f} pair loss"), ("accuracy", "{:.1%} accuracy"))
 
 
 class Console:
@@ -39,13 +39,14 @@ class Console:
         self._silent = silent
 
     def log(self, record: Tree) -> None:
-        """A training record, a validation record or an event, told apart by their keys."""
+        """A training record, a validation, a test or an event, told apart by their keys."""
         if "event" in record:
             rest = "  ".join(f"{key}={value}" for key, value in record.items() if key not in ("step", "event"))
             self._print(f"{self._progress(record)}  {record['event']}  {rest}".rstrip(), "yellow")
         elif "val_loss" in record:
-            shown = "".join(f"  {form.format(record[key])}" for key, form in _HELD_OUT if record.get(key) is not None)
-            self._print(f"{self._progress(record)}{record['val_loss']:9.4f}  validation{shown}", "green")
+            self._held_out(record, "val_", "validation")
+        elif "test_loss" in record:
+            self._held_out(record, "test_", "test")
         else:
             self._training_line(record)
 
@@ -61,6 +62,10 @@ class Console:
         else:
             with progress(title):
                 yield
+
+    def _held_out(self, record: Tree, prefix: str, title: str) -> None:
+        shown = "".join(f"  {form.format(record[prefix + key])}" for key, form in _HELD_OUT if record.get(prefix + key) is not None)
+        self._print(f"{self._progress(record)}{record[f'{prefix}loss']:9.4f}  {title}{shown}", "green")
 
     def _training_line(self, record: Tree) -> None:
         loads = [value for key, value in record.items() if key.startswith("expert_load/")]

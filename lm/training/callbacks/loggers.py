@@ -39,14 +39,14 @@ _DATA = ("tokens", "epochs")
 
 
 def grouped(record: Tree) -> dict[str, float]:
-    """The numbers of a record by tags that fold: train/loss, val/loss, val/loss/NAME, perf/step_s, data/tokens, experts/NAME."""
+    """The numbers of a record by tags that fold: train/loss, val/loss, val/loss/NAME, test/loss, perf/step_s, data/tokens, experts/NAME."""
     found = {}
     for key, value in record.items():
         if key == "step" or isinstance(value, bool) or not isinstance(value, int | float):
             continue
         name, _, part = key.partition("/")
-        if name.startswith("val_"):
-            tag = f"val/{key.removeprefix('val_')}"
+        if name.startswith(("val_", "test_")):
+            tag = key.replace("_", "/", 1)
         elif name == "expert_load":
             tag = f"experts/{part}"
         else:

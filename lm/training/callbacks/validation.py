@@ -5,21 +5,23 @@ import math
 from lm.data.order import Ids, spread
 from lm.data.rows.base import Rows
 from lm.errors import NumericsError
-from lm.generation.evaluate import evaluate, require_labels
+from lm.generation.evaluate import require_labels, totals
 from lm.schema import Tree
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 from lm.training.weights.initial import parent
+
+Held = tuple[str, Rows, Ids]  # what the names of its figures end in, and which rows of what are read
 
 
 class Validation(RunCallback):
     """Evaluates the weights that would be exported, and counts how long they have not become better."""
 
     def __init__(self) -> None:
-        self._validated = -1  # the newest step
+        self._validated = self._tested = -1  # the newest step
 
     def begin(self, module: TrainModule) -> None:
-        for _, rows, ids in self._held_out(module):
+        for _, rows, ids in [*self._held_out(module), *self._set_aside(module)]:
             require_labels(rows, ids, module.run.data.tokenizer, module.cfg.trainer.micro_batch)
 
     def look_at_parent(self, module: TrainModule) -> None:
@@ -30,17 +32,21 @@ class Validation(RunCallback):
             self.validate(module)
 
     def finish(self, module: TrainModule) -> None:
-        """The last step is validated, whoever has made it the last; a signal waits for nothing."""
-        if module.run.stopped_by is None and self._validated != module.step:
+        """The last step is validated and tested, whoever has made it the last; a signal waits for nothing."""
+        if module.run.stopped_by is not None:
+            return
+        if self._validated != module.step:
             self.validate(module)
+        if self._tested != module.step:
+            self._test(module)
 
     def validate(self, module: TrainModule) -> None:
-        """Raises NumericsError for a loss that is not finite, before such weights are saved."""
+        """Raises NumericsError for a loss that is not finite, before such weights are saved. Behind the last step the test follows."""
         run, step, counters = module.run, module.step, module.run.counters
         self._validated = step
         with run.clock.paused():
             with run.journal.console.during("Validating"):
-                found = self._losses(module)
+                found = self._losses(module, self._held_out(module))
             counters.val_loss, counters.val_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
             if not math.isfinite(found["val_loss"]):
                 raise NumericsError(
@@ -55,21 +61,36 @@ class Validation(RunCallback):
             if run.done(step) and not run.last(step):
                 worse = counters.worse_validations
                 run.journal.record({"step": step, "event": "stopped early", "validations_without_improvement": worse})
+        if run.done(step):
+            self._test(module)
 
-    def _losses(self, module: TrainModule) -> Tree:
-        """As metrics.jsonl has them, of all held-out rows and of each source's."""
+    def _test(self, module: TrainModule) -> None:
+        """Of what is set aside for it; once, since whoever looks at it while choosing has no test left."""
+        run, self._tested = module.run, module.step
+        if rows := self._set_aside(module):
+            with run.clock.paused(), run.journal.console.during("Testing"):
+                found = self._losses(module, rows)
+            run.counters.test = {name.replace("val_", "test_", 1): value for name, value in found.items()}
+            run.journal.record({"step": module.step, "tokens": run.tokens(module.step), **run.counters.test})
+
+    def _losses(self, module: TrainModule, wanted: list[Held]) -> Tree:
+        """As metrics.jsonl has them."""
         run, cfg = module.run, module.cfg
         found: Tree = {}
         start = cfg.init_from
         measure = cfg.objective.measure(None if start is None else lambda: parent(start).to(module.device))
         with module.exported_weights():
-            for suffix, rows, ids in self._held_out(module):
-                of = evaluate(module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.ranks, measure)
+            for suffix, rows, ids in wanted:
+                of = totals(module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.ranks, measure).figures()
                 found |= {f"{name}{suffix}": value for name, value in of.items() if name.startswith("val_")}
         return found
 
-    def _held_out(self, module: TrainModule) -> list[tuple[str, Rows, Ids]]:
-        """Of all sources, and of each: what their numbers' names end in, and which rows are read."""
+    def _held_out(self, module: TrainModule) -> list[Held]:
+        """Of all sources, and of each."""
         splits, n = module.run.splits, module.cfg.data.val_rows
         named = [("", splits.val), *((f"/{name}", rows) for name, rows in splits.named.items())]
         return [(suffix, rows, spread(len(rows), n)) for suffix, rows in named]
+
+    def _set_aside(self, module: TrainModule) -> list[Held]:
+        rows = module.run.splits.test
+        return [] if rows is None else [("", rows, spread(len(rows), module.cfg.data.val_rows))]

@@ -1,10 +1,13 @@
 """The default run name: one folder per run that differs, the same folder for the same run."""
 
+import re
+
 import pytest
 
+from lm.ablation.config import NAME
 from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
-from lm.cli.compose.naming import job_names, short, told_apart
+from lm.cli.compose.naming import job_names, short, told_apart, variant_names
 from lm.cli.compose.overrides import expand
 
 
@@ -103,3 +106,24 @@ def test_the_default_recipe_is_named_after_the_model_that_it_trains() -> None:
     assert (name("model=nano"), name("model=tiny")) == ("pretrain-nano", "pretrain-tiny")
     assert "pretrain/moe_tiny" in catalog.groups()["recipes"] and name("model=moe_tiny") == "pretrain-tiny+model-moe_tiny"
     assert name("model=nano", "recipes=ablation/ffn") == "ablation-ffn+model-nano"
+
+
+@pytest.mark.parametrize(
+    ("sweep", "expected"),
+    [
+        (["model/ffn=swiglu,gelu", "seed=1"], ["swiglu", "gelu"]),
+        (["optim.lr=1e-3,1e30"], ["0.001", "1e30"]),
+        (["optim.lr=1,2", "model/ffn=geglu,gelu"], ["ffn-geglu+lr-1", "ffn-gelu+lr-1", "ffn-geglu+lr-2", "ffn-gelu+lr-2"]),
+        (["data.files=ä,ö"], None),
+        (["data.files=a b,a-b"], None),
+        (["data.files=_a,a,.a"], None),
+        (["data.files=" + "x" * 300 + "1," + "x" * 300 + "2"], None),
+    ],
+)
+def test_each_variant_has_a_name_of_its_own_that_a_folder_can_have(sweep: list[str], expected: list[str] | None) -> None:
+    """Seen to fail where names that are alike without their odd letters made one variant of two."""
+    jobs = expand(sweep)
+    named = variant_names(jobs)
+    assert len(named) == len(jobs) and (expected is None or list(named) == expected)
+    assert all(re.fullmatch(NAME, name) for name in named)
+    assert all(set(own) <= set(job) for own, job in zip(named.values(), jobs, strict=True))

@@ -60,6 +60,26 @@ def test_a_lone_text_is_its_two_parts(prepare_text: Prepare, tmp_path: Path) -> 
     assert found.val.n_bytes == len(val) and found.zlib_bits_per_byte == pytest.approx(8 * len(zlib.compress(val, 9)) / len(val))
 
 
+def test_a_test_is_set_aside_from_what_validates_and_training_stays(prepare_text: Prepare, tmp_path: Path) -> None:
+    """Seen to fail with the hash that holds documents out: then all of them, or none, were for the test."""
+    records = write(tmp_path / "a.jsonl", "".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(2000)))
+    text = write(tmp_path / "a.txt", TEXT)
+    for path, n_val, n_test in [(records, 100, 100), (text, 1, 1)]:
+        whole, apart = prepare_text(path), prepare_text(path, test_frac=0.5)
+        assert stream(apart.train, apart.tokenizer) == stream(whole.train, whole.tokenizer) and whole.n_tokens("test") == 0
+        test = apart.parts[""].stores["test"]
+        assert apart.val.n_documents == pytest.approx(n_val, abs=25) and test.n_documents == pytest.approx(n_test, abs=25)
+        assert test.n_tokens == pytest.approx(apart.val.n_tokens, rel=0.3)
+        joined = stream(apart.val, apart.tokenizer) + stream(test, apart.tokenizer)
+        assert (joined == stream(whole.val, whole.tokenizer)) is (path == text)
+        assert sorted(joined.split()) == sorted(stream(whole.val, whole.tokenizer).split())
+
+
+def test_a_test_without_documents_is_an_error(prepare_text: Prepare, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"test_frac=0.5: 0 documents for the test in .*, and 1 for validation. Raise"):
+        prepare_text(write(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": "b"}\n'), test_frac=0.5)
+
+
 @pytest.mark.parametrize("tokenizer", [BytesConfig(), BPEConfig(vocab_size=300)])
 def test_a_document_in_pieces_is_one_document(
     prepare_text: Prepare, tmp_path: Path, tokenizer: object, monkeypatch: pytest.MonkeyPatch

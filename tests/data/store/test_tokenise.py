@@ -72,7 +72,7 @@ def test_a_killed_preparation_goes_on_and_gives_the_same_bytes(tmp_path: Path, b
 
 def same(one: Prepared, other: Prepared) -> bool:
     """In every file of the folder, and in every figure."""
-    folders = [part.train._folder for found in (one, other) for part in found.parts.values()]
+    folders = [part.folder for found in (one, other) for part in found.parts.values()]
     contents = [{file.name: file.read_bytes() for file in folder.iterdir()} for folder in folders]
     return contents[0] == contents[1] and one.fingerprint == other.fingerprint and one.zlib_bits_per_byte == other.zlib_bits_per_byte
 

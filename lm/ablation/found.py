@@ -1,0 +1,93 @@
+"""What verdict.json says, key by key; docs/verdict.schema.json is made of these classes."""
+
+from typing import Literal
+
+from lm.report.statistics import Verdict
+from lm.schema import Config
+
+
+class FoundDifference(Config):
+    """A variant less the baseline. null where a run diverged, or too few have ended."""
+
+    pairs: list[float | None]
+    """One for each seed that both have, ascending; null where a run diverged."""
+    mean: float | None
+    interval: tuple[float, float] | None
+    """Student's t at the level that Holm's procedure leaves this variant."""
+    near: tuple[float, float] | None
+    """At 90 %, for equivalence."""
+    p: float | None
+    """Two-sided, corrected by Holm; of a sign test where a run diverged."""
+    permutation_p: float | None
+    """Exact, over all signs, from 6 to 20 pairs."""
+    bootstrap: tuple[float, float] | None
+    """BCa at the level of the interval, from 10 pairs on."""
+    verdict: Verdict
+    more_seeds: int | None
+    """How many would tell with 80 % power; null where it is told, or over 999 would be needed."""
+
+
+class FoundTuned(Config):
+    """What tuning has chosen."""
+
+    key: str
+    value: float
+    at_edge: bool
+    """Whether the best lies at the end of what was tried."""
+    tried: dict[str, float | None]
+    """Mean metric by value; null where a run diverged."""
+
+
+class FoundTuning(Config):
+    """How far tuning is."""
+
+    ended: int
+    runs: int
+
+
+class FoundSize(Config):
+    """What a run costs."""
+
+    parameters: int
+    non_embedding: int
+    tokens: int
+    flops: float
+    """Of all its tokens, forward and backward."""
+
+
+class FoundVariant(Config):
+    """A variant, or the baseline."""
+
+    runs: dict[str, float | None]
+    """The metric by seed, of the runs that have ended; null where one diverged."""
+    diverged: int
+    mean: float | None
+    """null where a run diverged, or none has ended."""
+    tuned: FoundTuned | None
+    tuning: FoundTuning | None
+    """null where nothing is tuned, and once it is."""
+    size: FoundSize
+    knob: int | float | str | None
+    """Value of the setting that was moved; null where none was."""
+    difference: FoundDifference | None
+    """null of the baseline."""
+
+
+class Found(Config):
+    """verdict.json: what a study asked and has found so far."""
+
+    study: str
+    hash: str
+    """Of what was asked, but for how many seeds."""
+    metric: str
+    """Figure of a run's summary of which less is better."""
+    baseline: str
+    match: Literal["tokens", "params", "flops"]
+    knob: str | None
+    """The setting that was moved to match."""
+    least_effect: float
+    seeds: int
+    """Asked for, of each variant."""
+    level: float
+    variants: dict[str, FoundVariant]
+    warnings: list[str]

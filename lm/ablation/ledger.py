@@ -1,0 +1,108 @@
+"""What was asked and answered by all studies of a folder, so that a pair which is asked twice is seen."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from lm.ablation.study import Study
+from lm.errors import ConfigError
+from lm.report.collect import INERT
+from lm.report.statistics import Verdict
+from lm.schema import Config, Tree, flatten, from_tree
+from lm.storage.atomic import disk_errors
+from lm.storage.reading import never_waiting, parse_json, read_bytes
+from lm.training.config import TrainConfig
+
+
+class Answer(Config):
+    """Of one variant."""
+
+    overrides: list[str]
+    config: str
+    """Hash of the resolved config, but for seed, run and what else is no difference between two variants."""
+    pairs: int
+    """Seeds that the verdict rests on."""
+    verdict: Verdict | None
+    """null of the baseline, and of fewer than two pairs."""
+
+
+class Entry(Config):
+    """A line: what a study said when it had something new to say."""
+
+    date: str
+    study: str
+    hash: str
+    metric: str
+    baseline: str
+    overrides: list[str]
+    """Those of every variant."""
+    variants: dict[str, Answer]
+
+
+class Ledger:
+    """`runs/studies.jsonl` beside the folder `runs/studies`: a JSON object a line, in the order of time."""
+
+    def __init__(self, studies: Path) -> None:
+        absolute = Path(os.path.abspath(studies))
+        self.path = absolute.with_name(f"{absolute.name}.jsonl")
+
+    def entries(self) -> list[Entry]:
+        """Returns the lines; one that a kill has torn is left out."""
+        return list(self._entries()) if os.path.lexists(self.path) else []
+
+    def note(self, study: Study, found: Tree) -> None:
+        """Appends what a study says now, unless it said the same before.  found: what verdict.json says."""
+        entry = _entry(study, found)
+        before = [entry.replace(date=old.date) == old for old in self.entries() if (old.study, old.hash) == (entry.study, entry.hash)]
+        if any(answer.verdict for answer in entry.variants.values()) and not (before and before[-1]):
+            self._append(json.dumps(entry.tree(), ensure_ascii=False))
+
+    def asked_before(self, study: Study) -> list[str]:
+        """Returns what other studies found of the same pairs of configs, a sentence for each pair, the newest word on it."""
+        prints, base = {name: _print(config) for name, config in study.variants.items()}, study.config.baseline
+        pairs = {frozenset((print_, prints[base])): name for name, print_ in prints.items()}
+        told = {}
+        for entry in self.entries():
+            if (entry.study, entry.hash) == (study.folder.name, study.hash) or entry.baseline not in entry.variants:
+                continue
+            for name, answer in entry.variants.items():
+                mine = pairs.get(frozenset((answer.config, entry.variants[entry.baseline].config)))
+                if mine is not None and answer.verdict is not None:
+                    said = f"{name} against {entry.baseline}: {answer.verdict}, {answer.pairs} pairs of {entry.metric}, {entry.date[:10]}"
+                    told[mine] = f"{mine} against {base} was asked in study {entry.study} already: {said}"
+        return list(told.values())
+
+    def _entries(self) -> Iterator[Entry]:
+        for line in read_bytes(self.path).split(b"\n"):
+            try:
+                tree = parse_json(line)
+                yield from_tree(Entry, tree if isinstance(tree, dict) else {})
+            except (ValueError, ConfigError):
+                continue
+
+    def _append(self, line: str) -> None:
+        """In one write, behind whatever another study appends, and on a line of its own."""
+        with disk_errors(self.path):
+            torn = os.path.lexists(self.path) and not read_bytes(self.path).endswith(b"\n")
+            with open(self.path, "ab", buffering=0, opener=never_waiting) as file:
+                file.write(("\n" * torn + line + "\n").encode(errors="backslashreplace"))
+
+
+def _entry(study: Study, found: Tree) -> Entry:
+    answers = {}
+    for name, config in study.variants.items():
+        told = found["variants"][name]["difference"] or {"pairs": []}
+        n = len(told["pairs"])
+        own = study.config.variants[name]
+        answers[name] = Answer(overrides=own, config=_print(config), pairs=n, verdict=told["verdict"] if n > 1 else None)
+    keys = ("study", "hash", "metric", "baseline")
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return Entry(**{key: found[key] for key in keys}, date=date, overrides=study.config.overrides, variants=answers)
+
+
+def _print(config: TrainConfig) -> str:
+    values = {key: value for key, value in flatten(config.tree()).items() if not key.startswith(INERT)}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,217 @@
+"""What a study has found, as files: verdict.json for programs, report.md and report.html for people."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from lm.ablation.study import Study
+from lm.ablation.verdict import cells, method, report, sentences, verdict
+from lm.report.curves import settled
+from lm.report.frame import render
+from lm.report.run import Run
+from lm.report.svg import Line, Point, Scale, across, cross, hue, line_chart, sample, scale, symbol, tag, ticks
+from lm.schema import Tree
+from lm.storage.atomic import replace_file
+from lm.storage.run_folder import RunFolder
+from lm.units import si, unit
+
+TEMPLATE = Path(__file__).with_name("study.html.j2")
+CURVES = ("val_bits_per_byte", "val_loss", "loss")
+Runs = Mapping[str, Mapping[int, Sequence[tuple[float, float]]]]
+"""(tokens, value) by variant and seed."""
+Curves = Mapping[str, Runs]
+"""By quantity."""
+_ROW, _DOTS, _BAR, _MOST_POINTS = 48.0, 15.0, 38.0, 200
+_SKIPPED = 0.25  # of the run: the fall before it would squash what differs at the end
+_ARROW = "M-5 0L4-5V5z"
+
+
+def write_report(study: Study) -> Tree:
+    """Writes verdict.json, report.md and report.html beside the runs, and returns the first."""
+    found = verdict(study)
+    replace_file(study.folder / "verdict.json", json.dumps(found, indent=1, allow_nan=False))
+    replace_file(study.folder / "report.md", report(found))
+    replace_file(study.folder / "report.html", page(found, curves(study)))
+    return found
+
+
+def curves(study: Study) -> Curves:
+    """Reads what the runs that are compared, and have ended, wrote as they went."""
+    runs: dict[str, dict[int, Run]] = {}
+    for name in study.variants:
+        for job in (job for job in study.reporting(name) if study.result(job) is not None):
+            folder = RunFolder(study.folder / job.name)
+            runs.setdefault(name, {})[job.seed] = Run(folder.path, job.name, {}, folder.metrics.read(), {}, "")
+    return {
+        key: {
+            name: {seed: list(zip(*run.series(key, "tokens"), strict=True)) for seed, run in seeds.items()} for name, seeds in runs.items()
+        }
+        for key in CURVES
+    }
+
+
+def page(found: Tree, drawn: Curves) -> str:
+    """Returns the HTML.  found: what verdict.json says."""
+    looks = {name: look for look, name in enumerate(sorted(found["variants"], key=lambda name: name != found["baseline"]))}
+    ended = sum(len(row["runs"]) for row in found["variants"].values())
+    return render(
+        TEMPLATE,
+        found=found,
+        progress=f"{ended} of {len(looks) * found['seeds']} runs have ended",
+        unit=f"{found['metric']}, {unit(found['metric'])}",
+        legend=[(name, sample(look)) for name, look in looks.items()],
+        forest=_forest(found, looks) if ended else None,
+        sentences=sentences(found),
+        charts=[chart for chart in (_rates(found, looks), *_losses(found, looks, drawn)) if chart is not None],
+        matched=_matched(found),
+        method=method(found),
+    )
+
+
+def _pairs(found: Tree, name: str) -> dict[str, float]:
+    """Differences to the baseline by seed; inf where the variant alone diverged, -inf where the baseline alone did, NaN where both."""
+    base, runs = found["variants"][found["baseline"]]["runs"], found["variants"][name]["runs"]
+    values = {seed: [math.inf if run is None else run for run in (runs[seed], base[seed])] for seed in runs if seed in base}
+    return {seed: mine - theirs for seed, (mine, theirs) in values.items()}
+
+
+def _forest(found: Tree, looks: Mapping[str, int]) -> Tree:
+    """A strip for each variant over one scale."""
+    names = [name for name in looks if name != found["baseline"]]
+    dots = [pair for name in names for pair in _pairs(found, name).values() if math.isfinite(pair)]
+    near = [0.0, -found["least_effect"], found["least_effect"], *dots]
+    low, high = 2 * min(near) - max(near), 2 * max(near) - min(near)
+    ends = [end for name in names for end in found["variants"][name]["difference"]["interval"] or ()]
+    x = scale([*near, *(min(max(end, low), high) for end in ends)], 0.12)
+    told = {cell[0]: cell for cell in cells(found)}
+    rows = [
+        {
+            "name": name,
+            "sample": symbol_of(looks[name]),
+            "verdict": told[name][4],
+            "text": f"{told[name][2]}, p {told[name][3]}, pairs {len(_pairs(found, name))}",
+            "svg": _strip(found, name, looks[name], x, ", ".join(told[name])),
+        }
+        for name in names
+    ]
+    return {"rows": rows, "axis": tag("svg", ticks(x, 4), class_="chart", height=26, aria_hidden="true")}
+
+
+def symbol_of(look: int) -> str:
+    """Returns the sign of a variant, to stand in text."""
+    return tag("svg", symbol(0.5, 8, look), width=14, height=16, class_="sample", aria_hidden="true")
+
+
+def _strip(found: Tree, name: str, look: int, x: Scale, label: str) -> str:
+    """The seeds above, their mean and its interval below; what is beyond the scale at its edge."""
+    pairs, difference, least = _pairs(found, name), found["variants"][name]["difference"], found["least_effect"]
+    back = [tag("line", x1=across(x(value)), x2=across(x(value)), y1=0, y2=_ROW, class_="grid") for value, _ in x.ticks()]
+    if least:
+        back.append(tag("rect", x=across(x(-least)), width=across(x(least) - x(-least)), y=0, height=_ROW, class_="least"))
+    back.append(tag("line", x1=across(x(0)), x2=across(x(0)), y1=0, y2=_ROW, class_="zero"))
+    finite = {seed: pair for seed, pair in pairs.items() if math.isfinite(pair)}
+    dots = [
+        tag("circle", tag("title", f"seed {escape(seed)}: {pair:+.6g}"), cx=across(x(pair)), cy=_DOTS + _aside(i, len(finite)), r=3.5,
+            class_=f"dot {hue(look)}")
+        for i, (seed, pair) in enumerate(finite.items())
+    ]  # fmt: skip
+    bar = _bar(difference, look, x) if difference["mean"] is not None else _lost(pairs, look, x, (found["baseline"], name))
+    return tag("svg", *back, *dots, *bar, class_="chart strip", height=_ROW, role="img", aria_label=label)
+
+
+def _lost(pairs: Mapping[str, float], look: int, x: Scale, who: tuple[str, str]) -> list[str]:
+    """Crosses with their counts: at the left edge the baseline diverged, at the right one the variant, at 0 both."""
+    told, drawn = [str(pair) for pair in pairs.values()], []
+    places = (("-inf", 0.0, 10, "start", who[0]), ("inf", 1.0, -10, "end", who[1]), ("nan", x(0), 10, "start", "both"))
+    for which, at, aside, anchor, name in places:
+        if count := told.count(which):
+            text = tag("text", f"{count} diverged", x=aside, y=4, text_anchor=anchor)
+            drawn += [cross(at, _BAR, look, f"{count} diverged: {name}"), tag("svg", text, x=across(at), y=_BAR, class_="at")]
+    return drawn
+
+
+def _aside(i: int, n: int) -> float:
+    """Where many dots lie near each other: up to 10 pixels up or down, by the golden ratio."""
+    return 0.0 if n < 2 else min(10.0, 1.2 * n) * (2 * (i * 0.618034 % 1) - 1)
+
+
+def _bar(difference: Tree, look: int, x: Scale) -> list[str]:
+    low, high = (x(end) for end in difference["interval"])
+    drawn = [tag("line", x1=across(max(0.0, low)), x2=across(min(1.0, high)), y1=_BAR, y2=_BAR, class_=f"line {hue(look)}")]
+    for at, beyond, turned in ((low, low < 0, 0), (high, high > 1, 180)):
+        d, way = (_ARROW, "mark") if beyond else ("M0-4V4", "line")
+        path = tag("path", d=d, class_=f"{way} {hue(look)}", transform=f"rotate({turned})")
+        drawn.append(tag("svg", path, x=across(min(1.0, max(0.0, at))), y=_BAR, class_="at"))
+    return [*drawn, symbol(x(difference["mean"]), _BAR, look, f"mean {difference['mean']:+.6g}", "M0-6L7 0 0 6-7 0z")]
+
+
+def _rates(found: Tree, looks: Mapping[str, int]) -> Tree | None:
+    """The metric against the tuned setting. What is far above the best three values of every variant leaves the chart."""
+    tuned = {name: row["tuned"] for name, row in found["variants"].items() if row["tuned"] is not None}
+    tried = {name: {float(value): metric for value, metric in row["tried"].items()} for name, row in tuned.items()}
+    points = {name: [(value, *(3 * [metric])) for value, metric in values.items() if metric is not None] for name, values in tried.items()}
+    best = [metric for values in points.values() for metric in sorted(metric for _, metric, *_ in values)[:3]]
+    if not best:
+        return None
+    most = min(max(metric for values in points.values() for _, metric, *_ in values), 3 * max(best) - 2 * min(best))
+    lost = {name: [value for value, metric in values.items() if metric is None] for name, values in tried.items()}
+    lines = [Line(name, looks[name], points[name], tuned[name]["value"], lost[name]) for name in tuned]
+    key = next(iter(tuned.values()))["key"]
+    x = scale([value for values in tried.values() for value in values], log=True)
+    return _chart(f"Tuning {key}", found["metric"], f"{key}, no unit, logarithmic", lines, x, scale([*best, most]))
+
+
+def _losses(found: Tree, looks: Mapping[str, int], drawn: Curves) -> list[Tree | None]:
+    """The validation figure nearest to the metric, against tokens and FLOPs, and the training loss."""
+    told = [key for key in CURVES if any(points for seeds in drawn.get(key, {}).values() for points in seeds.values())]
+    held_out = [key for key in told if key != "loss"]
+    key = found["metric"] if found["metric"] in held_out else next(iter(held_out), None)
+    asked = [(key, "tokens"), (key, "flops")] if key else []
+    asked += [("loss", "tokens")] if "loss" in told else []
+    return [_loss(found, looks, drawn[key], key, against) for key, against in asked]
+
+
+def _loss(found: Tree, looks: Mapping[str, int], drawn: Runs, key: str, against: str) -> Tree | None:
+    lines, seen = [], []
+    for name, seeds in drawn.items():
+        row = found["variants"][name]
+        times = row["size"]["flops"] / row["size"]["tokens"] if against == "flops" else 1
+        ended = [dict(points) for seed, points in seeds.items() if row["runs"].get(str(seed)) is not None]
+        lost = [points[-1][0] * times for seed, points in seeds.items() if row["runs"].get(str(seed)) is None and points]
+        band = _band(ended, times)
+        lines.append(Line(name, looks[name], band, None, lost))
+        for which in (2, 3) if band else ():
+            seen += settled([point[0] for point in band], [point[which] for point in band], _SKIPPED)
+    places = [at for line in lines for at in (*(at for at, *_ in line.points), *line.lost)]
+    if not seen:
+        return None
+    title = "Training loss" if key == "loss" else "Validation"
+    axis = "training FLOPs" if against == "flops" else "training tokens"
+    return _chart(f"{title} against {axis}", key, axis, lines, scale([0.0, *places], 0.02), scale(seen))
+
+
+def _band(runs: Sequence[Mapping[float, float]], times: float) -> list[Point]:
+    """(place, mean, lowest, highest) of several runs where all of them have a value; neighbours together where there are many."""
+    shared = sorted(set[float].intersection(*map(set, runs))) if runs else []
+    wide = -(-len(shared) // _MOST_POINTS)
+    pieces = [shared[i : i + wide] for i in range(0, len(shared), wide or 1)]
+    found = [(piece, [run[at] for run in runs for at in piece]) for piece in pieces]
+    return [(times * sum(piece) / len(piece), sum(values) / len(values), min(values), max(values)) for piece, values in found]
+
+
+def _chart(title: str, key: str, across_: str, lines: Sequence[Line], x: Scale, y: Scale) -> Tree:
+    return {"title": title, "y": f"{key}, {unit(key)}", "x": across_, "svg": line_chart(title, lines, x, y)}
+
+
+def _matched(found: Tree) -> list[list[str]]:
+    base = found["variants"][found["baseline"]]["size"]["parameters"]
+    rows = [["variant", "parameters", "non-embedding", "training tokens", "training FLOPs", found["knob"] or "knob", "tuned"]]
+    tuned = {cell[0]: cell[5] for cell in cells(found)}
+    for name, row in found["variants"].items():
+        cost = row["size"]
+        away = f" ({cost['parameters'] / base - 1:+.2%})" if name != found["baseline"] else ""
+        sizes = [f"{cost['parameters']:,}{away}", f"{cost['non_embedding']:,}", f"{cost['tokens']:,}", si(cost["flops"])]
+        rows.append([name, *sizes, "-" if row["knob"] is None else str(row["knob"]), tuned[name]])
+    return rows

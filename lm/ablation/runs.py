@@ -1,0 +1,150 @@
+"""Runs side by side in a folder: what they were asked for, frozen before the first of them, and what has come out so far."""
+
+import hashlib
+import json
+import math
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from lm.errors import CheckpointError, ConfigError, LmError
+from lm.schema import Config, Tree, flatten
+from lm.storage.atomic import replace_file, verify
+from lm.storage.reading import checked, read_json
+from lm.storage.run_folder import RunFolder
+from lm.training.config import TrainConfig
+
+NO_RUN = {"name": "any", "dir": "any"}
+"""What a frozen config says of its folder: each run has one of its own."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run.  tuned: the value of the tuned setting."""
+
+    name: str
+    variant: str
+    seed: int
+    config: TrainConfig
+    tuned: float | None = None
+
+
+class Asked(Config):
+    """Base of what decides runs. It stands in a file of their folder, with its hash, before the first of them starts."""
+
+    file: ClassVar[str]
+    grows: ClassVar[str | None] = None
+    """Dotted path of a number that may be raised later; no part of the hash."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Returns what a folder was begun with; None where nothing was. Raises CheckpointError where the file is damaged."""
+        path = folder / cls.file
+        if not os.path.lexists(path):
+            return None
+        file = checked(_File, read_json(path), path)
+        if file != _file(file.hash, file.asked):
+            raise CheckpointError(f"{path}: the file is damaged: it is not what its seal was made of. Restore the file that lm wrote.")
+        return checked(cls, file.asked, path)
+
+    @property
+    def hash(self) -> str:
+        """Returns the hash of everything but what may grow."""
+        return _digest({key: value for key, value in flatten(self.tree()).items() if key != self.grows})
+
+    def freeze(self, folder: Path) -> None:
+        """Writes the file, unless the folder does not agree."""
+        self.agree(folder)
+        replace_file(folder / self.file, json.dumps(_file(self.hash, self.tree()).tree(), indent=1))
+
+    def agree(self, folder: Path) -> None:
+        """Raises ConfigError, with the difference, where the folder was begun with something else."""
+        if (begun := self.read(folder)) is None:
+            return
+        before, now, grows = flatten(begun.tree()), flatten(self.tree()), self.grows
+        if changed := [key for key in before | now if before.get(key) != now.get(key) and key != grows]:
+            key = changed[0]
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            said = f"{key} was {json.dumps(before.get(key))}, now {json.dumps(now.get(key))}{more}"
+            raise ConfigError(f"{folder}: its runs have begun, and others are asked now: {said}. Give them another name.")
+        if grows is not None and now[grows] < before[grows]:
+            said = f"{grows.rpartition('.')[2]}={now[grows]}, and {before[grows]} were asked for before"
+            raise ConfigError(f"{folder}: {said}; fewer would be a choice among results. Ask for as many, or more.")
+
+
+class _File(Config):
+    hash: str
+    seal: str
+    asked: dict[str, Any]
+
+
+def _file(hash: str, asked: Tree) -> _File:
+    return _File(hash=hash, seal=_digest({"hash": hash, "asked": asked}), asked=asked)
+
+
+class _Diverged(Config):
+    """What is noted of a run that cannot end.  config: its hash, so that a run of another config under the same name is another one."""
+
+    config: str
+
+
+class Runs(ABC):
+    """What has come out of runs in a folder.  threads: of each run."""
+
+    def __init__(self, folder: Path, asked: Asked, metric: str, threads: int) -> None:
+        self.folder, self.asked, self.metric, self.threads = folder, asked, metric, threads
+        self._known: dict[str, float] = {}
+
+    @abstractmethod
+    def missing(self) -> list[Job]:
+        """Returns the jobs that can run now and have no result yet."""
+
+    def freeze(self) -> None:
+        """Says in the folder what is asked, or raises ConfigError where it was begun with something else."""
+        self.asked.freeze(self.folder)
+
+    def file(self, job: Job, ending: str) -> Path:
+        """Returns the path of what is kept of a job beside its run folder."""
+        return self.folder / "jobs" / f"{job.name}.{ending}"
+
+    def result(self, job: Job) -> float | None:
+        """Returns the metric of a run that has ended with this very config; infinite where it diverged, None where it has not run.
+
+        Raises ConfigError where its summary lacks the metric.
+        """
+        if job.name not in self._known and (found := self._read(job)) is not None:
+            self._known[job.name] = found
+        return self._known.get(job.name)
+
+    def _read(self, job: Job) -> float | None:
+        if self._has_diverged(job):
+            return math.inf
+        run = RunFolder(self.folder / job.name)  # wherever the folder lies by now
+        try:
+            if not run.exists() or not (summary := run.summary()) or run.config() | {"run": {}} != job.config.tree() | {"run": {}}:
+                return None
+            verify(run.model)
+        except LmError:
+            return None
+        if not isinstance(found := summary.get(self.metric), int | float):
+            known = ", ".join(key for key, value in summary.items() if isinstance(value, float))
+            raise ConfigError(f"metric={self.metric}: {run.path} has no such figure. Options: {known}.")
+        return float(found)
+
+    def note_diverged(self, job: Job) -> None:
+        """Remembers the outcome of a run whose loss or weights were no numbers any more."""
+        replace_file(self.file(job, "diverged.json"), json.dumps(_Diverged(config=_config_hash(job)).tree()))
+
+    def _has_diverged(self, job: Job) -> bool:
+        path = self.file(job, "diverged.json")
+        return os.path.lexists(path) and checked(_Diverged, read_json(path), path).config == _config_hash(job)
+
+
+def _config_hash(job: Job) -> str:
+    return _digest(job.config.tree() | {"run": {}})
+
+
+def _digest(tree: Tree) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,69 @@
+"""Processes of a command that is itself no training: each in a session of its own, and every signal reaches each of them once."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import IO, Any, Self
+
+from lm.errors import ResourceError
+from lm.training.launch import parent
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_POLL_S = 0.1
+
+
+class Children:
+    """Inside the block, which is the main thread's, a signal is noted and handed on; any thread may run a process.
+
+    The handler only notes it: the thread that waits for a process hands it on, so that none is lost between the start of a process and
+    its first wait, and none comes twice, which would end a training unsaved. Where an error leaves the block, what runs gets SIGTERM.
+    """
+
+    def __init__(self) -> None:
+        self._caught: list[int] = []
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None and not self._caught:
+            self._caught.append(signal.SIGTERM)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def caught(self) -> int | None:
+        """The first signal that came."""
+        return self._caught[0] if self._caught else None
+
+    def run(self, command: Sequence[str], env: Mapping[str, str] | None = None, output: IO[bytes] | None = None) -> int:
+        """Returns the exit code of a process; minus a signal's number where one ended it, or had come before.
+
+        env: added to this process's.  output: takes what it prints; None: as this process.
+        """
+        if self._caught:
+            return -self._caught[0]
+        told = 0
+        with self._started(command, {**os.environ, **parent.named(), **(env or {})}, output) as child:
+            while True:
+                try:
+                    return child.wait(_POLL_S)
+                except subprocess.TimeoutExpired:
+                    for number in self._caught[told:]:
+                        child.send_signal(number)
+                        told += 1
+
+    def _started(self, command: Sequence[str], env: Mapping[str, str], output: IO[bytes] | None) -> "subprocess.Popen[bytes]":
+        """In a session of its own, so that Ctrl-C reaches it once, through us, and it can finish its step."""
+        try:
+            return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+        except OSError as error:
+            reason = f"no process can be started ({error.strerror}). Free memory or processes, and start again"
+            raise ResourceError(f"{command[0]}: {reason}.") from error
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._caught.append(number)

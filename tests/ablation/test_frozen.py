@@ -1,0 +1,146 @@
+"""What a folder was begun with, as its files say it: damaged, outdated, edited, or half way through tuning."""
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm.ablation.noise import AskedNoise, NoiseRuns
+from lm.ablation.runs import NO_RUN
+from lm.ablation.study import Study, read_study
+from lm.ablation.verdict import cells, report, verdict
+from lm.cli.compose.compose import compose_config
+from lm.errors import CheckpointError, ConfigError
+from lm.schema import Tree, flatten
+from tests.ablation.conftest import NewStudy, end
+from tests.conftest import Lm
+
+
+def damaged(whole: Tree, path: str, value: Any) -> Tree:
+    """A tree with one value changed; ... takes it away."""
+    tree = copy.deepcopy(whole)
+    *parents, last = path.split(".")
+    section = tree
+    for key in parents:
+        section = section[key]
+    section[last] = value
+    if value is ...:
+        del section[last]
+    return tree
+
+
+def test_any_damage_to_any_field_of_a_frozen_study_is_refused_in_one_sentence(study: NewStudy) -> None:
+    made = study(seeds=2, tune="optim.lr")
+    made.freeze()
+    file = made.folder / "study.json"
+    whole = json.loads(file.read_text())
+    of_config = [path for path in flatten(whole) if ".configs." in path]
+    paths = [*(path for path in flatten(whole) if path not in of_config), *random.Random(0).sample(of_config, 8)]
+    for path in [*paths, "asked", "asked.study", "asked.configs", "asked.configs.gelu.model"]:
+        for value in (..., {"x": [1]}, "nope", 10**30):
+            file.write_text(json.dumps(damaged(whole, path, value)))
+            with pytest.raises(CheckpointError, match=r"study\.json.*[.]$"):
+                read_study(made.folder)
+                pytest.fail(f"{path}: {value}")
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"asked": 5, "hash": 5}', '{"seeds": NaN}', "\x00\x01", "[" * 100_000])
+@pytest.mark.parametrize("doing", ["report", "run"])
+def test_a_study_file_that_says_nothing_is_exit_code_3(content: str, doing: str, lm: Lm, tmp_path: Path) -> None:
+    (tmp_path / "ffn").mkdir()
+    (tmp_path / "ffn/study.json").write_text(content)
+    code, _, err = lm("ablate", doing, "study=ffn", "dir=.")
+    assert code == 3 and "study.json: " in err.splitlines()[-1], err
+
+
+def test_a_study_file_that_is_a_folder_is_exit_code_3(lm: Lm, tmp_path: Path) -> None:
+    (tmp_path / "ffn/study.json").mkdir(parents=True)
+    assert lm("ablate", "report", "study=ffn", "dir=.")[0] == 3
+
+
+def test_what_is_noted_of_a_diverged_run_is_read_with_care_and_holds_for_its_config_alone(study: NewStudy) -> None:
+    made = study(seeds=2)
+    made.freeze()
+    job = made.missing()[0]
+    made.note_diverged(job)
+    assert made.result(job) == float("inf") and job not in made.missing()
+    other = study(seeds=2, overrides=[], variants={"swiglu": ["optim.lr=0.5"], "gelu": ["optim.lr=0.25"]})
+    assert [each.name for each in other.missing()].count(job.name) == 1, "another config of the same name has not run"
+    note = made.file(job, "diverged.json")
+    again = read_study(made.folder)
+    for content in ("{}", '{"config": 5}', '{"runs": ["swiglu-seed-0"]}', "no"):
+        note.write_text(content)
+        with pytest.raises(CheckpointError, match=r"diverged\.json.*[.]$"):
+            again.result(job)
+
+
+def tuned_so_far(study: Study, variant: str, runs: int) -> None:
+    """The metric falls with the value, so that the best is at the upper edge."""
+    for job in study.tuning(variant)[:runs]:
+        if study.result(job) is None and job.tuned is not None:
+            end(study, job, 2 - job.tuned)
+
+
+def test_tuning_that_has_not_ended_chooses_nothing_and_says_how_far_it_is(study: NewStudy) -> None:
+    made = study(seeds=2, tune="optim.lr", tune_seeds=[7])
+    tuned_so_far(made, "gelu", 4)
+    assert made.tuned("gelu") is None and made.reporting("gelu") == []
+    found = verdict(made)
+    row = found["variants"]["gelu"]
+    assert row["tuned"] is None and row["mean"] is None and row["runs"] == {}
+    assert row["tuning"] == {"ended": 4, "runs": 5} and found["variants"]["swiglu"]["tuning"] == {"ended": 0, "runs": 5}
+    assert "gelu: 4 of 5 tuning runs have ended. The same command runs the others." in found["warnings"]
+    assert cells(found)[2][-1] == "4 of 5 runs" and "(edge)" not in report(found)
+
+    for runs in (5, 6, 7):  # of values that extend it as long as they are the best
+        tuned_so_far(made, "gelu", runs)
+    best = made.tuned("gelu")
+    assert best is not None and best.at_edge and len(best.tried) == 7 and len(made.reporting("gelu")) == 2
+    assert verdict(made)["variants"]["gelu"]["tuning"] is None
+    assert {job.variant for job in made.missing()} == {"swiglu"}
+
+
+def test_seeds_are_added_and_never_left_out(study: NewStudy, lm: Lm, corpus: list[str]) -> None:
+    study(seeds=4).freeze()
+    with pytest.raises(ConfigError, match="seeds=3, and 4 were asked for before"):
+        study(seeds=3).freeze()
+    assert read_study(study(seeds=4).folder).config.seeds == 4
+    plan = ("ablate", "plan", "dir=.", "name=ffn", "threads=1", "model/ffn=swiglu,gelu", *corpus)
+    assert "2 variants x (4 seeds)" in lm(*plan)[1], "those of the study, where the command says none"
+    assert "2 variants x (6 seeds)" in lm(*plan, "seeds=6")[1]
+    code, _, err = lm(*plan, "seeds=2")
+    assert code == 2 and "seeds=2, and 4 were asked for before" in err.splitlines()[-1]
+    study(seeds=6).freeze()
+    assert read_study(study(seeds=6).folder).config.seeds == 6
+
+
+@pytest.mark.parametrize("change", [{"least_effect": 0.5}, {"threads": 2}, {"baseline": "gelu"}, {"overrides": ["optim.lr=0.5"]}])
+def test_a_study_that_asks_for_something_else_is_refused_with_the_difference(change: Tree, study: NewStudy, tmp_path: Path) -> None:
+    study().freeze()
+    whole = (tmp_path / "ffn/study.json").read_bytes()
+    with pytest.raises(ConfigError, match=f"its runs have begun, and others are asked now: .*{next(iter(change))} was .*, now "):
+        study(**change).freeze()
+    assert (tmp_path / "ffn/study.json").read_bytes() == whole
+
+
+def test_a_square_of_noise_is_of_one_config_and_one_number_of_threads(corpus: list[str], tmp_path: Path) -> None:
+    def square(threads: int = 1, *overrides: str) -> NoiseRuns:
+        config = compose_config([*corpus, *overrides]).replace(run=NO_RUN)
+        return NoiseRuns(tmp_path, AskedNoise(threads=threads, config=config), "val_loss")
+
+    square().freeze()
+    square().freeze()
+    with pytest.raises(ConfigError, match="threads was 1, now 2"):
+        square(2).freeze()
+    with pytest.raises(ConfigError, match=r"config\.optim\.lr was .*, now 0\.5"):
+        square(1, "optim.lr=0.5").freeze()
+    jobs = square().missing()
+    square().note_diverged(jobs[0])
+    for job in jobs[1:]:
+        end(square(), job, 1.0)
+    with pytest.raises(ConfigError, match="8 of 9 runs have a finite val_loss"):
+        square().verdict()
+    assert len(square(1, "optim.lr=0.5").missing()) == 9, "what is noted of one config says nothing of another"

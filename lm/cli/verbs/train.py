@@ -10,6 +10,7 @@ from lm.cli.compose.compose import compose, compose_config
 from lm.cli.compose.keys import fields
 from lm.cli.compose.overrides import expand
 from lm.cli.verb import Verb
+from lm.cli.views.further import further
 from lm.cli.views.help import Entry, entries
 from lm.cli.views.text import default_text, sentence, type_text, value_text
 from lm.errors import Interrupted
@@ -83,7 +84,7 @@ def _train(cfg: TrainConfig, command: str) -> None:
 
 
 def _report(folder: Path) -> None:
-    """Writes the page, unless the run had ended before and has one; the run is complete, whatever happens here."""
+    """Writes the page, unless the run had ended before and has one, and says what to do next; the run is complete, whatever happens here."""
     try:
         if (path := RunFolder(folder).report()) is None:
             from lm.report.page import write_report
@@ -92,4 +93,5 @@ def _report(folder: Path) -> None:
     except Exception as error:
         note(f"report: not written ({' '.join(str(error).split())}). The run itself is complete; train again to retry.")
     else:
-        say(f"report: {path}")
+        for line in (f"report: {path}", *further(RunFolder(folder))):
+            say(line)

@@ -22,12 +22,13 @@ NO_RUN = {"name": "any", "dir": "any"}
 
 @dataclass(frozen=True)
 class Job:
-    """One training run.  tuned: the value of the tuned setting."""
+    """One training run.  metric: the figure that is read of it.  tuned: the value of the tuned setting."""
 
     name: str
     variant: str
     seed: int
     config: TrainConfig
+    metric: str
     tuned: float | None = None
 
 
@@ -55,9 +56,10 @@ class Asked(Config):
         return _digest({key: value for key, value in flatten(self.tree()).items() if key != self.grows})
 
     def freeze(self, folder: Path) -> None:
-        """Writes the file, unless the folder does not agree."""
+        """Writes the file where there is none, or what may grow has grown; the folder must agree."""
         self.agree(folder)
-        replace_file(folder / self.file, json.dumps(_file(self.hash, self.tree()).tree(), indent=1))
+        if self.read(folder) != self:
+            replace_file(folder / self.file, json.dumps(_file(self.hash, self.tree()).tree(), indent=1))
 
     def agree(self, folder: Path) -> None:
         """Raises ConfigError, with the difference, where the folder was begun with something else."""
@@ -93,8 +95,8 @@ class _Diverged(Config):
 class Runs(ABC):
     """What has come out of runs in a folder.  threads: of each run."""
 
-    def __init__(self, folder: Path, asked: Asked, metric: str, threads: int) -> None:
-        self.folder, self.asked, self.metric, self.threads = folder, asked, metric, threads
+    def __init__(self, folder: Path, asked: Asked, threads: int) -> None:
+        self.folder, self.asked, self.threads = folder, asked, threads
         self._known: dict[str, float] = {}
 
     @abstractmethod
@@ -124,9 +126,9 @@ class Runs(ABC):
         run = RunFolder(self.folder / job.name)
         if (summary := run.ended(job.config.tree())) is None:
             return None
-        if not isinstance(found := summary.get(self.metric), int | float):
+        if not isinstance(found := summary.get(job.metric), int | float):
             known = ", ".join(key for key, value in summary.items() if isinstance(value, float))
-            raise ConfigError(f"metric={self.metric}: {run.path} has no such figure. Options: {known}.")
+            raise ConfigError(f"metric={job.metric}: {run.path} has no such figure. Options: {known}.")
         return float(found)
 
     def note_diverged(self, job: Job) -> None:

@@ -73,7 +73,8 @@ def _train(
         return summary
     with console.during("Preparing the data"):
         data = ranks.first_here(lambda: _prepare(cfg, folder, reader, console))
-    from lm.training.build import build_module, memory_errors  # with Lightning, which takes seconds, and a finished run does not need
+    with console.during("Loading Lightning"):  # takes seconds, and a finished run does not need it
+        from lm.training.build import build_module, memory_errors
 
     with memory_errors(cfg):
         module = build_module(cfg, data, reader)

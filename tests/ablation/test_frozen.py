@@ -3,6 +3,9 @@
 import copy
 import json
 import random
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from lm.ablation.verdict import cells, report, verdict
 from lm.cli.compose.compose import compose_config
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import Tree, flatten
-from tests.ablation.conftest import NewStudy, end
+from tests.ablation.conftest import Ablate, NewStudy, end
 from tests.conftest import Lm
 
 
@@ -144,3 +147,52 @@ def test_a_square_of_noise_is_of_one_config_and_one_number_of_threads(corpus: li
     with pytest.raises(ConfigError, match="8 of 9 runs have a finite val_loss"):
         square().verdict()
     assert len(square(1, "optim.lr=0.5").missing()) == 9, "what is noted of one config says nothing of another"
+
+
+def test_tuning_reads_validation_and_what_judges_is_a_test_set_aside(study: NewStudy) -> None:
+    """Seen to fail with the report's figure for the tuning runs."""
+    tuned = study(tune="optim.lr", seeds=2)
+    for metric in ("val_bits_per_byte", "test_bits_per_byte"):
+        jobs = tuned.missing()
+        assert {(job.metric, job.config.data.test_frac) for job in jobs} == {(metric, 0.5)}
+        for job in jobs:
+            end(tuned, job, 4 + abs(job.config.optim.lr - 0.01))
+    assert not tuned.missing() and not any("Validation text" in warning for warning in verdict(tuned)["warnings"])
+
+
+def test_a_study_that_judges_by_what_it_tuned_on_says_so(study: NewStudy) -> None:
+    asked = study(tune="optim.lr", metric="val_bits_per_byte")
+    assert asked.variants["gelu"].data.test_frac == 0
+    assert "Validation text chose optim.lr and judges what it chose. Say metric=test_bits_per_byte." in verdict(asked)["warnings"]
+
+
+@contextmanager
+def files_of_at_most(n_bytes: int) -> Iterator[None]:
+    """As on a disk that is full, what is written meanwhile is refused half way."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_ends_a_study_in_one_sentence_and_the_same_command_goes_on(ablate: Ablate, study: NewStudy, tmp_path: Path) -> None:
+    call = ("run", "model/ffn=swiglu,gelu", "seeds=2", "jobs=2")
+
+    def refused(name: str) -> None:
+        with files_of_at_most(500):
+            code, _, err = ablate(*call)
+        assert code == 5 and f"ffn/{name}: " in err.splitlines()[-1] and err.splitlines()[-1].endswith("choose another folder."), err
+        assert not (tmp_path / "ffn" / name).exists() and not [*tmp_path.glob("ffn/**/.tmp-*")]
+
+    refused("study.json")
+    code, out, _ = ablate("plan", *call[1:])
+    assert code == 0 and "4 runs" in out
+    made = study(seeds=2)
+    made.freeze()
+    refused("jobs/swiglu-seed-0.yaml")
+    for number, job in enumerate(made.missing()):
+        end(made, job, 1.0 + number / 10)
+    refused("verdict.json")
+    assert ablate(*call)[0] == 0 and json.loads((tmp_path / "ffn/verdict.json").read_text())["seeds"] == 2

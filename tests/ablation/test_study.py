@@ -1,6 +1,7 @@
 """Studies of runs of a second: planned, run, killed, gone on with, refused."""
 
 import json
+import random
 import shutil
 import signal
 import subprocess
@@ -53,6 +54,9 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(
     assert code == 0 and "gelu against swiglu was asked in study ffn already" in err
     report = (tmp_path / "ffn/report.md").read_text()
     assert "| gelu | " in report and "Holm-corrected p" in report and "Say tune=optim.lr" in report
+    _, out, err = lm("compare", "ffn", "format=csv")
+    baseline = [line.partition(" ")[0] for line in out.splitlines() if ",baseline," in line]
+    assert baseline == ["swiglu-seed-0"] and "the baseline is that of the study, swiglu" in err  # not gelu, which comes first
     shutil.rmtree(tmp_path / "ffn/gelu-seed-2/model")
     assert [job.name for job in read_study(tmp_path / "ffn").missing()] == ["gelu-seed-2"]
 
@@ -97,8 +101,8 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         (["study=nope.yaml"], "study=nope.yaml: there is no such file"),
         (["study=number.yaml"], "number.yaml: this is not readable yaml (there must be key: value pairs)"),
         (["study=variants.yaml"], "variants.yaml: variants: 5 does not fit. The value must be an object."),
-        (["study=overrides.yaml"], "overrides.yaml: overrides: 5 does not fit. The value must be a valid array."),
-        (["study=variant.yaml"], "variant.yaml: variants.a: 5 does not fit. The value must be a valid array."),
+        (["study=overrides.yaml"], "overrides.yaml: overrides: 5 does not fit. The value must be a list, such as [a,b]."),
+        (["study=variant.yaml"], "variant.yaml: variants.a: 5 does not fit. The value must be a list, such as [a,b]."),
         (["study=x/broken", "--config-dir", "own"], "own/recipes/x/broken.yaml: study must be key: value pairs"),
         ([FFN, "name=../../x"], "name: '../../x' cannot name a run folder"),
         ([FFN, "check=true"], "variants.swiglu: check=true trains nothing"),
@@ -119,8 +123,20 @@ def test_a_study_that_cannot_be_is_refused_before_anything_runs(args: list[str],
 
 
 @pytest.mark.slow
-def test_a_metric_that_a_run_lacks_is_told_with_those_it_has(python: None, ablate: Ablate) -> None:
-    code, _, err = ablate(FFN, "seeds=2", "metric=accuracy")
+def test_a_run_that_finds_no_space_ends_the_study_with_its_reason_and_the_same_command_goes_on(
+    python: None, ablate: Ablate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("LM_FAILPOINT", "manifest:enospc")
+        code, _, err = ablate(FFN, "seeds=2")
+    assert code == 5 and "4 of 4 runs failed, swiglu-seed-0 first: " in err.splitlines()[-1] and "no space left" in err.splitlines()[-1]
+    assert ablate(FFN, "seeds=2")[0] == 0 and verdict(tmp_path)["variants"]["gelu"]["difference"]["mean"] is not None
+
+
+def test_a_metric_that_a_run_lacks_is_told_behind_the_first_with_those_it_has(python: None, ablate: Ablate, tmp_path: Path) -> None:
+    """Seen to fail where the other runs went on to their ends."""
+    code, _, err = ablate(FFN, "seeds=4", "metric=accuracy")
+    assert len([*tmp_path.glob("ffn/*/summary.json")]) <= 2
     assert code == 2 and "metric=accuracy" in err.splitlines()[-1] and "val_loss" in err.splitlines()[-1]
 
 
@@ -148,10 +164,10 @@ def test_a_study_killed_five_times_has_the_verdict_of_one_left_alone(corpus: lis
     """Real processes; the group of the study is killed at random, its runs with it."""
     call = [sys.executable, "-m", "lm", "ablate", FFN, "seeds=2", "jobs=2", "threads=1", "name=ffn", *corpus]
     subprocess.run([*call, f"dir={tmp_path / 'alone'}"], check=True, capture_output=True)
-    begun = time.monotonic()
+    draw = random.Random(0)
     for number in range(5):
         with subprocess.Popen([*call, f"dir={tmp_path / 'killed'}"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
-            time.sleep(6 + 2 * number)
+            time.sleep(draw.uniform(5, 15))
             process.send_signal(signal.SIGKILL if number % 2 else signal.SIGTERM)
     subprocess.run([*call, f"dir={tmp_path / 'killed'}"], check=True, capture_output=True)
-    assert verdict(tmp_path / "killed")["variants"] == verdict(tmp_path / "alone")["variants"], time.monotonic() - begun
+    assert verdict(tmp_path / "killed") == verdict(tmp_path / "alone")

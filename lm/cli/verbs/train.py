@@ -12,10 +12,12 @@ from lm.cli.compose.compose import Composition, compose, compose_config
 from lm.cli.compose.keys import fields
 from lm.cli.compose.overrides import expand
 from lm.cli.verb import Verb
+from lm.cli.views.further import further
 from lm.cli.views.help import Entry, entries
 from lm.cli.views.text import default_text, sentence, type_text, value_text
 from lm.errors import Interrupted
 from lm.printing import answer, note, say
+from lm.progress import progress
 from lm.storage.checkpoint import newest_valid, step_folder
 from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder
@@ -110,13 +112,15 @@ def _train(cfg: "TrainConfig", command: str) -> None:
 
 
 def _report(folder: Path) -> None:
-    """Writes the page, unless the run had ended before and has one; the run is complete, whatever happens here."""
+    """Writes the page, unless the run had ended before and has one, and what to do next; the run is complete, whatever happens here."""
     try:
         if (path := RunFolder(folder).report()) is None:
-            from lm.report.page import write_report
+            with progress("Writing the report"):
+                from lm.report.page import write_report
 
-            path = write_report(folder)
+                path = write_report(folder)
     except Exception as error:
         note(f"report: not written ({' '.join(str(error).split())}). The run itself is complete; train again to retry.")
     else:
-        say(f"report: {path}")
+        for line in (f"report: {path}", *further(RunFolder(folder))):
+            say(line)

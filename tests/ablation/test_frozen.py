@@ -161,7 +161,7 @@ def files_of_at_most(n_bytes: int) -> Iterator[None]:
 
 
 def test_a_full_disk_ends_a_study_in_one_sentence_and_the_same_command_goes_on(ablate: Ablate, study: NewStudy, tmp_path: Path) -> None:
-    call = ("run", "model/ffn=swiglu,gelu", "seeds=2", "jobs=2")
+    call = ("run", "model/ffn=swiglu,gelu", "seeds=2")
 
     def refused(name: str) -> None:
         with files_of_at_most(500):

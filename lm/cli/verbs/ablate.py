@@ -2,11 +2,10 @@
 
 import os
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
-from lm.ablation.config import StudyConfig
+from lm.ablation.config import Match, StudyConfig
 from lm.ablation.jobs import run_missing
 from lm.ablation.ledger import Ledger
 from lm.ablation.matching import size
@@ -55,8 +54,8 @@ class Ablate(Verb):
     """Folder of all studies."""
     baseline: str | None = None
     """Variant that the others are compared with. null: what the file says, or the first one."""
-    match: Literal["tokens", "params", "flops"] | None = None
-    """What is equal beside the tokens. null: what the file says, or nothing."""
+    match: Match | None = None
+    """What is equal beside the tokens, or instead of them. null: what the file says, or nothing."""
     knob: str | None = None
     """Setting that makes it so."""
     tune: str | None = None
@@ -88,7 +87,8 @@ class Ablate(Verb):
             study = read_study(folder)
         else:
             config = self._config(asked, begun.study if begun else None)
-            study = new_study(folder, config, {name: compose_config([*config.overrides, *own]) for name, own in config.variants.items()})
+            composed = {name: compose_config([*config.overrides, *own]) for name, own in config.variants.items()}
+            study = new_study(folder, config, composed, begun)
             study.asked.agree(folder)
         ledger = Ledger(folder.parent)
         for line in ledger.asked_before(study) if begun is None else ():
@@ -180,4 +180,5 @@ def _plan(study: Study) -> str:
     total = sum(size(cfg).flops for cfg in study.variants.values()) * (study.config.seeds + tuning)
     variants = counted(len(study.variants), "variant")
     said = f"{counted(runs, 'run')}: {variants} x ({tuning} to tune {study.config.tune} + {study.config.seeds} seeds)"
-    return f"{table(rows, '')}\n\n{said if tuning else said.replace('0 to tune None + ', '')}, {si(total)}FLOPs in all"
+    timed = "".join(f"{name} takes {step_s:.4g} s a step, measured\n" for name, step_s in study.step_s.items())
+    return f"{table(rows, '')}\n\n{timed}{said if tuning else said.replace('0 to tune None + ', '')}, {si(total)}FLOPs in all"

@@ -21,7 +21,7 @@ from lm.training.config import TrainConfig
 from lm.training.optim.base import begin_state
 from tests.training.optim.optimizers import built
 
-OURS = {"tiny", "nano", "llama_tiny", "moe_tiny", "deepseek_tiny", "bert_tiny", "t5_tiny"}
+OURS = {"tiny", "nano", "micro", "llama_tiny", "moe_tiny", "deepseek_tiny", "bert_tiny", "t5_tiny"}
 SHAPES = {
     **dict.fromkeys(("gpt2", "gpt2_medium", "gpt2_xl"), "model.vocab_size=50257 model.max_seq_len=1024"),
     "transformer_base": "model.max_seq_len=256",

@@ -32,9 +32,15 @@ def take(cls: type[C], args: Sequence[str]) -> tuple[C, list[str]]:
             others = " ".join(arg for arg in rest if not arg.startswith("traceback="))
             given = f" ({others[:80]} names none)" if others else ""
             what, key = (field.description or name).partition(".")[0], name.rstrip("_")
-            remedy = f"Write lm {cls.__name__.lower()} {key}={'runs/NAME' if key == 'from' else key.upper()}"
+            missing = [each for each, field in cls.model_fields.items() if field.is_required() and tree.get(each, "") == ""]
+            run = next((arg for arg in rest if "=" not in arg), "runs/NAME")
+            remedy = f"Write lm {cls.__name__.lower()} {' '.join(_asked(each, run) for each in sorted(missing, key='from_'.__ne__))}"
             raise ConfigError(f"{key}: none was given{given}, and one is needed: {what[0].lower()}{what[1:]}. {remedy}.")
     return from_tree(cls, tree), rest
+
+
+def _asked(name: str, run: str) -> str:
+    return f"from={run}" if name == "from_" else f"{name.rstrip('_')}={name.upper()}"
 
 
 def refuse(cls: type[Config], rest: Sequence[str]) -> None:

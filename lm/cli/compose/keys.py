@@ -55,7 +55,7 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
     if kinds and "" not in kinds and str(said.get("kind") if isinstance(said, dict) else None) not in kinds:
         return _no_kind(".".join(parts[: n - 1]), said, kinds)
     if n == 1:
-        return f"{here}: there is no such key. {_elsewhere(key, list(owner.model_fields), tree)}"
+        return f"{here}: there is no such key. {_elsewhere(key, [*owner.model_fields, *catalog.GLOBAL], tree)}"
     kind = owner.model_fields.get("kind")
     own = [name for name in owner.model_fields if name != "kind"]
     said_kind = f" in kind '{kind.default}'" if kind else ""

@@ -61,7 +61,7 @@ class TextSource(RecordedSource):
         if cfg.record is not None and texts:
             raise ConfigError(
                 f"data.files: {texts[0]} is a text, and data.record.kind={cfg.record.kind} needs records with fields."
-                " Give jsonl, csv or parquet files."
+                " Give jsonl, json, csv or parquet files."
             )
         identity: Tree = {**cfg.identity(), "files": None, "val_files": list(map(str, val))}
         super().__init__(cfg, identity, self._stored, by_hash=cfg.val_files is None and self._cut_at is None)

@@ -135,6 +135,7 @@ MEANT = {
     "'optim'": "optimizer",
     "'model'": "modle",
     "'seed'": "seeds",
+    "'recipes'": "recipe",
 }
 
 
@@ -186,3 +187,17 @@ def test_a_value_that_was_cut_at_a_space_is_shown_in_quotes(lm: Lm, args: list[s
     code, out, err = lm(*args)
     assert (code, out) == (2, "")
     assert f"write {quoted} in quotes" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "args, remedy",
+    [
+        (["eval", "runs/a"], "Write lm eval from=runs/a."),
+        (["generate"], "Write lm generate from=runs/NAME."),
+        (["export", "runs/a"], "Write lm export from=runs/a out=OUT format=FORMAT."),
+        (["export", "out=x"], "Write lm export from=runs/NAME format=FORMAT."),
+    ],
+)
+def test_what_a_verb_needs_is_named_all_at_once(lm: Lm, args: list[str], remedy: str) -> None:
+    code, out, err = lm(*args)
+    assert (code, out) == (2, "") and err.splitlines()[-1].endswith(remedy)

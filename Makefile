@@ -5,7 +5,7 @@ TORCH ?=
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip install -c constraints.txt $(if $(TORCH),--extra-index-url https://download.pytorch.org/whl/$(TORCH))
 
-.PHONY: pretrain test test-all lint docs clean
+.PHONY: pretrain test test-all lint docs keys clean
 
 pretrain: .venv/ready  ## the main job: the default recipe, end to end
 	$(BIN)/lm train
@@ -23,6 +23,9 @@ lint: .venv/dev-ready
 
 docs: .venv/dev-ready  ## the site, in site/; a warning or a dead link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+keys: .venv/dev-ready  ## the list of keys that mistyped ones are told by, after a change of a config class
+	$(BIN)/python -m tools.keys
 
 .venv/ready: pyproject.toml constraints.txt
 	@echo "Installing what running needs into .venv: torch, lightning, hydra, pydantic, tokenizers, datasets, matplotlib and theirs."

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from lm import printing
 
-_SILENT_S = 1.5  # so long, at the most, nothing is told; of work that takes minutes the lines come further apart
+_SILENT_S = 1.8  # so long, at the most, nothing is told; of work that takes minutes the lines come further apart
 _MOST_S = 60.0
 
 _running: "list[_Progress | None]" = []  # the innermost last: it is the one that tells, and None tells nothing

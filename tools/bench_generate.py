@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from lm.generation.config import SamplingConfig
 from lm.generation.decode import generate
-from lm.generation.sampling import SamplingConfig
 from lm.hf.io.writing import family_for, write_hf
 from lm.nn.transformer import LM
 

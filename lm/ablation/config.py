@@ -35,8 +35,8 @@ class StudyConfig(Config):
     """Seeds of the tuning runs; none of them reports."""
     seeds: int = Field(5, ge=2, le=1000)
     """Runs of each variant, with the seeds 0, 1, ...; more may be asked for later."""
-    metric: str = "val_bits_per_byte"
-    """A figure of the runs' summary of which less is better."""
+    metric: str = "test_bits_per_byte"
+    """A figure of the runs' summary of which less is better. Where it begins with test_, tuning reads the same with val_."""
     least_effect: float = Field(0.0, ge=0)
     """The smallest difference of the metric worth acting on."""
 
@@ -77,6 +77,16 @@ class StudyConfig(Config):
         if clash := sorted(set(self.tune_seeds) & set(range(self.seeds))):
             raise ValueError(f"tune_seeds={clash} report as well, and what was chosen by a run must not be judged by it. Choose others.")
         return self
+
+    @property
+    def tests(self) -> bool:
+        """Returns whether what judges is another text than what tunes."""
+        return self.metric.startswith("test_")
+
+    @property
+    def tuning_metric(self) -> str:
+        """Returns the figure by which a tuned setting is chosen."""
+        return self.metric.replace("test_", "val_", 1) if self.tests else self.metric
 
     @property
     def moved(self) -> str | None:

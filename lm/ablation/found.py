@@ -30,6 +30,8 @@ class FoundTuned(Config):
     """What tuning has chosen."""
 
     key: str
+    metric: str
+    """Figure of a run's summary that chose the value."""
     value: float
     at_edge: bool
     """Whether the best lies at the end of what was tried."""

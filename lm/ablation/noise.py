@@ -32,8 +32,8 @@ class NoiseRuns(Runs):
     """A square of runs of one config: a row for each `seed.init`, a column for each `seed.data` and `seed.dropout`."""
 
     def __init__(self, folder: Path, asked: AskedNoise, metric: str) -> None:
-        super().__init__(folder, asked, metric, asked.threads)
-        self._config = asked.config
+        super().__init__(folder, asked, asked.threads)
+        self._config, self.metric = asked.config, metric
 
     def jobs(self) -> list[list[Job]]:
         """Returns the runs, by row."""
@@ -55,7 +55,7 @@ class NoiseRuns(Runs):
     def _job(self, init: int, order: int) -> Job:
         name = f"init-{init}-order-{order}"
         seeds = {"init": init, "data": order, "dropout": order}
-        return Job(name, "baseline", init, self._config.replace(seed=seeds, run={"name": name, "dir": str(self.folder)}))
+        return Job(name, "baseline", init, self._config.replace(seed=seeds, run={"name": name, "dir": str(self.folder)}), self.metric)
 
 
 def told(found: Tree, effects: list[float]) -> list[str]:

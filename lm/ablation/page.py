@@ -91,7 +91,9 @@ def _forest(found: Tree, looks: Mapping[str, int]) -> Tree:
             "name": name,
             "sample": symbol_of(looks[name]),
             "verdict": told[name][4],
-            "text": f"{told[name][2]}, p {told[name][3]}, pairs {len(_pairs(found, name))}",
+            "text": ", ".join(
+                [text for text in (told[name][2], f"p {told[name][3]}") if not text.endswith("-")] + [f"n {len(_pairs(found, name))}"]
+            ),
             "svg": _strip(found, name, looks[name], x, ", ".join(told[name])),
         }
         for name in names
@@ -124,11 +126,11 @@ def _strip(found: Tree, name: str, look: int, x: Scale, label: str) -> str:
 def _lost(pairs: Mapping[str, float], look: int, x: Scale, who: tuple[str, str]) -> list[str]:
     """Crosses with their counts: at the left edge the baseline diverged, at the right one the variant, at 0 both."""
     told, drawn = [str(pair) for pair in pairs.values()], []
-    places = (("-inf", 0.0, 10, "start", who[0]), ("inf", 1.0, -10, "end", who[1]), ("nan", x(0), 10, "start", "both"))
-    for which, at, aside, anchor, name in places:
+    places = (("-inf", 0.0, _BAR, 10, who[0]), ("inf", 1.0, _BAR, -10, who[1]), ("nan", x(0), _DOTS, 10, "both"))
+    for which, at, y, aside, name in places:
         if count := told.count(which):
-            text = tag("text", f"{count} diverged", x=aside, y=4, text_anchor=anchor)
-            drawn += [cross(at, _BAR, look, f"{count} diverged: {name}"), tag("svg", text, x=across(at), y=_BAR, class_="at")]
+            text = tag("text", f"{count} diverged", x=aside, y=4, text_anchor="start" if aside > 0 else "end")
+            drawn += [cross(at, y, look, f"{count} diverged: {name}"), tag("svg", text, x=across(at), y=y, class_="at")]
     return drawn
 
 
@@ -158,9 +160,9 @@ def _rates(found: Tree, looks: Mapping[str, int]) -> Tree | None:
     most = min(max(metric for values in points.values() for _, metric, *_ in values), 3 * max(best) - 2 * min(best))
     lost = {name: [value for value, metric in values.items() if metric is None] for name, values in tried.items()}
     lines = [Line(name, looks[name], points[name], tuned[name]["value"], lost[name]) for name in tuned]
-    key = next(iter(tuned.values()))["key"]
+    key, metric = (next(iter(tuned.values()))[asked] for asked in ("key", "metric"))
     x = scale([value for values in tried.values() for value in values], log=True)
-    return _chart(f"Tuning {key}", found["metric"], f"{key}, no unit, logarithmic", lines, x, scale([*best, most]))
+    return _chart(f"Tuning {key}", metric, f"{key}, no unit, logarithmic", lines, x, scale([*best, most]))
 
 
 def _losses(found: Tree, looks: Mapping[str, int], drawn: Curves) -> list[Tree | None]:

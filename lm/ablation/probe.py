@@ -29,7 +29,7 @@ class Probe(Runs):
     """A few steps of each variant, then again of each, so that a busy minute of the machine slows all alike."""
 
     def __init__(self, folder: Path, asked: AskedProbe) -> None:
-        super().__init__(folder, asked, "train_s", asked.threads)
+        super().__init__(folder, asked, asked.threads)
         self._configs = asked.configs
 
     def missing(self) -> list[Job]:
@@ -50,7 +50,7 @@ class Probe(Runs):
         tree["schedule"] |= {"warmup_steps": 0}
         tree["data"] |= {"val_rows": 1}
         tree["checkpoint"] |= {"every": _STEPS, "keep_last": 1}
-        return Job(tree["run"]["name"], name, turn, from_tree(TrainConfig, tree))
+        return Job(tree["run"]["name"], name, turn, from_tree(TrainConfig, tree), "train_s")
 
 
 def measured(folder: Path, configs: dict[str, TrainConfig], threads: int) -> dict[str, float]:

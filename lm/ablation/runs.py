@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from lm.errors import CheckpointError, ConfigError, LmError
+from lm.errors import CheckpointError, ConfigError
 from lm.schema import Config, Tree, flatten
-from lm.storage.atomic import replace_file, verify
+from lm.storage.atomic import replace_file
 from lm.storage.reading import checked, read_json
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
@@ -22,12 +22,13 @@ NO_RUN = {"name": "any", "dir": "any"}
 
 @dataclass(frozen=True)
 class Job:
-    """One training run.  tuned: the value of the tuned setting."""
+    """One training run.  metric: the figure that is read of it.  tuned: the value of the tuned setting."""
 
     name: str
     variant: str
     seed: int
     config: TrainConfig
+    metric: str
     tuned: float | None = None
 
 
@@ -94,8 +95,8 @@ class _Diverged(Config):
 class Runs(ABC):
     """What has come out of runs in a folder.  threads: of each run."""
 
-    def __init__(self, folder: Path, asked: Asked, metric: str, threads: int) -> None:
-        self.folder, self.asked, self.metric, self.threads = folder, asked, metric, threads
+    def __init__(self, folder: Path, asked: Asked, threads: int) -> None:
+        self.folder, self.asked, self.threads = folder, asked, threads
         self._known: dict[str, float] = {}
 
     @abstractmethod
@@ -122,16 +123,12 @@ class Runs(ABC):
     def _read(self, job: Job) -> float | None:
         if self._has_diverged(job):
             return math.inf
-        run = RunFolder(self.folder / job.name)  # wherever the folder lies by now
-        try:
-            if not run.exists() or not (summary := run.summary()) or run.config() | {"run": {}} != job.config.tree() | {"run": {}}:
-                return None
-            verify(run.model)
-        except LmError:
+        run = RunFolder(self.folder / job.name)
+        if (summary := run.ended(job.config.tree())) is None:
             return None
-        if not isinstance(found := summary.get(self.metric), int | float):
+        if not isinstance(found := summary.get(job.metric), int | float):
             known = ", ".join(key for key, value in summary.items() if isinstance(value, float))
-            raise ConfigError(f"metric={self.metric}: {run.path} has no such figure. Options: {known}.")
+            raise ConfigError(f"metric={job.metric}: {run.path} has no such figure. Options: {known}.")
         return float(found)
 
     def note_diverged(self, job: Job) -> None:

@@ -16,6 +16,7 @@ from lm.schema import flatten
 from lm.training.config import TrainConfig
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+TEST_FRAC = 0.5
 _EXTENSIONS = 2  # further factors of 2 where the best is at an edge
 
 
@@ -46,7 +47,7 @@ class Study(Runs):
     """`folder`/study.json, and one run folder beside it for each job."""
 
     def __init__(self, folder: Path, asked: AskedStudy) -> None:
-        super().__init__(folder, asked, asked.study.metric, asked.study.threads)
+        super().__init__(folder, asked, asked.study.threads)
         self.config, self.variants, self.step_s = asked.study, asked.configs, asked.step_s
 
     @property
@@ -111,7 +112,8 @@ class Study(Runs):
         return self._job(f"tune-{variant}-{value:.4g}-seed-{seed}", variant, seed, cfg, value)
 
     def _job(self, name: str, variant: str, seed: int, cfg: TrainConfig, tuned: float | None = None) -> Job:
-        return Job(name, variant, seed, cfg.replace(seed=seed, run={"name": name, "dir": str(self.folder)}), tuned)
+        metric = self.config.metric if tuned is None else self.config.tuning_metric
+        return Job(name, variant, seed, cfg.replace(seed=seed, run={"name": name, "dir": str(self.folder)}), metric, tuned)
 
 
 def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainConfig], begun: AskedStudy | None = None) -> Study:
@@ -126,7 +128,7 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
             raise ConfigError(
                 f"variants.{name}: strategy={cfg.strategy.kind} starts ranks, and a run of a study is one process. Leave it out."
             )
-    plain = {name: cfg.replace(run=NO_RUN, seed=0) for name, cfg in variants.items()}
+    plain = {name: _tested(cfg.replace(run=NO_RUN, seed=0), config) for name, cfg in variants.items()}
     _refuse_equal(plain)
     step_s = begun.step_s if begun is not None else {}
     if config.match == "time" and begun is None:
@@ -134,6 +136,11 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
     study = Study(folder, AskedStudy(study=config, configs=matched(config, plain, step_s), step_s=step_s))
     study.missing()  # so that what cannot be tuned is told before anything is written
     return study
+
+
+def _tested(cfg: TrainConfig, study: StudyConfig) -> TrainConfig:
+    """With half of the held-out text set aside, where the study asks for a test and the config has none."""
+    return moved(cfg, "data.test_frac", TEST_FRAC) if study.tests and not cfg.data.test_frac else cfg
 
 
 def read_study(folder: Path) -> Study:

@@ -88,7 +88,15 @@ def _row(study: Study, name: str, runs: dict[int, float], difference: Difference
         "runs": {str(seed): value if math.isfinite(value) else None for seed, value in sorted(runs.items())},
         "diverged": len(runs) - len(finite),
         "mean": sum(finite) / len(finite) if finite and len(finite) == len(runs) else None,
-        "tuned": {"key": study.config.tune, "value": tuned.best, "at_edge": tuned.at_edge, "tried": tried} if tuned else None,
+        "tuned": {
+            "key": study.config.tune,
+            "metric": study.config.tuning_metric,
+            "value": tuned.best,
+            "at_edge": tuned.at_edge,
+            "tried": tried,
+        }
+        if tuned
+        else None,
         "tuning": _tuning(study, name) if study.config.tune and not tuned else None,
         "size": {**asdict(cost), "flops": float(cost.flops)},  # beyond 64 bits where the study is large
         "knob": flatten(study.variants[name].tree()).get(str(study.config.moved)) if study.config.moved else None,
@@ -121,8 +129,8 @@ def _warnings(config: StudyConfig, rows: Tree, found: dict[str, Difference]) -> 
         )
     if config.tune is None:
         notes.append("No setting was tuned, so a variant that wants another learning rate loses by it. Say tune=optim.lr.")
-    else:
-        notes.append("Validation text chose the tuned setting and judges it; differences between variants tuned alike suffer little.")
+    elif not config.tests:
+        notes.append(f"Validation text chose {config.tune} and judges what it chose. Say metric=test_bits_per_byte.")
     for name, row in rows.items():
         if row["tuned"] and row["tuned"]["at_edge"]:
             notes.append(f"{name}: the best {config.tune} lies at the edge of what was tried. Start from another value.")
@@ -155,7 +163,12 @@ def sentences(found: Tree) -> list[str]:
     said = []
     for name, row in found["variants"].items():
         difference = row["difference"]
-        if difference is None or difference["mean"] is None:
+        if difference is None or difference["p"] is None:
+            continue
+        if difference["mean"] is None:
+            lost = f"{row['diverged']} of {len(row['runs'])} runs of {name} and {found['variants'][base]['diverged']} of {base} diverged"
+            n, p = len(difference["pairs"]), difference["p"]
+            said.append(f"{lost}; a sign test over {n} pairs of seeds gives p = {p:.2g} after Holm's correction: {difference['verdict']}.")
             continue
         low, high = difference["interval"]
         n, p = len(difference["pairs"]), difference["p"]
@@ -167,6 +180,11 @@ def sentences(found: Tree) -> list[str]:
     return said
 
 
+def _tuned(found: Tree) -> str:
+    rows = [row["tuned"] for row in found["variants"].values() if row["tuned"] is not None]
+    return f" {rows[0]['key']} was tuned for each alike, by {rows[0]['metric']} and with seeds of its own." if rows else ""
+
+
 def method(found: Tree) -> str:
     """Returns how it was compared, and what that assumes: item 7 of the NeurIPS checklist."""
     least = f"{found['least_effect']:g}"
@@ -176,5 +194,5 @@ def method(found: Tree) -> str:
         f"Each variant ran with the seeds 0 to {found['seeds'] - 1}, which move initial weights, data order and dropout. Differences are"
         " paired by seed; intervals are Student's t and assume that differences spread normally; they and p are corrected by Holm's"
         " procedure for the number of variants. Better: the whole interval is below 0. No better: a gain of the least effect"
-        f" ({least}) is excluded. Equal within: the 90 % interval is inside it.{timed} Study {found['hash']}."
+        f" ({least}) is excluded. Equal within: the 90 % interval is inside it.{timed}{_tuned(found)} Study {found['hash']}."
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lm import printing
+from lm.cli import collector
 from lm.errors import ConfigError, LmError, ResourceError, internal
 from lm.progress import progress
 
@@ -75,11 +76,12 @@ def _dispatch(args: list[str]) -> None:
         raise ConfigError(f"lm: '{rest[0]}' is not a verb. {did_you_mean(rest[0], VERBS)}")
     _require_folder()
     with progress(f"lm {rest[0]}"):
-        from lm import plugins
-        from lm.cli.verb import call, find
+        with collector.paused():
+            from lm import plugins
+            from lm.cli.verb import call, find
 
-        given = plugins.take(rest[1:])
-        verb = find(rest[0])
+            given = plugins.take(rest[1:])
+            verb = find(rest[0])
         if wants_help:
             printing.answer(verb.help_text(given))
         else:

@@ -20,10 +20,20 @@ from lm.data.sources.files import TextConfig
 from lm.data.sources.hub import HubConfig
 from lm.data.sources.stdlib import StdlibConfig
 from lm.data.tokenizer.config import BPEConfig, BytesConfig, TokenizerConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
+from lm.schema import Config
+
+
+class Corpus(Config):
+    """What decides the rows of a training run."""
+
+    data: DataConfig
+    tokenizer: TokenizerConfig
+    objective: ObjectiveConfig
+
 
 __all__ = [
-    "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "DPOConfig", "DataConfig", "FIMConfig", "HubConfig", "MLMConfig", "MixConfig",
-    "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "RecordConfig", "SFTConfig", "Seq2SeqConfig", "SourceConfig",
-    "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig", "TokenizerFileConfig", "UL2Config",
-    "UnigramConfig", "WordPieceConfig",
+    "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "Corpus", "DPOConfig", "DataConfig", "FIMConfig", "HubConfig", "MLMConfig",
+    "MixConfig", "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "RecordConfig", "SFTConfig", "Seq2SeqConfig",
+    "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig", "TokenizerFileConfig",
+    "UL2Config", "UnigramConfig", "WordPieceConfig",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from lm.data.sources.base import ASSISTANT, Turn
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
-from lm.generation.sampling import SamplingConfig
+from lm.generation.config import SamplingConfig
 from lm.generation.text import Completion, chat_template, complete, prompt_ids
 from lm.nn.transformer import LM
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from lm.errors import ConfigError, NumericsError
-from lm.generation.sampling import SamplingConfig, choose, row_keys, uniform
+from lm.generation.config import SamplingConfig
+from lm.generation.sampling import choose, row_keys, uniform
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig

@@ -7,7 +7,7 @@ import torch
 
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
-from lm.generation.sampling import SamplingConfig
+from lm.generation.config import SamplingConfig
 from lm.generation.text import chat_template, complete, require_fit
 from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, build_model, model_config
 from lm.schema import Tree, from_tree

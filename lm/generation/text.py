@@ -7,8 +7,8 @@ from lm.data.sources.base import Turn
 from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.tokenizer import Stream, Tokenizer
 from lm.errors import CheckpointError, ConfigError
+from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, beyond, generate, room
-from lm.generation.sampling import SamplingConfig
 from lm.nn.transformer import LM
 
 OnText = Callable[[int, str], None]

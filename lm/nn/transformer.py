@@ -289,7 +289,7 @@ def build_model(cfg: ModelConfig, seed: int | None = None, device: torch.device 
     if str(device) == "meta":
         return model
     require_room(sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())), device, "the weights")
-    model.to_empty(device=device)
+    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))  # to_empty imports sympy, which takes a while
     model.tie()
     if seed is not None:
         init_weights(model, cfg.init, model.sublayers, seed)

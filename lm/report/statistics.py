@@ -20,7 +20,8 @@ _PERMUTED_FROM, _RESAMPLED_FROM = 6, 10  # pairs: below, no permutation reaches 
 class Difference:
     """variant - baseline of a metric of which less is better.
 
-    pairs: one for each seed that both have, ascending; inf where the variant alone diverged, -inf where the baseline alone did.
+    pairs: one for each seed that both have, ascending; inf where the variant alone diverged, -inf where the baseline alone did, NaN
+    where both did, which is no difference of 0.
     interval: Student's t, at the level that Holm's procedure leaves this variant.  near: at 90 %, for equivalence.  p: of the same test,
     corrected by Holm. None where a pair is not finite, or there is one alone. permutation_p: exact, over all signs, from 6 pairs on.
     bootstrap: BCa at the same level, from 10 on.  more_seeds: how many would tell with 80 % power, by the spread so far; None: no number.
@@ -114,12 +115,12 @@ def split_noise(runs: Sequence[Sequence[float]]) -> Noise:
 
 def _pairs(baseline: Mapping[S, float], variant: Mapping[S, float]) -> list[float]:
     shared = sorted(baseline.keys() & variant.keys())
-    return [0.0 if variant[seed] == baseline[seed] else variant[seed] - baseline[seed] for seed in shared]
+    return [variant[seed] - baseline[seed] for seed in shared]
 
 
 def _p(pairs: Sequence[float]) -> float:
     """Two-sided, of a difference of 0: Student's t of the pairs; a run that diverged has no difference, and the sign test asks for none."""
-    if any(map(math.isinf, pairs)):
+    if not all(map(math.isfinite, pairs)):
         return _sign_p(pairs)
     mean, sd = statistics.fmean(pairs), statistics.stdev(pairs)
     if sd == 0:
@@ -133,12 +134,12 @@ def _sign_p(pairs: Sequence[float]) -> float:
     """Exact sign test over the pairs, which asks only which of two is worse; pairs that are alike do not count."""
     from scipy import stats
 
-    told = [pair for pair in pairs if pair]
+    told = [pair for pair in pairs if abs(pair) > 0]
     return float(stats.binomtest(sum(pair > 0 for pair in told), len(told)).pvalue) if told else 1.0
 
 
 def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float) -> Difference:
-    if len(pairs) < 2 or any(map(math.isinf, pairs)):
+    if len(pairs) < 2 or not all(map(math.isfinite, pairs)):
         worse = sum(pair > 0 for pair in pairs) > len(pairs) / 2
         verdict: Verdict = "cannot tell" if p >= ALPHA or len(pairs) < 2 else "no better" if worse else "better"
         return Difference(tuple(pairs), None, None, None, p if len(pairs) > 1 else None, None, None, verdict, None)

@@ -1,7 +1,6 @@
 """Charts as inline SVG that fills any width: places across are per cent, heights pixels, so that text keeps its size on every screen.
 
-Series number n has its colour by the page's class `hue{n}`, and a dash and a symbol of its own beside it: no two of the first twenty
-share all three.
+Series number n has its colour by the page's class `hue{n}`, and a dash and a symbol beside it: no two of the first twelve share both.
 """
 
 import math
@@ -13,7 +12,7 @@ from lm.units import si
 
 HUES = 5  # beside the first series, which is drawn in the ink of the page
 HEIGHT = 230
-_SYMBOLS = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "M-3.6-3.6h7.2v7.2h-7.2z", "M0-5L4.8 3.6H-4.8z", "M0-5.2L5.2 0 0 5.2-5.2 0z")
+_SYMBOLS = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "M-3.6-3.6h7.2v7.2h-7.2z", "M0-5L4.8 3.6H-4.8z")
 _DASHES = ("none", "7 3", "2 3", "9 3 2 3")
 _CROSS = "M-4-4L4 4M-4 4L4-4"
 Point = tuple[float, float, float, float]
@@ -36,7 +35,7 @@ class Scale:
     def ticks(self) -> list[tuple[float, str]]:
         """Returns round values within, about five, each with its text."""
         if self.log:
-            return [(value, f"{value:g}" if value < 1000 else si(value)) for value in self._decades()]
+            return [(value, f"{value:g}" if value < 1000 else _text(value, value)) for value in self._decades()]
         least = (self.high - self.low) / 5
         power = 10.0 ** math.floor(math.log10(least))
         step = next(power * size for size in (1, 2, 5, 10) if power * size >= least * (1 - 1e-9))
@@ -64,11 +63,11 @@ def scale(values: Sequence[float], margin: float = 0.05, log: bool = False) -> S
 
 def _text(value: float, apart: float) -> str:
     """With the digits that tell it from others so far apart."""
-    if max(abs(value), apart) >= 1000:
+    if max(abs(value), apart) >= 1000 and apart >= abs(value) / 100:
         whole, _, prefix = si(value).partition(" ")
         return f"{whole.rstrip('0').rstrip('.') if '.' in whole else whole} {prefix}".rstrip()
     digits = max(0, math.ceil(-math.log10(apart) - 1e-9))
-    return (f"{value:.{digits}f}" if digits <= 5 else f"{value:.3g}").replace("-", "−")
+    return (f"{value:,.{digits}f}" if digits <= 5 else f"{value:.3g}").replace("-", "−")
 
 
 @dataclass(frozen=True)
@@ -140,9 +139,8 @@ def _drawn(line: Line, x: Scale, y: Scale) -> str:
     edge = [(at, high) for at, _, _, high in line.points] + [(at, low) for at, _, low, _ in reversed(line.points)]
     area = tag("polygon", points=_path(edge, x, y), class_=f"area {hue(line.look)}")
     dashes = _DASHES[line.look % len(_DASHES)]
-    curve = tag(
-        "polyline", points=_path([point[:2] for point in line.points], x, y), class_=f"line {hue(line.look)}", stroke_dasharray=dashes
-    )
+    middle = [(at, mean) for at, mean, _, _ in line.points]
+    curve = tag("polyline", points=_path(middle, x, y), class_=f"line {hue(line.look)}", stroke_dasharray=dashes)
     shown = [point for point in (line.points if len(line.points) <= 12 else line.points[-1:]) if 0 <= y(point[1]) <= 1]
     marks = [symbol(x(at), float(_down(y, value)), line.look, f"{line.name}: {value:.6g} at {si(at)}") for at, value, *_ in shown]
     lost = [cross(x(at), 6, line.look, f"{line.name}: diverged at {si(at)}") for at in line.lost]

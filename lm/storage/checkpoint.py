@@ -1,6 +1,7 @@
 """Checkpoints in one neutral form for every strategy: blocks per parameter name and kind, an index of where they lie, and meta data.
 
-Only safetensors and JSON. Each rank writes the pieces that it owns, and any number of ranks reads what it needs.
+Only safetensors and JSON. Each rank writes the pieces that it owns, and any number of ranks reads what it needs. Torch is imported where
+tensors are: which checkpoints there are, and whether they verify, is told without.
 """
 
 import math
@@ -8,19 +9,20 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import torch
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from lm.errors import CheckpointError, NumericsError
 from lm.schema import Config, Tree
 from lm.storage.atomic import discard, failpoint, verify, write_json
 from lm.storage.formats import FORMAT, current
 from lm.storage.reading import checked, read_json
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 META = "meta.json"
 _FILE = r"^rank-\d{5,}\.(weights|optimizer)\.safetensors$"
@@ -42,11 +44,11 @@ class Piece:
     kind: str  # weight, exp_avg, exp_avg_sq, momentum, step, ema
     shape: Shape  # of the whole tensor
     offset: Shape
-    tensor: Tensor
+    tensor: "Tensor"
     shared: bool = True  # every rank holds it; otherwise this rank alone
 
     @classmethod
-    def whole(cls, name: str, kind: str, tensor: Tensor) -> Self:
+    def whole(cls, name: str, kind: str, tensor: "Tensor") -> Self:
         """A number is a range of one element."""
         dims = max(1, tensor.ndim)
         return cls(name, kind, tuple(tensor.shape), (0,) * dims, tensor.detach() if tensor.ndim else tensor.detach().reshape(1))
@@ -84,7 +86,7 @@ class _Part:
     extent: Shape
     at: int | None = None
 
-    def take(self, piece: Any, block: Block) -> Tensor:
+    def take(self, piece: Any, block: Block) -> "Tensor":
         """Returns a block of this part.  piece: a tensor, or a tensor of an open file, of which no more than these rows are read."""
         places = tuple(slice(o - mine, o - mine + n) for o, n, mine in zip(*block, self.offset, strict=True))
         if self.at is None:
@@ -153,6 +155,8 @@ def bytes_of(pieces: Iterable[Piece]) -> int:
 
 def write_pieces(folder: Path, pieces: Iterable[Piece], rank: int = 0) -> None:
     """One rank's pieces, the weights in one file and the optimizer's tensors in another, and the index of both."""
+    from safetensors.torch import save_file
+
     files: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}}
     index: Tree = {}
     for piece in pieces:
@@ -184,9 +188,9 @@ def read_meta(folder: Path) -> Tree:
     return current(read_json(folder / META), folder / META)
 
 
-def require_finite(name: str, tensor: Tensor, where: str = "save", remedy: str = "Resume the last checkpoint") -> None:
+def require_finite(name: str, tensor: "Tensor", where: str = "save", remedy: str = "Resume the last checkpoint") -> None:
     """Raises NumericsError; a checkpoint of broken weights would push out the last good one, and broken ones that are read say nothing."""
-    if not torch.isfinite(tensor).all():
+    if not tensor.isfinite().all():
         raise NumericsError(f"{where}: the weight {name} holds NaN or infinity, and such weights are neither saved nor used. {remedy}.")
 
 
@@ -220,12 +224,16 @@ class CheckpointReader:
     def shape(self, name: str, kind: str = "weight") -> tuple[int, ...]:
         return tuple(self._entry(name, kind).shape)
 
-    def dtype(self, name: str, kind: str = "weight") -> torch.dtype:
+    def dtype(self, name: str, kind: str = "weight") -> "torch.dtype":
+        import torch
+
         found: torch.dtype = getattr(torch, self._entry(name, kind).dtype)
         return found
 
-    def read(self, name: str, kind: str = "weight", offset: Shape | None = None, extent: Shape | None = None) -> Tensor:
+    def read(self, name: str, kind: str = "weight", offset: Shape | None = None, extent: Shape | None = None) -> "Tensor":
         """Returns a block of a tensor in the dtype that was saved: all of it; or as a Piece, a range of the flattened one included."""
+        import torch
+
         entry = self._entry(name, kind)
         shape = tuple(entry.shape) or (1,)
         found = [(self._slice(piece, shape), _parts(shape, tuple(piece[2]), tuple(piece[3]))) for piece in entry.pieces]

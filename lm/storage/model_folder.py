@@ -1,14 +1,15 @@
-"""The model folder that is handed on: model.safetensors, config.json and the tokenizer, under one manifest."""
+"""The model folder that is handed on: model.safetensors, config.json and the tokenizer, under one manifest.
+
+Torch is imported where weights are: a path is resolved, and a config read, without.
+"""
 
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 
 from lm.errors import CheckpointError
 from lm.schema import Tree
@@ -19,6 +20,9 @@ from lm.storage.out import out_folder
 from lm.storage.reading import read_json
 from lm.storage.run_folder import RunFolder, nearest_run
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
@@ -26,7 +30,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 def save_model(
     folder: Path,
     config: Tree,
-    weights: Mapping[str, Tensor],
+    weights: "Mapping[str, Tensor]",
     save_tokenizer: Callable[[Path], None],
     extra: Tree,
     overwrite: bool = True,
@@ -35,6 +39,8 @@ def save_model(
 
     Raises NumericsError for weights that are not finite, and as `out_folder`.
     """
+    from safetensors.torch import save_file
+
     tensors = {name: weight.detach().contiguous().cpu() for name, weight in weights.items()}
     for name, tensor in tensors.items():
         require_finite(name, tensor)
@@ -44,11 +50,13 @@ def save_model(
         save_tokenizer(temporary)
 
 
-def read_model(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
+def read_model(folder: Path) -> "tuple[Tree, dict[str, Tensor]]":
     """config.json and the weights, verified; of a checkpoint folder, its meta data and weights."""
     if (folder / META).is_file():
         reader = CheckpointReader(folder)
         return reader.meta, {name: reader.read(name) for name in reader.names()}
+    from safetensors.torch import load_file
+
     _refuse_pickles(folder)
     config = read_config(folder)
     verify(folder)
@@ -131,13 +139,15 @@ def _shape(shape: tuple[int, ...] | None) -> str:
     return "missing" if shape is None else "x".join(map(str, shape)) or "a scalar"
 
 
-@torch.no_grad()
-def copy_weights(named: Iterable[tuple[str, nn.Parameter]], weights: Mapping[str, Tensor], where: str) -> None:
+def copy_weights(named: "Iterable[tuple[str, nn.Parameter]]", weights: "Mapping[str, Tensor]", where: str) -> None:
     """Fill every parameter in place; raises as `require_same_shapes`."""
     parameters = dict(named)
     require_same_shapes({n: tuple(p.shape) for n, p in parameters.items()}, {n: tuple(w.shape) for n, w in weights.items()}, where)
-    for name, parameter in parameters.items():
-        parameter.copy_(weights[name])
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
 
 
 def _refuse_pickles(path: Path) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from lm.errors import CheckpointError
+from lm.errors import CheckpointError, LmError
 from lm.schema import Tree
 from lm.spelling import nearest
-from lm.storage.atomic import disk_errors, replace_file
+from lm.storage.atomic import disk_errors, replace_file, verify
 from lm.storage.lock import LOCK, RunLock
 from lm.storage.reading import never_waiting, parse_json, read_bytes, read_json, read_text, read_yaml, yaml_text
 
@@ -33,6 +33,11 @@ class RunFolder:
         """Returns the run that a folder is, or that its model or checkpoint lies in."""
         folders = (cls(parent) for parent in (path, *path.absolute().parents[:2]))
         return next((folder for folder in folders if folder.exists()), None)
+
+    @classmethod
+    def of(cls, run: Tree) -> Self:
+        """Returns the folder that the section `run` of a config names."""
+        return cls(Path(os.path.expanduser(run["dir"])) / run["name"])
 
     @property
     def name(self) -> str:
@@ -67,6 +72,21 @@ class RunFolder:
         if type(summary.get("steps")) is not int:
             raise CheckpointError(f"{self._summary}: the file is damaged: it says no number of steps. Train again to write it anew.")
         return summary
+
+    def ended(self, config: Tree) -> Tree | None:
+        """Returns the summary of a run that has ended with this very config, wherever it lies by now, and whose model verifies; None for
+        all others."""
+        try:
+            if not self.exists() or not (summary := self.summary()) or self.config() | {"run": {}} != config | {"run": {}}:
+                return None
+            verify(self.model)
+        except LmError:
+            return None
+        return summary
+
+    def nothing_to_do(self, summary: Tree) -> str:
+        """Returns what is told of a run that has ended."""
+        return f"{self.path}: finished already at step {summary['steps']:,}; nothing to do."
 
     def write_summary(self, tree: Tree) -> None:
         """Says that the run has ended, and how."""

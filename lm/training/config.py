@@ -1,6 +1,5 @@
 """Everything that `lm train` can be told: the frozen `config.yaml` of a run folder is one TrainConfig."""
 
-import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from lm.nn.cost.memory import Setting
 from lm.nn.head import CHUNK
 from lm.nn.transformer import ModelConfig
 from lm.schema import MOST, Config, MaybeEmpty, Named, Slot, Tree
+from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
 from lm.training.numerics import NumericsConfig
 from lm.training.optim import adamw, muon, sgd
@@ -45,7 +45,7 @@ class RunConfig(Config):
     @property
     def folder(self) -> Path:
         """Returns where the run is."""
-        return Path(os.path.expanduser(self.dir)) / self.name
+        return RunFolder.of(self.tree()).path
 
 
 class TrainerConfig(Config):

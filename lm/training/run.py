@@ -69,11 +69,12 @@ def _train(
     newest = ranks.from_first(lambda: open_run(folder, cfg, console.say))
     reader = CheckpointReader(newest, verified=True) if newest is not None else None
     if (summary := ranks.from_first(lambda: finished(folder, cfg, reader, console.say))) is not None:
-        console.say(f"{folder.path}: finished already at step {summary['steps']:,}; nothing to do.")
+        console.say(folder.nothing_to_do(summary))
         return summary
     with console.during("Preparing the data"):
         data = ranks.first_here(lambda: _prepare(cfg, folder, reader, console))
-    from lm.training.build import build_module, memory_errors  # with Lightning, which takes seconds, and a finished run does not need
+    with console.during("Loading Lightning"):  # takes seconds, and a finished run does not need it
+        from lm.training.build import build_module, memory_errors
 
     with memory_errors(cfg):
         module = build_module(cfg, data, reader)

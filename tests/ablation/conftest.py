@@ -66,6 +66,6 @@ def end(runs: Runs, job: Job, value: float) -> None:
     """Leaves what a run leaves that has ended with this metric."""
     folder = RunFolder(runs.folder / job.name)
     folder.write_config(job.config.tree())
-    folder.write_summary({"steps": 3, runs.metric: value})
+    folder.write_summary({"steps": 3, job.metric: value})
     with atomic_folder(folder.model) as model:
         (model / "weights").write_text("none")

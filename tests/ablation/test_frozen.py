@@ -151,6 +151,23 @@ def test_a_square_of_noise_is_of_one_config_and_one_number_of_threads(corpus: li
     assert len(square(1, "optim.lr=0.5").missing()) == 9, "what is noted of one config says nothing of another"
 
 
+def test_tuning_reads_validation_and_what_judges_is_a_test_set_aside(study: NewStudy) -> None:
+    """Seen to fail with the report's figure for the tuning runs."""
+    tuned = study(tune="optim.lr", seeds=2)
+    for metric in ("val_bits_per_byte", "test_bits_per_byte"):
+        jobs = tuned.missing()
+        assert {(job.metric, job.config.data.test_frac) for job in jobs} == {(metric, 0.5)}
+        for job in jobs:
+            end(tuned, job, 4 + abs(job.config.optim.lr - 0.01))
+    assert not tuned.missing() and not any("Validation text" in warning for warning in verdict(tuned)["warnings"])
+
+
+def test_a_study_that_judges_by_what_it_tuned_on_says_so(study: NewStudy) -> None:
+    asked = study(tune="optim.lr", metric="val_bits_per_byte")
+    assert asked.variants["gelu"].data.test_frac == 0
+    assert "Validation text chose optim.lr and judges what it chose. Say metric=test_bits_per_byte." in verdict(asked)["warnings"]
+
+
 @contextmanager
 def files_of_at_most(n_bytes: int) -> Iterator[None]:
     """As on a disk that is full, what is written meanwhile is refused half way."""

@@ -54,6 +54,9 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(
     assert code == 0 and "gelu against swiglu was asked in study ffn already" in err
     report = (tmp_path / "ffn/report.md").read_text()
     assert "| gelu | " in report and "Holm-corrected p" in report and "Say tune=optim.lr" in report
+    _, out, err = lm("compare", "ffn", "format=csv")
+    baseline = [line.partition(" ")[0] for line in out.splitlines() if ",baseline," in line]
+    assert baseline == ["swiglu-seed-0"] and "the baseline is that of the study, swiglu" in err  # not gelu, which comes first
     shutil.rmtree(tmp_path / "ffn/gelu-seed-2/model")
     assert [job.name for job in read_study(tmp_path / "ffn").missing()] == ["gelu-seed-2"]
 
@@ -99,8 +102,8 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         (["study=nope.yaml"], "study=nope.yaml: there is no such file"),
         (["study=number.yaml"], "number.yaml: this is not readable yaml (there must be key: value pairs)"),
         (["study=variants.yaml"], "variants.yaml: variants: 5 does not fit. The value must be an object."),
-        (["study=overrides.yaml"], "overrides.yaml: overrides: 5 does not fit. The value must be a list"),
-        (["study=variant.yaml"], "variant.yaml: variants.a: 5 does not fit. The value must be a list"),
+        (["study=overrides.yaml"], "overrides.yaml: overrides: 5 does not fit. The value must be a list, such as [a,b]."),
+        (["study=variant.yaml"], "variant.yaml: variants.a: 5 does not fit. The value must be a list, such as [a,b]."),
         (["study=x/broken", "--config-dir", "own"], "own/recipes/x/broken.yaml: study must be key: value pairs"),
         ([FFN, "name=../../x"], "name: '../../x' cannot name a run folder"),
         ([FFN, "check=true"], "variants.swiglu: check=true trains nothing"),

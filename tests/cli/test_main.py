@@ -1,5 +1,6 @@
 """The outermost layer: help in any position, speed, pipes, signals, unexpected errors."""
 
+import json
 import os
 import re
 import subprocess
@@ -14,6 +15,8 @@ import yaml
 from lm.cli import main as main_module
 from lm.cli.compose.compose import compose
 from lm.cli.main import VERBS, main
+from lm.cli.views.further import further
+from lm.storage.run_folder import RunFolder
 from tests.conftest import Lm
 
 Process = Callable[..., subprocess.CompletedProcess[str]]
@@ -125,3 +128,22 @@ def test_unexpected_errors_end_with_one_sentence(
     assert err.count("\n") == 1
     assert main(["train", "traceback=true"]) == code
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "template", "first"),
+    [
+        ("decoder", None, "sample it: lm generate from='my runs/x' prompt=\"def main(\""),
+        ("encoder_decoder", None, "try it: lm generate from='my runs/x' prompt=\"def main(\""),
+        ("decoder", "{{ messages }}", "talk to it: lm generate from='my runs/x'"),
+        ("encoder", None, None),
+    ],
+)
+def test_the_end_of_a_training_names_the_commands_that_fit_it(tmp_path: Path, kind: str, template: str | None, first: str | None) -> None:
+    run = RunFolder(tmp_path / "my runs" / "x")
+    run.write_config({"model": {"kind": kind}, "trainer": {"sample_prompts": ["def main("]}})
+    run.model.mkdir()
+    (run.model / "tokenizer_config.json").write_text(json.dumps({"eos_token": "a"} | ({"chat_template": template} if template else {})))
+    *lines, last = [line.replace(f"{tmp_path}/", "") for line in further(run)]
+    assert lines == ([first] if first else [])
+    assert last == "further: lm eval from='my runs/x' | lm compare 'my runs' | lm export from='my runs/x' format=hf out=FOLDER"

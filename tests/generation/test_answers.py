@@ -14,8 +14,8 @@ from lm.data.rows.build import build_rows
 from lm.data.store.prepare import Prepared
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
+from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, generate
-from lm.generation.sampling import SamplingConfig
 from lm.generation.text import complete, prompt_ids
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model, model_config

@@ -9,8 +9,8 @@ import pytest
 import lm as library
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
+from lm.generation.config import SamplingConfig
 from lm.generation.decode import generate
-from lm.generation.sampling import SamplingConfig
 from lm.nn.transformer import DecoderLM
 from lm.storage.model_folder import save_model
 from lm.testing.models import tokens

@@ -14,7 +14,7 @@ from lm.data.kinds import BytesConfig
 from lm.data.sources.base import Turn
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
-from lm.generation.sampling import SamplingConfig
+from lm.generation.config import SamplingConfig
 from lm.generation.text import chat_template, complete, prompt_ids
 from lm.nn.transformer import DecoderLM
 from lm.storage.model_folder import save_model

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lm.errors import ConfigError, NumericsError
+from lm.generation.config import SamplingConfig
 from lm.generation.decode import generate
-from lm.generation.sampling import SamplingConfig
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM
 from lm.schema import from_tree

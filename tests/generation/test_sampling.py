@@ -13,7 +13,8 @@ from transformers import (
 )
 
 from lm.errors import ConfigError
-from lm.generation.sampling import SamplingConfig, choose, filtered, min_p, penalise, row_keys, top_k, top_p, uniform
+from lm.generation.config import SamplingConfig
+from lm.generation.sampling import choose, filtered, min_p, penalise, row_keys, top_k, top_p, uniform
 from lm.schema import from_tree
 
 

@@ -66,7 +66,9 @@ def test_a_diverged_run_is_never_dropped() -> None:
     every = differences(base, {"x": dict.fromkeys(range(6), math.inf)})["x"]
     assert every.p == pytest.approx(2 / 64) and every.verdict == "no better"
     both = differences({0: math.inf, 1: 1.0, 2: 1.1}, {"x": {0: math.inf, 1: 0.9, 2: 1.2}})["x"]
-    assert both.pairs[0] == 0.0
+    assert both.mean is None and (both.p, both.verdict) == (1.0, "cannot tell"), "two runs that diverged are no difference of 0"
+    gone = dict.fromkeys(range(6), math.inf)
+    assert differences(gone, {"x": gone}, least_effect=0.01)["x"].verdict == "cannot tell"
 
 
 def test_two_runs_alike_in_every_seed_are_no_evidence() -> None:

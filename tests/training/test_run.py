@@ -81,10 +81,15 @@ def test_a_run_prints_its_own_lines_and_nothing_of_lightning(lm_process: Start, 
     process = lm_process("train", *tiny, "data.workers=1")
     assert process.wait() == 0
     assert [line for line in process.stderr.splitlines() if "left out" not in line] == []
-    own = r"train: |val: |/\S+/run (starts|resumes)|report: | +step +loss| +[\d,]+ +\d+% +"
+    own = r"train: |val: |/\S+/run (starts|resumes)|report: |sample it: |further: | +step +loss| +[\d,]+ +\d+% +"
     assert [line for line in process.stdout.splitlines() if not re.match(own, line)] == []
     assert "\x1b" not in process.stdout
-    assert f"report: {tmp_path / 'run' / 'report.html'}" in process.stdout
+    given = f"from={tmp_path / 'run'}"
+    assert process.stdout.splitlines()[-3:] == [
+        f"report: {tmp_path / 'run' / 'report.html'}",
+        f'sample it: lm generate {given} prompt="Once upon a time"',
+        f"further: lm eval {given} | lm compare {tmp_path} | lm export {given} format=hf out=FOLDER",
+    ]
 
 
 def test_a_closed_stdout_does_not_end_a_run(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:

@@ -7,29 +7,21 @@ is chosen from outside, what it says about that section stays only if the new op
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
-from typing import Any
-
-import yaml
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
+from typing import TYPE_CHECKING, Any
 
 from lm import plugins, printing
-from lm.cli.compose import catalog
+from lm.cli.compose import catalog, known
+from lm.cli.compose.choices import Choices, choices_of
 from lm.cli.compose.finetune import gentle_choices, gentle_source, gentle_values, parent_of, parent_values
 from lm.cli.compose.keys import at, check_key
 from lm.cli.compose.naming import run_name
 from lm.cli.compose.overrides import Given, parse
-from lm.cli.compose.quoting import as_text, quoted
+from lm.cli.compose.quoting import as_text
 from lm.errors import ConfigError
 from lm.schema import C, Tree, did_you_mean, entry_type, find_field, flatten, from_tree, kind_from_key, members, nest, variants
-from lm.training.config import Seeds, TrainConfig
 
-_Choices = dict[str, str | None]
+if TYPE_CHECKING:
+    from lm.training.config import TrainConfig
 
 
 @dataclass
@@ -46,7 +38,7 @@ class Composition:
     """What `lm train` was told, not validated yet."""
 
     layers: list[Layer]  # weakest first
-    choices: _Choices
+    choices: Choices
     notes: list[str]  # what was left out, for the user
 
     @property
@@ -58,8 +50,15 @@ class Composition:
         """Who says something about a path, the one that counts last."""
         return [(layer, layer.values[path]) for layer in self.layers if path in layer.values]
 
-    def config(self) -> TrainConfig:
+    def full(self) -> Tree:
+        """Every value, defaults included, as a frozen config has it. Raises ConfigError for one that does not fit its field."""
+        return self._checked(known.root(), self.tree).tree()
+
+    def config(self) -> "TrainConfig":
         """Raises ConfigError; a mistake in a file is told with the file."""
+        self.full()
+        from lm.training.config import TrainConfig
+
         found = self._checked(TrainConfig, self.tree)
         used = plugins.used(found)
         return found.replace(plugins=used) if used else found
@@ -84,7 +83,7 @@ class Composition:
             raise ConfigError(f"{said[-1][0].source}: {error.sentence}") from error
 
 
-def compose_config(overrides: Sequence[str], recipe: str | None = None) -> TrainConfig:
+def compose_config(overrides: Sequence[str], recipe: str | None = None) -> "TrainConfig":
     """As `lm.config`, which calls it."""
     overrides = plugins.take(overrides)
     if recipe is not None:
@@ -106,12 +105,12 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
     """
     given = parse(overrides)
     chosen = {item.key: item.value for item in given if item.is_group}
-    choices = _choices(chosen)
+    choices = choices_of(chosen)
     switched = _switched(choices, chosen)
     recipe, parent = choices["recipes"], parent_of(choices["recipes"], given)
     gentle = gentle_choices(recipe, chosen, "objective" in switched) if parent is not None and saved is None else {}
     if gentle:
-        choices = _choices(chosen | gentle)
+        choices = choices_of(chosen | gentle)
         switched = _switched(choices, chosen | gentle)
     layers, notes = _file_layers(choices, switched)
     _refuse_unknown(layers)
@@ -165,7 +164,7 @@ def _with_parent(layers: list[Layer], parent: str, given: Sequence[Given], recip
 
 def _tree(layers: Sequence[Layer]) -> Tree:
     tree = nest(_seeds_apart({path: value for layer in layers for path, value in layer.values.items()}))
-    named = [key for key, field in TrainConfig.model_fields.items() if key in tree and entry_type(field.annotation) is not None]
+    named = [key for key, field in known.root().model_fields.items() if key in tree and entry_type(field.annotation) is not None]
     return tree | {key: kind_from_key(tree[key]) for key in named}
 
 
@@ -173,43 +172,19 @@ def _seeds_apart(values: Tree) -> Tree:
     """seed=0 and seed.init=1 -> seed.init=1, and 0 for the other seeds."""
     if not any(path.startswith("seed.") for path in values) or "seed" not in values:
         return values
-    return {f"seed.{name}": values["seed"] for name in Seeds.model_fields} | {path: v for path, v in values.items() if path != "seed"}
+    seeds = variants(known.root().model_fields["seed"].annotation)[""]
+    return {f"seed.{name}": values["seed"] for name in seeds.model_fields} | {path: v for path, v in values.items() if path != "seed"}
 
 
-def _choices(chosen: Mapping[str, str | None]) -> _Choices:
-    """The option of every group, with these chosen on the command line."""
-    return dict(_hydra_choices(catalog.root(), catalog.own(), tuple(chosen.items())))
-
-
-@cache
-def _hydra_choices(root: Path, own: Path | None, chosen: tuple[tuple[str, str | None], ...]) -> _Choices:
-    """A tenth of a second each, and the jobs of a sweep share most."""
-    further = ",".join(quoted(f"file://{path}") for path in (root, own) if path is not None)
-    overrides = [f"hydra.searchpath=[{further}]", *(f"{group}={'null' if o is None else o}" for group, o in chosen)]
-    for group, kinds in catalog.plugin_kinds().items():
-        for kind in kinds:
-            ConfigStore.instance().store(group=group, name=kind, node={"kind": kind})
-    try:
-        with initialize_config_dir(config_dir=str(root / "conf"), version_base="1.3"):
-            made = hydra_compose("train", overrides, return_hydra_config=True)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"conf: a file is not readable yaml ({' '.join(str(error).split())}). Mend the file.") from error
-    except RecursionError as error:
-        raise ConfigError(f"{own or 'conf'}: the defaults of {dict(chosen)} lead back to themselves. Mend the file.") from error
-    except (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:  # Hydra's, for odd defaults
-        raise ConfigError(f"{own or 'conf'}: the groups do not compose ({' '.join(str(error).split())[:300]}). Mend the files.") from error
-    return {str(group): option for group, option in made.hydra.runtime.choices.items() if not str(group).startswith("hydra/")}
-
-
-def _switched(choices: _Choices, chosen: Mapping[str, str | None]) -> set[str]:
+def _switched(choices: Choices, chosen: Mapping[str, str | None]) -> set[str]:
     """Groups whose option is another than the recipe, or for slots the model preset, asked for."""
     named = {group: option for group, option in chosen.items() if group == "recipes"}
-    asked = _choices(named) if len(chosen) > len(named) else choices
+    asked = choices_of(named) if len(chosen) > len(named) else choices
     slots = catalog.preset_slots(str(choices["model"]))
     return {group for group, option in choices.items() if option != slots.get(group, asked[group])}
 
 
-def _file_layers(choices: _Choices, switched: set[str]) -> tuple[list[Layer], list[str]]:
+def _file_layers(choices: Choices, switched: set[str]) -> tuple[list[Layer], list[str]]:
     plain = [group for group in choices if group not in ("model", *catalog.GLOBAL)]
     layers = [_train_layer()]
     layers += [_file_layer("option", group, choices[group]) for group in plain]
@@ -248,10 +223,10 @@ def _leave_out(layer: Layer, group: str, option: str, tree: Tree) -> str:
 
 def _of_another_kind(path: str, section: str, tree: Tree) -> bool:
     """Not a key of the chosen kind, but one of its siblings'."""
-    _, field = find_field(TrainConfig, tree, section.split("."))
+    _, field = find_field(known.root(), tree, section.split("."))
     assert field is not None
     key = path.removeprefix(f"{section}.").split(".")[0]
-    _, found = find_field(TrainConfig, tree, [*section.split("."), key])
+    _, found = find_field(known.root(), tree, [*section.split("."), key])
     return found is None and any(key in kind.model_fields for kind in variants(field.annotation).values())
 
 
@@ -275,7 +250,7 @@ def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
     if item.key.split(".")[-1] == "kind" and (group := item.key.removesuffix(".kind").replace(".", "/")) in catalog.groups():
         chosen = " or ".join(catalog.options_of_kind(group, item.raw)) or item.raw
         raise ConfigError(f"{item.key}: the kind comes with the option. Write {group}={chosen}.")
-    _, leaf = find_field(TrainConfig, _tree([*layers, spoken]), item.key.split("."))
+    _, leaf = find_field(known.root(), _tree([*layers, spoken]), item.key.split("."))
     value = item.value if leaf is None else as_text(leaf, item.raw, item.value)
     leaves = flatten(value, f"{item.key}.") if isinstance(value, dict) and value else {item.key: value}
     for path in [path for path in leaves if path.endswith(".kind")]:  # what follows is judged by it

@@ -3,19 +3,18 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lm.cli.compose import catalog
+from lm.cli.compose import catalog, known
 from lm.cli.compose.overrides import Given
 from lm.cli.compose.quoting import as_text
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import Tree, flatten
 from lm.storage.model_folder import read_config, resolve_model
-from lm.training.config import TrainConfig
 
 
 def parent_of(recipe: str | None, given: Sequence[Given]) -> str | None:
     """Returns what the command line, or else the recipe, starts from."""
     named = [catalog.values("recipes", recipe).get("init_from")] if recipe else [None]
-    field = TrainConfig.model_fields["init_from"]
+    field = known.root().model_fields["init_from"]
     found = [*named, *(as_text(field, item.raw, item.value) for item in given if item.key == "init_from")][-1]
     return None if found is None else str(found)
 

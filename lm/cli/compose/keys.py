@@ -4,13 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic.fields import FieldInfo
 
-from lm.cli.compose import catalog
+from lm.cli.compose import catalog, known
 from lm.cli.compose.naming import known_keys
 from lm.cli.compose.nearest import meant
 from lm.errors import ConfigError
 from lm.schema import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, variant, variants
 from lm.spelling import nearest
-from lm.training.config import TrainConfig
 
 
 def fields(cls: type[Config], tree: Tree, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -36,11 +35,12 @@ def check_key(path: str, tree: Tree) -> FieldInfo:
     parts = path.split(".")
     if parts[0] == "plugins":
         raise ConfigError(f"{path}: code is named by a person, never by a config. Write plugins=my_norm.py, or set LM_PLUGINS.")
-    owner, field = find_field(TrainConfig, tree, parts[:1])
+    cls = known.root()
+    owner, field = find_field(cls, tree, parts[:1])
     if field is not None and entry_type(field.annotation) is not None:  # any name is one, and perhaps a kind
         tree = {**tree, parts[0]: kind_from_key({key: {} for key in parts[1:2]} | (tree.get(parts[0]) or {}))}
     for n in range(1, len(parts) + 1):
-        parent, (owner, field) = field, find_field(TrainConfig, tree, parts[:n])
+        parent, (owner, field) = field, find_field(cls, tree, parts[:n])
         if field is None:
             raise ConfigError(_unknown(parts, n, owner, parent, tree))
     assert field is not None
@@ -72,7 +72,7 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
 def _elsewhere(key: str, own: Sequence[str], tree: Tree, section: str = "") -> str:
     """What other programs call so, or sections have; else the nearest of this section's own; else, of a bare word, of any section. Keys
     of the kinds at hand come first."""
-    paths = [path for path, _ in fields(TrainConfig, tree)] + sorted(known_keys())
+    paths = [path for path, _ in fields(known.root(), tree)] + sorted(known_keys())
     if found := meant(key, section, paths):
         return f"Did you mean {' or '.join(map(repr, map(_as_group, found)))}?"
     if not section and nearest(key, own) is None and (near := nearest(key, [path.split(".")[-1] for path in paths])) is not None:

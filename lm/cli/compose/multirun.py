@@ -12,9 +12,7 @@ from lm.cli.compose.naming import job_names, told_apart
 from lm.errors import ConfigError, Interrupted, LmError, SweepError
 from lm.printing import note, say
 from lm.progress import quiet
-from lm.storage.atomic import verify
 from lm.storage.run_folder import RunFolder
-from lm.training.config import TrainConfig
 from lm.training.launch.children import Children
 from lm.units import table
 
@@ -54,24 +52,16 @@ def multirun(jobs: Sequence[Sequence[str]]) -> None:
 
 def _plan(name: str, overrides: list[str]) -> Job:
     try:
-        config = compose(overrides).config()
+        composition = compose(overrides)
+        config = composition.full()
+        folder = RunFolder.of(config["run"])
+        has_ended = folder.ended(config) is not None
+        if not has_ended:
+            composition.config()
     except ConfigError as error:
         note(error.sentence)
         return Job(overrides, name, None, f"failed({error.exit_code})", error.exit_code)
-    folder = config.run.folder
-    return Job(overrides, name or config.run.name, folder, "skipped" if _finished(folder, config) else "not run")
-
-
-def _finished(path: Path, config: TrainConfig) -> bool:
-    """The run has ended, its model verifies, and its frozen config is this one."""
-    folder = RunFolder(path)
-    try:
-        if not folder.exists() or not folder.summary():
-            return False
-        verify(folder.model)
-        return folder.config() == config.tree()
-    except LmError:
-        return False
+    return Job(overrides, name or folder.path.name, folder.path, "skipped" if has_ended else "not run")
 
 
 def _refuse_shared_folders(jobs: Sequence[Job]) -> None:

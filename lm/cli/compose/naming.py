@@ -5,13 +5,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
+from pydantic.fields import FieldInfo
+
 from lm import plugins
-from lm.cli.compose import catalog
+from lm.cli.compose import catalog, known
 from lm.cli.compose.overrides import Given, parse
 from lm.cli.compose.quoting import as_text, quoted
 from lm.errors import ConfigError
-from lm.schema import Config, variants
-from lm.training.config import RunConfig, TrainConfig
+from lm.schema import Config, find_field, variants
 
 _LONGEST = 120  # of RunConfig.name
 _LONGEST_VARIANT = 60  # of StudyConfig.variants
@@ -75,11 +76,11 @@ def _placed(job: Sequence[str], varied: Sequence[int], mark: str = "") -> list[s
         given = parse(job)
     except ConfigError:
         return list(job)
-    run = {item.key: as_text(RunConfig.model_fields[item.key[4:]], item.raw, item.value) for item in given if item.key in _PLACE}
+    run = {item.key: as_text(_field(item.key), item.raw, item.value) for item in given if item.key in _PLACE}
     told = [given[at] for at in varied if given[at].key not in run]
     if not told:
         return list(job)
-    folder, base = run.get("run.dir", RunConfig.model_fields["dir"].default), ""
+    folder, base = run.get("run.dir", _field("run.dir").default), ""
     if "run.name" in run:
         folder = f"{folder}/{run['run.name']}"
     else:
@@ -97,12 +98,18 @@ def short(path: str) -> str:
 
 def known_keys() -> frozenset[str]:
     """Returns the dotted paths of the keys of all kinds, and of their sections."""
-    return _known(tuple(plugins.loaded()))
+    return _known(known.root(), tuple(plugins.loaded()))
 
 
 @cache
-def _known(loaded: tuple[plugins.Plugin, ...]) -> frozenset[str]:
-    return frozenset(_paths(TrainConfig, "", ()))
+def _known(cls: type[Config], loaded: tuple[plugins.Plugin, ...]) -> frozenset[str]:
+    return frozenset(_paths(cls, "", ()))
+
+
+def _field(path: str) -> FieldInfo:
+    _, found = find_field(known.root(), {}, path.split("."))
+    assert found is not None
+    return found
 
 
 def _paths(cls: type[Config], prefix: str, above: tuple[type[Config], ...]) -> Iterator[str]:

@@ -8,11 +8,10 @@ from typing import Any
 
 from hydra.core.override_parser.types import Glob, Override, Transformer
 
-from lm.cli.compose import catalog
+from lm.cli.compose import catalog, known
 from lm.cli.compose.quoting import alternatives, hydra, in_shell, quoted, readable
 from lm.errors import ConfigError
 from lm.schema import did_you_mean
-from lm.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def _read(text: str) -> Override:
         raise ConfigError(f"{text}: no value was given behind '='. Write one, or leave {key} out.")
     found = hydra(text) or hydra(f"{key}={readable(value)}")
     if found is None:
-        sections = TrainConfig.model_fields.keys() | catalog.groups().keys()
+        sections = known.root().model_fields.keys() | catalog.groups().keys()
         raise ConfigError(f"{key}: there is no such key. {did_you_mean(re.split('[.=]', key.lstrip('~+'))[0], sections)}")
     return found
 

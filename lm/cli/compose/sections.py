@@ -1,35 +1,32 @@
 """The parts of a training run that verbs other than `lm train` need, from the overrides of `lm train`."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import Composition, Layer, compose
-from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.errors import ConfigError
-from lm.generation.examine import Examined
 from lm.printing import note
 from lm.schema import Config, did_you_mean, flatten
 from lm.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from lm.data.kinds import Corpus
+    from lm.generation.examine import Examined
 
 P = TypeVar("P", bound=Config)
 EXAMINED = ("data", "objective", "recipes", "init_from", "traceback")
 
 
-class Corpus(Config):
-    """What decides the rows of a training run."""
-
-    data: DataConfig
-    tokenizer: TokenizerConfig
-    objective: ObjectiveConfig
-
-
-def take_corpus(args: Sequence[str]) -> Corpus:
+def take_corpus(args: Sequence[str]) -> "Corpus":
     """Returns what `lm train` would compose. Raises ConfigError."""
-    return _told(compose(overrides_of(args)), Corpus)
+    composition = compose(overrides_of(args))
+    from lm.data.kinds import Corpus
+
+    return _told(composition, Corpus)
 
 
-def take_examined(args: Sequence[str], own_keys: Sequence[str], run: RunFolder | None) -> tuple[Examined, bool]:
+def take_examined(args: Sequence[str], own_keys: Sequence[str], run: RunFolder | None) -> "tuple[Examined, bool]":
     """What `lm eval` is told of data and objective, and whether that says how long rows are.
 
     run: what the model comes from; it speaks for data and objective where none are chosen. Raises ConfigError, and CheckpointError where
@@ -42,13 +39,18 @@ def take_examined(args: Sequence[str], own_keys: Sequence[str], run: RunFolder |
             hint = did_you_mean(section, [*own_keys, *EXAMINED])
             raise ConfigError(f"{override.split('=')[0]}: lm eval has no such key. {hint}")
     if {override.split("=")[0] for override in overrides} & {"data", "recipes"}:
-        saved = Layer("", "", {})
+        run, saved = None, Layer("", "", {})
     elif run is not None:
-        saved = Layer("run", str(run.config_file), flatten(Examined.of_run(run).tree()))
+        saved = Layer("run", str(run.config_file), flatten({key: value for key, value in run.config().items() if key in EXAMINED}))
     else:
         remedy = "Write data=text data.files=FILE, or data=stdlib"
         raise ConfigError(f"data: the model is in no run folder, so the data must be given. {remedy}.")
-    composition = compose(overrides, saved)
+    composition = compose(overrides, saved)  # a mistyped key is told before anything heavy is imported
+    from lm.generation.examine import Examined
+
+    if run is not None:
+        saved.values = flatten(Examined.of_run(run).tree())
+        composition = compose(overrides, saved)
     length, n_rows = ([layer.label for layer, _ in composition.stated(f"data.{key}")][-1:] for key in ("seq_len", "val_rows"))
     found = _told(composition, Examined)
     if length == ["command line"] != n_rows and found.data.val_rows is not None:

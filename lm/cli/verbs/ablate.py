@@ -5,26 +5,18 @@ from pathlib import Path
 
 from pydantic import Field
 
+from lm import plugins
 from lm.ablation.config import Match, StudyConfig
-from lm.ablation.jobs import run_missing
-from lm.ablation.ledger import Ledger
-from lm.ablation.matching import size
-from lm.ablation.noise import AskedNoise, NoiseRuns, told
-from lm.ablation.page import write_report
-from lm.ablation.runs import NO_RUN
-from lm.ablation.study import FACTORS, AskedStudy, Study, new_study, read_study
-from lm.ablation.verdict import cells
 from lm.cli.compose import catalog
 from lm.cli.compose.arguments import overrides_of
-from lm.cli.compose.compose import compose_config
+from lm.cli.compose.compose import compose, compose_config
 from lm.cli.compose.naming import cut, differing, short, variant_names
 from lm.cli.compose.overrides import expand
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.printing import answer, note, say
-from lm.schema import Tree, did_you_mean, flatten, from_tree
-from lm.training.config import RunConfig
-from lm.units import counted, si, table
+from lm.schema import Tree, did_you_mean, from_tree
+from lm.units import table
 
 DOINGS = ("plan", "run", "report", "noise")
 _LONGEST = 60  # of the names that are made up here
@@ -81,6 +73,15 @@ class Ablate(Verb):
             self._noise(overrides)
             return
         name, asked = _asked(self.study, overrides)
+        if asked is not None and not os.path.lexists(Path(os.path.expanduser(self.dir), self.name or name)):
+            self._judge(asked)
+        from lm.ablation.jobs import run_missing
+        from lm.ablation.ledger import Ledger
+        from lm.ablation.page import write_report
+        from lm.ablation.study import AskedStudy, new_study, read_study
+        from lm.ablation.verdict import cells
+        from lm.cli.views.study import plan
+
         folder = self._folder(name)
         begun = AskedStudy.read(folder)
         if asked is None or (doing == "report" and begun is None):
@@ -94,7 +95,7 @@ class Ablate(Verb):
         for line in ledger.asked_before(study) if begun is None else ():
             note(line)
         if doing == "plan":
-            answer(_plan(study))
+            answer(plan(study))
             return
         if doing == "run":
             run_missing(study, self.jobs)
@@ -108,6 +109,10 @@ class Ablate(Verb):
         if foreign := sorted(self.model_fields_set - {"name", "dir", "metric", "least_effect", "jobs", "threads"}):
             raise ConfigError(f"{foreign[0]}: lm ablate noise runs one config, with seeds of its own, and compares nothing. Leave it out.")
         config = compose_config(overrides)
+        from lm.ablation.jobs import run_missing
+        from lm.ablation.noise import AskedNoise, NoiseRuns, told
+        from lm.ablation.runs import NO_RUN
+
         folder = self._folder(cut(f"noise-{config.run.name}", _LONGEST))
         begun = AskedNoise.read(folder)
         asked = AskedNoise(threads=self.threads or (begun.threads if begun else self._threads()), config=config.replace(run=NO_RUN, seed=0))
@@ -116,7 +121,15 @@ class Ablate(Verb):
         for line in told(runs.verdict(), [self.least_effect] if self.least_effect else [0.02, 0.01, 0.005]):
             say(line)
 
+    def _judge(self, asked: Tree) -> None:
+        """Raises ConfigError for what is mistyped, before anything heavy is imported."""
+        config = self._config(asked, None)
+        for own in config.variants.values():
+            compose(plugins.take([*config.overrides, *own])).full()
+
     def _folder(self, name: str) -> Path:
+        from lm.training.config import RunConfig
+
         return RunConfig(name=self.name or name, dir=self.dir).folder
 
     def _threads(self) -> int:
@@ -163,22 +176,3 @@ def _swept(overrides: list[str]) -> tuple[str, Tree]:
     shared = [override for i, override in enumerate(overrides) if i not in varied]
     keys = "+".join(short(overrides[i].partition("=")[0].lstrip("+").replace("/", ".")) for i in varied)
     return cut(f"{keys}+{'+'.join(variants)}", _LONGEST), {"variants": variants, "overrides": shared}
-
-
-def _plan(study: Study) -> str:
-    """What would run, and what it costs."""
-    base = size(study.variants[study.config.baseline])
-    rows = [("variant", "parameters", "against the baseline", "tokens a run", "FLOPs a run", str(study.config.moved or ""))]
-    for name, cfg in study.variants.items():
-        cost = size(cfg)
-        value = flatten(cfg.tree()).get(str(study.config.moved), "")
-        rows.append(
-            (name, f"{cost.parameters:,}", f"{cost.parameters / base.parameters - 1:+.2%}", si(cost.tokens), si(cost.flops), str(value))
-        )
-    tuning = len(FACTORS) * len(study.config.tune_seeds) if study.config.tune else 0
-    runs = len(study.variants) * (study.config.seeds + tuning)
-    total = sum(size(cfg).flops for cfg in study.variants.values()) * (study.config.seeds + tuning)
-    variants = counted(len(study.variants), "variant")
-    said = f"{counted(runs, 'run')}: {variants} x ({tuning} to tune {study.config.tune} + {study.config.seeds} seeds)"
-    timed = "".join(f"{name} takes {step_s:.4g} s a step, measured\n" for name, step_s in study.step_s.items())
-    return f"{table(rows, '')}\n\n{timed}{said if tuning else said.replace('0 to tune None + ', '')}, {si(total)}FLOPs in all"

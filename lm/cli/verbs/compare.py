@@ -25,7 +25,7 @@ class Compare(Writer):
     """What the curves are drawn against; time is that of the training steps alone. Seeds of one config make a band."""
 
     baseline: str | None = None
-    """Run that the others are compared with. null: the first one named."""
+    """Run that the others are compared with. null: that of the study's baseline, where the first folder is a study; else the first one."""
 
     def run(self, rest: list[str]) -> None:
         """Prints the table; an argument is a run folder if it exists or has no '='."""
@@ -37,7 +37,20 @@ class Compare(Writer):
         from lm.report.tables import FORMATS
 
         replaced = self.overwrite or "out" not in self.model_fields_set
-        answer(compare(folders, self.out, overwrite=replaced, format=self.format, x=self.x, baseline=self.baseline))
+        baseline = self.baseline or _of_study(Path(folders[0]))
+        answer(compare(folders, self.out, overwrite=replaced, format=self.format, x=self.x, baseline=baseline))
         alone = Path(self.out).suffix[1:] in FORMATS
         tell = say if self.format == "text" else note  # stdout may be on its way to a program
         tell(f"table: {self.out}" if alone else f"picture: {Path(self.out) / 'compare.png'}")
+
+
+def _of_study(folder: Path) -> str | None:
+    """The first run of the baseline of the study that a folder is; None where it is none, or that has not run yet."""
+    if not (folder / "study.json").is_file():
+        return None
+    from lm.ablation.study import read_study
+
+    variant = read_study(folder).config.baseline
+    note(f"{folder}: the baseline is that of the study, {variant}. Its verdicts: lm ablate report study={folder.name} dir={folder.parent}")
+    run = folder / f"{variant}-seed-0"
+    return str(run) if run.is_dir() else None

@@ -2,7 +2,7 @@
 
 from pydantic.fields import FieldInfo
 
-from lm.cli.compose import catalog
+from lm.cli.compose import catalog, known
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import Composition, compose
 from lm.cli.compose.keys import at, check_key, fields
@@ -11,7 +11,6 @@ from lm.cli.views.text import default_text, sentence, type_text, value_text
 from lm.errors import ConfigError
 from lm.printing import answer
 from lm.schema import Config, find_field, variant
-from lm.training.config import TrainConfig
 from lm.units import table
 
 
@@ -37,7 +36,7 @@ class Explain(Verb):
         composition.tell()
         path = paths[0].replace("/", ".") if paths else ""
         if not path:
-            answer(_section(composition, "", TrainConfig))
+            answer(_section(composition, "", known.root()))
             return
         field = check_key(path, composition.tree)
         value = at(composition.tree, path.split("."))
@@ -46,7 +45,7 @@ class Explain(Verb):
 
 
 def _setting(composition: Composition, path: str, field: FieldInfo) -> str:
-    owner, _ = find_field(TrainConfig, composition.tree, path.split("."))
+    owner, _ = find_field(known.root(), composition.tree, path.split("."))
     history = [("class default", default_text(field), owner.__name__)]
     history += [(layer.label, value_text(value), layer.source or f"{path}=") for layer, value in composition.stated(path)]
     if field.is_required():

@@ -4,6 +4,7 @@ from typing import Literal
 
 from lm.cli.verb import Writer
 from lm.printing import note, say
+from lm.storage.model_folder import resolve_model
 from lm.units import si
 
 
@@ -30,6 +31,7 @@ class Export(Writer):
     def run(self, rest: list[str]) -> None:
         """Prints two lines on stdout."""
         self.refuse(rest)
+        resolve_model(self.from_)  # a mistyped path is told before anything heavy is imported
         from lm.hf.io.export import export
 
         found = export(

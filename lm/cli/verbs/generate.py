@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
-from lm.generation.sampling import SamplingConfig
+from lm.generation.config import SamplingConfig
 from lm.printing import note, raw
 from lm.progress import quiet
 from lm.schema import MaybeEmpty
+from lm.storage.model_folder import resolve_model
 from lm.units import counted
 
 if TYPE_CHECKING:
@@ -49,9 +50,10 @@ class Generate(Verb, SamplingConfig):
         self.refuse(rest)
         if self.prompt is None and (sys.stdin is None or sys.stdin.closed):
             raise ConfigError(f"prompt: none was given, and standard input is closed. {_REMEDY}.")
+        folder = resolve_model(self.from_)
         from lm.generation.load import load
 
-        model, tokenizer = load(self.from_, self.device)
+        model, tokenizer = load(folder, self.device)
         if self.prompt is None and (self.chat or (self.chat is None and tokenizer.chat_template is not None)):
             with quiet():  # else how long it takes would be told over what is typed
                 self._converse(model, tokenizer)

@@ -1,14 +1,16 @@
 """`lm tokenizer data=... kind=... out=FOLDER`: trains a tokenizer and says how short it makes held-out text."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lm.cli.compose.sections import take_corpus
 from lm.cli.verb import Writer
-from lm.data.sources.base import Document
 from lm.printing import note, say
 from lm.storage.out import out_folder, require_free
 from lm.units import sized
+
+if TYPE_CHECKING:
+    from lm.data.sources.base import Document
 
 _OPTIONS = ("vocab_size", "pattern", "specials", "max_chars")
 _HELD_OUT_CHARS = 1 << 22
@@ -48,7 +50,7 @@ class Tokenizer(Writer):
         say(f"{n_bytes / max(1, n_tokens):.3f} bytes a token on {sized(n_bytes)} of held-out text")
 
 
-def _held_out(sources: Iterator[Iterator[Document]]) -> Iterator[str]:
+def _held_out(sources: "Iterator[Iterator[Document]]") -> Iterator[str]:
     from lm.data.tokenizer.tokenizer import split_text
 
     left = _HELD_OUT_CHARS

@@ -2,23 +2,29 @@
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import lm
 from lm import plugins
-from lm.cli.compose import catalog
+from lm.cli.compose import catalog, known
 from lm.cli.compose.arguments import FLAGS, parse_call
-from lm.cli.compose.compose import compose, compose_config
+from lm.cli.compose.compose import Composition, compose, compose_config
 from lm.cli.compose.keys import fields
 from lm.cli.compose.overrides import expand
 from lm.cli.verb import Verb
+from lm.cli.views.further import further
 from lm.cli.views.help import Entry, entries
 from lm.cli.views.text import default_text, sentence, type_text, value_text
 from lm.errors import Interrupted
 from lm.printing import answer, note, say
+from lm.progress import progress
+from lm.storage.checkpoint import newest_valid, step_folder
 from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder
-from lm.training.config import TrainConfig
 from lm.training.launch.parent import end_with_parent
-from lm.training.launch.signals import requeue
+
+if TYPE_CHECKING:
+    from lm.training.config import TrainConfig
 
 
 class Train(Verb):
@@ -45,6 +51,8 @@ class Train(Verb):
             from lm.cli.compose.multirun import multirun
 
             multirun(jobs)
+        elif (ended := _ended(compose(call.overrides))) is not None:
+            _report(ended)
         else:
             _train(compose_config(call.overrides), shlex.join(["lm", "train", *catalog.flags(), *plugins.flags(), *rest]))
 
@@ -53,7 +61,7 @@ class Train(Verb):
         """Returns usage, recipes, groups, and every option of the composition at hand with its type, value and meaning."""
         composition = compose(parse_call(rest).overrides)
         sections: dict[str, list[Entry]] = {"": []}
-        for path, field in fields(TrainConfig, composition.tree):
+        for path, field in fields(known.root(), composition.tree):
             said = composition.stated(path)
             value = value_text(said[-1][1]) if said else default_text(field)
             sections.setdefault(path.rpartition(".")[0], []).append((path, f"{type_text(field)} [{value}]", sentence(field)))
@@ -65,7 +73,26 @@ class Train(Verb):
         return "\n\n".join([*parts, "`lm explain KEY` says where a value comes from."])
 
 
-def _train(cfg: TrainConfig, command: str) -> None:
+def _ended(composition: Composition) -> Path | None:
+    """The folder of the run that this very command has trained to its last step, told at once; None where the code that trains must look,
+    and says the same where there is nothing left to do."""
+    config = composition.full()
+    folder = RunFolder.of(config["run"])
+    if config["launch"]["nodes"] > 1 or not folder.exists():
+        return None
+    with folder.lock():
+        summary = folder.ended(config)
+        if summary is None or summary.get("version") != lm.__version__ or folder.config()["run"] != config["run"]:
+            return None
+        step = summary["steps"]
+        if step < config["trainer"]["max_steps"] or newest_valid(folder.checkpoints) != (step_folder(folder.checkpoints, step), []):
+            return None
+        composition.tell()
+        say(folder.nothing_to_do(summary))
+    return folder.path
+
+
+def _train(cfg: "TrainConfig", command: str) -> None:
     from lm.training.launch.start import train
 
     if cfg.check:
@@ -76,6 +103,8 @@ def _train(cfg: TrainConfig, command: str) -> None:
     try:
         folder = train(cfg, command=command)
     except Interrupted as stopped:
+        from lm.training.launch.signals import requeue
+
         note(f"resume: {command}")
         requeue(stopped)
         raise
@@ -83,13 +112,15 @@ def _train(cfg: TrainConfig, command: str) -> None:
 
 
 def _report(folder: Path) -> None:
-    """Writes the page, unless the run had ended before and has one; the run is complete, whatever happens here."""
+    """Writes the page, unless the run had ended before and has one, and what to do next; the run is complete, whatever happens here."""
     try:
         if (path := RunFolder(folder).report()) is None:
-            from lm.report.page import write_report
+            with progress("Writing the report"):
+                from lm.report.page import write_report
 
-            path = write_report(folder)
+                path = write_report(folder)
     except Exception as error:
         note(f"report: not written ({' '.join(str(error).split())}). The run itself is complete; train again to retry.")
     else:
-        say(f"report: {path}")
+        for line in (f"report: {path}", *further(RunFolder(folder))):
+            say(line)

@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from lm.errors import ConfigError
+from lm.generation.config import SamplingConfig
 from lm.generation.decode import room
 from lm.generation.load import generate
-from lm.generation.sampling import SamplingConfig
 from lm.generation.text import prompt_ids
 from lm.schema import Tree
 from lm.training.callbacks.base import RunCallback

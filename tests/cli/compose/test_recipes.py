@@ -1,20 +1,23 @@
 """What every shipped preset and recipe keeps to."""
 
+import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from lm.cli.compose import catalog
+from lm.cli.compose import catalog, known
 from lm.cli.compose.arguments import parse_call
 from lm.cli.compose.compose import compose
 from lm.cli.compose.overrides import expand
 from lm.nn.cost.count import count
+from lm.schema import from_tree
 from lm.training.config import TrainConfig
 
 RECIPES = catalog.groups()["recipes"]
 PRESETS = catalog.groups()["model"]
+LISTED = known.made(json.loads(known.FILE.read_bytes())["classes"])
 SLOTS = {"model/attention", "model/block", "model/ffn", "model/norm", "model/position"}
 NEEDED = {
     "text": ["data.files=a.txt"],
@@ -79,7 +82,8 @@ def test_the_catalog_is_complete() -> None:
 def test_every_option_composes(default_run: Path, group: str, option: str) -> None:
     chosen = str(compose([f"{group}={option}"]).choices["data"])
     needed = NEEDED.get(chosen, []) + (NEEDED.get(option, []) if group == "tokenizer" else [])
-    compose([f"{group}={option}", *needed, *beside(group, option)]).config()
+    composition = compose([f"{group}={option}", *needed, *beside(group, option)])
+    assert from_tree(LISTED, composition.tree).tree() == composition.config().tree()
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -1,0 +1,28 @@
+"""What there is to do with a run that has ended."""
+
+import shlex
+
+from lm.cli.compose.quoting import in_shell
+from lm.errors import LmError
+from lm.schema import flatten
+from lm.storage.reading import read_json
+from lm.storage.run_folder import RunFolder
+
+
+def further(run: RunFolder) -> list[str]:
+    """Returns lines of commands: the first one lets the model speak, where it can."""
+    config, given = flatten(run.config()), f"from={shlex.quote(str(run.path))}"
+    prompts = config.get("trainer.sample_prompts") or ["Once upon a time"]
+    says = {"decoder": "sample it", "encoder_decoder": "try it"}.get(str(config.get("model.kind")))
+    lines = [f"{says}: lm generate {given} prompt={in_shell(str(prompts[0]))}"] if says else []
+    if lines and _has_template(run):
+        lines = [f"talk to it: lm generate {given}"]
+    beside = shlex.quote(str(run.path.parent))
+    return [*lines, f"further: lm eval {given} | lm compare {beside} | lm export {given} format=hf out=FOLDER"]
+
+
+def _has_template(run: RunFolder) -> bool:
+    try:
+        return bool(read_json(run.model / "tokenizer_config.json").get("chat_template"))
+    except LmError:
+        return False

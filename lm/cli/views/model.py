@@ -1,0 +1,97 @@
+"""What `lm show` says of a model: its tree, its figures, and the memory that training it needs."""
+
+from dataclasses import fields
+
+from lm.cli.compose.compose import Composition
+from lm.cli.views.outline import outline
+from lm.data.kinds import DataConfig, TokenizerConfig
+from lm.errors import ConfigError
+from lm.nn.cost.count import Counts, count
+from lm.nn.cost.memory import Memory, Setting, memory
+from lm.nn.transformer import EncoderConfig, ModelConfig, build_model
+from lm.schema import Config
+from lm.training.config import Sized
+from lm.units import si, table
+
+_BESIDE = """
+These are tensors alone. The column `memory` of lm train has more: the peak of the whole process, Python and its
+libraries included; with CUDA the peak of what torch has reserved on the GPU."""
+
+
+class _Tokenized(Config):
+    tokenizer: TokenizerConfig
+
+
+def sized(composition: Composition) -> Sized:
+    """Returns what of a training decides its size. Raises ConfigError."""
+    data = {key: value for key, value in composition.tree["data"].items() if key in DataConfig.model_fields}  # whatever its kind
+    return composition.part(Sized, data={"kind": "stdlib", **data})
+
+
+def described(composition: Composition, shown: Sized) -> list[str]:
+    """Returns the tree, the figures, and the memory. Raises ConfigError where the parts do not fit."""
+    cfg, assumed = _filled(composition, shown)
+    if shown.data.seq_len > (cfg.max_seq_len or 0):
+        said = f"data.seq_len={shown.data.seq_len} is over model.max_seq_len={cfg.max_seq_len}"
+        raise ConfigError(f"{said}. Lower one or raise the other.")
+    if (refused := shown.refusal()) is not None:
+        raise ConfigError(refused)
+    model, how = build_model(cfg, device="meta"), shown.setting()
+    figures = table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len)], "")
+    needed = f"{_heading(shown, how)}\n{table(_memory(memory(model, how), shown.strategy.offload))}"
+    return [table(outline(model), ""), f"\n{figures}", f"\n{needed}", _BESIDE]
+
+
+def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[tuple[str, str]]]:
+    """The config with its sizes, and a row for each that neither preset nor command line states."""
+    cfg, changes, assumed = shown.model, {}, []
+    if cfg.vocab_size is None:
+        changes["vocab_size"] = _vocab_size(composition)
+        assumed.append(
+            ("vocabulary", f"{changes['vocab_size']:,}, from tokenizer={composition.choices['tokenizer']}, for model.vocab_size=null")
+        )
+    if cfg.max_seq_len is None:
+        changes["max_seq_len"] = shown.data.seq_len
+        assumed.append(("positions", f"{shown.data.seq_len:,}, from data.seq_len, for model.max_seq_len=null"))
+    return cfg.replace(**changes), assumed
+
+
+def _vocab_size(composition: Composition) -> int:
+    """As training rounds it up."""
+    tokenizer = composition.part(_Tokenized).tokenizer
+    size = tokenizer.size()
+    if size is None:
+        raise ConfigError("model.vocab_size: null, and show does not read tokenizer.path. Set model.vocab_size.")
+    return -(-size // 64) * 64
+
+
+def _figures(cfg: ModelConfig, counts: Counts, seq_len: int) -> list[tuple[str, str]]:
+    active = f"{counts.active:,} for one token, " if counts.active != counts.parameters else ""
+    forward, backward = counts.forward_flops_per_token, counts.train_flops_per_token - counts.forward_flops_per_token
+    rows = [
+        ("parameters", f"{counts.parameters:,}; {active}{counts.non_embedding:,} without embeddings and head"),
+        ("FLOPs", f"{si(forward)} forward and {si(backward)} backward per token, in rows of {seq_len:,}"),
+    ]
+    cache = f"{counts.cache_bytes_per_token:,} bytes per token in bf16, while no window is full"
+    cache += f", and {counts.cache_bytes_per_row:,} per row" if counts.cache_bytes_per_row else ""
+    return rows if isinstance(cfg, EncoderConfig) else [*rows, ("cache", cache)]
+
+
+def _heading(shown: Sized, how: Setting) -> str:
+    ranks = f", on each of {how.world} ranks with {shown.strategy.kind}" if how.world > 1 else ""
+    return f"memory of the tensors of a step of {how.micro_batch} x {how.seq_len} tokens in {how.precision} with {shown.optim.kind}{ranks}"
+
+
+def _memory(found: Memory, offload: bool) -> list[tuple[str, str]]:
+    """offload: the optimizer is in the host's memory."""
+    rows = [(field.name, getattr(found, field.name)) for field in fields(found)]
+    total = found.total - (found.optimizer if offload else 0)
+    return [(name, _placed(name, size, offload)) for name, size in [*rows, ("total", total)]]
+
+
+def _placed(name: str, size: int, offload: bool) -> str:
+    return f"{_binary(size):>12}" + ("  of the host's memory, not in the total" if offload and name == "optimizer" else "")
+
+
+def _binary(n: float) -> str:
+    return f"{n / 2**30:,.2f} GiB" if n >= 2**30 else f"{n / 2**20:,.2f} MiB"

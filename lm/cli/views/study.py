@@ -1,0 +1,25 @@
+"""A study as a table, before it is run."""
+
+from lm.ablation.matching import size
+from lm.ablation.study import FACTORS, Study
+from lm.schema import flatten
+from lm.units import counted, si, table
+
+
+def plan(study: Study) -> str:
+    """What would run, and what it costs."""
+    base = size(study.variants[study.config.baseline])
+    rows = [("variant", "parameters", "against the baseline", "tokens a run", "FLOPs a run", str(study.config.moved or ""))]
+    for name, cfg in study.variants.items():
+        cost = size(cfg)
+        value = flatten(cfg.tree()).get(str(study.config.moved), "")
+        rows.append(
+            (name, f"{cost.parameters:,}", f"{cost.parameters / base.parameters - 1:+.2%}", si(cost.tokens), si(cost.flops), str(value))
+        )
+    tuning = len(FACTORS) * len(study.config.tune_seeds) if study.config.tune else 0
+    runs = len(study.variants) * (study.config.seeds + tuning)
+    total = sum(size(cfg).flops for cfg in study.variants.values()) * (study.config.seeds + tuning)
+    variants = counted(len(study.variants), "variant")
+    said = f"{counted(runs, 'run')}: {variants} x ({tuning} to tune {study.config.tune} + {study.config.seeds} seeds)"
+    timed = "".join(f"{name} takes {step_s:.4g} s a step, measured\n" for name, step_s in study.step_s.items())
+    return f"{table(rows, '')}\n\n{timed}{said if tuning else said.replace('0 to tune None + ', '')}, {si(total)}FLOPs in all"

@@ -23,7 +23,8 @@ def listed(cls: type[Config]) -> list[Tree]:
     _add(cls, entries, slots)
     for slot in slots:  # grows
         for kind in slot.kinds().values():
-            _add(kind, entries, slots)
+            if kind.__module__.split(".")[0] == slot.__module__.split(".")[0]:  # and of no plugin
+                _add(kind, entries, slots)
     ordered = [entry for other, entry in entries.items() if other is not cls] + [entries[cls]]
     names = [entry["name"] for entry in ordered]
     assert len(set(names)) == len(names), names

@@ -28,7 +28,7 @@ LIST: dict[str, Any] = json.loads(known.FILE.read_bytes())
 LISTED = known.made(LIST["classes"])
 TYPOS = {
     **dict.fromkeys(["trian", "train optm.lr=1", "train modl=nano", "train optim.lrr=1", "train ~optim.lrr", "train model.ffn.hiden=3"], 2),
-    **dict.fromkeys(["train data.file=a.txt", "train model.attention.q_rank=3", "train trainer.max_steps.x=1", "train callbacks.a.b=1"], 2),
+    **dict.fromkeys(["train data.file=a.txt", "train model.attention.q_rank=3", "train trainer.max_steps.x=1"], 2),
     **dict.fromkeys(["train seed=x", "train optim.lr=-1", "train trainer.precision=fp23", "train optim={lrr: 1}", "train optim=[1]"], 2),
     **dict.fromkeys(["train recipes=nope", "train model/ffn=nope", "train model/fn=mlp", "train optim.kind=muon", "train --multi"], 2),
     **dict.fromkeys(["show modl=nano", "explain optm.lr", "ablate optm.lr=1,2", "ablate match=parms", "data shw", "data show dta=x"], 2),

@@ -60,7 +60,7 @@ def made(classes: list[Tree]) -> type[Config]:
         fields: Any = {name: _field(field, found) for name, field in told["fields"].items()}
         group = {"group": told["group"]} if "group" in told else {}
         found[told["name"]] = create_model(
-            told["name"], __base__=found[told["of"]], __doc__=told["doc"], __cls_kwargs__={**_LAZY, **group}, **fields
+            told["name"], __base__=found[told["of"]], __module__=FILE.stem, __doc__=told["doc"], __cls_kwargs__={**_LAZY, **group}, **fields
         )
     last: type[Config] = found[classes[-1]["name"]]
     return last

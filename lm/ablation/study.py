@@ -103,8 +103,9 @@ class Study(Runs):
 
     def _own(self, variant: str) -> float:
         value = flatten(self.variants[variant].tree()).get(str(self.config.tune))
-        if not isinstance(value, int | float) or value <= 0:
-            raise ConfigError(f"tune={self.config.tune}: variant {variant} has no such positive number. Name one that every variant has.")
+        if not isinstance(value, float) or value <= 0:
+            rule = "has no such positive number, or one that must be whole"
+            raise ConfigError(f"tune={self.config.tune}: variant {variant} {rule}. Name one that every variant has, such as optim.lr.")
         return float(value)
 
     def _tuning_job(self, variant: str, value: float, seed: int) -> Job:
@@ -129,11 +130,12 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
                 f"variants.{name}: strategy={cfg.strategy.kind} starts ranks, and a run of a study is one process. Leave it out."
             )
     plain = {name: _tested(cfg.replace(run=NO_RUN, seed=0), config) for name, cfg in variants.items()}
-    _refuse_equal(plain)
+    _refuse_equal(plain, config.tune)
     step_s = begun.step_s if begun is not None else {}
     if config.match == "time" and begun is None:
         step_s = measured(folder / "probe", plain, config.threads)
     study = Study(folder, AskedStudy(study=config, configs=matched(config, plain, step_s), step_s=step_s))
+    _refuse_equal(study.variants, config.tune)
     study.missing()  # so that what cannot be tuned is told before anything is written
     return study
 
@@ -163,10 +165,11 @@ def _best(means: Mapping[float, float]) -> Tuned:
     return Tuned(float(f"{values[i] * 2**shift:.3g}"), dict(means), False)
 
 
-def _refuse_equal(variants: Mapping[str, TrainConfig]) -> None:
+def _refuse_equal(variants: Mapping[str, TrainConfig], tuned: str | None) -> None:
     seen: dict[str, str] = {}
     for name, cfg in variants.items():
-        tree = json.dumps(cfg.tree(), sort_keys=True)
+        tree = json.dumps({key: value for key, value in flatten(cfg.tree()).items() if key != tuned}, sort_keys=True)
         if tree in seen:
-            raise ConfigError(f"variants.{name}: it changes nothing against {seen[tree]}. Change something, or leave it out.")
+            rule = f"it changes nothing against {seen[tree]} that is not matched or tuned"
+            raise ConfigError(f"variants.{name}: {rule}. Change something else, or leave it out.")
         seen[tree] = name

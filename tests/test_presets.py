@@ -235,8 +235,8 @@ def test_a_preset_has_a_family_of_transformers_or_an_option_without_one(preset: 
 
 
 def test_a_further_size_of_a_family_is_a_dozen_lines() -> None:
-    derived = [preset for preset in PUBLISHED if len(catalog.lineage(preset)) > 1]
-    assert len(derived) >= 6 and len({catalog.lineage(preset)[0] for preset in derived}) >= 4
+    derived = [preset for preset in PUBLISHED if len(catalog.lineage("model", preset)) > 1]
+    assert len(derived) >= 6 and len({catalog.lineage("model", preset)[0] for preset in derived}) >= 4
     lengths = {preset: len(catalog.file_of("model", preset).read_text(encoding="utf-8").splitlines()) for preset in derived}
     assert max(lengths.values()) <= 16 and sum(lengths.values()) <= 12 * len(lengths)
 

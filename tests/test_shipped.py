@@ -86,7 +86,7 @@ def require_check(given: list[str], capfd: pytest.CaptureFixture[str], limit_s: 
 
 
 def for_model(option: str) -> list[str]:
-    kind = catalog.values("model", catalog.lineage(option)[0])["model.kind"]
+    kind = catalog.values("model", catalog.lineage("model", option)[0])["model.kind"]
     return [*TEXT, *WIDTH, *shlex.split(TINY[option]), f"objective={OBJECTIVES[kind]}"]
 
 

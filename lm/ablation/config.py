@@ -9,6 +9,9 @@ from lm.schema import Config, did_you_mean
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}"
 
+Match = Literal["tokens", "params", "flops", "time"]
+_STEPS = "trainer.max_steps"
+
 
 class StudyConfig(Config):
     """The block `study` of a recipe, a file of its own, or the same on the command line. Overrides are those of `lm train`."""
@@ -19,10 +22,12 @@ class StudyConfig(Config):
     """Overrides by the name of each variant, the baseline included."""
     baseline: str
     """Name of the variant that the others are compared with; the first one unless it is given."""
-    match: Literal["tokens", "params", "flops"] = "tokens"
-    """What is equal in all variants beside the tokens: nothing, or the parameters; or the FLOPs of the training instead of the tokens."""
+    match: Match = "tokens"
+    """What is equal in all variants beside the tokens: nothing, or the parameters; or instead of the tokens the FLOPs of the training, or
+    its measured time."""
     knob: str | None = None
-    """The one setting that makes it so, such as model.ffn.hidden. null: trainer.max_steps for flops, none for tokens."""
+    """The one setting that makes it so, such as model.ffn.hidden. null: trainer.max_steps for flops and time, none
+    for tokens."""
     tune: str | None = None
     """Setting tuned for every variant alike, such as optim.lr: five values a factor of 2 apart, a parabola through the best three. null:
     none."""
@@ -67,6 +72,8 @@ class StudyConfig(Config):
             raise ValueError("match=params needs a setting to move. Name one, such as knob=model.ffn.hidden.")
         if self.match == "tokens" and self.knob is not None:
             raise ValueError(f"knob={self.knob} has nothing to match. Say match=params or match=flops, or leave it out.")
+        if self.match == "time" and self.moved != _STEPS:
+            raise ValueError(f"knob={self.knob} would have to be measured at every value. match=time moves {_STEPS}; leave the knob out.")
         if clash := sorted(set(self.tune_seeds) & set(range(self.seeds))):
             raise ValueError(f"tune_seeds={clash} report as well, and what was chosen by a run must not be judged by it. Choose others.")
         return self
@@ -84,4 +91,4 @@ class StudyConfig(Config):
     @property
     def moved(self) -> str | None:
         """Returns the setting that matches the variants."""
-        return "trainer.max_steps" if self.match == "flops" and self.knob is None else self.knob
+        return _STEPS if self.match in ("flops", "time") and self.knob is None else self.knob

@@ -1,7 +1,6 @@
 """What verdict.json says, key by key; docs/verdict.schema.json is made of these classes."""
 
-from typing import Literal
-
+from lm.ablation.config import Match
 from lm.report.statistics import Verdict
 from lm.schema import Config
 
@@ -71,6 +70,8 @@ class FoundVariant(Config):
     size: FoundSize
     knob: int | float | str | None
     """Value of the setting that was moved; null where none was."""
+    step_s: float | None = None
+    """Seconds of a step, as they were measured before the first run; null unless the time was matched."""
     difference: FoundDifference | None
     """null of the baseline."""
 
@@ -84,7 +85,7 @@ class Found(Config):
     metric: str
     """Figure of a run's summary of which less is better."""
     baseline: str
-    match: Literal["tokens", "params", "flops"]
+    match: Match
     knob: str | None
     """The setting that was moved to match."""
     least_effect: float

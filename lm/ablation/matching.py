@@ -1,6 +1,6 @@
 """One setting moved until a variant has the parameters, or costs the FLOPs, of the baseline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +30,17 @@ def size(cfg: TrainConfig) -> Size:
     return Size(found.parameters, found.non_embedding, tokens, tokens * found.train_flops_per_token)
 
 
-def matched(study: StudyConfig, configs: dict[str, TrainConfig]) -> dict[str, TrainConfig]:
-    """Returns each variant with its knob moved to the baseline's size, to 0.5 % or as near as whole steps of it come.
+def matched(study: StudyConfig, configs: dict[str, TrainConfig], step_s: Mapping[str, float]) -> dict[str, TrainConfig]:
+    """Returns each variant with its knob moved to the baseline's size, to 0.5 %.
 
+    step_s: seconds of a step by variant, for match=time.
     Raises ConfigError where the knob is no whole number, or does not reach.
     """
-    if study.match == "tokens":
+    if study.match == "tokens" or (study.match == "time" and not configs.keys() <= step_s.keys()):  # not the study that was measured
         return configs
+    if study.match == "time":
+        seconds = configs[study.baseline].trainer.max_steps * step_s[study.baseline]
+        return {name: cfg if name == study.baseline else _timed(name, cfg, seconds, step_s[name]) for name, cfg in configs.items()}
     key, measure = str(study.moved), _MEASURES[study.match]
     target = measure(configs[study.baseline])
     return {name: cfg if name == study.baseline else _solved(name, cfg, key, measure, target) for name, cfg in configs.items()}
@@ -91,6 +95,14 @@ def _solved(name: str, cfg: TrainConfig, key: str, measure: Callable[[TrainConfi
         reached = f"{near[best]:,}" if best is not None else "nothing"
         raise ConfigError(f"knob={key}: variant {name} reaches {reached} where the baseline has {target:,}. Choose a finer knob.")
     return moved(cfg, key, best)
+
+
+def _timed(name: str, cfg: TrainConfig, seconds: float, step_s: float) -> TrainConfig:
+    steps = max(1, round(seconds / step_s))
+    if abs(steps * step_s - seconds) > TOLERANCE * seconds:
+        reached = f"variant {name} takes {steps * step_s:.3g} s in {steps} steps where the baseline takes {seconds:.3g} s"
+        raise ConfigError(f"match=time: {reached}. Train for more steps, of which one is less.")
+    return moved(cfg, "trainer.max_steps", steps)
 
 
 def _counts(cfg: TrainConfig) -> Counts:

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from lm.ablation.config import StudyConfig
 from lm.ablation.matching import matched, moved
+from lm.ablation.probe import measured
 from lm.ablation.runs import NO_RUN, Asked, Job, Runs
 from lm.errors import ConfigError
 from lm.schema import flatten
@@ -38,6 +39,8 @@ class AskedStudy(Asked):
     """What the study was told."""
     configs: dict[str, TrainConfig]
     """The config of each variant, matched; seed, name and folder of a run are the study's."""
+    step_s: dict[str, float] = {}
+    """Seconds of a step by variant, where match=time measured them before the first run."""
 
 
 class Study(Runs):
@@ -45,7 +48,7 @@ class Study(Runs):
 
     def __init__(self, folder: Path, asked: AskedStudy) -> None:
         super().__init__(folder, asked, asked.study.threads)
-        self.config, self.variants = asked.study, asked.configs
+        self.config, self.variants, self.step_s = asked.study, asked.configs, asked.step_s
 
     @property
     def hash(self) -> str:
@@ -113,9 +116,11 @@ class Study(Runs):
         return Job(name, variant, seed, cfg.replace(seed=seed, run={"name": name, "dir": str(self.folder)}), metric, tuned)
 
 
-def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainConfig]) -> Study:
-    """Returns a study of these composed configs, matched as it asks. Raises ConfigError where two are one, a knob does not reach, or a
-    run would train nothing or need several processes."""
+def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainConfig], begun: AskedStudy | None = None) -> Study:
+    """Returns a study of these composed configs, matched as it asks; match=time measures steps, which run, unless the study has begun.
+
+    Raises ConfigError where two are one, a knob does not reach, or a run would train nothing or need several processes.
+    """
     for name, cfg in variants.items():
         if cfg.check:
             raise ConfigError(f"variants.{name}: check=true trains nothing that could be compared. Leave it out.")
@@ -125,7 +130,10 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
             )
     plain = {name: _tested(cfg.replace(run=NO_RUN, seed=0), config) for name, cfg in variants.items()}
     _refuse_equal(plain)
-    study = Study(folder, AskedStudy(study=config, configs=matched(config, plain)))
+    step_s = begun.step_s if begun is not None else {}
+    if config.match == "time" and begun is None:
+        step_s = measured(folder / "probe", plain, config.threads)
+    study = Study(folder, AskedStudy(study=config, configs=matched(config, plain, step_s), step_s=step_s))
     study.missing()  # so that what cannot be tuned is told before anything is written
     return study
 

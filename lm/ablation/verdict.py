@@ -100,6 +100,7 @@ def _row(study: Study, name: str, runs: dict[int, float], difference: Difference
         "tuning": _tuning(study, name) if study.config.tune and not tuned else None,
         "size": {**asdict(cost), "flops": float(cost.flops)},  # beyond 64 bits where the study is large
         "knob": flatten(study.variants[name].tree()).get(str(study.config.moved)) if study.config.moved else None,
+        "step_s": study.step_s.get(name),
         "difference": _plain(asdict(difference)) if difference is not None else None,
     }
 
@@ -187,9 +188,11 @@ def _tuned(found: Tree) -> str:
 def method(found: Tree) -> str:
     """Returns how it was compared, and what that assumes: item 7 of the NeurIPS checklist."""
     least = f"{found['least_effect']:g}"
+    steps = ", ".join(f"{name} {row['step_s']:.4g} s" for name, row in found["variants"].items() if row["step_s"])
+    timed = f" Trainings take equally long by the seconds of a step that short runs in turns measured before: {steps}." if steps else ""
     return (
         f"Each variant ran with the seeds 0 to {found['seeds'] - 1}, which move initial weights, data order and dropout. Differences are"
         " paired by seed; intervals are Student's t and assume that differences spread normally; they and p are corrected by Holm's"
         " procedure for the number of variants. Better: the whole interval is below 0. No better: a gain of the least effect"
-        f" ({least}) is excluded. Equal within: the 90 % interval is inside it.{_tuned(found)} Study {found['hash']}."
+        f" ({least}) is excluded. Equal within: the 90 % interval is inside it.{timed}{_tuned(found)} Study {found['hash']}."
     )

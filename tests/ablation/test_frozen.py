@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from lm.ablation.config import StudyConfig
+from lm.ablation.matching import moved
 from lm.ablation.noise import AskedNoise, NoiseRuns
 from lm.ablation.runs import NO_RUN
-from lm.ablation.study import Study, read_study
+from lm.ablation.study import AskedStudy, Study, new_study, read_study
 from lm.ablation.verdict import cells, report, verdict
 from lm.cli.compose.compose import compose_config
 from lm.errors import CheckpointError, ConfigError
@@ -178,7 +180,7 @@ def files_of_at_most(n_bytes: int) -> Iterator[None]:
 
 
 def test_a_full_disk_ends_a_study_in_one_sentence_and_the_same_command_goes_on(ablate: Ablate, study: NewStudy, tmp_path: Path) -> None:
-    call = ("run", "model/ffn=swiglu,gelu", "seeds=2", "jobs=2")
+    call = ("run", "model/ffn=swiglu,gelu", "seeds=2")
 
     def refused(name: str) -> None:
         with files_of_at_most(500):
@@ -196,3 +198,18 @@ def test_a_full_disk_ends_a_study_in_one_sentence_and_the_same_command_goes_on(a
         end(made, job, 1.0 + number / 10)
     refused("verdict.json")
     assert ablate(*call)[0] == 0 and json.loads((tmp_path / "ffn/verdict.json").read_text())["seeds"] == 2
+
+
+def test_a_study_that_matches_time_has_the_steps_that_were_measured_before_it_began(study: NewStudy, tmp_path: Path) -> None:
+    plain = study(match="tokens").variants
+    long = {name: moved(config, "trainer.max_steps", 3000) for name, config in plain.items()}
+    config = StudyConfig(variants={"swiglu": [], "gelu": []}, match="time", seeds=2)  # type: ignore[call-arg]
+    begun = AskedStudy(study=config, configs=long, step_s={"swiglu": 0.3, "gelu": 0.2})
+    made = new_study(tmp_path / "time", config, long, begun)
+    assert {name: found.trainer.max_steps for name, found in made.variants.items()} == {"swiglu": 3000, "gelu": 4500}
+    assert made.variants["gelu"].schedule.tree()["warmup_steps"] == 1.5 * long["gelu"].schedule.tree()["warmup_steps"]
+    assert made.asked.tree()["step_s"] == begun.step_s and not (tmp_path / "time").exists(), "nothing is measured again"
+    found = verdict(made)
+    assert found["variants"]["gelu"]["step_s"] == 0.2 and "measured before: swiglu 0.3 s, gelu 0.2 s." in report(found)
+    with pytest.raises(ConfigError, match=r"match=time: variant gelu takes 0\.8 s in 4 steps where the baseline takes 0\.9 s"):
+        new_study(tmp_path / "time", config, plain, begun)

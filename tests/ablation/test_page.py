@@ -35,12 +35,20 @@ def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seed
             "tuning": None,
             "size": {"parameters": 45_184, "non_embedding": 34_944, "tokens": 30_720, "flops": 9_060_000_000},
             "knob": None,
+            "step_s": None,
             "difference": told.get(name),
         }
         for name, values in runs.items()
     }
     most = max((len(values) for values in runs.values()), default=0)
-    asked = {"metric": "val_bits_per_byte", "baseline": baseline, "match": "tokens", "knob": None, "least_effect": least_effect}
+    asked = {
+        "metric": "val_bits_per_byte",
+        "baseline": baseline,
+        "match": "tokens",
+        "knob": None,
+        "step_s": None,
+        "least_effect": least_effect,
+    }
     return {"study": "s", "hash": "0" * 16, **asked, "seeds": seeds or most, "level": 0.05, "variants": rows, "warnings": ["Say a=b."]}
 
 

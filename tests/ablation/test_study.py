@@ -93,6 +93,7 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         (["model/ffn=swiglu,gelu", "match=params"], "match=params needs a setting to move"),
         (["model/ffn=swiglu,gelu", "match=params", "knob=model.ffn.hiden"], "knob=model.ffn.hiden: variant gelu has no such whole number"),
         (["model/ffn=swiglu,gelu", "match=params", "knob=model.n_layers"], "reaches"),
+        (["model/ffn=swiglu,gelu", "match=time", "knob=model.ffn.hidden"], "knob=model.ffn.hidden would have to be measured"),
         (["model/ffn=swiglu,gelu", "tune=model.kind"], "tune=model.kind: variant"),
         (["optim.lr=0.1,0.10"], "it changes nothing against"),
         (["seed=0,1"], "it changes nothing against"),
@@ -101,8 +102,8 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         (["study=nope.yaml"], "study=nope.yaml: there is no such file"),
         (["study=number.yaml"], "number.yaml: this is not readable yaml (there must be key: value pairs)"),
         (["study=variants.yaml"], "variants.yaml: variants: 5 does not fit. The value must be an object."),
-        (["study=overrides.yaml"], "overrides.yaml: overrides: 5 does not fit. The value must be a list, such as [a,b]."),
-        (["study=variant.yaml"], "variant.yaml: variants.a: 5 does not fit. The value must be a list, such as [a,b]."),
+        (["study=overrides.yaml"], "overrides.yaml: overrides: 5 does not fit. The value must be a list"),
+        (["study=variant.yaml"], "variant.yaml: variants.a: 5 does not fit. The value must be a list"),
         (["study=x/broken", "--config-dir", "own"], "own/recipes/x/broken.yaml: study must be key: value pairs"),
         ([FFN, "name=../../x"], "name: '../../x' cannot name a run folder"),
         ([FFN, "check=true"], "variants.swiglu: check=true trains nothing"),
@@ -171,3 +172,17 @@ def test_a_study_killed_five_times_has_the_verdict_of_one_left_alone(corpus: lis
             process.send_signal(signal.SIGKILL if number % 2 else signal.SIGTERM)
     subprocess.run([*call, f"dir={tmp_path / 'killed'}"], check=True, capture_output=True)
     assert verdict(tmp_path / "killed") == verdict(tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_equal_time_is_measured_once_in_turns_and_frozen(python: None, lm: Lm, corpus: list[str], tmp_path: Path) -> None:
+    shared = [arg for arg in corpus if not arg.startswith(("trainer.max_steps", "model.n_layers"))]
+    call = ("model.n_layers=1,6", "match=time", "seeds=2", "trainer.max_steps=2000", "dir=.", "name=ffn", "threads=1", *shared)
+    code, out, err = lm("ablate", "plan", *call)
+    assert code == 0 and err.count(": 6 runs to go") == 1, err
+    first, *_ = begins = sorted(tmp_path.glob("ffn/probe/*/summary.json"), key=lambda path: path.stat().st_mtime_ns)
+    assert first.parent.name == "1-turn-0" and [path.parent.name.rpartition("-")[2] for path in begins] == list("001122")
+    again = lm("ablate", "plan", *call)
+    assert again[1] == out and "runs to go" not in again[2], "what was measured stays"
+    steps = [int(line.split()[-1]) for line in out.splitlines()[1:3]]
+    assert steps[0] == 2000 and steps[1] < 1000 and "1 takes " in out and " s a step, measured" in out

@@ -143,20 +143,20 @@ def options_of_kind(group: str, kind: str) -> list[str]:
     return [kind] if kind in groups()[group] else [o for o in groups()[group] if values(group, o).get(f"{section}.kind") == kind]
 
 
-def lineage(preset: str) -> list[str]:
-    """A model preset and those that it inherits from, the most general first."""
-    bases = [entry for entry in _defaults(preset) if isinstance(entry, str) and entry != "_self_"]
-    return [*(name for base in bases for name in lineage(base)), preset]
+def lineage(group: str, option: str) -> list[str]:
+    """A model preset or a recipe, and those that it inherits from, the most general first."""
+    bases = [entry for entry in _defaults(group, option) if isinstance(entry, str) and entry != "_self_"]
+    return [*(name for base in bases for name in lineage(group, base)), option]
 
 
 def preset_slots(preset: str) -> dict[str, str]:
     """The slot options that a model preset chooses or inherits: group -> option."""
-    entries = [entry for name in lineage(preset) for entry in _defaults(name) if isinstance(entry, dict)]
+    entries = [entry for name in lineage("model", preset) for entry in _defaults("model", name) if isinstance(entry, dict)]
     return {f"model/{slot.removeprefix('override ')}": option for entry in entries for slot, option in entry.items()}
 
 
-def _defaults(preset: str) -> list[Any]:
-    return list(read(file_of("model", preset)).get("defaults", []))
+def _defaults(group: str, option: str) -> list[Any]:
+    return list(read(file_of(group, option)).get("defaults", []))
 
 
 def headline(group: str, option: str) -> str:

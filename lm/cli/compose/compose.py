@@ -188,8 +188,8 @@ def _file_layers(choices: Choices, switched: set[str]) -> tuple[list[Layer], lis
     plain = [group for group in choices if group not in ("model", *catalog.GLOBAL)]
     layers = [_train_layer()]
     layers += [_file_layer("option", group, choices[group]) for group in plain]
-    presets = [_file_layer("preset", "model", name) for name in catalog.lineage(str(choices["model"]))]
-    open_to_refinement = [*presets, _file_layer("recipe", "recipes", choices["recipes"])]
+    open_to_refinement = [_file_layer("preset", "model", name) for name in catalog.lineage("model", str(choices["model"]))]
+    open_to_refinement += [_file_layer("recipe", "recipes", name) for name in catalog.lineage("recipes", str(choices["recipes"]))]
     tree = _tree([*open_to_refinement, *layers])
     notes = []
     for layer in open_to_refinement:

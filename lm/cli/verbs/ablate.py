@@ -2,12 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
 from lm import plugins
-from lm.ablation.config import StudyConfig
+from lm.ablation.config import Match, StudyConfig
 from lm.cli.compose import catalog
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import compose, compose_config
@@ -47,8 +46,8 @@ class Ablate(Verb):
     """Folder of all studies."""
     baseline: str | None = None
     """Variant that the others are compared with. null: what the file says, or the first one."""
-    match: Literal["tokens", "params", "flops"] | None = None
-    """What is equal beside the tokens. null: what the file says, or nothing."""
+    match: Match | None = None
+    """What is equal beside the tokens, or instead of them. null: what the file says, or nothing."""
     knob: str | None = None
     """Setting that makes it so."""
     tune: str | None = None
@@ -89,7 +88,8 @@ class Ablate(Verb):
             study = read_study(folder)
         else:
             config = self._config(asked, begun.study if begun else None)
-            study = new_study(folder, config, {name: compose_config([*config.overrides, *own]) for name, own in config.variants.items()})
+            composed = {name: compose_config([*config.overrides, *own]) for name, own in config.variants.items()}
+            study = new_study(folder, config, composed, begun)
             study.asked.agree(folder)
         ledger = Ledger(folder.parent)
         for line in ledger.asked_before(study) if begun is None else ():

@@ -21,4 +21,5 @@ def plan(study: Study) -> str:
     total = sum(size(cfg).flops for cfg in study.variants.values()) * (study.config.seeds + tuning)
     variants = counted(len(study.variants), "variant")
     said = f"{counted(runs, 'run')}: {variants} x ({tuning} to tune {study.config.tune} + {study.config.seeds} seeds)"
-    return f"{table(rows, '')}\n\n{said if tuning else said.replace('0 to tune None + ', '')}, {si(total)}FLOPs in all"
+    timed = "".join(f"{name} takes {step_s:.4g} s a step, measured\n" for name, step_s in study.step_s.items())
+    return f"{table(rows, '')}\n\n{timed}{said if tuning else said.replace('0 to tune None + ', '')}, {si(total)}FLOPs in all"

@@ -4,6 +4,7 @@ import codecs
 import csv
 import glob
 import io
+import json
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from pydantic import Field
 
 from lm.data.records.base import Values
 from lm.data.records.fields import BadRecord, Line, not_utf8
+from lm.data.sources.array import elements
 from lm.data.sources.base import Document, Source, Split, document, share
 from lm.data.sources.compressed import PACKED, unpacked
 from lm.data.sources.fingerprint import Files
@@ -24,12 +26,13 @@ from lm.errors import ConfigError
 from lm.schema import Tree
 
 _TEXT = (".txt", ".md", ".rst", ".py")  # one document each
-_KINDS = (*_TEXT, ".jsonl", ".csv", ".parquet")
+_KINDS = (*_TEXT, ".jsonl", ".json", ".csv", ".parquet")
 _CHUNK = 1 << 20
 
 
 class TextConfig(RecordedConfig):
-    """Local files: .txt, .md, .rst, .py, .jsonl, .csv, .parquet, plain or .gz or .zst; a folder means every such file below it."""
+    """Local files: .txt, .md, .rst, .py, .jsonl, .json, .csv, .parquet, plain or .gz or .zst; a folder means every such file
+    below it, but no .json."""
 
     kind: Literal["text"] = "text"
     files: str | list[str] = Field(min_length=1)
@@ -171,6 +174,10 @@ class LocalFile:
 
     def records(self) -> Iterator[tuple[str, Line | Values]]:
         """Each line or row with its place; blank lines are passed over."""
+        if self.kind == ".json":
+            for number, value in enumerate(elements(self.text(self.content()), str(self.path)), 1):
+                yield f"{self.path} record {number}", value if isinstance(value, dict) else Line(json.dumps(value).encode(), 1)
+            return
         if self.kind != ".jsonl":
             yield from self._rows()
             return
@@ -229,7 +236,7 @@ def _below(root: Path) -> Iterator[Path]:
     for folder, below, names in os.walk(root):
         below[:] = [name for name in below if not name.startswith(".")]
         paths = (Path(folder, name) for name in names if not name.startswith("."))
-        yield from (path for path in paths if _is_known(path) and path.is_file())
+        yield from (path for path in paths if _is_known(path) and _kind(path) != ".json" and path.is_file())  # such a file may be anything
 
 
 def _kind(path: Path) -> str:

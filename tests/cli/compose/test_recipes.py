@@ -52,7 +52,7 @@ OBJECTIVES = {"decoder": "causal", "encoder": "mlm", "encoder_decoder": "spans"}
 def beside(group: str, option: str) -> list[str]:
     """The overrides that an option needs to compose."""
     if group == "model":
-        return [f"objective={OBJECTIVES[catalog.values(group, catalog.lineage(option)[0])['model.kind']]}"]
+        return [f"objective={OBJECTIVES[catalog.values(group, catalog.lineage('model', option)[0])['model.kind']]}"]
     if group == "strategy" and option.startswith(("zero", "fsdp")):
         return ["optim=adamw"]  # muon needs whole matrices
     return BESIDE.get(f"{group}={option}", [])

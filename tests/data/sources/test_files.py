@@ -180,9 +180,48 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
 def test_an_unknown_ending_is_refused_with_the_known_ones(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"{name} has an ending that is not known. Known endings: .txt, .md, .rst, .py, .jsonl, .csv, .parquet, and all but",
+        match=rf"{name} has an ending that is not known. Known endings: .txt, .md, .rst, .py, .jsonl, .json, .csv, .parquet, and all but",
     ):
         find_files(str(write(tmp_path / name, "x")), "data.files")
+
+
+@pytest.mark.parametrize("chunk", [5, 7, _MIB])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_list_of_records_in_json_is_read_as_the_same_lines_are(
+    read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, indent: int | None
+) -> None:
+    monkeypatch.setattr("lm.data.sources.files._CHUNK", chunk)
+    records = [{"text": f'{n} Ü "日本" [{{,'} for n in range(30)]
+    lines = read(write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, records))))
+    array = json.dumps(records, indent=indent, ensure_ascii=False)
+    assert read(write(tmp_path / "a.json", array)) == lines and len(lines) == 30
+    assert read(write(tmp_path / "b.json.gz", gzip.compress(f"\ufeff {array}\n".encode()))) == lines
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"text": "a"}\n{"text": "b"}', "record 1: .*there is .* must be.* name it .jsonl"),
+        ('[{"text": "a"}, {"text": ]', "record 2: .*Expecting value"),
+        ('[{"text": "a"} {"text": "b"}]', "record 2: .* where , or ] must be"),
+        ('[{"text": "a"},]', "record 2: "),
+        ('[{"text": "a"}', "record 2: .*it ends before its list does"),
+        ('[{"text": "a"}] x', "record 2: .* where its end must be"),
+        ('[{"text": "a', "record 1: .*Unterminated string"),
+        ("[" * 100_000, "record 1: .*recursion"),
+        ("", "record 1: .*it ends before"),
+        ("[3]", "record 1: the line holds 3, not an object"),
+    ],
+)
+def test_a_json_file_that_is_no_list_of_records_is_refused_with_the_place(read: Read, tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"a.json {message}"):
+        read(write(tmp_path / "a.json", content))
+
+
+def test_a_json_file_is_read_where_it_is_named_and_not_for_being_in_a_folder(tmp_path: Path) -> None:
+    named = write(tmp_path / "a.json", "[]")
+    other = write(tmp_path / "a.jsonl", "")
+    assert find_files(str(tmp_path), "data.files") == [other] and find_files(str(named), "data.files") == [named]
 
 
 def test_a_folder_without_a_known_file_is_refused(tmp_path: Path) -> None:

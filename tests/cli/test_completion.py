@@ -50,7 +50,7 @@ def completed(file: Path, line: str) -> set[str]:
         ("lm train model=nan", {"nano"}),
         ("lm train seed=1 model/ffn=gegl", {"geglu", "geglu_tanh"}),
         ("lm train recipes=finetune/ch", {"finetune/chat", "finetune/chat_tiny"}),
-        ("lm eval spl", {"split=val", "split=train", "split=all"}),
+        ("lm eval spl", {"split=val", "split=train", "split=test", "split=all"}),
         ("lm eval split=v", {"val"}),
         ("lm eval optim.l", set()),
         ("lm generate temp", {"temperature="}),

@@ -73,7 +73,7 @@ def test_run_is_evaluated_on_its_own_data_unless_told_otherwise(lm: Lm, model_fo
 MISTAKES = {
     "no data": (["from={m}"], 2, ["data", "data=text"]),
     "unknown kind": (["from={m}", "data=txt"], 2, ["'txt' is not an option", "Did you mean 'text'?"]),
-    "misspelt data key": (["from={m}", "data=text", "data.file=a.txt"], 2, ["data.file", "Did you mean 'files'?"]),
+    "misspelt data key": (["from={m}", "data=text", "data.file=a.txt"], 2, ["data.file", "Did you mean 'data.files'?"]),
     "files missing": (["from={m}", "data=text"], 2, ["data.files", "missing"]),
     "no such file": (["from={m}", "data=text", "data.files=nowhere.txt"], 2, ["nowhere.txt"]),
     "key of training": (["from={m}", "data=stdlib", "optim.lr=1"], 2, ["optim.lr", "no such key"]),

@@ -148,6 +148,7 @@ T5_INIT = "model.head.scale=0.177 model.init.std=0.1"  # at 0.02 three steps are
 TINY = {
     "tiny": GQA,
     "nano": "model.ffn.hidden=64",
+    "micro": "model.ffn.hidden=64",
     "llama_tiny": f"{GQA} model.ffn.hidden=64",
     "moe_tiny": f"{GQA} {MOE}",
     "deepseek_tiny": f"{MLA} model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 {MOE}",

@@ -137,7 +137,6 @@ def test_a_run_that_finds_no_space_ends_the_study_with_its_reason_and_the_same_c
 
 
 def test_a_metric_that_a_run_lacks_is_told_behind_the_first_with_those_it_has(python: None, ablate: Ablate, tmp_path: Path) -> None:
-    """Seen to fail where the other runs went on to their ends."""
     code, _, err = ablate(FFN, "seeds=4", "metric=accuracy")
     assert len([*tmp_path.glob("ffn/*/summary.json")]) <= 2
     assert code == 2 and "metric=accuracy" in err.splitlines()[-1] and "val_loss" in err.splitlines()[-1]

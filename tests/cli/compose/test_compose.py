@@ -36,10 +36,10 @@ def test_without_a_switched_option_the_values_are_those_that_hydra_composes(defa
 
 
 def test_command_line_wins_over_recipe_over_preset_over_option() -> None:
-    composition = compose(["recipes=ablation/layer", "seed=3", "data.seq_len=64", "model.attention.n_kv_heads=1"])
+    composition = compose(["recipes=pretrain/tiny", "optim.lr=3", "data.seq_len=64", "model.attention.n_kv_heads=1"])
     config = composition.config()
-    assert (config.seed, config.data.seq_len, config.model.attention.n_kv_heads) == (3, 64, 1)
-    assert [layer.label for layer, _ in composition.stated("seed")] == ["recipe", "command line"]
+    assert (config.optim.lr, config.data.seq_len, config.model.attention.n_kv_heads) == (3, 64, 1)
+    assert [layer.label for layer, _ in composition.stated("data.seq_len")] == ["recipe", "command line"]
     assert [layer.label for layer, _ in composition.stated("model.attention.n_kv_heads")] == ["preset", "command line"]
 
 

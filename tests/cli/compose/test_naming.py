@@ -121,7 +121,6 @@ def test_the_default_recipe_is_named_after_the_model_that_it_trains() -> None:
     ],
 )
 def test_each_variant_has_a_name_of_its_own_that_a_folder_can_have(sweep: list[str], expected: list[str] | None) -> None:
-    """Seen to fail where names that are alike without their odd letters made one variant of two."""
     jobs = expand(sweep)
     named = variant_names(jobs)
     assert len(named) == len(jobs) and (expected is None or list(named) == expected)

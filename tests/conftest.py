@@ -57,6 +57,8 @@ def lm(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.M
     from lm.cli.main import main
 
     monkeypatch.chdir(tmp_path)
+    for variable in ("LM_CONFIG_DIR", "LM_PLUGINS"):
+        monkeypatch.setenv(variable, "")  # what a command adds for the processes that it starts is forgotten after the test
 
     def run(*args: str) -> tuple[int, str, str]:
         code = main(list(args))

@@ -34,6 +34,8 @@ class Data(Verb):
             given = rest[0] if rest else ""
             raise ConfigError(f"data: '{given}' is nothing to do with data. {did_you_mean(given, ['show'])}")
         corpus = take_corpus(rest[1:])
+        if self.split == "test" and not corpus.data.test_frac:
+            raise ConfigError("split=test: nothing is set aside for it. Raise data.test_frac.")
         import numpy as np
 
         from lm.cli.views.rows import shown
@@ -43,8 +45,7 @@ class Data(Verb):
         prepared = prepare(corpus.data, corpus.tokenizer, log=note, specials=corpus.objective.specials())
         splits = build_splits(corpus.objective, corpus.data, prepared, None, seed=0)
         rows = {"train": splits.train, "val": splits.val, "test": splits.test}[self.split]
-        if rows is None:
-            raise ConfigError("split=test: nothing is set aside for it. Raise data.test_frac.")
+        assert rows is not None
         for line in rows.describe().splitlines():
             note(line)
         if outside := [row for row in self.rows if not 0 <= row < len(rows)]:

@@ -14,7 +14,7 @@ from lm.training.config import Sized
 from lm.units import si, table
 
 _BESIDE = """
-These are tensors alone. The column `memory` of lm train has more: the peak of the whole process, Python and its
+These are tensors alone. The column `memory` of a training has more: the peak of the whole process, Python and its
 libraries included; with CUDA the peak of what torch has reserved on the GPU."""
 
 

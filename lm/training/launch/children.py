@@ -48,14 +48,14 @@ class Children:
         if self._caught:
             return -self._caught[0]
         told = 0
-        with self._started(command, {**os.environ, **parent.named(), **(env or {})}, output) as child:
-            while True:
-                try:
-                    return child.wait(_POLL_S)
-                except subprocess.TimeoutExpired:
-                    for number in self._caught[told:]:
-                        child.send_signal(number)
-                        told += 1
+        child = self._started(command, {**os.environ, **parent.named(), **(env or {})}, output)
+        while True:
+            try:
+                return child.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                for number in self._caught[told:]:
+                    child.send_signal(number)
+                    told += 1
 
     def _started(self, command: Sequence[str], env: Mapping[str, str], output: IO[bytes] | None) -> "subprocess.Popen[bytes]":
         """In a session of its own, so that Ctrl-C reaches it once, through us, and it can finish its step."""

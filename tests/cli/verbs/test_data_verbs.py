@@ -101,7 +101,7 @@ def test_masks_and_sources_are_shown(lm: Lm, files: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"), [(["shwo"], "Did you mean 'show'?"), (["show", "rows=x"], "rows.0: 'x'"), (["show", "split=test"], "split: 'test'")]
+    ("args", "said"), [(["shwo"], "Did you mean 'show'?"), (["show", "rows=x"], "rows.0: 'x'"), (["show", "split=test"], "data.test_frac")]
 )
 def test_a_wrong_question_is_answered(lm: Lm, args: list[str], said: str) -> None:
     code, _, err = lm("data", *args)

@@ -118,7 +118,7 @@ def test_rows_of_a_micro_batch_are_those_that_training_takes(lm: Lm) -> None:
 
 def test_the_two_memories_of_show_and_train_are_told_apart(lm: Lm) -> None:
     said = " ".join(lm("show")[1].split("\n\n")[-1].split())
-    assert said.startswith("These are tensors alone. The column `memory` of lm train has more: the peak of the whole process")
+    assert said.startswith("These are tensors alone. The column `memory` of a training has more: the peak of the whole process")
 
 
 def test_checkpointed_blocks_take_less_memory(lm: Lm) -> None:

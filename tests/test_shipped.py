@@ -171,6 +171,7 @@ def test_every_option_passes_a_check(workplace: Path, capfd: pytest.CaptureFixtu
     require_check([*fast, f"{group}={option}", *ROWS, *beside(group, option)], capfd, 60.0 if option in CORPORA else LIMIT_S)
 
 
+@pytest.mark.slow  # each composes in tests/cli/compose/test_recipes.py
 @pytest.mark.parametrize("recipe", [name for name in GROUPS["recipes"] if catalog.values("recipes", name)])
 def test_every_recipe_passes_a_check(workplace: Path, capfd: pytest.CaptureFixture[str], recipe: str) -> None:
     """With its own objective, optimizer and schedule, and its model shrunk."""

@@ -170,6 +170,6 @@ def _refuse_equal(variants: Mapping[str, TrainConfig], tuned: str | None) -> Non
     for name, cfg in variants.items():
         tree = json.dumps({key: value for key, value in flatten(cfg.tree()).items() if key != tuned}, sort_keys=True)
         if tree in seen:
-            rule = f"it changes nothing against {seen[tree]} that is not matched or tuned"
-            raise ConfigError(f"variants.{name}: {rule}. Change something else, or leave it out.")
+            rule = f"it changes nothing against {seen[tree]} that is not matched or tuned, seeds left aside"
+            raise ConfigError(f"variants.{name}: {rule}. Change something else, or leave it out; seeds=5 says how many seeds.")
         seen[tree] = name

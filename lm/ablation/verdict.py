@@ -193,6 +193,7 @@ def method(found: Tree) -> str:
     return (
         f"Each variant ran with the seeds 0 to {found['seeds'] - 1}, which move initial weights, data order and dropout. Differences are"
         " paired by seed; intervals are Student's t and assume that differences spread normally; they and p are corrected by Holm's"
-        " procedure for the number of variants. Better: the whole interval is below 0. No better: a gain of the least effect"
+        " procedure for the number of variants, and hold where the number of seeds was chosen before any verdict was read."
+        " Better: the whole interval is below 0. No better: a gain of the least effect"
         f" ({least}) is excluded. Equal within: the 90 % interval is inside it.{timed}{_tuned(found)} Study {found['hash']}."
     )

@@ -233,9 +233,10 @@ class TrainConfig(Sized):
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
         if self.schedule.warmup_steps >= self.trainer.max_steps:
+            fitting = self.trainer.max_steps // 10
             raise ValueError(
                 f"schedule.warmup_steps={self.schedule.warmup_steps} is not below trainer.max_steps={self.trainer.max_steps}."
-                " Shorten the warm-up or lengthen the run."
+                f" Write schedule.warmup_steps={fitting} as well, or lengthen the run."
             )
         if (refused := self.refusal()) is not None:
             raise ValueError(refused)

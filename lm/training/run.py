@@ -27,7 +27,7 @@ from lm.training.callbacks.console import Console
 from lm.training.commit import commit
 from lm.training.config import TrainConfig
 from lm.training.journal import Journal
-from lm.training.launch.ranks import Ranks
+from lm.training.launch.ranks import Ranks, on_cuda
 from lm.training.launch.signals import Signals
 from lm.training.resume import finished, open_run, parent_hash, require_same_data
 from lm.training.state import Counters, RunState, Saved
@@ -71,6 +71,7 @@ def _train(
     if (summary := ranks.from_first(lambda: finished(folder, cfg, reader, console.say))) is not None:
         console.say(folder.nothing_to_do(summary))
         return summary
+    on_cuda(cfg.trainer.device, cfg.launch.devices)  # a missing GPU is told before the data are prepared
     with console.during("Preparing the data"):
         data = ranks.first_here(lambda: _prepare(cfg, folder, reader, console))
     with console.during("Loading Lightning"):  # takes seconds, and a finished run does not need it

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from lightning import Callback, Trainer
 
 from lm.errors import ConfigError
@@ -17,6 +16,7 @@ from lm.training.callbacks.samples import Samples
 from lm.training.callbacks.signals import StopOnSignal
 from lm.training.callbacks.validation import Validation
 from lm.training.config import TrainConfig
+from lm.training.launch.ranks import on_cuda
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _PRECISION = {"fp32": "32-true", "bf16-mixed": "bf16-mixed", "bf16-true": "bf16-true"}
@@ -63,19 +63,16 @@ def _require_usable(callback: Any) -> None:
 
 
 def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks: Sequence[Callback]) -> Trainer:
-    """Returns a silent Trainer; ending, saving, validating and logging are ours. ConfigError for a device that is not here, or for a
-    callback that cannot work.  callbacks: those that come behind ours and the config's."""
+    """Returns a silent Trainer; ending, saving, validating and logging are ours. ConfigError for a callback that cannot work.
+
+    callbacks: those that come behind ours and the config's.
+    """
     added = [*(callback.build() for callback in cfg.callbacks.values()), *callbacks]
     for callback in added:
         _require_usable(callback)
     for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    cuda = cfg.trainer.device == "cuda" or (cfg.trainer.device == "auto" and torch.cuda.is_available())
-    if cuda and not torch.cuda.is_available():
-        raise ConfigError("trainer.device=cuda, but torch finds no GPU here. Use trainer.device=auto or cpu.")
-    if cuda and (found := torch.cuda.device_count()) < cfg.launch.devices:
-        raise ConfigError(f"launch.devices={cfg.launch.devices}, but torch finds {found} GPUs here. Use as many, or fewer.")
-    if not cuda:
+    if not (cuda := on_cuda(cfg.trainer.device, cfg.launch.devices)):
         keep_freed_memory()
     precision: Any = _PRECISION[cfg.trainer.precision]
     return Trainer(

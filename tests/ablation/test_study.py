@@ -110,6 +110,7 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         ([FFN, "name=../../x"], "name: '../../x' cannot name a run folder"),
         ([FFN, "check=true"], "variants.swiglu: check=true trains nothing"),
         (["noise", "seeds=3"], "seeds: lm ablate noise runs one config"),
+        (["study=ablation/fnn"], "Did you mean 'ablation/ffn'?"),
         (["report", FFN], "ffn: there is no study here"),
         (["frobnicate", "model/ffn=swiglu,gelu"], "'frobnicate' is nothing to do with a study"),
     ],

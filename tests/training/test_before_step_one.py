@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from lm import plugins
 from lm.cli.main import main
@@ -114,3 +115,10 @@ def test_a_metric_that_gives_no_numbers_is_told(
     code = main(settled("train", *tiny, f"plugins={tmp_path / name}.py", f"+metrics.{name}={{}}"))
     last = capsys.readouterr().err.splitlines()[-1]
     assert code == 2 and last.startswith(f"metrics.{name}: it gave ") and "numbers by name are needed" in last
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_is_told_before_the_data_are_prepared(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(settled("train", *tiny, "trainer.device=cuda")) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("trainer.device=cuda, but torch finds no GPU here")
+    assert not list((tmp_path / "cache").glob("tokens/*")) and not (tmp_path / "run").exists()

@@ -57,10 +57,13 @@ def refuse(cls: type[Config], rest: Sequence[str]) -> None:
 def refuse_spaced(args: Sequence[str], words: Sequence[str]) -> None:
     """Raises ConfigError for an argument behind a key=value that is none itself, as where a value with spaces stands without quotes."""
     for at, arg in enumerate(args[1:], 1):
+        if arg.startswith("="):
+            raise ConfigError(f"{arg}: there is a space beside the '='. Write {args[at - 1]}={''.join(args[at : at + 2]).lstrip('=')}.")
+    for at, arg in enumerate(args[1:], 1):
         key, equals, text = args[at - 1].partition("=")
         if equals and not key.startswith("-") and "=" not in arg and arg not in words and arg[:1] not in ("-", "~"):
             more = takewhile(lambda arg: "=" not in arg and arg[:1] not in ("-", "~"), args[at:])
-            quoted = f"{key}={in_shell(' '.join([text, *more]))}"
+            quoted = f"{key}={in_shell(' '.join(filter(None, [text, *more])))}"
             raise ConfigError(f"{arg}: this is not of the form key=value. If it belongs to the value of {key}, write {quoted} in quotes.")
 
 

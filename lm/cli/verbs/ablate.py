@@ -153,7 +153,7 @@ def _asked(study: str | None, overrides: list[str]) -> tuple[str, Tree | None]:
             raise ConfigError(f"study={study}: there is no such file. Check the path, or name one of: {', '.join(catalog.studies())}.")
         return Path(study).stem, _with(catalog.read(Path(study)), [], overrides)
     name, found = study.replace("/", "-"), catalog.study(study)
-    if found is None and not overrides:
+    if found is None and not overrides and "/" not in study:
         return name, None
     if found is None:
         raise ConfigError(f"study={study}: no recipe of this name has a study. {did_you_mean(study, catalog.studies())}")

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from lm.data.tokenizer.bytelevel import is_plain, token_bytes, unknown_token
 from lm.errors import CheckpointError, ConfigError
-from lm.schema import Tree, did_you_mean
-from lm.storage.reading import read_bytes, read_json, read_text
+from lm.schema import MOST, Tree, did_you_mean
+from lm.storage.reading import parse_json, read_bytes, read_json, read_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RawTokenizer
@@ -234,6 +234,19 @@ def read_tokenizer(file: Path, named: Specials) -> Tokenizer:
     return Tokenizer(*_load(file, named, _USUAL))
 
 
+def _require_ids(data: bytes, file: Path) -> None:
+    """Ids of billions, which no vocabulary has, make the library ask for the memory of as many, and abort the process."""
+    try:
+        tree = parse_json(data)
+        vocab = tree["model"]["vocab"]
+        ids = [*(vocab.values() if isinstance(vocab, dict) else ()), *(token["id"] for token in tree["added_tokens"])]
+        highest = max((number for number in ids if isinstance(number, int)), default=0)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return  # the library says what is wrong with it
+    if highest >= MOST:
+        raise ConfigError(f"tokenizer: {file} has the id {highest:,}, and ids are below {MOST:,}. Save it again.")
+
+
 def _load(file: Path, named: Specials, open_to_guess: Collection[str]) -> tuple["RawTokenizer", Specials]:
     """open_to_guess: which of the specials have one of the usual names, where none is given."""
     if not os.path.lexists(file):
@@ -241,6 +254,7 @@ def _load(file: Path, named: Specials, open_to_guess: Collection[str]) -> tuple[
     from tokenizers import Tokenizer as RawTokenizer
 
     data = _read(read_bytes, file)
+    _require_ids(data, file)
     try:
         raw = RawTokenizer.from_buffer(data)
     except BaseException as error:  # the library raises plain Exception, and where it panics what is not even one

@@ -102,3 +102,13 @@ def is_lost_peer(error: BaseException) -> bool:
     """What gloo and NCCL say when the process at the other end has gone."""
     words = ("onnection closed", "onnection reset", "onnection refused", "Broken pipe", "remote process exited", "imed out", "Socket")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def on_cuda(device: str, devices: int) -> bool:
+    """Returns whether training is to run on GPUs; ConfigError where it cannot.  device: auto, cpu or cuda.  devices: how many."""
+    cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    if cuda and not torch.cuda.is_available():
+        raise ConfigError("trainer.device=cuda, but torch finds no GPU here. Use trainer.device=auto or cpu.")
+    if cuda and (found := torch.cuda.device_count()) < devices:
+        raise ConfigError(f"launch.devices={devices}, but torch finds {found} GPUs here. Use as many, or fewer.")
+    return cuda

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -59,8 +60,12 @@ class Signals:
         if self.received is not None and time.monotonic() - self._at < _IMPATIENT_S:
             self._leave(number)
         self.received, self._at = number, time.monotonic()
-        if not self._deferred:
-            name = signal.Signals(number).name
+        name = signal.Signals(number).name
+        if self._deferred:
+            if self._rank == 0:
+                with suppress(RuntimeError):  # it came in the middle of another line
+                    note(f"{name}: finishing step {self.step + 1:,}, which is then saved; again within 5 s ends at once, without a save")
+        else:
             raise Interrupted(f"train: {name} came before the first step, so there is nothing new to save. Train again to start.", number)
 
     def _leave(self, number: int) -> None:

@@ -189,6 +189,11 @@ def test_a_value_that_was_cut_at_a_space_is_shown_in_quotes(lm: Lm, args: list[s
     assert f"write {quoted} in quotes" in err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("args", [["data.seq_len", "=", "512"], ["seed=1", "data.seq_len", "=512"]])
+def test_a_space_beside_an_equals_sign_is_told(lm: Lm, args: list[str]) -> None:
+    assert "there is a space beside the '='. Write data.seq_len=512." in lm("train", *args)[2].splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     "args, remedy",
     [

@@ -256,3 +256,15 @@ def test_patterns_cut_as_their_models_do() -> None:
 def test_specials_that_are_empty_or_named_twice_are_refused(specials: list[str], fault: str) -> None:
     with pytest.raises(ConfigError, match=rf"specials(\.1)?: {re.escape(fault)}"):
         from_tree(BPEConfig, {"kind": "bpe", "specials": specials})
+
+
+@pytest.mark.parametrize("where", ["vocabulary", "added token"])
+def test_an_id_of_billions_is_refused_before_the_library_asks_for_their_memory(where: str, tmp_path: Path) -> None:
+    BytesConfig().build().save(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    tree = json.loads(file.read_text())
+    place, key = (tree["model"]["vocab"], next(iter(tree["model"]["vocab"]))) if where == "vocabulary" else (tree["added_tokens"][0], "id")
+    place[key] = 1 << 31
+    file.write_text(json.dumps(tree))
+    with pytest.raises(ConfigError, match="has the id 2,147,483,648, and ids are below 16,777,216"):
+        load_tokenizer(tmp_path)

@@ -8,6 +8,8 @@ from typing import Any
 from lm.data.records.base import Values
 from lm.errors import ConfigError
 
+_MOST_CHARS, _MOST_NAMES = 60, 20
+
 
 class BadRecord(ConfigError):
     """A broken record, which data.on_bad_record=skip leaves out."""
@@ -19,6 +21,12 @@ class Line:
 
     data: bytes
     offset: int
+
+
+def names(values: Values) -> str:
+    """Returns the names of a record's fields, for a sentence: cut where they are long or many."""
+    told = [name if len(name) <= _MOST_CHARS else f"{name[:_MOST_CHARS]}..." for name in map(str, values)]
+    return ", ".join([*told[:_MOST_NAMES], *(["..."] if len(told) > _MOST_NAMES else [])]) or "(none)"
 
 
 def text_of(values: Values, field: str, key: str, where: str) -> str:
@@ -40,8 +48,7 @@ def value_of(values: Values, field: str, key: str, where: str) -> Any:
     at: Any = values
     for name in field.split("."):
         if not isinstance(at, Mapping) or name not in at:
-            there = ", ".join(map(str, values)) or "none"
-            raise bad_record(f"{where}: field '{field}' is missing; the fields are {there}. Set {key}, fix the record")
+            raise bad_record(f"{where}: field '{field}' is missing; the fields are {names(values)}. Set {key}, fix the record")
         at = at[name]
     return at
 

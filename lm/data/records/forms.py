@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from lm.data.records.base import Values
-from lm.data.records.fields import bad_record
+from lm.data.records.fields import bad_record, names
 
 
 class Form(NamedTuple):
@@ -32,5 +32,5 @@ def chat_form(values: Values, where: str) -> Form:
     if len(found) != 1:
         said = f"could be read as {' and as '.join(form.name for form in found)}" if found else "are those of no usual form of a chat"
         remedy = "Set data.record.messages, or data.record.user and data.record.assistant, fix the record"
-        raise bad_record(f"{where}: its fields {', '.join(map(str, values)) or '(none)'} {said}. {remedy}")
+        raise bad_record(f"{where}: its fields {names(values)} {said}. {remedy}")
     return found[0]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
 from lm.data.records.base import GIVEN, LEARNED, OTHER, Values
-from lm.data.records.fields import bad_record, text_of, value_of
+from lm.data.records.fields import bad_record, names, text_of, value_of
 from lm.data.records.messages import MessagesRecord
 from lm.data.sources.base import ASSISTANT, Turn
 
@@ -53,7 +53,7 @@ class PreferenceRecord(MessagesRecord):
         named = _prompts(values)
         if len(named) != 1:
             which = f"{' and '.join(named)} could each be the prompt" if named else "none of which is the prompt"
-            raise bad_record(f"{where}: its fields are {', '.join(map(str, values))}; {which}. Set data.record.prompt, fix the record")
+            raise bad_record(f"{where}: its fields are {names(values)}; {which}. Set data.record.prompt, fix the record")
         return named[0]
 
     def _answer(self, values: Values, field: str, key: str, where: str) -> tuple[list[Turn], str]:

@@ -94,6 +94,8 @@ BAD_LINES: dict[str, tuple[str | bytes, str]] = {
     "deep": ("[" * 100_000, r"a.jsonl:3: the line is not JSON"),
     "list": ("[1, 2]", r"a.jsonl:3: the line holds \[1, 2\], not an object"),
     "missing field": ('{"body": "x", "id": 1}', r"a.jsonl:3: field 'text' is missing; the fields are body, id. Set data.field"),
+    "long field": (f'{{"{"x" * 5000}": 1}}', rf"the fields are {'x' * 60}\.\.\.\. Set data.field"),
+    "many fields": ("{" + ", ".join(f'"f{n}": 1' for n in range(99)) + "}", r"f18, f19, \.\.\.\. Set data.field"),
     "number": ('{"text": 12}', r"a.jsonl:3: field 'text' holds 12, not a string"),
     "null": ('{"text": null}', r"a.jsonl:3: field 'text' holds null, not a string"),
     "surrogate": ('{"text": "\\ud83d"}', r"a.jsonl:3: field 'text' holds half a surrogate pair"),

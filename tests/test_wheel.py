@@ -21,7 +21,7 @@ def test_an_installed_wheel_trains_from_any_folder(tmp_path: Path) -> None:
     run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path / "dist", ROOT)
     [wheel] = (tmp_path / "dist").glob("slotlm-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"lm/py.typed", "lm/cli/compose/keys.json", "lm/conf/train.yaml", "lm/recipes/pretrain/tiny.yaml"} <= set(names)
+    assert {"lm/py.typed", "lm/cli/listing/keys.json", "lm/conf/train.yaml", "lm/recipes/pretrain/tiny.yaml"} <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "tools/", "conf/", "recipes/"))]
 
     venv.create(tmp_path / "env", with_pip=True)

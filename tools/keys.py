@@ -1,4 +1,4 @@
-"""`make keys`: writes lm/cli/compose/keys.json, the fields of TrainConfig and of all that it may hold, for who must not import them."""
+"""`make keys`: writes lm/cli/listing/keys.json, the fields of TrainConfig and of all that it may hold, for who must not import them."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt, MinLen, MultipleOf
 from pydantic.fields import FieldInfo
 
-from lm.cli.compose.known import FILE, declared
+from lm.cli.listing.known import FILE, declared
 from lm.schema import Config, Slot, Tree, members
 from lm.training.config import TrainConfig
 
@@ -17,7 +17,7 @@ _PLAIN = {int: "int", float: "float", bool: "bool", str: "str", type(None): "nul
 
 
 def listed(cls: type[Config]) -> list[Tree]:
-    """Returns what `lm.cli.compose.known.made` makes this class of again: one entry a class, those that it needs before it."""
+    """Returns what `lm.cli.listing.known.made` makes this class of again: one entry a class, those that it needs before it."""
     entries: dict[type[Config], Tree] = {}
     slots: list[type[Slot]] = []
     _add(cls, entries, slots)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import lm as library
-from lm.cli.compose import known
 from lm.cli.compose.compose import compose
+from lm.cli.listing import known
 from lm.cli.verbs.train import _ended
 from lm.storage.atomic import atomic_folder
 from lm.storage.checkpoint import step_folder, write_meta

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lm import plugins, printing
-from lm.cli.compose import catalog, known
+from lm.cli.compose import catalog
 from lm.cli.compose.choices import Choices, choices_of
 from lm.cli.compose.finetune import gentle_choices, gentle_source, gentle_values, parent_of, parent_values
 from lm.cli.compose.keys import at, check_key
 from lm.cli.compose.naming import run_name
 from lm.cli.compose.overrides import Given, parse
 from lm.cli.compose.quoting import as_text
+from lm.cli.listing import known
 from lm.errors import ConfigError
 from lm.schema import C, Tree, did_you_mean, entry_type, find_field, flatten, from_tree, kind_from_key, members, nest, variants
 

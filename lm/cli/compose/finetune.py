@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lm.cli.compose import catalog, known
+from lm.cli.compose import catalog
 from lm.cli.compose.overrides import Given
 from lm.cli.compose.quoting import as_text
+from lm.cli.listing import known
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import Tree, flatten
 from lm.storage.model_folder import read_config, resolve_model

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic.fields import FieldInfo
 
-from lm.cli.compose import catalog, known
+from lm.cli.compose import catalog
 from lm.cli.compose.naming import known_keys
-from lm.cli.compose.nearest import meant
+from lm.cli.listing import known
+from lm.cli.listing.nearest import meant
 from lm.errors import ConfigError
 from lm.schema import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, variant, variants
 from lm.spelling import nearest

@@ -8,9 +8,10 @@ from functools import cache
 from pydantic.fields import FieldInfo
 
 from lm import plugins
-from lm.cli.compose import catalog, known
+from lm.cli.compose import catalog
 from lm.cli.compose.overrides import Given, parse
 from lm.cli.compose.quoting import as_text, quoted
+from lm.cli.listing import known
 from lm.errors import ConfigError
 from lm.schema import Config, find_field, variants
 

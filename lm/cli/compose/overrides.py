@@ -8,8 +8,9 @@ from typing import Any
 
 from hydra.core.override_parser.types import Glob, Override, Transformer
 
-from lm.cli.compose import catalog, known
+from lm.cli.compose import catalog
 from lm.cli.compose.quoting import alternatives, hydra, in_shell, quoted, readable
+from lm.cli.listing import known
 from lm.errors import ConfigError
 from lm.schema import did_you_mean
 

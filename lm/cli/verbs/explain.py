@@ -2,10 +2,11 @@
 
 from pydantic.fields import FieldInfo
 
-from lm.cli.compose import catalog, known
+from lm.cli.compose import catalog
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import Composition, compose
 from lm.cli.compose.keys import at, check_key, fields
+from lm.cli.listing import known
 from lm.cli.verb import Verb
 from lm.cli.views.text import default_text, sentence, type_text, value_text
 from lm.errors import ConfigError

@@ -4,7 +4,7 @@ import pytest
 
 from lm.cli.compose.compose import compose
 from lm.cli.compose.naming import known_keys
-from lm.cli.compose.nearest import OTHER_NAMES
+from lm.cli.listing.nearest import OTHER_NAMES
 from lm.errors import ConfigError
 from lm.spelling import nearest
 from tests.conftest import Lm

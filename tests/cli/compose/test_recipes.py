@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lm.cli.compose import catalog, known
+from lm.cli.compose import catalog
 from lm.cli.compose.arguments import parse_call
 from lm.cli.compose.compose import compose
 from lm.cli.compose.overrides import expand
+from lm.cli.listing import known
 from lm.nn.cost.count import count
 from lm.schema import from_tree
 from lm.training.config import TrainConfig

@@ -1,7 +1,8 @@
 """A study as a table, before it is run."""
 
 from lm.ablation.matching import size
-from lm.ablation.study import FACTORS, Study
+from lm.ablation.study import Study
+from lm.ablation.tuning import FACTORS
 from lm.schema import flatten
 from lm.units import counted, si, table
 

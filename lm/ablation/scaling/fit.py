@@ -50,7 +50,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(values[0], float(low), float(high))
 
 
-def fit_law(points: Sequence[Point], resamples: int = RESAMPLES) -> Fit:
+def fit_law(points: Sequence[Point], resamples: int) -> Fit:
     """Fits the law, and again to resamples of its cells.
 
     A cell is an N and D; its seeds stay together, since what a law misses at a size, all seeds of it miss alike. A resample has as
@@ -67,11 +67,11 @@ def fit_law(points: Sequence[Point], resamples: int = RESAMPLES) -> Fit:
     for _ in range(resamples * _DRAWS):
         some = [groups[i] for i in drawn.integers(0, len(groups), len(groups))]
         if _told_apart({(cell[0].n, cell[0].d) for cell in some}) and len(found) < resamples:
-            found.append(best_law([point for cell in some for point in cell]))
+            found.append(best_law([point for cell in some for point in cell], _GRID[1::3]))
     return Fit(best_law(points), tuple(found))
 
 
-def best_law(points: Sequence[Point]) -> Law:
+def best_law(points: Sequence[Point], grid: Array = _GRID) -> Law:
     """Returns the law of the least Huber loss of log L, all coefficients at least 0 and exponents within EXPONENTS.
 
     Variable projection (Golub & Pereyra 1973): for given exponents the coefficients are a non-negative linear least squares of
@@ -82,8 +82,8 @@ def best_law(points: Sequence[Point]) -> Law:
     n, d, loss = np.array(points, dtype=float).T
     middle = [float(np.exp(np.mean(np.log(values)))) for values in (n, d, loss)]
     x, y, level = np.log(n / middle[0]), np.log(d / middle[1]), loss / middle[2]
-    a, b = min(((a, b) for a in _GRID for b in _GRID), key=lambda pair: _projected(np.array(pair), x, y, level)[1])
-    start: Any = minimize(_misfit, np.array([a, b]), (x, y, level), method="Nelder-Mead", bounds=[EXPONENTS] * 2, options={"maxiter": 30})
+    best = min((np.array([a, b]) for a in grid for b in grid), key=lambda pair: _misfit(pair, x, y, level))
+    start: Any = minimize(_misfit, best, (x, y, level), method="Nelder-Mead", bounds=[EXPONENTS] * 2, options={"maxiter": 30})
     values = np.concatenate([_projected(start.x, x, y, level)[0], start.x])
     bounds = [(1e-9, None), (0, None), (0, None), EXPONENTS, EXPONENTS]  # a loss of 0 has no logarithm
     options = {"maxiter": 1000, "ftol": 1e-12, "gtol": 1e-7, "maxcor": 20}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from lm.ablation.scaling.extrapolate import MOST, Asking, falls, optimum, predicted, value
-from lm.ablation.scaling.fit import EXPONENTS, Fit, fit_law
+from lm.ablation.scaling.fit import EXPONENTS, RESAMPLES, Fit, fit_law
 from lm.ablation.scaling.found import FoundCell, FoundLaw, FoundPoint, FoundScaling, FoundValue
 from lm.ablation.scaling.law import Point
 from lm.ablation.scaling.runs import Cell, Ladder
@@ -23,7 +23,7 @@ def scaling(ladder: Ladder, asking: Asking) -> tuple[FoundScaling, Fit | None]:
     points = [point for cell in cells for point in cell.points(asking.count)]
     fit, refused = None, ""
     try:
-        fit = fit_law(points)
+        fit = fit_law(points, RESAMPLES)
     except ConfigError as error:
         refused = str(error)
     optima, far = _optima(fit, points, asking) if fit else ([], [])
@@ -109,7 +109,7 @@ def _of_runs(ladder: Ladder, cells: Sequence[Cell]) -> list[str]:
 def _of_fit(fit: Fit, points: Sequence[Point], n_cells: int) -> list[str]:
     notes = []
     for which, name, part in zip(("a", "b"), ("sizes", "tokens"), falls(fit, points), strict=True):
-        low, high = value([law.a if which == "a" else law.b for law in fit.laws]).tree().values()
+        told = value([law.a if which == "a" else law.b for law in fit.laws])
         values = [point.n if which == "a" else point.d for point in points]
         if not part:
             notes.append(f"The losses do not fall with {name}, so {which} says nothing. Spread {name} wider.")
@@ -117,7 +117,7 @@ def _of_fit(fit: Fit, points: Sequence[Point], n_cells: int) -> list[str]:
             notes.append(
                 f"{name.capitalize()} span a factor of {max(values) / min(values):.3g}, little for an exponent. Give {_NARROW} or more."
             )
-        if low <= EXPONENTS[0] * 1.01 or high >= EXPONENTS[1] * 0.99:
+        if told.low <= EXPONENTS[0] * 1.01 or told.high >= EXPONENTS[1] * 0.99:
             notes.append(f"The interval of {which} ends where the search does, so the runs do not tell it. Spread {name} wider.")
     if n_cells < _FEW_CELLS:
         said = f"{n_cells} pairs of size and tokens are few: intervals of so few come out too narrow"

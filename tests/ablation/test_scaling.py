@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 
+from lm.ablation.matching import moved
 from lm.ablation.scaling.config import LadderConfig
+from lm.ablation.scaling.extrapolate import Asking
 from lm.ablation.scaling.found import FoundScaling
 from lm.ablation.scaling.law import Law
+from lm.ablation.scaling.page import write_report
 from lm.ablation.scaling.runs import Ladder, new_ladder
 from lm.cli.compose.compose import compose_config
 from lm.cli.compose.sizes import sizes
+from lm.errors import ConfigError
 from lm.schema import Tree
+from lm.training.config import TrainConfig
 from tests.ablation.conftest import Ablate, end
 from tests.ablation.test_page import charts
 from tests.conftest import Lm
@@ -32,17 +37,32 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lm.ablation.scaling.report.RESAMPLES", 30)
 
 
-@pytest.fixture
-def climbed(corpus: list[str], tmp_path: Path) -> Climbed:
-    """The ladder of CLIMB in the folder `ffn`, all of whose runs but the last `left` are said to have ended, with the losses of LAW."""
+@pytest.fixture(scope="module")
+def base(corpus: list[str]) -> TrainConfig:
+    return compose_config(corpus)
 
-    def make(left: int = 0, **config: Any) -> Ladder:
-        asked = LadderConfig(sizes=sizes("16,32,64", corpus), overrides=corpus, **{"tokens": [1.0, 2.0, 4.0], **config})
-        ladder = new_ladder(tmp_path / "ffn", asked, {name: compose_config([*corpus, *own]) for name, own in asked.sizes.items()})
+
+@pytest.fixture
+def climbed(base: TrainConfig, corpus: list[str], tmp_path: Path) -> Climbed:
+    """The ladder of CLIMB in the folder `ffn`, all of whose runs but the last `left` are said to have ended, with the losses of LAW.
+
+    left: None where nothing is written.  changed: keys of the config of all sizes.
+    """
+
+    def make(left: int | None = 0, changed: Tree | None = None, **config: Any) -> Ladder:
+        own = sizes("16,32,64", base.tree()["model"])
+        asked = LadderConfig(**{"sizes": own, "overrides": corpus, "tokens": [1.0, 2.0, 4.0], **config})
+        composed = dict.fromkeys(asked.sizes, base)
+        for name, each in asked.sizes.items():
+            for key, value in {**dict(text.split("=") for text in each), **(changed or {})}.items():
+                composed[name] = moved(composed[name], key, int(value) if str(value).isdigit() else value)
+        ladder = new_ladder(tmp_path / "ffn", asked, composed)
+        if left is None:
+            return ladder
         ladder.freeze()
-        costs, jobs = {cell.name: (cell.n("non_embedding"), cell.cost.tokens) for cell in ladder.cells()}, ladder.missing()
+        places, jobs = dict(zip(ladder.rungs, ladder.places("non_embedding"), strict=True)), ladder.missing()
         for number, job in enumerate(jobs[: len(jobs) - left]):
-            end(ladder, job, LAW.loss(*costs[job.variant]) * (1 + 0.0005 * math.sin(7 * number)))
+            end(ladder, job, LAW.loss(*places[job.variant][:2]) * (1 + 0.0005 * math.sin(7 * number)))
         return ladder
 
     return make
@@ -81,29 +101,23 @@ def test_a_ladder_that_has_run_is_a_law_with_intervals_in_words_numbers_and_curv
     assert lm("ablate", "report", "study=ffn", "dir=.", "flops=1e8", "at=5e4:4e3")[:2] == (0, out), "by its name"
 
 
-def test_a_law_is_told_of_what_has_ended_and_a_run_that_diverged_is_shown_and_no_point_of_it(
-    climbed: Climbed, ablate: Ablate, tmp_path: Path
-) -> None:
+def test_a_law_is_told_of_what_has_ended_and_a_run_that_diverged_is_shown_and_no_point_of_it(climbed: Climbed, tmp_path: Path) -> None:
     ladder = climbed(left=2)
-    lost, _ = ladder.missing()
+    lost = ladder.missing()[0]
     ladder.note_diverged(lost)
-    code, out, err = ablate("report", *CLIMB)
-    assert code == 0 and "1 diverged" in out, err
-    found = scaling(tmp_path)
-    assert found["cells"][lost.variant]["runs"] == {"0": None} and found["law"] is not None
-    warnings = "\n".join(found["warnings"])
-    assert "8 of 9 runs have ended. The same command runs the others." in warnings
-    assert f"{lost.variant}: 1 of 1 runs diverged; the law is of the others" in warnings
-    assert all(each.endswith(".") for each in found["warnings"])
-    assert "diverged at" in (tmp_path / "ffn/report.html").read_text()
+    found = write_report(ladder, Asking())
+    assert found.cells[lost.variant].runs == {"0": None} and found.law is not None
+    assert "8 of 9 runs have ended. The same command runs the others." in found.warnings
+    assert any(warning.startswith(f"{lost.variant}: 1 of 1 runs diverged; the law is of the others") for warning in found.warnings)
+    assert all(warning.endswith(".") for warning in found.warnings)
+    assert "diverged at" in (tmp_path / "ffn/report.html").read_text() and "1 diverged" in (tmp_path / "ffn/report.md").read_text()
 
 
 @pytest.mark.parametrize(("left", "said"), [(9, "0 sizes cannot show a bend"), (3, "2 sizes cannot show a bend"), (2, "")])
-def test_too_few_runs_have_no_law_and_say_why(left: int, said: str, climbed: Climbed, ablate: Ablate, tmp_path: Path) -> None:
-    climbed(left=left)
-    assert ablate("report", *CLIMB)[0] == 0
-    found = scaling(tmp_path)
-    assert (found["law"] is None) == bool(said) and (not said or any(said in warning for warning in found["warnings"]))
+def test_too_few_runs_have_no_law_and_say_why(left: int, said: str, climbed: Climbed, tmp_path: Path) -> None:
+    found = write_report(climbed(left=left), Asking())
+    assert (found.law is None) == bool(said) and any(said in warning for warning in found.warnings)
+    assert found.tree() == scaling(tmp_path)
     Page((tmp_path / "ffn/report.html").read_text())
 
 
@@ -122,41 +136,55 @@ def test_a_ladder_is_every_size_for_every_length_with_schedules_in_proportion(cl
     assert {cell.cost.tokens for cell in ladder.cells()} == {3 * 8 * 32, 6 * 8 * 32, 12 * 8 * 32}
 
 
-def test_a_size_is_a_width_a_preset_or_overrides(corpus: list[str]) -> None:
-    assert sizes("48", corpus) == {"48": ["model.d_model=48", "model.ffn.hidden=96"]}
-    assert sizes("nano,micro", []) == {"nano": ["model=nano"], "micro": ["model=micro"]}
-    deep = sizes("model.n_layers=2,[model.n_layers=4,model.d_model=48]", corpus)
+def test_a_size_is_a_width_a_preset_or_overrides(base: TrainConfig) -> None:
+    model = base.tree()["model"]
+    assert sizes("48", model) == {"48": ["model.d_model=48", "model.ffn.hidden=96"]}
+    assert sizes("nano,micro", model) == {"nano": ["model=nano"], "micro": ["model=micro"]}
+    deep = sizes("model.n_layers=2,[model.n_layers=4,model.d_model=48]", model)
     assert deep == {"n_layers-2": ["model.n_layers=2"], "d_model-48+n_layers-4": ["model.n_layers=4", "model.d_model=48"]}
 
 
 def test_a_ladder_takes_more_seeds_and_nothing_else(climbed: Climbed, ablate: Ablate, lm: Lm) -> None:
     climbed(seeds=2)
     assert "18 runs: 3 sizes x 3 lengths x 2 seeds" in ablate("plan", *CLIMB)[1], "those of the ladder, where the command says none"
-    assert "27 runs" in ablate("plan", *CLIMB, "seeds=3")[1]
     assert "27 runs" in lm("ablate", "plan", "study=ffn", "dir=.", "seeds=3")[1]
     for args, said in (
-        ([*CLIMB, "seeds=1"], "seeds=1, and 2 were asked for before"),
         (["sizes=16,32,48", "tokens=1,2,4"], "its runs have begun, and others are asked now: ladder.sizes"),
-        (["sizes=16,32,64", "tokens=1,2,8"], "ladder.tokens was [1.0, 2.0, 4.0], now [1.0, 2.0, 8.0]"),
         (["study=ffn"], "ladder.overrides was"),
-        ([*CLIMB, "optim.lr=0.5"], "ladder.overrides"),
     ):
         code, _, err = ablate("plan", *args)
         assert code == 2 and said in err.splitlines()[-1], err
 
 
 @pytest.mark.parametrize(
+    ("config", "changed", "said"),
+    [
+        ({"sizes": {"16": [], "32": []}}, {}, "sizes: 2 values cannot show how the loss bends"),
+        ({"tokens": [1.0]}, {}, "tokens: 1 value cannot show how the loss bends"),
+        ({"tokens": [1.0, 1.0, 2.0]}, {}, "tokens: 1, 1, 2 holds a value twice"),
+        ({"tokens": [1.0, 2.0, -3.0]}, {}, "tokens: -3 times 3 steps is no training"),
+        ({"tokens": [0.01, 1.0, 2.0]}, {}, "tokens: 0.01 times 3 steps is no training"),
+        ({}, {"model.d_model": 32}, "sizes: 32 has .* non-embedding parameters, as 16 has"),
+        ({}, {"trainer.early_stop": 2}, "trainer.early_stop: a run that ends early"),
+        ({}, {"check": True}, "sizes: 16: check=true trains nothing"),
+        ({"tune": "model.kind"}, {}, "tune=model.kind: variant 16-x1"),
+    ],
+)
+def test_a_ladder_that_cannot_be_is_refused_before_anything_is_written(
+    config: Tree, changed: Tree, said: str, climbed: Climbed, tmp_path: Path
+) -> None:
+    if "model.d_model" in changed:
+        config = {"sizes": {name: ["model.ffn.hidden=64"] for name in ("16", "32", "64")}}
+    with pytest.raises(ConfigError, match=said):
+        climbed(left=None, changed=changed, **config)
+    assert not (tmp_path / "ffn").exists()
+
+
+@pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["sizes=16,32"], "sizes: 2 values cannot show how the loss bends"),
-        (["sizes=16,32,64", "tokens=1"], "tokens: 1 value cannot show how the loss bends"),
-        (["sizes=16,32,64", "tokens=1,1,2"], "tokens: 1, 1, 2 holds a value twice"),
-        (["sizes=16,32,64", "tokens=1,2,-3"], "tokens: -3 times 3 steps is no training"),
-        (["sizes=16,32,64", "tokens=0.01,1,2"], "tokens: 0.01 times 3 steps is no training"),
         (["sizes=16,32,64", "tokens=a,b,c"], "tokens"),
         (["sizes=16,32,32"], "sizes: 32 is given twice"),
-        (["sizes=16,32,model.d_model=32"], "d_model-32 has 10,368 non-embedding parameters, as 32 has"),
-        (["sizes=16,32,33"], "n_heads=2"),
         (["sizes=nano,micro,nanno"], "sizes: 'nanno' is neither a width such as 96, a preset of model, nor overrides"),
         (["sizes=16,32,model.d_modle=64"], "d_modle"),
         (["sizes=16,32,64", "match=params"], "match: a ladder of sizes fits a law to losses"),
@@ -165,13 +193,10 @@ def test_a_ladder_takes_more_seeds_and_nothing_else(climbed: Climbed, ablate: Ab
         (["noise", "flops=1e12"], "flops: lm ablate noise runs one config"),
         (["sizes=16,32,64", "flops=1e20"], "flops=1e+20: runs of"),
         (["sizes=16,32,64", "at=7"], "at=7: this is nothing to ask a law"),
-        (["sizes=16,32,64", "trainer.early_stop=2"], "trainer.early_stop: a run that ends early"),
-        (["sizes=16,32,64", "check=true"], "sizes: 16: check=true trains nothing"),
-        (["sizes=16,32,64", "tune=model.kind"], "tune=model.kind: variant 16-x0.5"),
         (["report", "sizes=16,32,64"], "there is no ladder here. Start one: lm ablate sizes="),
     ],
 )
-def test_a_ladder_that_cannot_be_is_refused_before_anything_runs(args: list[str], said: str, ablate: Ablate, tmp_path: Path) -> None:
+def test_what_is_mistyped_is_told_before_anything_runs(args: list[str], said: str, ablate: Ablate, tmp_path: Path) -> None:
     code, _, err = ablate(*args)
     assert code == 2 and said in err.splitlines()[-1], err
     assert not (tmp_path / "ffn").exists()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -47,7 +48,7 @@ class Cell:
 
     def n(self, count: Count) -> int:
         """Returns its parameters, as they are counted."""
-        return self.cost.non_embedding if count == "non_embedding" else self.cost.parameters
+        return _n(self.cost, count)
 
     def points(self, count: Count) -> list[Point]:
         """Returns the runs that have ended with a number."""
@@ -63,12 +64,21 @@ class Ladder(TunedRuns):
         super().__init__(folder, asked, asked.ladder, {name: rung.config for name, rung in asked.rungs.items()})
         self.rungs = asked.rungs
 
+    @cached_property
+    def costs(self) -> dict[str, Size]:
+        """Returns what a run of each rung takes."""
+        return {name: size(rung.config) for name, rung in self.rungs.items()}
+
+    def places(self, count: Count) -> list[Point]:
+        """Returns the N and D of each rung, whose loss is not a number yet."""
+        return [Point(_n(cost, count), cost.tokens, math.nan) for cost in self.costs.values()]
+
     def cells(self) -> list[Cell]:
         """Returns every rung with the losses that are known by now."""
         found = []
         for name, rung in self.rungs.items():
             losses = {job.seed: self.result(job) for job in self.reporting(name)}
-            found.append(Cell(name, rung, size(rung.config), {seed: loss for seed, loss in losses.items() if loss is not None}))
+            found.append(Cell(name, rung, self.costs[name], {seed: loss for seed, loss in losses.items() if loss is not None}))
         return found
 
 
@@ -108,6 +118,10 @@ def begun_ladder(folder: Path) -> AskedLadder:
     if (asked := AskedLadder.read(folder)) is None:
         raise ConfigError(f"{folder}: there is no ladder here. Start one: lm ablate sizes=64,96,128,192.")
     return asked
+
+
+def _n(cost: Size, count: Count) -> int:
+    return cost.non_embedding if count == "non_embedding" else cost.parameters
 
 
 def _long(cfg: TrainConfig, times: float) -> TrainConfig:

@@ -153,19 +153,15 @@ class Ablate(Verb):
         return True
 
     def _ladder(self, doing: str, overrides: list[str]) -> None:
-        own = sizes(self.sizes, overrides) if self.sizes is not None else {}
-        for each in own.values():
-            compose(plugins.take([*overrides, *each])).full()
+        own, name = self._sizes(overrides) if self.sizes is not None else ({}, str(self.study))
         from lm.ablation.jobs import run_missing
         from lm.ablation.scaling.extrapolate import Asking
-        from lm.ablation.scaling.law import Point
         from lm.ablation.scaling.page import write_report
         from lm.ablation.scaling.report import tables
         from lm.ablation.scaling.runs import AskedLadder, Ladder, begun_ladder, new_ladder
         from lm.cli.views.ladder import plan
 
-        asking = Asking(self.count, self.flops, self.at)
-        folder = self._folder(self.study or cut(f"sizes-{compose(plugins.take(overrides)).full()['run']['name']}", _LONGEST))
+        asking, folder = Asking(self.count, self.flops, self.at), self._folder(name)
         begun = AskedLadder.read(folder)
         if self.sizes is None or (doing == "report" and begun is None):
             begun = begun_ladder(folder)
@@ -175,7 +171,7 @@ class Ablate(Verb):
             config = self._config(LadderConfig, {"sizes": own, "overrides": overrides}, begun.ladder if begun else None)
             ladder = new_ladder(folder, config, {name: compose_config([*overrides, *each]) for name, each in own.items()})
         ladder.asked.agree(folder)
-        asking.refuse_far([Point(cell.n(self.count), cell.cost.tokens, 0.0) for cell in ladder.cells()])
+        asking.refuse_far(ladder.places(self.count))
         if doing == "plan":
             answer(plan(ladder, self.count))
             return
@@ -185,6 +181,16 @@ class Ablate(Verb):
             for line in (title, *table(rows).split("\n"), ""):
                 say(line)
         say(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
+
+    def _sizes(self, overrides: list[str]) -> tuple[dict[str, list[str]], str]:
+        """The overrides of each size, and the name of the ladder. Raises ConfigError for what is mistyped, before anything heavy is
+        imported."""
+        base = compose(plugins.take(overrides)).full()
+        own, name = sizes(str(self.sizes), base["model"]), self.name or cut(f"sizes-{base['run']['name']}", _LONGEST)
+        if not os.path.lexists(Path(os.path.expanduser(self.dir), name)):
+            for each in own.values():
+                compose(plugins.take([*overrides, *each])).full()
+        return own, name
 
     def _judge(self, asked: Tree) -> None:
         """Raises ConfigError for what is mistyped, before anything heavy is imported."""

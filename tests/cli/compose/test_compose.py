@@ -8,6 +8,7 @@ from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 from lm.cli.compose import catalog
+from lm.cli.compose.choices import _hydra_choices, choices_of
 from lm.cli.compose.compose import compose
 from lm.errors import ConfigError
 from lm.nn.ffn.moe import MoEConfig
@@ -159,3 +160,10 @@ def test_another_kind_of_a_nested_section_starts_afresh() -> None:
     assert isinstance(ffn, MoEConfig)
     assert ffn.router == SigmoidRouterConfig()  # router.bias, which the preset sets, is another kind's
     assert ffn.expert.hidden == 64
+
+
+def test_choices_are_those_of_hydra_told_all_of_them() -> None:
+    for group, options in catalog.groups().items():
+        asked = {"recipes": "pretrain/moe_tiny", "model": "t5_tiny", "optim": "sgd"} | {group: options[-1]}
+        told = tuple((each, f"{option}") for each, option in asked.items())
+        assert list(choices_of(asked).items()) == list(_hydra_choices(catalog.root(), catalog.own(), told).items())

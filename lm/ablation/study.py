@@ -12,7 +12,8 @@ from lm.ablation.matching import matched, moved
 from lm.ablation.probe import measured
 from lm.ablation.runs import NO_RUN, Asked, Job, Runs
 from lm.errors import ConfigError
-from lm.schema import flatten
+from lm.generation.evaluate import Evaluation
+from lm.schema import did_you_mean, flatten
 from lm.training.config import TrainConfig
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -129,6 +130,7 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
             raise ConfigError(
                 f"variants.{name}: strategy={cfg.strategy.kind} starts ranks, and a run of a study is one process. Leave it out."
             )
+    _require_metric(config, variants)
     plain = {name: _tested(cfg.replace(run=NO_RUN, seed=0), config) for name, cfg in variants.items()}
     _refuse_equal(plain, config.tune)
     step_s = begun.step_s if begun is not None else {}
@@ -143,6 +145,16 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
 def _tested(cfg: TrainConfig, study: StudyConfig) -> TrainConfig:
     """With half of the held-out text set aside, where the study asks for a test and the config has none."""
     return moved(cfg, "data.test_frac", TEST_FRAC) if study.tests and not cfg.data.test_frac else cfg
+
+
+def _require_metric(study: StudyConfig, variants: Mapping[str, TrainConfig]) -> None:
+    """Raises ConfigError where a test tells no such figure; what else a run tells is seen when it has ended."""
+    usual = [name.removeprefix("val_") for name in Evaluation.__annotations__ if name.startswith("val_")]
+    for name, cfg in variants.items():
+        known = [f"test_{figure}" for figure in [*usual, *cfg.eval.figures()]]
+        if study.tests and study.metric not in known:
+            remedy = "Set eval.seq_len or eval.own_tokens for what is asked beside the loss"
+            raise ConfigError(f"metric={study.metric}: no test of variant {name} tells that. {remedy}. {did_you_mean(study.metric, known)}")
 
 
 def read_study(folder: Path) -> Study:

@@ -130,7 +130,7 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     loader = train_loader(
         run.splits.train, seed=cfg.seeds.data, global_batch=cfg.data.global_batch, micro_batch=micro_batch, rank=run.ranks.rank,
         world=run.ranks.world, start_step=step + run.counters.rows_from, max_steps=_ENDLESS, workers=cfg.data.workers,
-        widest_first=cfg.check,
+        train_rows=cfg.data.train_rows, widest_first=cfg.check,
     )  # fmt: skip
     module.model.checkpoint_blocks(cfg.trainer.checkpoint_blocks or 0)
     if cfg.trainer.compile:

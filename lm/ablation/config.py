@@ -39,7 +39,8 @@ class StudyConfig(Config):
     """A figure of the runs' summary of which less is better. Where it begins with test_, tuning reads the same with val_."""
     least_effect: float = Field(0.0, ge=0)
     """The smallest difference of the metric worth acting on."""
-
+    exchange: bool = False
+    """Train the baseline at half and at twice its tokens too, each seed as a branch of its run, so that differences are told in tokens."""
     threads: int = Field(1, ge=1, le=1024)
     """Threads of each run: another number gives other bits."""
 

@@ -1,5 +1,7 @@
 """What verdict.json says, key by key; docs/verdict.schema.json is made of these classes."""
 
+from typing import Literal
+
 from lm.ablation.config import Match
 from lm.report.statistics import Verdict
 from lm.schema import Config
@@ -26,6 +28,16 @@ class FoundDifference(Config):
     """How many would tell with 80 % power; null where it is told, or over 999 would be needed."""
     level: float
     """Of the interval."""
+
+
+class FoundText(Config):
+    """How far a difference may be one of this test text, with the runs as they are."""
+
+    unit: Literal["documents", "rows"]
+    """What is taken as drawn on its own: rows where there are few documents, or the objective does not tell them apart."""
+    number: int
+    half: float
+    """Half of an interval around the mean, at the level of that over seeds: cluster-robust, of a ratio of sums."""
 
 
 class FoundWorth(Config):
@@ -93,6 +105,8 @@ class FoundVariant(Config):
     """Seconds of a step, as they were measured before the first run; null unless the time was matched."""
     difference: FoundDifference | None
     """null of the baseline."""
+    text: FoundText | None = None
+    """null where the metric is no loss of a test text, or the runs differ in what that consists of."""
     worth: FoundWorth | None = None
     """null unless the baseline ran at other lengths too, more tokens lower its metric, and two seeds or more have all runs."""
 

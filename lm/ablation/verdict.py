@@ -11,6 +11,7 @@ from lm.ablation.found import Found
 from lm.ablation.matching import size
 from lm.ablation.runs import Job
 from lm.ablation.study import Study
+from lm.ablation.text import covers, of_text, sampled
 from lm.report.statistics import ALPHA, Difference, Worth, differences, worth
 from lm.schema import Tree, flatten, from_tree
 from lm.units import si
@@ -67,6 +68,7 @@ def cells(found: Tree) -> list[tuple[str, ...]]:
         told, tuned, tuning = row["difference"] or {}, row["tuned"], row["tuning"]
         mean = f"{row['mean']:.4f}" if row["mean"] is not None else "-"
         away = f"{told['mean']:+.4f} [{told['interval'][0]:+.4f}, {told['interval'][1]:+.4f}]" if told.get("mean") is not None else "-"
+        away += f", of the text ±{row['text']['half']:.4f}" if row["text"] else ""
         p = f"{told['p']:.3g}" if told.get("p") is not None else "-"
         value = f"{tuning['ended']} of {tuning['runs']} runs" if tuning else "-"
         if tuned:
@@ -122,6 +124,7 @@ def _row(study: Study, name: str, runs: dict[int, float], difference: Difference
         "knob": flatten(study.variants[name].tree()).get(str(study.config.moved)) if study.config.moved else None,
         "step_s": study.step_s.get(name),
         "difference": _plain(asdict(difference)) if difference is not None else None,
+        "text": of_text(study, name, difference) if difference is not None else None,
         "worth": asdict(tokens) if tokens is not None else None,
     }
 
@@ -196,7 +199,7 @@ def sentences(found: Tree) -> list[str]:
         n, p = len(difference["pairs"]), difference["p"]
         said.append(
             f"Against {base}, {name} changes {found['metric']} by {difference['mean']:+.4f} (95 % interval {low:+.4f} to {high:+.4f},"
-            f" paired t-test over {n} seeds, Holm-corrected p = {p:.2g}): {difference['verdict']}"
+            f" paired t-test over {n} seeds, Holm-corrected p = {p:.2g}{sampled(row['text'])}): {difference['verdict']}"
             + (f" {found['least_effect']:g}." if difference["verdict"] == "equal within" else ".")
             + in_tokens(row)
         )
@@ -225,5 +228,6 @@ def method(found: Tree) -> str:
         " paired by seed; intervals are Student's t and assume that differences spread normally; they and p are corrected by Holm's"
         " procedure for the number of variants, and hold where the number of seeds was chosen before any verdict was read."
         " Better: the whole interval is below 0. No better: a gain of the least effect"
-        f" ({least}) is excluded. Equal within: the 90 % interval is inside it.{tokens}{timed}{_tuned(found)} Study {found['hash']}."
+        f" ({least}) is excluded. Equal within: the 90 % interval is inside it.{covers(found)}{tokens}{timed}"
+        f"{_tuned(found)} Study {found['hash']}."
     )

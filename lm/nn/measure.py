@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
-from lm.nn.head import Head
+from lm.nn.head import CHUNK, Head
 from lm.nn.loss import LossSums, causal_reader
 from lm.nn.transformer import LM
 
@@ -25,6 +25,11 @@ class Measure:
         """Sums over those labels, with no gradient."""
         sums: LossSums = model(batch, loss=causal_reader(self.labels(batch)))
         return sums
+
+    def nats(self, model: LM, batch: Batch) -> Tensor:
+        """Returns (n,) what each of those labels costs, row by row, with no gradient."""
+        found: Tensor = model(batch, loss=label_nats(self.labels(batch)))
+        return found
 
 
 class Answers(Measure):
@@ -47,6 +52,12 @@ class Pairs(Measure):
 
     def labels(self, batch: Batch) -> Tensor:
         return super().labels(batch)[0::2]
+
+    def nats(self, model: LM, batch: Batch) -> Tensor:
+        better = super().labels(batch).clone()
+        better[1::2] = IGNORED
+        found: Tensor = model(batch, loss=label_nats(better))
+        return found
 
     def __call__(self, model: LM, batch: Batch) -> LossSums:
         reader = row_likelihoods(super().labels(batch))
@@ -85,6 +96,17 @@ def pair_sums(after: Tensor, before: Tensor | None, beta: float) -> LossSums:
 def _mean_of(total: Tensor, counted: Tensor) -> Tensor:
     """(2,) a sum, and how many are in it."""
     return torch.stack([total.float(), torch.full_like(total, len(counted), dtype=torch.float32)])
+
+
+def label_nats(labels: Tensor, chunk: int = CHUNK) -> Callable[[Tensor, Head, Context], Tensor]:
+    """A reader: (n,) the loss of each label that is not IGNORED, row by row. Logits exist only chunk by chunk."""
+
+    def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
+        wanted, places = labels[labels != IGNORED], hidden[labels != IGNORED]  # (n,), (n, d)
+        parts = zip(places.split(chunk), wanted.split(chunk), strict=True)
+        return torch.cat([F.cross_entropy(head(part).float(), label, reduction="none") for part, label in parts])
+
+    return read
 
 
 def row_likelihoods(labels: Tensor) -> Callable[[Tensor, Head, Context], Tensor]:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 
 Verdict = Literal["better", "no better", "equal within", "cannot tell"]
 Interval = tuple[float, float]
+Sums = Sequence[tuple[float, float]]
 S = TypeVar("S", int, str)  # a seed
 
 ALPHA = 0.05
@@ -63,6 +64,20 @@ def holm(ps: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
     return corrected, levels
 
 
+def text_error(baseline: Sums, variant: Sums) -> float:
+    """Returns the standard error of variant - baseline, of which each is a ratio of sums over the same clusters of text.
+
+    baseline, variant: numerator and denominator of each cluster. Linearized, so that what a cluster contributes to both ratios is taken
+    together (Cochran 1977, ch. 6), with n / (n - 1) for n clusters.
+    """
+    parts, n = [], len(baseline)
+    for sign, sums in ((-1, baseline), (1, variant)):
+        whole = math.fsum(size for _, size in sums)
+        ratio = math.fsum(value for value, _ in sums) / whole
+        parts.append([sign * (value - ratio * size) / whole for value, size in sums])
+    return math.sqrt(n / (n - 1) * math.fsum((own + other) ** 2 for own, other in zip(*parts, strict=True)))
+
+
 @dataclass(frozen=True)
 class Worth:
     """How many times its tokens the baseline would need for the metric of a variant.
@@ -96,7 +111,7 @@ def worth(baseline: Mapping[float, Mapping[S, float]], variant: Mapping[S, float
     inside = mean[-1] <= own.mean() <= mean[0]
     grid = np.unique([*np.linspace(places[0], places[-1], _GRID), *places, here])
     apart = own[:, None] - np.stack([np.interp(grid, places, curve) for curve in curves])
-    alike = np.abs(apart.mean(0)) <= _t(level, len(seeds)) * apart.std(0, ddof=1) / math.sqrt(len(seeds))
+    alike = np.abs(apart.mean(0)) <= t_limit(level, len(seeds)) * apart.std(0, ddof=1) / math.sqrt(len(seeds))
     among = grid[alike | (inside & (grid == here))]
     if not len(among):
         return Worth(None, (factors[-1], None) if own.mean() < mean[-1] else (None, factors[0]))
@@ -204,12 +219,12 @@ def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float)
 
 def _interval(pairs: Sequence[float], level: float) -> Interval:
     mean, n = statistics.fmean(pairs), len(pairs)
-    half = _t(level, n) * statistics.stdev(pairs) / math.sqrt(n)
+    half = t_limit(level, n) * statistics.stdev(pairs) / math.sqrt(n)
     return mean - half, mean + half
 
 
-def _t(level: float, n: int) -> float:
-    """What |t| of n values exceeds so rarely."""
+def t_limit(level: float, n: int) -> float:
+    """Returns what |t| of n values exceeds so rarely."""
     from scipy import stats
 
     return float(stats.t.isf(level / 2, n - 1))

@@ -2,11 +2,14 @@
 
 import copy
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from lm.ablation.config import StudyConfig
 from lm.ablation.matching import moved
@@ -18,6 +21,7 @@ from lm.cli.compose.compose import compose_config
 from lm.cli.views.study import plan
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import Tree, flatten, from_tree
+from lm.storage.run_folder import RunFolder
 from tests.ablation.conftest import Ablate, NewStudy, end
 from tests.conftest import Lm
 from tests.training.conftest import files_of_at_most
@@ -126,6 +130,31 @@ def test_differences_are_told_in_tokens_once_the_baseline_ran_at_other_lengths(s
     said = report(found)
     assert "+41 % [+41 %, +41 %]" in said and "It is worth 41 % more tokens (95 % interval +41 % to +41 %)." in said
     assert "read off the baseline's runs at half and at twice its tokens" in said
+
+
+def test_what_the_sample_of_text_contributes_is_told_where_both_were_tested_on_the_same_documents(study: NewStudy) -> None:
+    """Two documents, two seeds each: nats, tokens, bytes."""
+    made = study(seeds=2)
+    nats = {"swiglu": ([10.0, 30.0], [12.0, 30.0]), "gelu": ([11.0, 27.0], [11.0, 27.0])}
+    for job in made.missing():
+        end(made, job, 2.0 + job.seed / 10 + 0.1 * (job.variant == "gelu"))
+        sums = {str(number): [value, 5, 10 * (number + 1)] for number, value in enumerate(nats[job.variant][job.seed])}
+        RunFolder(made.folder / job.name).write_test_documents({"unit": "documents", "sums": sums})
+    found = verdict(made)
+    text = found["variants"]["gelu"]["text"]
+    bits = np.array([11.0, 27.0]) / math.log(2) - np.array([11.0, 30.0]) / math.log(2)  # means over seeds, by document
+    left = (bits - bits.sum() / 30 * np.array([10, 20])) / 30
+    assert text["half"] == pytest.approx(stats.t.ppf(0.975, 1) * math.sqrt(2 * (left**2).sum()))
+    assert (text["unit"], text["number"]) == ("documents", 2)
+    said = f"±{text['half']:.4f}"
+    assert report(found).count(said) == 2 and "over the 2 documents of the test text" in report(found)
+    other = RunFolder(made.folder / "gelu-seed-1")
+    other.write_test_documents({"unit": "documents", "sums": {"7": [1.0, 1, 1]}})
+    assert verdict(made)["variants"]["gelu"]["text"] is None and "is in none of the intervals" in report(verdict(made))
+    for content in ("{}", '{"unit": "documents", "sums": {"0": [1, 1]}}', '{"unit": "words", "sums": {}}', "[" * 9999):
+        (other.path / "test_documents.json").write_text(content)
+        with pytest.raises(CheckpointError, match=r"test_documents\.json.*[.]$"):
+            verdict(made)
 
 
 def test_seeds_are_added_and_never_left_out(study: NewStudy, lm: Lm, corpus: list[str]) -> None:

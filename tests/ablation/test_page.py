@@ -37,6 +37,7 @@ def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seed
             "knob": None,
             "step_s": None,
             "difference": told.get(name),
+            "text": None,
             "worth": {"factor": 0.8, "interval": [None, 1.1]} if exchange and name in told else None,
         }
         for name, values in runs.items()

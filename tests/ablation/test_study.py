@@ -36,6 +36,8 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(
     assert (code, err.count(": 4 runs to go")) == (0, 1)
     first = verdict(tmp_path)
     assert first["baseline"] == "swiglu" and first["variants"]["gelu"]["difference"]["verdict"] in out
+    text = first["variants"]["gelu"]["text"]
+    assert text["unit"] == "rows" and 0 < text["half"] < 1 and f"±{text['half']:.4f}" in out, "the corpus is one text"
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("ffn/*/summary.json")}
     assert len(stamps) == 4
     again, out, err = ablate(FFN, "seeds=2")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm.report.statistics import differences, holm, power, seeds_needed, split_noise, worth
+from lm.report.statistics import differences, holm, power, seeds_needed, split_noise, text_error, worth
 
 Runs = dict[int, float]
 
@@ -69,6 +69,28 @@ def test_a_diverged_run_is_never_dropped() -> None:
     assert both.mean is None and (both.p, both.verdict) == (1.0, "cannot tell"), "two runs that diverged are no difference of 0"
     gone = dict.fromkeys(range(6), math.inf)
     assert differences(gone, {"x": gone}, least_effect=0.01)["x"].verdict == "cannot tell"
+
+
+def test_the_error_of_a_sample_of_text_is_that_of_the_mean_difference_where_all_documents_are_alike() -> None:
+    draw = np.random.default_rng(0)
+    base, variant = draw.normal(50, 5, 40), draw.normal(49, 5, 40)
+    found = text_error([(value, 20.0) for value in base], [(value, 20.0) for value in variant])
+    assert found == pytest.approx(stats.sem((variant - base) / 20), rel=1e-12)
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["paired", "of other sizes"])
+def test_the_error_of_a_sample_of_text_is_what_drawing_documents_again_spreads(same: bool) -> None:
+    """Documents of very different lengths, of which long ones are easier, and each is as hard for one model as for the other."""
+    draw = np.random.default_rng(1)
+    sizes, hard = draw.lognormal(5, 1, 300), draw.normal(0, 0.3, 300)
+    sides = []
+    for shift in (0.0, -0.05):
+        own = sizes if same else sizes * draw.uniform(0.5, 1.0, 300)
+        sides.append(np.stack([own * (2 + hard + shift - 0.1 * np.log(own) + draw.normal(0, 0.05, 300)), own]))
+    again = draw.integers(0, 300, (4000, 300))
+    ratios = [side[:, again].sum(-1) for side in sides]
+    spread = np.std(ratios[1][0] / ratios[1][1] - ratios[0][0] / ratios[0][1])
+    assert text_error(*(list(zip(*side.tolist(), strict=True)) for side in sides)) == pytest.approx(spread, rel=0.05)
 
 
 def lengths(draw: random.Random, sd: float, seeds: int = 6) -> dict[float, Runs]:

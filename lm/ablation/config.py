@@ -40,7 +40,8 @@ class StudyConfig(Config):
     with test_, tuning reads val_loss for test_loss and val_bits_per_byte for all others."""
     least_effect: float = Field(0.0, ge=0)
     """The smallest difference of the metric worth acting on."""
-
+    exchange: bool = False
+    """Train the baseline at half and at twice its tokens too, each seed as a branch of its run, so that differences are told in tokens."""
     threads: int = Field(1, ge=1, le=1024)
     """Threads of each run: another number gives other bits."""
 

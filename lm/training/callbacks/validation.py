@@ -75,8 +75,8 @@ class Validation(RunCallback):
         if rows := self._set_aside(module):
             with run.clock.paused(), run.journal.console.during("Testing"), eager(module):
                 found = self._losses(module, rows, closely=True)
+                _require_finite(module, "test_loss", found["val_loss"])
                 self._note_documents(module, *rows[0][1:])
-            _require_finite(module, "test_loss", found["val_loss"])
             run.counters.test = {name.replace("val_", "test_", 1): value for name, value in found.items()}
             run.journal.record({"step": module.step, "tokens": run.tokens(module.step), **run.counters.test})
 

@@ -130,12 +130,12 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
                 f"variants.{name}: strategy={cfg.strategy.kind} starts ranks, and a run of a study is one process. Leave it out."
             )
     plain = {name: _tested(cfg.replace(run=NO_RUN, seed=0), config) for name, cfg in variants.items()}
-    _refuse_equal(plain, config.tune)
+    refuse_equal(plain, config.tune)
     step_s = begun.step_s if begun is not None else {}
     if config.match == "time" and begun is None:
         step_s = measured(folder / "probe", plain, config.threads)
     study = Study(folder, AskedStudy(study=config, configs=matched(config, plain, step_s), step_s=step_s))
-    _refuse_equal(study.variants, config.tune)
+    refuse_equal(study.variants, config.tune)
     study.missing()  # so that what cannot be tuned is told before anything is written
     return study
 
@@ -165,7 +165,8 @@ def _best(means: Mapping[float, float]) -> Tuned:
     return Tuned(float(f"{values[i] * 2**shift:.3g}"), dict(means), False)
 
 
-def _refuse_equal(variants: Mapping[str, TrainConfig], tuned: str | None) -> None:
+def refuse_equal(variants: Mapping[str, TrainConfig], tuned: str | None = None) -> None:
+    """Raises ConfigError where two are one but for the tuned setting."""
     seen: dict[str, str] = {}
     for name, cfg in variants.items():
         tree = json.dumps({key: value for key, value in flatten(cfg.tree()).items() if key != tuned}, sort_keys=True)

@@ -49,7 +49,7 @@ def differences(baseline: Mapping[S, float], variants: Mapping[str, Mapping[S, f
     Intervals and p hold for all variants together: among equal ones at most 5 % of studies raise any alarm (Holm 1979).
     """
     pairs = {name: _pairs(baseline, found) for name, found in variants.items()}
-    corrected, levels = holm({name: _p(found) for name, found in pairs.items() if len(found) > 1})
+    corrected, levels = holm({name: p_value(found) for name, found in pairs.items() if len(found) > 1})
     judged = {name: _judged(found, corrected.get(name, 1.0), levels.get(name, ALPHA), least_effect) for name, found in pairs.items()}
     return {name: replace(found, **_pairing(baseline, variants[name], found.pairs)) for name, found in judged.items()}
 
@@ -67,19 +67,19 @@ def holm(ps: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
 
 def power(n: int, sd: float, effect: float, alpha: float = ALPHA) -> float:
     """Returns how often a paired t-test of n seeds finds an effect, by the noncentral F distribution.  sd: of the differences."""
-    from scipy import stats
+    from scipy import special
 
-    limit = float(stats.f.isf(alpha, 1, n - 1))
-    return float(stats.ncf.sf(limit, 1, n - 1, n * (effect / sd) ** 2))  # t^2, whose noncentral distribution overflows nowhere
+    limit = special.stdtrit(n - 1, 1 - alpha / 2) ** 2
+    return float(1 - special.ncfdtr(1, n - 1, n * (effect / sd) ** 2, limit))  # t^2, whose noncentral distribution overflows nowhere
 
 
 def seeds_needed(sd: float, effect: float, alpha: float = ALPHA) -> int | None:
     """Returns how many seeds find an effect with 80 % power; None where over 999 would not.  sd: of the differences."""
-    from scipy import stats
+    from scipy import special
 
     if sd <= 0:
         return 2
-    bound = float(stats.norm.isf(alpha / 2) + stats.norm.ppf(POWER)) * sd  # of a known spread, so that no fewer will do
+    bound = float(special.ndtri(1 - alpha / 2) + special.ndtri(POWER)) * sd  # of a known spread, so that no fewer will do
     if abs(effect) * math.sqrt(MOST_SEEDS) < bound:
         return None
     n = max(2, int((bound / effect) ** 2))
@@ -150,8 +150,8 @@ def _pairing(baseline: Mapping[S, float], variant: Mapping[S, float], pairs: Seq
     return {"pairing": pairing(base, own, both), "apart": round(len(pairs) * (base**2 + own**2) / both**2) if both > 0 else None}
 
 
-def _p(pairs: Sequence[float]) -> float:
-    """Two-sided, of a difference of 0: Student's t of the pairs; a run that diverged has no difference, and the sign test asks for none."""
+def p_value(pairs: Sequence[float]) -> float:
+    """Returns p, two-sided, of a difference of 0: Student's t; a run that diverged has no difference, and the sign test asks for none."""
     if not all(map(math.isfinite, pairs)):
         return _sign_p(pairs)
     mean, sd = statistics.fmean(pairs), statistics.stdev(pairs)
@@ -175,7 +175,7 @@ def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float)
         worse = sum(pair > 0 for pair in pairs) > len(pairs) / 2
         verdict: Verdict = "cannot tell" if p >= ALPHA or len(pairs) < 2 else "no better" if worse else "better"
         return Difference(tuple(pairs), None, None, None, p if len(pairs) > 1 else None, None, None, verdict, None)
-    interval, near = _interval(pairs, level), _interval(pairs, 0.1)
+    interval, near = interval_of(pairs, level), interval_of(pairs, 0.1)
     if least_effect and max(map(abs, near)) < least_effect:
         verdict = "equal within"
     elif interval[1] < 0:
@@ -190,7 +190,8 @@ def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float)
     )
 
 
-def _interval(pairs: Sequence[float], level: float) -> Interval:
+def interval_of(pairs: Sequence[float], level: float) -> Interval:
+    """Returns Student's t interval of a mean difference that misses it with this level."""
     from scipy import special
 
     mean, n = statistics.fmean(pairs), len(pairs)

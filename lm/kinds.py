@@ -37,6 +37,7 @@ from lm.training.config import CallbackConfig, MetricConfig, TrainConfig
 from lm.training.objectives.base import Objective, loss_of
 from lm.training.optim.base import Group, NamedWeights, OptimConfig, Skippable, decaying, grouped, momentum_state
 from lm.training.optim.schedule import ScheduleConfig
+from lm.training.optim.traits import Traits
 
 if TYPE_CHECKING:
     from lm.training.callbacks.base import RunCallback
@@ -49,7 +50,7 @@ __all__ = [
     "Material", "MetricConfig", "Mixer", "NamedWeights", "NormConfig", "Objective", "ObjectiveConfig", "OptimConfig", "Out", "PackedRows",
     "PerToken", "Position", "PositionConfig", "RMSNormConfig", "RecordConfig", "RecurrentConfig", "Rows", "RunCallback",
     "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Start", "Tokenizer", "TokenizerConfig", "TrainConfig",
-    "TrainModule", "causal_reader", "decaying", "document", "grouped", "loss_of", "momentum_state", "uniforms",
+    "TrainModule", "Traits", "causal_reader", "decaying", "document", "grouped", "loss_of", "momentum_state", "uniforms",
 ]  # fmt: skip
 
 

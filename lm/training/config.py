@@ -13,6 +13,7 @@ from lm.data.loader import split
 from lm.data.rows.base import LikelihoodConfig
 from lm.nn.cost.memory import Setting
 from lm.nn.head import CHUNK
+from lm.nn.parametrization import Growth
 from lm.nn.transformer import ModelConfig
 from lm.schema import MOST, Config, MaybeEmpty, Named, Slot, Tree
 from lm.storage.run_folder import RunFolder
@@ -240,6 +241,9 @@ class TrainConfig(Sized):
             )
         if (refused := self.refusal()) is not None:
             raise ValueError(refused)
+        if self.model.growth() != Growth() and not self.optim.obeys_rates:
+            kind = self.model.parametrization.kind
+            raise ValueError(f"optim={self.optim.kind} has no rule for model.parametrization={kind}. Use optim=adamw or muon.")
         self.objective.require_fit(self.model.kind, self.data)
         if self.objective.needs_parent and self.init_from is None:
             raise ValueError(f"objective={self.objective.kind} compares with the model that training starts from. Set init_from.")

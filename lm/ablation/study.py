@@ -3,16 +3,18 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from lm.ablation.config import StudyConfig
+from lm.ablation.exchange import LENGTHS, branched, leaves, trunk
 from lm.ablation.matching import matched, moved
 from lm.ablation.probe import measured
 from lm.ablation.runs import NO_RUN, Asked, Job, Runs
 from lm.errors import ConfigError
-from lm.schema import flatten
+from lm.generation.evaluate import Evaluation
+from lm.schema import did_you_mean, flatten
 from lm.training.config import TrainConfig
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -60,7 +62,8 @@ class Study(Runs):
         tuning = [job for name in self.variants for job in self.tuning(name) if self.result(job) is None]
         if tuning:
             return tuning
-        return [job for name in self.variants for job in self.reporting(name) if self.result(job) is None]
+        reporting = [job for name in self.variants for job in self.reporting(name) if self.result(job) is None]
+        return reporting or [job for jobs in self.branches().values() for job in jobs if self.result(job) is None]
 
     def tuned(self, variant: str) -> Tuned | None:
         """Returns what tuning has found; None where nothing is tuned, and while a tuning run of the variant has no result."""
@@ -73,7 +76,13 @@ class Study(Runs):
         if self.config.tune is not None and found is None:
             return []
         cfg = self.variants[variant] if found is None else moved(self.variants[variant], str(self.config.tune), found.best)
-        return [self._job(f"{variant}-seed-{seed}", variant, seed, cfg) for seed in range(self.config.seeds)]
+        kept = trunk(cfg) if self.config.exchange and variant == self.config.baseline else cfg
+        return [self._job(f"{variant}-seed-{seed}", variant, seed, kept) for seed in range(self.config.seeds)]
+
+    def branches(self) -> dict[float, list[Job]]:
+        """Returns the baseline's runs of other lengths, by their part of its tokens; none unless they are asked for."""
+        trunks = self.reporting(self.config.baseline) if self.config.exchange else []
+        return {factor: [self._branch(job, factor) for job in trunks] for factor in LENGTHS if trunks}
 
     def tuning(self, variant: str) -> list[Job]:
         """Returns the runs of five values around the variant's own, and of up to two more where the best so far is at an edge."""
@@ -112,6 +121,13 @@ class Study(Runs):
         cfg = moved(self.variants[variant], str(self.config.tune), value)
         return self._job(f"tune-{variant}-{value:.4g}-seed-{seed}", variant, seed, cfg, value)
 
+    def _branch(self, job: Job, factor: float) -> Job:
+        """Named so that no variant's run can have the name."""
+        name = f"{job.variant}@{factor:g}-seed-{job.seed}"
+        shared = leaves(job.config, factor)
+        own = self._job(name, job.variant, job.seed, branched(job.config, factor))
+        return replace(own, trunk=(job.name, shared) if shared else None)
+
     def _job(self, name: str, variant: str, seed: int, cfg: TrainConfig, tuned: float | None = None) -> Job:
         metric = self.config.metric if tuned is None else self.config.tuning_metric
         return Job(name, variant, seed, cfg.replace(seed=seed, run={"name": name, "dir": str(self.folder)}), metric, tuned)
@@ -129,6 +145,7 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
             raise ConfigError(
                 f"variants.{name}: strategy={cfg.strategy.kind} starts ranks, and a run of a study is one process. Leave it out."
             )
+    _require_metric(config, variants)
     plain = {name: _tested(cfg.replace(run=NO_RUN, seed=0), config) for name, cfg in variants.items()}
     _refuse_equal(plain, config.tune)
     step_s = begun.step_s if begun is not None else {}
@@ -136,6 +153,8 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
         step_s = measured(folder / "probe", plain, config.threads)
     study = Study(folder, AskedStudy(study=config, configs=matched(config, plain, step_s), step_s=step_s))
     _refuse_equal(study.variants, config.tune)
+    if config.exchange:
+        trunk(study.variants[config.baseline])
     study.missing()  # so that what cannot be tuned is told before anything is written
     return study
 
@@ -143,6 +162,16 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
 def _tested(cfg: TrainConfig, study: StudyConfig) -> TrainConfig:
     """With half of the held-out text set aside, where the study asks for a test and the config has none."""
     return moved(cfg, "data.test_frac", TEST_FRAC) if study.tests and not cfg.data.test_frac else cfg
+
+
+def _require_metric(study: StudyConfig, variants: Mapping[str, TrainConfig]) -> None:
+    """Raises ConfigError where a test tells no such figure; what else a run tells is seen when it has ended."""
+    usual = [name.removeprefix("val_") for name in Evaluation.__annotations__ if name.startswith("val_")]
+    for name, cfg in variants.items():
+        known = [f"test_{figure}" for figure in [*usual, *cfg.eval.figures()]]
+        if study.tests and study.metric not in known:
+            remedy = "Set eval.seq_len or eval.own_tokens for what is asked beside the loss"
+            raise ConfigError(f"metric={study.metric}: no test of variant {name} tells that. {remedy}. {did_you_mean(study.metric, known)}")
 
 
 def read_study(folder: Path) -> Study:

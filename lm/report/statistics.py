@@ -8,10 +8,12 @@ from typing import Any, Literal, TypeVar
 
 Verdict = Literal["better", "no better", "equal within", "cannot tell"]
 Interval = tuple[float, float]
+Sums = Sequence[tuple[float, float]]
 S = TypeVar("S", int, str)  # a seed
 
 ALPHA = 0.05
 POWER = 0.8
+_GRID = 2001  # places at which a factor is asked for: of 0.5 to 2, 0.07 % apart
 MOST_SEEDS = 999
 _PERMUTED_FROM, _RESAMPLED_FROM = 6, 10  # pairs: below, no permutation reaches 5 %, and a bootstrap is too narrow
 
@@ -36,6 +38,8 @@ class Difference:
     bootstrap: Interval | None
     verdict: Verdict
     more_seeds: int | None
+    level: float
+    """Of the interval."""
 
 
 def differences(baseline: Mapping[S, float], variants: Mapping[str, Mapping[S, float]], least_effect: float = 0.0) -> dict[str, Difference]:
@@ -58,6 +62,61 @@ def holm(ps: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
         worst = max(worst, min(1.0, ps[name] * left))
         corrected[name], levels[name] = worst, level
     return corrected, levels
+
+
+def text_error(baseline: Sums, variant: Sums) -> float:
+    """Returns the standard error of variant - baseline, of which each is a ratio of sums over the same clusters of text.
+
+    baseline, variant: numerator and denominator of each cluster. Linearized, so that what a cluster contributes to both ratios is taken
+    together (Cochran 1977, ch. 6), with n / (n - 1) for n clusters.
+    """
+    parts, n = [], len(baseline)
+    for sign, sums in ((-1, baseline), (1, variant)):
+        whole = math.fsum(size for _, size in sums)
+        ratio = math.fsum(value for value, _ in sums) / whole
+        parts.append([sign * (value - ratio * size) / whole for value, size in sums])
+    return math.sqrt(n / (n - 1) * math.fsum((own + other) ** 2 for own, other in zip(*parts, strict=True)))
+
+
+@dataclass(frozen=True)
+class Worth:
+    """How many times its tokens the baseline would need for the metric of a variant.
+
+    factor: None beyond those that were run.  interval: of the factors at which the two are not told apart; an end that is None lies
+    beyond those that were run.
+    """
+
+    factor: float | None
+    interval: tuple[float | None, float | None]
+
+
+def worth(baseline: Mapping[float, Mapping[S, float]], variant: Mapping[S, float], level: float) -> Worth | None:
+    """Returns where the baseline's metric over its tokens, straight between neighbours in log tokens, is that of the variant.
+
+    baseline: the metric of each seed by how many times its tokens were trained on.  A factor is in the interval where Student's t of
+    variant - baseline there, paired by seed, is below its limit, so that 1 is in it where 0 is in the interval of the difference
+    (Fieller 1954). None where fewer than two seeds have all runs, one of them diverged, or more tokens do not lower the mean.
+    """
+    import numpy as np
+
+    factors = sorted(baseline)
+    seeds = sorted(variant.keys() & set.intersection(*(set(runs) for runs in baseline.values())))
+    curves: Any = np.array([[baseline[factor][seed] for factor in factors] for seed in seeds])
+    own: Any = np.array([variant[seed] for seed in seeds])
+    if len(seeds) < 2 or not np.isfinite([*own, *curves.ravel()]).all() or (np.diff(curves.mean(0)) >= 0).any():
+        return None
+    places: Any = np.log(factors)
+    mean = curves.mean(0)
+    here = float(np.interp(-own.mean(), -mean, places))
+    inside = mean[-1] <= own.mean() <= mean[0]
+    grid = np.unique([*np.linspace(places[0], places[-1], _GRID), *places, here])
+    apart = own[:, None] - np.stack([np.interp(grid, places, curve) for curve in curves])
+    alike = np.abs(apart.mean(0)) <= t_limit(level, len(seeds)) * apart.std(0, ddof=1) / math.sqrt(len(seeds))
+    among = grid[alike | (inside & (grid == here))]
+    if not len(among):
+        return Worth(None, (factors[-1], None) if own.mean() < mean[-1] else (None, factors[0]))
+    low, high = (None if end == edge else math.exp(end) for end, edge in ((among[0], grid[0]), (among[-1], grid[-1])))
+    return Worth(math.exp(here) if inside else None, (low, high))
 
 
 def power(n: int, sd: float, effect: float, alpha: float = ALPHA) -> float:
@@ -142,7 +201,7 @@ def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float)
     if len(pairs) < 2 or not all(map(math.isfinite, pairs)):
         worse = sum(pair > 0 for pair in pairs) > len(pairs) / 2
         verdict: Verdict = "cannot tell" if p >= ALPHA or len(pairs) < 2 else "no better" if worse else "better"
-        return Difference(tuple(pairs), None, None, None, p if len(pairs) > 1 else None, None, None, verdict, None)
+        return Difference(tuple(pairs), None, None, None, p if len(pairs) > 1 else None, None, None, verdict, None, level)
     interval, near = _interval(pairs, level), _interval(pairs, 0.1)
     if least_effect and max(map(abs, near)) < least_effect:
         verdict = "equal within"
@@ -154,16 +213,21 @@ def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float)
         verdict = "cannot tell"
     more = _more_seeds(pairs, level, least_effect) if verdict == "cannot tell" else None
     return Difference(
-        tuple(pairs), statistics.fmean(pairs), interval, near, p, _permutation_p(pairs), _bootstrap(pairs, level), verdict, more
+        tuple(pairs), statistics.fmean(pairs), interval, near, p, _permutation_p(pairs), _bootstrap(pairs, level), verdict, more, level
     )
 
 
 def _interval(pairs: Sequence[float], level: float) -> Interval:
+    mean, n = statistics.fmean(pairs), len(pairs)
+    half = t_limit(level, n) * statistics.stdev(pairs) / math.sqrt(n)
+    return mean - half, mean + half
+
+
+def t_limit(level: float, n: int) -> float:
+    """Returns what |t| of n values exceeds so rarely."""
     from scipy import stats
 
-    mean, n = statistics.fmean(pairs), len(pairs)
-    half = float(stats.t.ppf(1 - level / 2, n - 1)) * statistics.stdev(pairs) / math.sqrt(n)
-    return mean - half, mean + half
+    return float(stats.t.isf(level / 2, n - 1))
 
 
 def _more_seeds(pairs: Sequence[float], level: float, least_effect: float) -> int | None:

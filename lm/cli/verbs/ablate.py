@@ -30,6 +30,7 @@ class Ablate(Verb):
 
     lm ablate study=ablation/ffn                                   a file of recipes/; again: only what is missing
     lm ablate model/ffn=swiglu,geglu,gelu match=params knob=model.ffn.hidden tune=optim.lr      without a file
+    lm ablate model/position=sinusoidal,alibi eval.seq_len=128,512 metric=test_loss/512         judged beyond the length of training
     lm ablate plan study=ablation/ffn                              runs, sizes and FLOPs, and nothing is run
     lm ablate report study=ablation/ffn                            what is known by now
     lm ablate noise recipes=pretrain/nano_long least_effect=0.005       how runs of one config spread, and the seeds that an effect takes
@@ -58,6 +59,8 @@ class Ablate(Verb):
     """Figure of the summary that is compared; less is better."""
     least_effect: float | None = Field(None, ge=0)
     """The smallest difference worth acting on."""
+    exchange: bool | None = None
+    """Train the baseline at half and at twice its tokens too, so that differences are told in tokens."""
     jobs: int = Field(1, ge=1, le=1024)
     """Runs side by side."""
     threads: int | None = Field(None, ge=1, le=1024)
@@ -68,7 +71,7 @@ class Ablate(Verb):
         doing = rest[0] if rest and "=" not in rest[0] else "run"
         if doing not in DOINGS:
             raise ConfigError(f"ablate: {doing!r} is nothing to do with a study. {did_you_mean(doing, DOINGS)}")
-        overrides = overrides_of(rest[1:] if rest and rest[0] == doing else rest)
+        overrides = [_listed(override) for override in overrides_of(rest[1:] if rest and rest[0] == doing else rest)]
         if doing == "noise":
             self._noise(overrides)
             return
@@ -137,11 +140,17 @@ class Ablate(Verb):
 
     def _config(self, asked: Tree, begun: StudyConfig | None) -> StudyConfig:
         """What is asked, and what the command line says of it.  begun: as it is there, which says what nobody else does."""
-        keys = ("baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "threads")
+        keys = ("baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "exchange", "threads")
         said = {key: value for key in keys if (value := getattr(self, key)) is not None}
         known = {"threads": begun.threads, "seeds": begun.seeds} if begun else {"threads": self._threads()}
         config = from_tree(StudyConfig, {**known, **asked, **said}, self.study or "ablate")
         return config.replace(seeds=max(begun.seeds, config.seeds)) if begun and self.seeds is None else config
+
+
+def _listed(override: str) -> str:
+    """Lengths to measure at are a list, and no variants."""
+    key, _, value = override.partition("=")
+    return f"{key}=[{value}]" if key == "eval.seq_len" and value[:1].isdigit() else override
 
 
 def _asked(study: str | None, overrides: list[str]) -> tuple[str, Tree | None]:

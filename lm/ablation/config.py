@@ -26,7 +26,8 @@ class RunsConfig(Config):
     seeds: int = Field(1, ge=1, le=1000)
     """Runs of each variant, with the seeds 0, 1, ...; more may be asked for later."""
     metric: str = "test_bits_per_byte"
-    """A figure of the runs' summary of which less is better. Where it begins with test_, tuning reads the same with val_."""
+    """A figure of the runs' summary of which less is better, such as test_ece, or test_loss/512 with eval.seq_len=[512]. Where it begins
+    with test_, tuning reads val_loss for test_loss and val_bits_per_byte for all others."""
     threads: int = Field(1, ge=1, le=1024)
     """Threads of each run: another number gives other bits."""
 
@@ -44,7 +45,9 @@ class RunsConfig(Config):
     @property
     def tuning_metric(self) -> str:
         """Returns the figure by which a tuned setting is chosen."""
-        return self.metric.replace("test_", "val_", 1) if self.tests else self.metric
+        if not self.tests:
+            return self.metric
+        return "val_loss" if self.metric.partition("/")[0] == "test_loss" else "val_bits_per_byte"
 
 
 class StudyConfig(RunsConfig):
@@ -64,6 +67,8 @@ class StudyConfig(RunsConfig):
     """Runs of each variant, with the seeds 0, 1, ...; more may be asked for later."""
     least_effect: float = Field(0.0, ge=0)
     """The smallest difference of the metric worth acting on."""
+    exchange: bool = False
+    """Train the baseline at half and at twice its tokens too, each seed as a branch of its run, so that differences are told in tokens."""
 
     @field_validator("variants")
     @classmethod

@@ -2,16 +2,19 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from lm.ablation.config import StudyConfig
+from lm.ablation.exchange import LENGTHS, branched, leaves, trunk
 from lm.ablation.matching import matched
 from lm.ablation.probe import measured
-from lm.ablation.runs import Asked
+from lm.ablation.runs import Asked, Job
 from lm.ablation.tuning import TunedRuns, plain_config
 from lm.errors import ConfigError
-from lm.schema import flatten
+from lm.generation.evaluate import Evaluation
+from lm.schema import did_you_mean, flatten
 from lm.training.config import TrainConfig
 
 
@@ -38,21 +41,56 @@ class Study(TunedRuns):
         super().__init__(folder, asked, asked.study, asked.configs)
         self.step_s = asked.step_s
 
+    def missing(self) -> list[Job]:
+        """As its base; branches behind what they leave."""
+        return super().missing() or [job for jobs in self.branches().values() for job in jobs if self.result(job) is None]
+
+    def reporting(self, variant: str) -> list[Job]:
+        """As its base; runs that others branch off keep the checkpoints for it."""
+        found = super().reporting(variant)
+        is_trunk = self.config.exchange and variant == self.config.baseline
+        return [replace(job, config=trunk(job.config)) for job in found] if is_trunk else found
+
+    def branches(self) -> dict[float, list[Job]]:
+        """Returns the baseline's runs of other lengths, by their part of its tokens; none unless they are asked for."""
+        trunks = self.reporting(self.config.baseline) if self.config.exchange else []
+        return {factor: [self._branch(job, factor) for job in trunks] for factor in LENGTHS if trunks}
+
+    def _branch(self, job: Job, factor: float) -> Job:
+        """Named so that no variant's run can have the name."""
+        name = f"{job.variant}@{factor:g}-seed-{job.seed}"
+        shared = leaves(job.config, factor)
+        own = self._job(name, job.variant, job.seed, branched(job.config, factor))
+        return replace(own, trunk=(job.name, shared) if shared else None)
+
 
 def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainConfig], begun: AskedStudy | None = None) -> Study:
     """Returns a study of these composed configs, matched as it asks; match=time measures steps, which run, unless the study has begun.
 
     Raises ConfigError where two are one, a knob does not reach, or a run would train nothing or need several processes.
     """
+    _require_metric(config, variants)
     plain = {name: plain_config(f"variants.{name}", cfg, config) for name, cfg in variants.items()}
-    _refuse_equal(plain, config.tune)
+    refuse_equal(plain, config.tune)
     step_s = begun.step_s if begun is not None else {}
     if config.match == "time" and begun is None:
         step_s = measured(folder / "probe", plain, config.threads)
     study = Study(folder, AskedStudy(study=config, configs=matched(config, plain, step_s), step_s=step_s))
-    _refuse_equal(study.variants, config.tune)
+    refuse_equal(study.variants, config.tune)
+    if config.exchange:
+        trunk(study.variants[config.baseline])
     study.missing()  # so that what cannot be tuned is told before anything is written
     return study
+
+
+def _require_metric(study: StudyConfig, variants: Mapping[str, TrainConfig]) -> None:
+    """Raises ConfigError where a test tells no such figure; what else a run tells is seen when it has ended."""
+    usual = [name.removeprefix("val_") for name in Evaluation.__annotations__ if name.startswith("val_")]
+    for name, cfg in variants.items():
+        known = [f"test_{figure}" for figure in [*usual, *cfg.eval.figures()]]
+        if study.tests and study.metric not in known:
+            remedy = "Set eval.seq_len or eval.own_tokens for what is asked beside the loss"
+            raise ConfigError(f"metric={study.metric}: no test of variant {name} tells that. {remedy}. {did_you_mean(study.metric, known)}")
 
 
 def read_study(folder: Path) -> Study:
@@ -62,7 +100,8 @@ def read_study(folder: Path) -> Study:
     return Study(folder, asked)
 
 
-def _refuse_equal(variants: Mapping[str, TrainConfig], tuned: str | None) -> None:
+def refuse_equal(variants: Mapping[str, TrainConfig], tuned: str | None = None) -> None:
+    """Raises ConfigError where two are one but for the tuned setting."""
     seen: dict[str, str] = {}
     for name, cfg in variants.items():
         tree = json.dumps({key: value for key, value in flatten(cfg.tree()).items() if key != tuned}, sort_keys=True)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,14 +204,23 @@ def test_what_is_mistyped_is_told_before_anything_runs(args: list[str], said: st
 
 
 @pytest.mark.slow
-def test_a_ladder_runs_what_is_missing_and_its_rates_are_tuned_alike(python: None, ablate: Ablate, lm: Lm, tmp_path: Path) -> None:
-    climb = ("sizes=16,24,32", "tokens=1,2,4", "jobs=2", "trainer.max_steps=3")
+def test_a_ladder_runs_what_is_missing_and_nothing_twice(python: None, ablate: Ablate, tmp_path: Path) -> None:
+    climb = ("sizes=16,24,32", "tokens=1,2,4", "jobs=2")
     code, out, err = ablate(*climb)
-    assert code == 0 and err.count(": 9 runs to go") == 1 and "The law: L = E" in out, err
+    assert code == 0 and err.count(": 9 runs to go") == 1 and "The runs" in out, err
     first = scaling(tmp_path)
     assert all(run is not None for cell in first["cells"].values() for run in cell["runs"].values())
-    assert "runs to go" not in ablate(*climb)[2] and scaling(tmp_path) == first
-    code, _, err = ablate(*climb, "name=tuned", "tune=optim.lr")
-    assert code == 0 and "45 runs to go" in err
-    tuned = json.loads((tmp_path / "tuned/scaling.json").read_text())
-    assert all(cell["tuned"] > 0 for cell in tuned["cells"].values()) and not any("Say tune=" in warning for warning in tuned["warnings"])
+    shutil.rmtree(tmp_path / "ffn/24-x2-seed-0/model")
+    assert ablate(*climb)[2].count(": 1 run to go") == 1 and scaling(tmp_path) == first
+
+
+@pytest.mark.slow
+def test_a_rate_is_tuned_for_every_pair_alike(climbed: Climbed) -> None:
+    ladder = climbed(left=45, tune="optim.lr")
+    assert len(ladder.missing()) == 45
+    while jobs := ladder.missing():
+        for job in jobs:
+            end(ladder, job, 3 + math.log(job.config.optim.lr / 0.002) ** 2)
+    found = write_report(ladder, Asking())
+    assert {cell.tuned for cell in found.cells.values()} == {0.002} and not any("Say tune=" in warning for warning in found.warnings)
+    assert any("all losses are 3" in warning for warning in found.warnings)

@@ -3,9 +3,6 @@
 import copy
 import json
 import random
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +16,10 @@ from lm.ablation.study import AskedStudy, Study, new_study, read_study
 from lm.ablation.verdict import cells, report, verdict
 from lm.cli.compose.compose import compose_config
 from lm.errors import CheckpointError, ConfigError
-from lm.schema import Tree, flatten
+from lm.schema import Tree, flatten, from_tree
 from tests.ablation.conftest import Ablate, NewStudy, end
 from tests.conftest import Lm
+from tests.training.conftest import files_of_at_most
 
 
 def damaged(whole: Tree, path: str, value: Any) -> Tree:
@@ -168,17 +166,6 @@ def test_a_study_that_judges_by_what_it_tuned_on_says_so(study: NewStudy) -> Non
     assert "Validation text chose optim.lr and judges what it chose. Say metric=test_bits_per_byte." in verdict(asked)["warnings"]
 
 
-@contextmanager
-def files_of_at_most(n_bytes: int) -> Iterator[None]:
-    """As on a disk that is full, what is written meanwhile is refused half way."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_full_disk_ends_a_study_in_one_sentence_and_the_same_command_goes_on(ablate: Ablate, study: NewStudy, tmp_path: Path) -> None:
     call = ("run", "model/ffn=swiglu,gelu", "seeds=2")
 
@@ -203,7 +190,7 @@ def test_a_full_disk_ends_a_study_in_one_sentence_and_the_same_command_goes_on(a
 def test_a_study_that_matches_time_has_the_steps_that_were_measured_before_it_began(study: NewStudy, tmp_path: Path) -> None:
     plain = study(match="tokens").variants
     long = {name: moved(config, "trainer.max_steps", 3000) for name, config in plain.items()}
-    config = StudyConfig(variants={"swiglu": [], "gelu": []}, match="time", seeds=2)  # type: ignore[call-arg]
+    config = from_tree(StudyConfig, {"variants": {"swiglu": [], "gelu": []}, "match": "time", "seeds": 2})
     begun = AskedStudy(study=config, configs=long, step_s={"swiglu": 0.3, "gelu": 0.2})
     made = new_study(tmp_path / "time", config, long, begun)
     assert {name: found.trainer.max_steps for name, found in made.variants.items()} == {"swiglu": 3000, "gelu": 4500}

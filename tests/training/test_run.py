@@ -51,7 +51,7 @@ def test_a_signal_finishes_the_step_saves_and_tells_how_to_resume(
     step = int(newest.name.removeprefix("step-"))
     assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl")] == list(range(1, step + 1))
     *_, resume, last = process.stderr.splitlines()
-    assert re.search(rf"^{number.name}: finishing step [\d,]+, which is then saved; again within 5 s", process.stderr, re.M)
+    assert re.search(rf"^{number.name}: finishing the step under way, which is then saved; again within 5 s", process.stderr, re.M)
     assert f"{number.name} ended the run after step {step}, which is saved" in last
     assert shlex.split(resume) == ["resume:", "lm", *settled(*args)]
 

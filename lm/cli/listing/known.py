@@ -93,6 +93,7 @@ def _type(told: Any, found: Tree) -> Any:
     inner = [_type(part, found) for part in (of if sort == "any of" else [of])]
     if sort == "any of":
         return Union[tuple(inner)]  # noqa: UP007  # of as many as there are
+    entry: Any = inner[0]
     if sort == "list":
-        return list[inner[0]]  # type: ignore[valid-type]
-    return Named[inner[0]] if isinstance(inner[0], type) and issubclass(inner[0], Slot) else dict[str, inner[0]]  # type: ignore[valid-type]
+        return list[entry]
+    return Named[entry] if isinstance(entry, type) and issubclass(entry, Slot) else dict[str, entry]

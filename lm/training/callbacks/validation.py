@@ -55,12 +55,8 @@ class Validation(RunCallback):
         with run.clock.paused():
             with run.journal.console.during("Validating"):
                 found = self._losses(module, self._held_out(module))
+            _require_finite(module, "val_loss", found["val_loss"])
             counters.val_loss, counters.val_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
-            if not math.isfinite(found["val_loss"]):
-                raise NumericsError(
-                    f"train: val_loss is {counters.val_loss} after step {step}, and the weights are not saved; {run.last_checkpoint()}."
-                    f" Lower optim.lr={run.cfg.optim.lr:g}, or use trainer.precision=fp32."
-                )
             if counters.best_val_loss is None or found["val_loss"] < counters.best_val_loss:
                 counters.best_val_loss, counters.worse_validations = found["val_loss"], 0
             else:
@@ -78,6 +74,8 @@ class Validation(RunCallback):
         if rows := self._set_aside(module):
             with run.clock.paused(), run.journal.console.during("Testing"), eager(module):
                 found = self._losses(module, rows, closely=True)
+            for name in (name for name in found if name.startswith("val_loss")):
+                _require_finite(module, name.replace("val_", "test_", 1), found[name])
             run.counters.test = {name.replace("val_", "test_", 1): value for name, value in found.items()}
             run.journal.record({"step": module.step, "tokens": run.tokens(module.step), **run.counters.test})
 
@@ -105,3 +103,12 @@ class Validation(RunCallback):
     def _set_aside(self, module: TrainModule) -> list[Held]:
         rows = module.run.splits.test
         return [] if rows is None else [("", rows, spread(len(rows), module.cfg.data.val_rows))]
+
+
+def _require_finite(module: TrainModule, name: str, loss: float) -> None:
+    if not math.isfinite(loss):
+        run = module.run
+        raise NumericsError(
+            f"train: {name} is {loss} after step {module.step}, and the weights are not saved; {run.last_checkpoint()}."
+            f" Lower optim.lr={run.cfg.optim.lr:g}, or use trainer.precision=fp32."
+        )

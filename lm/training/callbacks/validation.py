@@ -75,7 +75,8 @@ class Validation(RunCallback):
         if rows := self._set_aside(module):
             with run.clock.paused(), run.journal.console.during("Testing"), eager(module):
                 found = self._losses(module, rows, closely=True)
-                _require_finite(module, "test_loss", found["val_loss"])
+                for name in (name for name in found if name.startswith("val_loss")):
+                    _require_finite(module, name.replace("val_", "test_", 1), found[name])
                 self._note_documents(module, *rows[0][1:])
             run.counters.test = {name.replace("val_", "test_", 1): value for name, value in found.items()}
             run.journal.record({"step": module.step, "tokens": run.tokens(module.step), **run.counters.test})

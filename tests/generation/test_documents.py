@@ -70,8 +70,12 @@ def test_whole_documents_side_by_side_contribute_what_each_does_alone(model: LM,
     cfg, data = prepared(tmp_path, 40, packing="fit")
     rows = build_rows(CausalConfig(), cfg, data.train, data.tokenizer, model.cfg)
     expected = one_by_one(model, data)
+    forwards: list[int] = []
     for world in (1, 3):
-        unit, found = sums_of(model, rows, data, world)
+        forwards.clear()
+        with model.register_forward_pre_hook(lambda *_: forwards.append(1)):
+            unit, found = sums_of(model, rows, data, world)
+        assert len(forwards) == world * -(-len(range(0, len(rows), world)) // 2), "all take equally many"
         assert unit == "documents" and found.keys() == expected.keys()
         for number, values in found.items():
             assert values == pytest.approx(expected[number], rel=1e-5)

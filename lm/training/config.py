@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.data.loader import split
 from lm.data.rows.base import LikelihoodConfig, ScheduledSamplingConfig
+from lm.generation.config import EvalConfig
 from lm.nn.cost.memory import Setting
 from lm.nn.head import CHUNK
 from lm.nn.transformer import ModelConfig
@@ -217,6 +218,7 @@ class TrainConfig(Sized):
     schedule: ScheduleConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
     numerics: NumericsConfig = NumericsConfig()
+    eval: EvalConfig = EvalConfig()
     logger: LoggerConfig = JsonlLoggerConfig()
     callbacks: Named[CallbackConfig] = {}
     """Callbacks of one's own, by name; one without `kind` is of the kind that its name says."""
@@ -256,6 +258,8 @@ class TrainConfig(Sized):
         if (refused := self.refusal()) is not None:
             raise ValueError(refused)
         self.objective.require_fit(self.model.kind, self.data)
+        if (refused := self.eval.refusal(self.model, self.data.seq_len, self.objective.kind)) is not None:
+            raise ValueError(refused)
         if self.objective.needs_parent and self.init_from is None:
             raise ValueError(f"objective={self.objective.kind} compares with the model that training starts from. Set init_from.")
         limit = self.model.max_seq_len

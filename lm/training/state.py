@@ -150,10 +150,9 @@ class RunState:
 
     def rows_of(self, step: int) -> list[int]:
         """Returns the row ids of a step, counted from 0."""
-        rows: list[int] = self.splits.train.of_step(
-            self.cfg.seeds.data, step + self.counters.rows_from, self.cfg.data.global_batch
-        ).tolist()
-        return rows
+        data = self.cfg.data
+        found = self.splits.train.of_step(self.cfg.seeds.data, step + self.counters.rows_from, data.global_batch, data.train_rows)
+        return list(found.tolist())
 
     def consumed(self, step: int) -> Tree:
         """Returns how much so many steps have read of each source of a mixture, as metrics."""

@@ -78,6 +78,8 @@ class MixConfig(DataConfig):
             raise ValueError(f"sources: the names {', '.join(names)} are not all different. Rename one.")
         if len(shapes := {source.data.shape for source in self.sources}) > 1:
             raise ValueError(f"sources: their records are of the kinds {', '.join(sorted(shapes))}. Mix sources of one kind.")
+        if self.train_rows is not None:
+            raise ValueError(f"train_rows={self.train_rows} is for a single source, and this is a mixture. Leave it out.")
         if len({source.weight is None for source in self.sources}) > 1:
             raise ValueError("sources: some have a weight and some have none. Give all or none of them one.")
         if not any(source.weight is None or source.weight > 0 for source in self.sources):
@@ -144,8 +146,8 @@ class MixedRows(Rows):
     def describe(self) -> str:
         return "\n".join(f"{name} {said}" for name, part in zip(self.names, self._parts, strict=True) if (said := part.describe()))
 
-    def of_step(self, seed: int, step: int, global_batch: int) -> Ids:
-        """The mixture has the seed."""
+    def of_step(self, seed: int, step: int, global_batch: int, first: int | None = None) -> Ids:
+        """The mixture has the seed, and a limit for each source."""
         assert self.mixture is not None
         source, row = self.mixture.read(step * global_batch, (step + 1) * global_batch)
         return np.asarray(self.offsets[source] + row)

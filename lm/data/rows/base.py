@@ -51,9 +51,9 @@ class Rows(ABC):
         """Lines on what was cut or left empty; '' where there is nothing to say."""
         return ""
 
-    def of_step(self, seed: int, step: int, global_batch: int) -> Ids:
-        """The row ids of a step, counted from 0."""
-        return step_rows(seed, step, global_batch, len(self))
+    def of_step(self, seed: int, step: int, global_batch: int, first: int | None = None) -> Ids:
+        """The row ids of a step, counted from 0.  first: so many rows are read again and again; None: all."""
+        return step_rows(seed, step, global_batch, len(self), first)
 
     def consumed(self, n: int, seq_len: int) -> dict[str, float]:
         """Of each source of a mixture the tokens and epochs in the first n rows of a run, as metrics; nothing of a single source."""

@@ -4,11 +4,12 @@ import math
 
 from lm.data.order import Ids, spread
 from lm.data.rows.base import Rows
-from lm.errors import NumericsError
+from lm.errors import ConfigError, NumericsError
 from lm.generation.documents import document_sums
 from lm.generation.evaluate import require_labels, totals
+from lm.generation.further import further, require_further
 from lm.schema import Tree
-from lm.training.callbacks.base import RunCallback
+from lm.training.callbacks.base import RunCallback, eager
 from lm.training.module import TrainModule
 from lm.training.weights.initial import parent
 
@@ -24,6 +25,13 @@ class Validation(RunCallback):
     def begin(self, module: TrainModule) -> None:
         for _, rows, ids in [*self._held_out(module), *self._set_aside(module)]:
             require_labels(rows, ids, module.run.data.tokenizer, module.cfg.trainer.micro_batch)
+        run, cfg = module.run, module.cfg
+        if cfg.eval.wanted:
+            if run.splits.test is None:
+                raise ConfigError(
+                    "eval: it is asked of the test, and data.test_frac=0 sets no text aside for one. Raise it, such as to 0.5."
+                )
+            require_further(cfg.eval, cfg.objective, cfg.data, run.data, ["test"], module.model.cfg)
 
     def look_at_parent(self, module: TrainModule) -> None:
         self.validate(module)
@@ -65,10 +73,10 @@ class Validation(RunCallback):
         """Of what is set aside for it; once, since whoever looks at it while choosing has no test left."""
         run, self._tested = module.run, module.step
         if rows := self._set_aside(module):
-            with run.clock.paused(), run.journal.console.during("Testing"):
-                found = self._losses(module, rows)
+            with run.clock.paused(), run.journal.console.during("Testing"), eager(module):
+                found = self._losses(module, rows, closely=True)
+                _require_finite(module, "test_loss", found["val_loss"])
                 self._note_documents(module, *rows[0][1:])
-            _require_finite(module, "test_loss", found["val_loss"])
             run.counters.test = {name.replace("val_", "test_", 1): value for name, value in found.items()}
             run.journal.record({"step": module.step, "tokens": run.tokens(module.step), **run.counters.test})
 
@@ -79,16 +87,19 @@ class Validation(RunCallback):
         if run.ranks.first:
             run.folder.write_test_documents(of.tree())
 
-    def _losses(self, module: TrainModule, wanted: list[Held]) -> Tree:
-        """As metrics.jsonl has them."""
+    def _losses(self, module: TrainModule, wanted: list[Held], closely: bool = False) -> Tree:
+        """As metrics.jsonl has them.  closely: with what the test is asked beside its loss."""
         run, cfg = module.run, module.cfg
         found: Tree = {}
         start = cfg.init_from
         measure = cfg.objective.measure(None if start is None else lambda: parent(start).to(module.device))
         with module.exported_weights():
             for suffix, rows, ids in wanted:
-                of = totals(module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.ranks, measure).figures()
+                of = totals(module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.ranks, measure, closely).figures()
                 found |= {f"{name}{suffix}": value for name, value in of.items() if name.startswith("val_")}
+            if closely:
+                micro_batch, data = cfg.trainer.micro_batch, cfg.data
+                found |= further(module.model, cfg.eval, cfg.objective, data, run.data, ["test"], micro_batch, measure, run.ranks)
         return found
 
     def _held_out(self, module: TrainModule) -> list[Held]:

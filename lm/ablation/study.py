@@ -71,12 +71,12 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
     """
     _require_metric(config, variants)
     plain = {name: plain_config(f"variants.{name}", cfg, config) for name, cfg in variants.items()}
-    _refuse_equal(plain, config.tune)
+    refuse_equal(plain, config.tune)
     step_s = begun.step_s if begun is not None else {}
     if config.match == "time" and begun is None:
         step_s = measured(folder / "probe", plain, config.threads)
     study = Study(folder, AskedStudy(study=config, configs=matched(config, plain, step_s), step_s=step_s))
-    _refuse_equal(study.variants, config.tune)
+    refuse_equal(study.variants, config.tune)
     if config.exchange:
         trunk(study.variants[config.baseline])
     study.missing()  # so that what cannot be tuned is told before anything is written
@@ -100,7 +100,8 @@ def read_study(folder: Path) -> Study:
     return Study(folder, asked)
 
 
-def _refuse_equal(variants: Mapping[str, TrainConfig], tuned: str | None) -> None:
+def refuse_equal(variants: Mapping[str, TrainConfig], tuned: str | None = None) -> None:
+    """Raises ConfigError where two are one but for the tuned setting."""
     seen: dict[str, str] = {}
     for name, cfg in variants.items():
         tree = json.dumps({key: value for key, value in flatten(cfg.tree()).items() if key != tuned}, sort_keys=True)

@@ -14,6 +14,7 @@ from lm.data.rows.base import LikelihoodConfig, ScheduledSamplingConfig
 from lm.generation.config import EvalConfig
 from lm.nn.cost.memory import Setting
 from lm.nn.head import CHUNK
+from lm.nn.parametrization import Growth
 from lm.nn.transformer import ModelConfig
 from lm.schema import MOST, Config, MaybeEmpty, Named, Slot, Tree
 from lm.storage.run_folder import RunFolder
@@ -257,6 +258,9 @@ class TrainConfig(Sized):
             )
         if (refused := self.refusal()) is not None:
             raise ValueError(refused)
+        if self.model.growth() != Growth() and not self.optim.obeys_rates:
+            kind = self.model.parametrization.kind
+            raise ValueError(f"optim={self.optim.kind} has no rule for model.parametrization={kind}. Use optim=adamw or muon.")
         self.objective.require_fit(self.model.kind, self.data)
         if (refused := self.eval.refusal(self.model, self.data.seq_len, self.objective.kind)) is not None:
             raise ValueError(refused)

@@ -50,11 +50,11 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
 @pytest.mark.parametrize(
     "variant",
     [
-        ["optim=adamw"],
+        ["optim=adamw", "model/parametrization=completep"],
         ["optim=muon", "trainer.micro_batch=2", "trainer.ema_decay=0.9", "schedule=cosine"],
         ["optim=sgd", "optim.momentum=0.9", "trainer.precision=bf16-true", "trainer.sample_prompts=['def ']"],
     ],
-    ids=["adamw", "muon, accumulation, average", "sgd, bf16, samples"],
+    ids=["adamw, completep", "muon, accumulation, average", "sgd, bf16, samples"],
 )
 def test_a_run_that_was_stopped_four_times_is_bitwise_the_run_left_alone(
     configure: Configure, stop: Stop, tmp_path: Path, variant: list[str]

@@ -38,7 +38,7 @@ class Ablate(Verb):
     lm ablate plan study=ablation/ffn                              runs, sizes and FLOPs, and nothing is run
     lm ablate report study=ablation/ffn                            what is known by now
     lm ablate sizes=64,96,128,192 tokens=0.5,1,2 recipes=ablation/base   a law of size and tokens; also with plan, report, flops=1e14
-    lm ablate noise recipes=pretrain/nano_long least_effect=0.005       how runs of one config spread, and the seeds that an effect takes
+    lm ablate noise recipes=pretrain/nano_long model/ffn=swiglu,gelu    how runs spread, what pairing by seed saves, and the seeds it takes
     """
 
     words = DOINGS
@@ -129,17 +129,18 @@ class Ablate(Verb):
     def _noise(self, overrides: list[str]) -> None:
         if foreign := sorted(self.model_fields_set - {"name", "dir", "metric", "least_effect", "jobs", "threads"}):
             raise ConfigError(f"{foreign[0]}: lm ablate noise runs one config, with seeds of its own, and compares nothing. Leave it out.")
-        config = compose_config(overrides)
+        shared, variants = _varied(overrides)
+        configs = {name: compose_config([*shared, *own]) for name, own in variants.items()} or {"baseline": compose_config(shared)}
         from lm.ablation.jobs import run_missing
-        from lm.ablation.noise import AskedNoise, NoiseRuns, told
-        from lm.ablation.runs import NO_RUN
+        from lm.ablation.noise import AskedNoise, noise_runs, told, verdict
 
-        folder = self._folder(cut(f"noise-{config.run.name}", _LONGEST))
+        folder = self._folder(cut(f"noise-{compose(plugins.take(shared)).full()['run']['name']}", _LONGEST))
         begun = AskedNoise.read(folder)
-        asked = AskedNoise(threads=self.threads or (begun.threads if begun else self._threads()), config=config.replace(run=NO_RUN, seed=0))
-        runs = NoiseRuns(folder, asked, self.metric or "val_bits_per_byte")
-        run_missing(runs, self.jobs)
-        for line in told(runs.verdict(), [self.least_effect] if self.least_effect else [0.02, 0.01, 0.005]):
+        threads = self.threads or (begun.threads if begun else self._threads())
+        runs = noise_runs(folder, configs, threads, self.metric or "val_bits_per_byte")
+        for each in runs.values():
+            run_missing(each, self.jobs)
+        for line in told(verdict(runs), [self.least_effect] if self.least_effect else [0.02, 0.01, 0.005]):
             say(line)
 
     def _climbs(self) -> bool:
@@ -248,11 +249,15 @@ def _with(asked: Tree, before: list[str], behind: list[str]) -> Tree:
 
 def _swept(overrides: list[str]) -> tuple[str, Tree]:
     """A variant for each combination of values."""
+    shared, variants = _varied(overrides)
+    if not variants:
+        raise ConfigError("ablate: there is one variant only. Name a study=, or several values of a key, as in model/ffn=swiglu,gelu.")
+    keys = "+".join(short(text.partition("=")[0].lstrip("+").replace("/", ".")) for text in overrides if text not in shared)
+    return cut(f"{keys}+{'+'.join(variants)}", _LONGEST), {"variants": variants, "overrides": shared}
+
+
+def _varied(overrides: list[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """The overrides with one value, and by the name of a variant what it has of the others."""
     jobs = expand(overrides)
     varied = differing(jobs)
-    if not varied:
-        raise ConfigError("ablate: there is one variant only. Name a study=, or several values of a key, as in model/ffn=swiglu,gelu.")
-    variants = variant_names(jobs)
-    shared = [override for i, override in enumerate(overrides) if i not in varied]
-    keys = "+".join(short(overrides[i].partition("=")[0].lstrip("+").replace("/", ".")) for i in varied)
-    return cut(f"{keys}+{'+'.join(variants)}", _LONGEST), {"variants": variants, "overrides": shared}
+    return [text for i, text in enumerate(overrides) if i not in varied], variant_names(jobs) if varied else {}

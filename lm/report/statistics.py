@@ -13,7 +13,6 @@ S = TypeVar("S", int, str)  # a seed
 
 ALPHA = 0.05
 POWER = 0.8
-_ROUNDING = 1e-6  # part of the variance, below which differences are alike but for the last digits
 _GRID = 2001  # places at which a factor is asked for: of 0.5 to 2, 0.07 % apart
 MOST_SEEDS = 999
 _CORRELATED_FROM, _PERMUTED_FROM, _RESAMPLED_FROM = 3, 6, 10  # pairs: of two all correlations are 1; below the others, no permutation
@@ -29,8 +28,7 @@ class Difference:
     interval: Student's t, at the level that Holm's procedure leaves this variant.  near: at 90 %, for equivalence.  p: of the same test,
     corrected by Holm. None where a pair is not finite, or there is one alone. permutation_p: exact, over all signs, from 6 pairs on.
     bootstrap: BCa at the same level, from 10 on.  more_seeds: how many would tell with 80 % power, by the spread so far; None: no number.
-    pairing: correlation of baseline and variant over seeds, from 3 pairs on.  apart: seeds that would say as much without pairing; None
-    where all pairs are alike.
+    pairing: correlation of baseline and variant over seeds, from 3 pairs on.  apart: seeds that would say as much without pairing.
     """
 
     pairs: tuple[float, ...]
@@ -208,9 +206,8 @@ def _pairing(baseline: Mapping[S, float], variant: Mapping[S, float], pairs: Seq
     if len(pairs) < _CORRELATED_FROM or not all(map(math.isfinite, pairs)):
         return {}
     base, own, both = (statistics.stdev(each) for each in ([baseline[seed] for seed in shared], [variant[seed] for seed in shared], pairs))
-    spread = base**2 + own**2
-    told = both**2 > _ROUNDING * spread
-    return {"pairing": pairing(base, own, both), "apart": round(len(pairs) * spread / both**2) if told else None}
+    apart = round(len(pairs) * (base**2 + own**2) / both**2) if both**2 * MOST_SEEDS > base**2 + own**2 else None
+    return {"pairing": pairing(base, own, both), "apart": apart}
 
 
 def p_value(pairs: Sequence[float]) -> float:

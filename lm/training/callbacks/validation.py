@@ -76,7 +76,8 @@ class Validation(RunCallback):
             with run.clock.paused(), run.journal.console.during("Testing"), eager(module):
                 documents = Documents(*rows[0][1:], run.data.tokenizer, module.cfg.trainer.micro_batch)
                 found = self._losses(module, rows, documents)
-                _require_finite(module, "test_loss", found["val_loss"])
+                for name in (name for name in found if name.startswith("val_loss")):
+                    _require_finite(module, name.replace("val_", "test_", 1), found[name])
                 told = documents.found(run.ranks.total(*documents.flat()))
             if run.ranks.first:
                 run.folder.write_test_documents(told.tree())

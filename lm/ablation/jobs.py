@@ -5,6 +5,7 @@ import signal
 import sys
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
+from lm.ablation.exchange import branch_off
 from lm.ablation.runs import Job, Runs
 from lm.errors import Interrupted, NumericsError, SweepError
 from lm.printing import note
@@ -12,6 +13,7 @@ from lm.progress import quiet
 from lm.storage.atomic import disk_errors, replace_file
 from lm.storage.lock import RunLock
 from lm.storage.reading import yaml_text
+from lm.storage.run_folder import RunFolder
 from lm.training.launch.children import Children
 from lm.units import counted
 
@@ -67,6 +69,9 @@ def _reason(study: Runs, job: Job, code: int) -> str:
 def _run(study: Runs, job: Job, children: Children) -> int:
     config, log = study.file(job, "yaml"), study.file(job, "log")
     replace_file(config, yaml_text(job.config.tree()))
+    if job.trunk is not None:
+        trunk, most = job.trunk
+        branch_off(RunFolder(study.folder / trunk), most, RunFolder(study.folder / job.name))
     with disk_errors(log):
         output = log.open("ab")
     with output:

@@ -22,7 +22,8 @@ NO_RUN = {"name": "any", "dir": "any"}
 
 @dataclass(frozen=True)
 class Job:
-    """One training run.  metric: the figure that is read of it.  tuned: the value of the tuned setting."""
+    """One training run.  metric: the figure that is read of it.  tuned: the value of the tuned setting.  trunk: the run that it has all
+    steps up to this one in common with, and may take them from; None: it has none."""
 
     name: str
     variant: str
@@ -30,6 +31,7 @@ class Job:
     config: TrainConfig
     metric: str
     tuned: float | None = None
+    trunk: tuple[str, int] | None = None
 
 
 class Asked(Config):

@@ -1,14 +1,18 @@
 """What a study has found, as a tree and as words."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from lm.ablation.config import StudyConfig
+from lm.ablation.exchange import LENGTHS, branched, in_tokens, percent, short_of
 from lm.ablation.found import Found
 from lm.ablation.matching import size
+from lm.ablation.runs import Job
 from lm.ablation.study import Study
-from lm.report.statistics import ALPHA, Difference, differences
+from lm.ablation.text import covers, of_text, sampled
+from lm.report.statistics import ALPHA, Difference, Worth, differences, worth
 from lm.schema import Tree, flatten, from_tree
 from lm.units import si
 
@@ -21,7 +25,11 @@ def verdict(study: Study) -> Tree:
     found = differences(
         results[config.baseline], {name: runs for name, runs in results.items() if name != config.baseline}, config.least_effect
     )
-    rows = {name: _row(study, name, results[name], found.get(name)) for name in study.variants}
+    lengths = {1.0: results[config.baseline], **{factor: _ended(study, jobs) for factor, jobs in study.branches().items()}}
+    worths = {name: worth(lengths, results[name], told.level) for name, told in found.items() if len(lengths) > 1}
+    rows = {name: _row(study, name, results[name], found.get(name), worths.get(name)) for name in study.variants}
+    asked = sorted([1.0, *LENGTHS]) if config.exchange else []
+    exchange = {f"{factor:g}": _length(study, factor, lengths.get(factor, {})) for factor in asked} or None
     told = {
         "study": study.folder.name,
         "hash": study.hash,
@@ -32,8 +40,9 @@ def verdict(study: Study) -> Tree:
         "least_effect": config.least_effect,
         "seeds": config.seeds,
         "level": ALPHA,
+        "exchange": exchange,
         "variants": rows,
-        "warnings": _warnings(config, rows, found),
+        "warnings": _warnings(config, rows, found, exchange),
     }
     return from_tree(Found, told, "verdict.json").tree()
 
@@ -54,15 +63,17 @@ def cells(found: Tree) -> list[tuple[str, ...]]:
     """Returns the table of verdict.json, its head first: how each variant did, and what that says."""
     metric = f"{found['metric']} (mean of {found['seeds']} seeds)"
     rows: list[tuple[str, ...]] = [("variant", metric, "difference [95 %]", "p (Holm)", "verdict", "tuned")]
+    rows[0] += ("worth in tokens [95 %]",) if found["exchange"] else ()
     for name, row in found["variants"].items():
         told, tuned, tuning = row["difference"] or {}, row["tuned"], row["tuning"]
         mean = f"{row['mean']:.4f}" if row["mean"] is not None else "-"
         away = f"{told['mean']:+.4f} [{told['interval'][0]:+.4f}, {told['interval'][1]:+.4f}]" if told.get("mean") is not None else "-"
+        away += f", of the text ±{row['text']['half']:.4f}" if row["text"] else ""
         p = f"{told['p']:.3g}" if told.get("p") is not None else "-"
         value = f"{tuning['ended']} of {tuning['runs']} runs" if tuning else "-"
         if tuned:
             value = f"{tuned['value']:.3g}{' (edge)' if tuned['at_edge'] else ''}"
-        rows.append((name, mean, away, p, _verdict(told), value))
+        rows.append((name, mean, away, p, _verdict(told), value, *((percent(row["worth"], told),) if found["exchange"] else ())))
     return rows
 
 
@@ -76,16 +87,27 @@ def _verdict(difference: Tree) -> str:
 
 def _results(study: Study) -> dict[str, dict[int, float]]:
     """The metric by variant and seed, of the runs that have ended."""
-    found = {name: {job.seed: study.result(job) for job in study.reporting(name)} for name in study.variants}
-    return {name: {seed: value for seed, value in runs.items() if value is not None} for name, runs in found.items()}
+    return {name: _ended(study, study.reporting(name)) for name in study.variants}
 
 
-def _row(study: Study, name: str, runs: dict[int, float], difference: Difference | None) -> Tree:
+def _ended(study: Study, jobs: Sequence[Job]) -> dict[int, float]:
+    return {job.seed: value for job in jobs if (value := study.result(job)) is not None}
+
+
+def _length(study: Study, factor: float, runs: dict[int, float]) -> Tree:
+    return {"tokens": size(branched(study.variants[study.config.baseline], factor)).tokens, "runs": _by_seed(runs)}
+
+
+def _by_seed(runs: dict[int, float]) -> Tree:
+    return {str(seed): value if math.isfinite(value) else None for seed, value in sorted(runs.items())}
+
+
+def _row(study: Study, name: str, runs: dict[int, float], difference: Difference | None, tokens: Worth | None) -> Tree:
     finite = [value for value in runs.values() if math.isfinite(value)]
     tuned, cost = study.tuned(name), size(study.variants[name])
     tried = {f"{value:.4g}": metric if math.isfinite(metric) else None for value, metric in tuned.tried.items()} if tuned else None
     return {
-        "runs": {str(seed): value if math.isfinite(value) else None for seed, value in sorted(runs.items())},
+        "runs": _by_seed(runs),
         "diverged": len(runs) - len(finite),
         "mean": sum(finite) / len(finite) if finite and len(finite) == len(runs) else None,
         "tuned": {
@@ -102,6 +124,8 @@ def _row(study: Study, name: str, runs: dict[int, float], difference: Difference
         "knob": flatten(study.variants[name].tree()).get(str(study.config.moved)) if study.config.moved else None,
         "step_s": study.step_s.get(name),
         "difference": _plain(asdict(difference)) if difference is not None else None,
+        "text": of_text(study, name, difference) if difference is not None else None,
+        "worth": asdict(tokens) if tokens is not None else None,
     }
 
 
@@ -120,7 +144,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _warnings(config: StudyConfig, rows: Tree, found: dict[str, Difference]) -> list[str]:
+def _warnings(config: StudyConfig, rows: Tree, found: dict[str, Difference], exchange: Tree | None) -> list[str]:
     base = rows[config.baseline]["size"]
     notes = []
     if config.seeds < FEW_SEEDS:
@@ -153,6 +177,7 @@ def _warnings(config: StudyConfig, rows: Tree, found: dict[str, Difference]) -> 
         ):
             notes.append(f"{name}: the difference is within the noise of {len(difference.pairs)} seeds.")
     cost = rows[config.baseline]["size"]
+    notes += short_of(config, exchange, rows)
     notes.append(f"Shown at {si(cost['parameters'])} parameters and {si(cost['tokens'])} tokens; rankings are known to change with both.")
     return notes
 
@@ -174,10 +199,23 @@ def sentences(found: Tree) -> list[str]:
         n, p = len(difference["pairs"]), difference["p"]
         said.append(
             f"Against {base}, {name} changes {found['metric']} by {difference['mean']:+.4f} (95 % interval {low:+.4f} to {high:+.4f},"
-            f" paired t-test over {n} seeds, Holm-corrected p = {p:.2g}): {difference['verdict']}"
+            f" paired t-test over {n} seeds, Holm-corrected p = {p:.2g}{sampled(row['text'])}): {difference['verdict']}"
             + (f" {found['least_effect']:g}." if difference["verdict"] == "equal within" else ".")
+            + in_tokens(row)
         )
     return said
+
+
+def _paired(found: Tree) -> str:
+    """How much it helped."""
+    said = []
+    for name, row in found["variants"].items():
+        told = row["difference"] or {}
+        if told.get("apart") is not None and told["pairing"] is not None:
+            said.append(
+                f"of {name} correlate by {told['pairing']:.2f}, so that {len(told['pairs'])} pairs say as much as {told['apart']} apart"
+            )
+    return f" Over seeds, runs of {found['baseline']} and those {'; those '.join(said)}." if said else ""
 
 
 def _tuned(found: Tree) -> str:
@@ -190,10 +228,18 @@ def method(found: Tree) -> str:
     least = f"{found['least_effect']:g}"
     steps = ", ".join(f"{name} {row['step_s']:.4g} s" for name, row in found["variants"].items() if row["step_s"])
     timed = f" Trainings take equally long by the seconds of a step that short runs in turns measured before: {steps}." if steps else ""
+    tokens = (
+        " What a difference is worth in tokens is read off the baseline's runs at half and at twice its tokens, with its rate and warm-up,"
+        " between which the metric is taken to be straight over the logarithm of the tokens; in the interval are those numbers of tokens"
+        " at which the paired t-test does not tell the two apart, and nothing is estimated beyond what ran."
+        if found["exchange"]
+        else ""
+    )
     return (
         f"Each variant ran with the seeds 0 to {found['seeds'] - 1}, which move initial weights, data order and dropout. Differences are"
         " paired by seed; intervals are Student's t and assume that differences spread normally; they and p are corrected by Holm's"
         " procedure for the number of variants, and hold where the number of seeds was chosen before any verdict was read."
         " Better: the whole interval is below 0. No better: a gain of the least effect"
-        f" ({least}) is excluded. Equal within: the 90 % interval is inside it.{timed}{_tuned(found)} Study {found['hash']}."
+        f" ({least}) is excluded. Equal within: the 90 % interval is inside it.{_paired(found)}{covers(found)}{tokens}{timed}"
+        f"{_tuned(found)} Study {found['hash']}."
     )

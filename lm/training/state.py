@@ -114,7 +114,7 @@ class RunState:
 
     def __post_init__(self) -> None:
         where = self.cfg.checkpoint
-        self.saver = Saver(self.folder.checkpoints, where.keep_last, self.ranks, self.data.tokenizer.save, where.background)
+        self.saver = Saver(self.folder.checkpoints, where, self.ranks, self.data.tokenizer.save)
 
     @property
     def folder(self) -> RunFolder:
@@ -130,7 +130,7 @@ class RunState:
 
     def saves(self, step: int) -> bool:
         """Says whether a checkpoint belongs behind this step."""
-        return step % self.cfg.checkpoint.every == 0 or self.ends(step)
+        return step % self.cfg.checkpoint.every == 0 or step in self.cfg.checkpoint.keep_steps or self.ends(step)
 
     def last(self, step: int) -> bool:
         """Says whether there is no step to come."""

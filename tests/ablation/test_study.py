@@ -12,10 +12,16 @@ from pathlib import Path
 import pytest
 
 from lm.ablation.config import StudyConfig
+from lm.ablation.exchange import branch_off, branched, leaves, trunk
 from lm.ablation.study import read_study
+from lm.cli.compose.compose import compose_config
 from lm.schema import Tree
+from lm.storage.run_folder import RunFolder
+from lm.training.config import TrainConfig
+from lm.training.run import train
 from tests.ablation.conftest import Ablate
 from tests.conftest import Lm
+from tests.training.conftest import results
 
 FFN = "model/ffn=swiglu,gelu"
 
@@ -31,6 +37,8 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(
     assert (code, err.count(": 4 runs to go")) == (0, 1)
     first = verdict(tmp_path)
     assert first["baseline"] == "swiglu" and first["variants"]["gelu"]["difference"]["verdict"] in out
+    text = first["variants"]["gelu"]["text"]
+    assert text["unit"] == "rows" and 0 < text["half"] < 1 and f"±{text['half']:.4f}" in out, "the corpus is one text"
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("ffn/*/summary.json")}
     assert len(stamps) == 4
     again, out, err = ablate(FFN, "seeds=2")
@@ -97,6 +105,7 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         (["model/ffn=swiglu,gelu", "match=time", "knob=model.ffn.hidden"], "knob=model.ffn.hidden would have to be measured"),
         (["model/ffn=swiglu,gelu", "tune=model.kind"], "tune=model.kind: variant"),
         (["optim.lr=0.1,0.10"], "it changes nothing against"),
+        ([FFN, "exchange=true"], "exchange=true: 0.5 times trainer.max_steps=3 is not above schedule.warmup_steps=2"),
         (["seed=0,1"], "it changes nothing against"),
         (["optim.lr=0.1,0.2", "tune=optim.lr"], "variants.0.2: it changes nothing against 0.1"),
         ([FFN, "tune=data.global_batch"], "tune=data.global_batch: variant swiglu has no such positive number, or one that must be whole"),
@@ -179,12 +188,35 @@ def test_noise_is_that_of_nine_runs_and_takes_them_once(python: None, ablate: Ab
     assert len({value for row in square for value in row}) == 9, "init and order each move the result"
     assert f"one run spreads by {found['total']:.4f}" in out and "an effect of 0.1 takes" in out
     assert "runs to go" not in ablate("noise", "least_effect=0.1")[2]
+    code, out, err = ablate("noise", "jobs=2", FFN)
+    assert code == 0 and err.count(": 9 runs to go") == 1 and "gelu less swiglu: spreads by " in out, "those of the baseline are there"
+
+
+def test_a_branch_is_bitwise_the_run_of_its_length(corpus: list[str], tmp_path: Path) -> None:
+    shared = [arg for arg in corpus if not arg.startswith("trainer.max_steps")]
+
+    def named(cfg: TrainConfig, name: str) -> TrainConfig:
+        return cfg.replace(run={"name": name, "dir": str(tmp_path)})
+
+    base = trunk(compose_config([*shared, "trainer.max_steps=8", "data.test_frac=0.5"]))
+    assert base.checkpoint.keep_steps == [3, 5], "the last steps at the peak of 4 and of 8"
+    train(named(base, "base"))
+    branch_off(RunFolder(tmp_path / "base"), 2, RunFolder(tmp_path / "none"))
+    assert not (tmp_path / "none").exists(), "where no checkpoint serves, a run begins at its start"
+    for factor, first in ((0.5, 4), (2.0, 6)):
+        cfg = branched(base, factor)
+        branch_off(RunFolder(tmp_path / "base"), leaves(base, factor), RunFolder(tmp_path / f"{factor}"))
+        told = [train(named(cfg, name)) for name in (f"{factor}", f"{factor}-alone")]
+        assert told[0]["test_bits_per_byte"] == told[1]["test_bits_per_byte"]
+        (weights, lines), (expected, whole) = (results(tmp_path / str(cfg)) for cfg in (factor, f"{factor}-alone"))
+        assert weights == expected and lines[0]["step"] == first and lines == [line for line in whole if line["step"] >= first]
 
 
 @pytest.mark.slow
 def test_a_study_killed_five_times_has_the_verdict_of_one_left_alone(corpus: list[str], tmp_path: Path) -> None:
     """Real processes; the group of the study is killed at random, its runs with it."""
-    call = [sys.executable, "-m", "lm", "ablate", FFN, "seeds=2", "jobs=2", "threads=1", "name=ffn", *corpus]
+    call = [sys.executable, "-m", "lm", "ablate", FFN, "seeds=2", "exchange=true", "trainer.max_steps=8", "jobs=2", "threads=1", "name=ffn"]
+    call += [arg for arg in corpus if not arg.startswith("trainer.max_steps")]
     subprocess.run([*call, f"dir={tmp_path / 'alone'}"], check=True, capture_output=True)
     draw = random.Random(0)
     for number in range(5):

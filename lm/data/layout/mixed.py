@@ -125,6 +125,17 @@ class MixedRows(Rows):
         parts = [self._parts[which].batch(ids[source == which] - self.offsets[which], draw) for which in np.unique(source)]
         return merged(parts, places, self._pad)
 
+    def documents(self, ids: Ids) -> Ids | None:
+        """Numbered through the sources in turns: document d of source i of n is d * n + i."""
+        source, n, found = np.searchsorted(self.offsets, ids, "right") - 1, len(self._parts), None
+        for which in np.unique(source):
+            of = self._parts[which].documents(ids[source == which] - self.offsets[which])
+            if of is None:
+                return None
+            found = np.empty((len(ids), of.shape[1]), np.int64) if found is None else found
+            found[source == which] = of * n + which
+        return found
+
     def widest(self, n: int) -> Ids:
         """Of the source whose widest row is the widest."""
         first = [part.batch(part.widest(1)) for part in self._parts]

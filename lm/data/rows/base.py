@@ -43,6 +43,10 @@ class Rows(ABC):
         """n rows, repeated where there are fewer, that make as wide a batch as any n. Here all are of one width."""
         return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
 
+    def documents(self, ids: Ids) -> Ids | None:
+        """(b, s) which document of the split each label is of; None where that is not told, and a row stands for itself."""
+        return None
+
     def describe(self) -> str:
         """Lines on what was cut or left empty; '' where there is nothing to say."""
         return ""

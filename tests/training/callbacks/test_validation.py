@@ -14,6 +14,7 @@ from lm.data.store.prepare import prepare
 from lm.errors import ConfigError
 from lm.generation.config import EvalConfig
 from lm.generation.evaluate import totals
+from lm.storage.run_folder import RunFolder
 from lm.training.run import train
 from tests.nn.models import config, redrawn
 from tests.training.conftest import Configure, read, write_text
@@ -69,6 +70,12 @@ def test_a_run_is_tested_once_behind_its_last_step_and_a_later_end_is_another(co
     ]
     tested = [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl") if "test_loss" in line]
     assert tested == [12, 16]
+    documents = RunFolder(tmp_path / "run").test_documents()
+    assert documents is not None
+    nats, n, n_bytes = np.sum([*documents[1]["sums"].values()], axis=0).tolist()
+    assert (nats / n, nats / n_bytes / np.log(2)) == pytest.approx(
+        [summaries[1][f"test_{name}"] for name in ("loss", "bits_per_byte")], rel=1e-6
+    )
     found = library.evaluate(tmp_path / "run", split="test")
     for name in ("loss", "bits_per_byte"):
         assert summaries[1][f"test_{name}"] == summaries[2][f"test_{name}"] == pytest.approx(found[f"val_{name}"], rel=1e-6)

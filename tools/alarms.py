@@ -1,51 +1,102 @@
-"""How often equal variants are called different: python -m tools.alarms RUNS..., folders of one config with seeds of their own.
+"""How often equal variants are called different, and how often the intervals hold the truth: python -m tools.alarms [RUNS...]
 
-Random disjoint groups of five runs make studies of two and of five equal variants; those with any p below 5 % are counted.
-Groups share runs, so the interval is by the jackknife over eighths of them (Efron & Stein 1981).
+Without arguments of simulated runs, over the rows and seeds below: part of the studies with any p below 5 %, and of those in which an
+interval, and all of them, hold the truth; once where all variants are equal and once where they lie far apart.
+
+With folders of one config and seeds of their own, by random disjoint groups of five of them, which make studies of two and of five equal
+variants. One study makes 40 such runs, and those of tools/power.py beside them; killed, the same command goes on:
+
+    lm ablate recipes=ablation/base model.ffn.hidden=256,230 seeds=40 jobs=2 name=hidden
+    python -m tools.alarms runs/studies/hidden/256-seed-*
 """
 
 import json
 import random
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from lm.report.statistics import ALPHA, differences
+from scipy import stats
+
+from lm.report.statistics import ALPHA, holm, interval_of, p_value
 from lm.storage.run_folder import RunFolder
 
-SEEDS, STUDIES, PARTS = 5, 1000, 8
 METRIC = "test_bits_per_byte"
+SEEDS, STUDIES, PARTS = 5, 20_000, 8  # of a group, of groups that are drawn, and of the runs for the jackknife
+SIMULATED, ROWS = 10_000, (3, 5, 10)  # studies, and rows with the baseline; as many seeds
 
 
-def rate(values: Sequence[float], variants: int, studies: int = STUDIES) -> float:
-    """Returns the part of studies of equal variants, a baseline among them, in which p of any difference is below 5 %."""
-    draw, alarms = random.Random(0), 0
+def exact(part: float, trials: int) -> tuple[float, float]:
+    """Returns the 95 % interval of a rate that was seen in these independent trials.  Clopper & Pearson 1934."""
+    k = part * trials
+    low = float(stats.beta.ppf(ALPHA / 2, k, trials - k + 1)) if k > 0 else 0.0
+    return low, float(stats.beta.ppf(1 - ALPHA / 2, k + 1, trials - k)) if k < trials else 1.0
+
+
+def alarm(pairs: Mapping[str, Sequence[float]]) -> bool:
+    """Returns whether any variant of a study is called different, by its differences to the baseline."""
+    return min(holm({name: p_value(each) for name, each in pairs.items()})[0].values()) < ALPHA
+
+
+def drawn(values: Sequence[float], variants: int, studies: int) -> Iterator[dict[str, list[float]]]:
+    """Yields the differences to the first of random disjoint groups of runs."""
+    draw, pool = random.Random(0), list(values)
     for _ in range(studies):
-        chosen = draw.sample(list(values), variants * SEEDS)
-        runs = [dict(enumerate(chosen[i : i + SEEDS])) for i in range(0, len(chosen), SEEDS)]
-        found = differences(runs[0], {str(i): each for i, each in enumerate(runs[1:])})
-        alarms += any(one.p is not None and one.p < ALPHA for one in found.values())
-    return alarms / studies
+        chosen = draw.sample(pool, variants * SEEDS)
+        groups = [chosen[i : i + SEEDS] for i in range(0, len(chosen), SEEDS)]
+        yield {str(k): [mine - base for mine, base in zip(group, groups[0], strict=True)] for k, group in enumerate(groups) if k}
 
 
-def judged(values: Sequence[float], variants: int) -> dict[str, float]:
-    """Returns the rate with its 95 % interval."""
-    found = rate(values, variants)
-    without = [rate([value for i, value in enumerate(values) if i % PARTS != part], variants, STUDIES // 4) for part in range(PARTS)]
+def judged(values: Sequence[float], variants: int, studies: int) -> dict[str, float]:
+    """Returns the part of studies of equal variants, a baseline among them, that raise an alarm, with its 95 % interval.
+
+    Groups share runs, so the interval is by the jackknife over eighths of the runs, which is too wide rather than too narrow (Efron & Stein
+    1981); what the drawing itself adds to the spread of the eighths is taken off.
+    """
+    rates = [
+        sum(map(alarm, drawn([value for i, value in enumerate(values) if i % PARTS != left_out], variants, studies))) / studies
+        for left_out in range(PARTS + 1)  # the last leaves out nothing
+    ]
+    *without, found = rates
+    by_drawing = found * (1 - found) / studies
     spread = (PARTS - 1) / PARTS * sum((each - statistics.fmean(without)) ** 2 for each in without)
-    half = 1.96 * spread**0.5
-    return {"variants": variants, "rate": found, "low": max(0.0, found - half), "high": found + half}
+    half = 1.96 * (max(0.0, spread - (PARTS - 1) ** 2 / PARTS * by_drawing) + by_drawing) ** 0.5
+    return {"variants": variants, "alarms": found, "low": max(0.0, found - half), "high": found + half}
 
 
-def main() -> None:
+def simulated(rows: int, seeds: int, apart: float, studies: int = SIMULATED) -> dict[str, float]:
+    """Returns what studies of normal runs say.  apart: how far each variant lies beyond the one before, in those of a run."""
+    draw, alarms, each, together = random.Random(rows), 0, 0, 0
+    for _ in range(studies):
+        base = [draw.gauss(0, 1) for _ in range(seeds)]
+        pairs = {str(k): [apart * k + draw.gauss(0, 1) - one for one in base] for k in range(1, rows)}
+        corrected, levels = holm({name: p_value(own) for name, own in pairs.items()})
+        alarms += min(corrected.values()) < ALPHA
+        ends = {name: interval_of(own, levels[name]) for name, own in pairs.items()}
+        held = sum(low <= apart * int(name) <= high for name, (low, high) in ends.items())
+        each, together = each + held, together + (held == rows - 1)
+    low, high = exact(alarms / studies, studies)
+    said = {"rows": rows, "seeds": seeds, "apart": apart, "alarms": alarms / studies, "low": low, "high": high}
+    return said | {"each holds": each / studies / (rows - 1), "all hold": together / studies}
+
+
+def main(folders: Sequence[str]) -> None:
     """Prints a line of JSON for each size of study."""
-    values = [float(RunFolder(Path(folder)).summary()[METRIC]) for folder in sys.argv[1:]]
-    spread = {"runs": len(values), "mean": statistics.fmean(values), "sd": statistics.stdev(values)}
-    print(json.dumps(spread))
-    for variants in (2, 5):
-        print(json.dumps(judged(values, variants)))
+    if not folders:
+        for apart in (0.0, 20.0):
+            for rows in ROWS:
+                for seeds in ROWS:
+                    print(json.dumps(simulated(rows, seeds, apart)), flush=True)
+        return
+    values = [float(RunFolder(Path(folder)).summary()[METRIC]) for folder in folders]
+    most = (len(values) - -(-len(values) // PARTS)) // SEEDS
+    if most < 2:
+        sys.exit(f"alarms: {len(values)} runs are too few for two groups of {SEEDS} without an eighth of them. Give 12, or 40.")
+    print(json.dumps({"runs": len(values), "mean": statistics.fmean(values), "sd": statistics.stdev(values)}))
+    for variants in (each for each in (2, 5) if each <= most):
+        print(json.dumps(judged(values, variants, STUDIES)), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -28,6 +28,10 @@ class FoundDifference(Config):
     """How many would tell with 80 % power; null where it is told, or over 999 would be needed."""
     level: float
     """Of the interval."""
+    pairing: float | None
+    """Correlation of baseline and variant over seeds, from 3 pairs on."""
+    apart: int | None
+    """Seeds that would say as much if runs of the same seed had nothing in common."""
 
 
 class FoundText(Config):

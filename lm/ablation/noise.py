@@ -1,20 +1,25 @@
-"""How noisy a setting is: the spread of runs of one config, split into initial weights and order, and the seeds that an effect takes."""
+"""How noisy a setting is: the spread of runs of one config, split into initial weights and order, what pairing by seed takes off the
+difference to a variant, and the seeds that an effect takes."""
 
 import json
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
 
-from lm.ablation.runs import Asked, Job, Runs
+from lm.ablation.runs import NO_RUN, Asked, Job, Runs
+from lm.ablation.study import refuse_equal
 from lm.errors import ConfigError
-from lm.report.statistics import Noise, seeds_needed, split_noise
+from lm.report.statistics import pairing, seeds_needed, split_noise
 from lm.schema import Tree
 from lm.storage.atomic import replace_file
 from lm.training.config import TrainConfig
 
 SIDE = 3  # seeds of initial weights, and as many of data and dropout: every pair of them
+Square = Sequence[Sequence[float]]
 
 
 class AskedNoise(Asked):
@@ -42,15 +47,13 @@ class NoiseRuns(Runs):
     def missing(self) -> list[Job]:
         return [job for row in self.jobs() for job in row if self.result(job) is None]
 
-    def verdict(self) -> Tree:
-        """Writes noise.json and returns what it says. Raises ConfigError where a run diverged, which has no spread, or is missing."""
+    def square(self) -> Square:
+        """Returns the metric by row. Raises ConfigError where a run diverged, which has no spread, or is missing."""
         values = [[self.result(job) for job in row] for row in self.jobs()]
         known = [[value for value in row if value is not None and math.isfinite(value)] for row in values]
         if any(len(row) < SIDE for row in known):
             raise ConfigError(f"{self.folder}: {sum(map(len, known))} of {SIDE**2} runs have a finite {self.metric}. Run the others.")
-        found = {"metric": self.metric, "runs": known, **vars(split_noise(known))}
-        replace_file(self.folder / "noise.json", json.dumps(found, indent=1))
-        return found
+        return known
 
     def _job(self, init: int, order: int) -> Job:
         name = f"init-{init}-order-{order}"
@@ -58,23 +61,74 @@ class NoiseRuns(Runs):
         return Job(name, "baseline", init, self._config.replace(seed=seeds, run={"name": name, "dir": str(self.folder)}), self.metric)
 
 
+def noise_runs(folder: Path, configs: Mapping[str, TrainConfig], threads: int, metric: str) -> dict[str, NoiseRuns]:
+    """Returns the square of each config by name: the first one, which is the baseline, in this folder, and each variant in one below.
+
+    threads: of each run.  Raises ConfigError where two configs are one.
+    """
+    plain = {name: config.replace(run=NO_RUN, seed=0) for name, config in configs.items()}
+    refuse_equal(plain)
+    folders = {name: folder / "variants" / name if at else folder for at, name in enumerate(plain)}
+    return {name: NoiseRuns(folders[name], AskedNoise(threads=threads, config=config), metric) for name, config in plain.items()}
+
+
+def verdict(runs: Mapping[str, NoiseRuns]) -> Tree:
+    """Writes noise.json into the folder of the first, which is the baseline, and returns what it says."""
+    squares = {name: each.square() for name, each in runs.items()}
+    (baseline, base), *variants = squares.items()
+    own = runs[baseline]
+    found = {
+        "metric": own.metric,
+        "runs": base,
+        **asdict(split_noise(base)),
+        "baseline": baseline,
+        "variants": {name: _against(base, square) for name, square in variants},
+    }
+    replace_file(own.folder / "noise.json", json.dumps(found, indent=1))
+    return found
+
+
+def _against(baseline: Square, variant: Square) -> Tree:
+    """What a variant's square says. Its difference to the baseline, run by run, is a square as well."""
+    difference = [[mine - theirs for mine, theirs in zip(*rows, strict=True)] for rows in zip(variant, baseline, strict=True)]
+    noise = {name: split_noise(square) for name, square in (("baseline", baseline), ("own", variant), ("difference", difference))}
+    rho = pairing(*(each.total for each in noise.values()))
+    return {"runs": variant, **asdict(noise["own"]), "difference": asdict(noise["difference"]), "pairing": rho}
+
+
 def told(found: Tree, effects: list[float]) -> list[str]:
     """Returns what a person is told: the parts of the spread, and the seeds that each effect takes with 80 % power.
 
-    Without pairing a difference spreads by sqrt(2) of a run; variants that share order, and where shapes agree initial weights, by less.
+    Without pairing a difference spreads by sqrt(2) of a run; how much less it does with it depends on the variant, and is measured.
     """
-    noise = Noise(**{key: found[key] for key in ("total", "init", "order", "rest")})
     lines = [
-        f"{found['metric']}: one run spreads by {noise.total:.4f} (standard deviation; {SIDE} x {SIDE} runs, so within a factor of 2)",
-        f"  of it initial weights {noise.init:.4f}, order and dropout {noise.order:.4f}, both together {noise.rest:.4f}",
+        f"{found['metric']}: one run spreads by {_spread(found)} (standard deviation of {SIDE} x {SIDE} runs)",
+        f"  of it initial weights {found['init']:.4f}, order and dropout {found['order']:.4f}, both together {found['rest']:.4f}",
     ]
-    for effect in effects:
-        apart, paired = (seeds_needed(math.sqrt(2) * sd, effect) for sd in (noise.total, noise.rest))
-        lines.append(
-            f"  an effect of {effect:g} takes {_seeds(apart)} a variant where pairing does not help, {_seeds(paired)} where it does fully"
-        )
+    apart = {"total": math.sqrt(2) * found["total"], "interval": [math.sqrt(2) * end for end in found["interval"]]}
+    if not found["variants"]:
+        lines += [f"  an effect of {effect:g} takes {_seeds(apart, effect)} where pairing by seed does not help" for effect in effects]
+        return [*lines, "  what pairing saves depends on the variant: name one, as in model/ffn=swiglu,gelu, and its runs are measured too"]
+    for name, row in found["variants"].items():
+        rho = f", a correlation of {row['pairing']:.2f}" if row["pairing"] is not None else ""
+        alone = math.hypot(found["total"], row["total"])
+        lines.append(f"{name} less {found['baseline']}: spreads by {_spread(row['difference'])}, and by {alone:.4f} without pairing{rho}")
+        for effect in effects:
+            without = _needed(seeds_needed(alone, effect))
+            lines.append(f"  an effect of {effect:g} takes {_seeds(row['difference'], effect)}, and {without} without pairing")
     return lines
 
 
-def _seeds(n: int | None) -> str:
-    return f"{n} seeds" if n is not None else "over 999 seeds"
+def _spread(noise: Tree) -> str:
+    low, high = noise["interval"]
+    return f"{noise['total']:.4f} [{low:.4f}, {high:.4f}]"
+
+
+def _seeds(noise: Tree, effect: float) -> str:
+    """With those at the ends of the spread's interval."""
+    low, high = (_needed(seeds_needed(end, effect)) for end in noise["interval"])
+    return f"{_needed(seeds_needed(noise['total'], effect))} seeds a variant [{low}, {high}]"
+
+
+def _needed(n: int | None) -> str:
+    return str(n) if n is not None else "over 999"

@@ -1,34 +1,21 @@
 """A study on disk: frozen before its first run, and the runs that it asks for."""
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from lm.ablation.config import StudyConfig
 from lm.ablation.exchange import LENGTHS, branched, leaves, trunk
-from lm.ablation.matching import matched, moved
+from lm.ablation.matching import matched
 from lm.ablation.probe import measured
-from lm.ablation.runs import NO_RUN, Asked, Job, Runs
+from lm.ablation.runs import Asked, Job
+from lm.ablation.tuning import TunedRuns, plain_config
 from lm.errors import ConfigError
 from lm.generation.evaluate import Evaluation
 from lm.schema import did_you_mean, flatten
 from lm.training.config import TrainConfig
-
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-TEST_FRAC = 0.5
-_EXTENSIONS = 2  # further factors of 2 where the best is at an edge
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The best value of a variant, and what was tried: value -> mean metric, infinite where a run diverged."""
-
-    best: float
-    tried: dict[float, float]
-    at_edge: bool
 
 
 class AskedStudy(Asked):
@@ -45,81 +32,29 @@ class AskedStudy(Asked):
     """Seconds of a step by variant, where match=time measured them before the first run."""
 
 
-class Study(Runs):
+class Study(TunedRuns):
     """`folder`/study.json, and one run folder beside it for each job."""
 
-    def __init__(self, folder: Path, asked: AskedStudy) -> None:
-        super().__init__(folder, asked, asked.study.threads)
-        self.config, self.variants, self.step_s = asked.study, asked.configs, asked.step_s
+    config: StudyConfig
 
-    @property
-    def hash(self) -> str:
-        """Returns the hash of what was asked, but for how many seeds: those may grow."""
-        return self.asked.hash
+    def __init__(self, folder: Path, asked: AskedStudy) -> None:
+        super().__init__(folder, asked, asked.study, asked.configs)
+        self.step_s = asked.step_s
 
     def missing(self) -> list[Job]:
-        """As its base; tuning before what depends on it."""
-        tuning = [job for name in self.variants for job in self.tuning(name) if self.result(job) is None]
-        if tuning:
-            return tuning
-        reporting = [job for name in self.variants for job in self.reporting(name) if self.result(job) is None]
-        return reporting or [job for jobs in self.branches().values() for job in jobs if self.result(job) is None]
-
-    def tuned(self, variant: str) -> Tuned | None:
-        """Returns what tuning has found; None where nothing is tuned, and while a tuning run of the variant has no result."""
-        means = self._means(self.tuning(variant))
-        return _best(means) if means else None
+        """As its base; branches behind what they leave."""
+        return super().missing() or [job for jobs in self.branches().values() for job in jobs if self.result(job) is None]
 
     def reporting(self, variant: str) -> list[Job]:
-        """Returns the runs that are compared; none while the variant is being tuned."""
-        found = self.tuned(variant)
-        if self.config.tune is not None and found is None:
-            return []
-        cfg = self.variants[variant] if found is None else moved(self.variants[variant], str(self.config.tune), found.best)
-        kept = trunk(cfg) if self.config.exchange and variant == self.config.baseline else cfg
-        return [self._job(f"{variant}-seed-{seed}", variant, seed, kept) for seed in range(self.config.seeds)]
+        """As its base; runs that others branch off keep the checkpoints for it."""
+        found = super().reporting(variant)
+        is_trunk = self.config.exchange and variant == self.config.baseline
+        return [replace(job, config=trunk(job.config)) for job in found] if is_trunk else found
 
     def branches(self) -> dict[float, list[Job]]:
         """Returns the baseline's runs of other lengths, by their part of its tokens; none unless they are asked for."""
         trunks = self.reporting(self.config.baseline) if self.config.exchange else []
         return {factor: [self._branch(job, factor) for job in trunks] for factor in LENGTHS if trunks}
-
-    def tuning(self, variant: str) -> list[Job]:
-        """Returns the runs of five values around the variant's own, and of up to two more where the best so far is at an edge."""
-        if self.config.tune is None:
-            return []
-        values = [self._own(variant) * factor for factor in FACTORS]
-        for extended in range(_EXTENSIONS + 1):
-            jobs = [self._tuning_job(variant, value, seed) for value in values for seed in self.config.tune_seeds]
-            means = self._means(jobs)
-            if extended == _EXTENSIONS or means is None:
-                break
-            edge = min(means, key=lambda value: means[value])
-            if edge not in (min(values), max(values)):
-                break
-            values.append(edge * (2 if edge == max(values) else 0.5))
-        return jobs
-
-    def _means(self, jobs: Sequence[Job]) -> dict[float, float] | None:
-        """Mean metric by tuned value, ascending; None while a run has no result."""
-        found: dict[float, list[float]] = {}
-        for job in jobs:
-            result = self.result(job)
-            if result is None:
-                return None
-            found.setdefault(job.tuned or 0.0, []).append(result)
-        return {value: sum(found[value]) / len(found[value]) for value in sorted(found)}
-
-    def _own(self, variant: str) -> float:
-        value = flatten(self.variants[variant].tree()).get(str(self.config.tune))
-        if not isinstance(value, float) or value <= 0:
-            rule = "has no such positive number, or one that must be whole"
-            raise ConfigError(f"tune={self.config.tune}: variant {variant} {rule}. Name one that every variant has, such as optim.lr.")
-        return float(value)
-
-    def _tuning_job(self, variant: str, value: float, seed: int) -> Job:
-        cfg = moved(self.variants[variant], str(self.config.tune), value)
-        return self._job(f"tune-{variant}-{value:.4g}-seed-{seed}", variant, seed, cfg, value)
 
     def _branch(self, job: Job, factor: float) -> Job:
         """Named so that no variant's run can have the name."""
@@ -128,40 +63,24 @@ class Study(Runs):
         own = self._job(name, job.variant, job.seed, branched(job.config, factor))
         return replace(own, trunk=(job.name, shared) if shared else None)
 
-    def _job(self, name: str, variant: str, seed: int, cfg: TrainConfig, tuned: float | None = None) -> Job:
-        metric = self.config.metric if tuned is None else self.config.tuning_metric
-        return Job(name, variant, seed, cfg.replace(seed=seed, run={"name": name, "dir": str(self.folder)}), metric, tuned)
-
 
 def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainConfig], begun: AskedStudy | None = None) -> Study:
     """Returns a study of these composed configs, matched as it asks; match=time measures steps, which run, unless the study has begun.
 
     Raises ConfigError where two are one, a knob does not reach, or a run would train nothing or need several processes.
     """
-    for name, cfg in variants.items():
-        if cfg.check:
-            raise ConfigError(f"variants.{name}: check=true trains nothing that could be compared. Leave it out.")
-        if cfg.strategy.launched:
-            raise ConfigError(
-                f"variants.{name}: strategy={cfg.strategy.kind} starts ranks, and a run of a study is one process. Leave it out."
-            )
     _require_metric(config, variants)
-    plain = {name: _tested(cfg.replace(run=NO_RUN, seed=0), config) for name, cfg in variants.items()}
-    _refuse_equal(plain, config.tune)
+    plain = {name: plain_config(f"variants.{name}", cfg, config) for name, cfg in variants.items()}
+    refuse_equal(plain, config.tune)
     step_s = begun.step_s if begun is not None else {}
     if config.match == "time" and begun is None:
         step_s = measured(folder / "probe", plain, config.threads)
     study = Study(folder, AskedStudy(study=config, configs=matched(config, plain, step_s), step_s=step_s))
-    _refuse_equal(study.variants, config.tune)
+    refuse_equal(study.variants, config.tune)
     if config.exchange:
         trunk(study.variants[config.baseline])
     study.missing()  # so that what cannot be tuned is told before anything is written
     return study
-
-
-def _tested(cfg: TrainConfig, study: StudyConfig) -> TrainConfig:
-    """With half of the held-out text set aside, where the study asks for a test and the config has none."""
-    return moved(cfg, "data.test_frac", TEST_FRAC) if study.tests and not cfg.data.test_frac else cfg
 
 
 def _require_metric(study: StudyConfig, variants: Mapping[str, TrainConfig]) -> None:
@@ -181,20 +100,8 @@ def read_study(folder: Path) -> Study:
     return Study(folder, asked)
 
 
-def _best(means: Mapping[float, float]) -> Tuned:
-    """The vertex of the parabola in log value through the best point and its neighbours; the point itself at an edge."""
-    values = sorted(means)
-    i = min(range(len(values)), key=lambda i: means[values[i]])
-    around = [means[value] for value in values[max(0, i - 1) : i + 2]]
-    if len(around) < 3 or not all(map(math.isfinite, around)):
-        return Tuned(values[i], dict(means), i in (0, len(values) - 1))
-    left, here, right = around
-    curve = left - 2 * here + right
-    shift = 0.5 * (left - right) / curve if curve > 0 else 0.0  # in steps of a factor of 2
-    return Tuned(float(f"{values[i] * 2**shift:.3g}"), dict(means), False)
-
-
-def _refuse_equal(variants: Mapping[str, TrainConfig], tuned: str | None) -> None:
+def refuse_equal(variants: Mapping[str, TrainConfig], tuned: str | None = None) -> None:
+    """Raises ConfigError where two are one but for the tuned setting."""
     seen: dict[str, str] = {}
     for name, cfg in variants.items():
         tree = json.dumps({key: value for key, value in flatten(cfg.tree()).items() if key != tuned}, sort_keys=True)

@@ -206,6 +206,18 @@ def sentences(found: Tree) -> list[str]:
     return said
 
 
+def _paired(found: Tree) -> str:
+    """How much it helped."""
+    said = []
+    for name, row in found["variants"].items():
+        told = row["difference"] or {}
+        if told.get("apart") is not None and told["pairing"] is not None:
+            said.append(
+                f"of {name} correlate by {told['pairing']:.2f}, so that {len(told['pairs'])} pairs say as much as {told['apart']} apart"
+            )
+    return f" Over seeds, runs of {found['baseline']} and those {'; those '.join(said)}." if said else ""
+
+
 def _tuned(found: Tree) -> str:
     rows = [row["tuned"] for row in found["variants"].values() if row["tuned"] is not None]
     return f" {rows[0]['key']} was tuned for each alike, by {rows[0]['metric']} and with seeds of its own." if rows else ""
@@ -228,6 +240,6 @@ def method(found: Tree) -> str:
         " paired by seed; intervals are Student's t and assume that differences spread normally; they and p are corrected by Holm's"
         " procedure for the number of variants, and hold where the number of seeds was chosen before any verdict was read."
         " Better: the whole interval is below 0. No better: a gain of the least effect"
-        f" ({least}) is excluded. Equal within: the 90 % interval is inside it.{covers(found)}{tokens}{timed}"
+        f" ({least}) is excluded. Equal within: the 90 % interval is inside it.{_paired(found)}{covers(found)}{tokens}{timed}"
         f"{_tuned(found)} Study {found['hash']}."
     )

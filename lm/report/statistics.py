@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 Verdict = Literal["better", "no better", "equal within", "cannot tell"]
@@ -15,7 +15,8 @@ ALPHA = 0.05
 POWER = 0.8
 _GRID = 2001  # places at which a factor is asked for: of 0.5 to 2, 0.07 % apart
 MOST_SEEDS = 999
-_PERMUTED_FROM, _RESAMPLED_FROM = 6, 10  # pairs: below, no permutation reaches 5 %, and a bootstrap is too narrow
+_CORRELATED_FROM, _PERMUTED_FROM, _RESAMPLED_FROM = 3, 6, 10  # pairs: of two all correlations are 1; below the others, no permutation
+# reaches 5 %, and a bootstrap is too narrow
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Difference:
     interval: Student's t, at the level that Holm's procedure leaves this variant.  near: at 90 %, for equivalence.  p: of the same test,
     corrected by Holm. None where a pair is not finite, or there is one alone. permutation_p: exact, over all signs, from 6 pairs on.
     bootstrap: BCa at the same level, from 10 on.  more_seeds: how many would tell with 80 % power, by the spread so far; None: no number.
+    pairing: correlation of baseline and variant over seeds, from 3 pairs on.  apart: seeds that would say as much without pairing.
     """
 
     pairs: tuple[float, ...]
@@ -40,6 +42,8 @@ class Difference:
     more_seeds: int | None
     level: float
     """Of the interval."""
+    pairing: float | None = None
+    apart: int | None = None
 
 
 def differences(baseline: Mapping[S, float], variants: Mapping[str, Mapping[S, float]], least_effect: float = 0.0) -> dict[str, Difference]:
@@ -49,8 +53,9 @@ def differences(baseline: Mapping[S, float], variants: Mapping[str, Mapping[S, f
     Intervals and p hold for all variants together: among equal ones at most 5 % of studies raise any alarm (Holm 1979).
     """
     pairs = {name: _pairs(baseline, found) for name, found in variants.items()}
-    corrected, levels = holm({name: _p(found) for name, found in pairs.items() if len(found) > 1})
-    return {name: _judged(found, corrected.get(name, 1.0), levels.get(name, ALPHA), least_effect) for name, found in pairs.items()}
+    corrected, levels = holm({name: p_value(found) for name, found in pairs.items() if len(found) > 1})
+    judged = {name: _judged(found, corrected.get(name, 1.0), levels.get(name, ALPHA), least_effect) for name, found in pairs.items()}
+    return {name: replace(found, **_pairing(baseline, variants[name], found.pairs)) for name, found in judged.items()}
 
 
 def holm(ps: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
@@ -121,19 +126,19 @@ def worth(baseline: Mapping[float, Mapping[S, float]], variant: Mapping[S, float
 
 def power(n: int, sd: float, effect: float, alpha: float = ALPHA) -> float:
     """Returns how often a paired t-test of n seeds finds an effect, by the noncentral F distribution.  sd: of the differences."""
-    from scipy import stats
+    from scipy import special
 
-    limit = float(stats.f.isf(alpha, 1, n - 1))
-    return float(stats.ncf.sf(limit, 1, n - 1, n * (effect / sd) ** 2))  # t^2, whose noncentral distribution overflows nowhere
+    limit = special.stdtrit(n - 1, 1 - alpha / 2) ** 2
+    return float(1 - special.ncfdtr(1, n - 1, n * (effect / sd) ** 2, limit))  # t^2, whose noncentral distribution overflows nowhere
 
 
 def seeds_needed(sd: float, effect: float, alpha: float = ALPHA) -> int | None:
     """Returns how many seeds find an effect with 80 % power; None where over 999 would not.  sd: of the differences."""
-    from scipy import stats
+    from scipy import special
 
     if sd <= 0:
         return 2
-    bound = float(stats.norm.isf(alpha / 2) + stats.norm.ppf(POWER)) * sd  # of a known spread, so that no fewer will do
+    bound = float(special.ndtri(1 - alpha / 2) + special.ndtri(POWER)) * sd  # of a known spread, so that no fewer will do
     if abs(effect) * math.sqrt(MOST_SEEDS) < bound:
         return None
     n = max(2, int((bound / effect) ** 2))
@@ -146,11 +151,12 @@ def seeds_needed(sd: float, effect: float, alpha: float = ALPHA) -> int | None:
 class Noise:
     """How runs of one config spread: standard deviations of the metric.
 
-    total: of one run whose seeds all move.  init, order: what the initial weights, and the order of the data with dropout, contribute.
-    rest: what neither explains.
+    total: of one run whose seeds all move; interval: its own at 95 %.  init, order: what the initial weights, and the order of the data
+    with dropout, contribute.  rest: what neither explains.
     """
 
     total: float
+    interval: Interval
     init: float
     order: float
     rest: float
@@ -159,17 +165,34 @@ class Noise:
 def split_noise(runs: Sequence[Sequence[float]]) -> Noise:
     """Splits the spread of a square of runs, a row for each `seed.init` and a column for each `seed.data`.
 
-    Components of variance by the mean squares of a two-way layout without repetition, negative ones set to 0 (Searle 1971, ch. 9).
+    Components of variance by the mean squares of a two-way layout without repetition (Searle 1971, ch. 9). A negative one is 0, while the
+    total is the unbiased sum of all, whose interval is chi-square's with the degrees of freedom of Satterthwaite 1946.
     """
     n, m = len(runs), len(runs[0])
     grand = statistics.fmean(value for row in runs for value in row)
     rows = [statistics.fmean(row) - grand for row in runs]
     columns = [statistics.fmean(row[j] for row in runs) - grand for j in range(m)]
-    left = [(runs[i][j] - grand - rows[i] - columns[j]) ** 2 for i in range(n) for j in range(m)]
-    rest = sum(left) / ((n - 1) * (m - 1))
-    init = max(0.0, sum(row**2 for row in rows) / (n - 1) - rest / m)
-    order = max(0.0, sum(column**2 for column in columns) / (m - 1) - rest / n)
-    return Noise(math.sqrt(init + order + rest), math.sqrt(init), math.sqrt(order), math.sqrt(rest))
+    rest = sum((runs[i][j] - grand - rows[i] - columns[j]) ** 2 for i in range(n) for j in range(m)) / ((n - 1) * (m - 1))
+    init, order = sum(row**2 for row in rows) / (n - 1), sum(column**2 for column in columns) / (m - 1)
+    both = rest * (1 - 1 / n - 1 / m)
+    total = init + order + both
+    squares = init**2 / (n - 1) + order**2 / (m - 1) + both**2 / ((n - 1) * (m - 1))
+    roots = [math.sqrt(max(0.0, part)) for part in (total, init - rest / m, order - rest / n, rest)]
+    return Noise(roots[0], _spread_interval(roots[0], total**2 / squares if squares else math.inf), *roots[1:])
+
+
+def pairing(baseline: float, variant: float, difference: float) -> float | None:
+    """Returns the correlation of runs of equal seeds, by the spread of each and of their difference; None where one has none."""
+    return (baseline**2 + variant**2 - difference**2) / (2 * baseline * variant) if baseline > 0 and variant > 0 else None
+
+
+def _spread_interval(sd: float, freedom: float) -> Interval:
+    from scipy import stats
+
+    if sd == 0:
+        return 0.0, 0.0
+    low, high = (sd * math.sqrt(freedom / float(stats.chi2.ppf(at, freedom))) for at in (1 - ALPHA / 2, ALPHA / 2))
+    return low, high
 
 
 def _pairs(baseline: Mapping[S, float], variant: Mapping[S, float]) -> list[float]:
@@ -177,16 +200,25 @@ def _pairs(baseline: Mapping[S, float], variant: Mapping[S, float]) -> list[floa
     return [variant[seed] - baseline[seed] for seed in shared]
 
 
-def _p(pairs: Sequence[float]) -> float:
-    """Two-sided, of a difference of 0: Student's t of the pairs; a run that diverged has no difference, and the sign test asks for none."""
+def _pairing(baseline: Mapping[S, float], variant: Mapping[S, float], pairs: Sequence[float]) -> dict[str, Any]:
+    """What Difference says of it."""
+    shared = baseline.keys() & variant.keys()
+    if len(pairs) < _CORRELATED_FROM or not all(map(math.isfinite, pairs)):
+        return {}
+    base, own, both = (statistics.stdev(each) for each in ([baseline[seed] for seed in shared], [variant[seed] for seed in shared], pairs))
+    return {"pairing": pairing(base, own, both), "apart": round(len(pairs) * (base**2 + own**2) / both**2) if both > 0 else None}
+
+
+def p_value(pairs: Sequence[float]) -> float:
+    """Returns p, two-sided, of a difference of 0: Student's t; a run that diverged has no difference, and the sign test asks for none."""
     if not all(map(math.isfinite, pairs)):
         return _sign_p(pairs)
     mean, sd = statistics.fmean(pairs), statistics.stdev(pairs)
     if sd == 0:
         return float(mean == 0)
-    from scipy import stats
+    from scipy import special
 
-    return float(2 * stats.t.sf(abs(mean) / sd * math.sqrt(len(pairs)), len(pairs) - 1))
+    return float(2 * special.stdtr(len(pairs) - 1, -abs(mean) / sd * math.sqrt(len(pairs))))
 
 
 def _sign_p(pairs: Sequence[float]) -> float:
@@ -202,7 +234,7 @@ def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float)
         worse = sum(pair > 0 for pair in pairs) > len(pairs) / 2
         verdict: Verdict = "cannot tell" if p >= ALPHA or len(pairs) < 2 else "no better" if worse else "better"
         return Difference(tuple(pairs), None, None, None, p if len(pairs) > 1 else None, None, None, verdict, None, level)
-    interval, near = _interval(pairs, level), _interval(pairs, 0.1)
+    interval, near = interval_of(pairs, level), interval_of(pairs, 0.1)
     if least_effect and max(map(abs, near)) < least_effect:
         verdict = "equal within"
     elif interval[1] < 0:
@@ -217,7 +249,8 @@ def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float)
     )
 
 
-def _interval(pairs: Sequence[float], level: float) -> Interval:
+def interval_of(pairs: Sequence[float], level: float) -> Interval:
+    """Returns Student's t interval of a mean difference that misses it with this level."""
     mean, n = statistics.fmean(pairs), len(pairs)
     half = t_limit(level, n) * statistics.stdev(pairs) / math.sqrt(n)
     return mean - half, mean + half
@@ -225,9 +258,9 @@ def _interval(pairs: Sequence[float], level: float) -> Interval:
 
 def t_limit(level: float, n: int) -> float:
     """Returns what |t| of n values exceeds so rarely."""
-    from scipy import stats
+    from scipy import special
 
-    return float(stats.t.isf(level / 2, n - 1))
+    return float(special.stdtrit(n - 1, 1 - level / 2))
 
 
 def _more_seeds(pairs: Sequence[float], level: float, least_effect: float) -> int | None:

@@ -13,8 +13,7 @@ from scipy import stats
 
 from lm.ablation.config import StudyConfig
 from lm.ablation.matching import moved
-from lm.ablation.noise import AskedNoise, NoiseRuns
-from lm.ablation.runs import NO_RUN
+from lm.ablation.noise import NoiseRuns, noise_runs
 from lm.ablation.study import AskedStudy, Study, new_study, read_study
 from lm.ablation.verdict import cells, report, verdict
 from lm.cli.compose.compose import compose_config
@@ -182,8 +181,7 @@ def test_a_study_that_asks_for_something_else_is_refused_with_the_difference(cha
 
 def test_a_square_of_noise_is_of_one_config_and_one_number_of_threads(corpus: list[str], tmp_path: Path) -> None:
     def square(threads: int = 1, *overrides: str) -> NoiseRuns:
-        config = compose_config([*corpus, *overrides]).replace(run=NO_RUN)
-        return NoiseRuns(tmp_path, AskedNoise(threads=threads, config=config), "val_loss")
+        return noise_runs(tmp_path, {"baseline": compose_config([*corpus, *overrides])}, threads, "val_loss")["baseline"]
 
     square().freeze()
     square().freeze()
@@ -196,7 +194,7 @@ def test_a_square_of_noise_is_of_one_config_and_one_number_of_threads(corpus: li
     for job in jobs[1:]:
         end(square(), job, 1.0)
     with pytest.raises(ConfigError, match="8 of 9 runs have a finite val_loss"):
-        square().verdict()
+        square().square()
     assert len(square(1, "optim.lr=0.5").missing()) == 9, "what is noted of one config says nothing of another"
 
 

@@ -169,6 +169,8 @@ def test_noise_is_that_of_nine_runs_and_takes_them_once(python: None, ablate: Ab
     assert len({value for row in square for value in row}) == 9, "init and order each move the result"
     assert f"one run spreads by {found['total']:.4f}" in out and "an effect of 0.1 takes" in out
     assert "runs to go" not in ablate("noise", "least_effect=0.1")[2]
+    code, out, err = ablate("noise", "jobs=2", FFN)
+    assert code == 0 and err.count(": 9 runs to go") == 1 and "gelu less swiglu: spreads by " in out, "those of the baseline are there"
 
 
 def test_a_branch_is_bitwise_the_run_of_its_length(corpus: list[str], tmp_path: Path) -> None:

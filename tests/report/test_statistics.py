@@ -187,3 +187,26 @@ def test_noise_is_split_into_what_initial_weights_and_order_contribute() -> None
     assert np.mean([noise.init**2 for noise in found]) == pytest.approx(9, rel=0.1)
     assert np.mean([noise.order**2 for noise in found]) == pytest.approx(4, rel=0.15)
     assert np.mean([noise.rest**2 for noise in found]) == pytest.approx(1, rel=0.1)
+
+
+def test_the_interval_of_a_spread_of_nine_runs_holds_it_19_times_in_20() -> None:
+    """Within what 500 squares tell, for parts of any share. Seen to fail with the degrees of freedom of nine runs apart."""
+    draw = np.random.default_rng(0)
+    for init, order, rest in ((1, 1, 1), (3, 0.1, 0.1), (0, 0, 1)):
+        squares = [draw.normal(0, init, (3, 1)) + draw.normal(0, order, (1, 3)) + draw.normal(0, rest, (3, 3)) for _ in range(500)]
+        found = [split_noise(square.tolist()) for square in squares]
+        held = sum(low <= math.hypot(init, order, rest) <= high for low, high in (noise.interval for noise in found))
+        assert 0.925 * 500 <= held <= 0.99 * 500
+        assert np.mean([noise.total**2 for noise in found]) == pytest.approx(init**2 + order**2 + rest**2, rel=0.12)
+
+
+def test_pairing_is_the_correlation_over_seeds_and_what_it_saves() -> None:
+    draw = random.Random(3)
+    base = normal(draw, 8)
+    other = {seed: 0.8 * value + 0.5 * draw.gauss(0, 1) for seed, value in base.items()}
+    found = differences(base, {"x": {**other, 99: 5.0}})["x"]
+    values = [list(each.values()) for each in (base, other)]
+    assert found.pairing == pytest.approx(np.corrcoef(*values)[0, 1], rel=1e-9)
+    alone = sum(np.var(each, ddof=1) for each in values)
+    assert found.apart == round(8 * alone / np.var(np.subtract(*values), ddof=1)) > 8
+    assert differences({0: 1.0, 1: 2.0}, {"x": {0: 1.5, 1: 2.1}})["x"].pairing is None, "that of two is always 1"

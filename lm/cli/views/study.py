@@ -2,7 +2,8 @@
 
 from lm.ablation.exchange import LENGTHS, branched, leaves
 from lm.ablation.matching import size
-from lm.ablation.study import FACTORS, Study
+from lm.ablation.study import Study
+from lm.ablation.tuning import FACTORS
 from lm.schema import flatten
 from lm.units import counted, si, table
 

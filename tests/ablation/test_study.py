@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lm.ablation.config import StudyConfig
 from lm.ablation.exchange import branch_off, branched, leaves, trunk
 from lm.ablation.study import read_study
 from lm.cli.compose.compose import compose_config
@@ -118,6 +119,8 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         (["study=x/broken", "--config-dir", "own"], "own/recipes/x/broken.yaml: study must be key: value pairs"),
         ([FFN, "name=../../x"], "name: '../../x' cannot name a run folder"),
         ([FFN, "check=true"], "variants.swiglu: check=true trains nothing"),
+        ([FFN, "metric=test_ec"], "metric=test_ec: no test of variant swiglu tells that"),
+        ([FFN, "metric=test_loss/64", "eval.seq_len=16,48"], "Options: "),
         (["noise", "seeds=3"], "seeds: lm ablate noise runs one config"),
         (["study=ablation/fnn"], "Did you mean 'ablation/ffn'?"),
         (["report", FFN], "ffn: there is no study here"),
@@ -150,6 +153,22 @@ def test_a_metric_that_a_run_lacks_is_told_behind_the_first_with_those_it_has(py
     code, _, err = ablate(FFN, "seeds=4", "metric=accuracy")
     assert len([*tmp_path.glob("ffn/*/summary.json")]) <= 2
     assert code == 2 and "metric=accuracy" in err.splitlines()[-1] and "val_loss" in err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_study_judges_by_what_a_test_is_asked_beside_its_loss(python: None, ablate: Ablate, tmp_path: Path) -> None:
+    code, out, err = ablate("model/position=alibi,rope", "seeds=2", "eval.seq_len=16,48", "metric=test_ece/48")
+    assert code == 0 and "test_ece/48 (mean of 2 seeds)" in out, err
+    summary = json.loads((tmp_path / "ffn/rope-seed-1/summary.json").read_text())
+    assert verdict(tmp_path)["variants"]["rope"]["runs"]["1"] == summary["test_ece/48"] != summary["test_ece/16"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "tuned"),
+    [("test_loss/512", "val_loss"), ("test_loss", "val_loss"), ("test_ece", "val_bits_per_byte"), ("train_s", "train_s")],
+)
+def test_tuning_reads_what_a_validation_tells(metric: str, tuned: str) -> None:
+    assert StudyConfig(variants={"a": [], "b": []}, baseline="a", metric=metric).tuning_metric == tuned
 
 
 def test_a_plan_matches_the_parameters_and_runs_nothing(ablate: Ablate, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class FoundDifference(Config):
     pairing: float | None
     """Correlation of baseline and variant over seeds, from 3 pairs on."""
     apart: int | None
-    """Seeds that would say as much if runs of the same seed had nothing in common."""
+    """Seeds that would say as much if runs of the same seed had nothing in common; null where pairing leaves next to no spread."""
 
 
 class FoundText(Config):

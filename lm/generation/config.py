@@ -1,11 +1,13 @@
 """How text is continued, and what held-out text is asked, in numbers."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from lm.nn.stack import ModelConfig
 from lm.schema import MOST, Config
+
+if TYPE_CHECKING:
+    from lm.nn.stack import ModelConfig
 
 
 class SamplingConfig(Config):
@@ -53,7 +55,7 @@ class EvalConfig(Config):
         lengths = [f"{name}/{n}" for n in self.seq_len for name in ("loss", "bits_per_byte", "ece")]
         return lengths + (["exposure", "own_entropy", "true_entropy"] if self.own_tokens is not None else [])
 
-    def refusal(self, model: ModelConfig, seq_len: int, objective: str) -> str | None:
+    def refusal(self, model: "ModelConfig", seq_len: int, objective: str) -> str | None:
         """Returns why such a model cannot be asked this, as one sentence with the remedy; None where it can.  seq_len: of its rows."""
         own = self.own_tokens
         if self.seq_len and (said := no_places("eval.seq_len", max(self.seq_len), model, seq_len)) is not None:
@@ -67,7 +69,7 @@ class EvalConfig(Config):
         return None
 
 
-def no_places(key: str, seq_len: int, model: ModelConfig, otherwise: int) -> str | None:
+def no_places(key: str, seq_len: int, model: "ModelConfig", otherwise: int) -> str | None:
     """Returns why rows are too long, as one sentence with the remedy.  otherwise: the model's context where its config leaves it open."""
     limit = model.max_seq_len or otherwise
     if seq_len <= limit or not model.position.by_place:

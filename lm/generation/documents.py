@@ -1,19 +1,16 @@
 """What each document of held-out text contributes to a loss, so that one can say what another sample of text would have changed."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from pydantic import Field
+from torch import Tensor
 
 from lm.data.order import Ids
 from lm.data.rows.base import Rows
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.generation.evaluate import Sharers
 from lm.nn.batch import IGNORED
-from lm.nn.measure import Measure
-from lm.nn.transformer import LM
 from lm.schema import Config
 
 FEW = 20
@@ -32,38 +29,32 @@ class DocumentSums(Config):
     byte-level."""
 
 
-def document_sums(
-    model: LM, rows: Rows, ids: Ids, tokenizer: Tokenizer, micro_batch: int, among: Sharers, measure: Measure
-) -> DocumentSums:
-    """Of the labels of the rows `ids`, which each of the processes `among` passes all."""
-    documents, mine, was_training = _documents(rows, ids, micro_batch), ids[among.rank :: among.world], model.training
-    unit: Literal["documents", "rows"] = "rows" if len(documents) < FEW else "documents"
-    known = np.sort(ids) if unit == "rows" else documents
-    sums = np.zeros((3, len(known)))
-    model.eval()
-    with torch.inference_mode():
-        for at in range(0, len(ids[:: among.world]), micro_batch):
-            part = mine[at : at + micro_batch]
-            batch = rows.batch(part if len(part) else ids[:1])  # where weights are in slices, all must come to each forward
-            nats = measure.nats(model, batch.to(model.embed.weight.device)).double().cpu().numpy()
-            if len(part):
-                labels = measure.labels(batch).numpy()
-                of = part[:, None] if unit == "rows" else rows.documents(part)
-                place = np.searchsorted(known, np.broadcast_to(np.asarray(of), labels.shape)[labels != IGNORED])
-                n_bytes = _bytes(labels[labels != IGNORED], rows, tokenizer)
-                sums += [np.bincount(place, each, len(known)) for each in (nats, np.ones_like(nats), n_bytes)]
-    model.train(was_training)
-    columns = np.reshape(among.total(*sums.ravel().tolist()), sums.shape).T.tolist()
-    found = zip(known.tolist(), columns, strict=True)
-    return DocumentSums(unit=unit, sums={str(number): (nats, n, size) for number, (nats, n, size) in found if n})
+class Documents:
+    """The sums of an evaluation of these rows, filled while it runs."""
 
+    def __init__(self, rows: Rows, ids: Ids, tokenizer: Tokenizer, micro_batch: int) -> None:
+        """ids: of all processes that evaluate together."""
+        told = [rows.documents(ids[at : at + micro_batch]) for at in range(0, len(ids), micro_batch)]
+        known = np.unique(np.concatenate([np.unique(part) for part in told if part is not None] or [np.empty(0, np.int64)]))
+        self._by_row = len(known) < FEW
+        self._known, self._rows, self._sizes = np.sort(ids) if self._by_row else known, rows, tokenizer.token_bytes()
+        self._sums = np.zeros((3, len(self._known)))
 
-def _bytes(predicted: Ids, rows: Rows, tokenizer: Tokenizer) -> NDArray[Any]:
-    sizes = tokenizer.token_bytes()
-    return np.full(len(predicted), rows.bytes_per_label) if sizes is None else sizes[predicted]
+    def add(self, ids: Ids, labels: Tensor, guesses: Tensor) -> None:
+        """Counts the rows `ids`.  labels: (b, s); guesses: as lm.nn.measure tells them."""
+        wanted = labels.cpu().numpy()
+        of = ids[:, None] if self._by_row else self._rows.documents(ids)
+        place = np.searchsorted(self._known, np.broadcast_to(np.asarray(of), wanted.shape)[wanted != IGNORED])
+        nats = guesses[:, 0].double().cpu().numpy()
+        n_bytes = np.full(len(nats), self._rows.bytes_per_label) if self._sizes is None else self._sizes[wanted[wanted != IGNORED]]
+        self._sums += [np.bincount(place, each, len(self._known)) for each in (nats, np.ones_like(nats), n_bytes)]
 
+    def flat(self) -> list[float]:
+        """Returns the sums as numbers that processes can add up."""
+        return list(self._sums.ravel().tolist())
 
-def _documents(rows: Rows, ids: Ids, micro_batch: int) -> Ids:
-    """Returns all that have a place in these rows, ascending; none where rows do not tell."""
-    parts = [rows.documents(ids[at : at + micro_batch]) for at in range(0, len(ids), micro_batch)]
-    return np.unique(np.concatenate([np.unique(part) for part in parts if part is not None] or [np.empty(0, np.int64)]))
+    def found(self, flat: Sequence[float]) -> DocumentSums:
+        """Returns what verdicts read.  flat: as `flat` gave it, of all processes together."""
+        columns = zip(self._known.tolist(), np.reshape(flat, self._sums.shape).T.tolist(), strict=True)
+        sums = {str(number): (nats, n, size) for number, (nats, n, size) in columns if n}
+        return DocumentSums(unit="rows" if self._by_row else "documents", sums=sums)

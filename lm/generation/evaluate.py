@@ -7,12 +7,14 @@ from typing import NotRequired, Protocol, Self, TypedDict, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lm.data.loader import eval_batches
 from lm.data.rows.base import Rows
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.curves import Curves
+from lm.generation.documents import Documents
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.loss import LossSums
 from lm.nn.measure import Measure
@@ -97,14 +99,16 @@ def totals(
     among: Sharers | None = None,
     measure: Measure | None = None,
     closely: bool = False,
+    documents: Documents | None = None,
 ) -> Totals:
     """Of the labels of the rows `ids`. Raises ConfigError where there is none.
 
-    among: each process passes all ids.  measure: what is told beside the likelihood of labels.  closely: with curves.
+    among: each process passes all ids.  measure: what is told beside the likelihood of labels.  closely: with curves, and where there is
+    one, the rows of this process are counted in `documents`.
     """
     among = among or _Alone()
     require_labels(rows, ids, tokenizer, micro_batch)
-    mine = _sums(model, rows, ids, tokenizer, micro_batch, measure or Measure(), among, Curves() if closely else None)
+    mine = _sums(model, rows, ids, tokenizer, micro_batch, measure or Measure(), among, Curves() if closely else None, documents)
     flat = [number for pair in mine.told.values() for number in pair]
     seen = mine.curves.flat() if mine.curves is not None else []
     nats, tokens, n_bytes, *further = among.total(mine.nats, mine.tokens, mine.n_bytes, *seen, *flat)
@@ -136,6 +140,7 @@ def _sums(
     measure: Measure,
     among: Sharers,
     curves: Curves | None,
+    documents: Documents | None,
 ) -> Totals:
     """Of this process's part. One with fewer batches than the others goes through some that do not count, since where weights are in
     slices all must come to each forward."""
@@ -149,14 +154,17 @@ def _sums(
     model.eval()
     try:
         with torch.inference_mode():
-            for batch in eval_batches(rows, mine, micro_batch):
+            for at, batch in enumerate(eval_batches(rows, mine, micro_batch)):
                 labels = measure.labels(batch)
                 predicted = labels[labels != IGNORED].numpy()
                 tokens += len(predicted)
                 n_bytes += int(sizes[predicted].sum()) if sizes is not None else 0
-                each.append(_seen(model, batch.to(device), measure, curves))
+                sums, guesses = _seen(model, batch.to(device), measure, curves)
+                if guesses is not None and documents is not None:
+                    documents.add(mine[at * micro_batch : (at + 1) * micro_batch], labels, guesses)
+                each.append(sums)
             for _ in range(idle):
-                sums = _seen(model, rows.batch(ids[:1]).to(device), measure, Curves() if curves else None)
+                sums, _ = _seen(model, rows.batch(ids[:1]).to(device), measure, Curves() if curves else None)
                 each.append(LossSums(sums.total * 0, sums.nll * 0, None, {name: pair * 0 for name, pair in sums.told.items()}))
     finally:
         model.train(was_training)
@@ -165,9 +173,9 @@ def _sums(
     return Totals(torch.stack([sums.nll for sums in each]).double().sum().item(), tokens, n_bytes, pairs, curves)
 
 
-def _seen(model: LM, batch: Batch, measure: Measure, curves: Curves | None) -> LossSums:
+def _seen(model: LM, batch: Batch, measure: Measure, curves: Curves | None) -> tuple[LossSums, Tensor | None]:
     if curves is None:
-        return measure(model, batch)
+        return measure(model, batch), None
     sums, guesses = measure.closely(model, batch)
     curves.add(batch, measure.places(batch), guesses)
-    return sums
+    return sums, guesses

@@ -44,11 +44,6 @@ class Measure:
         found: tuple[LossSums, Tensor] = model(batch, loss=both)
         return found
 
-    def nats(self, model: LM, batch: Batch) -> Tensor:
-        """Returns (n,) what each of the labels that `labels` gives costs, row by row, with no gradient."""
-        found: Tensor = model(batch, loss=guesses(self.places(batch)))
-        return found[:, 0]
-
 
 class Answers(Measure):
     """And of answers, where a part of the labels may be none, how many tokens are the likeliest."""

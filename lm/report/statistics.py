@@ -206,7 +206,8 @@ def _pairing(baseline: Mapping[S, float], variant: Mapping[S, float], pairs: Seq
     if len(pairs) < _CORRELATED_FROM or not all(map(math.isfinite, pairs)):
         return {}
     base, own, both = (statistics.stdev(each) for each in ([baseline[seed] for seed in shared], [variant[seed] for seed in shared], pairs))
-    return {"pairing": pairing(base, own, both), "apart": round(len(pairs) * (base**2 + own**2) / both**2) if both > 0 else None}
+    apart = round(len(pairs) * (base**2 + own**2) / both**2) if both**2 * MOST_SEEDS > base**2 + own**2 else None
+    return {"pairing": pairing(base, own, both), "apart": apart}
 
 
 def p_value(pairs: Sequence[float]) -> float:

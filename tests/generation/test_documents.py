@@ -15,10 +15,9 @@ from lm.data.layout.mixed import MixedRows
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
 from lm.data.store.prepare import Prepared, prepare
-from lm.generation.documents import document_sums
+from lm.generation.documents import Documents
 from lm.generation.evaluate import totals
 from lm.nn.batch import Batch
-from lm.nn.measure import Measure
 from lm.nn.transformer import LM
 from tests.nn.models import config, redrawn
 from tests.training.callbacks.test_validation import Share
@@ -60,10 +59,12 @@ def one_by_one(model: LM, data: Prepared) -> Sums:
 
 def sums_of(model: LM, rows: Rows, data: Prepared, world: int = 1) -> tuple[str, Sums]:
     """As the processes find them together."""
-    shares = [Share(rank, world) for rank in range(world)]
-    found = [document_sums(model, rows, np.arange(len(rows)), data.tokenizer, 2, share, Measure()) for share in shares]
-    keys = sorted({int(number) for one in found for number in one.sums})
-    return found[0].unit, {key: np.sum([one.sums.get(str(key), (0, 0, 0)) for one in found], axis=0).tolist() for key in keys}
+    ids = np.arange(len(rows))
+    each = [Documents(rows, ids, data.tokenizer, 2) for _ in range(world)]
+    for rank, documents in enumerate(each):
+        totals(model, rows, ids, data.tokenizer, 2, Share(rank, world), closely=True, documents=documents)
+    found = each[0].found(np.sum([documents.flat() for documents in each], axis=0).tolist())
+    return found.unit, {int(number): list(values) for number, values in found.sums.items()}
 
 
 def test_whole_documents_side_by_side_contribute_what_each_does_alone(model: LM, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class Asking:
     def refuse_far(self, points: Sequence[Point]) -> None:
         """Raises ConfigError for what lies over 10 times beyond these points, as far as that is known without a law."""
         for flops in self.flops:
-            _refuse(f"flops={flops:g}", points, flops=flops)
+            _refuse(f"flops={flops:.3g}", points, flops=flops)
         for text, pair in zip(self.at, self.pairs, strict=True):
             _refuse(f"at={text}", points, *pair)
 
@@ -49,7 +49,7 @@ def predicted(fit: Fit, n: float, d: float) -> FoundPoint:
 
 def optimum(fit: Fit, points: Sequence[Point], flops: float) -> FoundPoint:
     """Returns the N and D of the least loss. Raises ConfigError over 10 times beyond the points, and where the law knows no optimum."""
-    where = f"flops={flops:g}"
+    where = f"flops={flops:.3g}"
     _refuse(where, points, flops=flops)
     if not all(falls(fit, points)):
         raise ConfigError(f"{where}: the losses do not fall with both sizes and tokens, so no pair is best. Spread them wider.")

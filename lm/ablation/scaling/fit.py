@@ -20,6 +20,7 @@ EXPONENTS = (0.02, 2.5)
 LEAST_CELLS = 6  # five unknowns, and one to see a misfit by
 RESAMPLES = 300
 _GRID = np.geomspace(0.05, 1.6, 8)
+_NOTHING = 1e-9  # of a loss
 _DRAWS = 20  # per resample, before too few sizes are left among them
 
 
@@ -85,11 +86,11 @@ def best_law(points: Sequence[Point], grid: Array = _GRID) -> Law:
     best = min((np.array([a, b]) for a in grid for b in grid), key=lambda pair: _misfit(pair, x, y, level))
     start: Any = minimize(_misfit, best, (x, y, level), method="Nelder-Mead", bounds=[EXPONENTS] * 2, options={"maxiter": 30})
     values = np.concatenate([_projected(start.x, x, y, level)[0], start.x])
-    bounds = [(1e-9, None), (0, None), (0, None), EXPONENTS, EXPONENTS]  # a loss of 0 has no logarithm
+    bounds = [(_NOTHING, None)] * 3 + [EXPONENTS] * 2  # a loss of 0 has no logarithm
     options = {"maxiter": 1000, "ftol": 1e-12, "gtol": 1e-7, "maxcor": 20}
     found: Any = minimize(huber, values, (x, y, np.log(level)), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     e, at_n, at_d, a, b = (float(value) for value in found.x)
-    return Law(e * middle[2], at_n * middle[2] * middle[0] ** a, at_d * middle[2] * middle[1] ** b, a, b)
+    return Law(e * middle[2] if e > 2 * _NOTHING else 0.0, at_n * middle[2] * middle[0] ** a, at_d * middle[2] * middle[1] ** b, a, b)
 
 
 def huber(values: Array, x: Array, y: Array, log_loss: Array) -> tuple[float, Array]:
@@ -112,7 +113,7 @@ def _projected(exponents: Array, x: Array, y: Array, loss: Array) -> tuple[Array
     """The best coefficients of these exponents, and the root of the sum of squared relative residuals."""
     columns = np.stack([np.ones_like(x), np.exp(-exponents[0] * x), np.exp(-exponents[1] * y)], axis=1)
     coefficients, misfit = nnls(columns / loss[:, None], np.ones_like(loss))
-    return np.maximum(coefficients, 1e-9), float(misfit)
+    return np.maximum(coefficients, _NOTHING), float(misfit)
 
 
 def _told_apart(cells: set[tuple[float, float]]) -> bool:

@@ -13,6 +13,7 @@ from lm.report.statistics import ALPHA
 from lm.units import fixed, si, unit
 
 _FEW_CELLS, _NARROW = 16, 10  # below: intervals are too narrow; a factor of sizes or tokens says little of an exponent
+_FLOOR = 0.01  # of the least loss
 FORMULA = "L = E + A / N^a + B / D^b"
 
 
@@ -119,6 +120,8 @@ def _of_fit(fit: Fit, points: Sequence[Point], n_cells: int) -> list[str]:
             )
         if told.low <= EXPONENTS[0] * 1.01 or told.high >= EXPONENTS[1] * 0.99:
             notes.append(f"The interval of {which} ends where the search does, so the runs do not tell it. Spread {name} wider.")
+    if value([law.E for law in fit.laws]).low < _FLOOR * min(point.loss for point in points):
+        notes.append("The interval of E reaches 0: these runs do not tell the loss without end. Ask for longer runs of larger sizes.")
     if n_cells < _FEW_CELLS:
         said = f"{n_cells} pairs of size and tokens are few: intervals of so few come out too narrow"
         notes.append(f"{said}. Give more sizes or lengths, {_FEW_CELLS} pairs in all.")

@@ -19,7 +19,7 @@ from lm.schema import Config, Named, Slot, Tree, from_tree, variant
 
 FILE = Path(__file__).with_name("keys.json")
 _LM = Path(__file__).parents[2]
-_SOURCES = ("schema.py", "nn/**/*.py", "data/**/*.py", "training/**/*.py")
+_SOURCES = ("schema.py", "nn/**/*.py", "data/**/*.py", "generation/config.py", "training/**/*.py")
 _DECLARATION = re.compile(rb"^class \w+\((?!nn\.Module).*\n(?:(?: .*)?\n)*|^\w+ = .*\n", re.M)
 _METHOD = re.compile(rb"^    def .*\n(?:(?:    [ )].*)?\n)*", re.M)
 _LAZY: Any = {"defer_build": True, "use_attribute_docstrings": False, "validate_default": False}  # most are never used

@@ -151,7 +151,7 @@ class Ablate(Verb):
             if foreign := sorted(given & {"tokens", "count", "flops", "at"}):
                 raise ConfigError(f"{foreign[0]}: only a ladder of sizes takes it. Give sizes=64,96,128,192, or the study= that one began.")
             return False
-        others = {"baseline", "match", "knob", "least_effect"} | ({"study"} if self.sizes is not None else set())
+        others = {"baseline", "match", "knob", "least_effect", "exchange"} | ({"study"} if self.sizes is not None else set())
         if foreign := sorted(given & others):
             raise ConfigError(f"{foreign[0]}: a ladder of sizes fits a law to losses, and compares no variants of a study. Leave it out.")
         return True

@@ -5,7 +5,7 @@ import math
 from lm.data.order import Ids, spread
 from lm.data.rows.base import Rows
 from lm.errors import ConfigError, NumericsError
-from lm.generation.documents import document_sums
+from lm.generation.documents import Documents
 from lm.generation.evaluate import require_labels, totals
 from lm.generation.further import further, require_further
 from lm.schema import Tree
@@ -74,29 +74,27 @@ class Validation(RunCallback):
         run, self._tested = module.run, module.step
         if rows := self._set_aside(module):
             with run.clock.paused(), run.journal.console.during("Testing"), eager(module):
-                found = self._losses(module, rows, closely=True)
+                documents = Documents(*rows[0][1:], run.data.tokenizer, module.cfg.trainer.micro_batch)
+                found = self._losses(module, rows, documents)
                 for name in (name for name in found if name.startswith("val_loss")):
                     _require_finite(module, name.replace("val_", "test_", 1), found[name])
-                self._note_documents(module, *rows[0][1:])
+                told = documents.found(run.ranks.total(*documents.flat()))
+            if run.ranks.first:
+                run.folder.write_test_documents(told.tree())
             run.counters.test = {name.replace("val_", "test_", 1): value for name, value in found.items()}
             run.journal.record({"step": module.step, "tokens": run.tokens(module.step), **run.counters.test})
 
-    def _note_documents(self, module: TrainModule, rows: Rows, ids: Ids) -> None:
-        run, cfg = module.run, module.cfg
-        with module.exported_weights():
-            of = document_sums(module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.ranks, cfg.objective.measure(None))
-        if run.ranks.first:
-            run.folder.write_test_documents(of.tree())
-
-    def _losses(self, module: TrainModule, wanted: list[Held], closely: bool = False) -> Tree:
-        """As metrics.jsonl has them.  closely: with what the test is asked beside its loss."""
+    def _losses(self, module: TrainModule, wanted: list[Held], documents: Documents | None = None) -> Tree:
+        """As metrics.jsonl has them.  documents: filled, and with what the test is asked beside its loss."""
         run, cfg = module.run, module.cfg
         found: Tree = {}
-        start = cfg.init_from
+        start, closely = cfg.init_from, documents is not None
         measure = cfg.objective.measure(None if start is None else lambda: parent(start).to(module.device))
         with module.exported_weights():
             for suffix, rows, ids in wanted:
-                of = totals(module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.ranks, measure, closely).figures()
+                of = totals(
+                    module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.ranks, measure, closely, documents
+                ).figures()
                 found |= {f"{name}{suffix}": value for name, value in of.items() if name.startswith("val_")}
             if closely:
                 micro_batch, data = cfg.trainer.micro_batch, cfg.data

@@ -1,5 +1,8 @@
 """What its own words do to a model: how unsure it is behind its own continuation of a text, and behind the true one."""
 
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
 import torch
 from torch import Tensor
 
@@ -17,7 +20,7 @@ from lm.nn.transformer import LM
 from lm.schema import Tree
 
 
-def exposure(model: LM, rows: Rows, ids: Ids, own_tokens: int, tokenizer: Tokenizer, micro_batch: int) -> Tree:
+def exposure(model: LM, parts: Sequence[tuple[Rows, Ids]], own_tokens: int, tokenizer: Tokenizer, micro_batch: int) -> Tree:
     """val_exposure = |mean_t H(p(. | c, y_<t)) - mean_t H(p(. | c, x_<t))|, t = 1 to `own_tokens`, nats, and both means.
 
     c is a row but for its last `own_tokens` tokens x, and y what the model draws behind c at temperature 1, up to an eos. H is the loss
@@ -25,10 +28,10 @@ def exposure(model: LM, rows: Rows, ids: Ids, own_tokens: int, tokenizer: Tokeni
     The prefix alone is switched, as in He et al. 2019, arXiv:1905.10617; the drift of the entropy is that of Braverman et al. 2019,
     arXiv:1906.05664. It says nothing of how good the text is: read it beside the loss.
 
-    Of the rows that one document fills. Raises ConfigError where there is none. Every rank reads all, since each may hold a part of the
-    weights only.
+    parts: rows, and which of them are read; of these, those that one document fills. Raises ConfigError where there is none. Every rank
+    reads all, since each may hold a part of the weights only.
     """
-    require_filled(rows, ids, micro_batch)
+    require_filled(parts, micro_batch)
     ends = [] if tokenizer.eos is None else [tokenizer.eos]
     device, totals = model.embed.weight.device, torch.zeros(3, dtype=torch.float64)
     cfg = SamplingConfig(max_tokens=own_tokens, temperature=1.0)
@@ -36,7 +39,7 @@ def exposure(model: LM, rows: Rows, ids: Ids, own_tokens: int, tokenizer: Tokeni
     model.eval()
     try:
         with torch.inference_mode():
-            for batch in eval_batches(rows, ids, micro_batch):
+            for batch in _batches(parts, micro_batch):
                 true = batch.tokens[_filled(batch)]
                 if len(true):
                     start = true.shape[1] - own_tokens
@@ -48,10 +51,14 @@ def exposure(model: LM, rows: Rows, ids: Ids, own_tokens: int, tokenizer: Tokeni
     return {"val_exposure": abs(own - given) / n, "val_own_entropy": own / n, "val_true_entropy": given / n}
 
 
-def require_filled(rows: Rows, ids: Ids, micro_batch: int) -> None:
+def require_filled(parts: Sequence[tuple[Rows, Ids]], micro_batch: int) -> None:
     """Raises ConfigError where no row is filled by one document: reads up to the first that is."""
-    if not any(_filled(batch).any() for batch in eval_batches(rows, ids, micro_batch)):
+    if not any(_filled(batch).any() for batch in _batches(parts, micro_batch)):
         raise ConfigError("eval.own_tokens: no row of the held-out text is filled by one document. Lower data.seq_len, or leave it out.")
+
+
+def _batches(parts: Sequence[tuple[Rows, Ids]], micro_batch: int) -> Iterator[Batch]:
+    return chain.from_iterable(eval_batches(rows, ids, micro_batch) for rows, ids in parts)
 
 
 def _entropies(model: LM, true: Tensor, new: list[list[int]], start: int) -> Tensor:

@@ -39,8 +39,8 @@ def further(
         figures = reduce(operator.add, parts).figures()
         found |= {f"{name}/{seq_len}": value for name, value in figures.items() if name.startswith("val_")}
     if wanted.own_tokens is not None:
-        [rows] = split_rows(objective, data, prepared, splits[:1], model.cfg)
-        found |= exposure(model, rows, spread(len(rows), data.val_rows), wanted.own_tokens, prepared.tokenizer, micro_batch)
+        read = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, model.cfg)]
+        found |= exposure(model, read, wanted.own_tokens, prepared.tokenizer, micro_batch)
     return found
 
 
@@ -51,5 +51,5 @@ def require_further(
     for seq_len in wanted.seq_len:
         split_rows(objective, data.replace(seq_len=seq_len), prepared, splits, model)
     if wanted.own_tokens is not None:
-        [rows] = split_rows(objective, data, prepared, splits[:1], model)
-        require_filled(rows, spread(len(rows), data.val_rows), micro_batch=8)
+        read = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, model)]
+        require_filled(read, micro_batch=8)

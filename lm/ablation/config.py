@@ -39,7 +39,8 @@ class StudyConfig(Config):
     """A figure of the runs' summary of which less is better. Where it begins with test_, tuning reads the same with val_."""
     least_effect: float = Field(0.0, ge=0)
     """The smallest difference of the metric worth acting on."""
-
+    give_up_after: int | None = Field(None, ge=2)
+    """Seeds after which a variant that is no better by then gets no more. null: every variant gets all."""
     threads: int = Field(1, ge=1, le=1024)
     """Threads of each run: another number gives other bits."""
 
@@ -74,6 +75,8 @@ class StudyConfig(Config):
             raise ValueError(f"knob={self.knob} has nothing to match. Say match=params or match=flops, or leave it out.")
         if self.match == "time" and self.moved != _STEPS:
             raise ValueError(f"knob={self.knob} would have to be measured at every value. match=time moves {_STEPS}; leave the knob out.")
+        if self.give_up_after is not None and self.give_up_after >= self.seeds:
+            raise ValueError(f"give_up_after={self.give_up_after} leaves out none of {self.seeds} seeds. Give fewer, or leave it out.")
         if clash := sorted(set(self.tune_seeds) & set(range(self.seeds))):
             raise ValueError(f"tune_seeds={clash} report as well, and what was chosen by a run must not be judged by it. Choose others.")
         return self

@@ -16,7 +16,7 @@ class FoundDifference(Config):
     near: tuple[float, float] | None
     """At 90 %, for equivalence."""
     p: float | None
-    """Two-sided, corrected by Holm; of a sign test where a run diverged."""
+    """Two-sided, corrected by Holm; of a sign test where a run diverged. null of a variant that was given up."""
     permutation_p: float | None
     """Exact, over all signs, from 6 to 20 pairs."""
     bootstrap: tuple[float, float] | None
@@ -28,6 +28,8 @@ class FoundDifference(Config):
     """Correlation of baseline and variant over seeds, from 3 pairs on."""
     apart: int | None
     """Seeds that would say as much if runs of the same seed had nothing in common."""
+    given_up: bool
+    """Whether the variant was given up after these pairs, and gets no more seeds."""
 
 
 class FoundTuned(Config):
@@ -95,6 +97,8 @@ class Found(Config):
     least_effect: float
     seeds: int
     """Asked for, of each variant."""
+    give_up_after: int | None
+    """Seeds after which a variant that is no better by then gets no more."""
     level: float
     variants: dict[str, FoundVariant]
     warnings: list[str]

@@ -12,6 +12,7 @@ from lm.ablation.matching import matched, moved
 from lm.ablation.probe import measured
 from lm.ablation.runs import NO_RUN, Asked, Job, Runs
 from lm.errors import ConfigError
+from lm.report.statistics import Difference, differences
 from lm.schema import flatten
 from lm.training.config import TrainConfig
 
@@ -60,7 +61,29 @@ class Study(Runs):
         tuning = [job for name in self.variants for job in self.tuning(name) if self.result(job) is None]
         if tuning:
             return tuning
-        return [job for name in self.variants for job in self.reporting(name) if self.result(job) is None]
+        left = [job for name in self.variants for job in self.reporting(name) if self.result(job) is None]
+        if before_look := [job for job in left if job.seed < (self.config.give_up_after or 0)]:
+            return before_look
+        going_on = self.going_on()
+        return [job for job in left if job.variant in going_on]
+
+    def results(self, variant: str) -> dict[int, float]:
+        """Returns the metric by seed, of the runs that are compared and have ended."""
+        found = {job.seed: self.result(job) for job in self.reporting(variant)}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def differences(self) -> dict[str, Difference]:
+        """Returns what each variant's results say against the baseline's."""
+        results = {name: self.results(name) for name in self.variants}
+        baseline = results.pop(self.config.baseline)
+        return differences(baseline, results, self.config.least_effect, range(self.config.give_up_after or 0))
+
+    def going_on(self) -> set[str]:
+        """Returns the variants that get all seeds: those that are not given up, and the baseline as long as there is any."""
+        if self.config.give_up_after is None:
+            return set(self.variants)
+        left = {name for name, found in self.differences().items() if not found.given_up}
+        return left | {self.config.baseline} if left else left
 
     def tuned(self, variant: str) -> Tuned | None:
         """Returns what tuning has found; None where nothing is tuned, and while a tuning run of the variant has no result."""

@@ -4,11 +4,10 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from lm.ablation.config import StudyConfig
 from lm.ablation.found import Found
 from lm.ablation.matching import size
 from lm.ablation.study import Study
-from lm.report.statistics import ALPHA, Difference, differences
+from lm.report.statistics import ALPHA, Difference
 from lm.schema import Tree, flatten, from_tree
 from lm.units import si
 
@@ -17,11 +16,8 @@ FEW_SEEDS = 5
 
 def verdict(study: Study) -> Tree:
     """Returns what verdict.json says; a function of the runs alone, so that a study that was killed says the same."""
-    config, results = study.config, _results(study)
-    found = differences(
-        results[config.baseline], {name: runs for name, runs in results.items() if name != config.baseline}, config.least_effect
-    )
-    rows = {name: _row(study, name, results[name], found.get(name)) for name in study.variants}
+    config, found = study.config, study.differences()
+    rows = {name: _row(study, name, study.results(name), found.get(name)) for name in study.variants}
     told = {
         "study": study.folder.name,
         "hash": study.hash,
@@ -31,9 +27,10 @@ def verdict(study: Study) -> Tree:
         "knob": config.moved,
         "least_effect": config.least_effect,
         "seeds": config.seeds,
+        "give_up_after": config.give_up_after,
         "level": ALPHA,
         "variants": rows,
-        "warnings": _warnings(config, rows, found),
+        "warnings": _warnings(study, rows, found),
     }
     return from_tree(Found, told, "verdict.json").tree()
 
@@ -71,13 +68,9 @@ def _verdict(difference: Tree) -> str:
     if not difference:
         return "baseline"
     more = difference["more_seeds"]
+    if difference["given_up"]:
+        return f"{difference['verdict']} (given up after {len(difference['pairs'])} seeds)"
     return difference["verdict"] + (f" ({more} more {'seed' if more == 1 else 'seeds'} would)" if more else "")
-
-
-def _results(study: Study) -> dict[str, dict[int, float]]:
-    """The metric by variant and seed, of the runs that have ended."""
-    found = {name: {job.seed: study.result(job) for job in study.reporting(name)} for name in study.variants}
-    return {name: {seed: value for seed, value in runs.items() if value is not None} for name, runs in found.items()}
 
 
 def _row(study: Study, name: str, runs: dict[int, float], difference: Difference | None) -> Tree:
@@ -120,7 +113,8 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _warnings(config: StudyConfig, rows: Tree, found: dict[str, Difference]) -> list[str]:
+def _warnings(study: Study, rows: Tree, found: dict[str, Difference]) -> list[str]:
+    config, going_on = study.config, study.going_on()
     base = rows[config.baseline]["size"]
     notes = []
     if config.seeds < FEW_SEEDS:
@@ -143,7 +137,7 @@ def _warnings(config: StudyConfig, rows: Tree, found: dict[str, Difference]) -> 
             notes.append(f"{name}: {row['diverged']} of {len(row['runs'])} runs diverged; {said}.")
         if tuning := row["tuning"]:
             notes.append(f"{name}: {tuning['ended']} of {tuning['runs']} tuning runs have ended. The same command runs the others.")
-        elif len(row["runs"]) < config.seeds:
+        elif len(row["runs"]) < config.seeds and name in going_on:
             notes.append(f"{name}: {len(row['runs'])} of {config.seeds} runs have ended. The same command runs the others.")
     for name, difference in found.items():
         if (
@@ -163,21 +157,31 @@ def sentences(found: Tree) -> list[str]:
     said = []
     for name, row in found["variants"].items():
         difference = row["difference"]
-        if difference is None or difference["p"] is None:
+        if difference is None or (difference["p"] is None and not difference["given_up"]):
             continue
+        n, told = len(difference["pairs"]), difference["verdict"]
+        p = f"p = {difference['p']:.2g}" if difference["p"] is not None else "none"
         if difference["mean"] is None:
             lost = f"{row['diverged']} of {len(row['runs'])} runs of {name} and {found['variants'][base]['diverged']} of {base} diverged"
-            n, p = len(difference["pairs"]), difference["p"]
-            said.append(f"{lost}; a sign test over {n} pairs of seeds gives p = {p:.2g} after Holm's correction: {difference['verdict']}.")
+            tested = f"a sign test over {n} pairs of seeds gives {p} after Holm's correction"
+            said.append(f"{lost}; {'it was given up' if difference['given_up'] else tested}: {told}.")
             continue
         low, high = difference["interval"]
-        n, p = len(difference["pairs"]), difference["p"]
+        least = f" {found['least_effect']:g}" if told == "equal within" else ""
+        tested = "at which it was given up" if difference["given_up"] else f"Holm-corrected {p}"
         said.append(
             f"Against {base}, {name} changes {found['metric']} by {difference['mean']:+.4f} (95 % interval {low:+.4f} to {high:+.4f},"
-            f" paired t-test over {n} seeds, Holm-corrected p = {p:.2g}): {difference['verdict']}"
-            + (f" {found['least_effect']:g}." if difference["verdict"] == "equal within" else ".")
+            f" paired t-test over {n} seeds, {tested}): {told}{least}."
         )
     return said
+
+
+def _looked(found: Tree) -> str:
+    """What an early look does."""
+    if (after := found["give_up_after"]) is None:
+        return ""
+    level = f"{100 * found['level'] / max(1, len(found['variants']) - 1):.2g} %"
+    return f" After {after} seeds a variant of which that was so at {level} was given up, which lets no other one pass more easily."
 
 
 def _paired(found: Tree) -> str:
@@ -207,6 +211,6 @@ def method(found: Tree) -> str:
         " paired by seed; intervals are Student's t and assume that differences spread normally; they and p are corrected by Holm's"
         " procedure for the number of variants, and hold where the number of seeds was chosen before any verdict was read."
         " Better: the whole interval is below 0. No better: a gain of the least effect"
-        f" ({least}) is excluded. Equal within: the 90 % interval is inside it.{_paired(found)}"
+        f" ({least}) is excluded.{_looked(found)} Equal within: the 90 % interval is inside it.{_paired(found)}"
         f"{timed}{_tuned(found)} Study {found['hash']}."
     )

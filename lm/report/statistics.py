@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -27,6 +27,7 @@ class Difference:
     corrected by Holm. None where a pair is not finite, or there is one alone. permutation_p: exact, over all signs, from 6 pairs on.
     bootstrap: BCa at the same level, from 10 on.  more_seeds: how many would tell with 80 % power, by the spread so far; None: no number.
     pairing: correlation of baseline and variant over seeds, from 3 pairs on.  apart: seeds that would say as much without pairing.
+    given_up: after these pairs, by an early look, which is no test and has no p.
     """
 
     pairs: tuple[float, ...]
@@ -40,18 +41,40 @@ class Difference:
     more_seeds: int | None
     pairing: float | None = None
     apart: int | None = None
+    given_up: bool = False
 
 
-def differences(baseline: Mapping[S, float], variants: Mapping[str, Mapping[S, float]], least_effect: float = 0.0) -> dict[str, Difference]:
+def differences(
+    baseline: Mapping[S, float], variants: Mapping[str, Mapping[S, float]], least_effect: float = 0.0, look: Collection[S] = ()
+) -> dict[str, Difference]:
     """Compares each variant with the baseline, by the seeds that both have.
 
     baseline, a variant: the metric of each seed, infinite where the run diverged.  least_effect: the smallest difference worth acting on.
-    Intervals and p hold for all variants together: among equal ones at most 5 % of studies raise any alarm (Holm 1979).
+    look: the first seeds, two or more. What is no better by them, at 5 % / variants, is given up, and judged by them whatever runs later.
+    p holds for all variants together: among equal ones at most 5 % of studies raise any alarm (Holm 1979). An interval has the level that
+    agrees with its p: each alone misses the truth in at most 5 %, and so do all together where the variants are equal.
+    A look spends nothing: what is given up stays in Holm's procedure as never rejected, so that no other variant is judged less strictly,
+    and all that it could still have been called is better.
     """
+    given_up = dict(_given_up(baseline, variants, least_effect, look))
     pairs = {name: _pairs(baseline, found) for name, found in variants.items()}
-    corrected, levels = holm({name: p_value(found) for name, found in pairs.items() if len(found) > 1})
-    judged = {name: _judged(found, corrected.get(name, 1.0), levels.get(name, ALPHA), least_effect) for name, found in pairs.items()}
+    corrected, levels = holm({name: 1.0 if name in given_up else p_value(found) for name, found in pairs.items() if len(found) > 1})
+    judged = {
+        name: given_up.get(name) or _judged(found, corrected.get(name, 1.0), levels.get(name, ALPHA), least_effect)
+        for name, found in pairs.items()
+    }
     return {name: replace(found, **_pairing(baseline, variants[name], found.pairs)) for name, found in judged.items()}
+
+
+def _given_up(
+    baseline: Mapping[S, float], variants: Mapping[str, Mapping[S, float]], least_effect: float, look: Collection[S]
+) -> Iterator[tuple[str, Difference]]:
+    for name, found in variants.items():
+        if look and all(seed in baseline and seed in found for seed in look):
+            pairs = _pairs({seed: baseline[seed] for seed in look}, found)
+            early = _judged(pairs, min(1.0, p_value(pairs) * len(variants)), ALPHA / len(variants), least_effect)
+            if early.verdict == "no better":
+                yield name, replace(early, p=None, given_up=True)
 
 
 def holm(ps: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
@@ -142,10 +165,10 @@ def _pairs(baseline: Mapping[S, float], variant: Mapping[S, float]) -> list[floa
 
 
 def _pairing(baseline: Mapping[S, float], variant: Mapping[S, float], pairs: Sequence[float]) -> dict[str, Any]:
-    """What Difference says of it."""
-    shared = baseline.keys() & variant.keys()
+    """What Difference says of it.  pairs: of the first seeds that both have."""
     if len(pairs) < _CORRELATED_FROM or not all(map(math.isfinite, pairs)):
         return {}
+    shared = sorted(baseline.keys() & variant.keys())[: len(pairs)]
     base, own, both = (statistics.stdev(each) for each in ([baseline[seed] for seed in shared], [variant[seed] for seed in shared], pairs))
     return {"pairing": pairing(base, own, both), "apart": round(len(pairs) * (base**2 + own**2) / both**2) if both > 0 else None}
 

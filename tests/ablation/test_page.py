@@ -49,7 +49,16 @@ def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seed
         "step_s": None,
         "least_effect": least_effect,
     }
-    return {"study": "s", "hash": "0" * 16, **asked, "seeds": seeds or most, "level": 0.05, "variants": rows, "warnings": ["Say a=b."]}
+    return {
+        "study": "s",
+        "hash": "0" * 16,
+        **asked,
+        "seeds": seeds or most,
+        "give_up_after": None,
+        "level": 0.05,
+        "variants": rows,
+        "warnings": ["Say a=b."],
+    }
 
 
 def noisy(names: Sequence[str], seeds: int, spread: float = 0.01) -> Runs:

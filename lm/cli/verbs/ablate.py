@@ -58,6 +58,8 @@ class Ablate(Verb):
     """Figure of the summary that is compared; less is better."""
     least_effect: float | None = Field(None, ge=0)
     """The smallest difference worth acting on."""
+    give_up_after: int | None = Field(None, ge=2)
+    """Seeds after which a variant that is no better by then gets no more. null: what the file says, or none is given up."""
     jobs: int = Field(1, ge=1, le=1024)
     """Runs side by side."""
     threads: int | None = Field(None, ge=1, le=1024)
@@ -138,7 +140,7 @@ class Ablate(Verb):
 
     def _config(self, asked: Tree, begun: StudyConfig | None) -> StudyConfig:
         """What is asked, and what the command line says of it.  begun: as it is there, which says what nobody else does."""
-        keys = ("baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "threads")
+        keys = ("baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "give_up_after", "threads")
         said = {key: value for key in keys if (value := getattr(self, key)) is not None}
         known = {"threads": begun.threads, "seeds": begun.seeds} if begun else {"threads": self._threads()}
         config = from_tree(StudyConfig, {**known, **asked, **said}, self.study or "ablate")

@@ -39,6 +39,7 @@ DOORS = {
     "datasets": "lm/data/sources/hub.py",
     "matplotlib": "lm/report/",
     "scipy": "lm/report/statistics.py",
+    "submitit": "lm/ablation/",
     "transformers": "lm/hf/io/check.py",
 }
 

@@ -52,7 +52,7 @@ def differences(
     baseline, a variant: the metric of each seed, infinite where the run diverged.  least_effect: the smallest difference worth acting on.
     look: the first seeds, two or more. What is no better by them, at 5 % / variants, is given up, and judged by them whatever runs later.
     p holds for all variants together: among equal ones at most 5 % of studies raise any alarm (Holm 1979). An interval has the level that
-    agrees with its p: each alone misses the truth in at most 5 %, and so do all together where the variants are equal.
+    agrees with its p: each alone misses the truth in at most 5 %, and without a look so do all together where the variants are equal.
     A look spends nothing: what is given up stays in Holm's procedure as never rejected, so that no other variant is judged less strictly,
     and all that it could still have been called is better.
     """

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -18,7 +19,11 @@ from lm.printing import answer, note, say
 from lm.schema import Tree, did_you_mean, from_tree
 from lm.units import table
 
+if TYPE_CHECKING:
+    from lm.ablation.jobs import Place
+
 DOINGS = ("plan", "run", "report", "noise")
+_OF_CLUSTER = {"cluster", "partition", "minutes", "gpus", "sbatch"}
 _LONGEST = 60  # of the names that are made up here
 
 
@@ -31,6 +36,7 @@ class Ablate(Verb):
     lm ablate study=ablation/ffn                                   a file of recipes/; again: only what is missing
     lm ablate model/ffn=swiglu,geglu,gelu match=params knob=model.ffn.hidden tune=optim.lr      without a file
     lm ablate plan study=ablation/ffn                              runs, sizes and FLOPs, and nothing is run
+    lm ablate study=ablation/ffn cluster=slurm partition=gpu gpus=1 jobs=20         as an array of jobs; again: waits for them
     lm ablate report study=ablation/ffn                            what is known by now
     lm ablate noise recipes=pretrain/nano_long model/ffn=swiglu,gelu    how runs spread, what pairing by seed saves, and the seeds it takes
     """
@@ -63,7 +69,17 @@ class Ablate(Verb):
     jobs: int = Field(1, ge=1, le=1024)
     """Runs side by side."""
     threads: int | None = Field(None, ge=1, le=1024)
-    """Threads of each run. null: the cores divided by `jobs`."""
+    """Threads of each run. null: the cores divided by `jobs`; on a cluster 1."""
+    cluster: Literal["slurm", "local"] | None = None
+    """Where the runs go, as jobs that submitit submits and that go on without this command; local is this machine. null: here."""
+    partition: str | None = None
+    """Part of the cluster."""
+    minutes: int = Field(60, ge=1)
+    """Of a job of the cluster; after that the run is saved and waits in the queue to go on."""
+    gpus: int = Field(0, ge=0)
+    """Of a job of the cluster."""
+    sbatch: list[str] = []
+    """Further options of sbatch, each as sbatch=account=abc."""
 
     def run(self, rest: list[str]) -> None:
         """Prints the plan or the verdicts on stdout, progress on stderr."""
@@ -71,6 +87,8 @@ class Ablate(Verb):
         if doing not in DOINGS:
             raise ConfigError(f"ablate: {doing!r} is nothing to do with a study. {did_you_mean(doing, DOINGS)}")
         overrides = overrides_of(rest[1:] if rest and rest[0] == doing else rest)
+        if self.cluster is None and (foreign := sorted(self.model_fields_set & _OF_CLUSTER)):
+            raise ConfigError(f"{foreign[0]}: there is no cluster that it could be said to. Add cluster=slurm, or leave it out.")
         if doing == "noise":
             self._noise(overrides)
             return
@@ -91,6 +109,10 @@ class Ablate(Verb):
         else:
             config = self._config(asked, begun.study if begun else None)
             composed = {name: compose_config([*config.overrides, *own]) for name, own in config.variants.items()}
+            if config.match == "time" and self.cluster is not None and begun is None:
+                raise ConfigError(
+                    "match=time: it would measure this machine, and the runs go to others. Match flops, or leave cluster out."
+                )
             study = new_study(folder, config, composed, begun)
             study.asked.agree(folder)
         ledger = Ledger(folder.parent)
@@ -100,7 +122,7 @@ class Ablate(Verb):
             answer(plan(study))
             return
         if doing == "run":
-            run_missing(study, self.jobs)
+            run_missing(study, self._place())
         found = write_report(study)
         ledger.note(study, found)
         for line in table(cells(found), "").split("\n"):
@@ -108,7 +130,7 @@ class Ablate(Verb):
         say(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
 
     def _noise(self, overrides: list[str]) -> None:
-        if foreign := sorted(self.model_fields_set - {"name", "dir", "metric", "least_effect", "jobs", "threads"}):
+        if foreign := sorted(self.model_fields_set - {"name", "dir", "metric", "least_effect", "jobs", "threads", *_OF_CLUSTER}):
             raise ConfigError(f"{foreign[0]}: lm ablate noise runs one config, with seeds of its own, and compares nothing. Leave it out.")
         shared, variants = _varied(overrides)
         configs = {name: compose_config([*shared, *own]) for name, own in variants.items()} or {"baseline": compose_config(shared)}
@@ -120,7 +142,7 @@ class Ablate(Verb):
         threads = self.threads or (begun.threads if begun else self._threads())
         runs = noise_runs(folder, configs, threads, self.metric or "val_bits_per_byte")
         for each in runs.values():
-            run_missing(each, self.jobs)
+            run_missing(each, self._place())
         for line in told(verdict(runs), [self.least_effect] if self.least_effect else [0.02, 0.01, 0.005]):
             say(line)
 
@@ -136,7 +158,15 @@ class Ablate(Verb):
         return RunConfig(name=self.name or name, dir=self.dir).folder
 
     def _threads(self) -> int:
-        return max(1, (os.cpu_count() or 1) // self.jobs)
+        return max(1, (os.cpu_count() or 1) // self.jobs) if self.cluster is None else 1
+
+    def _place(self) -> "Place":
+        from lm.ablation.cluster import Cluster, options_of
+        from lm.ablation.jobs import Here
+
+        if self.cluster is None:
+            return Here(self.jobs)
+        return Cluster(self.cluster, self.jobs, self.minutes, self.gpus, options_of(self.partition, self.sbatch))
 
     def _config(self, asked: Tree, begun: StudyConfig | None) -> StudyConfig:
         """What is asked, and what the command line says of it.  begun: as it is there, which says what nobody else does."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from lm.ablation.runs import Job, Runs
 from lm.ablation.work import Submitted, Work
 from lm.errors import ConfigError, ResourceError
 from lm.printing import note
+from lm.storage.run_folder import RunFolder
 from lm.training.launch.children import Children
 from lm.training.launch.parent import lives
 from lm.units import counted
@@ -72,7 +73,9 @@ class Cluster(Place):
         if not jobs:
             return []
         submitit = _submitit()
-        works = [Work(_file(study, job).absolute(), command(study, job), log_of(study, job).absolute(), study.threads) for job in jobs]
+        works = [
+            Work(_file(study, job).absolute(), command(study, _anywhere(job)), log_of(study, job).absolute(), study.threads) for job in jobs
+        ]
         try:
             executor = submitit.AutoExecutor(folder=folder, cluster=self.kind, slurm_max_num_timeout=_REQUEUED)
             executor.update_parameters(
@@ -102,6 +105,12 @@ class _Local:
 
     def done(self) -> bool:
         return not lives(self.process)
+
+
+def _anywhere(job: Job) -> Job:
+    """With a folder that is the same from wherever the command is given again."""
+    place = RunFolder.of(job.config.tree()["run"]).path.absolute()
+    return replace(job, config=job.config.replace(run={"name": job.name, "dir": str(place.parent)}))
 
 
 def _file(study: Runs, job: Job) -> Path:

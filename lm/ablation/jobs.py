@@ -60,7 +60,7 @@ def command(study: Runs, job: Job) -> list[str]:
     """Returns what runs a job, whose config it freezes."""
     config = study.file(job, "yaml")
     replace_file(config, yaml_text(job.config.tree()))
-    return [sys.executable, "-m", WORKER, str(config)]
+    return [sys.executable, "-m", WORKER, str(config.absolute())]
 
 
 def log_of(study: Runs, job: Job) -> Path:

@@ -63,7 +63,8 @@ class Work:
             )
             while self.child.poll() is None:
                 time.sleep(_LOOK_S)  # not wait(), whose lock the handler that calls checkpoint() would find taken
-        Submitted(job=job, code=self.child.returncode).write(self.file)
+        if Submitted.read(self.file) == Submitted(job=job):  # not another one by now
+            Submitted(job=job, code=self.child.returncode).write(self.file)
 
     def checkpoint(self) -> "submitit.helpers.DelayedSubmission":
         """Called by submitit before the cluster takes the machine away. The run saves, and the same job goes on with it later."""

@@ -84,6 +84,9 @@ def test_a_job_runs_once_and_only_as_long_as_it_is_asked_for(in_job: None, tmp_p
     for _ in range(2):
         job()
     assert job.log.read_text() == "ran 3\n" and Submitted.read(job.file) == Submitted(job="7", code=4)
+    Submitted(job="7").write(job.file)
+    Work(job.file, ["sh", "-c", f"echo '{Submitted(job='8').model_dump_json()}' > {job.file}"], job.log, threads=3)()
+    assert Submitted.read(job.file) == Submitted(job="8"), "it was replaced as it ran, and has nothing to say"
 
 
 def test_a_job_whose_time_is_up_saves_and_comes_back(in_job: None, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ TORCH ?=
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip install -c constraints.txt $(if $(TORCH),--extra-index-url https://download.pytorch.org/whl/$(TORCH))
 
-.PHONY: pretrain test test-all lint docs keys clean
+.PHONY: pretrain test test-all lint docs keys findings clean
 
 pretrain: .venv/ready  ## the main job: the default recipe, end to end
 	$(BIN)/lm train
@@ -26,6 +26,9 @@ docs: .venv/dev-ready  ## the site, in site/; a warning or a dead link is an err
 
 keys: .venv/dev-ready  ## the list of keys that mistyped ones are told by, after a change of a config class
 	$(BIN)/python -m tools.keys
+
+findings: .venv/ready  ## the studies of docs/findings.md, a night on two cores; killed anywhere, it goes on
+	$(BIN)/python -m tools.findings
 
 .venv/ready: pyproject.toml constraints.txt
 	@echo "Installing what running needs into .venv: torch, lightning, hydra, pydantic, tokenizers, datasets, matplotlib and theirs."

@@ -30,6 +30,7 @@ from lm.nn.mixers.cache import Cache, Fixed, PerToken
 from lm.nn.mixers.gqa import GQAConfig
 from lm.nn.mixers.mask import Mask
 from lm.nn.norm import NormConfig, RMSNormConfig
+from lm.nn.parametrization import Growth, ParametrizationConfig
 from lm.nn.position.base import Angles, Dims, Position, PositionConfig
 from lm.nn.transformer import LM
 from lm.schema import Config, Slot
@@ -37,6 +38,7 @@ from lm.training.config import CallbackConfig, MetricConfig, TrainConfig
 from lm.training.objectives.base import Objective, loss_of
 from lm.training.optim.base import Group, NamedWeights, OptimConfig, Skippable, decaying, grouped, momentum_state
 from lm.training.optim.schedule import ScheduleConfig
+from lm.training.optim.traits import Traits
 
 if TYPE_CHECKING:
     from lm.training.callbacks.base import RunCallback
@@ -45,11 +47,12 @@ if TYPE_CHECKING:
 __all__ = [
     "IGNORED", "LM", "PADDING", "Angles", "AttentionConfig", "Batch", "BlockConfig", "BlockParts", "Cache", "CallbackConfig",
     "CausalConfig", "CausalRows", "Config", "ConfigError", "Context", "DPOConfig", "DataConfig", "Declares", "Dims", "Document",
-    "FFNConfig", "Fixed", "GQAConfig", "Group", "Head", "Ids", "Kept", "LikelihoodConfig", "LossSums", "MLMConfig", "MLPConfig", "Mask",
-    "Material", "MetricConfig", "Mixer", "NamedWeights", "NormConfig", "Objective", "ObjectiveConfig", "OptimConfig", "Out", "PackedRows",
-    "PerToken", "Position", "PositionConfig", "RMSNormConfig", "RecordConfig", "RecurrentConfig", "Rows", "RunCallback",
-    "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Start", "Tokenizer", "TokenizerConfig", "TrainConfig",
-    "TrainModule", "causal_reader", "decaying", "document", "grouped", "loss_of", "momentum_state", "uniforms",
+    "FFNConfig", "Fixed", "GQAConfig", "Group", "Growth", "Head", "Ids", "Kept", "LikelihoodConfig", "LossSums", "MLMConfig",
+    "MLPConfig", "Mask", "Material", "MetricConfig", "Mixer", "NamedWeights", "NormConfig", "Objective", "ObjectiveConfig",
+    "OptimConfig", "Out", "PackedRows", "ParametrizationConfig", "PerToken", "Position", "PositionConfig", "RMSNormConfig",
+    "RecordConfig", "RecurrentConfig", "Rows", "RunCallback", "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Start",
+    "Tokenizer", "TokenizerConfig", "TrainConfig", "TrainModule", "Traits", "causal_reader", "decaying", "document", "grouped",
+    "loss_of", "momentum_state", "uniforms",
 ]  # fmt: skip
 
 

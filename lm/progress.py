@@ -1,4 +1,4 @@
-"""How far something is that takes long, on stderr: a line that moves on a terminal, a line now and then elsewhere."""
+"""How far something is that takes long, on stderr: a line that moves on a terminal, a line every two seconds elsewhere."""
 
 import threading
 import time
@@ -8,8 +8,7 @@ from datetime import timedelta
 
 from lm import printing
 
-_SILENT_S = 1.8  # so long, at the most, nothing is told; of work that takes minutes the lines come further apart
-_MOST_S = 60.0
+_SILENT_S = 1.8  # so long, at the most, nothing is told
 
 _running: "list[_Progress | None]" = []  # the innermost last: it is the one that tells, and None tells nothing
 
@@ -60,7 +59,7 @@ class _Progress(threading.Thread):
         on_terminal = printing.moves()
         while not self._over.wait(_SILENT_S / 10):
             elapsed = time.monotonic() - self._began
-            pause = min(_MOST_S, max(_SILENT_S, elapsed / 30)) if not on_terminal or elapsed < _SILENT_S else _SILENT_S / 5
+            pause = _SILENT_S / 5 if on_terminal and elapsed >= _SILENT_S else _SILENT_S
             if _running[-1:] == [self] and min(elapsed, printing.silent_s()) >= pause:
                 printing.status(self._line())
 

@@ -36,7 +36,8 @@ from lm.nn.loss import causal_reader
 from lm.nn.transformer import DecoderConfig, build_model
 from lm.schema import Tree, from_tree
 from lm.training.config import TrainConfig
-from lm.training.optim.base import begin_state, set_lr, vectors_of
+from lm.training.optim.base import begin_state, set_lr
+from lm.training.optim.traits import traits_of
 
 VOCAB, D, LAYERS, HEADS, HIDDEN, ROWS, LENGTH = 8192, 384, 6, 6, 1024, 8, 256
 
@@ -247,7 +248,7 @@ def bare_loop(config: TrainConfig, steps: int) -> float:
     )  # fmt: skip
     vocab_size = -(-data.tokenizer.vocab_size // 64) * 64
     model = build_model(config.model.replace(vocab_size=vocab_size, max_seq_len=config.data.seq_len), seed=config.seeds.init)
-    optimizer = config.optim.build([*model.named_parameters()], model.matrices(), vectors_of(model.named_parameters()))
+    optimizer = config.optim.build([*model.named_parameters()], traits_of(model))
     begin_state(optimizer)
     batches, begun = list(loader), 0.0
     for number, batch in enumerate(batches):

@@ -3,18 +3,20 @@
 lm train plugins=examples/plugins/lion.py optim=lion optim.lr=1e-4,3e-4 -m
 """
 
-from collections.abc import Container
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lm.kinds import Group, NamedWeights, OptimConfig, Skippable, decaying, momentum_state
+from lm.kinds import Group, NamedWeights, OptimConfig, Skippable, Traits, decaying, momentum_state
 
 
 class LionConfig(OptimConfig):
     """w <- w - lr * (sign(beta1 * m + (1 - beta1) * gradient) + decay * w);  m <- beta2 * m + (1 - beta2) * gradient."""
+
+    obeys_rates: ClassVar[bool] = True  # an element moves as far as any other, as with AdamW
 
     kind: Literal["lion"] = "lion"
     lr: float = Field(3e-4, gt=0)
@@ -26,8 +28,8 @@ class LionConfig(OptimConfig):
     weight_decay: float = Field(1.0, ge=0)
     """Decoupled decay of matrices and embeddings; 3 to 10 times more than AdamW's."""
 
-    def build(self, named: NamedWeights, matrices: Container[str], vectors: Container[str]) -> Optimizer:
-        return Lion([group | {"betas": (self.beta1, self.beta2)} for group in decaying(named, self.lr, self.weight_decay, vectors)])
+    def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:
+        return Lion([group | {"betas": (self.beta1, self.beta2)} for group in decaying(named, self.lr, self.weight_decay, traits)])
 
     def state_bytes(self, number: int) -> tuple[int, int]:
         return 4, 4

@@ -13,11 +13,46 @@ Match = Literal["tokens", "params", "flops", "time"]
 _STEPS = "trainer.max_steps"
 
 
-class StudyConfig(Config):
-    """The block `study` of a recipe, a file of its own, or the same on the command line. Overrides are those of `lm train`."""
+class RunsConfig(Config):
+    """Base of what asks for runs of several configs over seeds. Overrides are those of `lm train`."""
 
     overrides: list[str] = []
     """Overrides of every run, such as recipes=pretrain/nano_long."""
+    tune: str | None = None
+    """Setting tuned for every variant alike, such as optim.lr: five values a factor of 2 apart, a parabola through the best three. null:
+    none."""
+    tune_seeds: list[int] = Field([1000], min_length=1)
+    """Seeds of the tuning runs; none of them reports."""
+    seeds: int = Field(1, ge=1, le=1000)
+    """Runs of each variant, with the seeds 0, 1, ...; more may be asked for later."""
+    metric: str = "test_bits_per_byte"
+    """A figure of the runs' summary of which less is better, such as test_ece, or test_loss/512 with eval.seq_len=[512]. Where it begins
+    with test_, tuning reads val_loss for test_loss and val_bits_per_byte for all others."""
+    threads: int = Field(1, ge=1, le=1024)
+    """Threads of each run: another number gives other bits."""
+
+    @model_validator(mode="after")
+    def _judged_by_others(self) -> Self:
+        if clash := sorted(set(self.tune_seeds) & set(range(self.seeds))):
+            raise ValueError(f"tune_seeds={clash} report as well, and what was chosen by a run must not be judged by it. Choose others.")
+        return self
+
+    @property
+    def tests(self) -> bool:
+        """Returns whether what judges is another text than what tunes."""
+        return self.metric.startswith("test_")
+
+    @property
+    def tuning_metric(self) -> str:
+        """Returns the figure by which a tuned setting is chosen."""
+        if not self.tests:
+            return self.metric
+        return "val_loss" if self.metric.partition("/")[0] == "test_loss" else "val_bits_per_byte"
+
+
+class StudyConfig(RunsConfig):
+    """The block `study` of a recipe, a file of its own, or the same on the command line."""
+
     variants: dict[str, list[str]]
     """Overrides by the name of each variant, the baseline included."""
     baseline: str
@@ -28,21 +63,14 @@ class StudyConfig(Config):
     knob: str | None = None
     """The one setting that makes it so, such as model.ffn.hidden. null: trainer.max_steps for flops and time, none
     for tokens."""
-    tune: str | None = None
-    """Setting tuned for every variant alike, such as optim.lr: five values a factor of 2 apart, a parabola through the best three. null:
-    none."""
-    tune_seeds: list[int] = Field([1000], min_length=1)
-    """Seeds of the tuning runs; none of them reports."""
     seeds: int = Field(5, ge=2, le=1000)
     """Runs of each variant, with the seeds 0, 1, ...; more may be asked for later."""
-    metric: str = "test_bits_per_byte"
-    """A figure of the runs' summary of which less is better. Where it begins with test_, tuning reads the same with val_."""
     least_effect: float = Field(0.0, ge=0)
     """The smallest difference of the metric worth acting on."""
     give_up_after: int | None = Field(None, ge=2)
     """Seeds after which a variant that is no better by then gets no more. null: every variant gets all."""
-    threads: int = Field(1, ge=1, le=1024)
-    """Threads of each run: another number gives other bits."""
+    exchange: bool = False
+    """Train the baseline at half and at twice its tokens too, each seed as a branch of its run, so that differences are told in tokens."""
 
     @field_validator("variants")
     @classmethod
@@ -77,19 +105,7 @@ class StudyConfig(Config):
             raise ValueError(f"knob={self.knob} would have to be measured at every value. match=time moves {_STEPS}; leave the knob out.")
         if self.give_up_after is not None and self.give_up_after >= self.seeds:
             raise ValueError(f"give_up_after={self.give_up_after} leaves out none of {self.seeds} seeds. Give fewer, or leave it out.")
-        if clash := sorted(set(self.tune_seeds) & set(range(self.seeds))):
-            raise ValueError(f"tune_seeds={clash} report as well, and what was chosen by a run must not be judged by it. Choose others.")
         return self
-
-    @property
-    def tests(self) -> bool:
-        """Returns whether what judges is another text than what tunes."""
-        return self.metric.startswith("test_")
-
-    @property
-    def tuning_metric(self) -> str:
-        """Returns the figure by which a tuned setting is chosen."""
-        return self.metric.replace("test_", "val_", 1) if self.tests else self.metric
 
     @property
     def moved(self) -> str | None:

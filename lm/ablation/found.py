@@ -1,5 +1,7 @@
 """What verdict.json says, key by key; docs/verdict.schema.json is made of these classes."""
 
+from typing import Literal
+
 from lm.ablation.config import Match
 from lm.report.statistics import Verdict
 from lm.schema import Config
@@ -24,12 +26,41 @@ class FoundDifference(Config):
     verdict: Verdict
     more_seeds: int | None
     """How many would tell with 80 % power; null where it is told, or over 999 would be needed."""
+    level: float
+    """Of the interval."""
     pairing: float | None
     """Correlation of baseline and variant over seeds, from 3 pairs on."""
     apart: int | None
-    """Seeds that would say as much if runs of the same seed had nothing in common."""
+    """Seeds that would say as much if runs of the same seed had nothing in common; null where pairing leaves next to no spread."""
     given_up: bool
     """Whether the variant was given up after these pairs, and gets no more seeds."""
+
+
+class FoundText(Config):
+    """How far a difference may be one of this test text, with the runs as they are."""
+
+    unit: Literal["documents", "rows"]
+    """What is taken as drawn on its own: rows where there are few documents, or the objective does not tell them apart."""
+    number: int
+    half: float
+    """Half of an interval around the mean, at the level of that over seeds: cluster-robust, of a ratio of sums."""
+
+
+class FoundWorth(Config):
+    """What a difference is worth, as a factor of the baseline's tokens: trained on so many it would have the variant's metric."""
+
+    factor: float | None
+    """null beyond the shortest and the longest baseline."""
+    interval: tuple[float | None, float | None]
+    """By Student's t of the pairs at every factor, at the level of the difference's interval; an end that is null lies beyond."""
+
+
+class FoundLength(Config):
+    """The baseline, trained on other many tokens."""
+
+    tokens: int
+    runs: dict[str, float | None]
+    """The metric by seed, of the runs that have ended; null where one diverged."""
 
 
 class FoundTuned(Config):
@@ -80,6 +111,10 @@ class FoundVariant(Config):
     """Seconds of a step, as they were measured before the first run; null unless the time was matched."""
     difference: FoundDifference | None
     """null of the baseline."""
+    text: FoundText | None = None
+    """null where the metric is no loss of a test text, or the runs differ in what that consists of."""
+    worth: FoundWorth | None = None
+    """null unless the baseline ran at other lengths too, more tokens lower its metric, and two seeds or more have all runs."""
 
 
 class Found(Config):
@@ -100,5 +135,7 @@ class Found(Config):
     give_up_after: int | None
     """Seeds after which a variant that is no better by then gets no more."""
     level: float
+    exchange: dict[str, FoundLength] | None = None
+    """The baseline by how many times its tokens it was trained on, 1 included; null where that was not asked for."""
     variants: dict[str, FoundVariant]
     warnings: list[str]

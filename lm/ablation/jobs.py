@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
+from lm.ablation.exchange import branch_off
 from lm.ablation.runs import Job, Runs
 from lm.errors import Interrupted, NumericsError, SweepError
 from lm.printing import note
@@ -17,6 +18,7 @@ from lm.progress import quiet
 from lm.storage.atomic import disk_errors, replace_file
 from lm.storage.lock import RunLock
 from lm.storage.reading import yaml_text
+from lm.storage.run_folder import RunFolder
 from lm.training.launch.children import Children
 from lm.units import counted
 
@@ -57,9 +59,12 @@ def interrupt(study: Runs, number: int, said: str) -> NoReturn:
 
 
 def command(study: Runs, job: Job) -> list[str]:
-    """Returns what runs a job, whose config it freezes."""
+    """Returns what runs a job, whose config it freezes, with the checkpoint that it begins with in its folder."""
     config = study.file(job, "yaml")
     replace_file(config, yaml_text(job.config.tree()))
+    if job.trunk is not None:
+        trunk, most = job.trunk
+        branch_off(RunFolder(study.folder / trunk), most, RunFolder(study.folder / job.name))
     return [sys.executable, "-m", WORKER, str(config.absolute())]
 
 

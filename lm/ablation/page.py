@@ -67,7 +67,7 @@ def page(found: Tree, drawn: Curves) -> str:
         legend=[(name, sample(look)) for name, look in looks.items()],
         forest=_forest(found, looks) if ended else None,
         sentences=sentences(found),
-        charts=[chart for chart in (_rates(found, looks), *_losses(found, looks, drawn)) if chart is not None],
+        charts=[chart for chart in (_rates(found, looks), _lengths(found, looks), *_losses(found, looks, drawn)) if chart is not None],
         matched=_matched(found),
         method=method(found),
     )
@@ -95,7 +95,12 @@ def _forest(found: Tree, looks: Mapping[str, int]) -> Tree:
             "sample": symbol_of(looks[name]),
             "verdict": told[name][4],
             "text": ", ".join(
-                [text for text in (told[name][2], f"p {told[name][3]}") if not text.endswith("-")] + [f"n {len(_pairs(found, name))}"]
+                [
+                    text
+                    for text in (told[name][2], f"p {told[name][3]}", *(f"in tokens {cell}" for cell in told[name][6:]))
+                    if not text.endswith("-")
+                ]
+                + [f"n {len(_pairs(found, name))}"]
             ),
             "svg": _strip(found, name, looks[name], x, ", ".join(told[name])),
         }
@@ -166,6 +171,21 @@ def _rates(found: Tree, looks: Mapping[str, int]) -> Tree | None:
     key, metric = (next(iter(tuned.values()))[asked] for asked in ("key", "metric"))
     x = scale([value for values in tried.values() for value in values], log=True)
     return _chart(f"Tuning {key}", metric, f"{key}, no unit, logarithmic", lines, x, scale([*best, most]))
+
+
+def _lengths(found: Tree, looks: Mapping[str, int]) -> Tree | None:
+    """The metric against tokens: the baseline at each length, and from each variant across to where the baseline is as good."""
+    lengths, base = found["exchange"] or {}, found["baseline"]
+    ended = {row["tokens"]: [run for run in row["runs"].values() if run is not None] for row in lengths.values()}
+    points = [(tokens, sum(runs) / len(runs), min(runs), max(runs)) for tokens, runs in ended.items() if runs]
+    if len(points) < 2:
+        return None
+    own, lines = lengths["1"]["tokens"], [Line(base, looks[base], points)]
+    for name, row in found["variants"].items():
+        if row["worth"] and row["worth"]["factor"] is not None:
+            lines.append(Line(name, looks[name], [(own * factor, *(3 * [row["mean"]])) for factor in (1, row["worth"]["factor"])]))
+    y = scale([value for line in lines for _, *values in line.points for value in values])
+    return _chart("Differences in tokens", found["metric"], "training tokens, logarithmic", lines, scale(list(ended), log=True), y)
 
 
 def _losses(found: Tree, looks: Mapping[str, int], drawn: Curves) -> list[Tree | None]:

@@ -49,7 +49,7 @@ class Probe(Runs):
         tree["trainer"] |= {"max_steps": _STEPS, "log_every": 1, "sample_prompts": []}
         tree["schedule"] |= {"warmup_steps": 0}
         tree["data"] |= {"val_rows": 1}
-        tree["checkpoint"] |= {"every": _STEPS, "keep_last": 1}
+        tree["checkpoint"] |= {"every": _STEPS, "keep_last": 1, "keep_steps": []}
         return Job(tree["run"]["name"], name, turn, from_tree(TrainConfig, tree), "train_s")
 
 

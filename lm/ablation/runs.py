@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from lm.errors import CheckpointError, ConfigError
-from lm.schema import Config, Tree, flatten
+from lm.schema import Config, Tree, did_you_mean, flatten
 from lm.storage.atomic import replace_file
 from lm.storage.reading import checked, read_json
 from lm.storage.run_folder import RunFolder
@@ -22,7 +22,8 @@ NO_RUN = {"name": "any", "dir": "any"}
 
 @dataclass(frozen=True)
 class Job:
-    """One training run.  metric: the figure that is read of it.  tuned: the value of the tuned setting."""
+    """One training run.  metric: the figure that is read of it.  tuned: the value of the tuned setting.  trunk: the run that it has all
+    steps up to this one in common with, and may take them from; None: it has none."""
 
     name: str
     variant: str
@@ -30,6 +31,7 @@ class Job:
     config: TrainConfig
     metric: str
     tuned: float | None = None
+    trunk: tuple[str, int] | None = None
 
 
 class Asked(Config):
@@ -127,8 +129,8 @@ class Runs(ABC):
         if (summary := run.ended(job.config.tree())) is None:
             return None
         if not isinstance(found := summary.get(job.metric), int | float):
-            known = ", ".join(key for key, value in summary.items() if isinstance(value, float))
-            raise ConfigError(f"metric={job.metric}: {run.path} has no such figure. Options: {known}.")
+            known = [key for key, value in summary.items() if isinstance(value, float)]
+            raise ConfigError(f"metric={job.metric}: {run.path} has no such figure. {did_you_mean(job.metric, known)}")
         return float(found)
 
     def note_diverged(self, job: Job) -> None:

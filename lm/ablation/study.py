@@ -1,33 +1,22 @@
 """A study on disk: frozen before its first run, and the runs that it asks for."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from lm.ablation.config import StudyConfig
-from lm.ablation.matching import matched, moved
+from lm.ablation.exchange import LENGTHS, branched, leaves, trunk
+from lm.ablation.matching import matched
 from lm.ablation.probe import measured
-from lm.ablation.runs import NO_RUN, Asked, Job, Runs
+from lm.ablation.runs import Asked, Job
+from lm.ablation.tuning import TunedRuns, plain_config
 from lm.errors import ConfigError
+from lm.generation.evaluate import Evaluation
 from lm.report.statistics import Difference, differences
-from lm.schema import flatten
+from lm.schema import did_you_mean, flatten
 from lm.training.config import TrainConfig
-
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-TEST_FRAC = 0.5
-_EXTENSIONS = 2  # further factors of 2 where the best is at an edge
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The best value of a variant, and what was tried: value -> mean metric, infinite where a run diverged."""
-
-    best: float
-    tried: dict[float, float]
-    at_edge: bool
 
 
 class AskedStudy(Asked):
@@ -44,37 +33,33 @@ class AskedStudy(Asked):
     """Seconds of a step by variant, where match=time measured them before the first run."""
 
 
-class Study(Runs):
+class Study(TunedRuns):
     """`folder`/study.json, and one run folder beside it for each job."""
 
-    def __init__(self, folder: Path, asked: AskedStudy) -> None:
-        super().__init__(folder, asked, asked.study.threads)
-        self.config, self.variants, self.step_s = asked.study, asked.configs, asked.step_s
+    config: StudyConfig
 
-    @property
-    def hash(self) -> str:
-        """Returns the hash of what was asked, but for how many seeds: those may grow."""
-        return self.asked.hash
+    def __init__(self, folder: Path, asked: AskedStudy) -> None:
+        super().__init__(folder, asked, asked.study, asked.configs)
+        self.step_s = asked.step_s
 
     def missing(self) -> list[Job]:
-        """As its base; tuning before what depends on it."""
-        tuning = [job for name in self.variants for job in self.tuning(name) if self.result(job) is None]
-        if tuning:
-            return tuning
-        left = [job for name in self.variants for job in self.reporting(name) if self.result(job) is None]
-        if before_look := [job for job in left if job.seed < (self.config.give_up_after or 0)]:
+        """As its base; what lies behind an early look once all before it is there, and branches behind what they leave."""
+        left, after = super().missing(), self.config.give_up_after or 0
+        if any(job.tuned is not None for job in left):
+            return left
+        if before_look := [job for job in left if job.seed < after]:
             return before_look
         going_on = self.going_on()
-        return [job for job in left if job.variant in going_on]
+        branches = [job for jobs in self.branches().values() for job in jobs if self.result(job) is None]
+        return [job for job in left if job.variant in going_on] or branches
 
-    def results(self, variant: str) -> dict[int, float]:
-        """Returns the metric by seed, of the runs that are compared and have ended."""
-        found = {job.seed: self.result(job) for job in self.reporting(variant)}
-        return {seed: value for seed, value in found.items() if value is not None}
+    def results(self, jobs: Sequence[Job]) -> dict[int, float]:
+        """Returns the metric by seed, of those that have ended."""
+        return {job.seed: value for job in jobs if (value := self.result(job)) is not None}
 
     def differences(self) -> dict[str, Difference]:
         """Returns what each variant's results say against the baseline's."""
-        results = {name: self.results(name) for name in self.variants}
+        results = {name: self.results(self.reporting(name)) for name in self.variants}
         baseline = results.pop(self.config.baseline)
         return differences(baseline, results, self.config.least_effect, range(self.config.give_up_after or 0))
 
@@ -85,59 +70,26 @@ class Study(Runs):
         left = {name for name, found in self.differences().items() if not found.given_up}
         return left | {self.config.baseline} if left else left
 
-    def tuned(self, variant: str) -> Tuned | None:
-        """Returns what tuning has found; None where nothing is tuned, and while a tuning run of the variant has no result."""
-        means = self._means(self.tuning(variant))
-        return _best(means) if means else None
-
     def reporting(self, variant: str) -> list[Job]:
-        """Returns the runs that are compared; none while the variant is being tuned."""
-        found = self.tuned(variant)
-        if self.config.tune is not None and found is None:
-            return []
-        cfg = self.variants[variant] if found is None else moved(self.variants[variant], str(self.config.tune), found.best)
-        return [self._job(f"{variant}-seed-{seed}", variant, seed, cfg) for seed in range(self.config.seeds)]
+        """As its base; runs that others branch off keep the checkpoints for it."""
+        found = super().reporting(variant)
+        is_trunk = self.config.exchange and variant == self.config.baseline
+        return [replace(job, config=trunk(job.config)) for job in found] if is_trunk else found
 
-    def tuning(self, variant: str) -> list[Job]:
-        """Returns the runs of five values around the variant's own, and of up to two more where the best so far is at an edge."""
-        if self.config.tune is None:
-            return []
-        values = [self._own(variant) * factor for factor in FACTORS]
-        for extended in range(_EXTENSIONS + 1):
-            jobs = [self._tuning_job(variant, value, seed) for value in values for seed in self.config.tune_seeds]
-            means = self._means(jobs)
-            if extended == _EXTENSIONS or means is None:
-                break
-            edge = min(means, key=lambda value: means[value])
-            if edge not in (min(values), max(values)):
-                break
-            values.append(edge * (2 if edge == max(values) else 0.5))
-        return jobs
+    def branches(self) -> dict[float, list[Job]]:
+        """Returns the baseline's runs of other lengths, by their part of its tokens; none unless they are asked for."""
+        baseline = self.config.baseline
+        trunks = self.reporting(baseline) if self.config.exchange else []
+        if trunks and baseline not in self.going_on():
+            trunks = trunks[: self.config.give_up_after]
+        return {factor: [self._branch(job, factor) for job in trunks] for factor in LENGTHS if trunks}
 
-    def _means(self, jobs: Sequence[Job]) -> dict[float, float] | None:
-        """Mean metric by tuned value, ascending; None while a run has no result."""
-        found: dict[float, list[float]] = {}
-        for job in jobs:
-            result = self.result(job)
-            if result is None:
-                return None
-            found.setdefault(job.tuned or 0.0, []).append(result)
-        return {value: sum(found[value]) / len(found[value]) for value in sorted(found)}
-
-    def _own(self, variant: str) -> float:
-        value = flatten(self.variants[variant].tree()).get(str(self.config.tune))
-        if not isinstance(value, float) or value <= 0:
-            rule = "has no such positive number, or one that must be whole"
-            raise ConfigError(f"tune={self.config.tune}: variant {variant} {rule}. Name one that every variant has, such as optim.lr.")
-        return float(value)
-
-    def _tuning_job(self, variant: str, value: float, seed: int) -> Job:
-        cfg = moved(self.variants[variant], str(self.config.tune), value)
-        return self._job(f"tune-{variant}-{value:.4g}-seed-{seed}", variant, seed, cfg, value)
-
-    def _job(self, name: str, variant: str, seed: int, cfg: TrainConfig, tuned: float | None = None) -> Job:
-        metric = self.config.metric if tuned is None else self.config.tuning_metric
-        return Job(name, variant, seed, cfg.replace(seed=seed, run={"name": name, "dir": str(self.folder)}), metric, tuned)
+    def _branch(self, job: Job, factor: float) -> Job:
+        """Named so that no variant's run can have the name."""
+        name = f"{job.variant}@{factor:g}-seed-{job.seed}"
+        shared = leaves(job.config, factor)
+        own = self._job(name, job.variant, job.seed, branched(job.config, factor))
+        return replace(own, trunk=(job.name, shared) if shared else None)
 
 
 def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainConfig], begun: AskedStudy | None = None) -> Study:
@@ -145,27 +97,28 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
 
     Raises ConfigError where two are one, a knob does not reach, or a run would train nothing or need several processes.
     """
-    for name, cfg in variants.items():
-        if cfg.check:
-            raise ConfigError(f"variants.{name}: check=true trains nothing that could be compared. Leave it out.")
-        if cfg.strategy.launched:
-            raise ConfigError(
-                f"variants.{name}: strategy={cfg.strategy.kind} starts ranks, and a run of a study is one process. Leave it out."
-            )
-    plain = {name: _tested(cfg.replace(run=NO_RUN, seed=0), config) for name, cfg in variants.items()}
+    _require_metric(config, variants)
+    plain = {name: plain_config(f"variants.{name}", cfg, config) for name, cfg in variants.items()}
     refuse_equal(plain, config.tune)
     step_s = begun.step_s if begun is not None else {}
     if config.match == "time" and begun is None:
         step_s = measured(folder / "probe", plain, config.threads)
     study = Study(folder, AskedStudy(study=config, configs=matched(config, plain, step_s), step_s=step_s))
     refuse_equal(study.variants, config.tune)
+    if config.exchange:
+        trunk(study.variants[config.baseline])
     study.missing()  # so that what cannot be tuned is told before anything is written
     return study
 
 
-def _tested(cfg: TrainConfig, study: StudyConfig) -> TrainConfig:
-    """With half of the held-out text set aside, where the study asks for a test and the config has none."""
-    return moved(cfg, "data.test_frac", TEST_FRAC) if study.tests and not cfg.data.test_frac else cfg
+def _require_metric(study: StudyConfig, variants: Mapping[str, TrainConfig]) -> None:
+    """Raises ConfigError where a test tells no such figure; what else a run tells is seen when it has ended."""
+    usual = [name.removeprefix("val_") for name in Evaluation.__annotations__ if name.startswith("val_")]
+    for name, cfg in variants.items():
+        known = [f"test_{figure}" for figure in [*usual, *cfg.eval.figures()]]
+        if study.tests and study.metric not in known:
+            remedy = "Set eval.seq_len or eval.own_tokens for what is asked beside the loss"
+            raise ConfigError(f"metric={study.metric}: no test of variant {name} tells that. {remedy}. {did_you_mean(study.metric, known)}")
 
 
 def read_study(folder: Path) -> Study:
@@ -173,19 +126,6 @@ def read_study(folder: Path) -> Study:
     if (asked := AskedStudy.read(folder)) is None:
         raise ConfigError(f"{folder}: there is no study here. Start one: lm ablate study=NAME.")
     return Study(folder, asked)
-
-
-def _best(means: Mapping[float, float]) -> Tuned:
-    """The vertex of the parabola in log value through the best point and its neighbours; the point itself at an edge."""
-    values = sorted(means)
-    i = min(range(len(values)), key=lambda i: means[values[i]])
-    around = [means[value] for value in values[max(0, i - 1) : i + 2]]
-    if len(around) < 3 or not all(map(math.isfinite, around)):
-        return Tuned(values[i], dict(means), i in (0, len(values) - 1))
-    left, here, right = around
-    curve = left - 2 * here + right
-    shift = 0.5 * (left - right) / curve if curve > 0 else 0.0  # in steps of a factor of 2
-    return Tuned(float(f"{values[i] * 2**shift:.3g}"), dict(means), False)
 
 
 def refuse_equal(variants: Mapping[str, TrainConfig], tuned: str | None = None) -> None:

@@ -4,10 +4,12 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from lm.ablation.exchange import LENGTHS, branched, in_tokens, percent, short_of
 from lm.ablation.found import Found
 from lm.ablation.matching import size
 from lm.ablation.study import Study
-from lm.report.statistics import ALPHA, Difference
+from lm.ablation.text import covers, of_text, sampled
+from lm.report.statistics import ALPHA, Difference, Worth, worth
 from lm.schema import Tree, flatten, from_tree
 from lm.units import si
 
@@ -17,7 +19,12 @@ FEW_SEEDS = 5
 def verdict(study: Study) -> Tree:
     """Returns what verdict.json says; a function of the runs alone, so that a study that was killed says the same."""
     config, found = study.config, study.differences()
-    rows = {name: _row(study, name, study.results(name), found.get(name)) for name in study.variants}
+    results = {name: study.results(study.reporting(name)) for name in study.variants}
+    lengths = {1.0: results[config.baseline], **{factor: study.results(jobs) for factor, jobs in study.branches().items()}}
+    worths = {name: worth(lengths, results[name], told.level) for name, told in found.items() if len(lengths) > 1}
+    rows = {name: _row(study, name, results[name], found.get(name), worths.get(name)) for name in study.variants}
+    asked = sorted([1.0, *LENGTHS]) if config.exchange else []
+    exchange = {f"{factor:g}": _length(study, factor, lengths.get(factor, {})) for factor in asked} or None
     told = {
         "study": study.folder.name,
         "hash": study.hash,
@@ -29,8 +36,9 @@ def verdict(study: Study) -> Tree:
         "seeds": config.seeds,
         "give_up_after": config.give_up_after,
         "level": ALPHA,
+        "exchange": exchange,
         "variants": rows,
-        "warnings": _warnings(study, rows, found),
+        "warnings": _warnings(study, rows, found, exchange),
     }
     return from_tree(Found, told, "verdict.json").tree()
 
@@ -51,15 +59,17 @@ def cells(found: Tree) -> list[tuple[str, ...]]:
     """Returns the table of verdict.json, its head first: how each variant did, and what that says."""
     metric = f"{found['metric']} (mean of {found['seeds']} seeds)"
     rows: list[tuple[str, ...]] = [("variant", metric, "difference [95 %]", "p (Holm)", "verdict", "tuned")]
+    rows[0] += ("worth in tokens [95 %]",) if found["exchange"] else ()
     for name, row in found["variants"].items():
         told, tuned, tuning = row["difference"] or {}, row["tuned"], row["tuning"]
         mean = f"{row['mean']:.4f}" if row["mean"] is not None else "-"
         away = f"{told['mean']:+.4f} [{told['interval'][0]:+.4f}, {told['interval'][1]:+.4f}]" if told.get("mean") is not None else "-"
+        away += f", of the text ±{row['text']['half']:.4f}" if row["text"] else ""
         p = f"{told['p']:.3g}" if told.get("p") is not None else "-"
         value = f"{tuning['ended']} of {tuning['runs']} runs" if tuning else "-"
         if tuned:
             value = f"{tuned['value']:.3g}{' (edge)' if tuned['at_edge'] else ''}"
-        rows.append((name, mean, away, p, _verdict(told), value))
+        rows.append((name, mean, away, p, _verdict(told), value, *((percent(row["worth"], told),) if found["exchange"] else ())))
     return rows
 
 
@@ -73,12 +83,20 @@ def _verdict(difference: Tree) -> str:
     return difference["verdict"] + (f" ({more} more {'seed' if more == 1 else 'seeds'} would)" if more else "")
 
 
-def _row(study: Study, name: str, runs: dict[int, float], difference: Difference | None) -> Tree:
+def _length(study: Study, factor: float, runs: dict[int, float]) -> Tree:
+    return {"tokens": size(branched(study.variants[study.config.baseline], factor)).tokens, "runs": _by_seed(runs)}
+
+
+def _by_seed(runs: dict[int, float]) -> Tree:
+    return {str(seed): value if math.isfinite(value) else None for seed, value in sorted(runs.items())}
+
+
+def _row(study: Study, name: str, runs: dict[int, float], difference: Difference | None, tokens: Worth | None) -> Tree:
     finite = [value for value in runs.values() if math.isfinite(value)]
     tuned, cost = study.tuned(name), size(study.variants[name])
     tried = {f"{value:.4g}": metric if math.isfinite(metric) else None for value, metric in tuned.tried.items()} if tuned else None
     return {
-        "runs": {str(seed): value if math.isfinite(value) else None for seed, value in sorted(runs.items())},
+        "runs": _by_seed(runs),
         "diverged": len(runs) - len(finite),
         "mean": sum(finite) / len(finite) if finite and len(finite) == len(runs) else None,
         "tuned": {
@@ -95,6 +113,8 @@ def _row(study: Study, name: str, runs: dict[int, float], difference: Difference
         "knob": flatten(study.variants[name].tree()).get(str(study.config.moved)) if study.config.moved else None,
         "step_s": study.step_s.get(name),
         "difference": _plain(asdict(difference)) if difference is not None else None,
+        "text": of_text(study, name, difference) if difference is not None else None,
+        "worth": asdict(tokens) if tokens is not None else None,
     }
 
 
@@ -113,7 +133,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _warnings(study: Study, rows: Tree, found: dict[str, Difference]) -> list[str]:
+def _warnings(study: Study, rows: Tree, found: dict[str, Difference], exchange: Tree | None) -> list[str]:
     config, going_on = study.config, study.going_on()
     base = rows[config.baseline]["size"]
     notes = []
@@ -147,6 +167,7 @@ def _warnings(study: Study, rows: Tree, found: dict[str, Difference]) -> list[st
         ):
             notes.append(f"{name}: the difference is within the noise of {len(difference.pairs)} seeds.")
     cost = rows[config.baseline]["size"]
+    notes += short_of(config, exchange, rows)
     notes.append(f"Shown at {si(cost['parameters'])} parameters and {si(cost['tokens'])} tokens; rankings are known to change with both.")
     return notes
 
@@ -171,7 +192,7 @@ def sentences(found: Tree) -> list[str]:
         tested = "at which it was given up" if difference["given_up"] else f"Holm-corrected {p}"
         said.append(
             f"Against {base}, {name} changes {found['metric']} by {difference['mean']:+.4f} (95 % interval {low:+.4f} to {high:+.4f},"
-            f" paired t-test over {n} seeds, {tested}): {told}{least}."
+            f" paired t-test over {n} seeds, {tested}{sampled(row['text'])}): {told}{least}.{in_tokens(row)}"
         )
     return said
 
@@ -206,11 +227,18 @@ def method(found: Tree) -> str:
     least = f"{found['least_effect']:g}"
     steps = ", ".join(f"{name} {row['step_s']:.4g} s" for name, row in found["variants"].items() if row["step_s"])
     timed = f" Trainings take equally long by the seconds of a step that short runs in turns measured before: {steps}." if steps else ""
+    tokens = (
+        " What a difference is worth in tokens is read off the baseline's runs at half and at twice its tokens, with its rate and warm-up,"
+        " between which the metric is taken to be straight over the logarithm of the tokens; in the interval are those numbers of tokens"
+        " at which the paired t-test does not tell the two apart, and nothing is estimated beyond what ran."
+        if found["exchange"]
+        else ""
+    )
     return (
         f"Each variant ran with the seeds 0 to {found['seeds'] - 1}, which move initial weights, data order and dropout. Differences are"
         " paired by seed; intervals are Student's t and assume that differences spread normally; they and p are corrected by Holm's"
         " procedure for the number of variants, and hold where the number of seeds was chosen before any verdict was read."
         " Better: the whole interval is below 0. No better: a gain of the least effect"
-        f" ({least}) is excluded.{_looked(found)} Equal within: the 90 % interval is inside it.{_paired(found)}"
+        f" ({least}) is excluded.{_looked(found)} Equal within: the 90 % interval is inside it.{_paired(found)}{covers(found)}{tokens}"
         f"{timed}{_tuned(found)} Study {found['hash']}."
     )

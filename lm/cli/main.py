@@ -28,6 +28,13 @@ VERBS = {
 }
 """Verb -> one line of help; `lm.cli.verb.find` has its class."""
 
+_ELSEWHERE = {
+    "chat": "generate", "complete": "generate", "sample": "generate", "inference": "generate", "serve": "generate",
+    "finetune": "train", "fine-tune": "train", "fit": "train", "pretrain": "train", "resume": "train", "sweep": "train",
+    "evaluate": "eval", "test": "eval", "benchmark": "eval", "report": "compare", "plot": "compare", "convert": "export", "push": "export",
+    "study": "ablate", "tokenize": "prepare", "preprocess": "prepare", "inspect": "show", "info": "show", "config": "explain",
+}  # fmt: skip  # what other programs call a verb
+
 _EXAMPLES = """\
   lm train                                                   the tiny default
   lm train recipes=pretrain/gpt2_124m trainer=gpu            a recipe
@@ -73,7 +80,7 @@ def _dispatch(args: list[str]) -> None:
     if rest[0] not in VERBS:
         from lm.schema import did_you_mean
 
-        raise ConfigError(f"lm: '{rest[0]}' is not a verb. {did_you_mean(rest[0], VERBS)}")
+        raise ConfigError(f"lm: '{rest[0]}' is not a verb. {did_you_mean(_ELSEWHERE.get(rest[0], rest[0]), VERBS)}")
     _require_folder()
     with progress(f"lm {rest[0]}"):
         with collector.paused():

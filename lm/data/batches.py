@@ -50,7 +50,9 @@ class Batches:
         A step depends on the seed and its number alone, so that a loop which starts at step n goes on where another one ended.
         """
         size, _ = split(self._data.global_batch, 1, micro_batch)
-        rows = Steps(self.train, self._seed, self._data.global_batch, size, rank=0, world=1, widest_first=False)
+        rows = Steps(
+            self.train, self._seed, self._data.global_batch, size, rank=0, world=1, train_rows=self._data.train_rows, widest_first=False
+        )
         return ((step, rows[step]) for step in count(start))
 
     def validation(self, micro_batch: int = 8) -> Iterator[Batch]:

@@ -20,6 +20,8 @@ class DataConfig(Slot, group="data"):
     """Tokens in a row."""
     global_batch: int = Field(8, gt=0, le=MOST)
     """Rows per optimizer step over all ranks; does not depend on the machine."""
+    train_rows: int | None = Field(None, gt=0)
+    """Rows that training reads: those that a run without this reads first, then the same again in other orders. null: all."""
     val_rows: int | None = Field(None, gt=0)
     """Rows in a validation; always the same ones, spread evenly. null: all."""
     test_frac: float = Field(0.0, ge=0, lt=1)

@@ -39,14 +39,16 @@ def train_loader(
     start_step: int,
     max_steps: int,
     workers: int,
+    train_rows: int | None = None,
     widest_first: bool = False,
 ) -> "TrainLoader":
     """One rank's micro-batches of the steps start_step..max_steps-1, each with the label tokens of this rank's whole step.
 
+    train_rows: only the first so many rows are read, again and again.
     widest_first: the first micro-batch of each step is as wide as any can be, whatever its rows should have been.
     """
     size, accumulation = split(global_batch, world, micro_batch)
-    steps = Steps(rows, seed, global_batch, size, rank, world, widest_first)
+    steps = Steps(rows, seed, global_batch, size, rank, world, train_rows, widest_first)
     return TrainLoader(steps, range(start_step, max_steps), accumulation, workers)
 
 
@@ -96,11 +98,12 @@ class Steps(Dataset[list[Batch]]):
     micro_batch: int
     rank: int
     world: int
+    train_rows: int | None
     widest_first: bool
 
     def __getitem__(self, step: int) -> list[Batch]:
         per_rank = self.global_batch // self.world
-        ids = self.rows.of_step(self.seed, step, self.global_batch)[self.rank * per_rank : (self.rank + 1) * per_rank]
+        ids = self.rows.of_step(self.seed, step, self.global_batch, self.train_rows)[self.rank * per_rank : (self.rank + 1) * per_rank]
         parts = list(_parts(ids, self.micro_batch))
         if self.widest_first:
             parts[0] = self.rows.widest(len(parts[0]))

@@ -31,13 +31,16 @@ def in_epochs(place: Ids, n: int, seed: int) -> Ids:
     return permuted(place % n, n, np.array([derived(seed, epoch) for epoch in epochs.tolist()], np.uint64)[own])
 
 
-def step_rows(seed: int, step: int, global_batch: int, n_rows: int) -> Ids:
-    """Row ids of a step, counted from 0; every epoch is a permutation of its own, and a step may span several."""
+def step_rows(seed: int, step: int, global_batch: int, n_rows: int, first: int | None = None) -> Ids:
+    """Row ids of a step, counted from 0; every epoch is a permutation of its own, and a step may span several.
+
+    first: an epoch is the first so many rows of that order, which are read in it once and then again in others. None: all.
+    """
     start, stop = step * global_batch, (step + 1) * global_batch
     size = min(_BLOCK, 16 * n_rows)
-    first = start // size
-    rows = np.concatenate([_block(seed, n_rows, number * size, size) for number in range(first, (stop - 1) // size + 1)])
-    return rows[start - first * size : stop - first * size]
+    block = start // size
+    rows = np.concatenate([_block(seed, n_rows, first, number * size, size) for number in range(block, (stop - 1) // size + 1)])
+    return rows[start - block * size : stop - block * size]
 
 
 def spread(n_rows: int, wanted: int | None) -> Ids:
@@ -54,9 +57,12 @@ def uniforms(seed: int, draw: int, ids: Ids, n: int) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=4)
-def _block(seed: int, n_rows: int, start: int, size: int) -> Ids:
+def _block(seed: int, n_rows: int, first: int | None, start: int, size: int) -> Ids:
     """The order of a run in blocks, since permuting 8 rows takes as long as permuting hundreds."""
-    return in_epochs(np.arange(start, start + size, dtype=np.int64), n_rows, seed)
+    place = np.arange(start, start + size, dtype=np.int64)
+    if first is not None and first < n_rows:
+        place = np.where(place < first, place, in_epochs(place, first, derived(seed, -1)))
+    return in_epochs(place, n_rows, seed)
 
 
 def _feistel(value: NDArray[np.uint64], half: np.uint64, seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:

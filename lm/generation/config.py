@@ -1,8 +1,13 @@
-"""How text is continued, in numbers; lm/generation/sampling.py does it."""
+"""How text is continued, and what held-out text is asked, in numbers."""
+
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from lm.schema import Config
+from lm.schema import MOST, Config
+
+if TYPE_CHECKING:
+    from lm.nn.stack import ModelConfig
 
 
 class SamplingConfig(Config):
@@ -29,3 +34,45 @@ class SamplingConfig(Config):
     def stops(self) -> list[str]:
         """`stop` as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
+
+
+class EvalConfig(Config):
+    """What held-out text is asked beside its loss: by a training of the test behind its last step."""
+
+    seq_len: list[Annotated[int, Field(gt=1, le=MOST)]] = []
+    """Other lengths of rows of as much text, told as test_loss/512; over the model's context where the position has no limit."""
+    own_tokens: int | None = Field(None, gt=0, le=MOST)
+    """Last tokens of each row that the model writes itself, for test_exposure: how much less or more sure it is behind its own tokens than
+    behind the true ones, in nats a token. null: none."""
+
+    @property
+    def wanted(self) -> bool:
+        """Returns whether anything is asked."""
+        return bool(self.seq_len) or self.own_tokens is not None
+
+    def figures(self) -> list[str]:
+        """Returns the names of what is told, without what stands before them."""
+        lengths = [f"{name}/{n}" for n in self.seq_len for name in ("loss", "bits_per_byte", "ece")]
+        return lengths + (["exposure", "own_entropy", "true_entropy"] if self.own_tokens is not None else [])
+
+    def refusal(self, model: "ModelConfig", seq_len: int, objective: str) -> str | None:
+        """Returns why such a model cannot be asked this, as one sentence with the remedy; None where it can.  seq_len: of its rows."""
+        own = self.own_tokens
+        if self.seq_len and (said := no_places("eval.seq_len", max(self.seq_len), model, seq_len)) is not None:
+            return said
+        if own is not None and (model.kind != "decoder" or objective != "causal"):
+            return (
+                f"eval.own_tokens={own} goes on behind a text, and objective={objective} of model.kind={model.kind} does not. Leave it out."
+            )
+        if own is not None and own >= seq_len:
+            return f"eval.own_tokens={own} leaves nothing of data.seq_len={seq_len} to go on behind. Lower it."
+        return None
+
+
+def no_places(key: str, seq_len: int, model: "ModelConfig", otherwise: int) -> str | None:
+    """Returns why rows are too long, as one sentence with the remedy.  otherwise: the model's context where its config leaves it open."""
+    limit = model.max_seq_len or otherwise
+    if seq_len <= limit or not model.position.by_place:
+        return None
+    given = f"{key}={seq_len} is over model.max_seq_len={limit}"
+    return f"{given}, and position={model.position.kind} has no more places. Lower it, or leave it out."

@@ -7,12 +7,15 @@ from typing import NotRequired, Protocol, Self, TypedDict, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lm.data.loader import eval_batches
 from lm.data.rows.base import Rows
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
-from lm.nn.batch import IGNORED
+from lm.generation.curves import Curves
+from lm.generation.documents import Documents
+from lm.nn.batch import IGNORED, Batch
 from lm.nn.loss import LossSums
 from lm.nn.measure import Measure
 from lm.nn.transformer import LM
@@ -20,7 +23,8 @@ from lm.schema import Tree
 
 
 class Evaluation(TypedDict):
-    """`bytes`: of text that the predicted tokens stand for; estimated where the tokenizer is not byte-level. The others are what a measure
+    """`bytes`: of text that the predicted tokens stand for; estimated where the tokenizer is not byte-level. `val_ece`: how far the
+    probability of the likeliest token is from how often it is right, where that was looked at closely. The others are what a measure
     tells: of chats the answers' loss and the part of their tokens that is the likeliest; of pairs DPO's loss, the part that is the right
     way round and by how much, and the log-likelihood of a better and of a worse answer, in nats."""
 
@@ -28,6 +32,7 @@ class Evaluation(TypedDict):
     val_bits_per_byte: float
     tokens: int
     bytes: int
+    val_ece: NotRequired[float]
     val_label_loss: NotRequired[float]
     val_accuracy: NotRequired[float]
     val_pair_loss: NotRequired[float]
@@ -38,16 +43,18 @@ class Evaluation(TypedDict):
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over rows, so that parts add up.  told: by name a sum, and how many are in it."""
+    """Sums over rows, so that parts add up.  told: by name a sum, and how many are in it.  curves: None: nobody looked closely."""
 
     nats: float
     tokens: float
     n_bytes: float
     told: dict[str, tuple[float, float]]
+    curves: Curves | None = None
 
     def __add__(self, other: Self) -> Self:
         told = {name: (total + other.told[name][0], n + other.told[name][1]) for name, (total, n) in self.told.items()}
-        return type(self)(self.nats + other.nats, self.tokens + other.tokens, self.n_bytes + other.n_bytes, told)
+        curves = None if self.curves is None or other.curves is None else self.curves + other.curves
+        return type(self)(self.nats + other.nats, self.tokens + other.tokens, self.n_bytes + other.n_bytes, told, curves)
 
     def figures(self) -> Evaluation:
         """Means; bits per byte = nats / ln 2 / bytes, so that tokenizers compare."""
@@ -59,7 +66,8 @@ class Totals:
             "tokens": int(self.tokens),
             "bytes": int(self.n_bytes),
         }
-        return cast(Evaluation, found | told)
+        ece = {} if self.curves is None else {"val_ece": self.curves.ece()}
+        return cast(Evaluation, found | ece | told)
 
 
 class Sharers(Protocol):
@@ -90,19 +98,24 @@ def totals(
     micro_batch: int,
     among: Sharers | None = None,
     measure: Measure | None = None,
+    closely: bool = False,
+    documents: Documents | None = None,
 ) -> Totals:
     """Of the labels of the rows `ids`. Raises ConfigError where there is none.
 
-    among: each process passes all ids.  measure: what is told beside the likelihood of labels.
+    among: each process passes all ids.  measure: what is told beside the likelihood of labels.  closely: with curves, and where there is
+    one, the rows of this process are counted in `documents`.
     """
     among = among or _Alone()
     require_labels(rows, ids, tokenizer, micro_batch)
-    mine = _sums(model, rows, ids, tokenizer, micro_batch, measure or Measure(), among)
+    mine = _sums(model, rows, ids, tokenizer, micro_batch, measure or Measure(), among, Curves() if closely else None, documents)
     flat = [number for pair in mine.told.values() for number in pair]
-    nats, tokens, n_bytes, *told = among.total(mine.nats, mine.tokens, mine.n_bytes, *flat)
+    seen = mine.curves.flat() if mine.curves is not None else []
+    nats, tokens, n_bytes, *further = among.total(mine.nats, mine.tokens, mine.n_bytes, *seen, *flat)
+    curves, told = Curves.of_flat(further[: len(seen)]) if seen else None, further[len(seen) :]
     if tokenizer.token_bytes() is None:
         n_bytes = round(rows.bytes_per_label * tokens)
-    return Totals(nats, tokens, n_bytes, dict(zip(mine.told, zip(told[0::2], told[1::2], strict=True), strict=True)))
+    return Totals(nats, tokens, n_bytes, dict(zip(mine.told, zip(told[0::2], told[1::2], strict=True), strict=True)), curves)
 
 
 def require_labels(rows: Rows, ids: NDArray[np.int64], tokenizer: Tokenizer, micro_batch: int) -> None:
@@ -119,7 +132,15 @@ def require_labels(rows: Rows, ids: NDArray[np.int64], tokenizer: Tokenizer, mic
 
 
 def _sums(
-    model: LM, rows: Rows, ids: NDArray[np.int64], tokenizer: Tokenizer, micro_batch: int, measure: Measure, among: Sharers
+    model: LM,
+    rows: Rows,
+    ids: NDArray[np.int64],
+    tokenizer: Tokenizer,
+    micro_batch: int,
+    measure: Measure,
+    among: Sharers,
+    curves: Curves | None,
+    documents: Documents | None,
 ) -> Totals:
     """Of this process's part. One with fewer batches than the others goes through some that do not count, since where weights are in
     slices all must come to each forward."""
@@ -133,17 +154,28 @@ def _sums(
     model.eval()
     try:
         with torch.inference_mode():
-            for batch in eval_batches(rows, mine, micro_batch):
+            for at, batch in enumerate(eval_batches(rows, mine, micro_batch)):
                 labels = measure.labels(batch)
                 predicted = labels[labels != IGNORED].numpy()
                 tokens += len(predicted)
                 n_bytes += int(sizes[predicted].sum()) if sizes is not None else 0
-                each.append(measure(model, batch.to(device)))
+                sums, guesses = _seen(model, batch.to(device), measure, curves)
+                if guesses is not None and documents is not None:
+                    documents.add(mine[at * micro_batch : (at + 1) * micro_batch], labels, guesses)
+                each.append(sums)
             for _ in range(idle):
-                sums = measure(model, rows.batch(ids[:1]).to(device))
+                sums, _ = _seen(model, rows.batch(ids[:1]).to(device), measure, Curves() if curves else None)
                 each.append(LossSums(sums.total * 0, sums.nll * 0, None, {name: pair * 0 for name, pair in sums.told.items()}))
     finally:
         model.train(was_training)
     told = {name: torch.stack([sums.told[name] for sums in each]).double().sum(0) for name in each[0].told}
     pairs = {name: (float(pair[0]), float(pair[1])) for name, pair in told.items()}
-    return Totals(torch.stack([sums.nll for sums in each]).double().sum().item(), tokens, n_bytes, pairs)
+    return Totals(torch.stack([sums.nll for sums in each]).double().sum().item(), tokens, n_bytes, pairs, curves)
+
+
+def _seen(model: LM, batch: Batch, measure: Measure, curves: Curves | None) -> tuple[LossSums, Tensor | None]:
+    if curves is None:
+        return measure(model, batch), None
+    sums, guesses = measure.closely(model, batch)
+    curves.add(batch, measure.places(batch), guesses)
+    return sums, guesses

@@ -10,19 +10,19 @@ from typing import Literal, NotRequired, Self, cast
 
 from lm import plugins
 from lm.data.kinds import DataConfig, ObjectiveConfig
-from lm.data.layout.mixed import MixedRows
 from lm.data.order import spread
-from lm.data.rows.base import Rows, usual
-from lm.data.rows.build import build_rows
+from lm.data.rows.base import usual
+from lm.data.rows.build import split_rows
 from lm.data.sources.base import SPLITS
-from lm.data.store.prepare import Prepared, prepare
-from lm.data.store.shards import TokenStore
+from lm.data.store.prepare import prepare
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError, NumericsError
+from lm.generation.config import EvalConfig, no_places
 from lm.generation.evaluate import Evaluation, totals
+from lm.generation.further import further
 from lm.generation.load import load
 from lm.nn.transformer import LM
-from lm.schema import Config, from_tree
+from lm.schema import Config, Tree, from_tree
 from lm.storage.model_folder import resolve_model
 from lm.storage.run_folder import RunFolder
 
@@ -30,15 +30,19 @@ Split = Literal["val", "train", "test", "all"]
 
 
 class Examination(Evaluation):
-    """And what zlib at level 9 needs of the validation text, where that alone was read."""
+    """And what zlib at level 9 needs of the validation text, where that alone was read; how often the likeliest token is right where it
+    has about such a probability; the loss at the places 0, 1, 2-3, 4-7 ... of documents."""
 
     zlib_bits_per_byte: NotRequired[float]
+    reliability: list[Tree]
+    loss_by_place: list[Tree]
 
 
 class Examined(Config):
     """What a model is examined on, and which model objectives compare it with that have a parent."""
 
     data: DataConfig
+    eval: EvalConfig = EvalConfig()
     objective: ObjectiveConfig | None = None
     init_from: str | None = None
 
@@ -60,6 +64,7 @@ def evaluate(
     data: DataConfig | None = None,
     objective: ObjectiveConfig | None = None,
     *,
+    wanted: EvalConfig | None = None,
     parent: str | Path | None = None,
     split: Split = "val",
     micro_batch: int = 8,
@@ -70,8 +75,9 @@ def evaluate(
 
     model: a run, model or checkpoint folder, or what `lm.load` returned. data: such as `lm.config(overrides=["data=wikitext103"]).data`,
     with rows of its `seq_len`; None: the data, the objective and the parent of the run that the folder belongs to. objective: None: what
-    models of this kind are trained for on such data. parent: what DPO compares with; None: no pair loss is told. split: the part that
-    training would validate on, the one that it would read, the one that is set aside for the test, or all.
+    models of this kind are trained for on such data. wanted: what is asked beside, in figures such as val_loss/512. parent: what DPO
+    compares with; None: no pair loss is told. split: the part that training would validate on, the one that it would read, the one that
+    is set aside for the test, or all.
     Raises ConfigError where data, objective and model do not fit, CheckpointError where the folder cannot be read, NumericsError for a loss
     that is not finite.
     """
@@ -92,32 +98,24 @@ def evaluate(
         objective.require_fit(lm.cfg.kind, data)
     except ValueError as error:
         raise ConfigError(f"objective: {error}") from None
+    wanted = wanted or EvalConfig()
+    refused = no_places("data.seq_len", data.seq_len, lm.cfg, lm.max_seq_len) or wanted.refusal(lm.cfg, data.seq_len, objective.kind)
+    if refused is not None:
+        raise ConfigError(refused)
     if data.seq_len > lm.max_seq_len:
-        _require_places(lm, data.seq_len)
         log(f"data.seq_len={data.seq_len} is over model.max_seq_len={lm.max_seq_len}: the rows are longer than any in training.")
     prepared = prepare(data, tokenizer, log=log)
-    all_rows = _rows(prepared, split, lambda store: build_rows(objective, data, store, tokenizer, lm.cfg))
+    splits = [of for of in SPLITS if split in (of, "all") and prepared.n_tokens(of)]
+    all_rows = split_rows(objective, data, prepared, splits, lm.cfg)
     where = str(lm.embed.weight.device)
     measure = objective.measure(None if parent is None else lambda: load(parent, where)[0])
-    parts = [totals(lm, rows, spread(len(rows), data.val_rows), tokenizer, micro_batch, measure=measure) for rows in all_rows]
-    found = cast(Examination, reduce(operator.add, parts).figures())
+    parts = [totals(lm, rows, spread(len(rows), data.val_rows), tokenizer, micro_batch, measure=measure, closely=True) for rows in all_rows]
+    whole = reduce(operator.add, parts)
+    assert whole.curves is not None
+    more = further(lm, wanted, objective, data, prepared, splits, micro_batch, measure)
+    curves = {"reliability": whole.curves.reliability(), "loss_by_place": whole.curves.by_place()}
+    found = cast(Examination, {**whole.figures(), **more, **curves})
     if not math.isfinite(found["val_loss"]):
         said = f"the loss is {found['val_loss']} over {found['tokens']:,} tokens"
         raise NumericsError(f"eval: {said}, and only finite ones compare. Use an earlier checkpoint.")
     return found if split != "val" else {**found, "zlib_bits_per_byte": prepared.zlib_bits_per_byte}
-
-
-def _rows(prepared: Prepared, split: Split, build: Callable[[TokenStore], Rows]) -> list[Rows]:
-    """Of each part that is read, and of a mixture as a training validates it: its sources one behind the other."""
-    wanted = [of for of in SPLITS if split in (of, "all") and prepared.n_tokens(of)]
-    found = [{name: build(part.stores[of]) for name, part in prepared.parts.items() if part.stores[of].n_tokens} for of in wanted]
-    return [rows[""] if "" in rows else MixedRows(rows, prepared.tokenizer.pad) for rows in found]
-
-
-def _require_places(model: LM, seq_len: int) -> None:
-    position = model.cfg.position
-    if position.by_place:
-        raise ConfigError(
-            f"data.seq_len={seq_len} is over model.max_seq_len={model.max_seq_len}, and position={position.kind} has no more places."
-            " Lower it, or leave it out."
-        )

@@ -1,7 +1,7 @@
 """From the last hidden states to logits."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from lm.nn.context import Context
 from lm.nn.ffn.mlp import ACTIVATIONS, Activation
+from lm.nn.init import Declares, Draw, into_logits
 from lm.nn.norm import NormConfig
 from lm.schema import Config
 
@@ -31,8 +32,10 @@ class HeadConfig(Config):
     """A dense layer, this activation and a norm come first (BERT). null: they do not."""
 
 
-class Head(nn.Linear):
+class Head(Declares, nn.Linear):
     """softcap(W (scale * transform(x)) + b)."""
+
+    drawn: ClassVar[Mapping[str, Draw]] = {"weight": into_logits}
 
     def __init__(self, cfg: HeadConfig, norm: NormConfig, d_model: int, vocab_size: int) -> None:
         super().__init__(d_model, vocab_size, bias=cfg.bias)

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from lm.nn.parametrization import Growth, Role
 from lm.schema import Config
 
 
@@ -30,6 +31,7 @@ class Start:
     """What a draw may look at beside the shape of its parameter."""
 
     cfg: InitConfig
+    growth: Growth
     out_scale: float
     source: torch.Generator
 
@@ -63,7 +65,7 @@ def by_inputs(shape: torch.Size, start: Start) -> Tensor:
 
 
 def matrix(shape: torch.Size, start: Start) -> Tensor:
-    """N(0, std^2), or N(0, 1 / inputs) with `fan_in`.  shape: (.., outputs, inputs)."""
+    """N(0, std^2 / m), or N(0, 1 / inputs) with `fan_in`; m: how many times the base width.  shape: (.., outputs, inputs)."""
     return start.normal(shape, _std(shape, start))
 
 
@@ -72,8 +74,22 @@ def into_residual(shape: torch.Size, start: Start) -> Tensor:
     return start.normal(shape, _std(shape, start) * start.out_scale)
 
 
+def into_logits(shape: torch.Size, start: Start) -> Tensor:
+    """`matrix` as it is at the base width: the head has a multiplier for the others."""
+    return start.normal(shape, _std(shape, start) * math.sqrt(start.growth.width))
+
+
+def into_scores(shape: torch.Size, start: Start) -> Tensor:
+    """`matrix` / sqrt(m): from the width to a few numbers that no multiplier follows."""
+    return start.normal(shape, _std(shape, start) / math.sqrt(start.growth.width))
+
+
 def _std(shape: torch.Size, start: Start) -> float:
-    return 1 / math.sqrt(shape[-1]) if start.cfg.fan_in else start.cfg.std
+    return 1 / math.sqrt(shape[-1]) if start.cfg.fan_in else start.cfg.std / math.sqrt(start.growth.width)
+
+
+_ROLES: dict[Draw, Role] = {matrix: "hidden", into_residual: "hidden", into_scores: "scores"}
+_ROLES |= dict.fromkeys((zeros, ones, embedding, by_inputs, into_logits), "vector")
 
 
 class Declares:
@@ -96,6 +112,11 @@ def draw_of(module: nn.Module, name: str, parameter: Tensor) -> Draw:
     return matrix if isinstance(module, nn.Linear) else embedding
 
 
+def role_of(module: nn.Module, name: str, parameter: Tensor) -> Role | None:
+    """Returns what this parameter does with the width, by how it is drawn; None of a matrix that a kind of one's own draws its own way."""
+    return _ROLES.get(draw_of(module, name, parameter), "vector" if parameter.ndim == 1 else None)
+
+
 def generator(seed: int, *name: object) -> torch.Generator:
     """A generator that depends on the seed and the name alone, the same on every machine and in every process."""
     digest = hashlib.blake2b("/".join(map(str, (seed, *name))).encode(), digest_size=8).digest()
@@ -104,12 +125,12 @@ def generator(seed: int, *name: object) -> torch.Generator:
 
 @torch.no_grad()
 def init_weights(
-    model: nn.Module, cfg: InitConfig, sublayers: Callable[[str], int], seed: int, names: Container[str] | None = None
+    model: nn.Module, cfg: InitConfig, growth: Growth, sublayers: Callable[[str], int], seed: int, names: Container[str] | None = None
 ) -> None:
     """Draw every parameter, or those of these names, in float32 on the CPU.
 
     Projections into the residual are scaled by 1/sqrt(n), n being the sublayers that add to it, which `sublayers` tells of a parameter's
-    name: 2 a block, and 3 where it reads a source (GPT-2: Radford et al. 2019, section 2.3).
+    name: 2 a block, and 3 where it reads a source (GPT-2: Radford et al. 2019, section 2.3); at the base depth, where there is one.
     """
     drawn: set[int] = set()
     for prefix, module in model.named_modules():
@@ -119,6 +140,6 @@ def init_weights(
             drawn.add(id(parameter))
             full = f"{prefix}.{name}"
             if names is None or full in names:
-                out_scale = cfg.out_scale if cfg.out_scale is not None else 1 / math.sqrt(sublayers(full))
-                start = Start(cfg, out_scale, generator(seed, full))
+                out_scale = cfg.out_scale if cfg.out_scale is not None else 1 / math.sqrt(sublayers(full) / growth.depth)
+                start = Start(cfg, growth, out_scale, generator(seed, full))
                 parameter.copy_(draw_of(module, name, parameter)(parameter.shape, start))

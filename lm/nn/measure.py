@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
-from lm.nn.head import Head
+from lm.nn.head import CHUNK, Head, Reader
 from lm.nn.loss import LossSums, causal_reader
 from lm.nn.transformer import LM
 
@@ -21,18 +21,35 @@ class Measure:
         assert batch.labels is not None
         return batch.labels
 
+    def places(self, batch: Batch) -> Tensor:
+        """Returns (b, s) those labels at the places that predict them, IGNORED elsewhere."""
+        return self.labels(batch)
+
+    def reader(self, batch: Batch) -> Reader:
+        """Returns what makes the sums of hidden states."""
+        return causal_reader(self.labels(batch))
+
     def __call__(self, model: LM, batch: Batch) -> LossSums:
         """Sums over those labels, with no gradient."""
-        sums: LossSums = model(batch, loss=causal_reader(self.labels(batch)))
+        sums: LossSums = model(batch, loss=self.reader(batch))
         return sums
+
+    def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
+        """The sums, and (n, 3) of each of those labels what `guesses` tells, in one forward."""
+        read, look = self.reader(batch), guesses(self.places(batch))
+
+        def both(hidden: Tensor, head: Head, ctx: Context) -> tuple[LossSums, Tensor]:
+            return read(hidden, head, ctx), look(hidden, head, ctx)
+
+        found: tuple[LossSums, Tensor] = model(batch, loss=both)
+        return found
 
 
 class Answers(Measure):
     """And of answers, where a part of the labels may be none, how many tokens are the likeliest."""
 
-    def __call__(self, model: LM, batch: Batch) -> LossSums:
-        sums: LossSums = model(batch, loss=causal_reader(self.labels(batch), answers=answers(batch)))
-        return sums
+    def reader(self, batch: Batch) -> Reader:
+        return causal_reader(self.labels(batch), answers=answers(batch))
 
 
 class Pairs(Measure):
@@ -47,6 +64,15 @@ class Pairs(Measure):
 
     def labels(self, batch: Batch) -> Tensor:
         return super().labels(batch)[0::2]
+
+    def places(self, batch: Batch) -> Tensor:
+        better = super().labels(batch).clone()
+        better[1::2] = IGNORED
+        return better
+
+    def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
+        found: Tensor = model(batch, loss=guesses(self.places(batch)))
+        return self(model, batch), found
 
     def __call__(self, model: LM, batch: Batch) -> LossSums:
         reader = row_likelihoods(super().labels(batch))
@@ -85,6 +111,24 @@ def pair_sums(after: Tensor, before: Tensor | None, beta: float) -> LossSums:
 def _mean_of(total: Tensor, counted: Tensor) -> Tensor:
     """(2,) a sum, and how many are in it."""
     return torch.stack([total.float(), torch.full_like(total, len(counted), dtype=torch.float32)])
+
+
+def guesses(labels: Tensor, chunk: int = CHUNK) -> Reader:
+    """A reader: (n, 3) of each label that is not IGNORED, row by row, its nats, the probability of the likeliest token, and whether it is
+    that. Logits exist only chunk by chunk."""
+
+    def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
+        wanted, places = labels[labels != IGNORED], hidden[labels != IGNORED]  # (n,), (n, d)
+        parts = zip(places.split(chunk), wanted.split(chunk), strict=True)
+        return torch.cat([_guessed(head(place).float(), label) for place, label in parts])
+
+    return read
+
+
+def _guessed(logits: Tensor, labels: Tensor) -> Tensor:
+    likeliest = logits.log_softmax(-1).max(-1)
+    nats = F.cross_entropy(logits, labels, reduction="none")
+    return torch.stack([nats, likeliest.values.exp(), (likeliest.indices == labels).float()], -1)
 
 
 def row_likelihoods(labels: Tensor) -> Callable[[Tensor, Head, Context], Tensor]:

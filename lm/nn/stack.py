@@ -17,8 +17,9 @@ from lm.nn.init import InitConfig
 from lm.nn.linear import Embedding
 from lm.nn.mixers.base import AttentionConfig, RecurrentConfig
 from lm.nn.norm import NormConfig
+from lm.nn.parametrization import Growth, ParametrizationConfig, StandardConfig
 from lm.nn.position.base import Dims, PositionConfig
-from lm.schema import MOST, MOST_LAYERS, Config, Slot, Tree
+from lm.schema import MOST, MOST_LAYERS, Config, Slot, Tree, from_tree
 
 
 class EmbedConfig(Config):
@@ -55,6 +56,7 @@ class ModelConfig(Slot):
     embed: EmbedConfig = EmbedConfig()
     head: HeadConfig = HeadConfig()
     init: InitConfig = InitConfig()
+    parametrization: ParametrizationConfig = StandardConfig()
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of dropping an element of the embedding or of a sublayer's output."""
 
@@ -78,7 +80,34 @@ class ModelConfig(Slot):
         if "attention" not in used and self.position.acts != "embed":
             raise ValueError(f"position={self.position.kind} acts within attention, and pattern={self._shown()} leaves none in"
                              f" {self.n_layers} layers. Use position=none, or name attention in the pattern.")  # fmt: skip
+        self.written_out()
         return self
+
+    def growth(self) -> Growth:
+        """Returns how many times its base this model is."""
+        return self.parametrization.growth(self.d_model, self.n_layers, self.attention.score_width(self.d_model))
+
+    def written_out(self) -> Self:
+        """Returns the model that computes the same in the standard parametrization, with the multipliers that its own one means.
+
+        Raises ValueError where a slot has no place for them.
+        """
+        if self.parametrization == StandardConfig():
+            return self
+        growth, tree, kind = self.growth(), self.tree(), self.parametrization.kind
+        tree["parametrization"] = {"kind": "standard"}
+        tree["head"]["scale"] /= growth.width
+        if growth.depth != 1:
+            if "residual_scale" not in tree["block"]:
+                raise ValueError(f"block={self.block.kind} has no residual_scale, which parametrization={kind} sets. Use block=sequential.")
+            tree["block"]["residual_scale"] /= growth.depth
+        if growth.head != 1:
+            if tree["attention"].get("scale", "none") is not None:
+                raise ValueError(
+                    f"parametrization={kind} sets attention.scale by base_head_dim, and it is given, or has no place. Leave one out."
+                )
+            tree["attention"]["scale"] = (self.attention.score_width(self.d_model) * growth.head) ** -0.5
+        return from_tree(type(self), tree)
 
     def _shown(self) -> str:
         return f"[{','.join(self.pattern)}]"

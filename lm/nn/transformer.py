@@ -13,11 +13,12 @@ from lm.nn.context import Auxiliary, Context
 from lm.nn.cost.room import require_room
 from lm.nn.ffn.base import Mixture
 from lm.nn.head import Head, Reader
-from lm.nn.init import Declares, draw_of, init_weights, into_residual, matrix
+from lm.nn.init import Declares, init_weights, role_of
 from lm.nn.linear import Embedding
 from lm.nn.mixers.cache import Cache, State
 from lm.nn.mixers.mask import Mask
 from lm.nn.mtp import MTPBlock, MTPConfig, shifted
+from lm.nn.parametrization import Role
 from lm.nn.stack import ModelConfig as ModelConfig
 from lm.nn.stack import Stack
 from lm.schema import MOST_LAYERS, Tree, did_you_mean, from_tree
@@ -174,13 +175,15 @@ class LM(Stack):
 
     def matrices(self) -> set[str]:
         """Names of the blocks' weights that Muon treats as matrices: 2-D, or stacks of them, (e, out, in)."""
-        drawn = {f"{prefix}.{name}": draw_of(module, name, p) for prefix, module, name, p in self._each() if "blocks." in prefix}
-        return {name for name, draw in drawn.items() if draw in (matrix, into_residual)}
+        return {name for name, role in self.roles().items() if "blocks." in name and role in ("hidden", "scores")}
+
+    def roles(self) -> dict[str, Role | None]:
+        """Returns by name what each weight does with the width; None of a matrix that a kind of one's own draws in its own way."""
+        return {f"{prefix}.{name}": role_of(module, name, p) for prefix, module, name, p in self._each()}
 
     def steered(self) -> dict[str, nn.Parameter]:
         """Returns by name the parameters that the model moves by itself, as in `balance`: no gradient, no optimizer, always float32."""
-        ours = ((prefix, module, name, p) for prefix, module, name, p in self._each() if isinstance(module, Declares))
-        return {f"{prefix}.{name}": p for prefix, module, name, p in ours if name in module.steered}
+        return {f"{at}.{name}": p for at, module, name, p in self._each() if isinstance(module, Declares) and name in module.steered}
 
     def _each(self) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
         """Of every parameter its module's name, its module, and its name therein."""
@@ -282,15 +285,16 @@ def build_model(cfg: ModelConfig, seed: int | None = None, device: torch.device 
     """
     try:
         with torch.device("meta"):
-            model = cfg.build()
+            model = cfg.written_out().build()
     except RuntimeError as error:  # of a product of sizes
         raise ResourceError(f"model: it is too large to be counted ({str(error).splitlines()[0]}). Lower its sizes.") from None
     assert isinstance(model, LM)
+    model.cfg = cfg
     if str(device) == "meta":
         return model
     require_room(sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())), device, "the weights")
     model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))  # to_empty imports sympy, which takes a while
     model.tie()
     if seed is not None:
-        init_weights(model, cfg.init, model.sublayers, seed)
+        init_weights(model, cfg.init, cfg.growth(), model.sublayers, seed)
     return model

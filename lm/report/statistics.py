@@ -8,10 +8,12 @@ from typing import Any, Literal, TypeVar
 
 Verdict = Literal["better", "no better", "equal within", "cannot tell"]
 Interval = tuple[float, float]
+Sums = Sequence[tuple[float, float]]
 S = TypeVar("S", int, str)  # a seed
 
 ALPHA = 0.05
 POWER = 0.8
+_GRID = 2001  # places at which a factor is asked for: of 0.5 to 2, 0.07 % apart
 MOST_SEEDS = 999
 _CORRELATED_FROM, _PERMUTED_FROM, _RESAMPLED_FROM = 3, 6, 10  # pairs: of two all correlations are 1; below the others, no permutation
 # reaches 5 %, and a bootstrap is too narrow
@@ -39,6 +41,8 @@ class Difference:
     bootstrap: Interval | None
     verdict: Verdict
     more_seeds: int | None
+    level: float
+    """Of the interval."""
     pairing: float | None = None
     apart: int | None = None
     given_up: bool = False
@@ -88,6 +92,61 @@ def holm(ps: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
     return corrected, levels
 
 
+def text_error(baseline: Sums, variant: Sums) -> float:
+    """Returns the standard error of variant - baseline, of which each is a ratio of sums over the same clusters of text.
+
+    baseline, variant: numerator and denominator of each cluster. Linearized, so that what a cluster contributes to both ratios is taken
+    together (Cochran 1977, ch. 6), with n / (n - 1) for n clusters.
+    """
+    parts, n = [], len(baseline)
+    for sign, sums in ((-1, baseline), (1, variant)):
+        whole = math.fsum(size for _, size in sums)
+        ratio = math.fsum(value for value, _ in sums) / whole
+        parts.append([sign * (value - ratio * size) / whole for value, size in sums])
+    return math.sqrt(n / (n - 1) * math.fsum((own + other) ** 2 for own, other in zip(*parts, strict=True)))
+
+
+@dataclass(frozen=True)
+class Worth:
+    """How many times its tokens the baseline would need for the metric of a variant.
+
+    factor: None beyond those that were run.  interval: of the factors at which the two are not told apart; an end that is None lies
+    beyond those that were run.
+    """
+
+    factor: float | None
+    interval: tuple[float | None, float | None]
+
+
+def worth(baseline: Mapping[float, Mapping[S, float]], variant: Mapping[S, float], level: float) -> Worth | None:
+    """Returns where the baseline's metric over its tokens, straight between neighbours in log tokens, is that of the variant.
+
+    baseline: the metric of each seed by how many times its tokens were trained on.  A factor is in the interval where Student's t of
+    variant - baseline there, paired by seed, is below its limit, so that 1 is in it where 0 is in the interval of the difference
+    (Fieller 1954). None where fewer than two seeds have all runs, one of them diverged, or more tokens do not lower the mean.
+    """
+    import numpy as np
+
+    factors = sorted(baseline)
+    seeds = sorted(variant.keys() & set.intersection(*(set(runs) for runs in baseline.values())))
+    curves: Any = np.array([[baseline[factor][seed] for factor in factors] for seed in seeds])
+    own: Any = np.array([variant[seed] for seed in seeds])
+    if len(seeds) < 2 or not np.isfinite([*own, *curves.ravel()]).all() or (np.diff(curves.mean(0)) >= 0).any():
+        return None
+    places: Any = np.log(factors)
+    mean = curves.mean(0)
+    here = float(np.interp(-own.mean(), -mean, places))
+    inside = mean[-1] <= own.mean() <= mean[0]
+    grid = np.unique([*np.linspace(places[0], places[-1], _GRID), *places, here])
+    apart = own[:, None] - np.stack([np.interp(grid, places, curve) for curve in curves])
+    alike = np.abs(apart.mean(0)) <= t_limit(level, len(seeds)) * apart.std(0, ddof=1) / math.sqrt(len(seeds))
+    among = grid[alike | (inside & (grid == here))]
+    if not len(among):
+        return Worth(None, (factors[-1], None) if own.mean() < mean[-1] else (None, factors[0]))
+    low, high = (None if end == edge else math.exp(end) for end, edge in ((among[0], grid[0]), (among[-1], grid[-1])))
+    return Worth(math.exp(here) if inside else None, (low, high))
+
+
 def power(n: int, sd: float, effect: float, alpha: float = ALPHA) -> float:
     """Returns how often a paired t-test of n seeds finds an effect, by the noncentral F distribution.  sd: of the differences."""
     from scipy import special
@@ -111,52 +170,9 @@ def seeds_needed(sd: float, effect: float, alpha: float = ALPHA) -> int | None:
     return n
 
 
-@dataclass(frozen=True)
-class Noise:
-    """How runs of one config spread: standard deviations of the metric.
-
-    total: of one run whose seeds all move; interval: its own at 95 %.  init, order: what the initial weights, and the order of the data
-    with dropout, contribute.  rest: what neither explains.
-    """
-
-    total: float
-    interval: Interval
-    init: float
-    order: float
-    rest: float
-
-
-def split_noise(runs: Sequence[Sequence[float]]) -> Noise:
-    """Splits the spread of a square of runs, a row for each `seed.init` and a column for each `seed.data`.
-
-    Components of variance by the mean squares of a two-way layout without repetition (Searle 1971, ch. 9). A negative one is 0, while the
-    total is the unbiased sum of all, whose interval is chi-square's with the degrees of freedom of Satterthwaite 1946.
-    """
-    n, m = len(runs), len(runs[0])
-    grand = statistics.fmean(value for row in runs for value in row)
-    rows = [statistics.fmean(row) - grand for row in runs]
-    columns = [statistics.fmean(row[j] for row in runs) - grand for j in range(m)]
-    rest = sum((runs[i][j] - grand - rows[i] - columns[j]) ** 2 for i in range(n) for j in range(m)) / ((n - 1) * (m - 1))
-    init, order = sum(row**2 for row in rows) / (n - 1), sum(column**2 for column in columns) / (m - 1)
-    both = rest * (1 - 1 / n - 1 / m)
-    total = init + order + both
-    squares = init**2 / (n - 1) + order**2 / (m - 1) + both**2 / ((n - 1) * (m - 1))
-    roots = [math.sqrt(max(0.0, part)) for part in (total, init - rest / m, order - rest / n, rest)]
-    return Noise(roots[0], _spread_interval(roots[0], total**2 / squares if squares else math.inf), *roots[1:])
-
-
 def pairing(baseline: float, variant: float, difference: float) -> float | None:
     """Returns the correlation of runs of equal seeds, by the spread of each and of their difference; None where one has none."""
     return (baseline**2 + variant**2 - difference**2) / (2 * baseline * variant) if baseline > 0 and variant > 0 else None
-
-
-def _spread_interval(sd: float, freedom: float) -> Interval:
-    from scipy import stats
-
-    if sd == 0:
-        return 0.0, 0.0
-    low, high = (sd * math.sqrt(freedom / float(stats.chi2.ppf(at, freedom))) for at in (1 - ALPHA / 2, ALPHA / 2))
-    return low, high
 
 
 def _pairs(baseline: Mapping[S, float], variant: Mapping[S, float]) -> list[float]:
@@ -170,7 +186,8 @@ def _pairing(baseline: Mapping[S, float], variant: Mapping[S, float], pairs: Seq
         return {}
     shared = sorted(baseline.keys() & variant.keys())[: len(pairs)]
     base, own, both = (statistics.stdev(each) for each in ([baseline[seed] for seed in shared], [variant[seed] for seed in shared], pairs))
-    return {"pairing": pairing(base, own, both), "apart": round(len(pairs) * (base**2 + own**2) / both**2) if both > 0 else None}
+    apart = round(len(pairs) * (base**2 + own**2) / both**2) if both**2 * MOST_SEEDS > base**2 + own**2 else None
+    return {"pairing": pairing(base, own, both), "apart": apart}
 
 
 def p_value(pairs: Sequence[float]) -> float:
@@ -197,7 +214,7 @@ def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float)
     if len(pairs) < 2 or not all(map(math.isfinite, pairs)):
         worse = sum(pair > 0 for pair in pairs) > len(pairs) / 2
         verdict: Verdict = "cannot tell" if p >= ALPHA or len(pairs) < 2 else "no better" if worse else "better"
-        return Difference(tuple(pairs), None, None, None, p if len(pairs) > 1 else None, None, None, verdict, None)
+        return Difference(tuple(pairs), None, None, None, p if len(pairs) > 1 else None, None, None, verdict, None, level)
     interval, near = interval_of(pairs, level), interval_of(pairs, 0.1)
     if least_effect and max(map(abs, near)) < least_effect:
         verdict = "equal within"
@@ -209,17 +226,22 @@ def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float)
         verdict = "cannot tell"
     more = _more_seeds(pairs, level, least_effect) if verdict == "cannot tell" else None
     return Difference(
-        tuple(pairs), statistics.fmean(pairs), interval, near, p, _permutation_p(pairs), _bootstrap(pairs, level), verdict, more
+        tuple(pairs), statistics.fmean(pairs), interval, near, p, _permutation_p(pairs), _bootstrap(pairs, level), verdict, more, level
     )
 
 
 def interval_of(pairs: Sequence[float], level: float) -> Interval:
     """Returns Student's t interval of a mean difference that misses it with this level."""
+    mean, n = statistics.fmean(pairs), len(pairs)
+    half = t_limit(level, n) * statistics.stdev(pairs) / math.sqrt(n)
+    return mean - half, mean + half
+
+
+def t_limit(level: float, n: int) -> float:
+    """Returns what |t| of n values exceeds so rarely."""
     from scipy import special
 
-    mean, n = statistics.fmean(pairs), len(pairs)
-    half = float(special.stdtrit(n - 1, 1 - level / 2)) * statistics.stdev(pairs) / math.sqrt(n)
-    return mean - half, mean + half
+    return float(special.stdtrit(n - 1, 1 - level / 2))
 
 
 def _more_seeds(pairs: Sequence[float], level: float, least_effect: float) -> int | None:

@@ -73,13 +73,14 @@ def _text(value: float, apart: float) -> str:
 @dataclass(frozen=True)
 class Line:
     """A series of a chart.  look: its number, which chooses colour, dash and symbol.  chosen: x of what was taken.  lost: x of what has
-    left every scale at the top."""
+    left every scale at the top.  dots: where the symbols stand, if not at the points, as beside a law."""
 
     name: str
     look: int
     points: Sequence[Point]
     chosen: float | None = None
     lost: Sequence[float] = ()
+    dots: Sequence[tuple[float, float]] | None = None
 
 
 def tag(name: str, *inside: str, **attributes: str | float) -> str:
@@ -141,8 +142,9 @@ def _drawn(line: Line, x: Scale, y: Scale) -> str:
     dashes = _DASHES[line.look % len(_DASHES)]
     middle = [(at, mean) for at, mean, _, _ in line.points]
     curve = tag("polyline", points=_path(middle, x, y), class_=f"line {hue(line.look)}", stroke_dasharray=dashes)
-    shown = [point for point in (line.points if len(line.points) <= 12 else line.points[-1:]) if 0 <= y(point[1]) <= 1]
-    marks = [symbol(x(at), float(_down(y, value)), line.look, f"{line.name}: {value:.6g} at {si(at)}") for at, value, *_ in shown]
+    dots = line.dots if line.dots is not None else middle if len(middle) <= 12 else middle[-1:]
+    shown = [(at, value) for at, value in dots if 0 <= y(value) <= 1]
+    marks = [symbol(x(at), float(_down(y, value)), line.look, f"{line.name}: {value:.6g} at {si(at)}") for at, value in shown]
     lost = [cross(x(at), 6, line.look, f"{line.name}: diverged at {si(at)}") for at in line.lost]
     taken = ""
     if line.chosen is not None:

@@ -6,7 +6,7 @@ tensors are: which checkpoints there are, and whether they verify, is told witho
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -142,10 +142,14 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
+def step_of(path: Path) -> int:
+    """Returns the step that a checkpoint's folder is named after."""
+    return int(path.name.removeprefix("step-"))
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """The step folders, newest first, valid or not."""
-    found = [(int(match[1]), path) for path in folder.glob("step-*") if (match := re.fullmatch(r"step-(\d+)", path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
+    return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=step_of, reverse=True)
 
 
 def bytes_of(pieces: Iterable[Piece]) -> int:
@@ -271,10 +275,10 @@ class CheckpointReader:
             raise CheckpointError(f"{self.folder}: there is no {kind} of {name}. Use a checkpoint of the same run.") from None
 
 
-def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that verifies, and a sentence for each newer one that does not."""
+def newest_valid(folder: Path, most: float = math.inf) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that verifies, of a step up to `most`, and a sentence for each newer one that does not."""
     rejected: list[str] = []
-    for path in checkpoints(folder):
+    for path in (path for path in checkpoints(folder) if step_of(path) <= most):
         try:
             verify(path)
         except CheckpointError as error:
@@ -284,9 +288,11 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     return None, rejected
 
 
-def prune(folder: Path, keep_last: int) -> None:
-    """Remove all but the `keep_last` newest, counted from the newest that verifies; without one, nothing is removed."""
+def prune(folder: Path, keep_last: int, keep_steps: Container[int] = ()) -> None:
+    """Remove all but the `keep_last` newest, counted from the newest that verifies, and those of `keep_steps`; without one, nothing is
+    removed."""
     valid, rejected = newest_valid(folder)
     if valid is not None:
         for path in checkpoints(folder)[len(rejected) + keep_last :]:
-            discard(path)
+            if step_of(path) not in keep_steps:
+                discard(path)

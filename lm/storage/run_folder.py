@@ -24,7 +24,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file, self._summary = path / "config.yaml", path / "summary.json"
-        self._report = path / "report.html"
+        self._report, self._documents = path / "report.html", path / "test_documents.json"
         self.metrics, self.samples = Metrics(path / "metrics.jsonl"), Samples(path / "samples.md")
         self.checkpoints, self.model = path / "checkpoints", path / "model"
 
@@ -91,6 +91,14 @@ class RunFolder:
     def write_summary(self, tree: Tree) -> None:
         """Says that the run has ended, and how."""
         replace_file(self._summary, json.dumps(_finite(tree), indent=1, allow_nan=False, ensure_ascii=False))
+
+    def write_test_documents(self, tree: Tree) -> None:
+        """Says what the test found of each document."""
+        replace_file(self._documents, json.dumps(_finite(tree), allow_nan=False))
+
+    def test_documents(self) -> tuple[Path, Tree] | None:
+        """Returns the file and what the test found of each document; None where there was no test."""
+        return (self._documents, read_json(self._documents)) if os.path.lexists(self._documents) else None
 
     def remove_summary(self) -> None:
         """Says that the run goes on."""

@@ -20,7 +20,8 @@ from lm.storage.run_folder import RunFolder
 from lm.testing.invariants import a_batch
 from lm.testing.models import BASE, slot_of
 from lm.training.config import TrainConfig
-from lm.training.optim.base import OptimConfig, Skippable, begin_state, vectors_of
+from lm.training.optim.base import OptimConfig, Skippable, begin_state
+from lm.training.optim.traits import traits_of
 
 RUN = (
     *("model=nano", "tokenizer=bytes", "data=text", "data.seq_len=32", "data.global_batch=4", "data.val_rows=4"),
@@ -44,7 +45,7 @@ def check_optimizer(cfg: OptimConfig) -> None:
     """A step that is called off changes nothing, another one moves every weight, and all state is there before the first."""
     model = build_model(model_config(BASE), seed=0)
     named = list(model.named_parameters())
-    optimizer: Any = cfg.build(named, model.matrices(), vectors_of(named))
+    optimizer: Any = cfg.build(named, traits_of(model))
     assert {name for group in optimizer.param_groups for name in group["names"]} == dict(named).keys(), "a weight is in no group"
     begin_state(optimizer)
     kinds = [sorted(optimizer.state[p]) for _, p in named]

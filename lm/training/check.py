@@ -36,7 +36,7 @@ def _small(cfg: TrainConfig, trial: Path, steps: int) -> TrainConfig:
     tree["schedule"] |= {"warmup_steps": 0}
     tree["data"] |= {"val_rows": min(cfg.data.val_rows or cfg.trainer.micro_batch, cfg.trainer.micro_batch)}
     tree["trainer"] |= {"max_steps": steps, "log_every": 1, "sample_tokens": min(cfg.trainer.sample_tokens, _SAMPLE_TOKENS)}
-    tree["checkpoint"] |= {"every": 1, "keep_last": 1}
+    tree["checkpoint"] |= {"every": 1, "keep_last": 1, "keep_steps": []}
     return from_tree(TrainConfig, tree)
 
 
@@ -44,7 +44,7 @@ def _report(cfg: TrainConfig, run: RunFolder, folder: Path, say: Callable[[str],
     line = [record for record in run.metrics.read() if "loss" in record][-1]
     (checkpoint,) = run.checkpoints.glob("step-*")
     size = sum(path.stat().st_size for path in checkpoint.iterdir())
-    kept = cfg.checkpoint.keep_last + 1  # the newest is complete before the oldest goes
+    kept = cfg.checkpoint.most
     expected = estimate(cfg, read_config(run.model)["model"])
     peak, tensors = f"{line['memory_gib']:.2f} GiB", f"{expected.total / 2**20:,.1f} MiB"
     whose = "this process" if cfg.launch.world == 1 else f"the largest of {cfg.launch.world} ranks"

@@ -10,9 +10,11 @@ from pydantic import Field, field_validator, model_validator
 
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.data.loader import split
-from lm.data.rows.base import LikelihoodConfig
+from lm.data.rows.base import LikelihoodConfig, ScheduledSamplingConfig
+from lm.generation.config import EvalConfig
 from lm.nn.cost.memory import Setting
 from lm.nn.head import CHUNK
+from lm.nn.parametrization import Growth
 from lm.nn.transformer import ModelConfig
 from lm.schema import MOST, Config, MaybeEmpty, Named, Slot, Tree
 from lm.storage.run_folder import RunFolder
@@ -90,8 +92,15 @@ class CheckpointConfig(Config):
     """Steps between checkpoints; the last step always saves."""
     keep_last: int = Field(2, gt=0)
     """Checkpoints kept."""
+    keep_steps: list[Annotated[int, Field(gt=0)]] = []
+    """Steps that are saved and kept beside those, such as where a run of another length is to branch off."""
     background: bool = False
     """Training goes on while a checkpoint is written; takes a copy of weights and optimizer in the host's memory."""
+
+    @property
+    def most(self) -> int:
+        """Returns how many there are at most; the newest is complete before the oldest goes."""
+        return self.keep_last + 1 + len(self.keep_steps)
 
 
 class LaunchConfig(Config):
@@ -210,6 +219,7 @@ class TrainConfig(Sized):
     schedule: ScheduleConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
     numerics: NumericsConfig = NumericsConfig()
+    eval: EvalConfig = EvalConfig()
     logger: LoggerConfig = JsonlLoggerConfig()
     callbacks: Named[CallbackConfig] = {}
     """Callbacks of one's own, by name; one without `kind` is of the kind that its name says."""
@@ -230,6 +240,14 @@ class TrainConfig(Sized):
         """Returns each of the seeds."""
         return Seeds(init=self.seed, data=self.seed, dropout=self.seed) if isinstance(self.seed, int) else self.seed
 
+    def shared_steps(self, max_steps: int) -> int:
+        """Returns how many first steps this run has in common with the same one of another length."""
+        if isinstance(self.objective, ScheduledSamplingConfig) and self.objective.scheduled_sampling:
+            return 0
+        lengths = (self.trainer.max_steps, max_steps)
+        rates = ([self.schedule.factor(step, length) for length in lengths] for step in range(min(lengths)))
+        return next((step for step, (own, other) in enumerate(rates) if own != other), min(lengths))
+
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
         if self.schedule.warmup_steps >= self.trainer.max_steps:
@@ -240,7 +258,12 @@ class TrainConfig(Sized):
             )
         if (refused := self.refusal()) is not None:
             raise ValueError(refused)
+        if self.model.growth() != Growth() and not self.optim.obeys_rates:
+            kind = self.model.parametrization.kind
+            raise ValueError(f"optim={self.optim.kind} has no rule for model.parametrization={kind}. Use optim=adamw or muon.")
         self.objective.require_fit(self.model.kind, self.data)
+        if (refused := self.eval.refusal(self.model, self.data.seq_len, self.objective.kind)) is not None:
+            raise ValueError(refused)
         if self.objective.needs_parent and self.init_from is None:
             raise ValueError(f"objective={self.objective.kind} compares with the model that training starts from. Set init_from.")
         limit = self.model.max_seq_len

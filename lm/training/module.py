@@ -18,7 +18,8 @@ from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.training.config import TrainConfig
 from lm.training.numerics import StepJudge
 from lm.training.objectives.base import build_objective
-from lm.training.optim.base import set_lr, vectors_of
+from lm.training.optim.base import set_lr
+from lm.training.optim.traits import traits_of
 from lm.training.state import RunState
 from lm.training.strategies.single import Single
 from lm.training.weights.ema import EMA
@@ -47,7 +48,7 @@ class TrainModule(LightningModule):
         self.cfg, self.model, self.strategy, self.fill, self.reader = cfg, model, strategy, fill, reader
         self.step = int(reader.meta["step"]) if reader is not None else 0
         self._still = _unmoved(model, freeze(model, cfg.trainer.freeze))
-        self._matrices, self._vectors = model.matrices(), vectors_of(model.named_parameters())  # before an engine cuts them
+        self._traits = traits_of(model)  # before an engine cuts the weights
         self.n_trained = sum(p.numel() for p in trainable(model).values())
         self.objective = build_objective(cfg)
         self.micro = 0  # micro-batches of the step at hand
@@ -62,7 +63,7 @@ class TrainModule(LightningModule):
         self.strategy.shard(self.model, self.device_mesh, self.fill)
 
     def configure_optimizers(self) -> Optimizer:
-        optimizer = self.cfg.optim.build([*trainable(self.model).items()], self._matrices, self._vectors)
+        optimizer = self.cfg.optim.build([*trainable(self.model).items()], self._traits)
         self.strategy.prepare(optimizer, self.judge)
         return optimizer
 

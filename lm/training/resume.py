@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 _MAY_CHANGE = (
     "run.", "launch.", "strategy.", "logger.", "checkpoint.", "resume.", "traceback", "check", "trainer.micro_batch", "trainer.val_every",
     "trainer.log_every", "trainer.sample_", "trainer.device", "trainer.compile", "trainer.checkpoint_blocks",
-    "trainer.early_stop", "data.workers", "numerics.", "data.cache_dir", "metrics",
+    "trainer.early_stop", "data.workers", "numerics.", "data.cache_dir", "metrics", "eval.",
 )  # fmt: skip
 
 
@@ -44,12 +44,12 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
         reader = CheckpointReader(newest, verified=True)
         saved = Saved.of(reader)
         _require_same_weights(reader, cfg.model)
-        _require_same_config(folder, saved.config, cfg.tree())
+        _require_same_config(folder, saved.config, cfg, saved.step)
         before = saved.config["trainer"]["max_steps"]
         if before != cfg.trainer.max_steps and cfg.schedule.of_length:
-            say(f"trainer.max_steps was {before:,} and is {cfg.trainer.max_steps:,}: from here on the rate is that of the longer schedule")
+            say(f"trainer.max_steps was {before:,} and is {cfg.trainer.max_steps:,}: from here on the rate is that of the new length")
     elif folder.model.is_dir() and folder.exists():
-        _require_same_config(folder, folder.config(), cfg.tree())
+        _require_same_config(folder, folder.config(), cfg, cfg.trainer.max_steps)
     return newest
 
 
@@ -114,13 +114,13 @@ def _require_same_weights(reader: CheckpointReader, cfg: ModelConfig) -> None:
     require_same_shapes(model, there, str(reader.folder))
 
 
-def _require_same_config(folder: RunFolder, saved: Tree, now: Tree) -> None:
-    """ConfigError with every difference that may not be; max_steps may grow."""
-    before, after = flatten(saved), flatten(now)
+def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step: int) -> None:
+    """ConfigError with every difference that may not be; max_steps may grow, and shrink while no step so far was another for it."""
+    before, after = flatten(saved), flatten(cfg.tree())
     changed = [key for key in before | after if before.get(key) != after.get(key) and not key.startswith(_MAY_CHANGE)]
     if type(steps := before.get("trainer.max_steps")) is not int:
         raise CheckpointError(f"{folder.path}: its config has trainer.max_steps={steps!r}, and a whole number is needed. Restore the file.")
-    if after["trainer.max_steps"] > steps:
+    if cfg.trainer.max_steps > steps or (step < cfg.trainer.max_steps < steps and step <= cfg.shared_steps(steps)):
         changed.remove("trainer.max_steps")
     if not changed:
         return
@@ -128,6 +128,6 @@ def _require_same_config(folder: RunFolder, saved: Tree, now: Tree) -> None:
     shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
     raise ConfigError(
         f"{folder.path}: the run exists with another config ({shown}), and a resumed run may only change where and how often it works, and"
-        " raise trainer.max_steps. Set run.name to start a new run, or restore the values.",
+        " raise trainer.max_steps, or lower it before a rate depends on it. Set run.name to start a new run, or restore the values.",
         before=lines,
     )

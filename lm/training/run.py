@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from lm.training.module import TrainModule
 
 _ENDLESS = 1 << 40  # steps that the loader could give; a callback says when it is enough
+_MOST_EPOCHS = 16  # by Muennighoff et al. 2023, arXiv:2305.16264, repetition has lost its worth there
 
 
 def train(cfg: TrainConfig, command: str | None = None, callbacks: Sequence["Callback"] = ()) -> Tree:
@@ -129,7 +130,7 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     loader = train_loader(
         run.splits.train, seed=cfg.seeds.data, global_batch=cfg.data.global_batch, micro_batch=micro_batch, rank=run.ranks.rank,
         world=run.ranks.world, start_step=step + run.counters.rows_from, max_steps=_ENDLESS, workers=cfg.data.workers,
-        widest_first=cfg.check,
+        train_rows=cfg.data.train_rows, widest_first=cfg.check,
     )  # fmt: skip
     module.model.checkpoint_blocks(cfg.trainer.checkpoint_blocks or 0)
     if cfg.trainer.compile:
@@ -151,12 +152,18 @@ def _describe(module: "TrainModule", rows: str) -> None:
     cfg, run, counts = module.cfg, module.run, module.counts
     at = f"resumes at step {module.step:,}" if module.step else "starts"
     still = counts.parameters - module.n_trained
+    epochs = cfg.trainer.max_steps * cfg.data.global_batch / len(run.splits.train)
     run.journal.console.say(
         f"{run.folder.path} {at}: {si(counts.parameters)} parameters{f' ({si(still)} frozen)' if still else ''},"
         f" {si(counts.train_flops_per_token)}FLOPs/token,"
         f" {run.data.n_tokens('train'):,} train and {run.data.n_tokens('val'):,} validation tokens, {cfg.data.global_batch} x"
-        f" {cfg.data.seq_len} tokens a step ({rows}), {counted(cfg.trainer.max_steps, 'step')}"
+        f" {cfg.data.seq_len} tokens a step ({rows}), {counted(cfg.trainer.max_steps, 'step')}, {epochs:.3g} epochs"
     )
+    if epochs > _MOST_EPOCHS and not cfg.trainer.early_stop:
+        run.journal.console.say(
+            f"each row comes {epochs:.0f} times, and a model learns by heart what comes that often: trainer.early_stop=3 ends the run"
+            " where validation stops improving"
+        )
 
 
 def _finish(module: "TrainModule", command: str | None) -> Tree:

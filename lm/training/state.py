@@ -114,7 +114,7 @@ class RunState:
 
     def __post_init__(self) -> None:
         where = self.cfg.checkpoint
-        self.saver = Saver(self.folder.checkpoints, where.keep_last, self.ranks, self.data.tokenizer.save, where.background)
+        self.saver = Saver(self.folder.checkpoints, where, self.ranks, self.data.tokenizer.save)
 
     @property
     def folder(self) -> RunFolder:
@@ -130,7 +130,7 @@ class RunState:
 
     def saves(self, step: int) -> bool:
         """Says whether a checkpoint belongs behind this step."""
-        return step % self.cfg.checkpoint.every == 0 or self.ends(step)
+        return step % self.cfg.checkpoint.every == 0 or step in self.cfg.checkpoint.keep_steps or self.ends(step)
 
     def last(self, step: int) -> bool:
         """Says whether there is no step to come."""
@@ -150,10 +150,9 @@ class RunState:
 
     def rows_of(self, step: int) -> list[int]:
         """Returns the row ids of a step, counted from 0."""
-        rows: list[int] = self.splits.train.of_step(
-            self.cfg.seeds.data, step + self.counters.rows_from, self.cfg.data.global_batch
-        ).tolist()
-        return rows
+        data = self.cfg.data
+        found = self.splits.train.of_step(self.cfg.seeds.data, step + self.counters.rows_from, data.global_batch, data.train_rows)
+        return list(found.tolist())
 
     def consumed(self, step: int) -> Tree:
         """Returns how much so many steps have read of each source of a mixture, as metrics."""

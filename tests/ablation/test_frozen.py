@@ -2,14 +2,14 @@
 
 import copy
 import json
+import math
 import random
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from lm.ablation.config import StudyConfig
 from lm.ablation.matching import moved
@@ -18,10 +18,13 @@ from lm.ablation.page import page
 from lm.ablation.study import AskedStudy, Study, new_study, read_study
 from lm.ablation.verdict import cells, report, verdict
 from lm.cli.compose.compose import compose_config
+from lm.cli.views.study import plan
 from lm.errors import CheckpointError, ConfigError
-from lm.schema import Tree, flatten
+from lm.schema import Tree, flatten, from_tree
+from lm.storage.run_folder import RunFolder
 from tests.ablation.conftest import Ablate, NewStudy, end
 from tests.conftest import Lm
+from tests.training.conftest import files_of_at_most
 
 
 def damaged(whole: Tree, path: str, value: Any) -> Tree:
@@ -137,15 +140,61 @@ def test_where_all_are_given_up_the_baseline_gets_no_more_seeds_either(study: Ne
     assert not any("same command" in warning for warning in found["warnings"])
 
 
+def test_differences_are_told_in_tokens_once_the_baseline_ran_at_other_lengths(study: NewStudy) -> None:
+    made = study(seeds=3, exchange=True, variants={ffn: [f"model/ffn={ffn}", "trainer.max_steps=8"] for ffn in ("swiglu", "gelu")})
+    assert "+ 2 x 3 of swiglu at 0.5 and 2 times its tokens" in plan(made)
+    rounds = []
+    for ends in ({"swiglu": 4.0, "gelu": 3.95}, {"swiglu@0.5": 4.1, "swiglu@2": 3.9}):
+        rounds.append([(job.name, job.trunk) for job in made.missing()])
+        for job in made.missing():
+            end(made, job, ends[job.name.rpartition("-seed-")[0]] + job.seed / 100)
+        found = verdict(made)
+        if len(rounds) == 1:
+            assert "swiglu: 0 of 3 runs at 0.5 times its tokens have ended." in found["warnings"] and "| - |" in report(found)
+    assert [len(jobs) for jobs in rounds] == [6, 6] and not made.missing()
+    assert rounds[1][::3] == [("swiglu@0.5-seed-0", ("swiglu-seed-0", 3)), ("swiglu@2-seed-0", ("swiglu-seed-0", 5))]
+    tokens = [length["tokens"] for length in found["exchange"].values()]
+    assert list(found["exchange"]) == ["0.5", "1", "2"] and [2 * n for n in tokens[:2]] == tokens[1:]
+    assert found["variants"]["gelu"]["worth"]["factor"] == pytest.approx(2**0.5) and not any("in tokens" in x for x in found["warnings"])
+    said = report(found)
+    assert "+41 % [+41 %, +41 %]" in said and "It is worth 41 % more tokens (95 % interval +41 % to +41 %)." in said
+    assert "read off the baseline's runs at half and at twice its tokens" in said
+
+
+def test_what_the_sample_of_text_contributes_is_told_where_both_were_tested_on_the_same_documents(study: NewStudy) -> None:
+    """Two documents, two seeds each: nats, tokens, bytes."""
+    made = study(seeds=2)
+    nats = {"swiglu": ([10.0, 30.0], [12.0, 30.0]), "gelu": ([11.0, 27.0], [11.0, 27.0])}
+    for job in made.missing():
+        end(made, job, 2.0 + job.seed / 10 + 0.1 * (job.variant == "gelu"))
+        sums = {str(number): [value, 5, 10 * (number + 1)] for number, value in enumerate(nats[job.variant][job.seed])}
+        RunFolder(made.folder / job.name).write_test_documents({"unit": "documents", "sums": sums})
+    found = verdict(made)
+    text = found["variants"]["gelu"]["text"]
+    bits = np.array([11.0, 27.0]) / math.log(2) - np.array([11.0, 30.0]) / math.log(2)  # means over seeds, by document
+    left = (bits - bits.sum() / 30 * np.array([10, 20])) / 30
+    assert text["half"] == pytest.approx(stats.t.ppf(0.975, 1) * math.sqrt(2 * (left**2).sum()))
+    assert (text["unit"], text["number"]) == ("documents", 2)
+    said = f"±{text['half']:.4f}"
+    assert report(found).count(said) == 2 and "over the 2 documents of the test text" in report(found)
+    other = RunFolder(made.folder / "gelu-seed-1")
+    other.write_test_documents({"unit": "documents", "sums": {"7": [1.0, 1, 1]}})
+    assert verdict(made)["variants"]["gelu"]["text"] is None and "is in none of the intervals" in report(verdict(made))
+    for content in ("{}", '{"unit": "documents", "sums": {"0": [1, 1]}}', '{"unit": "words", "sums": {}}', "[" * 9999):
+        (other.path / "test_documents.json").write_text(content)
+        with pytest.raises(CheckpointError, match=r"test_documents\.json.*[.]$"):
+            verdict(made)
+
+
 def test_seeds_are_added_and_never_left_out(study: NewStudy, lm: Lm, corpus: list[str]) -> None:
     study(seeds=4).freeze()
     with pytest.raises(ConfigError, match="seeds=3, and 4 were asked for before"):
         study(seeds=3).freeze()
     assert read_study(study(seeds=4).folder).config.seeds == 4
-    plan = ("ablate", "plan", "dir=.", "name=ffn", "threads=1", "model/ffn=swiglu,gelu", *corpus)
-    assert "2 variants x (4 seeds)" in lm(*plan)[1], "those of the study, where the command says none"
-    assert "2 variants x (6 seeds)" in lm(*plan, "seeds=6")[1]
-    code, _, err = lm(*plan, "seeds=2")
+    call = ("ablate", "plan", "dir=.", "name=ffn", "threads=1", "model/ffn=swiglu,gelu", *corpus)
+    assert "2 variants x (4 seeds)" in lm(*call)[1], "those of the study, where the command says none"
+    assert "2 variants x (6 seeds)" in lm(*call, "seeds=6")[1]
+    code, _, err = lm(*call, "seeds=2")
     assert code == 2 and "seeds=2, and 4 were asked for before" in err.splitlines()[-1]
     study(seeds=6).freeze()
     assert read_study(study(seeds=6).folder).config.seeds == 6
@@ -196,17 +245,6 @@ def test_a_study_that_judges_by_what_it_tuned_on_says_so(study: NewStudy) -> Non
     assert "Validation text chose optim.lr and judges what it chose. Say metric=test_bits_per_byte." in verdict(asked)["warnings"]
 
 
-@contextmanager
-def files_of_at_most(n_bytes: int) -> Iterator[None]:
-    """As on a disk that is full, what is written meanwhile is refused half way."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_full_disk_ends_a_study_in_one_sentence_and_the_same_command_goes_on(ablate: Ablate, study: NewStudy, tmp_path: Path) -> None:
     call = ("run", "model/ffn=swiglu,gelu", "seeds=2")
 
@@ -231,7 +269,7 @@ def test_a_full_disk_ends_a_study_in_one_sentence_and_the_same_command_goes_on(a
 def test_a_study_that_matches_time_has_the_steps_that_were_measured_before_it_began(study: NewStudy, tmp_path: Path) -> None:
     plain = study(match="tokens").variants
     long = {name: moved(config, "trainer.max_steps", 3000) for name, config in plain.items()}
-    config = StudyConfig(variants={"swiglu": [], "gelu": []}, match="time", seeds=2)  # type: ignore[call-arg]
+    config = from_tree(StudyConfig, {"variants": {"swiglu": [], "gelu": []}, "match": "time", "seeds": 2})
     begun = AskedStudy(study=config, configs=long, step_s={"swiglu": 0.3, "gelu": 0.2})
     made = new_study(tmp_path / "time", config, long, begun)
     assert {name: found.trainer.max_steps for name, found in made.variants.items()} == {"swiglu": 3000, "gelu": 4500}

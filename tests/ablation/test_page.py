@@ -20,8 +20,8 @@ Runs = dict[str, dict[int, float]]
 Curves = dict[str, dict[str, dict[int, list[tuple[float, float]]]]]
 
 
-def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seeds: int | None = None) -> Tree:
-    """As of a study of these results, inf where a run diverged; the first is the baseline."""
+def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seeds: int | None = None, exchange: Tree | None = None) -> Tree:
+    """As of a study of these results, inf where a run diverged; the first is the baseline.  exchange: it at other lengths."""
     baseline, *others = runs
     found = differences(runs[baseline], {name: runs[name] for name in others}, least_effect)
     told = {name: json.loads(re.sub(r"-?Infinity|NaN", "null", json.dumps(asdict(one)))) for name, one in found.items()}
@@ -37,6 +37,8 @@ def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seed
             "knob": None,
             "step_s": None,
             "difference": told.get(name),
+            "text": None,
+            "worth": {"factor": 0.8, "interval": [None, 1.1]} if exchange and name in told else None,
         }
         for name, values in runs.items()
     }
@@ -56,6 +58,7 @@ def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seed
         "seeds": seeds or most,
         "give_up_after": None,
         "level": 0.05,
+        "exchange": exchange,
         "variants": rows,
         "warnings": ["Say a=b."],
     }
@@ -174,6 +177,20 @@ def test_the_tuned_value_is_marked_among_those_that_were_tried() -> None:
     each = (at["0.008"] - at["0.0005"]) / 4
     assert [place - at["0.0005"] for place in at.values()] == pytest.approx([each * step for step in steps], abs=1e-4)
     assert chosen - at["0.0005"] == pytest.approx(each * math.log2(0.00225 / 0.0005), abs=1e-4)
+
+
+def test_a_variant_reaches_across_to_the_tokens_at_which_the_baseline_is_as_good() -> None:
+    runs = noisy(["plain", "a"], 3)
+    lengths = {2.0**k: {str(seed): value - 0.1 * k for seed, value in runs["plain"].items()} for k in (-1, 0, 1)}
+    found = tree(runs, exchange={f"{k:g}": {"tokens": round(1000 * k), "runs": values} for k, values in lengths.items()})
+    found["variants"]["a"]["mean"] = 4.01
+    html = page(found, {})
+    chart = labelled(html, "Differences in tokens")
+    points = [one.attrib["points"].split() for box in chart.findall("svg") for one in box if one.tag == "polyline"]
+    (left, middle, right), (own, there) = ([float(point.partition(",")[0]) for point in line] for line in points)
+    assert own == pytest.approx(middle, abs=0.01) == pytest.approx((left + right) / 2, abs=0.01)
+    assert there == pytest.approx(own + (left - own) * math.log2(1 / 0.8), abs=0.01)
+    assert "in tokens -20 % [under -50 %, +10 %]" in Page(html).text
 
 
 LONG = [f"variant-{i:02d}-{'x' * 49}" for i in range(12)]

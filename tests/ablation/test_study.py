@@ -11,10 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from lm.ablation.config import StudyConfig
+from lm.ablation.exchange import branch_off, branched, leaves, trunk
 from lm.ablation.study import read_study
+from lm.cli.compose.compose import compose_config
 from lm.schema import Tree
+from lm.storage.run_folder import RunFolder
+from lm.training.config import TrainConfig
+from lm.training.run import train
 from tests.ablation.conftest import Ablate
 from tests.conftest import Lm
+from tests.training.conftest import results
 
 FFN = "model/ffn=swiglu,gelu"
 
@@ -30,6 +37,8 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(
     assert (code, err.count(": 4 runs to go")) == (0, 1)
     first = verdict(tmp_path)
     assert first["baseline"] == "swiglu" and first["variants"]["gelu"]["difference"]["verdict"] in out
+    text = first["variants"]["gelu"]["text"]
+    assert text["unit"] == "rows" and 0 < text["half"] < 1 and f"±{text['half']:.4f}" in out, "the corpus is one text"
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("ffn/*/summary.json")}
     assert len(stamps) == 4
     again, out, err = ablate(FFN, "seeds=2")
@@ -96,6 +105,7 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         (["model/ffn=swiglu,gelu", "match=time", "knob=model.ffn.hidden"], "knob=model.ffn.hidden would have to be measured"),
         (["model/ffn=swiglu,gelu", "tune=model.kind"], "tune=model.kind: variant"),
         (["optim.lr=0.1,0.10"], "it changes nothing against"),
+        ([FFN, "exchange=true"], "exchange=true: 0.5 times trainer.max_steps=3 is not above schedule.warmup_steps=2"),
         (["seed=0,1"], "it changes nothing against"),
         (["optim.lr=0.1,0.2", "tune=optim.lr"], "variants.0.2: it changes nothing against 0.1"),
         ([FFN, "tune=data.global_batch"], "tune=data.global_batch: variant swiglu has no such positive number, or one that must be whole"),
@@ -110,6 +120,8 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         ([FFN, "name=../../x"], "name: '../../x' cannot name a run folder"),
         ([FFN, "check=true"], "variants.swiglu: check=true trains nothing"),
         ([FFN, "seeds=3", "give_up_after=3"], "give_up_after=3 leaves out none of 3 seeds"),
+        ([FFN, "metric=test_ec"], "metric=test_ec: no test of variant swiglu tells that"),
+        ([FFN, "metric=test_loss/64", "eval.seq_len=16,48"], "Options: "),
         (["noise", "seeds=3"], "seeds: lm ablate noise runs one config"),
         (["study=ablation/fnn"], "Did you mean 'ablation/ffn'?"),
         (["report", FFN], "ffn: there is no study here"),
@@ -144,6 +156,22 @@ def test_a_metric_that_a_run_lacks_is_told_behind_the_first_with_those_it_has(py
     assert code == 2 and "metric=accuracy" in err.splitlines()[-1] and "val_loss" in err.splitlines()[-1]
 
 
+@pytest.mark.slow
+def test_a_study_judges_by_what_a_test_is_asked_beside_its_loss(python: None, ablate: Ablate, tmp_path: Path) -> None:
+    code, out, err = ablate("model/position=alibi,rope", "seeds=2", "eval.seq_len=16,48", "metric=test_ece/48")
+    assert code == 0 and "test_ece/48 (mean of 2 seeds)" in out, err
+    summary = json.loads((tmp_path / "ffn/rope-seed-1/summary.json").read_text())
+    assert verdict(tmp_path)["variants"]["rope"]["runs"]["1"] == summary["test_ece/48"] != summary["test_ece/16"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "tuned"),
+    [("test_loss/512", "val_loss"), ("test_loss", "val_loss"), ("test_ece", "val_bits_per_byte"), ("train_s", "train_s")],
+)
+def test_tuning_reads_what_a_validation_tells(metric: str, tuned: str) -> None:
+    assert StudyConfig(variants={"a": [], "b": []}, baseline="a", metric=metric).tuning_metric == tuned
+
+
 def test_a_plan_matches_the_parameters_and_runs_nothing(ablate: Ablate, tmp_path: Path) -> None:
     code, out, _ = ablate("plan", FFN, "match=params", "knob=model.ffn.hidden", "tune=optim.lr")
     assert code == 0 and "20 runs: 2 variants x (5 to tune optim.lr + 5 seeds)" in out
@@ -165,10 +193,31 @@ def test_noise_is_that_of_nine_runs_and_takes_them_once(python: None, ablate: Ab
     assert code == 0 and err.count(": 9 runs to go") == 1 and "gelu less swiglu: spreads by " in out, "those of the baseline are there"
 
 
+def test_a_branch_is_bitwise_the_run_of_its_length(corpus: list[str], tmp_path: Path) -> None:
+    shared = [arg for arg in corpus if not arg.startswith("trainer.max_steps")]
+
+    def named(cfg: TrainConfig, name: str) -> TrainConfig:
+        return cfg.replace(run={"name": name, "dir": str(tmp_path)})
+
+    base = trunk(compose_config([*shared, "trainer.max_steps=8", "data.test_frac=0.5"]))
+    assert base.checkpoint.keep_steps == [3, 5], "the last steps at the peak of 4 and of 8"
+    train(named(base, "base"))
+    branch_off(RunFolder(tmp_path / "base"), 2, RunFolder(tmp_path / "none"))
+    assert not (tmp_path / "none").exists(), "where no checkpoint serves, a run begins at its start"
+    for factor, first in ((0.5, 4), (2.0, 6)):
+        cfg = branched(base, factor)
+        branch_off(RunFolder(tmp_path / "base"), leaves(base, factor), RunFolder(tmp_path / f"{factor}"))
+        told = [train(named(cfg, name)) for name in (f"{factor}", f"{factor}-alone")]
+        assert told[0]["test_bits_per_byte"] == told[1]["test_bits_per_byte"]
+        (weights, lines), (expected, whole) = (results(tmp_path / str(cfg)) for cfg in (factor, f"{factor}-alone"))
+        assert weights == expected and lines[0]["step"] == first and lines == [line for line in whole if line["step"] >= first]
+
+
 @pytest.mark.slow
 def test_a_study_killed_five_times_has_the_verdict_of_one_left_alone(corpus: list[str], tmp_path: Path) -> None:
     """Real processes; the group of the study is killed at random, its runs with it."""
-    call = [sys.executable, "-m", "lm", "ablate", FFN, "seeds=2", "jobs=2", "threads=1", "name=ffn", *corpus]
+    call = [sys.executable, "-m", "lm", "ablate", FFN, "seeds=2", "exchange=true", "trainer.max_steps=8", "jobs=2", "threads=1", "name=ffn"]
+    call += [arg for arg in corpus if not arg.startswith("trainer.max_steps")]
     subprocess.run([*call, f"dir={tmp_path / 'alone'}"], check=True, capture_output=True)
     draw = random.Random(0)
     for number in range(5):

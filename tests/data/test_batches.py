@@ -2,6 +2,7 @@ from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 
+import pytest
 from torch import Tensor
 
 from lm.data.batches import Batches
@@ -10,9 +11,10 @@ from lm.data.loader import train_loader
 from lm.nn.batch import Batch
 
 
-def batches(tmp_path: Path, seed: int = 3) -> Batches:
+def batches(tmp_path: Path, seed: int = 3, train_rows: int | None = None) -> Batches:
     (tmp_path / "a.txt").write_text("".join(f"line {n} of a text\n" for n in range(400)))
     data = TextConfig(files=str(tmp_path / "a.txt"), cache_dir=str(tmp_path / "cache"), seq_len=32, global_batch=6, val_rows=5)
+    data = data.replace(train_rows=train_rows)
     return Batches(data, MLMConfig(), BytesConfig(), seed=seed, log=lambda line: None)
 
 
@@ -21,11 +23,13 @@ def equal(one: Batch, other: Batch) -> bool:
     return all(a.equal(b) if isinstance(a, Tensor) else a == b for a, b in pairs)
 
 
-def test_a_loop_of_ones_own_reads_the_batches_of_a_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize("train_rows", [None, 12])
+def test_a_loop_of_ones_own_reads_the_batches_of_a_training(tmp_path: Path, train_rows: int | None) -> None:
     """Seen to fail with the step left out of the draw."""
-    found = batches(tmp_path)
+    found = batches(tmp_path, train_rows=train_rows)
     loader = train_loader(
-        found.train, seed=3, global_batch=6, micro_batch=4, rank=0, world=1, start_step=2, max_steps=40, workers=0
+        found.train, seed=3, global_batch=6, micro_batch=4, rank=0, world=1, start_step=2, max_steps=40, workers=0,
+        train_rows=train_rows,
     )  # fmt: skip
     own = [batch for _, step in islice(found.steps(start=2, micro_batch=4), 38) for batch in step]
     assert len(own) == len(loader) == 2 * 38  # two of three rows a step

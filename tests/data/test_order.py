@@ -39,6 +39,22 @@ def test_each_epoch_reads_every_row_once_and_in_another_order(n_rows: int, globa
         assert not np.array_equal(epochs[0], epochs[1])
 
 
+@pytest.mark.parametrize(("first", "global_batch"), [(20, 7), (999, 8), (1, 4), (3000, 48)])
+def test_a_limited_run_reads_the_first_rows_of_an_unlimited_one_and_then_the_same_again(first: int, global_batch: int) -> None:
+    steps = -(-4 * first // global_batch)
+    whole, limited = (np.concatenate([step_rows(0, step, global_batch, 5000, n) for step in range(steps)]) for n in (None, first))
+    epochs = limited[: 4 * first].reshape(4, first)
+    assert np.array_equal(epochs[0], whole[:first]) and len(set(whole[:first].tolist())) == first
+    assert all(np.array_equal(np.sort(epoch), np.sort(epochs[0])) for epoch in epochs)
+    assert first == 1 or len({tuple(epoch) for epoch in epochs}) == 4
+
+
+def test_a_limit_above_all_rows_is_none() -> None:
+    assert np.array_equal(step_rows(0, 9, 16, 50, 50), step_rows(0, 9, 16, 50)) and np.array_equal(
+        step_rows(0, 9, 16, 50, 51), step_rows(0, 9, 16, 50)
+    )
+
+
 def test_rows_in_order_do_not_depend_on_the_batch_size() -> None:
     small = np.concatenate([step_rows(5, step, 4, 999) for step in range(3000)])
     large = np.concatenate([step_rows(5, step, 48, 999) for step in range(250)])

@@ -69,6 +69,17 @@ def test_eval_reads_the_same_text_in_longer_rows(lm: Lm, rotary: Path, tmp_path:
     where = [f"from={rotary}", "data=text", f"data.files={tmp_path / 'a.txt'}", f"data.cache_dir={tmp_path / 'c'}", "format=json"]
     found = [json.loads(lm("eval", *where, f"data.seq_len={n}")[1]) for n in (24, 48, 96, 130)]
     assert len({(each["bytes"], each["tokens"]) for each in found}) == 1 and len({each["val_loss"] for each in found}) == 4
+    for each in found:
+        places, sure = each["loss_by_place"], each["reliability"]
+        assert sum(part["tokens"] for part in places) == sum(part["tokens"] for part in sure) == each["tokens"]
+        assert sum(part["loss"] * part["tokens"] for part in places) == pytest.approx(each["val_loss"] * each["tokens"], rel=1e-5)
+    assert [part["from"] for part in found[3]["loss_by_place"]] == [0, 1, 2, 4, 8, 16, 32, 64, 128]
+    where.remove("format=json")
+    code, out, err = lm("eval", *where, "data.seq_len=24", "eval.seq_len=[96]", "eval.own_tokens=4")
+    assert code == 0, err
+    told = {line.split()[0]: line.split()[1] for line in out.splitlines() if line}
+    assert told["val_loss/96"] == f"{found[2]['val_loss']:.4f}" and told["16-31"] == f"{found[0]['loss_by_place'][-1]['loss']:.4f}"
+    assert float(told["val_exposure"]) == pytest.approx(abs(float(told["val_own_entropy"]) - float(told["val_true_entropy"])), abs=2e-4)
     config = {"data": {"kind": "text", "files": str(tmp_path / "a.txt"), "cache_dir": str(tmp_path / "c"), "seq_len": 48, "val_rows": 2}}
     (rotary / "config.yaml").write_text(json.dumps(config))
     _, out, err = lm("eval", f"from={rotary}", "data.seq_len=96", "format=json")
@@ -78,8 +89,9 @@ def test_eval_reads_the_same_text_in_longer_rows(lm: Lm, rotary: Path, tmp_path:
 def test_learned_positions_are_refused_by_both(lm: Lm, model_folder: Path) -> None:
     code, out, err = lm("generate", f"from={model_folder}", f"prompt={'a' * 48}")
     assert (code, out) == (2, "") and "position=learned has no more places" in err.splitlines()[-1]
-    code, out, err = lm("eval", f"from={model_folder}", "data=stdlib", "data.seq_len=49")
-    assert (code, out) == (2, "") and "position=learned has no more places" in err.splitlines()[-1]
+    for key in ("data.seq_len=49", "eval.seq_len=[49]"):
+        code, out, err = lm("eval", f"from={model_folder}", "data=stdlib", key)
+        assert (code, out) == (2, "") and "position=learned has no more places" in err.splitlines()[-1]
     with pytest.raises(ConfigError, match="position=learned has no more places"):
         model, tokenizer = library.load(model_folder, device="cpu")
         library.generate(model, tokenizer, "a" * 48)

@@ -40,15 +40,19 @@ def test_figures_are_those_of_evaluate_on_rows_of_the_whole_context(
     code, out, err = lm("eval", *where, "format=json", "micro_batch=3")
     found = json.loads(out)
     assert code == 0, err
-    assert found.pop("zlib_bits_per_byte") > 0.5
+    assert (
+        found.pop("zlib_bits_per_byte") > 0.5 and found.pop("reliability") and found.pop("loss_by_place") and 0 < found.pop("val_ece") < 1
+    )
     assert found == pytest.approx(by_hand(model_folder, text, tmp_path, 48), rel=1e-5)
 
 
 def test_table_shows_every_figure(lm: Lm, where: list[str]) -> None:
     found = json.loads(lm("eval", *where, "format=json")[1])
     out = lm("eval", *where)[1]
-    for name, value in found.items():
-        line = next(line for line in out.splitlines() if line.startswith(f"{name} "))
+    del found["reliability"]
+    places = {str(each["from"]): each["loss"] for each in found.pop("loss_by_place")}
+    for name, value in (found | places).items():
+        line = next(line for line in out.splitlines() if line.startswith((f"{name} ", f"{name}-")))
         assert float(line.split()[1].replace(",", "")) == pytest.approx(value, abs=5e-5)
 
 

@@ -10,12 +10,13 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models, pre_tokenizers
 
 from lm.data.kinds import BPEConfig, TextConfig
+from lm.data.order import Ids
 from lm.data.rows.causal import CausalRows
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import ConfigError
 from lm.generation.evaluate import totals
-from lm.nn.batch import IGNORED
+from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import DecoderLM
 from tests.nn.models import config, redrawn
 
@@ -81,3 +82,51 @@ def test_rows_without_anything_to_predict_are_refused(tmp_path: Path, model: Dec
     rows = CausalRows(prepared(tmp_path, tokenizer).val, tokenizer, 24, True)
     with pytest.raises(ConfigError, match="0 rows have 0 tokens"):
         totals(model, rows, np.arange(0), tokenizer, 8).figures()
+
+
+class HalfRight(CausalRows):
+    """Of which a model's own choice is the label in every third place."""
+
+    model: DecoderLM
+
+    def batch(self, ids: Ids, draw: int = 0) -> Batch:
+        found = super().batch(ids, draw)
+        assert found.labels is not None
+        own = self.model(found)[:, ::3, :259].argmax(-1)
+        found.labels[:, ::3] = torch.where(found.labels[:, ::3] == IGNORED, IGNORED, own)
+        return found
+
+
+@pytest.mark.parametrize("mask_documents", [True, False])
+def test_calibration_and_loss_by_place_equal_sums_by_hand(tmp_path: Path, tokenizer: Tokenizer, mask_documents: bool) -> None:
+    """Over dense probabilities, label by label. Seen to fail with bins that are closed below, and with places of the row."""
+    model = redrawn(config(vocab_size=320))
+    model.embed.weight.data *= 3  # sure of some tokens
+    rows = HalfRight(prepared(tmp_path, tokenizer).val, tokenizer, 24, mask_documents)
+    rows.model = model
+    ids = np.arange(len(rows))
+    parts = [totals(model, rows, ids[at::3], tokenizer, 5, closely=True) for at in range(3)]
+    found = (parts[0] + parts[1] + parts[2]).curves
+    batch = rows.batch(ids)
+    assert found is not None and batch.labels is not None
+    dense = model(batch).double().softmax(-1).detach().numpy()
+    bins: list[list[tuple[float, bool]]] = [[] for _ in range(15)]
+    places: dict[int, list[float]] = {}
+    for row, column in np.argwhere(batch.labels.numpy() != IGNORED).tolist():
+        p, label = dense[row, column], int(batch.labels[row, column])
+        place = column if batch.positions is None else int(batch.positions[row, column])
+        bins[next(i for i in range(15) if p.max() <= (i + 1) / 15)].append((float(p.max()), bool(p.argmax() == label)))
+        places.setdefault(0 if place == 0 else 2 ** int(math.log2(place)), []).append(-math.log(p[label]))
+    n = sum(map(len, bins))
+    gaps = [abs(np.mean([right for _, right in each]) - np.mean([sure for sure, _ in each])) * len(each) / n for each in bins if each]
+    assert found.ece() == pytest.approx(sum(gaps), abs=1e-5) and sum(map(bool, bins)) > 4
+    expected = [(np.mean([sure for sure, _ in each]), np.mean([right for _, right in each]), len(each)) for each in bins if each]
+    assert [tuple(each.values()) for each in found.reliability()] == [pytest.approx(each, abs=1e-5) for each in expected]
+    told = {each["from"]: (each["loss"], each["tokens"]) for each in found.by_place()}
+    assert told == {place: (pytest.approx(np.mean(nats), rel=1e-5), len(nats)) for place, nats in places.items()} and len(told) > 3
+
+
+def test_looking_closely_changes_no_figure(tmp_path: Path, model: DecoderLM, tokenizer: Tokenizer) -> None:
+    rows = CausalRows(prepared(tmp_path, tokenizer).val, tokenizer, 24, True)
+    plain, close = (totals(model, rows, np.arange(len(rows)), tokenizer, 7, closely=closely).figures() for closely in (False, True))
+    assert {name: value for name, value in close.items() if name != "val_ece"} == plain and 0 < close["val_ece"] < 1

@@ -43,10 +43,15 @@ def saved(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_a_model_goes_to_transformers_and_comes_back_bit_for_bit(tmp_path: Path, lm: Run) -> None:
+@pytest.mark.parametrize(
+    ("family", "sized"), [("llama", {}), ("granite", {"parametrization": {"kind": "completep", "base_width": 8, "base_head_dim": 2}})]
+)
+def test_a_model_goes_to_transformers_and_comes_back_bit_for_bit(tmp_path: Path, lm: Run, family: str, sized: dict[str, Any]) -> None:
+    """Granite has a place for the multipliers of muP and CompleteP."""
     pytest.importorskip("transformers")
-    saved(tmp_path / "base", position={"kind": "rope", "theta": 700.0}, attention={"n_heads": 4, "n_kv_heads": 2})
+    saved(tmp_path / "base", position={"kind": "rope", "theta": 700.0}, attention={"n_heads": 4, "n_kv_heads": 2}, **sized)
     done = lm("export", "from=base", "format=hf", "out=hf")
+    assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == family
     assert done.returncode == 0, done.stderr
     difference = float(done.stdout.split("transformers: ")[1].split()[0])
     assert 0 < difference < 1e-3  # float32, of logits of size 1 to 10
@@ -99,10 +104,10 @@ def test_a_model_that_several_families_can_hold_is_of_the_most_general(theirs: P
 
 
 def test_a_wanted_family_says_what_it_lacks(tmp_path: Path, lm: Run) -> None:
-    saved(tmp_path / "base", attention={"n_heads": 4, "softcap": 5.0})
+    saved(tmp_path / "base", attention={"n_heads": 4, "softcap": 5.0}, parametrization={"kind": "mup", "base_width": 8})
     done = lm("export", "from=base", "format=hf", "out=hf", "family=llama")
     assert done.returncode == 2
-    assert "there model.attention.softcap=5.0 must be null" in done.stderr
+    assert "there model.attention.softcap=5.0 must be null, and model.head.scale=0.25 must be 1.0" in done.stderr
 
 
 def test_blocks_of_multi_token_prediction_are_dropped_unless_a_family_keeps_them(tmp_path: Path, lm: Run) -> None:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm.report.statistics import differences, holm, power, seeds_needed, split_noise
+from lm.report.noise import split_noise
+from lm.report.statistics import differences, holm, power, seeds_needed, text_error, worth
 
 Runs = dict[int, float]
 
@@ -69,6 +70,85 @@ def test_a_diverged_run_is_never_dropped() -> None:
     assert both.mean is None and (both.p, both.verdict) == (1.0, "cannot tell"), "two runs that diverged are no difference of 0"
     gone = dict.fromkeys(range(6), math.inf)
     assert differences(gone, {"x": gone}, least_effect=0.01)["x"].verdict == "cannot tell"
+
+
+def test_the_error_of_a_sample_of_text_is_that_of_the_mean_difference_where_all_documents_are_alike() -> None:
+    draw = np.random.default_rng(0)
+    base, variant = draw.normal(50, 5, 40), draw.normal(49, 5, 40)
+    found = text_error([(value, 20.0) for value in base], [(value, 20.0) for value in variant])
+    assert found == pytest.approx(stats.sem((variant - base) / 20), rel=1e-12)
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["paired", "of other sizes"])
+def test_the_error_of_a_sample_of_text_is_what_drawing_documents_again_spreads(same: bool) -> None:
+    """Documents of very different lengths, of which long ones are easier, and each is as hard for one model as for the other."""
+    draw = np.random.default_rng(1)
+    sizes, hard = draw.lognormal(5, 1, 300), draw.normal(0, 0.3, 300)
+    sides = []
+    for shift in (0.0, -0.05):
+        own = sizes if same else sizes * draw.uniform(0.5, 1.0, 300)
+        sides.append(np.stack([own * (2 + hard + shift - 0.1 * np.log(own) + draw.normal(0, 0.05, 300)), own]))
+    again = draw.integers(0, 300, (4000, 300))
+    ratios = [side[:, again].sum(-1) for side in sides]
+    spread = np.std(ratios[1][0] / ratios[1][1] - ratios[0][0] / ratios[0][1])
+    assert text_error(*(list(zip(*side.tolist(), strict=True)) for side in sides)) == pytest.approx(spread, rel=0.05)
+
+
+def lengths(draw: random.Random, sd: float, seeds: int = 6) -> dict[float, Runs]:
+    """A baseline that loses 0.1 for each doubling of its tokens; of a seed's spread, a part is the same at all lengths."""
+    own = normal(draw, seeds, 0, sd)
+    return {2.0**k: {seed: 4 - 0.1 * k + value + draw.gauss(0, sd / 2) for seed, value in own.items()} for k in (-1, 0, 1)}
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.7, 1.0, 1.23, 2.0])
+def test_without_noise_a_difference_is_worth_the_tokens_that_make_it(factor: float) -> None:
+    base = lengths(random.Random(0), 0.0)
+    found = worth(base, dict.fromkeys(range(6), 4 - 0.1 * math.log2(factor)), 0.05)
+    assert found is not None and found.factor == pytest.approx(factor, rel=1e-9)
+
+
+def test_the_ends_of_what_a_difference_is_worth_are_where_the_paired_test_begins_to_tell() -> None:
+    draw = random.Random(3)
+    base = lengths(draw, 0.03)
+    variant = {seed: value - 0.03 + draw.gauss(0, 0.01) for seed, value in base[1.0].items()}
+    found = worth(base, variant, 0.02)
+    assert found is not None and found.factor is not None and None not in found.interval
+    for factor, p in zip((*found.interval, found.factor), (0.02, 0.02, 1.0), strict=True):
+        there = [np.interp(math.log(factor), np.log([0.5, 1, 2]), [base[k][seed] for k in (0.5, 1, 2)]) for seed in range(6)]
+        assert stats.ttest_rel(list(variant.values()), there).pvalue == pytest.approx(p, abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("loss", "sd", "expected"),
+    [(3.7, 0.001, (None, (2.0, None))), (4.3, 0.001, (None, (None, 0.5))), (4.0, 5.0, (1.0, (None, None)))],
+    ids=["more than twice", "less than half", "cannot tell"],
+)
+def test_beyond_the_lengths_that_ran_nothing_is_estimated(loss: float, sd: float, expected: object) -> None:
+    noise = [x - 3.5 for x in range(1, 7)]
+    base = {2.0**k: dict.fromkeys(range(6), 4 - 0.1 * k) for k in (-1, 0, 1)}
+    found = worth(base, {seed: loss + sd * x for seed, x in enumerate(noise)}, 0.05)
+    assert found is not None and (None if found.factor is None else round(found.factor, 9), found.interval) == expected
+
+
+def test_what_more_tokens_do_not_improve_or_too_few_runs_measured_tells_no_tokens() -> None:
+    base = lengths(random.Random(0), 0.01)
+    assert worth({**base, 2.0: dict.fromkeys(range(6), 4.5)}, base[1.0], 0.05) is None
+    assert worth({**base, 2.0: {**base[2.0], 3: math.inf}}, base[1.0], 0.05) is None
+    assert worth({**base, 2.0: {0: 3.9}}, base[1.0], 0.05) is None
+
+
+def test_one_baseline_is_worth_its_own_tokens_as_often_as_the_interval_says_and_as_its_difference_does() -> None:
+    draw, missed = random.Random(4), 0
+    for _ in range(200):
+        base = lengths(draw, 0.02, 5)
+        variant = {seed: value + draw.gauss(0, 0.02) for seed, value in base[1.0].items()}
+        told, found = differences(base[1.0], {"x": variant})["x"], worth(base, variant, 0.05)
+        assert told.interval is not None
+        if found is not None:
+            inside = (found.interval[0] or 0) <= 1 <= (found.interval[1] or math.inf)
+            assert inside or not told.interval[0] <= 0 <= told.interval[1]
+            missed += not inside
+    assert 2 <= missed <= 22
 
 
 def test_two_runs_alike_in_every_seed_are_no_evidence() -> None:

@@ -254,6 +254,8 @@ def test_a_format_from_the_future_is_refused_by_number(found: object, tmp_path: 
 def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     for step in (5, 100, 99, 20):
         save(tmp_path, step)
+    prune(tmp_path, 2, [5])
+    assert checkpoints(tmp_path) == [step_folder(tmp_path, step) for step in (100, 99, 5)]
     prune(tmp_path, 2)
     assert checkpoints(tmp_path) == [step_folder(tmp_path, 100), step_folder(tmp_path, 99)]
     assert sorted(tmp_path.iterdir()) == sorted(checkpoints(tmp_path))

@@ -1,7 +1,9 @@
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping
+import resource
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,17 @@ TINY = (
 def settled(*args: str) -> list[str]:
     """Of a key that is there twice, the last: behind `tiny` stands what a test has of its own."""
     return list({arg.partition("=")[0]: arg for arg in args}.values())
+
+
+@contextmanager
+def files_of_at_most(n_bytes: int) -> Iterator[None]:
+    """As on a disk that is full, what is written meanwhile is refused half way."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def write_text(path: Path, lines: int = 50, seed: int = 0) -> Path:

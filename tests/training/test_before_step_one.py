@@ -1,9 +1,6 @@
 """Whatever a checkpoint, a validation or the end of a run will need is tried before step 1: nothing is trained for nothing."""
 
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +8,7 @@ import torch
 
 from lm import plugins
 from lm.cli.main import main
-from tests.training.conftest import read, settled, write_text
+from tests.training.conftest import files_of_at_most, read, settled, write_text
 
 NOT_UTF8 = os.fsdecode(b"b\xff.txt")
 PAIRS = "".join(f'{{"source": "ab {n}", "target": "ef"}}\n' for n in range(400))
@@ -25,16 +22,6 @@ def refused(tiny: list[str], capsys: pytest.CaptureFixture[str], *more: str) -> 
     folder = Path(next(given for given in tiny if given.startswith("run.dir=")).removeprefix("run.dir=")) / "run"
     assert read(folder / "metrics.jsonl") == [] and not list(folder.glob("checkpoints/*")) and not list(folder.glob("checkpoints/.*"))
     return code, capsys.readouterr().err.splitlines()[-1]
-
-
-@contextmanager
-def largest_file(n_bytes: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +57,7 @@ def test_a_source_longer_than_the_context_is_refused_before_step_1(
 
 
 def test_a_file_that_may_not_be_so_large_is_told_before_step_1(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with largest_file(40_000):
+    with files_of_at_most(40_000):
         code, last = refused(tiny, capsys)
     assert code == 5 and "larger than one may be here (ulimit -f" in last
 

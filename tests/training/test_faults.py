@@ -197,18 +197,21 @@ def test_broken_weights_are_not_saved(configure: Configure, tmp_path: Path, monk
     require_unharmed(tmp_path / "run", [4])
 
 
-def test_a_validation_loss_that_is_not_finite_is_not_saved(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Validation.validate
+@pytest.mark.parametrize("part, judged, at, kept", [("val", "validate", 8, [4]), ("test", "_test", 12, [8, 4])])
+def test_a_loss_on_held_out_text_that_is_not_finite_is_not_saved(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, judged: str, at: int, kept: list[int]
+) -> None:
+    own = Validation.__dict__[judged]
 
-    def validate(callback: Validation, module: TrainModule) -> None:
-        if module.step == 8:
+    def spoilt(callback: Validation, module: TrainModule) -> None:
+        if module.step == at:
             module.model.norm.weight.data.fill_(torch.finfo(torch.float32).max)
         own(callback, module)
 
-    monkeypatch.setattr(Validation, "validate", validate)
-    with pytest.raises(NumericsError, match=r"val_loss is (nan|inf) after step 8.*step-00000004 is the last checkpoint"):
-        train(configure())
-    require_unharmed(tmp_path / "run", [4])
+    monkeypatch.setattr(Validation, judged, spoilt)
+    with pytest.raises(NumericsError, match=rf"{part}_loss is (nan|inf) after step {at}.*step-{kept[0]:08} is the last checkpoint"):
+        train(configure("data.test_frac=0.5"))
+    require_unharmed(tmp_path / "run", kept)
 
 
 @pytest.mark.parametrize("point", ["made", "weights", "optimizer", "manifest", "rename"])

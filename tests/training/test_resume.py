@@ -50,11 +50,11 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
 @pytest.mark.parametrize(
     "variant",
     [
-        ["optim=adamw"],
+        ["optim=adamw", "model/parametrization=completep"],
         ["optim=muon", "trainer.micro_batch=2", "trainer.ema_decay=0.9", "schedule=cosine"],
         ["optim=sgd", "optim.momentum=0.9", "trainer.precision=bf16-true", "trainer.sample_prompts=['def ']"],
     ],
-    ids=["adamw", "muon, accumulation, average", "sgd, bf16, samples"],
+    ids=["adamw, completep", "muon, accumulation, average", "sgd, bf16, samples"],
 )
 def test_a_run_that_was_stopped_four_times_is_bitwise_the_run_left_alone(
     configure: Configure, stop: Stop, tmp_path: Path, variant: list[str]
@@ -152,7 +152,7 @@ def test_more_steps_go_on_and_less_are_refused(
     assert "trainer.max_steps was" not in capsys.readouterr().out
     stop(configure("trainer.max_steps=14"), 13)
     assert not (tmp_path / "run" / "summary.json").exists()  # the model is still the one of step 12
-    assert "trainer.max_steps was 12 and is 14: from here on the rate is that of the longer schedule" in capsys.readouterr().out
+    assert "trainer.max_steps was 12 and is 14: from here on the rate is that of the new length" in capsys.readouterr().out
     where_and_how = [
         "trainer.micro_batch=4",
         "trainer.log_every=2",
@@ -166,6 +166,19 @@ def test_more_steps_go_on_and_less_are_refused(
     verify(tmp_path / "run" / "model")
     with pytest.raises(ConfigError, match=r"trainer.max_steps: 14 in the run, 13 now"):
         train(configure("trainer.max_steps=13"))
+
+
+def test_a_run_made_shorter_before_a_rate_depends_on_it_is_the_shorter_run(configure: Configure, stop: Stop, tmp_path: Path) -> None:
+    """The rate falls from step 11 of 12 on, the first below the peak."""
+    wsd = ["schedule=wsd", "schedule.decay_frac=0.25"]
+    train(configure(*wsd, "run.name=whole"))
+    stop(configure(*wsd, "trainer.max_steps=20", "checkpoint.keep_steps=[3]"), 10)
+    assert {path.name[-2:] for path in checkpoints(tmp_path / "run" / "checkpoints")} == {"10", "08", "03"}
+    train(configure(*wsd))
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+    stop(configure(*wsd, "trainer.max_steps=20", "run.name=late"), 11)
+    with pytest.raises(ConfigError, match=r"trainer.max_steps: 20 in the run, 12 now"):
+        train(configure(*wsd, "run.name=late"))
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_signal_finishes_the_step_saves_and_tells_how_to_resume(
     step = int(newest.name.removeprefix("step-"))
     assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl")] == list(range(1, step + 1))
     *_, resume, last = process.stderr.splitlines()
-    assert re.search(rf"^{number.name}: finishing step [\d,]+, which is then saved; again within 5 s", process.stderr, re.M)
+    assert re.search(rf"^{number.name}: finishing the step under way, which is then saved; again within 5 s", process.stderr, re.M)
     assert f"{number.name} ended the run after step {step}, which is saved" in last
     assert shlex.split(resume) == ["resume:", "lm", *settled(*args)]
 
@@ -140,3 +140,13 @@ def test_metrics_deleted_during_a_run_start_again_with_one_warning(
     assert train(configure(), callbacks=[delete])["steps"] == 12
     assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl") if "loss" in line] == list(range(6, 13))
     assert len([record for record in caplog.records if "deleted while the run writes it" in record.message]) == 1
+
+
+def test_a_run_on_the_rows_of_one_step_reads_them_at_every_step(configure: Configure, tmp_path: Path) -> None:
+    """A rate at which nothing is learned shows them; the first step is that of a run on all rows. Seen to fail with no limit."""
+    losses, still = [], ("optim=sgd", "optim.lr=1e-12", "model.dropout=0.0", "data.global_batch=4", "trainer.max_steps=4")
+    for limit in ("null", "4"):
+        train(configure(*still, f"data.train_rows={limit}", f"run.name=rows-{limit}"))
+        losses.append([line["loss"] for line in read(tmp_path / f"rows-{limit}" / "metrics.jsonl") if "loss" in line])
+    unlimited, limited = losses
+    assert max(limited) - min(limited) < 1e-5 < max(unlimited) - min(unlimited) and limited[0] == unlimited[0]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from lm.errors import CheckpointError
 from lm.storage.checkpoint import CheckpointReader, Piece, step_folder
 from lm.training.callbacks.saving import Saver
+from lm.training.config import CheckpointConfig
 from lm.training.launch.ranks import Ranks
 from lm.training.optim.adamw import AdamWConfig
 from lm.training.optim.base import OptimConfig, begin_state
@@ -62,7 +63,7 @@ def test_a_resumed_optimizer_goes_on_bitwise(cfg: OptimConfig, dtype: torch.dtyp
     model = Tied(dtype=dtype)
     optimizer, ema = prepared(cfg, model)
     train(model, optimizer, range(4), ema)
-    Saver(tmp_path, 1, Ranks(), lambda folder: None, background=False).save(4, pieces(model, optimizer, ema), {"step": 4})
+    Saver(tmp_path, CheckpointConfig(keep_last=1), Ranks(), lambda folder: None).save(4, pieces(model, optimizer, ema), {"step": 4})
     train(model, optimizer, range(4, 8), ema)
 
     torch.manual_seed(1)

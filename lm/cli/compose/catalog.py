@@ -159,6 +159,13 @@ def _defaults(group: str, option: str) -> list[Any]:
     return list(read(file_of(group, option)).get("defaults", []))
 
 
+def chooses_nothing(group: str, option: str) -> bool:
+    """Whether there is such an option, and it has no say in other groups."""
+    if option in plugin_kinds().get(group, {}):
+        return True
+    return option in groups().get(group, ()) and not _defaults(group, option)
+
+
 def headline(group: str, option: str) -> str:
     """The first comment of an option's file, without the package line."""
     lines = file_of(group, option).read_text(encoding="utf-8").splitlines()

@@ -20,13 +20,17 @@ Choices = dict[str, str | None]
 
 
 def choices_of(chosen: Mapping[str, str | None]) -> Choices:
-    """The option of every group, with these chosen on the command line."""
+    """The option of every group, with these chosen on the command line. Hydra is asked of those that choose others."""
+    plain = {group: option for group, option in chosen.items() if option is not None and catalog.chooses_nothing(group, option)}
+    found = _hydra_choices(catalog.root(), catalog.own(), tuple((group, o) for group, o in chosen.items() if group not in plain))
+    if plain.keys() <= found.keys():
+        return found | plain
     return dict(_hydra_choices(catalog.root(), catalog.own(), tuple(chosen.items())))
 
 
 @cache
 def _hydra_choices(root: Path, own: Path | None, chosen: tuple[tuple[str, str | None], ...]) -> Choices:
-    """A tenth of a second each, and the jobs of a sweep share most."""
+    """A tenth of a second each."""
     further = ",".join(quoted(f"file://{path}") for path in (root, own) if path is not None)
     overrides = [f"hydra.searchpath=[{further}]", *(f"{group}={'null' if o is None else o}" for group, o in chosen)]
     for group, kinds in catalog.plugin_kinds().items():

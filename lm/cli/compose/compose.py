@@ -57,10 +57,12 @@ class Composition:
 
     def config(self) -> "TrainConfig":
         """Raises ConfigError; a mistake in a file is told with the file."""
-        self.full()
+        listed = known.root()
+        found: Any = self._checked(listed, self.tree)
         from lm.training.config import TrainConfig
 
-        found = self._checked(TrainConfig, self.tree)
+        if listed is not TrainConfig:
+            found = self._checked(TrainConfig, self.tree)
         used = plugins.used(found)
         return found.replace(plugins=used) if used else found
 

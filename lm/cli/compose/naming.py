@@ -66,6 +66,11 @@ def variant_names(jobs: Sequence[Sequence[str]]) -> dict[str, list[str]]:
     return {name: [job[at] for at in varied] for name, job in zip(named, jobs, strict=True)}
 
 
+def spoken(overrides: Sequence[str]) -> str:
+    """Returns a name for overrides, each value with its key. Raises ConfigError for one that parse() refuses."""
+    return cut(_name("", parse(overrides)), _LONGEST_VARIANT)
+
+
 def cut(name: str, longest: int, mark: str = "") -> str:
     """Returns a name of at most so many letters that still differs from others: with the mark, or where it is too long with its hash."""
     mark = mark or (_digest(name) if len(name) > longest else "")

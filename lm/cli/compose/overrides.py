@@ -1,5 +1,6 @@
 """One `key=value` of the command line, in Hydra's grammar: group options, values, deletions and sweeps."""
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from lm.cli.compose.quoting import alternatives, hydra, in_shell, quoted, readab
 from lm.cli.listing import known
 from lm.errors import ConfigError
 from lm.schema import did_you_mean
+
+_OF_PATHS = {"data": "data=text data.files={}", "tokenizer": "tokenizer=file tokenizer.path={}", "model": "init_from={}"}
+"""Group -> how its sort of files and folders is named."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,8 @@ def _given(text: str) -> Given:
         return Given(text, key, None, is_group=True)
     option = override.get_value_element_as_str()
     if option not in groups[key]:
+        if key in _OF_PATHS and os.path.lexists(os.path.expanduser(option)):
+            raise ConfigError(f"{key}: '{option}' is a path, not an option. Write {_OF_PATHS[key].format(in_shell(option))}.")
         own = "" if key in catalog.GLOBAL else " One of your own comes with plugins=FILE.py."
         raise ConfigError(f"{key}: '{option}' is not an option. {did_you_mean(option, groups[key])}{own}")
     return Given(text, key, option, is_group=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lm.generation.examine import Examined
 
 P = TypeVar("P", bound=Config)
-EXAMINED = ("data", "objective", "recipes", "init_from", "traceback")
+EXAMINED = ("data", "objective", "eval", "recipes", "init_from", "traceback")
 
 
 def take_corpus(args: Sequence[str]) -> "Corpus":

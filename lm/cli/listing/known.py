@@ -19,7 +19,7 @@ from lm.schema import Config, Named, Slot, Tree, from_tree, variant
 
 FILE = Path(__file__).with_name("keys.json")
 _LM = Path(__file__).parents[2]
-_SOURCES = ("schema.py", "nn/**/*.py", "data/**/*.py", "training/**/*.py")
+_SOURCES = ("schema.py", "nn/**/*.py", "data/**/*.py", "generation/config.py", "training/**/*.py")
 _DECLARATION = re.compile(rb"^class \w+\((?!nn\.Module).*\n(?:(?: .*)?\n)*|^\w+ = .*\n", re.M)
 _METHOD = re.compile(rb"^    def .*\n(?:(?:    [ )].*)?\n)*", re.M)
 _LAZY: Any = {"defer_build": True, "use_attribute_docstrings": False, "validate_default": False}  # most are never used
@@ -93,6 +93,7 @@ def _type(told: Any, found: Tree) -> Any:
     inner = [_type(part, found) for part in (of if sort == "any of" else [of])]
     if sort == "any of":
         return Union[tuple(inner)]  # noqa: UP007  # of as many as there are
+    entry: Any = inner[0]
     if sort == "list":
-        return list[inner[0]]  # type: ignore[valid-type]
-    return Named[inner[0]] if isinstance(inner[0], type) and issubclass(inner[0], Slot) else dict[str, inner[0]]  # type: ignore[valid-type]
+        return list[entry]
+    return Named[entry] if isinstance(entry, type) and issubclass(entry, Slot) else dict[str, entry]

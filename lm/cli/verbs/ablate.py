@@ -2,17 +2,19 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import Field
 
 from lm import plugins
-from lm.ablation.config import Match, StudyConfig
+from lm.ablation.config import Match, RunsConfig, StudyConfig
+from lm.ablation.scaling.config import LADDER, Count, LadderConfig
 from lm.cli.compose import catalog
 from lm.cli.compose.arguments import overrides_of
 from lm.cli.compose.compose import compose, compose_config
 from lm.cli.compose.naming import cut, differing, short, variant_names
 from lm.cli.compose.overrides import expand
+from lm.cli.compose.sizes import sizes
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.printing import answer, note, say
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 DOINGS = ("plan", "run", "report", "noise")
 _OF_CLUSTER = {"cluster", "partition", "minutes", "gpus", "sbatch"}
+C = TypeVar("C", bound=RunsConfig)
 _LONGEST = 60  # of the names that are made up here
 
 
@@ -35,9 +38,11 @@ class Ablate(Verb):
 
     lm ablate study=ablation/ffn                                   a file of recipes/; again: only what is missing
     lm ablate model/ffn=swiglu,geglu,gelu match=params knob=model.ffn.hidden tune=optim.lr      without a file
+    lm ablate model/position=sinusoidal,alibi eval.seq_len=128,512 metric=test_loss/512         judged beyond the length of training
     lm ablate plan study=ablation/ffn                              runs, sizes and FLOPs, and nothing is run
     lm ablate study=ablation/ffn cluster=slurm partition=gpu gpus=1 jobs=20         as an array of jobs; again: waits for them
     lm ablate report study=ablation/ffn                            what is known by now
+    lm ablate sizes=64,96,128,192 tokens=0.5,1,2 recipes=ablation/base   a law of size and tokens; also with plan, report, flops=1e14
     lm ablate noise recipes=pretrain/nano_long model/ffn=swiglu,gelu    how runs spread, what pairing by seed saves, and the seeds it takes
     """
 
@@ -46,6 +51,16 @@ class Ablate(Verb):
 
     study: str | None = None
     """A study of recipes/, a yaml file, or the name of one that began on the command line."""
+    sizes: str | None = None
+    """Instead of variants, three or more sizes to fit L = E + A/N^a + B/D^b to: widths, presets of model, or overrides in brackets."""
+    tokens: list[float] | None = None
+    """Of sizes=: lengths of the trainings, as multiples of the config's own. null: 0.5,1,2."""
+    count: Count = "non_embedding"
+    """Of sizes=: the parameters that N counts."""
+    flops: list[float] = []
+    """Of sizes=: FLOPs, C = 6 N D, whose best N and D are told."""
+    at: list[str] = []
+    """Of sizes=: N:D, parameters and tokens, whose loss is told."""
     name: str | None = None
     """Folder of the study below `dir`. null: the study's name."""
     dir: str = "runs/studies"
@@ -58,14 +73,16 @@ class Ablate(Verb):
     """Setting that makes it so."""
     tune: str | None = None
     """Setting tuned for every variant alike, such as optim.lr."""
-    seeds: int | None = Field(None, ge=2, le=1000)
-    """Runs of each variant; more may be asked for later. null: what the file says, or 5."""
+    seeds: int | None = Field(None, ge=1, le=1000)
+    """Runs of each variant; more may be asked for later. null: what the file says, or 5, or 1 of sizes."""
     metric: str | None = None
     """Figure of the summary that is compared; less is better."""
     least_effect: float | None = Field(None, ge=0)
     """The smallest difference worth acting on."""
     give_up_after: int | None = Field(None, ge=2)
     """Seeds after which a variant that is no better by then gets no more. null: what the file says, or none is given up."""
+    exchange: bool | None = None
+    """Train the baseline at half and at twice its tokens too, so that differences are told in tokens."""
     jobs: int = Field(1, ge=1, le=1024)
     """Runs side by side."""
     threads: int | None = Field(None, ge=1, le=1024)
@@ -86,11 +103,14 @@ class Ablate(Verb):
         doing = rest[0] if rest and "=" not in rest[0] else "run"
         if doing not in DOINGS:
             raise ConfigError(f"ablate: {doing!r} is nothing to do with a study. {did_you_mean(doing, DOINGS)}")
-        overrides = overrides_of(rest[1:] if rest and rest[0] == doing else rest)
+        overrides = [_listed(override) for override in overrides_of(rest[1:] if rest and rest[0] == doing else rest)]
         if self.cluster is None and (foreign := sorted(self.model_fields_set & _OF_CLUSTER)):
             raise ConfigError(f"{foreign[0]}: there is no cluster that it could be said to. Add cluster=slurm, or leave it out.")
         if doing == "noise":
             self._noise(overrides)
+            return
+        if self._climbs():
+            self._ladder(doing, overrides)
             return
         name, asked = _asked(self.study, overrides)
         if asked is not None and not os.path.lexists(Path(os.path.expanduser(self.dir), self.name or name)):
@@ -107,7 +127,7 @@ class Ablate(Verb):
         if asked is None or (doing == "report" and begun is None):
             study = read_study(folder)
         else:
-            config = self._config(asked, begun.study if begun else None)
+            config = self._config(StudyConfig, asked, begun.study if begun else None)
             composed = {name: compose_config([*config.overrides, *own]) for name, own in config.variants.items()}
             if config.match == "time" and self.cluster is not None and begun is None:
                 raise ConfigError(
@@ -146,9 +166,64 @@ class Ablate(Verb):
         for line in told(verdict(runs), [self.least_effect] if self.least_effect else [0.02, 0.01, 0.005]):
             say(line)
 
+    def _climbs(self) -> bool:
+        """Whether a ladder is meant: sizes are given, or the study that began is one. Raises ConfigError for keys of the other."""
+        began = self.study is not None and os.path.lexists(Path(os.path.expanduser(self.dir), self.name or self.study, LADDER))
+        given = self.model_fields_set
+        if self.sizes is None and not began:
+            if foreign := sorted(given & {"tokens", "count", "flops", "at"}):
+                raise ConfigError(f"{foreign[0]}: only a ladder of sizes takes it. Give sizes=64,96,128,192, or the study= that one began.")
+            return False
+        others = {"baseline", "match", "knob", "least_effect", "give_up_after", "exchange"} | (
+            {"study"} if self.sizes is not None else set()
+        )
+        if foreign := sorted(given & others):
+            raise ConfigError(f"{foreign[0]}: a ladder of sizes fits a law to losses, and compares no variants of a study. Leave it out.")
+        return True
+
+    def _ladder(self, doing: str, overrides: list[str]) -> None:
+        own, name = self._sizes(overrides) if self.sizes is not None else ({}, str(self.study))
+        from lm.ablation.jobs import run_missing
+        from lm.ablation.scaling.extrapolate import Asking
+        from lm.ablation.scaling.page import write_report
+        from lm.ablation.scaling.report import tables
+        from lm.ablation.scaling.runs import AskedLadder, Ladder, begun_ladder, new_ladder
+        from lm.cli.views.ladder import plan
+
+        asking, folder = Asking(self.count, self.flops, self.at), self._folder(name)
+        begun = AskedLadder.read(folder)
+        if self.sizes is None or (doing == "report" and begun is None):
+            begun = begun_ladder(folder)
+            config = self._config(LadderConfig, _with(begun.ladder.tree(), [], overrides), begun.ladder)
+            ladder = Ladder(folder, begun.replace(ladder=config))
+        else:
+            config = self._config(LadderConfig, {"sizes": own, "overrides": overrides}, begun.ladder if begun else None)
+            ladder = new_ladder(folder, config, {name: compose_config([*overrides, *each]) for name, each in own.items()})
+        ladder.asked.agree(folder)
+        asking.refuse_far(ladder.places(self.count))
+        if doing == "plan":
+            answer(plan(ladder, self.count))
+            return
+        if doing == "run":
+            run_missing(ladder, self._place())
+        for title, rows in tables(write_report(ladder, asking)).items():
+            for line in (title, *table(rows).split("\n"), ""):
+                say(line)
+        say(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
+
+    def _sizes(self, overrides: list[str]) -> tuple[dict[str, list[str]], str]:
+        """The overrides of each size, and the name of the ladder. Raises ConfigError for what is mistyped, before anything heavy is
+        imported."""
+        base = compose(plugins.take(overrides)).full()
+        own, name = sizes(str(self.sizes), base["model"]), self.name or cut(f"sizes-{base['run']['name']}", _LONGEST)
+        if not os.path.lexists(Path(os.path.expanduser(self.dir), name)):
+            for each in own.values():
+                compose(plugins.take([*overrides, *each])).full()
+        return own, name
+
     def _judge(self, asked: Tree) -> None:
         """Raises ConfigError for what is mistyped, before anything heavy is imported."""
-        config = self._config(asked, None)
+        config = self._config(StudyConfig, asked, None)
         for own in config.variants.values():
             compose(plugins.take([*config.overrides, *own])).full()
 
@@ -168,13 +243,19 @@ class Ablate(Verb):
             return Here(self.jobs)
         return Cluster(self.cluster, self.jobs, self.minutes, self.gpus, options_of(self.partition, self.sbatch))
 
-    def _config(self, asked: Tree, begun: StudyConfig | None) -> StudyConfig:
+    def _config(self, cls: type[C], asked: Tree, begun: C | None) -> C:
         """What is asked, and what the command line says of it.  begun: as it is there, which says what nobody else does."""
-        keys = ("baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "give_up_after", "threads")
-        said = {key: value for key in keys if (value := getattr(self, key)) is not None}
+        keys = ("baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "give_up_after", "exchange", "threads", "tokens")
+        said = {key: value for key in keys if key in cls.model_fields and (value := getattr(self, key)) is not None}
         known = {"threads": begun.threads, "seeds": begun.seeds} if begun else {"threads": self._threads()}
-        config = from_tree(StudyConfig, {**known, **asked, **said}, self.study or "ablate")
+        config = from_tree(cls, {**known, **asked, **said}, self.study or "ablate")
         return config.replace(seeds=max(begun.seeds, config.seeds)) if begun and self.seeds is None else config
+
+
+def _listed(override: str) -> str:
+    """Lengths to measure at are a list, and no variants."""
+    key, _, value = override.partition("=")
+    return f"{key}=[{value}]" if key == "eval.seq_len" and value[:1].isdigit() else override
 
 
 def _asked(study: str | None, overrides: list[str]) -> tuple[str, Tree | None]:

@@ -8,22 +8,26 @@ from pydantic import Field
 from lm.cli.compose.sections import EXAMINED, take_examined
 from lm.cli.verb import Verb
 from lm.printing import answer, note
+from lm.schema import Tree
 from lm.storage.model_folder import read_config, resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.units import table
 
 _UNITS = {
     "val_loss": "nats/token", "tokens": "predicted", "zlib_bits_per_byte": "(level 9)", "val_label_loss": "nats/token of answers",
-    "val_pair_loss": "nats/pair", "val_chosen_logp": "nats/answer", "val_rejected_logp": "nats/answer",
+    "val_pair_loss": "nats/pair", "val_chosen_logp": "nats/answer", "val_rejected_logp": "nats/answer", "val_ece": "of the likeliest token",
+    "val_exposure": "nats/token", "val_own_entropy": "nats/token", "val_true_entropy": "nats/token",
 }  # fmt: skip
 
 
 class Eval(Verb):
-    """usage: lm eval from=FOLDER [key=value ...] [data=..., objective=..., recipes=... and their keys, as lm train takes them]
+    """usage: lm eval from=FOLDER [key=value ...] [data=..., objective=..., eval..., recipes=... and their keys, as lm train takes them]
 
     Without data, those of the run that the model comes from. The tokenizer is the model's own. Rows of other data are as long as the
     model's context unless data.seq_len is set, which may be longer where the position has no limit; all of the held-out text is read then.
-    Without an objective, what models of this kind learn such records by is predicted.
+    Without an objective, what models of this kind learn such records by is predicted. Told as well is the loss by place in a document,
+    and how far the model's certainty is from how often it is right (val_ece). eval.seq_len=[512] asks for the loss of longer rows beside,
+    eval.own_tokens=32 for what becomes of it when it reads itself (val_exposure).
     """
 
     takes = EXAMINED
@@ -49,11 +53,18 @@ class Eval(Verb):
         longest = saved.get("model", {}).get("max_seq_len")
         data = examined.data if says_length or type(longest) is not int else examined.data.replace(seq_len=longest)
         found = evaluate(
-            model, data, examined.objective, parent=examined.init_from, split=self.split, micro_batch=self.micro_batch,
-            device=self.device, log=note,
+            model, data, examined.objective, wanted=examined.eval, parent=examined.init_from, split=self.split,
+            micro_batch=self.micro_batch, device=self.device, log=note,
         )  # fmt: skip
         if self.format == "json":
             answer(json.dumps(found, allow_nan=False))
         else:
-            shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in found.items()}
-            answer(table([(name, value, _UNITS.get(name, "")) for name, value in shown.items()], ""))
+            numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+            shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in numbers.items()}
+            answer(table([(name, value, _UNITS.get(name.partition("/")[0], "")) for name, value in shown.items()], ""))
+            answer("\n" + table([("place", "val_loss", "tokens"), *map(_place, found["loss_by_place"])], ""))
+
+
+def _place(each: Tree) -> tuple[str, str, str]:
+    span = f"{each['from']}" if each["from"] == each["to"] else f"{each['from']}-{each['to']}"
+    return span, f"{each['loss']:.4f}", f"{each['tokens']:,}"

@@ -1,7 +1,9 @@
 """A study as a table, before it is run."""
 
+from lm.ablation.exchange import LENGTHS, branched, leaves
 from lm.ablation.matching import size
-from lm.ablation.study import FACTORS, Study
+from lm.ablation.study import Study
+from lm.ablation.tuning import FACTORS
 from lm.schema import flatten
 from lm.units import counted, si, table
 
@@ -19,8 +21,17 @@ def plan(study: Study) -> str:
     tuning = len(FACTORS) * len(study.config.tune_seeds) if study.config.tune else 0
     runs = len(study.variants) * (study.config.seeds + tuning)
     total = sum(size(cfg).flops for cfg in study.variants.values()) * (study.config.seeds + tuning)
+    branches = ""
+    if study.config.exchange:
+        cfg = study.variants[study.config.baseline]
+        lengths = {
+            factor: size(branched(cfg, factor)).flops - base.flops * leaves(cfg, factor) / cfg.trainer.max_steps for factor in LENGTHS
+        }
+        runs, total = runs + len(lengths) * study.config.seeds, total + round(sum(lengths.values()) * study.config.seeds)
+        factors = " and ".join(f"{factor:g}" for factor in lengths)
+        branches = f" + {len(lengths)} x {study.config.seeds} of {study.config.baseline} at {factors} times its tokens"
     variants = counted(len(study.variants), "variant")
-    said = f"{counted(runs, 'run')}: {variants} x ({tuning} to tune {study.config.tune} + {study.config.seeds} seeds)"
+    said = f"{counted(runs, 'run')}: {variants} x ({tuning} to tune {study.config.tune} + {study.config.seeds} seeds){branches}"
     timed = "".join(f"{name} takes {step_s:.4g} s a step, measured\n" for name, step_s in study.step_s.items())
     after = study.config.give_up_after
     less = f", less where a variant is given up after {after} seeds" if after is not None else ""

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from lm.data.layout.examples import side_by_side
 from lm.data.layout.windows import PADDING, Packed, places
 from lm.data.order import Ids
 from lm.data.store.shards import TokenStore
@@ -70,6 +71,11 @@ class BestFit:
                 at += size
         documents, positions = places(tokens, np.array(rows), np.array(columns))
         return Packed(tokens, following, documents, positions)
+
+    def documents(self, ids: Ids) -> Ids:
+        pieces = [slice(low, high) for low, high in zip(self._bounds[ids].tolist(), self._bounds[ids + 1].tolist(), strict=True)]
+        of = np.searchsorted(self.store.starts, self._begins, "right") - 1
+        return side_by_side([[np.repeat(of[row], self._sizes[row])] for row in pieces], self.seq_len, -1).numpy()
 
     def describe(self) -> str:
         return f"{self.store.split}: {counted(len(self), 'row')} of {self.seq_len} tokens, {self.fill:.2%} full"

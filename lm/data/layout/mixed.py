@@ -78,6 +78,8 @@ class MixConfig(DataConfig):
             raise ValueError(f"sources: the names {', '.join(names)} are not all different. Rename one.")
         if len(shapes := {source.data.shape for source in self.sources}) > 1:
             raise ValueError(f"sources: their records are of the kinds {', '.join(sorted(shapes))}. Mix sources of one kind.")
+        if self.train_rows is not None:
+            raise ValueError(f"train_rows={self.train_rows} is for a single source, and this is a mixture. Leave it out.")
         if len({source.weight is None for source in self.sources}) > 1:
             raise ValueError("sources: some have a weight and some have none. Give all or none of them one.")
         if not any(source.weight is None or source.weight > 0 for source in self.sources):
@@ -123,6 +125,17 @@ class MixedRows(Rows):
         parts = [self._parts[which].batch(ids[source == which] - self.offsets[which], draw) for which in np.unique(source)]
         return merged(parts, places, self._pad)
 
+    def documents(self, ids: Ids) -> Ids | None:
+        """Numbered through the sources in turns: document d of source i of n is d * n + i."""
+        source, n, found = np.searchsorted(self.offsets, ids, "right") - 1, len(self._parts), None
+        for which in np.unique(source):
+            of = self._parts[which].documents(ids[source == which] - self.offsets[which])
+            if of is None:
+                return None
+            found = np.empty((len(ids), of.shape[1]), np.int64) if found is None else found
+            found[source == which] = of * n + which
+        return found
+
     def widest(self, n: int) -> Ids:
         """Of the source whose widest row is the widest."""
         first = [part.batch(part.widest(1)) for part in self._parts]
@@ -133,8 +146,8 @@ class MixedRows(Rows):
     def describe(self) -> str:
         return "\n".join(f"{name} {said}" for name, part in zip(self.names, self._parts, strict=True) if (said := part.describe()))
 
-    def of_step(self, seed: int, step: int, global_batch: int) -> Ids:
-        """The mixture has the seed."""
+    def of_step(self, seed: int, step: int, global_batch: int, first: int | None = None) -> Ids:
+        """The mixture has the seed, and a limit for each source."""
         assert self.mixture is not None
         source, row = self.mixture.read(step * global_batch, (step + 1) * global_batch)
         return np.asarray(self.offsets[source] + row)

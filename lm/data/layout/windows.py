@@ -54,6 +54,9 @@ class Packing(Protocol):
     def read(self, ids: Ids) -> Packed:
         """The rows of these ids."""
 
+    def documents(self, ids: Ids) -> Ids:
+        """(b, s) which document of the split a token is of; of anything in the padding."""
+
     def describe(self) -> str:
         """One line on what stays empty; '' where there is nothing to say."""
 
@@ -91,6 +94,10 @@ class Windows:
             shown = inside if self._mask_documents else np.zeros_like(inside)
             documents, positions = places(tokens, row[shown], column[shown])
         return Packed(tokens, following, documents, positions)
+
+    def documents(self, ids: Ids) -> Ids:
+        place = ids[:, None] * self.seq_len + np.arange(self.seq_len)
+        return np.searchsorted(self.store.starts, place, "right") - 1
 
     def describe(self) -> str:
         return ""

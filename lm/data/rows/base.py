@@ -43,13 +43,17 @@ class Rows(ABC):
         """n rows, repeated where there are fewer, that make as wide a batch as any n. Here all are of one width."""
         return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
 
+    def documents(self, ids: Ids) -> Ids | None:
+        """(b, s) which document of the split each label is of; None where that is not told, and a row stands for itself."""
+        return None
+
     def describe(self) -> str:
         """Lines on what was cut or left empty; '' where there is nothing to say."""
         return ""
 
-    def of_step(self, seed: int, step: int, global_batch: int) -> Ids:
-        """The row ids of a step, counted from 0."""
-        return step_rows(seed, step, global_batch, len(self))
+    def of_step(self, seed: int, step: int, global_batch: int, first: int | None = None) -> Ids:
+        """The row ids of a step, counted from 0.  first: so many rows are read again and again; None: all."""
+        return step_rows(seed, step, global_batch, len(self), first)
 
     def consumed(self, n: int, seq_len: int) -> dict[str, float]:
         """Of each source of a mixture the tokens and epochs in the first n rows of a run, as metrics; nothing of a single source."""

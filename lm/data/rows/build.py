@@ -1,11 +1,13 @@
 """From token stores to the rows of a run's splits."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from lm.data.config import DataConfig
 from lm.data.layout.mixed import MixedRows
 from lm.data.order import derived
 from lm.data.rows.base import Material, ObjectiveConfig, Rows
+from lm.data.sources.base import Split
 from lm.data.store.prepare import Prepared
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -37,6 +39,16 @@ def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, mod
     if mixture is None:
         return Splits(train[""], val[""], {}, test.get(""))
     return Splits(MixedRows(train, pad, mixture), MixedRows(val, pad), val, MixedRows(test, pad) if test else None)
+
+
+def split_rows(
+    cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, splits: Iterable[Split], model: ModelConfig | None
+) -> list[Rows]:
+    """The rows of each of these splits that has any, and of a mixture its sources one behind the other, as a validation reads them."""
+    tokenizer = prepared.tokenizer
+    stores = [{name: store for name, part in prepared.parts.items() if (store := part.stores[split]).n_tokens} for split in splits]
+    found = [{name: build_rows(cfg, data, store, tokenizer, model) for name, store in each.items()} for each in stores if each]
+    return [rows[""] if "" in rows else MixedRows(rows, tokenizer.pad) for rows in found]
 
 
 def build_rows(

@@ -33,6 +33,9 @@ class CausalRows(PackedRows):
         self._mask_documents = mask_documents
         self.bytes_per_label = store.n_bytes / max(1, store.n_tokens - store.n_documents)
 
+    def documents(self, ids: Ids) -> Ids:
+        return self.packing.documents(ids)
+
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         """Nothing is random here. With mask_documents off the padding needs no mask: it stands behind all that is predicted."""
         packed = self.packing.read(ids)

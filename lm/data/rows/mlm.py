@@ -59,6 +59,9 @@ class MLMRows(PackedRows):
         self._special = np.isin(np.arange(tokenizer.vocab_size), special)
         self._continues = _continues(tokenizer) if cfg.whole_words else None
 
+    def documents(self, ids: Ids) -> Ids:
+        return self.packing.documents(ids)
+
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         packed = self.packing.read(ids)
         tokens, s = packed.tokens, packed.tokens.shape[1]

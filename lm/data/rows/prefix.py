@@ -26,6 +26,9 @@ class PrefixConfig(LikelihoodConfig):
 class PrefixRows(PackedRows):
     """The length of a prefix is drawn evenly from 1 to all but one of the document's tokens in the row. Raffel et al. 2019, section 3.2."""
 
+    def documents(self, ids: Ids) -> Ids:
+        return self.packing.documents(ids)
+
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
         packed = self.packing.read(ids)
         starts, lengths = _documents(packed)

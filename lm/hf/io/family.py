@@ -181,7 +181,8 @@ def alike(a: Any, b: Any) -> bool:
 
 
 def resolved(cfg: ModelConfig) -> Tree:
-    """All options by dotted path, with the numbers that null stands for, and without windows that no layer has."""
+    """All options by dotted path, with the numbers that null and the parametrization stand for, and without windows that no layer has."""
+    cfg = cfg.written_out()
     return flatten(cfg.tree()) | cfg.implied()
 
 

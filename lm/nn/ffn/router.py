@@ -1,7 +1,7 @@
 """Which experts a token goes to, and with which weights."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.nn.init import Declares
+from lm.nn.init import Declares, Draw, into_scores
 from lm.schema import Slot
 
 
@@ -79,6 +79,8 @@ class Routing(NamedTuple):
 
 class Router(Declares, nn.Linear):
     """From tokens, (b, s, d), to their `Routing`."""
+
+    drawn: ClassVar[Mapping[str, Draw]] = {"weight": into_scores}
 
     @abstractmethod
     def forward(self, x: Tensor) -> Routing:  # type: ignore[override]

@@ -91,6 +91,10 @@ class AttentionConfig(MixerConfig, Slot, group="model/attention"):
     def rotary_width(self, d_model: int) -> int:
         """Returns the dimensions of a head that may rotate."""
 
+    def score_width(self, d_model: int) -> int:
+        """Returns how many products a score sums."""
+        return self.rotary_width(d_model)
+
     def require(self, d_model: int, position: PositionConfig) -> None:
         """Raises ValueError where this width or this position does not fit."""
 

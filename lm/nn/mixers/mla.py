@@ -44,6 +44,9 @@ class MLAConfig(AttentionConfig):
     def rotary_width(self, d_model: int) -> int:
         return self.rope_dim
 
+    def score_width(self, d_model: int) -> int:
+        return self.nope_dim + self.rope_dim
+
     def require(self, d_model: int, position: PositionConfig) -> None:
         if position.acts != "rotate":
             raise ValueError(f"attention=mla keeps {self.rope_dim} dimensions for rotation, and position={position.kind} does not rotate."
@@ -66,7 +69,7 @@ class MLAConfig(AttentionConfig):
         return PerToken(((1, self.kv_rank), (1, self.rope_dim)))
 
     def implied(self, d_model: int, n_layers: int) -> Tree:
-        return {"scale": self.scale or (self.nope_dim + self.rope_dim) ** -0.5}
+        return {"scale": self.scale or self.score_width(d_model) ** -0.5}
 
 
 class MLA(Attention):

@@ -1,7 +1,9 @@
 """What our callbacks have in common: they act when a run begins, behind each optimizer step, and when it ends."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from lightning import Callback, Trainer
 
 from lm.training.module import TrainModule
@@ -36,3 +38,8 @@ class RunCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         self.finish(pl_module)
+
+
+def eager(module: TrainModule) -> AbstractContextManager[None]:
+    """Returns what keeps a compiled model from being compiled anew for each shape, as where a token follows the other."""
+    return torch.compiler.set_stance("force_eager") if module.cfg.trainer.compile else nullcontext()

@@ -21,7 +21,7 @@ class Checkpoints(RunCallback):
             module.run.saved_step = module.step
         cfg = module.cfg
         to_come = -(-(cfg.trainer.max_steps - module.step) // cfg.checkpoint.every)
-        more = min(cfg.checkpoint.keep_last + 1 - len(checkpoints(module.run.folder.checkpoints)), to_come)
+        more = min(cfg.checkpoint.most - len(checkpoints(module.run.folder.checkpoints)), to_come + len(cfg.checkpoint.keep_steps))
         module.run.saver.rehearse(module.pieces(), self._meta(module), max(1, more))
 
     def step_end(self, module: TrainModule) -> None:

@@ -1,9 +1,6 @@
 """What a model writes at each validation, into samples.md."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-
-import torch
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
@@ -11,7 +8,7 @@ from lm.generation.decode import room
 from lm.generation.load import generate
 from lm.generation.text import prompt_ids
 from lm.schema import Tree
-from lm.training.callbacks.base import RunCallback
+from lm.training.callbacks.base import RunCallback, eager
 from lm.training.module import TrainModule
 
 
@@ -41,7 +38,7 @@ class Samples(RunCallback):
         run = module.run
         if module.cfg.trainer.sample_prompts and module.model.cfg.kind != "encoder":
             told = run.journal.console.during("Sampling")
-            with run.clock.paused(), told, module.exported_weights(), self._eager(module):
+            with run.clock.paused(), told, module.exported_weights(), eager(module):
                 run.counters.samples_bytes = run.journal.samples(module.step, self._texts(module))
 
     def _texts(self, module: TrainModule) -> list[Sequence[str]]:
@@ -53,7 +50,3 @@ class Samples(RunCallback):
             text = generate(module.model, module.run.data.tokenizer, prompt, **options)
             found.append((prompt, text) if apart else (prompt + text,))
         return found
-
-    def _eager(self, module: TrainModule) -> AbstractContextManager[None]:
-        """Sampling changes shapes at each token, which would compile anew each time."""
-        return torch.compiler.set_stance("force_eager") if module.cfg.trainer.compile else nullcontext()

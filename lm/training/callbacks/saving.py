@@ -8,6 +8,7 @@ from pathlib import Path
 from lm.schema import Tree
 from lm.storage.atomic import atomic_folder, beside, disk_errors, require_space
 from lm.storage.checkpoint import WEIGHTS, Piece, bytes_of, prune, require_finite, step_folder, write_meta, write_pieces
+from lm.training.config import CheckpointConfig
 from lm.training.launch.ranks import Ranks
 
 
@@ -17,10 +18,9 @@ class Saver:
     In the background the step loop waits for a copy of the slices in memory and, if the last save is not done, for that.
     """
 
-    def __init__(self, folder: Path, keep_last: int, ranks: Ranks, save_tokenizer: Callable[[Path], None], background: bool) -> None:
-        self._folder, self._keep_last, self._save_tokenizer = folder, keep_last, save_tokenizer
-        self._ranks = ranks.apart() if background else ranks  # the loop's messages and the writer's must not mix
-        self._background = background
+    def __init__(self, folder: Path, cfg: CheckpointConfig, ranks: Ranks, save_tokenizer: Callable[[Path], None]) -> None:
+        self._folder, self._cfg, self._save_tokenizer = folder, cfg, save_tokenizer
+        self._ranks = ranks.apart() if cfg.background else ranks  # the loop's messages and the writer's must not mix
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -47,7 +47,7 @@ class Saver:
         """Raises what this save, or in the background the last one, has failed of."""
         self.wait()
         mine = [neutral for piece in pieces if (neutral := self._mine(piece)).tensor.numel()]
-        if not self._background:
+        if not self._cfg.background:
             self._write(step, mine, meta)
             return
         copies = [replace(piece, tensor=piece.tensor.detach().to("cpu", copy=True)) for piece in mine]
@@ -88,7 +88,7 @@ class Saver:
                 self._save_tokenizer(temporary)
                 ranks.barrier()  # all have written
             with disk_errors(self._folder):
-                prune(self._folder, self._keep_last)
+                prune(self._folder, self._cfg.keep_last, self._cfg.keep_steps)
         else:
             temporary = ranks.from_first(Path)  # where the first rank has made it
             with disk_errors(path):

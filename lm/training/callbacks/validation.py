@@ -4,10 +4,12 @@ import math
 
 from lm.data.order import Ids, spread
 from lm.data.rows.base import Rows
-from lm.errors import NumericsError
+from lm.errors import ConfigError, NumericsError
+from lm.generation.documents import Documents
 from lm.generation.evaluate import require_labels, totals
+from lm.generation.further import further, require_further
 from lm.schema import Tree
-from lm.training.callbacks.base import RunCallback
+from lm.training.callbacks.base import RunCallback, eager
 from lm.training.module import TrainModule
 from lm.training.weights.initial import parent
 
@@ -23,6 +25,13 @@ class Validation(RunCallback):
     def begin(self, module: TrainModule) -> None:
         for _, rows, ids in [*self._held_out(module), *self._set_aside(module)]:
             require_labels(rows, ids, module.run.data.tokenizer, module.cfg.trainer.micro_batch)
+        run, cfg = module.run, module.cfg
+        if cfg.eval.wanted:
+            if run.splits.test is None:
+                raise ConfigError(
+                    "eval: it is asked of the test, and data.test_frac=0 sets no text aside for one. Raise it, such as to 0.5."
+                )
+            require_further(cfg.eval, cfg.objective, cfg.data, run.data, ["test"], module.model.cfg)
 
     def look_at_parent(self, module: TrainModule) -> None:
         self.validate(module)
@@ -47,12 +56,8 @@ class Validation(RunCallback):
         with run.clock.paused():
             with run.journal.console.during("Validating"):
                 found = self._losses(module, self._held_out(module))
+            _require_finite(module, "val_loss", found["val_loss"])
             counters.val_loss, counters.val_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
-            if not math.isfinite(found["val_loss"]):
-                raise NumericsError(
-                    f"train: val_loss is {counters.val_loss} after step {step}, and the weights are not saved; {run.last_checkpoint()}."
-                    f" Lower optim.lr={run.cfg.optim.lr:g}, or use trainer.precision=fp32."
-                )
             if counters.best_val_loss is None or found["val_loss"] < counters.best_val_loss:
                 counters.best_val_loss, counters.worse_validations = found["val_loss"], 0
             else:
@@ -68,21 +73,32 @@ class Validation(RunCallback):
         """Of what is set aside for it; once, since whoever looks at it while choosing has no test left."""
         run, self._tested = module.run, module.step
         if rows := self._set_aside(module):
-            with run.clock.paused(), run.journal.console.during("Testing"):
-                found = self._losses(module, rows)
+            with run.clock.paused(), run.journal.console.during("Testing"), eager(module):
+                documents = Documents(*rows[0][1:], run.data.tokenizer, module.cfg.trainer.micro_batch)
+                found = self._losses(module, rows, documents)
+                for name in (name for name in found if name.startswith("val_loss")):
+                    _require_finite(module, name.replace("val_", "test_", 1), found[name])
+                told = documents.found(run.ranks.total(*documents.flat()))
+            if run.ranks.first:
+                run.folder.write_test_documents(told.tree())
             run.counters.test = {name.replace("val_", "test_", 1): value for name, value in found.items()}
             run.journal.record({"step": module.step, "tokens": run.tokens(module.step), **run.counters.test})
 
-    def _losses(self, module: TrainModule, wanted: list[Held]) -> Tree:
-        """As metrics.jsonl has them."""
+    def _losses(self, module: TrainModule, wanted: list[Held], documents: Documents | None = None) -> Tree:
+        """As metrics.jsonl has them.  documents: filled, and with what the test is asked beside its loss."""
         run, cfg = module.run, module.cfg
         found: Tree = {}
-        start = cfg.init_from
+        start, closely = cfg.init_from, documents is not None
         measure = cfg.objective.measure(None if start is None else lambda: parent(start).to(module.device))
         with module.exported_weights():
             for suffix, rows, ids in wanted:
-                of = totals(module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.ranks, measure).figures()
+                of = totals(
+                    module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.ranks, measure, closely, documents
+                ).figures()
                 found |= {f"{name}{suffix}": value for name, value in of.items() if name.startswith("val_")}
+            if closely:
+                micro_batch, data = cfg.trainer.micro_batch, cfg.data
+                found |= further(module.model, cfg.eval, cfg.objective, data, run.data, ["test"], micro_batch, measure, run.ranks)
         return found
 
     def _held_out(self, module: TrainModule) -> list[Held]:
@@ -94,3 +110,12 @@ class Validation(RunCallback):
     def _set_aside(self, module: TrainModule) -> list[Held]:
         rows = module.run.splits.test
         return [] if rows is None else [("", rows, spread(len(rows), module.cfg.data.val_rows))]
+
+
+def _require_finite(module: TrainModule, name: str, loss: float) -> None:
+    if not math.isfinite(loss):
+        run = module.run
+        raise NumericsError(
+            f"train: {name} is {loss} after step {module.step}, and the weights are not saved; {run.last_checkpoint()}."
+            f" Lower optim.lr={run.cfg.optim.lr:g}, or use trainer.precision=fp32."
+        )

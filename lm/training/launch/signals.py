@@ -64,7 +64,7 @@ class Signals:
         if self._deferred:
             if self._rank == 0:
                 with suppress(RuntimeError):  # it came in the middle of another line
-                    note(f"{name}: finishing step {self.step + 1:,}, which is then saved; again within 5 s ends at once, without a save")
+                    note(f"{name}: finishing the step under way, which is then saved; again within 5 s ends at once, without a save")
         else:
             raise Interrupted(f"train: {name} came before the first step, so there is nothing new to save. Train again to start.", number)
 

@@ -1,7 +1,7 @@
 """AdamW.  Loshchilov & Hutter 2017, arXiv:1711.05101."""
 
-from collections.abc import Container
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -9,10 +9,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lm.training.optim.base import Group, NamedWeights, OptimConfig, Stateful, adam_state, decaying
+from lm.training.optim.traits import Traits
 
 
 class AdamWConfig(OptimConfig):
     """AdamW, fused; no decay on norms, biases and other vectors (Loshchilov & Hutter 2017, arXiv:1711.05101)."""
+
+    obeys_rates: ClassVar[bool] = True
 
     kind: Literal["adamw"] = "adamw"
     lr: float = Field(1e-3, gt=0)
@@ -26,8 +29,8 @@ class AdamWConfig(OptimConfig):
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled decay of matrices and embeddings."""
 
-    def build(self, named: NamedWeights, matrices: Container[str], vectors: Container[str]) -> Optimizer:
-        groups = decaying(named, self.lr, self.weight_decay, vectors)
+    def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:
+        groups = [group | {"eps": self.eps * group["rates"].eps} for group in decaying(named, self.lr, self.weight_decay, traits)]
         return AdamW(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
 
     def state_bytes(self, number: int) -> tuple[int, int]:

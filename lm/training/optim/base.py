@@ -1,7 +1,7 @@
 """What every optimizer shares: its slot, groups of parameters that carry their names, and state that is there before the first step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.schema import Slot
+from lm.training.optim.traits import Traits
 
 NamedWeights = list[tuple[str, nn.Parameter]]
 Group = dict[str, Any]
@@ -20,6 +21,8 @@ class OptimConfig(Slot, group="optim"):
 
     whole_matrices: ClassVar[bool] = False
     """Whether a step needs all of a matrix at once."""
+    obeys_rates: ClassVar[bool] = False
+    """Whether `build` obeys the rates of each weight, without which no parametrization but the standard one means anything."""
 
     lr: float = Field(gt=0)
     """Peak learning rate."""
@@ -27,12 +30,8 @@ class OptimConfig(Slot, group="optim"):
     """Largest global gradient norm. null: no clipping."""
 
     @abstractmethod
-    def build(self, named: NamedWeights, matrices: Container[str], vectors: Container[str]) -> Optimizer:
-        """Returns one optimizer over these parameters; each of its groups is made by `grouped`.
-
-        matrices: names of the blocks' matrices and stacks of them.  vectors: names that do not decay; an engine may have cut the weights
-        already, so that their shapes no longer tell.
-        """
+    def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:
+        """Returns one optimizer over these parameters; each of its groups is made by `grouped`.  traits: by name."""
 
     @abstractmethod
     def state_bytes(self, number: int) -> tuple[int, int]:
@@ -87,21 +86,29 @@ class Skippable(Optimizer, Stateful):
             before.copy_(after)
 
 
-def vectors_of(named: Iterable[tuple[str, nn.Parameter]]) -> set[str]:
-    """Returns norms, biases and other vectors, which do not decay; experts' biases are stacked, (e, out)."""
-    return {name for name, p in named if p.ndim < 2 or name.endswith("bias")}
-
-
 def grouped(named: NamedWeights, lr: float, weight_decay: float) -> Group:
     """Returns parameters with their `names`, and the rate that the schedule takes parts of."""
     params, names = [p for _, p in named], [name for name, _ in named]
     return {"params": params, "names": names, "lr": lr, "peak_lr": lr, "weight_decay": weight_decay}
 
 
-def decaying(named: NamedWeights, lr: float, weight_decay: float, vectors: Container[str]) -> list[Group]:
-    """Returns a group of matrices and embeddings, which decay, and one of vectors, which do not."""
-    matrices, others = [[pair for pair in named if (pair[0] in vectors) == of] for of in (False, True)]
-    return [grouped(part, lr, decay) for part, decay in ((matrices, weight_decay), (others, 0.0)) if part]
+def alike(named: NamedWeights, traits: Mapping[str, Traits]) -> list[tuple[Traits, NamedWeights]]:
+    """Returns the weights in parts of equal traits: those that decay before the others, and in both last what has the plain rate."""
+    parts: dict[Traits, NamedWeights] = {}
+    for pair in named:
+        parts.setdefault(traits[pair[0]]._replace(matrix=False), []).append(pair)
+    return sorted(parts.items(), key=lambda part: (not part[0].decays, part[0].rates.adam == 1, part[0].rates.muon == 1))
+
+
+def decaying(named: NamedWeights, lr: float, weight_decay: float, traits: Mapping[str, Traits]) -> list[Group]:
+    """Returns groups of matrices and embeddings, which decay, and of vectors, which do not, for an optimizer with AdamW's rates.
+
+    Each has `rates`. A decay is a part of the rate, so that it is raised where the rate is lowered.
+    """
+    return [
+        grouped(part, lr * of.rates.adam, weight_decay / of.rates.adam if of.decays else 0.0) | {"rates": of.rates}
+        for of, part in alike(named, traits)
+    ]
 
 
 def adam_state(p: Tensor) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """Muon for matrices and AdamW for the rest, as one optimizer. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon."""
 
-from collections.abc import Container
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from lm.training.optim.base import Group, NamedWeights, OptimConfig, Skippable, adam_state, decaying, grouped, momentum_state
+from lm.training.optim.base import Group, NamedWeights, OptimConfig, Skippable, adam_state, alike, decaying, grouped, momentum_state
+from lm.training.optim.traits import Traits
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: singular values land in about 0.7 to 1.2 after 5 steps
 STEPS = 5
@@ -40,6 +41,7 @@ class MuonConfig(OptimConfig):
     """Muon for the blocks' matrices, AdamW for embeddings, head and vectors (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982)."""
 
     whole_matrices: ClassVar[bool] = True
+    obeys_rates: ClassVar[bool] = True
 
     kind: Literal["muon"] = "muon"
     lr: float = Field(0.02, gt=0)
@@ -59,12 +61,14 @@ class MuonConfig(OptimConfig):
     adam_weight_decay: float = Field(0.0, ge=0)
     """AdamW: decoupled decay of embeddings and head."""
 
-    def build(self, named: NamedWeights, matrices: Container[str], vectors: Container[str]) -> Optimizer:
-        inner, outer = ([pair for pair in named if (pair[0] in matrices) == of] for of in (True, False))
-        adam = {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
-        groups = [part | adam for part in decaying(outer, self.adam_lr, self.adam_weight_decay, vectors)]
-        if inner:
-            groups.append(grouped(inner, self.lr, self.weight_decay) | {"momentum": self.momentum})
+    def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:
+        inner, outer = ([pair for pair in named if traits[pair[0]].matrix == of] for of in (True, False))
+        adam = {"beta1": self.beta1, "beta2": self.beta2}
+        groups = decaying(outer, self.adam_lr, self.adam_weight_decay, traits)
+        groups = [group | adam | {"eps": self.eps * group["rates"].eps} for group in groups]
+        for of, part in alike(inner, traits):
+            factor = of.rates.muon
+            groups.append(grouped(part, self.lr * factor, self.weight_decay / factor) | {"momentum": self.momentum})
         return MuonAdamW(groups)
 
     def state_bytes(self, number: int) -> tuple[int, int]:

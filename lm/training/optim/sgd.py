@@ -1,6 +1,6 @@
 """Plain gradient descent, in float32."""
 
-from collections.abc import Container
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lm.training.optim.base import Group, NamedWeights, OptimConfig, Skippable, decaying, momentum_state
+from lm.training.optim.traits import Traits
 
 
 class SGDConfig(OptimConfig):
@@ -23,8 +24,8 @@ class SGDConfig(OptimConfig):
     clip: float | None = Field(None, gt=0)
     """Largest global gradient norm. null: no clipping."""
 
-    def build(self, named: NamedWeights, matrices: Container[str], vectors: Container[str]) -> Optimizer:
-        groups = decaying(named, self.lr, self.weight_decay, vectors)
+    def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:
+        groups = decaying(named, self.lr, self.weight_decay, traits)
         return SGD([group | {"momentum": self.momentum} for group in groups])
 
     def state_bytes(self, number: int) -> tuple[int, int]:

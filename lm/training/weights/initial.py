@@ -20,7 +20,7 @@ def drawn(seed: int) -> Fill:
     """From the seed and each parameter's name."""
 
     def fill(model: LM, names: Container[str]) -> None:
-        init_weights(model, model.cfg.init, model.sublayers, seed, names)
+        init_weights(model, model.cfg.init, model.cfg.growth(), model.sublayers, seed, names)
 
     return fill
 

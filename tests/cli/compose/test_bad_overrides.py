@@ -35,6 +35,8 @@ MISTAKES = {
     "misspelt true": (["trainer.compile=ture"], ["trainer.compile: 'ture' is not an option", "Did you mean 'true'? Options: true, false."]),
     "another word for true": (["trainer.compile=yes"], ["trainer.compile: 'yes' is not an option", "Options: ", "true", "false"]),
     "one value for a list": (["trainer.freeze=3"], ["trainer.freeze: 3 does not fit", "a list, such as [a,b]"]),
+    "a folder for a model": (["model=/"], ["model: '/' is a path, not an option", 'Write init_from="/".']),
+    "a file for data": (["data=/dev/null"], ["data: '/dev/null' is a path", 'Write data=text data.files="/dev/null".']),
     "unknown literal": (["trainer.precision=fp23"], ["trainer.precision: 'fp23' is not an option", "Did you mean 'fp32'?"]),
     "unknown option": (["optim=adamww"], ["optim: 'adamww' is not an option", "Did you mean 'adamw'?", "muon"]),
     "unknown slot option": (["model/ffn=gegly"], ["model/ffn: 'gegly' is not an option", "Did you mean 'geglu'?"]),

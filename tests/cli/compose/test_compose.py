@@ -8,6 +8,7 @@ from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 from lm.cli.compose import catalog
+from lm.cli.compose.choices import _hydra_choices, choices_of
 from lm.cli.compose.compose import compose
 from lm.errors import ConfigError
 from lm.nn.ffn.moe import MoEConfig
@@ -17,10 +18,10 @@ from lm.nn.position.scaling import YarnScaling
 from lm.schema import flatten
 from lm.training.config import CheckpointConfig
 
-RECIPES = catalog.groups()["recipes"]
+CHOICES = [*map("recipes={}".format, catalog.groups()["recipes"]), *map("model={}".format, catalog.groups()["model"])]
 
 
-@pytest.mark.parametrize("choice", [[f"recipes={name}"] for name in RECIPES] + [[f"model={name}"] for name in catalog.groups()["model"]])
+@pytest.mark.parametrize("choice", [pytest.param([each], marks=[pytest.mark.slow] * bool(n % 4)) for n, each in enumerate(CHOICES)])
 def test_without_a_switched_option_the_values_are_those_that_hydra_composes(default_run: Path, choice: list[str]) -> None:
     overrides = [f"hydra.searchpath=['file://{catalog.root()}']", *choice]
     with initialize_config_dir(config_dir=str(catalog.root() / "conf"), version_base="1.3"):
@@ -159,3 +160,10 @@ def test_another_kind_of_a_nested_section_starts_afresh() -> None:
     assert isinstance(ffn, MoEConfig)
     assert ffn.router == SigmoidRouterConfig()  # router.bias, which the preset sets, is another kind's
     assert ffn.expert.hidden == 64
+
+
+def test_choices_are_those_of_hydra_told_all_of_them() -> None:
+    for group, options in list(catalog.groups().items())[::4]:
+        asked = {"recipes": "pretrain/moe_tiny", "model": "t5_tiny", "optim": "sgd"} | {group: options[-1]}
+        told = tuple((each, f"{option}") for each, option in asked.items())
+        assert list(choices_of(asked).items()) == list(_hydra_choices(catalog.root(), catalog.own(), told).items())

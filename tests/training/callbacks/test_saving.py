@@ -13,6 +13,7 @@ from lm.storage.atomic import verify
 from lm.storage.checkpoint import CheckpointReader, Piece, checkpoints, step_folder
 from lm.training.callbacks import saving
 from lm.training.callbacks.saving import Saver
+from lm.training.config import CheckpointConfig
 from lm.training.launch.ranks import Ranks
 from lm.training.run import train
 from tests.server import Process
@@ -20,7 +21,7 @@ from tests.training.conftest import Configure, Launch, ranks, results
 
 
 def saver(folder: Path) -> Saver:
-    return Saver(folder, 2, Ranks(), lambda temporary: None, background=True)
+    return Saver(folder, CheckpointConfig(background=True), Ranks(), lambda temporary: None)
 
 
 def test_the_loop_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ JOBS = {
     "adamw, clipped": Job(SLOW_ADAMW, 3),
     "adamw, unclipped": Job(SLOW_ADAMW | {"clip": None}, 1),
     "experts, sgd": Job(SGD | {"lr": 0.1}, 2, model=MOE),
-    "experts, adamw": Job(SLOW_ADAMW, 3, model=MOE),
+    "experts, completep": Job(SLOW_ADAMW, 3, model=MOE | {"parametrization": {"kind": "completep", "base_width": 16, "base_depth": 1}}),
     "encoder-decoder, sgd": Job(SGD, 2, model=ENCODER_DECODER),
     "encoder-decoder, adamw": Job(SLOW_ADAMW, 3, model=ENCODER_DECODER),
     "poisoned": Job(SLOW_ADAMW, 2, poisoned=True),
@@ -71,7 +71,7 @@ JOBS = {
     "experts, bf16": Job(SLOW_ADAMW, 2, model=MOE, options=BF16, rounded=True),
     "encoder-decoder, bf16": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER, options=BF16, rounded=True),
 }
-FEW = ("experts, adamw", "poisoned")  # of make test
+FEW = ("experts, completep", "poisoned")  # of make test
 COMPILED = {
     "compiled": Job(SLOW_ADAMW, 2, options={"compile": True}),
     "compiled, all blocks again": Job(SGD, 2, options={"compile": True, "checkpoint_blocks": 1}),

@@ -1,0 +1,62 @@
+"""What the sample of test text contributes to a difference: the interval that another draw of documents, not of seeds, calls for."""
+
+import math
+from collections.abc import Sequence
+
+from lm.ablation.study import Study
+from lm.generation.documents import DocumentSums
+from lm.report.statistics import Difference, Sums, t_limit, text_error
+from lm.schema import Tree
+from lm.storage.reading import checked
+from lm.storage.run_folder import RunFolder
+
+_OVER = {"test_bits_per_byte": (2, math.log(2)), "test_loss": (1, 1.0)}
+"""By metric: which of a document's sums its nats are divided by, and by what number."""
+
+
+def of_text(study: Study, name: str, difference: Difference) -> Tree | None:
+    """Returns what verdict.json says of it; None where the runs do not tell, or of one text another documents than of the other."""
+    if difference.mean is None or study.config.metric not in _OVER:
+        return None
+    both = [[job for job in study.reporting(which) if study.result(job) is not None] for which in (study.config.baseline, name)]
+    shared = set.intersection(*({job.seed for job in jobs} for jobs in both))
+    sides = [[_read(RunFolder(study.folder / job.name)) for job in jobs if job.seed in shared] for jobs in both]
+    runs = [run for side in sides for run in side if run is not None]
+    if len(runs) < 2 * len(shared) or any((run.unit, run.sums.keys()) != (runs[0].unit, runs[0].sums.keys()) for run in runs):
+        return None
+    baseline, variant = (_sums([run for run in side if run is not None], study.config.metric) for side in sides)
+    if (n := sum(size > 0 for _, size in baseline)) < 2 or not any(size > 0 for _, size in variant):
+        return None
+    return {"unit": runs[0].unit, "number": n, "half": t_limit(difference.level, n) * text_error(baseline, variant)}
+
+
+def sampled(text: Tree | None) -> str:
+    """What is told of it behind the interval over seeds."""
+    return f"; of the sample of {text['number']} {text['unit']} of test text ±{text['half']:.4f}" if text else ""
+
+
+def covers(found: Tree) -> str:
+    """What each of the intervals holds, as the method says it."""
+    told = next((row["text"] for row in found["variants"].values() if row["text"]), None)
+    if told is None:
+        return " What another sample of text would change is in none of the intervals."
+    rows = ", which has few documents, so that neighbours among them are not independent" if told["unit"] == "rows" else ""
+    return (
+        " The intervals are over seeds, on this very test text. Behind the sign ± is half of one of the other kind, at the same level: over"
+        f" the {told['number']} {told['unit']} of the test text{rows}, with these very runs, by a standard error of the difference of two"
+        " ratios of sums that allows for whatever the tokens of one have in common. Neither kind holds the other."
+    )
+
+
+def _read(run: RunFolder) -> DocumentSums | None:
+    found = run.test_documents()
+    return None if found is None else checked(DocumentSums, found[1], found[0])
+
+
+def _sums(runs: Sequence[DocumentSums], metric: str) -> Sums:
+    """Nats and what they are divided by, of each document over all seeds."""
+    over, factor = _OVER[metric]
+    return [
+        (math.fsum(run.sums[number][0] for run in runs), factor * math.fsum(run.sums[number][over] for run in runs))
+        for number in runs[0].sums
+    ]

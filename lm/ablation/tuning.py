@@ -1,0 +1,127 @@
+"""Runs of several configs over seeds, and of each of them, alike, the runs that tune a setting before."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lm.ablation.config import RunsConfig
+from lm.ablation.matching import moved
+from lm.ablation.runs import NO_RUN, Asked, Job, Runs
+from lm.errors import ConfigError
+from lm.schema import flatten
+from lm.training.config import TrainConfig
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+TEST_FRAC = 0.5
+_EXTENSIONS = 2  # further factors of 2 where the best is at an edge
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best value of a variant, and what was tried: value -> mean metric, infinite where a run diverged."""
+
+    best: float
+    tried: dict[float, float]
+    at_edge: bool
+
+
+class TunedRuns(Runs):
+    """variants: the config of each by its name."""
+
+    def __init__(self, folder: Path, asked: Asked, config: RunsConfig, variants: Mapping[str, TrainConfig]) -> None:
+        super().__init__(folder, asked, config.threads)
+        self.config, self.variants = config, variants
+
+    @property
+    def hash(self) -> str:
+        """Returns the hash of what was asked, but for how many seeds: those may grow."""
+        return self.asked.hash
+
+    def missing(self) -> list[Job]:
+        """As its base; tuning before what depends on it."""
+        tuning = [job for name in self.variants for job in self.tuning(name) if self.result(job) is None]
+        if tuning:
+            return tuning
+        return [job for name in self.variants for job in self.reporting(name) if self.result(job) is None]
+
+    def tuned(self, variant: str) -> Tuned | None:
+        """Returns what tuning has found; None where nothing is tuned, and while a tuning run of the variant has no result."""
+        means = self._means(self.tuning(variant))
+        return _best(means) if means else None
+
+    def reporting(self, variant: str) -> list[Job]:
+        """Returns the runs that are compared; none while the variant is being tuned."""
+        found = self.tuned(variant)
+        if self.config.tune is not None and found is None:
+            return []
+        cfg = self.variants[variant] if found is None else moved(self.variants[variant], str(self.config.tune), found.best)
+        return [self._job(f"{variant}-seed-{seed}", variant, seed, cfg) for seed in range(self.config.seeds)]
+
+    def tuning(self, variant: str) -> list[Job]:
+        """Returns the runs of five values around the variant's own, and of up to two more where the best so far is at an edge."""
+        if self.config.tune is None:
+            return []
+        values = [self._own(variant) * factor for factor in FACTORS]
+        for extended in range(_EXTENSIONS + 1):
+            jobs = [self._tuning_job(variant, value, seed) for value in values for seed in self.config.tune_seeds]
+            means = self._means(jobs)
+            if extended == _EXTENSIONS or means is None:
+                break
+            edge = min(means, key=lambda value: means[value])
+            if edge not in (min(values), max(values)):
+                break
+            values.append(edge * (2 if edge == max(values) else 0.5))
+        return jobs
+
+    def _means(self, jobs: Sequence[Job]) -> dict[float, float] | None:
+        """Mean metric by tuned value, ascending; None while a run has no result."""
+        found: dict[float, list[float]] = {}
+        for job in jobs:
+            result = self.result(job)
+            if result is None:
+                return None
+            found.setdefault(job.tuned or 0.0, []).append(result)
+        return {value: sum(found[value]) / len(found[value]) for value in sorted(found)}
+
+    def _own(self, variant: str) -> float:
+        value = flatten(self.variants[variant].tree()).get(str(self.config.tune))
+        if not isinstance(value, float) or value <= 0:
+            rule = "has no such positive number, or one that must be whole"
+            raise ConfigError(f"tune={self.config.tune}: variant {variant} {rule}. Name one that every variant has, such as optim.lr.")
+        return float(value)
+
+    def _tuning_job(self, variant: str, value: float, seed: int) -> Job:
+        cfg = moved(self.variants[variant], str(self.config.tune), value)
+        return self._job(f"tune-{variant}-{value:.4g}-seed-{seed}", variant, seed, cfg, value)
+
+    def _job(self, name: str, variant: str, seed: int, cfg: TrainConfig, tuned: float | None = None) -> Job:
+        metric = self.config.metric if tuned is None else self.config.tuning_metric
+        return Job(name, variant, seed, cfg.replace(seed=seed, run={"name": name, "dir": str(self.folder)}), metric, tuned)
+
+
+def plain_config(where: str, cfg: TrainConfig, asked: RunsConfig) -> TrainConfig:
+    """Returns a composed config without seed and folder, and with half of the held-out text set aside where a test is asked for and
+    the config has none.
+
+    where: what an error names.  Raises ConfigError where its runs would train nothing or need several processes.
+    """
+    if cfg.check:
+        raise ConfigError(f"{where}: check=true trains nothing that could be compared. Leave it out.")
+    if cfg.strategy.launched:
+        raise ConfigError(f"{where}: strategy={cfg.strategy.kind} starts ranks, and a run of a study is one process. Leave it out.")
+    plain = cfg.replace(run=NO_RUN, seed=0)
+    return moved(plain, "data.test_frac", TEST_FRAC) if asked.tests and not cfg.data.test_frac else plain
+
+
+def _best(means: Mapping[float, float]) -> Tuned:
+    """The vertex of the parabola in log value through the best point and its neighbours; the point itself at an edge."""
+    values = sorted(means)
+    i = min(range(len(values)), key=lambda i: means[values[i]])
+    around = [means[value] for value in values[max(0, i - 1) : i + 2]]
+    if len(around) < 3 or not all(map(math.isfinite, around)):
+        return Tuned(values[i], dict(means), i in (0, len(values) - 1))
+    left, here, right = around
+    curve = left - 2 * here + right
+    shift = 0.5 * (left - right) / curve if curve > 0 else 0.0  # in steps of a factor of 2
+    return Tuned(float(f"{values[i] * 2**shift:.3g}"), dict(means), False)

@@ -1,0 +1,62 @@
+"""How often a model is right where it is sure, and what a token costs at each place: sums over labels, so that parts add up."""
+
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lm.nn.batch import IGNORED, Batch
+from lm.schema import Tree
+
+BINS = 15
+_PLACES = 32  # powers of two: more than any row has
+
+
+class Curves:
+    """Sums over labels.  calibration: (15, 3) by the probability of the likeliest token, in bins of equal width ((i - 1) / 15, i / 15]: how
+    many, their probabilities, and how often that token was the label.  places: (32, 2) by the place in its document, 0, 1, 2-3, 4-7 ...:
+    how many, and their nats."""
+
+    def __init__(self, calibration: NDArray[np.float64] | None = None, places: NDArray[np.float64] | None = None) -> None:
+        self.calibration = np.zeros((BINS, 3)) if calibration is None else calibration
+        self.places = np.zeros((_PLACES, 2)) if places is None else places
+
+    def add(self, batch: Batch, labels: Tensor, guesses: Tensor) -> None:
+        """Counts a batch.  labels: (b, s); guesses: as lm.nn.measure tells them."""
+        nats, sure, right = guesses.double().cpu().numpy().T
+        place = torch.arange(labels.shape[1]).expand(labels.shape) if batch.positions is None else batch.positions
+        ones = np.ones_like(nats)
+        bins = np.clip(np.ceil(sure * BINS).astype(np.int64) - 1, 0, BINS - 1)
+        np.add.at(self.calibration, bins, np.stack([ones, sure, right], -1))
+        powers = np.frexp(place.to(labels.device)[labels != IGNORED].cpu().numpy())[1]  # 0 -> 0, 1 -> 1, 2 and 3 -> 2
+        np.add.at(self.places, powers, np.stack([ones, nats], -1))
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(self.calibration + other.calibration, self.places + other.places)
+
+    def flat(self) -> list[float]:
+        """Returns the sums as numbers that processes can add up."""
+        return [*self.calibration.ravel().tolist(), *self.places.ravel().tolist()]
+
+    @classmethod
+    def of_flat(cls, sums: list[float]) -> Self:
+        """Returns what `flat` gave."""
+        n = BINS * 3
+        return cls(np.array(sums[:n]).reshape(BINS, 3), np.array(sums[n:]).reshape(_PLACES, 2))
+
+    def ece(self) -> float:
+        """Expected calibration error, sum over bins of n / N * |right / n - sure / n|.  Guo et al. 2017, arXiv:1706.04599, equation 3."""
+        n, sure, right = self.calibration.T
+        return float(np.abs(right - sure).sum() / n.sum())
+
+    def reliability(self) -> list[Tree]:
+        """Returns of each bin that is not empty the mean probability, how often the token was right, and how many there are."""
+        return [{"probability": sure / n, "accuracy": right / n, "tokens": int(n)} for n, sure, right in self.calibration.tolist() if n]
+
+    def by_place(self) -> list[Tree]:
+        """Returns the loss at the places 0, 1, 2-3, 4-7 ... that have labels."""
+        spans = [(0, 0), *((1 << power, (1 << power + 1) - 1) for power in range(_PLACES - 1))]
+        found = zip(spans, self.places.tolist(), strict=True)
+        return [{"from": low, "to": high, "loss": nats / n, "tokens": int(n)} for (low, high), (n, nats) in found if n]

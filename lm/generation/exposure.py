@@ -1,0 +1,82 @@
+"""What its own words do to a model: how unsure it is behind its own continuation of a text, and behind the true one."""
+
+import torch
+from torch import Tensor
+
+from lm.data.loader import eval_batches
+from lm.data.order import Ids
+from lm.data.rows.base import Rows
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.generation.config import SamplingConfig
+from lm.generation.decode import generate
+from lm.nn.batch import Batch
+from lm.nn.context import Context
+from lm.nn.head import CHUNK, Head, Reader
+from lm.nn.transformer import LM
+from lm.schema import Tree
+
+
+def exposure(model: LM, rows: Rows, ids: Ids, own_tokens: int, tokenizer: Tokenizer, micro_batch: int) -> Tree:
+    """val_exposure = |mean_t H(p(. | c, y_<t)) - mean_t H(p(. | c, x_<t))|, t = 1 to `own_tokens`, nats, and both means.
+
+    c is a row but for its last `own_tokens` tokens x, and y what the model draws behind c at temperature 1, up to an eos. H is the loss
+    that a model expects of itself, so a model whose text is as the true one has 0, one that loses the thread or falls into loops more.
+    The prefix alone is switched, as in He et al. 2019, arXiv:1905.10617; the drift of the entropy is that of Braverman et al. 2019,
+    arXiv:1906.05664. It says nothing of how good the text is: read it beside the loss.
+
+    Of the rows that one document fills. Raises ConfigError where there is none. Every rank reads all, since each may hold a part of the
+    weights only.
+    """
+    require_filled(rows, ids, micro_batch)
+    ends = [] if tokenizer.eos is None else [tokenizer.eos]
+    device, totals = model.embed.weight.device, torch.zeros(3, dtype=torch.float64)
+    cfg = SamplingConfig(max_tokens=own_tokens, temperature=1.0)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for batch in eval_batches(rows, ids, micro_batch):
+                true = batch.tokens[_filled(batch)]
+                if len(true):
+                    start = true.shape[1] - own_tokens
+                    new = generate(model, true[:, :start].tolist(), cfg, ends=ends, n_tokens=tokenizer.vocab_size)
+                    totals += _entropies(model, true.to(device), new, start).cpu()
+    finally:
+        model.train(was_training)
+    own, given, n = totals.tolist()
+    return {"val_exposure": abs(own - given) / n, "val_own_entropy": own / n, "val_true_entropy": given / n}
+
+
+def require_filled(rows: Rows, ids: Ids, micro_batch: int) -> None:
+    """Raises ConfigError where no row is filled by one document: reads up to the first that is."""
+    if not any(_filled(batch).any() for batch in eval_batches(rows, ids, micro_batch)):
+        raise ConfigError("eval.own_tokens: no row of the held-out text is filled by one document. Lower data.seq_len, or leave it out.")
+
+
+def _entropies(model: LM, true: Tensor, new: list[list[int]], start: int) -> Tensor:
+    """(3,) the sums behind own tokens and behind true ones, at the same places, and how many those are."""
+    own, n_own = true.clone(), true.shape[1] - start
+    for row, tokens in enumerate(new):
+        own[row, start : start + len(tokens)] = torch.tensor(tokens, dtype=own.dtype, device=own.device)
+    reached = torch.arange(n_own, device=own.device) <= torch.tensor([[len(tokens)] for tokens in new], device=own.device)
+    found = [model(Batch(tokens), loss=_unsure(start - 1, n_own))[reached].double().sum() for tokens in (own, true)]
+    return torch.stack([*found, reached.double().sum()])
+
+
+def _filled(batch: Batch) -> Tensor:
+    """(b,) bool, of the rows that one document fills."""
+    if batch.positions is None:
+        return torch.ones(len(batch.tokens), dtype=torch.bool)
+    return (batch.positions == torch.arange(batch.tokens.shape[1])).all(-1)
+
+
+def _unsure(start: int, n: int) -> Reader:
+    """A reader: (b, n) the entropy of the next token at the places from `start` on. Logits exist only chunk by chunk."""
+
+    def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
+        places = hidden[:, start : start + n].flatten(0, 1)  # (b, n, d) -> (b*n, d)
+        logs = (head(part).float().log_softmax(-1) for part in places.split(CHUNK))
+        return torch.cat([-(log.exp() * log).sum(-1) for log in logs]).unflatten(0, (-1, n))  # (b*n,) -> (b, n)
+
+    return read

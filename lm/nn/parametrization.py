@@ -1,0 +1,70 @@
+"""How a model of another width or depth starts and learns, so that what was tuned at the base size holds for it.
+
+muP (Yang et al. 2022, arXiv:2203.03466, in the form of table 8): a step changes activations as much at any width.
+CompleteP (Dey et al. 2025, arXiv:2505.01618, table 1 with alpha = 1): and at any depth.
+"""
+
+from abc import abstractmethod
+from typing import Literal, NamedTuple
+
+from pydantic import Field
+
+from lm.schema import MOST, MOST_LAYERS, Slot
+
+Role = Literal["vector", "hidden", "scores"]
+"""What a weight does with the width: hidden matrices read and write it, scores read it into a few numbers (a router), and all others do not
+read it (embeddings, norms, biases, kernels) or have a multiplier for it (the head)."""
+
+
+class Growth(NamedTuple):
+    """How many times the base a model is: m in width, l in depth, and that of a head."""
+
+    width: float = 1.0
+    depth: float = 1.0
+    head: float = 1.0
+
+
+class ParametrizationConfig(Slot, group="model/parametrization"):
+    """How initial weights, multipliers and rates go with the size of a model."""
+
+    @abstractmethod
+    def growth(self, d_model: int, n_layers: int, head_dim: int) -> Growth:
+        """Returns how many times its base a model of this size is.  head_dim: the numbers that a score of attention sums."""
+
+
+class StandardConfig(ParametrizationConfig):
+    """Every size for itself: a rate that is best at one width is not at another."""
+
+    kind: Literal["standard"] = "standard"
+
+    def growth(self, d_model: int, n_layers: int, head_dim: int) -> Growth:
+        return Growth()
+
+
+class WidthConfig(ParametrizationConfig):
+    """What the kinds with a base width share. All widths grow together: heads, feed-forwards and latents as d_model."""
+
+    base_width: int = Field(256, gt=0, le=MOST)
+    """The d_model at which this is the standard parametrization, to the bit: that of the model whose rates were tuned."""
+    base_head_dim: int | None = Field(None, gt=0, le=MOST)
+    """Width of a head there, where heads grow too: scores are divided by it, not by its root. null: heads are as wide here, and more."""
+
+    def growth(self, d_model: int, n_layers: int, head_dim: int) -> Growth:
+        return Growth(d_model / self.base_width, 1.0, head_dim / (self.base_head_dim or head_dim))
+
+
+class MuPConfig(WidthConfig):
+    """The best rate of the base width is that of every width (Yang et al. 2022, arXiv:2203.03466)."""
+
+    kind: Literal["mup"] = "mup"
+
+
+class CompletePConfig(WidthConfig):
+    """And of every depth (Dey et al. 2025, arXiv:2505.01618)."""
+
+    kind: Literal["completep"] = "completep"
+    base_depth: int = Field(2, gt=0, le=MOST_LAYERS)
+    """The n_layers at which this is muP: that of the model whose rates were tuned."""
+
+    def growth(self, d_model: int, n_layers: int, head_dim: int) -> Growth:
+        return super().growth(d_model, n_layers, head_dim)._replace(depth=n_layers / self.base_depth)

@@ -48,9 +48,10 @@ def duration(seconds: float | None) -> str:
 
 
 def unit(metric: str) -> str:
-    """Returns the unit of a figure of a run: 'bits/byte'."""
-    units = {"bits_per_byte": "bits/byte", "loss": "nats/token", "_pct": "%", "_s": "s"}
-    return next((unit for end, unit in units.items() if metric.endswith(end)), "no unit")
+    """Returns the unit of a figure of a run: 'bits/byte'; of val_loss/code or test_loss/512 as of val_loss."""
+    nats = dict.fromkeys(("loss", "_exposure", "_entropy"), "nats/token")
+    units = {"bits_per_byte": "bits/byte", **nats, "_pct": "%", "_s": "s"}
+    return next((unit for end, unit in units.items() if metric.partition("/")[0].endswith(end)), "no unit")
 
 
 def shown(value: Any) -> str:

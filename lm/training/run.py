@@ -152,7 +152,8 @@ def _describe(module: "TrainModule", rows: str) -> None:
     cfg, run, counts = module.cfg, module.run, module.counts
     at = f"resumes at step {module.step:,}" if module.step else "starts"
     still = counts.parameters - module.n_trained
-    epochs = cfg.trainer.max_steps * cfg.data.global_batch / len(run.splits.train)
+    n_rows = min(len(run.splits.train), cfg.data.train_rows or len(run.splits.train))
+    epochs = cfg.trainer.max_steps * cfg.data.global_batch / n_rows
     run.journal.console.say(
         f"{run.folder.path} {at}: {si(counts.parameters)} parameters{f' ({si(still)} frozen)' if still else ''},"
         f" {si(counts.train_flops_per_token)}FLOPs/token,"

@@ -142,11 +142,14 @@ def test_metrics_deleted_during_a_run_start_again_with_one_warning(
     assert len([record for record in caplog.records if "deleted while the run writes it" in record.message]) == 1
 
 
-def test_a_run_on_the_rows_of_one_step_reads_them_at_every_step(configure: Configure, tmp_path: Path) -> None:
+def test_a_run_on_the_rows_of_one_step_reads_them_at_every_step(
+    configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A rate at which nothing is learned shows them; the first step is that of a run on all rows. Seen to fail with no limit."""
     losses, still = [], ("optim=sgd", "optim.lr=1e-12", "model.dropout=0.0", "data.global_batch=4", "trainer.max_steps=4")
     for limit in ("null", "4"):
         train(configure(*still, f"data.train_rows={limit}", f"run.name=rows-{limit}"))
         losses.append([line["loss"] for line in read(tmp_path / f"rows-{limit}" / "metrics.jsonl") if "loss" in line])
     unlimited, limited = losses
+    assert ", 4 steps, 4 epochs" in capsys.readouterr().out
     assert max(limited) - min(limited) < 1e-5 < max(unlimited) - min(unlimited) and limited[0] == unlimited[0]

@@ -38,7 +38,8 @@ DOORS = {
     "tiktoken": "lm/data/tokenizer/tiktoken_.py",
     "datasets": "lm/data/sources/hub.py",
     "matplotlib": "lm/report/",
-    "scipy": ("lm/report/statistics.py", "lm/ablation/scaling/fit.py"),
+    "scipy": ("lm/report/statistics.py", "lm/report/noise.py", "lm/ablation/scaling/fit.py"),
+    "submitit": "lm/ablation/",
     "transformers": "lm/hf/io/check.py",
 }
 

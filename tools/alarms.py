@@ -1,7 +1,7 @@
 """How often equal variants are called different, and how often the intervals hold the truth: python -m tools.alarms [RUNS...]
 
 Without arguments of simulated runs, over the rows and seeds below: part of the studies with any p below 5 %, and of those in which an
-interval, and all of them, hold the truth; once where all variants are equal and once where they lie far apart.
+interval, and all of them, hold the truth; once where all variants are equal and once where they lie far apart. Then with early looks.
 
 With folders of one config and seeds of their own, by random disjoint groups of five of them, which make studies of two and of five equal
 variants. One study makes 40 such runs, and those of tools/power.py beside them; killed, the same command goes on:
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from scipy import stats
 
-from lm.report.statistics import ALPHA, holm, interval_of, p_value
+from lm.report.statistics import ALPHA, differences, holm, interval_of, p_value
 from lm.storage.run_folder import RunFolder
 
 METRIC = "test_bits_per_byte"
@@ -81,6 +81,21 @@ def simulated(rows: int, seeds: int, apart: float, studies: int = SIMULATED) -> 
     return said | {"each holds": each / studies / (rows - 1), "all hold": together / studies}
 
 
+def looked(rows: int, studies: int = SIMULATED) -> dict[str, float]:
+    """Returns what studies of five seeds with a look after three say of equal variants: by any p, by any "better", and of the intervals."""
+    draw, alarms, better, given_up, together = random.Random(rows), 0, 0, 0, 0
+    for _ in range(studies):
+        runs = {str(k): {seed: draw.gauss(0, 1) for seed in range(SEEDS)} for k in range(rows)}
+        found = differences(runs.pop("0"), runs, look=range(3)).values()
+        alarms += any(one.p is not None and one.p < ALPHA for one in found)
+        better += any(one.verdict == "better" for one in found)
+        given_up += sum(one.given_up for one in found)
+        together += all(one.interval is not None and one.interval[0] <= 0 <= one.interval[1] for one in found)
+    low, high = exact(better / studies, studies)
+    said = {"rows": rows, "seeds": SEEDS, "look": 3, "alarms": alarms / studies, "better": better / studies, "low": low, "high": high}
+    return said | {"given up": given_up / studies / (rows - 1), "all hold": together / studies}
+
+
 def main(folders: Sequence[str]) -> None:
     """Prints a line of JSON for each size of study."""
     if not folders:
@@ -88,6 +103,8 @@ def main(folders: Sequence[str]) -> None:
             for rows in ROWS:
                 for seeds in ROWS:
                     print(json.dumps(simulated(rows, seeds, apart)), flush=True)
+        for rows in ROWS:
+            print(json.dumps(looked(rows)), flush=True)
         return
     values = [float(RunFolder(Path(folder)).summary()[METRIC]) for folder in folders]
     most = (len(values) - -(-len(values) // PARTS)) // SEEDS

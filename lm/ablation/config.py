@@ -67,6 +67,8 @@ class StudyConfig(RunsConfig):
     """Runs of each variant, with the seeds 0, 1, ...; more may be asked for later."""
     least_effect: float = Field(0.0, ge=0)
     """The smallest difference of the metric worth acting on."""
+    give_up_after: int | None = Field(None, ge=2)
+    """Seeds after which a variant that is no better by then gets no more. null: every variant gets all."""
     exchange: bool = False
     """Train the baseline at half and at twice its tokens too, each seed as a branch of its run, so that differences are told in tokens."""
 
@@ -101,6 +103,8 @@ class StudyConfig(RunsConfig):
             raise ValueError(f"knob={self.knob} has nothing to match. Say match=params or match=flops, or leave it out.")
         if self.match == "time" and self.moved != _STEPS:
             raise ValueError(f"knob={self.knob} would have to be measured at every value. match=time moves {_STEPS}; leave the knob out.")
+        if self.give_up_after is not None and self.give_up_after >= self.seeds:
+            raise ValueError(f"give_up_after={self.give_up_after} leaves out none of {self.seeds} seeds. Give fewer, or leave it out.")
         return self
 
     @property

@@ -18,7 +18,7 @@ class FoundDifference(Config):
     near: tuple[float, float] | None
     """At 90 %, for equivalence."""
     p: float | None
-    """Two-sided, corrected by Holm; of a sign test where a run diverged."""
+    """Two-sided, corrected by Holm; of a sign test where a run diverged. null of a variant that was given up."""
     permutation_p: float | None
     """Exact, over all signs, from 6 to 20 pairs."""
     bootstrap: tuple[float, float] | None
@@ -32,6 +32,8 @@ class FoundDifference(Config):
     """Correlation of baseline and variant over seeds, from 3 pairs on."""
     apart: int | None
     """Seeds that would say as much if runs of the same seed had nothing in common; null where pairing leaves next to no spread."""
+    given_up: bool
+    """Whether the variant was given up after these pairs, and gets no more seeds."""
 
 
 class FoundText(Config):
@@ -130,6 +132,8 @@ class Found(Config):
     least_effect: float
     seeds: int
     """Asked for, of each variant."""
+    give_up_after: int | None
+    """Seeds after which a variant that is no better by then gets no more."""
     level: float
     exchange: dict[str, FoundLength] | None = None
     """The baseline by how many times its tokens it was trained on, 1 included; null where that was not asked for."""

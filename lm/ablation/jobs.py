@@ -3,7 +3,12 @@
 import math
 import signal
 import sys
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import closing
+from pathlib import Path
+from typing import NoReturn
 
 from lm.ablation.exchange import branch_off
 from lm.ablation.runs import Job, Runs
@@ -20,39 +25,82 @@ from lm.units import counted
 WORKER = "lm.training.worker"
 
 
-def run_missing(study: Runs, jobs: int) -> None:
+class Place(ABC):
+    """Where runs go."""
+
+    @abstractmethod
+    def run(self, study: Runs, left: Sequence[Job]) -> Generator[tuple[Job, int], None, None]:
+        """Yields each job with the exit code of its process as it ends; minus a signal's number where one ended it.
+
+        Raises Interrupted after a signal.
+        """
+
+
+class Here(Place):
+    """Processes of this machine, so many at once, which end with this one."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+
+    def run(self, study: Runs, left: Sequence[Job]) -> Generator[tuple[Job, int], None, None]:
+        """After a signal the running jobs are saved."""
+        with ThreadPoolExecutor(self._jobs) as pool, Children() as children:
+            started: dict[Future[int], Job] = {pool.submit(_run, study, job, children): job for job in left}
+            for future in as_completed(started):
+                if children.caught is None or future.result() == NumericsError.exit_code:
+                    yield started[future], future.result()
+            if children.caught is not None:
+                interrupt(study, children.caught, "ended the study with its runs saved. The same command goes on")
+
+
+def interrupt(study: Runs, number: int, said: str) -> NoReturn:
+    """Raises Interrupted."""
+    raise Interrupted(f"{study.folder}: {signal.Signals(number).name} {said}.", number)
+
+
+def command(study: Runs, job: Job) -> list[str]:
+    """Returns what runs a job, whose config it freezes, with the checkpoint that it begins with in its folder."""
+    config = study.file(job, "yaml")
+    replace_file(config, yaml_text(job.config.tree()))
+    if job.trunk is not None:
+        trunk, most = job.trunk
+        branch_off(RunFolder(study.folder / trunk), most, RunFolder(study.folder / job.name))
+    return [sys.executable, "-m", WORKER, str(config.absolute())]
+
+
+def log_of(study: Runs, job: Job) -> Path:
+    """Returns the file that takes what a job prints, which can be written."""
+    log = study.file(job, "log")
+    with disk_errors(log):
+        log.open("ab").close()
+    return log
+
+
+def run_missing(study: Runs, place: Place) -> None:
     """Runs what has no result yet, tuning first.
 
-    jobs: how many at once; the threads of each are the study's, so that their number changes no bit.
+    The threads of each run are the study's, so that their number changes no bit.
     Raises ConfigError where the folder was begun with something else, SweepError where a job failed otherwise than by diverging,
-    Interrupted after a signal with the running jobs saved.
+    Interrupted after a signal.
     """
-    with RunLock(study.folder), ThreadPoolExecutor(jobs) as pool, Children() as children, quiet():
+    with RunLock(study.folder), quiet():
         study.freeze()
         while left := study.missing():
             note(f"{study.folder}: {counted(len(left), 'run')} to go")
-            _round(study, left, pool, children)
+            _round(study, left, place)
 
 
-def _round(study: Runs, left: list[Job], pool: ThreadPoolExecutor, children: Children) -> None:
-    waiting: dict[Future[int], Job] = {pool.submit(_run, study, job, children): job for job in left}
+def _round(study: Runs, left: list[Job], place: Place) -> None:
     failed: list[tuple[Job, int]] = []
-    done = 0
-    while waiting:
-        ended, _ = wait(waiting, return_when=FIRST_COMPLETED)
-        for future in ended:
-            job, code, done = waiting.pop(future), future.result(), done + 1
+    with closing(place.run(study, left)) as ending:
+        for done, (job, code) in enumerate(ending, 1):
             if code == NumericsError.exit_code:
                 study.note_diverged(job)
-            if children.caught is None:
-                result = study.result(job)
-                if result is None:
-                    failed.append((job, code))
-                told = f"failed({code})" if result is None else f"{result:.4f}" if math.isfinite(result) else "diverged"
-                note(f"[{done}/{len(left)}] {job.name}: {told}")
-    if children.caught is not None:
-        said = f"{signal.Signals(children.caught).name} ended the study with its runs saved"
-        raise Interrupted(f"{study.folder}: {said}. The same command goes on.", children.caught)
+            result = study.result(job)
+            if result is None:
+                failed.append((job, code))
+            told = f"failed({code})" if result is None else f"{result:.4f}" if math.isfinite(result) else "diverged"
+            note(f"[{done}/{len(left)}] {job.name}: {told}")
     if failed:
         job, code = failed[0]
         said = f"{len(failed)} of {len(left)} runs failed, {job.name} first: {_reason(study, job, code)}"
@@ -67,12 +115,6 @@ def _reason(study: Runs, job: Job, code: int) -> str:
 
 
 def _run(study: Runs, job: Job, children: Children) -> int:
-    config, log = study.file(job, "yaml"), study.file(job, "log")
-    replace_file(config, yaml_text(job.config.tree()))
-    if job.trunk is not None:
-        trunk, most = job.trunk
-        branch_off(RunFolder(study.folder / trunk), most, RunFolder(study.folder / job.name))
-    with disk_errors(log):
-        output = log.open("ab")
-    with output:
-        return children.run([sys.executable, "-m", WORKER, str(config)], {"OMP_NUM_THREADS": str(study.threads)}, output)
+    call = command(study, job)
+    with log_of(study, job).open("ab") as output:
+        return children.run(call, {"OMP_NUM_THREADS": str(study.threads)}, output)

@@ -13,7 +13,8 @@ from pydantic import Field
 from lm.ablation.runs import NO_RUN, Asked, Job, Runs
 from lm.ablation.study import refuse_equal
 from lm.errors import ConfigError
-from lm.report.statistics import pairing, seeds_needed, split_noise
+from lm.report.noise import split_noise
+from lm.report.statistics import pairing, seeds_needed
 from lm.schema import Tree
 from lm.storage.atomic import replace_file
 from lm.training.config import TrainConfig

@@ -56,10 +56,13 @@ def page(found: Tree, drawn: Curves) -> str:
     """Returns the HTML.  found: what verdict.json says."""
     looks = {name: look for look, name in enumerate(sorted(found["variants"], key=lambda name: name != found["baseline"]))}
     ended = sum(len(row["runs"]) for row in found["variants"].values())
+    asked = [
+        len(told["pairs"]) if told["given_up"] else found["seeds"] for row in found["variants"].values() if (told := row["difference"])
+    ]
     return render(
         TEMPLATE,
         found=found,
-        progress=f"{ended} of {len(looks) * found['seeds']} runs have ended",
+        progress=f"{ended} of {sum(asked) + max(asked)} runs have ended",
         unit=f"{found['metric']}, {unit(found['metric'])}",
         legend=[(name, sample(look)) for name, look in looks.items()],
         forest=_forest(found, looks) if ended else None,

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from lm.ablation.jobs import run_missing
+from lm.ablation.jobs import Here, run_missing
 from lm.ablation.runs import Asked, Job, Runs
 from lm.errors import ConfigError
 from lm.schema import from_tree
@@ -56,5 +56,5 @@ class Probe(Runs):
 def measured(folder: Path, configs: dict[str, TrainConfig], threads: int) -> dict[str, float]:
     """Returns the seconds of a step by variant, of runs in this folder; what has run there before is not run again."""
     probe = Probe(folder, AskedProbe(threads=threads, configs=configs))
-    run_missing(probe, jobs=1)
+    run_missing(probe, Here(1))
     return {name: probe.step_s(name) for name in configs}

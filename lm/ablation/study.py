@@ -1,7 +1,7 @@
 """A study on disk: frozen before its first run, and the runs that it asks for."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -14,6 +14,7 @@ from lm.ablation.runs import Asked, Job
 from lm.ablation.tuning import TunedRuns, plain_config
 from lm.errors import ConfigError
 from lm.generation.evaluate import Evaluation
+from lm.report.statistics import Difference, differences
 from lm.schema import did_you_mean, flatten
 from lm.training.config import TrainConfig
 
@@ -42,8 +43,32 @@ class Study(TunedRuns):
         self.step_s = asked.step_s
 
     def missing(self) -> list[Job]:
-        """As its base; branches behind what they leave."""
-        return super().missing() or [job for jobs in self.branches().values() for job in jobs if self.result(job) is None]
+        """As its base; what lies behind an early look once all before it is there, and branches behind what they leave."""
+        left, after = super().missing(), self.config.give_up_after or 0
+        if any(job.tuned is not None for job in left):
+            return left
+        if before_look := [job for job in left if job.seed < after]:
+            return before_look
+        going_on = self.going_on()
+        branches = [job for jobs in self.branches().values() for job in jobs if self.result(job) is None]
+        return [job for job in left if job.variant in going_on] or branches
+
+    def results(self, jobs: Sequence[Job]) -> dict[int, float]:
+        """Returns the metric by seed, of those that have ended."""
+        return {job.seed: value for job in jobs if (value := self.result(job)) is not None}
+
+    def differences(self) -> dict[str, Difference]:
+        """Returns what each variant's results say against the baseline's."""
+        results = {name: self.results(self.reporting(name)) for name in self.variants}
+        baseline = results.pop(self.config.baseline)
+        return differences(baseline, results, self.config.least_effect, range(self.config.give_up_after or 0))
+
+    def going_on(self) -> set[str]:
+        """Returns the variants that get all seeds: those that are not given up, and the baseline as long as there is any."""
+        if self.config.give_up_after is None:
+            return set(self.variants)
+        left = {name for name, found in self.differences().items() if not found.given_up}
+        return left | {self.config.baseline} if left else left
 
     def reporting(self, variant: str) -> list[Job]:
         """As its base; runs that others branch off keep the checkpoints for it."""
@@ -53,7 +78,10 @@ class Study(TunedRuns):
 
     def branches(self) -> dict[float, list[Job]]:
         """Returns the baseline's runs of other lengths, by their part of its tokens; none unless they are asked for."""
-        trunks = self.reporting(self.config.baseline) if self.config.exchange else []
+        baseline = self.config.baseline
+        trunks = self.reporting(baseline) if self.config.exchange else []
+        if trunks and baseline not in self.going_on():
+            trunks = trunks[: self.config.give_up_after]
         return {factor: [self._branch(job, factor) for job in trunks] for factor in LENGTHS if trunks}
 
     def _branch(self, job: Job, factor: float) -> Job:

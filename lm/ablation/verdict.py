@@ -1,18 +1,15 @@
 """What a study has found, as a tree and as words."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lm.ablation.config import StudyConfig
 from lm.ablation.exchange import LENGTHS, branched, in_tokens, percent, short_of
 from lm.ablation.found import Found
 from lm.ablation.matching import size
-from lm.ablation.runs import Job
 from lm.ablation.study import Study
 from lm.ablation.text import covers, of_text, sampled
-from lm.report.statistics import ALPHA, Difference, Worth, differences, worth
+from lm.report.statistics import ALPHA, Difference, Worth, worth
 from lm.schema import Tree, flatten, from_tree
 from lm.units import si
 
@@ -21,11 +18,9 @@ FEW_SEEDS = 5
 
 def verdict(study: Study) -> Tree:
     """Returns what verdict.json says; a function of the runs alone, so that a study that was killed says the same."""
-    config, results = study.config, _results(study)
-    found = differences(
-        results[config.baseline], {name: runs for name, runs in results.items() if name != config.baseline}, config.least_effect
-    )
-    lengths = {1.0: results[config.baseline], **{factor: _ended(study, jobs) for factor, jobs in study.branches().items()}}
+    config, found = study.config, study.differences()
+    results = {name: study.results(study.reporting(name)) for name in study.variants}
+    lengths = {1.0: results[config.baseline], **{factor: study.results(jobs) for factor, jobs in study.branches().items()}}
     worths = {name: worth(lengths, results[name], told.level) for name, told in found.items() if len(lengths) > 1}
     rows = {name: _row(study, name, results[name], found.get(name), worths.get(name)) for name in study.variants}
     asked = sorted([1.0, *LENGTHS]) if config.exchange else []
@@ -39,10 +34,11 @@ def verdict(study: Study) -> Tree:
         "knob": config.moved,
         "least_effect": config.least_effect,
         "seeds": config.seeds,
+        "give_up_after": config.give_up_after,
         "level": ALPHA,
         "exchange": exchange,
         "variants": rows,
-        "warnings": _warnings(config, rows, found, exchange),
+        "warnings": _warnings(study, rows, found, exchange),
     }
     return from_tree(Found, told, "verdict.json").tree()
 
@@ -82,16 +78,9 @@ def _verdict(difference: Tree) -> str:
     if not difference:
         return "baseline"
     more = difference["more_seeds"]
+    if difference["given_up"]:
+        return f"{difference['verdict']} (given up after {len(difference['pairs'])} seeds)"
     return difference["verdict"] + (f" ({more} more {'seed' if more == 1 else 'seeds'} would)" if more else "")
-
-
-def _results(study: Study) -> dict[str, dict[int, float]]:
-    """The metric by variant and seed, of the runs that have ended."""
-    return {name: _ended(study, study.reporting(name)) for name in study.variants}
-
-
-def _ended(study: Study, jobs: Sequence[Job]) -> dict[int, float]:
-    return {job.seed: value for job in jobs if (value := study.result(job)) is not None}
 
 
 def _length(study: Study, factor: float, runs: dict[int, float]) -> Tree:
@@ -144,7 +133,8 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _warnings(config: StudyConfig, rows: Tree, found: dict[str, Difference], exchange: Tree | None) -> list[str]:
+def _warnings(study: Study, rows: Tree, found: dict[str, Difference], exchange: Tree | None) -> list[str]:
+    config, going_on = study.config, study.going_on()
     base = rows[config.baseline]["size"]
     notes = []
     if config.seeds < FEW_SEEDS:
@@ -167,7 +157,7 @@ def _warnings(config: StudyConfig, rows: Tree, found: dict[str, Difference], exc
             notes.append(f"{name}: {row['diverged']} of {len(row['runs'])} runs diverged; {said}.")
         if tuning := row["tuning"]:
             notes.append(f"{name}: {tuning['ended']} of {tuning['runs']} tuning runs have ended. The same command runs the others.")
-        elif len(row["runs"]) < config.seeds:
+        elif len(row["runs"]) < config.seeds and name in going_on:
             notes.append(f"{name}: {len(row['runs'])} of {config.seeds} runs have ended. The same command runs the others.")
     for name, difference in found.items():
         if (
@@ -188,22 +178,31 @@ def sentences(found: Tree) -> list[str]:
     said = []
     for name, row in found["variants"].items():
         difference = row["difference"]
-        if difference is None or difference["p"] is None:
+        if difference is None or (difference["p"] is None and not difference["given_up"]):
             continue
+        n, told = len(difference["pairs"]), difference["verdict"]
+        p = f"p = {difference['p']:.2g}" if difference["p"] is not None else "none"
         if difference["mean"] is None:
             lost = f"{row['diverged']} of {len(row['runs'])} runs of {name} and {found['variants'][base]['diverged']} of {base} diverged"
-            n, p = len(difference["pairs"]), difference["p"]
-            said.append(f"{lost}; a sign test over {n} pairs of seeds gives p = {p:.2g} after Holm's correction: {difference['verdict']}.")
+            tested = f"a sign test over {n} pairs of seeds gives {p} after Holm's correction"
+            said.append(f"{lost}; {'it was given up' if difference['given_up'] else tested}: {told}.")
             continue
         low, high = difference["interval"]
-        n, p = len(difference["pairs"]), difference["p"]
+        least = f" {found['least_effect']:g}" if told == "equal within" else ""
+        tested = "at which it was given up" if difference["given_up"] else f"Holm-corrected {p}"
         said.append(
             f"Against {base}, {name} changes {found['metric']} by {difference['mean']:+.4f} (95 % interval {low:+.4f} to {high:+.4f},"
-            f" paired t-test over {n} seeds, Holm-corrected p = {p:.2g}{sampled(row['text'])}): {difference['verdict']}"
-            + (f" {found['least_effect']:g}." if difference["verdict"] == "equal within" else ".")
-            + in_tokens(row)
+            f" paired t-test over {n} seeds, {tested}{sampled(row['text'])}): {told}{least}.{in_tokens(row)}"
         )
     return said
+
+
+def _looked(found: Tree) -> str:
+    """What an early look does."""
+    if (after := found["give_up_after"]) is None:
+        return ""
+    level = f"{100 * found['level'] / max(1, len(found['variants']) - 1):.2g} %"
+    return f" After {after} seeds a variant of which that was so at {level} was given up, which lets no other one pass more easily."
 
 
 def _paired(found: Tree) -> str:
@@ -240,6 +239,6 @@ def method(found: Tree) -> str:
         " paired by seed; intervals are Student's t and assume that differences spread normally; they and p are corrected by Holm's"
         " procedure for the number of variants, and hold where the number of seeds was chosen before any verdict was read."
         " Better: the whole interval is below 0. No better: a gain of the least effect"
-        f" ({least}) is excluded. Equal within: the 90 % interval is inside it.{_paired(found)}{covers(found)}{tokens}{timed}"
-        f"{_tuned(found)} Study {found['hash']}."
+        f" ({least}) is excluded.{_looked(found)} Equal within: the 90 % interval is inside it.{_paired(found)}{covers(found)}{tokens}"
+        f"{timed}{_tuned(found)} Study {found['hash']}."
     )

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -29,6 +29,7 @@ class Difference:
     corrected by Holm. None where a pair is not finite, or there is one alone. permutation_p: exact, over all signs, from 6 pairs on.
     bootstrap: BCa at the same level, from 10 on.  more_seeds: how many would tell with 80 % power, by the spread so far; None: no number.
     pairing: correlation of baseline and variant over seeds, from 3 pairs on.  apart: seeds that would say as much without pairing.
+    given_up: after these pairs, by an early look, which is no test and has no p.
     """
 
     pairs: tuple[float, ...]
@@ -44,18 +45,40 @@ class Difference:
     """Of the interval."""
     pairing: float | None = None
     apart: int | None = None
+    given_up: bool = False
 
 
-def differences(baseline: Mapping[S, float], variants: Mapping[str, Mapping[S, float]], least_effect: float = 0.0) -> dict[str, Difference]:
+def differences(
+    baseline: Mapping[S, float], variants: Mapping[str, Mapping[S, float]], least_effect: float = 0.0, look: Collection[S] = ()
+) -> dict[str, Difference]:
     """Compares each variant with the baseline, by the seeds that both have.
 
     baseline, a variant: the metric of each seed, infinite where the run diverged.  least_effect: the smallest difference worth acting on.
-    Intervals and p hold for all variants together: among equal ones at most 5 % of studies raise any alarm (Holm 1979).
+    look: the first seeds, two or more. What is no better by them, at 5 % / variants, is given up, and judged by them whatever runs later.
+    p holds for all variants together: among equal ones at most 5 % of studies raise any alarm (Holm 1979). An interval has the level that
+    agrees with its p: each alone misses the truth in at most 5 %, and without a look so do all together where the variants are equal.
+    A look spends nothing: what is given up stays in Holm's procedure as never rejected, so that no other variant is judged less strictly,
+    and all that it could still have been called is better.
     """
+    given_up = dict(_given_up(baseline, variants, least_effect, look))
     pairs = {name: _pairs(baseline, found) for name, found in variants.items()}
-    corrected, levels = holm({name: p_value(found) for name, found in pairs.items() if len(found) > 1})
-    judged = {name: _judged(found, corrected.get(name, 1.0), levels.get(name, ALPHA), least_effect) for name, found in pairs.items()}
+    corrected, levels = holm({name: 1.0 if name in given_up else p_value(found) for name, found in pairs.items() if len(found) > 1})
+    judged = {
+        name: given_up.get(name) or _judged(found, corrected.get(name, 1.0), levels.get(name, ALPHA), least_effect)
+        for name, found in pairs.items()
+    }
     return {name: replace(found, **_pairing(baseline, variants[name], found.pairs)) for name, found in judged.items()}
+
+
+def _given_up(
+    baseline: Mapping[S, float], variants: Mapping[str, Mapping[S, float]], least_effect: float, look: Collection[S]
+) -> Iterator[tuple[str, Difference]]:
+    for name, found in variants.items():
+        if look and all(seed in baseline and seed in found for seed in look):
+            pairs = _pairs({seed: baseline[seed] for seed in look}, found)
+            early = _judged(pairs, min(1.0, p_value(pairs) * len(variants)), ALPHA / len(variants), least_effect)
+            if early.verdict == "no better":
+                yield name, replace(early, p=None, given_up=True)
 
 
 def holm(ps: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
@@ -147,52 +170,9 @@ def seeds_needed(sd: float, effect: float, alpha: float = ALPHA) -> int | None:
     return n
 
 
-@dataclass(frozen=True)
-class Noise:
-    """How runs of one config spread: standard deviations of the metric.
-
-    total: of one run whose seeds all move; interval: its own at 95 %.  init, order: what the initial weights, and the order of the data
-    with dropout, contribute.  rest: what neither explains.
-    """
-
-    total: float
-    interval: Interval
-    init: float
-    order: float
-    rest: float
-
-
-def split_noise(runs: Sequence[Sequence[float]]) -> Noise:
-    """Splits the spread of a square of runs, a row for each `seed.init` and a column for each `seed.data`.
-
-    Components of variance by the mean squares of a two-way layout without repetition (Searle 1971, ch. 9). A negative one is 0, while the
-    total is the unbiased sum of all, whose interval is chi-square's with the degrees of freedom of Satterthwaite 1946.
-    """
-    n, m = len(runs), len(runs[0])
-    grand = statistics.fmean(value for row in runs for value in row)
-    rows = [statistics.fmean(row) - grand for row in runs]
-    columns = [statistics.fmean(row[j] for row in runs) - grand for j in range(m)]
-    rest = sum((runs[i][j] - grand - rows[i] - columns[j]) ** 2 for i in range(n) for j in range(m)) / ((n - 1) * (m - 1))
-    init, order = sum(row**2 for row in rows) / (n - 1), sum(column**2 for column in columns) / (m - 1)
-    both = rest * (1 - 1 / n - 1 / m)
-    total = init + order + both
-    squares = init**2 / (n - 1) + order**2 / (m - 1) + both**2 / ((n - 1) * (m - 1))
-    roots = [math.sqrt(max(0.0, part)) for part in (total, init - rest / m, order - rest / n, rest)]
-    return Noise(roots[0], _spread_interval(roots[0], total**2 / squares if squares else math.inf), *roots[1:])
-
-
 def pairing(baseline: float, variant: float, difference: float) -> float | None:
     """Returns the correlation of runs of equal seeds, by the spread of each and of their difference; None where one has none."""
     return (baseline**2 + variant**2 - difference**2) / (2 * baseline * variant) if baseline > 0 and variant > 0 else None
-
-
-def _spread_interval(sd: float, freedom: float) -> Interval:
-    from scipy import stats
-
-    if sd == 0:
-        return 0.0, 0.0
-    low, high = (sd * math.sqrt(freedom / float(stats.chi2.ppf(at, freedom))) for at in (1 - ALPHA / 2, ALPHA / 2))
-    return low, high
 
 
 def _pairs(baseline: Mapping[S, float], variant: Mapping[S, float]) -> list[float]:
@@ -201,10 +181,10 @@ def _pairs(baseline: Mapping[S, float], variant: Mapping[S, float]) -> list[floa
 
 
 def _pairing(baseline: Mapping[S, float], variant: Mapping[S, float], pairs: Sequence[float]) -> dict[str, Any]:
-    """What Difference says of it."""
-    shared = baseline.keys() & variant.keys()
+    """What Difference says of it.  pairs: of the first seeds that both have."""
     if len(pairs) < _CORRELATED_FROM or not all(map(math.isfinite, pairs)):
         return {}
+    shared = sorted(baseline.keys() & variant.keys())[: len(pairs)]
     base, own, both = (statistics.stdev(each) for each in ([baseline[seed] for seed in shared], [variant[seed] for seed in shared], pairs))
     apart = round(len(pairs) * (base**2 + own**2) / both**2) if both**2 * MOST_SEEDS > base**2 + own**2 else None
     return {"pairing": pairing(base, own, both), "apart": apart}

@@ -31,12 +31,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture
-def python(server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs of a study start by the server, without the seconds that imports take."""
+def stub(server: Path, tmp_path: Path) -> str:
+    """A Python that starts by the server, without the seconds that imports take."""
     stub = tmp_path / "python"
     stub.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {Path(__file__).parents[1] / "client.py"} {server} "$@"\n')
     stub.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(stub))
+    return str(stub)
+
+
+@pytest.fixture
+def python(stub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of a study are started by it."""
+    monkeypatch.setattr(sys, "executable", stub)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from scipy import stats
 from lm.ablation.config import StudyConfig
 from lm.ablation.matching import moved
 from lm.ablation.noise import NoiseRuns, noise_runs
+from lm.ablation.page import page
 from lm.ablation.study import AskedStudy, Study, new_study, read_study
 from lm.ablation.verdict import cells, report, verdict
 from lm.cli.compose.compose import compose_config
@@ -108,6 +109,35 @@ def test_tuning_that_has_not_ended_chooses_nothing_and_says_how_far_it_is(study:
     assert best is not None and best.at_edge and len(best.tried) == 7 and len(made.reporting("gelu")) == 2
     assert verdict(made)["variants"]["gelu"]["tuning"] is None
     assert {job.variant for job in made.missing()} == {"swiglu"}
+
+
+def test_a_variant_that_is_no_better_by_the_look_gets_no_more_seeds(study: NewStudy) -> None:
+    made = study(seeds=4, give_up_after=2, variants={ffn: [f"model/ffn={ffn}"] for ffn in ("swiglu", "gelu", "relu2")})
+    made.freeze()
+    first = made.missing()
+    assert {job.seed for job in first} == {0, 1} and len(first) == 6
+    values = {"swiglu": 4.0, "gelu": 5.0, "relu2": 4.01}
+    for job in reversed(first):
+        assert all(left in first for left in made.missing()), "nothing beyond the look before all of it is there"
+        end(made, job, values[job.variant] + {"swiglu": 0.1, "gelu": 0.101, "relu2": 0.05}[job.variant] * job.seed)
+    assert [job.name for job in made.missing()] == [f"{name}-seed-{seed}" for name in ("swiglu", "relu2") for seed in (2, 3)]
+    for job in made.missing():
+        end(made, job, values[job.variant] - 0.02 * job.seed)
+    found = verdict(read_study(made.folder))
+    gelu = found["variants"]["gelu"]["difference"]
+    assert made.missing() == [] and gelu["given_up"] and gelu["p"] is None and len(gelu["pairs"]) == 2
+    assert cells(found)[2][4] == "no better (given up after 2 seeds)" and "at which it was given up): no better." in report(found)
+    assert not any("same command" in warning for warning in found["warnings"]) and "10 of 10 runs have ended" in page(found, {})
+    with pytest.raises(ConfigError, match=r"give_up_after was 2, now 3"):
+        study(seeds=4, give_up_after=3, variants=made.config.variants).freeze()
+
+
+def test_where_all_are_given_up_the_baseline_gets_no_more_seeds_either(study: NewStudy) -> None:
+    made = study(seeds=5, give_up_after=2)
+    for job in made.missing():
+        end(made, job, 4.0 + (job.variant == "gelu") + 0.001 * job.seed * (job.variant == "gelu"))
+    assert made.missing() == [] and "4 of 4 runs have ended" in page(found := verdict(made), {})
+    assert not any("same command" in warning for warning in found["warnings"])
 
 
 def test_differences_are_told_in_tokens_once_the_baseline_ran_at_other_lengths(study: NewStudy) -> None:

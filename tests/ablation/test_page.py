@@ -56,6 +56,7 @@ def tree(runs: Runs, least_effect: float = 0.01, tried: Tree | None = None, seed
         "hash": "0" * 16,
         **asked,
         "seeds": seeds or most,
+        "give_up_after": None,
         "level": 0.05,
         "exchange": exchange,
         "variants": rows,

@@ -119,6 +119,7 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         (["study=x/broken", "--config-dir", "own"], "own/recipes/x/broken.yaml: study must be key: value pairs"),
         ([FFN, "name=../../x"], "name: '../../x' cannot name a run folder"),
         ([FFN, "check=true"], "variants.swiglu: check=true trains nothing"),
+        ([FFN, "seeds=3", "give_up_after=3"], "give_up_after=3 leaves out none of 3 seeds"),
         ([FFN, "metric=test_ec"], "metric=test_ec: no test of variant swiglu tells that"),
         ([FFN, "metric=test_loss/64", "eval.seq_len=16,48"], "Options: "),
         (["noise", "seeds=3"], "seeds: lm ablate noise runs one config"),

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import Field
 
@@ -21,7 +21,11 @@ from lm.printing import answer, note, say
 from lm.schema import Tree, did_you_mean, from_tree
 from lm.units import table
 
+if TYPE_CHECKING:
+    from lm.ablation.jobs import Place
+
 DOINGS = ("plan", "run", "report", "noise")
+_OF_CLUSTER = {"cluster", "partition", "minutes", "gpus", "sbatch"}
 C = TypeVar("C", bound=RunsConfig)
 _LONGEST = 60  # of the names that are made up here
 
@@ -36,6 +40,7 @@ class Ablate(Verb):
     lm ablate model/ffn=swiglu,geglu,gelu match=params knob=model.ffn.hidden tune=optim.lr      without a file
     lm ablate model/position=sinusoidal,alibi eval.seq_len=128,512 metric=test_loss/512         judged beyond the length of training
     lm ablate plan study=ablation/ffn                              runs, sizes and FLOPs, and nothing is run
+    lm ablate study=ablation/ffn cluster=slurm partition=gpu gpus=1 jobs=20         as an array of jobs; again: waits for them
     lm ablate report study=ablation/ffn                            what is known by now
     lm ablate sizes=64,96,128,192 tokens=0.5,1,2 recipes=ablation/base   a law of size and tokens; also with plan, report, flops=1e14
     lm ablate noise recipes=pretrain/nano_long model/ffn=swiglu,gelu    how runs spread, what pairing by seed saves, and the seeds it takes
@@ -74,12 +79,24 @@ class Ablate(Verb):
     """Figure of the summary that is compared; less is better."""
     least_effect: float | None = Field(None, ge=0)
     """The smallest difference worth acting on."""
+    give_up_after: int | None = Field(None, ge=2)
+    """Seeds after which a variant that is no better by then gets no more. null: what the file says, or none is given up."""
     exchange: bool | None = None
     """Train the baseline at half and at twice its tokens too, so that differences are told in tokens."""
     jobs: int = Field(1, ge=1, le=1024)
     """Runs side by side."""
     threads: int | None = Field(None, ge=1, le=1024)
-    """Threads of each run. null: the cores divided by `jobs`."""
+    """Threads of each run. null: the cores divided by `jobs`; on a cluster 1."""
+    cluster: Literal["slurm", "local"] | None = None
+    """Where the runs go, as jobs that submitit submits and that go on without this command; local is this machine. null: here."""
+    partition: str | None = None
+    """Part of the cluster."""
+    minutes: int = Field(60, ge=1)
+    """Of a job of the cluster; after that the run is saved and waits in the queue to go on."""
+    gpus: int = Field(0, ge=0)
+    """Of a job of the cluster."""
+    sbatch: list[str] = []
+    """Further options of sbatch, each as sbatch=account=abc."""
 
     def run(self, rest: list[str]) -> None:
         """Prints the plan or the verdicts on stdout, progress on stderr."""
@@ -87,6 +104,8 @@ class Ablate(Verb):
         if doing not in DOINGS:
             raise ConfigError(f"ablate: {doing!r} is nothing to do with a study. {did_you_mean(doing, DOINGS)}")
         overrides = [_listed(override) for override in overrides_of(rest[1:] if rest and rest[0] == doing else rest)]
+        if self.cluster is None and (foreign := sorted(self.model_fields_set & _OF_CLUSTER)):
+            raise ConfigError(f"{foreign[0]}: there is no cluster that it could be said to. Add cluster=slurm, or leave it out.")
         if doing == "noise":
             self._noise(overrides)
             return
@@ -110,6 +129,10 @@ class Ablate(Verb):
         else:
             config = self._config(StudyConfig, asked, begun.study if begun else None)
             composed = {name: compose_config([*config.overrides, *own]) for name, own in config.variants.items()}
+            if config.match == "time" and self.cluster is not None and begun is None:
+                raise ConfigError(
+                    "match=time: it would measure this machine, and the runs go to others. Match flops, or leave cluster out."
+                )
             study = new_study(folder, config, composed, begun)
             study.asked.agree(folder)
         ledger = Ledger(folder.parent)
@@ -119,7 +142,7 @@ class Ablate(Verb):
             answer(plan(study))
             return
         if doing == "run":
-            run_missing(study, self.jobs)
+            run_missing(study, self._place())
         found = write_report(study)
         ledger.note(study, found)
         for line in table(cells(found), "").split("\n"):
@@ -127,7 +150,7 @@ class Ablate(Verb):
         say(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
 
     def _noise(self, overrides: list[str]) -> None:
-        if foreign := sorted(self.model_fields_set - {"name", "dir", "metric", "least_effect", "jobs", "threads"}):
+        if foreign := sorted(self.model_fields_set - {"name", "dir", "metric", "least_effect", "jobs", "threads", *_OF_CLUSTER}):
             raise ConfigError(f"{foreign[0]}: lm ablate noise runs one config, with seeds of its own, and compares nothing. Leave it out.")
         shared, variants = _varied(overrides)
         configs = {name: compose_config([*shared, *own]) for name, own in variants.items()} or {"baseline": compose_config(shared)}
@@ -139,7 +162,7 @@ class Ablate(Verb):
         threads = self.threads or (begun.threads if begun else self._threads())
         runs = noise_runs(folder, configs, threads, self.metric or "val_bits_per_byte")
         for each in runs.values():
-            run_missing(each, self.jobs)
+            run_missing(each, self._place())
         for line in told(verdict(runs), [self.least_effect] if self.least_effect else [0.02, 0.01, 0.005]):
             say(line)
 
@@ -151,7 +174,9 @@ class Ablate(Verb):
             if foreign := sorted(given & {"tokens", "count", "flops", "at"}):
                 raise ConfigError(f"{foreign[0]}: only a ladder of sizes takes it. Give sizes=64,96,128,192, or the study= that one began.")
             return False
-        others = {"baseline", "match", "knob", "least_effect", "exchange"} | ({"study"} if self.sizes is not None else set())
+        others = {"baseline", "match", "knob", "least_effect", "give_up_after", "exchange"} | (
+            {"study"} if self.sizes is not None else set()
+        )
         if foreign := sorted(given & others):
             raise ConfigError(f"{foreign[0]}: a ladder of sizes fits a law to losses, and compares no variants of a study. Leave it out.")
         return True
@@ -180,7 +205,7 @@ class Ablate(Verb):
             answer(plan(ladder, self.count))
             return
         if doing == "run":
-            run_missing(ladder, self.jobs)
+            run_missing(ladder, self._place())
         for title, rows in tables(write_report(ladder, asking)).items():
             for line in (title, *table(rows).split("\n"), ""):
                 say(line)
@@ -208,11 +233,19 @@ class Ablate(Verb):
         return RunConfig(name=self.name or name, dir=self.dir).folder
 
     def _threads(self) -> int:
-        return max(1, (os.cpu_count() or 1) // self.jobs)
+        return max(1, (os.cpu_count() or 1) // self.jobs) if self.cluster is None else 1
+
+    def _place(self) -> "Place":
+        from lm.ablation.cluster import Cluster, options_of
+        from lm.ablation.jobs import Here
+
+        if self.cluster is None:
+            return Here(self.jobs)
+        return Cluster(self.cluster, self.jobs, self.minutes, self.gpus, options_of(self.partition, self.sbatch))
 
     def _config(self, cls: type[C], asked: Tree, begun: C | None) -> C:
         """What is asked, and what the command line says of it.  begun: as it is there, which says what nobody else does."""
-        keys = ("baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "exchange", "threads", "tokens")
+        keys = ("baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "give_up_after", "exchange", "threads", "tokens")
         said = {key: value for key in keys if key in cls.model_fields and (value := getattr(self, key)) is not None}
         known = {"threads": begun.threads, "seeds": begun.seeds} if begun else {"threads": self._threads()}
         config = from_tree(cls, {**known, **asked, **said}, self.study or "ablate")

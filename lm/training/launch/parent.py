@@ -26,14 +26,15 @@ def end_with_parent() -> None:
 
 
 def _watch(next_to_us: int, parent: int) -> None:
-    while os.getppid() == next_to_us and _lives(parent):
+    while os.getppid() == next_to_us and lives(parent):
         time.sleep(_LOOK_S)
     os.kill(os.getpid(), ORPHANED)
     time.sleep(_PATIENCE_S)
     os._exit(128 + signal.SIGTERM)
 
 
-def _lives(process: int) -> bool:
+def lives(process: int) -> bool:
+    """Returns whether there is a process with this id."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

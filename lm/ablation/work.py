@@ -1,0 +1,86 @@
+"""What a job of a cluster does: one run of a study in a process of its own, saved and put back into the queue when its time is up.
+
+Nothing heavy is imported: the job is a shell around `lm.training.worker`, which reads the frozen config.
+"""
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lm.schema import Config
+from lm.storage.atomic import replace_file
+from lm.storage.reading import checked, read_json
+from lm.training.launch.parent import ORPHANED, named
+
+if TYPE_CHECKING:
+    import submitit
+
+_LOOK_S = 0.2
+_PATIENCE_S = 60.0  # for what the command that submits still has to write, and for a run to save
+
+
+class Submitted(Config):
+    """What is kept of a run that a cluster was asked for.  job: the cluster's id.  code: exit code of the run; null until it has ended."""
+
+    job: str
+    code: int | None = None
+
+    @classmethod
+    def read(cls, file: Path) -> "Submitted | None":
+        """Returns what a file says; None where there is none."""
+        return checked(cls, read_json(file), file) if os.path.lexists(file) else None
+
+    def write(self, file: Path) -> None:
+        """Replaces the file in one step."""
+        replace_file(file, self.model_dump_json())
+
+
+@dataclass
+class Work:
+    """Runs a command once, if the file still names this job: one that was forgotten by a kill, or replaced, does nothing."""
+
+    file: Path
+    command: Sequence[str]
+    log: Path
+    threads: int
+    child: "subprocess.Popen[bytes] | None" = None
+
+    def __call__(self) -> None:
+        """Called by submitit in the job, and again after each time that the job was put back."""
+        import submitit
+
+        job = submitit.JobEnvironment().job_id
+        if not self._asked_for(job):
+            return
+        env = {**os.environ, **named(), "OMP_NUM_THREADS": str(self.threads)}
+        with self.log.open("ab") as output:
+            self.child = subprocess.Popen(
+                self.command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+            while self.child.poll() is None:
+                time.sleep(_LOOK_S)  # not wait(), whose lock the handler that calls checkpoint() would find taken
+        if Submitted.read(self.file) == Submitted(job=job):  # not another one by now
+            Submitted(job=job, code=self.child.returncode).write(self.file)
+
+    def checkpoint(self) -> "submitit.helpers.DelayedSubmission":
+        """Called by submitit before the cluster takes the machine away. The run saves, and the same job goes on with it later."""
+        import submitit
+
+        if self.child is not None:
+            self.child.send_signal(ORPHANED)  # the one signal that a run may get twice, should the cluster send it too
+            patient_until = time.monotonic() + _PATIENCE_S
+            while self.child.poll() is None and time.monotonic() < patient_until:
+                time.sleep(_LOOK_S)
+        again: Any = replace(self, child=None)
+        return submitit.helpers.DelayedSubmission(again)
+
+    def _asked_for(self, job: str) -> bool:
+        for _ in range(int(_PATIENCE_S / _LOOK_S)):
+            if (submitted := Submitted.read(self.file)) is not None and submitted.job == job:
+                return submitted.code is None
+            time.sleep(_LOOK_S)
+        return False

@@ -1,0 +1,151 @@
+"""Studies by submitit's executor of this machine, and by programs that are called as those of SLURM."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lm.ablation import cluster, jobs, work
+from lm.ablation.work import Submitted, Work
+from lm.errors import ConfigError
+from lm.schema import Tree
+from tests.ablation.conftest import Ablate
+from tests.conftest import started
+
+FFN = "model/ffn=swiglu,gelu"
+
+
+@pytest.fixture
+def quick(stub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs inside the jobs are started by the server; the jobs themselves are processes of submitit's."""
+    monkeypatch.setattr(cluster, "command", lambda study, job: [stub, *jobs.command(study, job)[1:]])
+
+
+def verdict(folder: Path) -> Tree:
+    return dict(json.loads((folder / "verdict.json").read_text()))
+
+
+def submissions(folder: Path) -> int:
+    return len([*(folder / "jobs/cluster").glob("*_submitted.pkl")])
+
+
+@pytest.mark.slow
+def test_a_study_on_a_cluster_has_the_verdict_of_one_that_ran_here(quick: None, ablate: Ablate, stub: str, tmp_path: Path) -> None:
+    code, _, err = ablate(FFN, "seeds=2", "cluster=local", "jobs=2", "name=far")
+    assert code == 0 and submissions(tmp_path / "far") == 4, err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", stub)
+        assert ablate(FFN, "seeds=2", "jobs=2", "name=near")[0] == 0
+    assert verdict(tmp_path / "far") | {"study": ""} == verdict(tmp_path / "near") | {"study": ""}
+    code, _, err = ablate(FFN, "seeds=2", "cluster=local", "name=far")
+    assert code == 0 and "runs to go" not in err and submissions(tmp_path / "far") == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_command_that_comes_back_finds_the_jobs_of_the_one_that_was_killed(
+    number: signal.Signals, ablate: Ablate, corpus: list[str], tmp_path: Path
+) -> None:
+    """Real processes throughout. Seen to fail, with eight jobs of four runs, where what was submitted is not looked for."""
+    call = (FFN, "seeds=2", "jobs=4", "cluster=local")
+    whole = [sys.executable, "-m", "lm", "ablate", *call, "threads=1", "name=ffn", f"dir={tmp_path}", *corpus]
+    with started(whole, cwd=Path(__file__).parents[2]) as process:
+        while len([*tmp_path.glob("ffn/jobs/*.submitted.json")]) < 4:
+            time.sleep(0.1)
+            assert process.poll() is None
+        process.send_signal(number)
+        assert process.wait() in (-9, 143)
+    code, _, err = ablate(*call)
+    assert code == 0 and "4 runs of an earlier command in the cluster" in err, err
+    assert submissions(tmp_path / "ffn") == 4 and len(verdict(tmp_path / "ffn")["variants"]["gelu"]["runs"]) == 2
+
+
+@pytest.fixture
+def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the job 7 of this machine."""
+    for name, value in {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": "7"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(work, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(work, "_LOOK_S", 0.02)
+
+
+def test_a_job_runs_once_and_only_as_long_as_it_is_asked_for(in_job: None, tmp_path: Path) -> None:
+    """Seen to fail, with a log of two lines, without the look at what is asked for."""
+    job = Work(tmp_path / "a.json", ["sh", "-c", "echo ran $OMP_NUM_THREADS; exit 4"], tmp_path / "a.log", threads=3)
+    job()
+    Submitted(job="8").write(job.file)
+    job()
+    assert not job.log.exists(), "nobody asked for it, or another job is to do it"
+    Submitted(job="7").write(job.file)
+    for _ in range(2):
+        job()
+    assert job.log.read_text() == "ran 3\n" and Submitted.read(job.file) == Submitted(job="7", code=4)
+    Submitted(job="7").write(job.file)
+    Work(job.file, ["sh", "-c", f"echo '{Submitted(job='8').model_dump_json()}' > {job.file}"], job.log, threads=3)()
+    assert Submitted.read(job.file) == Submitted(job="8"), "it was replaced as it ran, and has nothing to say"
+
+
+def test_a_job_whose_time_is_up_saves_and_comes_back(in_job: None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    job = Work(tmp_path / "a.json", ["true"], log, threads=1)
+    script = f"trap 'echo saved > {log}; exit 143' USR2; touch {log}; while :; do sleep 0.02; done"
+    with subprocess.Popen(["sh", "-c", script]) as process:
+        while not log.exists():
+            time.sleep(0.02)
+        job.child = process
+        again = job.checkpoint()
+        assert process.poll() == 143 and log.read_text() == "saved\n"
+    assert again.function == Work(job.file, job.command, log, threads=1) and again.function.child is None
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Programs by SLURM's names that take jobs, and say that the first has failed and the others wait. Returns the script of the last."""
+    bin, script = tmp_path / "bin", tmp_path / "script"
+    bin.mkdir()
+    said = {
+        "srun": "",
+        "sbatch": f"cp $1 {script}; echo Submitted batch job 12",
+        "sacct": "echo 'JobID|State|NodeList'; for i in 0 1 2 3; do echo \"12_$i|FAILED|None assigned\"; done",
+    }
+    for name, text in said.items():
+        (bin / name).write_text(f"#!/bin/sh\n{text}\n")
+        (bin / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(bin), prepend=":")
+    return script
+
+
+@pytest.mark.slow
+def test_slurm_gets_one_array_with_what_was_asked_and_a_job_that_it_loses_is_told(slurm: Path, ablate: Ablate, tmp_path: Path) -> None:
+    asked = ("cluster=slurm", "partition=gpu", "gpus=1", "minutes=30", "jobs=3", "sbatch=account=abc", "sbatch=--qos=high")
+    for _ in range(2):  # what has failed is submitted again
+        code, _, err = ablate(FFN, "seeds=2", *asked)
+        assert code == 5 and "4 of 4 runs failed" in err.splitlines()[-1], err
+    lines = slurm.read_text().splitlines()
+    for option in ("array=0-3%3", "partition=gpu", "gpus-per-node=1", "time=30", "account=abc", "qos=high", "cpus-per-task=1"):
+        assert f"#SBATCH --{option}" in lines, option
+    assert [Submitted.read(file).job for file in sorted(tmp_path.glob("ffn/jobs/*.submitted.json"))] == ["12_2", "12_3", "12_0", "12_1"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["partition=gpu"], "partition: there is no cluster"),
+        (["cluster=slurm", "sbatch=exclusive"], "sbatch=exclusive: this is not of the form name=value"),
+        (["cluster=pbs"], "cluster"),
+        (["cluster=slurm", "match=time"], "match=time: it would measure this machine"),
+    ],
+)
+def test_what_no_cluster_can_do_is_refused_before_anything_runs(args: list[str], said: str, ablate: Ablate, tmp_path: Path) -> None:
+    code, _, err = ablate(FFN, *args)
+    assert code == 2 and said in err.splitlines()[-1] and not (tmp_path / "ffn").exists(), err
+
+
+def test_without_submitit_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(ConfigError, match=r"pip install 'slotlm\[cluster\]'"):
+        cluster.Cluster("slurm", 1, 1, 0, {})

@@ -49,9 +49,10 @@ def filled(studies: Path, name: str, before: str) -> str:
     table = "\n".join("| " + " | ".join(row) + " |" for row in [head, ("---",) * len(head), *rows])
     told = "\n".join(f"- {sentence}" for sentence in sentences(found))
     run = RunFolder(folder / f"{found['baseline']}-seed-0").summary()
-    parameters = " to ".join(dict.fromkeys(f"{n(row['size']['parameters'] for row in found['variants'].values()):,}" for n in (min, max)))
-    where = f"`lm ablate study={name}`: {parameters} parameters, {run['tokens']:,} tokens a run; {processor()}, {run['device'].partition(', ')[2]} a run,"
-    where += f" torch {run['torch']}, commit {(run['commit'] or 'unknown')[:7]}, {run['finished_at'][:10]}."
+    sizes = [row["size"]["parameters"] for row in found["variants"].values()]
+    parameters = " to ".join(dict.fromkeys(f"{size:,}" for size in (min(sizes), max(sizes))))
+    where = f"`lm ablate study={name}`: {parameters} parameters, {run['tokens']:,} tokens a run;"
+    where += f" {processor()}, {run['device'].partition(', ')[2]} a run, torch {run['torch']}, commit {(run['commit'] or 'unknown')[:7]}, {run['finished_at'][:10]}."
     return f"<!-- study: {name} -->\n{table}\n\n{told}\n\n{where}\n<!-- end -->\n"
 
 

@@ -51,8 +51,9 @@ def filled(studies: Path, name: str, before: str) -> str:
     run = RunFolder(folder / f"{found['baseline']}-seed-0").summary()
     sizes = [row["size"]["parameters"] for row in found["variants"].values()]
     parameters = " to ".join(dict.fromkeys(f"{size:,}" for size in (min(sizes), max(sizes))))
-    where = f"`lm ablate study={name}`: {parameters} parameters, {run['tokens']:,} tokens a run;"
-    where += f" {processor()}, {run['device'].partition(', ')[2]} a run, torch {run['torch']}, commit {(run['commit'] or 'unknown')[:7]}, {run['finished_at'][:10]}."
+    where = f"`lm ablate study={name}`: {parameters} parameters, {run['tokens']:,} tokens a run; {processor()},"
+    by = f"torch {run['torch']}, commit {(run['commit'] or 'unknown')[:7]}, {run['finished_at'][:10]}"
+    where += f" {run['device'].partition(', ')[2]} a run, {by}."
     return f"<!-- study: {name} -->\n{table}\n\n{told}\n\n{where}\n<!-- end -->\n"
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lm.ablation.verdict import cells, sentences
+from lm.ablation.judging.verdict import cells, sentences
 from lm.schema import Tree
 from lm.storage.run_folder import RunFolder
 

@@ -22,7 +22,7 @@ def listed(cls: type[Config]) -> list[Tree]:
     slots: list[type[Slot]] = []
     _add(cls, entries, slots)
     for slot in slots:  # grows
-        for kind in slot.kinds().values():
+        for _, kind in sorted(slot.kinds().items()):  # whichever module was imported first
             if kind.__module__.split(".")[0] == slot.__module__.split(".")[0]:  # and of no plugin
                 _add(kind, entries, slots)
     ordered = [entry for other, entry in entries.items() if other is not cls] + [entries[cls]]

@@ -18,8 +18,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from lm.ablation.judging.verdict import verdict
 from lm.ablation.study import read_study
-from lm.ablation.verdict import verdict
 from lm.report.statistics import power
 from lm.storage.reading import read_json
 from tools import alarms

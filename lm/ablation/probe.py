@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from lm.ablation.jobs import Here, run_missing
+from lm.ablation.running.jobs import Here, run_missing
 from lm.ablation.runs import Asked, Job, Runs
 from lm.errors import ConfigError
 from lm.schema import from_tree

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lm.ablation import cluster, jobs, work
-from lm.ablation.work import Submitted, Work
+from lm.ablation.running.work import Submitted, Work
 from lm.errors import ConfigError
 from lm.schema import Tree
 from tests.ablation.conftest import Ablate

@@ -12,11 +12,11 @@ import pytest
 from scipy import stats
 
 from lm.ablation.config import StudyConfig
+from lm.ablation.judging.page import page
+from lm.ablation.judging.verdict import cells, report, verdict
 from lm.ablation.matching import moved
 from lm.ablation.noise import NoiseRuns, noise_runs
-from lm.ablation.page import page
 from lm.ablation.study import AskedStudy, Study, new_study, read_study
-from lm.ablation.verdict import cells, report, verdict
 from lm.cli.compose.compose import compose_config
 from lm.cli.views.study import plan
 from lm.errors import CheckpointError, ConfigError

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lm.ablation.config import StudyConfig
-from lm.ablation.found import Found
+from lm.ablation.judging.found import Found
+from lm.ablation.judging.verdict import verdict
 from lm.ablation.ledger import Ledger
 from lm.ablation.study import Study, new_study
-from lm.ablation.verdict import verdict
 from lm.cli.compose.compose import compose_config
 from lm.schema import Tree
 from lm.training.config import TrainConfig

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lm.ablation.page import page
+from lm.ablation.judging.page import page
 from lm.report.statistics import differences
 from lm.report.svg import scale
 from lm.schema import Tree

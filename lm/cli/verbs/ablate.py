@@ -22,7 +22,7 @@ from lm.schema import Tree, did_you_mean, from_tree
 from lm.units import table
 
 if TYPE_CHECKING:
-    from lm.ablation.jobs import Place
+    from lm.ablation.running.jobs import Place
 
 DOINGS = ("plan", "run", "report", "noise")
 _OF_CLUSTER = {"cluster", "partition", "minutes", "gpus", "sbatch"}
@@ -115,11 +115,11 @@ class Ablate(Verb):
         name, asked = _asked(self.study, overrides)
         if asked is not None and not os.path.lexists(Path(os.path.expanduser(self.dir), self.name or name)):
             self._judge(asked)
-        from lm.ablation.jobs import run_missing
+        from lm.ablation.judging.page import write_report
+        from lm.ablation.judging.verdict import cells
         from lm.ablation.ledger import Ledger
-        from lm.ablation.page import write_report
+        from lm.ablation.running.jobs import run_missing
         from lm.ablation.study import AskedStudy, new_study, read_study
-        from lm.ablation.verdict import cells
         from lm.cli.views.study import plan
 
         folder = self._folder(name)
@@ -154,8 +154,8 @@ class Ablate(Verb):
             raise ConfigError(f"{foreign[0]}: lm ablate noise runs one config, with seeds of its own, and compares nothing. Leave it out.")
         shared, variants = _varied(overrides)
         configs = {name: compose_config([*shared, *own]) for name, own in variants.items()} or {"baseline": compose_config(shared)}
-        from lm.ablation.jobs import run_missing
         from lm.ablation.noise import AskedNoise, noise_runs, told, verdict
+        from lm.ablation.running.jobs import run_missing
 
         folder = self._folder(cut(f"noise-{compose(plugins.take(shared)).full()['run']['name']}", _LONGEST))
         begun = AskedNoise.read(folder)
@@ -183,7 +183,7 @@ class Ablate(Verb):
 
     def _ladder(self, doing: str, overrides: list[str]) -> None:
         own, name = self._sizes(overrides) if self.sizes is not None else ({}, str(self.study))
-        from lm.ablation.jobs import run_missing
+        from lm.ablation.running.jobs import run_missing
         from lm.ablation.scaling.extrapolate import Asking
         from lm.ablation.scaling.page import write_report
         from lm.ablation.scaling.report import tables
@@ -236,8 +236,8 @@ class Ablate(Verb):
         return max(1, (os.cpu_count() or 1) // self.jobs) if self.cluster is None else 1
 
     def _place(self) -> "Place":
-        from lm.ablation.cluster import Cluster, options_of
-        from lm.ablation.jobs import Here
+        from lm.ablation.running.cluster import Cluster, options_of
+        from lm.ablation.running.jobs import Here
 
         if self.cluster is None:
             return Here(self.jobs)

@@ -98,7 +98,7 @@ def test_names_of_a_sweep_are_distinct_whatever_is_left_out_of_them(values: str)
 
 def test_a_key_is_as_short_as_no_other_ends() -> None:
     assert [short(key) for key in ("optim.lr", "model.norm.eps", "model.ffn", "data.seq_len", "seed", "model.dropout", "mine.own.key")] == [
-        "lr", "norm.eps", "ffn", "seq_len", "seed", "model.dropout", "mine.own.key"
+        "lr", "norm.eps", "ffn", "data.seq_len", "seed", "model.dropout", "mine.own.key"
     ]  # fmt: skip
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lm.ablation.jobs import Place, command, interrupt, log_of
+from lm.ablation.running.jobs import Place, command, interrupt, log_of
+from lm.ablation.running.work import Submitted, Work
 from lm.ablation.runs import Job, Runs
-from lm.ablation.work import Submitted, Work
 from lm.errors import ConfigError, ResourceError
 from lm.printing import note
 from lm.storage.run_folder import RunFolder

@@ -5,10 +5,10 @@ from dataclasses import asdict
 from typing import Any
 
 from lm.ablation.exchange import LENGTHS, branched, in_tokens, percent, short_of
-from lm.ablation.found import Found
+from lm.ablation.judging.found import Found
+from lm.ablation.judging.text import covers, of_text, sampled
 from lm.ablation.matching import size
 from lm.ablation.study import Study
-from lm.ablation.text import covers, of_text, sampled
 from lm.report.statistics import ALPHA, Difference, Worth, worth
 from lm.schema import Tree, flatten, from_tree
 from lm.units import si

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from lm.ablation.judging.verdict import cells, method, report, sentences, verdict
 from lm.ablation.study import Study
-from lm.ablation.verdict import cells, method, report, sentences, verdict
 from lm.report.curves import settled
 from lm.report.frame import render
 from lm.report.run import Run

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.ablation import cluster, jobs, work
+from lm.ablation.running import cluster, jobs, work
 from lm.ablation.running.work import Submitted, Work
 from lm.errors import ConfigError
 from lm.schema import Tree

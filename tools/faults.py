@@ -168,7 +168,7 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
     ]),
     "N3": ("NaN in the weights at a save", [
         f"{FAULTS}broken_weights_are_not_saved",
-        f"{FAULTS}a_validation_loss_that_is_not_finite_is_not_saved",
+        f"{FAULTS}a_loss_on_held_out_text_that_is_not_finite_is_not_saved",
     ]),
     "N4": ("ten times the loss", [
         f"{FAULTS}a_leap_of_the_loss_is_told_and_takes_the_run_back_where_that_is_wanted",

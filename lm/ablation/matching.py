@@ -11,6 +11,7 @@ from lm.schema import find_field, from_tree, members
 from lm.training.config import TrainConfig
 
 TOLERANCE = 0.005
+_GAP = 64  # of values that a knob cannot have, such as widths that heads do not divide
 _MOST = 2**22
 
 
@@ -89,7 +90,9 @@ def _solved(name: str, cfg: TrainConfig, key: str, measure: Callable[[TrainConfi
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if (at(middle) or 0) < target else (low, middle)
-    near = {value: found for value in (low, high) if (found := at(value)) is not None}
+    below, above = range(low, max(0, low - _GAP), -1), range(high, min(_MOST, high + _GAP))  # past values that are none
+    tried = [next((value for value in values if at(value) is not None), low) for values in (below, above)]
+    near = {value: found for value in tried if (found := at(value)) is not None}
     best = min(near, key=lambda value: abs(near[value] - target), default=None)
     if best is None or abs(near[best] - target) > TOLERANCE * target:
         reached = f"{near[best]:,}" if best is not None else "nothing"

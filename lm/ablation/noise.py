@@ -14,7 +14,7 @@ from lm.ablation.runs import NO_RUN, Asked, Job, Runs
 from lm.ablation.study import refuse_equal
 from lm.errors import ConfigError
 from lm.report.noise import split_noise
-from lm.report.statistics import pairing, seeds_needed
+from lm.report.statistics import ALPHA, pairing, seeds_needed
 from lm.schema import Tree
 from lm.storage.atomic import replace_file
 from lm.training.config import TrainConfig
@@ -52,8 +52,11 @@ class NoiseRuns(Runs):
         """Returns the metric by row. Raises ConfigError where a run diverged, which has no spread, or is missing."""
         values = [[self.result(job) for job in row] for row in self.jobs()]
         known = [[value for value in row if value is not None and math.isfinite(value)] for row in values]
-        if any(len(row) < SIDE for row in known):
+        if any(value is None for row in values for value in row):
             raise ConfigError(f"{self.folder}: {sum(map(len, known))} of {SIDE**2} runs have a finite {self.metric}. Run the others.")
+        if lost := SIDE**2 - sum(map(len, known)):
+            said = f"{lost} of {SIDE**2} runs diverged, which has no spread"
+            raise ConfigError(f"{self.folder}: {said}. Lower optim.lr, and give the new runs another name=.")
         return known
 
     def _job(self, init: int, order: int) -> Job:
@@ -114,9 +117,10 @@ def told(found: Tree, effects: list[float]) -> list[str]:
         rho = f", a correlation of {row['pairing']:.2f}" if row["pairing"] is not None else ""
         alone = math.hypot(found["total"], row["total"])
         lines.append(f"{name} less {found['baseline']}: spreads by {_spread(row['difference'])}, and by {alone:.4f} without pairing{rho}")
+        level = ALPHA / len(found["variants"])  # as Holm's procedure judges the first of them
         for effect in effects:
-            without = _needed(seeds_needed(alone, effect))
-            lines.append(f"  an effect of {effect:g} takes {_seeds(row['difference'], effect)}, and {without} without pairing")
+            without = _needed(seeds_needed(alone, effect, level))
+            lines.append(f"  an effect of {effect:g} takes {_seeds(row['difference'], effect, level)}, and {without} without pairing")
     return lines
 
 
@@ -125,10 +129,10 @@ def _spread(noise: Tree) -> str:
     return f"{noise['total']:.4f} [{low:.4f}, {high:.4f}]"
 
 
-def _seeds(noise: Tree, effect: float) -> str:
+def _seeds(noise: Tree, effect: float, level: float = ALPHA) -> str:
     """With those at the ends of the spread's interval."""
-    low, high = (_needed(seeds_needed(end, effect)) for end in noise["interval"])
-    return f"{_needed(seeds_needed(noise['total'], effect))} seeds a variant [{low}, {high}]"
+    low, high = (_needed(seeds_needed(end, effect, level)) for end in noise["interval"])
+    return f"{_needed(seeds_needed(noise['total'], effect, level))} seeds a variant [{low}, {high}]"
 
 
 def _needed(n: int | None) -> str:

@@ -13,9 +13,8 @@ from lm.ablation.probe import measured
 from lm.ablation.runs import Asked, Job
 from lm.ablation.tuning import TunedRuns, plain_config
 from lm.errors import ConfigError
-from lm.generation.evaluate import Evaluation
 from lm.report.statistics import Difference, differences
-from lm.schema import did_you_mean, flatten
+from lm.schema import flatten
 from lm.training.config import TrainConfig
 
 
@@ -97,7 +96,6 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
 
     Raises ConfigError where two are one, a knob does not reach, or a run would train nothing or need several processes.
     """
-    _require_metric(config, variants)
     plain = {name: plain_config(f"variants.{name}", cfg, config) for name, cfg in variants.items()}
     refuse_equal(plain, config.tune)
     step_s = begun.step_s if begun is not None else {}
@@ -109,16 +107,6 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
         trunk(study.variants[config.baseline])
     study.missing()  # so that what cannot be tuned is told before anything is written
     return study
-
-
-def _require_metric(study: StudyConfig, variants: Mapping[str, TrainConfig]) -> None:
-    """Raises ConfigError where a test tells no such figure; what else a run tells is seen when it has ended."""
-    usual = [name.removeprefix("val_") for name in Evaluation.__annotations__ if name.startswith("val_")]
-    for name, cfg in variants.items():
-        known = [f"test_{figure}" for figure in [*usual, *cfg.eval.figures()]]
-        if study.tests and study.metric not in known:
-            remedy = "Set eval.seq_len or eval.own_tokens for what is asked beside the loss"
-            raise ConfigError(f"metric={study.metric}: no test of variant {name} tells that. {remedy}. {did_you_mean(study.metric, known)}")
 
 
 def read_study(folder: Path) -> Study:

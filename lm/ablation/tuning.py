@@ -9,7 +9,7 @@ from lm.ablation.config import RunsConfig
 from lm.ablation.matching import moved
 from lm.ablation.runs import NO_RUN, Asked, Job, Runs
 from lm.errors import ConfigError
-from lm.schema import flatten
+from lm.schema import did_you_mean, flatten
 from lm.training.config import TrainConfig
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -110,8 +110,25 @@ def plain_config(where: str, cfg: TrainConfig, asked: RunsConfig) -> TrainConfig
         raise ConfigError(f"{where}: check=true trains nothing that could be compared. Leave it out.")
     if cfg.strategy.launched:
         raise ConfigError(f"{where}: strategy={cfg.strategy.kind} starts ranks, and a run of a study is one process. Leave it out.")
+    if cfg.trainer.early_stop is not None:
+        raise ConfigError(f"{where}: trainer.early_stop ends a run before it has seen the tokens that all are told to see. Leave it out.")
+    _require_metric(where, cfg, asked)
     plain = cfg.replace(run=NO_RUN, seed=0)
     return moved(plain, "data.test_frac", TEST_FRAC) if asked.tests and not cfg.data.test_frac else plain
+
+
+def _require_metric(where: str, cfg: TrainConfig, asked: RunsConfig) -> None:
+    """Raises ConfigError for what no run of the config tells, and for a figure of which more is better or neither."""
+    own = {"sft": ["label_loss"], "dpo": ["pair_loss"]}.get(cfg.objective.kind, [])
+    further = [name for name in cfg.eval.figures() if not name.endswith("entropy")]
+    known = [f"test_{name}" for name in ("loss", "bits_per_byte", "ece", *own, *further)]
+    known += [f"val_{name}" for name in ("loss", "bits_per_byte")]
+    if asked.metric not in known:
+        remedy = "Set eval.seq_len or eval.own_tokens for what is asked beside the loss"
+        raise ConfigError(
+            f"metric={asked.metric}: no run of {where} tells such a figure, of which less is better. {remedy}."
+            f" {did_you_mean(asked.metric, known)}"
+        )
 
 
 def _best(means: Mapping[float, float]) -> Tuned:

@@ -62,7 +62,8 @@ def differences(
     """
     given_up = dict(_given_up(baseline, variants, least_effect, look))
     pairs = {name: _pairs(baseline, found) for name, found in variants.items()}
-    corrected, levels = holm({name: 1.0 if name in given_up else p_value(found) for name, found in pairs.items() if len(found) > 1})
+    asked = {name: len(found) > 1 and name not in given_up for name, found in pairs.items()}  # the others count, as never rejected
+    corrected, levels = holm({name: p_value(found) if asked[name] else 1.0 for name, found in pairs.items()})
     judged = {
         name: given_up.get(name) or _judged(found, corrected.get(name, 1.0), levels.get(name, ALPHA), least_effect)
         for name, found in pairs.items()
@@ -155,17 +156,17 @@ def power(n: int, sd: float, effect: float, alpha: float = ALPHA) -> float:
     return float(1 - special.ncfdtr(1, n - 1, n * (effect / sd) ** 2, limit))  # t^2, whose noncentral distribution overflows nowhere
 
 
-def seeds_needed(sd: float, effect: float, alpha: float = ALPHA) -> int | None:
-    """Returns how many seeds find an effect with 80 % power; None where over 999 would not.  sd: of the differences."""
+def seeds_needed(sd: float, effect: float, alpha: float = ALPHA, wanted: float = POWER) -> int | None:
+    """Returns how many seeds find an effect with 80 % power, or what is wanted; None where over 999 would not.  sd: of the differences."""
     from scipy import special
 
     if sd <= 0:
         return 2
-    bound = float(special.ndtri(1 - alpha / 2) + special.ndtri(POWER)) * sd  # of a known spread, so that no fewer will do
+    bound = float(special.ndtri(1 - alpha / 2) + special.ndtri(wanted)) * sd  # of a known spread, so that no fewer will do
     if abs(effect) * math.sqrt(MOST_SEEDS) < bound:
         return None
     n = max(2, int((bound / effect) ** 2))
-    while power(n, sd, effect, alpha) < POWER:
+    while power(n, sd, effect, alpha) < wanted:
         n += 1
     return n
 
@@ -212,9 +213,10 @@ def _sign_p(pairs: Sequence[float]) -> float:
 
 def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float) -> Difference:
     if len(pairs) < 2 or not all(map(math.isfinite, pairs)):
-        worse = sum(pair > 0 for pair in pairs) > len(pairs) / 2
+        worse = sum(pair > 0 for pair in pairs) > sum(pair < 0 for pair in pairs)
         verdict: Verdict = "cannot tell" if p >= ALPHA or len(pairs) < 2 else "no better" if worse else "better"
-        return Difference(tuple(pairs), None, None, None, p if len(pairs) > 1 else None, None, None, verdict, None, level)
+        more = _more_signs(pairs, level) if verdict == "cannot tell" else None
+        return Difference(tuple(pairs), None, None, None, p if len(pairs) > 1 else None, None, None, verdict, more, level)
     interval, near = interval_of(pairs, level), interval_of(pairs, 0.1)
     if least_effect and max(map(abs, near)) < least_effect:
         verdict = "equal within"
@@ -244,10 +246,21 @@ def t_limit(level: float, n: int) -> float:
     return float(special.stdtrit(n - 1, 1 - level / 2))
 
 
+def _more_signs(pairs: Sequence[float], level: float) -> int | None:
+    """Until the sign test tells, if all further pairs are as these; None where these differ among themselves."""
+    told = [pair for pair in pairs if abs(pair) > 0]
+    if len(pairs) < 2 or not told or len({pair > 0 for pair in told}) > 1:
+        return None
+    return max(1, math.ceil(math.log2(2 / level)) - len(told))
+
+
 def _more_seeds(pairs: Sequence[float], level: float, least_effect: float) -> int | None:
-    """Until the difference is found, if it is what it seems, or shown to be below the least effect."""
-    sd, mean = statistics.stdev(pairs), abs(statistics.fmean(pairs))
-    enough = [seeds_needed(sd, mean, level), seeds_needed(sd, least_effect - mean, 0.1) if least_effect > mean else None]
+    """Until the difference is found, or a gain of the least effect excluded, if it is what it seems, or shown to be below the least
+    effect, for which both of its ends must be excluded."""
+    sd, mean = statistics.stdev(pairs), statistics.fmean(pairs)
+    enough = [seeds_needed(sd, mean + least_effect if mean > 0 else mean, level)]
+    if least_effect > abs(mean):
+        enough.append(seeds_needed(sd, least_effect - abs(mean), 0.1, (1 + POWER) / 2))
     known = [n for n in enough if n is not None]
     return max(1, min(known) - len(pairs)) if known else None
 

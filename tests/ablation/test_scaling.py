@@ -166,7 +166,7 @@ def test_a_ladder_takes_more_seeds_and_nothing_else(climbed: Climbed, ablate: Ab
         ({"tokens": [1.0, 2.0, -3.0]}, {}, "tokens: -3 times 3 steps is no training"),
         ({"tokens": [0.01, 1.0, 2.0]}, {}, "tokens: 0.01 times 3 steps is no training"),
         ({}, {"model.d_model": 32}, "sizes: 32 has .* non-embedding parameters, as 16 has"),
-        ({}, {"trainer.early_stop": 2}, "trainer.early_stop: a run that ends early"),
+        ({}, {"trainer.early_stop": 2}, "trainer.early_stop ends a run before"),
         ({}, {"check": True}, "sizes: 16: check=true trains nothing"),
         ({"tune": "model.kind"}, {}, "tune=model.kind: variant 16-x1"),
     ],

@@ -162,7 +162,7 @@ def test_the_best_pair_is_that_of_a_search_along_its_flops(flops: float) -> None
 def test_what_lies_ten_times_beyond_the_runs_is_refused_in_one_sentence(asked: dict[str, list[float]], said: str) -> None:
     with pytest.raises(ConfigError, match=said.replace("+", "[+]")):
         Asking("non_embedding", **asked).refuse_far(runs(SMALL))  # type: ignore[arg-type]
-    Asking("non_embedding", [7.1e13], ["5.9e6:1.9e7"]).refuse_far(runs(SMALL))
+    Asking("non_embedding", [7.1e13], ["5.9e6:2e6", "1e5:1.9e7"]).refuse_far(runs(SMALL))
 
 
 def test_a_best_pair_that_lies_far_beyond_the_runs_is_refused() -> None:

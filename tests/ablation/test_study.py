@@ -13,9 +13,10 @@ import pytest
 
 from lm.ablation.config import StudyConfig
 from lm.ablation.exchange import branch_off, branched, leaves, trunk
+from lm.ablation.matching import matched
 from lm.ablation.study import read_study
 from lm.cli.compose.compose import compose_config
-from lm.schema import Tree
+from lm.schema import Tree, from_tree
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.run import train
@@ -120,7 +121,9 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         ([FFN, "name=../../x"], "name: '../../x' cannot name a run folder"),
         ([FFN, "check=true"], "variants.swiglu: check=true trains nothing"),
         ([FFN, "seeds=3", "give_up_after=3"], "give_up_after=3 leaves out none of 3 seeds"),
-        ([FFN, "metric=test_ec"], "metric=test_ec: no test of variant swiglu tells that"),
+        ([FFN, "metric=test_ec"], "metric=test_ec: no run of variants.swiglu tells such a figure"),
+        ([FFN, "metric=test_accuracy"], "of which less is better"),
+        ([FFN, "trainer.early_stop=1"], "variants.swiglu: trainer.early_stop ends a run before"),
         ([FFN, "metric=test_loss/64", "eval.seq_len=16,48"], "Options: "),
         (["noise", "seeds=3"], "seeds: lm ablate noise runs one config"),
         (["study=ablation/fnn"], "Did you mean 'ablation/ffn'?"),
@@ -240,3 +243,9 @@ def test_equal_time_is_measured_once_in_turns_and_frozen(python: None, lm: Lm, c
     assert again[1] == out and "runs to go" not in again[2], "what was measured stays"
     steps = [int(line.split()[-1]) for line in out.splitlines()[1:3]]
     assert steps[0] == 2000 and steps[1] < 1000 and "1 takes " in out and " s a step, measured" in out
+
+
+def test_a_knob_that_cannot_have_some_values_is_matched_by_the_nearest_it_can() -> None:
+    widths = {name: compose_config(["model.d_model=104", f"model.ffn.hidden={hidden}"]) for name, hidden in (("a", 257), ("b", 256))}
+    config = from_tree(StudyConfig, {"variants": {"a": [], "b": []}, "match": "params", "knob": "model.d_model"})
+    assert matched(config, widths, {})["b"].model.d_model == 104

@@ -70,6 +70,36 @@ def test_a_diverged_run_is_never_dropped() -> None:
     assert both.mean is None and (both.p, both.verdict) == (1.0, "cannot tell"), "two runs that diverged are no difference of 0"
     gone = dict.fromkeys(range(6), math.inf)
     assert differences(gone, {"x": gone}, least_effect=0.01)["x"].verdict == "cannot tell"
+    half = {seed: math.inf if seed % 2 else 1.0 for seed in range(12)}
+    assert differences(half, {"x": dict.fromkeys(range(12), math.inf)})["x"].verdict == "no better"
+
+
+def test_where_five_runs_diverged_a_sixth_would_tell() -> None:
+    base = dict.fromkeys(range(5), 1.0)
+    found = differences(base, {"x": dict.fromkeys(range(5), math.inf)})["x"]
+    assert (found.verdict, found.more_seeds) == ("cannot tell", 1)
+    assert differences(base, {"x": {0: 0.5, **dict.fromkeys(range(1, 5), math.inf)}})["x"].more_seeds is None
+
+
+def test_variants_that_have_not_run_yet_count_in_the_correction() -> None:
+    base, own = dict.fromkeys(range(5), 0.0), dict(enumerate([-1.0, -0.3, -1.2, -0.1, -0.8]))
+    alone = differences(base, {"a": own})["a"]
+    waiting = differences(base, {"a": own, "b": {}, "c": {0: 0.1}})
+    assert waiting["a"].p == pytest.approx(3 * alone.p) and waiting["b"].p is None is waiting["c"].p
+
+
+def test_so_many_more_seeds_tell_four_times_in_five() -> None:
+    """A variant that is a little worse, and one that is equal, where the least effect is 1."""
+    draw = np.random.default_rng(0)
+    for mean, sd in ((0.4, 1.5), (0.0, 1.2)):
+        pairs = draw.normal(0, 1, 5)
+        exact = (pairs - pairs.mean()) / pairs.std(ddof=1) * sd + mean
+        n = 5 + int(differences(dict.fromkeys(range(5), 0.0), {"x": dict(enumerate(exact))}, 1.0)["x"].more_seeds or 0)
+        told = sum(
+            differences(dict.fromkeys(range(n), 0.0), {"x": dict(enumerate(draw.normal(mean, sd, n)))}, 1.0)["x"].verdict != "cannot tell"
+            for _ in range(100)
+        )
+        assert n > 5 and told / 100 > 0.7
 
 
 def test_the_error_of_a_sample_of_text_is_that_of_the_mean_difference_where_all_documents_are_alike() -> None:

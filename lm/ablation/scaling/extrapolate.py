@@ -39,7 +39,7 @@ class Asking:
         for flops in self.flops:
             _refuse(f"flops={flops:.3g}", points, flops=flops)
         for text, pair in zip(self.at, self.pairs, strict=True):
-            _refuse(f"at={text}", points, *pair)
+            _refuse(f"at={text}", points, *pair, flops=Point(*pair, 0).flops)
 
 
 def predicted(fit: Fit, n: float, d: float) -> FoundPoint:

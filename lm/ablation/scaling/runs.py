@@ -93,8 +93,6 @@ def new_ladder(folder: Path, config: LadderConfig, sizes: Mapping[str, TrainConf
             said = f"{counted(len(given), 'value')} cannot show how the loss bends, and the law has an exponent and a floor"
             raise ConfigError(f"{key}: {said}. Give {LEAST} or more, such as {'64,96,128,192' if key == 'sizes' else '0.5,1,2,4'}.")
     plain = {name: plain_config(f"sizes: {name}", cfg, config) for name, cfg in sizes.items()}
-    if any(cfg.trainer.early_stop is not None for cfg in plain.values()):
-        raise ConfigError("trainer.early_stop: a run that ends early has not seen the tokens that the law is told. Leave it out.")
     counts: dict[int, str] = {}
     for name, cfg in plain.items():
         n = size(cfg).non_embedding

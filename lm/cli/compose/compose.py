@@ -172,11 +172,12 @@ def _tree(layers: Sequence[Layer]) -> Tree:
 
 
 def _seeds_apart(values: Tree) -> Tree:
-    """seed=0 and seed.init=1 -> seed.init=1, and 0 for the other seeds."""
-    if not any(path.startswith("seed.") for path in values) or "seed" not in values:
+    """seed=0 and seed.init=1 -> seed.init=1, and 0 for the other seeds, as without seed=0."""
+    if not any(path.startswith("seed.") for path in values):
         return values
     seeds = variants(known.root().model_fields["seed"].annotation)[""]
-    return {f"seed.{name}": values["seed"] for name in seeds.model_fields} | {path: v for path, v in values.items() if path != "seed"}
+    rest = {path: value for path, value in values.items() if path != "seed"}
+    return {f"seed.{name}": values.get("seed", 0) for name in seeds.model_fields} | rest
 
 
 def _switched(choices: Choices, chosen: Mapping[str, str | None]) -> set[str]:

@@ -1,8 +1,8 @@
 """How text is continued, and what held-out text is asked, in numbers."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lm.schema import MOST, Config
 
@@ -29,6 +29,25 @@ class SamplingConfig(Config):
     """Another seed gives other samples; the same one the same samples, alone or in a batch."""
     stop: str | list[str] = Field([])
     """Texts that end the output, and are not part of it."""
+    beams: int = Field(1, gt=0, le=1024)
+    """Above 1: the likeliest of so many continuations that go on side by side, instead of one that is drawn; of what steers a draw only
+    repetition_penalty counts."""
+    n: int = Field(1, gt=0)
+    """Samples of each prompt, or best beams."""
+    length_penalty: float = Field(1.0, ge=-10, le=10)
+    """A beam's score is its log-probability over length^length_penalty: above 0 favours long ones (Wu et al. 2016, arXiv:1609.08144)."""
+    early_stopping: bool | Literal["never"] = False
+    """true: as many ended beams as `beams` are enough. false: until the best running one, as long as it is, is no better than those.
+    never: until none could be better at max_tokens."""
+
+    @model_validator(mode="after")
+    def _draws_or_searches(self) -> Self:
+        filters = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        if self.beams > 1 and (given := [f"{name}={value}" for name, value in filters.items() if value is not None]):
+            raise ValueError(f"{given[0]} is for draws, and beams={self.beams} draws nothing. Leave one of them out.")
+        if self.n > self.beams:
+            raise ValueError(f"n={self.n} is more than beams={self.beams}. Raise beams.")
+        return self
 
     @property
     def stops(self) -> list[str]:

@@ -1,7 +1,9 @@
 """Prompts of token ids continued, or answered, with the cache: one forward over all prompts, then one token a step."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,10 +13,18 @@ from lm.generation.config import SamplingConfig
 from lm.generation.sampling import choose, row_keys, uniform
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
+from lm.nn.mixers.cache import Cache
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig
 
 OnToken = Callable[[int, int], bool]
-_ROWS = 32  # decoded together; more prompts follow in further batches
+ROWS = 32  # decoded together; more prompts follow in further batches
+
+
+class Begun(Protocol):
+    """What decoding starts from: the source, empty in a decoder, and the decoder's first tokens."""
+
+    source: list[int]
+    begin: list[int]
 
 
 @dataclass
@@ -51,16 +61,22 @@ def generate(
         _Row(i, list(prompt) if reads else [], begin(model, prompt), key, room(model, prompt, cfg))
         for i, (prompt, key) in enumerate(zip(prompts, row_keys(prompts, cfg.seed), strict=True))
     ]
-    device = model.embed.weight.device
+    with decoding(model):
+        for start in range(0, len(rows), ROWS):
+            _decode(model, rows[start : start + ROWS], cfg, ends, pad, n_tokens or model.vocab_size, on_token)
+    return [row.new for row in rows]
+
+
+@contextmanager
+def decoding(model: LM) -> Iterator[None]:
+    """The model in eval mode, without gradients, in its weights' dtype."""
     was_training = model.training
     model.eval()
     try:
-        with torch.inference_mode(), torch.autocast(device.type, enabled=False):  # the cache has the weights' dtype
-            for start in range(0, len(rows), _ROWS):
-                _decode(model, rows[start : start + _ROWS], cfg, ends, pad, n_tokens or model.vocab_size, on_token)
+        with torch.inference_mode(), torch.autocast(model.embed.weight.device.type, enabled=False):  # the cache has the weights' dtype
+            yield
     finally:
         model.train(was_training)
-    return [row.new for row in rows]
 
 
 def room(model: LM, prompt: Sequence[int], cfg: SamplingConfig) -> int:
@@ -103,14 +119,11 @@ def _decode(
     model: LM, rows: list[_Row], cfg: SamplingConfig, ends: Collection[int], pad: int, n_tokens: int, on_token: OnToken | None
 ) -> None:
     device = model.embed.weight.device
-    batch = _first(rows, pad, device)
-    length = batch.tokens.shape[1] + max(row.limit for row in rows)
-    cache = model.new_cache(len(rows), length, horizon=model.max_seq_len if length > model.max_seq_len + 1 else None)
-    seen = _seen(rows, n_tokens, device) if cfg.repetition_penalty != 1 else None
+    batch = filled(rows, pad, device)
+    cache = spaces(model, batch, max(row.limit for row in rows))
+    seen = marked(rows, n_tokens, device) if cfg.repetition_penalty != 1 else None
     while rows:
-        logits = model(batch, loss=last_position, cache=cache)[:, :n_tokens]  # (b, v)
-        if not torch.isfinite(logits).all():
-            raise NumericsError("generate: the model's logits hold NaN or infinity, and no token can be drawn. Use another checkpoint.")
+        logits = finite(model(batch, loss=last_position, cache=cache)[:, :n_tokens])  # (b, v)
         ids = choose(logits, seen, cfg, [uniform(row.key, len(row.new)) for row in rows])
         going = [i for i, token in enumerate(ids.tolist()) if _goes_on(rows[i], token, ends, on_token)]
         if len(going) < len(rows):
@@ -132,7 +145,20 @@ def _goes_on(row: _Row, token: int, ends: Collection[int], on_token: OnToken | N
     return not ended and len(row.new) < row.limit
 
 
-def _first(rows: Sequence[_Row], pad: int, device: torch.device) -> Batch:
+def spaces(model: LM, batch: Batch, n_new: int) -> Cache:
+    """An empty cache for this batch and so many new tokens, which slides where they leave the context."""
+    b, s = batch.tokens.shape
+    return model.new_cache(b, s + n_new, horizon=model.max_seq_len if s + n_new > model.max_seq_len + 1 else None)
+
+
+def finite(logits: Tensor) -> Tensor:
+    """Them; NumericsError where they are not."""
+    if not torch.isfinite(logits).all():
+        raise NumericsError("generate: the model's logits hold NaN or infinity, and no token can be drawn. Use another checkpoint.")
+    return logits
+
+
+def filled(rows: Sequence[Begun], pad: int, device: torch.device) -> Batch:
     """What the cache is filled with: the sources too, whose keys and values it keeps."""
     tokens, positions = _left_padded([row.begin for row in rows], pad, device)
     if not rows[0].source:
@@ -150,7 +176,7 @@ def _left_padded(rows: Sequence[list[int]], pad: int, device: torch.device) -> t
     return torch.tensor(tokens, device=device), torch.tensor(positions, device=device)
 
 
-def _seen(rows: Sequence[_Row], n_tokens: int, device: torch.device) -> Tensor:
+def marked(rows: Sequence[Begun], n_tokens: int, device: torch.device) -> Tensor:
     """(b, n_tokens): what each decoder has read."""
     seen = torch.zeros(len(rows), n_tokens, dtype=torch.bool)
     for marks, row in zip(seen, rows, strict=True):

@@ -38,7 +38,8 @@ def generate(model: LM, tokenizer: Tokenizer, prompt: str, *, chat: bool = False
 @overload
 def generate(model: LM, tokenizer: Tokenizer, prompt: list[str], *, chat: bool = False, **options: Any) -> list[str]: ...
 def generate(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: bool = False, **options: Any) -> str | list[str]:
-    """What follows the prompt, or each of several; from an encoder-decoder, its answer to the prompt as a source.
+    """What follows the prompt, or each of several; from an encoder-decoder, its answer to the prompt as a source. With n above 1 a list, n
+    texts of each prompt one behind the other.
 
     chat: the prompt is a user's message, and the tokenizer's chat template is put around it.  options: the fields of SamplingConfig
     (max_tokens, temperature, seed, stop, ...).
@@ -46,7 +47,7 @@ def generate(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: 
     cfg = from_tree(SamplingConfig, options)
     prompts = [prompt] if isinstance(prompt, str) else prompt
     texts = [found.text for found in complete(model, tokenizer, prompts, cfg, chat=chat_template(tokenizer) if chat else None)]
-    return texts[0] if isinstance(prompt, str) else texts
+    return texts[0] if isinstance(prompt, str) and cfg.n == 1 else texts
 
 
 def pick_device(name: str) -> torch.device:

@@ -7,6 +7,7 @@ from lm.data.sources.base import Turn
 from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.tokenizer import Stream, Tokenizer
 from lm.errors import CheckpointError, ConfigError
+from lm.generation.beams import search
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, beyond, generate, room
 from lm.nn.transformer import LM
@@ -33,13 +34,22 @@ def complete(
     on_text: OnText | None = None,
     chat: ChatTemplate | None = None,
 ) -> list[Completion]:
-    """One completion per prompt, and on_text(row, text) for each piece as soon as it is certain: whole characters, no part of a stop text.
+    """cfg.n completions of each prompt, one behind the other, and on_text(row, text) for each piece as soon as it is certain: whole
+    characters, no part of a stop text; of beams, when all have ended.
 
     chat: prompts are messages of a user, or all turns so far, and completions end where this template ends an answer. Raises ConfigError
     for a prompt that is longer than the context or not valid text.
     """
     require_fit(tokenizer, model.vocab_size)
     encoded = [prompt_ids(model, tokenizer, prompt, chat) for prompt in prompts]
+    last = (tokenizer.eos, chat.end() if chat is not None else None)
+    ends = {token for token in last if token is not None}
+    if cfg.beams > 1:
+        best = _by_beams(model, tokenizer, encoded, cfg, ends)
+        if on_text is not None:
+            for row, completion in enumerate(best):
+                on_text(row, completion.text)
+        return best
     texts = [Continuation(_primed(tokenizer, begin(model, ids)), cfg.stops) for ids in encoded]
 
     def tell(row: int, piece: str) -> None:
@@ -50,16 +60,31 @@ def complete(
         tell(row, texts[row].push(token))
         return texts[row].stopped
 
-    last = (tokenizer.eos, chat.end() if chat is not None else None)
-    ends = {token for token in last if token is not None}
     found = generate(model, encoded, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token)
     for row, text in enumerate(texts):
         tell(row, text.finish())
-    limits = [room(model, ids, cfg) for ids in encoded]
-    return [
-        Completion(text.text, len(new), not text.stopped and len(new) == limit < cfg.max_tokens, beyond(model, ids, len(new)))
-        for text, ids, new, limit in zip(texts, encoded, found, limits, strict=True)
-    ]
+    return [_completion(model, ids, cfg, text, len(new)) for text, ids, new in zip(texts, encoded, found, strict=True)]
+
+
+def _by_beams(model: LM, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, ends: set[int]) -> list[Completion]:
+    def ended(tokens: Sequence[int]) -> bool:
+        return any(stop in tokenizer.decode(tokens) for stop in cfg.stops)
+
+    found = []
+    searched = search(model, prompts, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, ended=ended)
+    for ids, beams in zip(prompts, searched, strict=True):
+        for beam in beams:
+            text = Continuation(_primed(tokenizer, begin(model, ids)), cfg.stops)
+            for token in beam.tokens:
+                text.push(token)
+            text.finish()
+            found.append(_completion(model, ids, cfg, text, len(beam.tokens)))
+    return found
+
+
+def _completion(model: LM, prompt: Sequence[int], cfg: SamplingConfig, text: "Continuation", n: int) -> Completion:
+    cut_short = not text.stopped and n == room(model, prompt, cfg) < cfg.max_tokens
+    return Completion(text.text, n, cut_short, beyond(model, prompt, n))
 
 
 def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer") -> None:

@@ -9,20 +9,21 @@ from lm.units import si
 
 
 class Export(Writer):
-    """usage: lm export from=FOLDER format=hf out=FOLDER [key=value ...]
+    """usage: lm export from=FOLDER format=hf|gguf out=FOLDER [key=value ...]
 
-    Writes config.json, generation_config.json, safetensors, tokenizer files and a model card, and compares the logits with those of
-    transformers, where that is installed. A model with an option that no family of transformers has is refused by naming the option.
+    hf: config.json, generation_config.json, safetensors, tokenizer files and a model card; the logits are compared with those of
+    transformers, where that is installed. gguf: model.gguf, with the vocabulary in it. A model with an option that no family of
+    transformers, or no architecture of llama.cpp, has is refused by naming the option.
     """
 
     from_: str
     """Run, model or checkpoint folder."""
-    format: Literal["hf"]
-    """hf: the format of Hugging Face transformers."""
+    format: Literal["hf", "gguf"]
+    """hf: the format of Hugging Face transformers. gguf: that of llama.cpp."""
     family: str | None = None
     """Model type to write (llama, gpt2, t5, ...). null: the most general that can hold the model."""
-    dtype: Literal["keep", "fp32", "bf16", "fp16"] = "keep"
-    """Type of the weights. keep: as they are."""
+    dtype: Literal["keep", "fp32", "bf16", "fp16", "f32", "f16", "q8_0"] = "keep"
+    """Type of the weights: of hf fp32, bf16 or fp16; of gguf f32, f16, bf16 or q8_0. keep: as they are."""
     mtp: Literal["drop", "keep"] = "drop"
     """Blocks that predict further tokens: leave them out, or write them where the family has a place for them (DeepSeek-V3)."""
     check: bool = True
@@ -35,7 +36,8 @@ class Export(Writer):
         from lm.hf.io.export import export
 
         found = export(
-            self.from_, self.out, family=self.family, dtype=self.dtype, mtp=self.mtp, check=self.check, overwrite=self.overwrite, say=note,
+            self.from_, self.out, format=self.format, family=self.family, dtype=self.dtype, mtp=self.mtp, check=self.check,
+            overwrite=self.overwrite, say=note,
         )  # fmt: skip
         say(f"{found.folder}: {found.kind}, {si(found.n_parameters)} parameters")
         if found.check is not None:

@@ -39,6 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "embed": {"scale": 1.7}, "attention": HEADS | {"scale": 0.3}, "block": {"kind": "sequential", "residual_scale": 0.6},
         "head": {"tied": False, "scale": 0.4},
     },
+    "qwen2": {"attention": HEADS | {"qkv_bias": True}},
     "qwen3": {"attention": HEADS | {"qk_norm": "head", "head_dim": 32}},
     "qwen3, yarn": {"attention": HEADS | {"qk_norm": "head"}, "position": ROPE | {"scaling": YARN}},
     "qwen3moe": {"attention": HEADS | {"qk_norm": "head"}, "ffn": EXPERTS},

@@ -80,6 +80,7 @@ def test_the_command_writes_a_folder_with_the_file(lm: Lm, tokenizer: Tokenizer,
     code, out, err = lm("export", f"from={folder}", "format=gguf", "dtype=q8_0", f"out={tmp_path / 'out'}")
     assert code == 0, err
     assert f"{tmp_path / 'out'}: qwen3, " in out
+    assert f"llama.cpp: llama-cli -m {tmp_path / 'out'}/model.gguf -p TEXT\n" in out
     assert (tmp_path / "out" / "model.gguf").read_bytes() == written(tmp_path, model, tokenizer, "q8_0").read_bytes()
 
 
@@ -109,6 +110,22 @@ def test_a_tokenizer_that_llama_cpp_lacks_is_refused_with_the_remedy(made: str) 
     found = trained("own") if made == "own" else from_tree(UnigramConfig, {"vocab_size": 300}).build(["some text, some more"] * 9)
     with pytest.raises(ConfigError, match=r"tokenizer\.pattern=qwen2"):
         vocabulary(found, 352)
+
+
+CANNOT: dict[str, tuple[dict[str, Any], str, list[str]]] = {
+    "narrow heads": ({}, "qwen2", ["vLLM cannot take it: heads are 16 numbers wide, and it has 32, 64, ", "llama.cpp: lm export from="]),
+    "our split": ({"attention": HEADS | {"head_dim": 32}}, "own", ["vLLM: vllm serve ", "llama.cpp cannot take it: tokenizer: it splits "]),
+    "an activation": ({"ffn": MLP | {"activation": "gelu"}}, "qwen2", ["llama.cpp cannot take it: llama.cpp's llama has no model.ffn.act"]),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_an_export_says_which_programs_take_it_and_why_others_cannot(case: str, lm: Lm, tmp_path: Path) -> None:
+    changes, pattern, parts = CANNOT[case]
+    folder = saved(tmp_path / "m", built(changes), trained(pattern))
+    code, out, err = lm("export", f"from={folder}", "format=hf", "check=false", f"out={tmp_path / 'out'}")
+    assert code == 0, err
+    assert all(f"\n{part}" in out for part in [*parts, 'transformers: python -c "', "lm-eval: lm_eval --model hf "]), out
 
 
 def test_every_architecture_is_tried() -> None:

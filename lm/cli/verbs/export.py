@@ -30,7 +30,7 @@ class Export(Writer):
     """Load the result with transformers and compare logits."""
 
     def run(self, rest: list[str]) -> None:
-        """Prints two lines on stdout."""
+        """Prints on stdout what was written, how it compares, and what each program does with it."""
         self.refuse(rest)
         resolve_model(self.from_)  # a mistyped path is told before anything heavy is imported
         from lm.hf.io.export import export
@@ -43,3 +43,5 @@ class Export(Writer):
         if found.check is not None:
             how = f"float32, {found.check.rows} x {found.check.tokens} tokens, logits of std {found.check.spread:.2g}"
             say(f"largest logit difference to transformers: {found.check.difference:.1e} ({how})")
+        for use in found.uses:
+            say(f"{use.program}: {use.command}" if use.command is not None else f"{use.program} cannot take it: {use.why}")

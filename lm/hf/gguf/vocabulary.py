@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lm.data.tokenizer.splits import GPT2, GPT4, QWEN2
+from lm.data.tokenizer.splits import GPT2, GPT4, QWEN2, SPLITS
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.hf.io.tokenizer import ends
@@ -71,7 +71,9 @@ def _split(content: Tree) -> str:
     name = _NAMES.get(patterns[0]) if len(patterns) == 1 else None
     whole = content["model"].get("ignore_merges", False)
     if name is None or (whole and patterns != [GPT4]):
-        raise _refusal(f"it splits text into words by {' and '.join(patterns) or 'nothing'}, which llama.cpp has no name for")
+        known = {split: f"tokenizer.pattern={pattern}" for pattern, split in SPLITS.items()}
+        how = " and ".join(known.get(pattern, pattern) for pattern in patterns) or "nothing"
+        raise _refusal(f"it splits text into words by {how}, which llama.cpp has no name for")
     return _WHOLE_WORDS if whole else name
 
 

@@ -1,7 +1,7 @@
 """From a model folder of ours to one of Hugging Face, and back: what `lm export`, `lm import` and their Python callers do."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -17,6 +17,7 @@ from lm.hf.gguf.writing import FILE, TYPES, architecture_for, require_gguf, writ
 from lm.hf.io import check as theirs
 from lm.hf.io.card import model_card
 from lm.hf.io.family import Family
+from lm.hf.io.handing_on import Use, uses_of_gguf, uses_of_hf
 from lm.hf.io.hub import local_folder
 from lm.hf.io.reading import read_hf
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
@@ -31,12 +32,14 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Written(NamedTuple):
-    """A folder that was written: `kind` is the architecture or family; `check` how the logits compare with those of transformers."""
+    """A folder that was written: `kind` is the architecture or family; `check` how the logits compare with those of transformers; `uses`
+    what other programs do with it."""
 
     folder: Path
     kind: str
     n_parameters: int
     check: theirs.Comparison | None = None
+    uses: Sequence[Use] = ()
 
 
 def export(
@@ -69,12 +72,13 @@ def export(
     if dtype != "keep":
         found = found.to(_DTYPES[dtype])
     weights = {name: p.detach() for name, p in found.named_parameters()}
+    uses = uses_of_hf(str(model), folder, home, found, tokenizer)
     with out_folder(folder, overwrite, sum(weight.nbytes for weight in weights.values())) as half:
         write_hf(half, home, found.cfg, weights, tokenizer, model_card(str(model), home, found))
         compared = _compared(half, home, found, say) if check else None
     if not check:
         say("not compared with transformers (check=false)")
-    return Written(folder, home.architecture, sum(weight.numel() for weight in weights.values()), compared)
+    return Written(folder, home.architecture, sum(weight.numel() for weight in weights.values()), compared, uses)
 
 
 def _require_dtype(format: str, dtype: str) -> None:
@@ -105,7 +109,7 @@ def _as_gguf(
     with out_folder(folder, overwrite, sum(p.nbytes for p in model.parameters())) as half:
         half.mkdir(exist_ok=True)
         write_gguf(half / FILE, home, model, tokenizer, kept if dtype == "keep" else dtype, Path(source).name)
-    return Written(folder, home.name, sum(p.numel() for p in model.parameters()))
+    return Written(folder, home.name, sum(p.numel() for p in model.parameters()), uses=uses_of_gguf(str(source), folder))
 
 
 def _compared(folder: Path, family: Family, model: LM, say: Say) -> theirs.Comparison | None:

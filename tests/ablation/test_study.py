@@ -258,7 +258,7 @@ def test_a_knob_that_cannot_have_some_values_is_matched_by_the_nearest_it_can() 
 def test_figures_per_token_of_other_tokenizers_do_not_compare(study: NewStudy, corpus: list[str]) -> None:
     variants = {"bytes": ["tokenizer=bytes"], "bpe": ["tokenizer=bpe", "tokenizer.vocab_size=300"]}
     overrides = [override for override in corpus if override != "tokenizer=bytes"]
-    with pytest.raises(ConfigError, match="metric=test_loss is per token, and variants.bpe has other tokens than bytes"):
+    with pytest.raises(ConfigError, match=r"variants\.bpe has other tokens than bytes"):
         study(overrides=overrides, variants=variants, baseline="bytes", metric="test_loss")
     study(overrides=overrides, variants=variants, baseline="bytes")
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from lm.errors import ConfigError
 from lm.schema import MOST, Config
 
 if TYPE_CHECKING:
@@ -25,6 +26,19 @@ class SamplingConfig(Config):
     """Draw from tokens with at least this part of the likeliest one's probability (Nguyen et al. 2024, arXiv:2407.01082). null: off."""
     repetition_penalty: float = Field(1.0, ge=1e-6, le=1e9)
     """Above 1 makes every token of the text so far less likely (Keskar et al. 2019, arXiv:1909.05858). 1: off."""
+    presence_penalty: float = Field(0.0, ge=-100, le=100)
+    """Taken off the logit of every token that was generated already, once. 0: off."""
+    frequency_penalty: float = Field(0.0, ge=-100, le=100)
+    """Taken off the logit of every token as often as it was generated already. 0: off."""
+    no_repeat_ngram: int | None = Field(None, gt=0)
+    """No sequence of so many tokens stands twice in prompt and output together, as in transformers. null: off."""
+    logit_bias: dict[int, Annotated[float, Field(ge=-1e4, le=1e4)]] = {}
+    """Added to the logits of tokens, by id, as in {"13": -100}; -100 as good as forbids one, 100 as good as forces it."""
+    n: int = Field(1, gt=0, le=1024)
+    """Samples of each prompt, which is read once. The first is what n=1 gives, the i-th what the prompt given for the i-th time gives."""
+    logprobs: int | None = Field(None, ge=0, le=1024)
+    """Tell of each token log p under the model itself, before temperature, penalties and filters, and so many likeliest tokens with theirs.
+    null: off."""
     seed: int = Field(0, ge=0)
     """Another seed gives other samples; the same one the same samples, alone or in a batch."""
     stop: str | list[str] = Field([])
@@ -34,6 +48,11 @@ class SamplingConfig(Config):
     def stops(self) -> list[str]:
         """`stop` as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def require(self, n_tokens: int) -> None:
+        """Raises ConfigError where a token is named that is none of so many."""
+        if beyond := [token for token in self.logit_bias if not 0 <= token < n_tokens]:
+            raise ConfigError(f"logit_bias: {beyond[0]} is not one of the {n_tokens} tokens, 0 to {n_tokens - 1}. Leave it out.")
 
 
 class EvalConfig(Config):

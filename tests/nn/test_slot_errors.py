@@ -90,11 +90,11 @@ MISTAKES: list[tuple[Tree, str]] = [
     ({"norm": {"kind": "rms", "place": "post"}, "block": {"kind": "parallel"}}, "place=post has no meaning in block=parallel. Use"),
     ({"block": {"kind": "parallel", "residual_scale": 0.5}}, "block.residual_scale: there is no such key."),
     (
-        {"block": {"kind": "parallel"}, "parametrization": {"kind": "completep", "base_depth": 1}},
+        {"block": {"kind": "parallel"}, "parametrization": {"kind": "completep", "base_width": 8, "base_depth": 1}},
         "block=parallel has no residual_scale, which parametrization=completep sets. Use block=sequential.",
     ),
     (
-        {"attention": {"n_heads": 4, "scale": 0.3}, "parametrization": {"kind": "mup", "base_head_dim": 4}},
+        {"attention": {"n_heads": 4, "scale": 0.3}, "parametrization": {"kind": "mup", "base_width": 8, "base_head_dim": 4}},
         "parametrization=mup sets attention.scale by base_head_dim, and it is given, or has no place. Leave one out.",
     ),
     ({"head": {"transform": "tanh"}}, "head.transform: 'tanh' is not an option."),

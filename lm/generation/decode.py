@@ -1,7 +1,9 @@
 """Prompts of token ids continued, or answered, with the cache: one forward over all prompts, then one token a step."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +17,14 @@ from lm.nn.mixers.cache import Cache
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig
 
 OnToken = Callable[[int, int], bool]
-_ROWS = 32  # decoded together; more prompts follow in further batches
+ROWS = 32  # decoded together; more prompts follow in further batches
+
+
+class Begun(Protocol):
+    """What decoding starts from: the source, empty in a decoder, and the decoder's first tokens."""
+
+    source: list[int]
+    begin: list[int]
 
 
 @dataclass
@@ -69,16 +78,22 @@ def decode(
         Row(key, begin(model, prompt), index=i, source=prompt if reads else [], limit=room(model, prompt, cfg))
         for i, (prompt, key) in enumerate(zip(given, row_keys(given, cfg.seed), strict=True))
     ]
-    device = model.embed.weight.device
+    with decoding(model):
+        for start in range(0, len(rows), ROWS):
+            _decode(model, rows[start : start + ROWS], cfg, ends, pad, n_tokens, on_token)
+    return rows
+
+
+@contextmanager
+def decoding(model: LM) -> Iterator[None]:
+    """The model in eval mode, without gradients, in its weights' dtype."""
     was_training = model.training
     model.eval()
     try:
-        with torch.inference_mode(), torch.autocast(device.type, enabled=False):  # the cache has the weights' dtype
-            for start in range(0, len(rows), _ROWS):
-                _decode(model, rows[start : start + _ROWS], cfg, ends, pad, n_tokens, on_token)
+        with torch.inference_mode(), torch.autocast(model.embed.weight.device.type, enabled=False):  # the cache has the weights' dtype
+            yield
     finally:
         model.train(was_training)
-    return rows
 
 
 def room(model: LM, prompt: Sequence[int], cfg: SamplingConfig) -> int:
@@ -123,9 +138,7 @@ def _decode(
     device = model.embed.weight.device
     logits, cache = _read(model, rows, pad)
     while rows:
-        if not torch.isfinite(logits[:, :n_tokens]).all():
-            raise NumericsError("generate: the model's logits hold NaN or infinity, and no token can be drawn. Use another checkpoint.")
-        ids = choose(logits[:, :n_tokens], rows, cfg)
+        ids = choose(finite(logits[:, :n_tokens]), rows, cfg)
         told = [] if cfg.logprobs is None else logprobs(logits, ids, cfg.logprobs)
         going = [i for i, token in enumerate(ids.tolist()) if _goes_on(rows[i], token, told[i : i + 1], ends, on_token)]
         if len(going) < len(rows):
@@ -140,16 +153,14 @@ def _decode(
 
 def _read(model: LM, rows: Sequence[Row], pad: int) -> tuple[Tensor, Cache]:
     """Returns the logits behind the prompt of each row, (b, v), and the cache that holds it. Equal prompts are read once."""
-    device = model.embed.weight.device
     first: dict[tuple[int, ...], int] = {}
     which = [first.setdefault((*row.source, *row.begin), i) for i, row in enumerate(rows)]
-    batch = _first([rows[i] for i in first.values()], pad, device)
-    length = batch.tokens.shape[1] + max(row.limit for row in rows)
-    cache = model.new_cache(len(first), length, horizon=model.max_seq_len if length > model.max_seq_len + 1 else None)
+    batch = filled([rows[i] for i in first.values()], pad, model.embed.weight.device)
+    cache = spaces(model, batch, max(row.limit for row in rows))
     logits: Tensor = model(batch, loss=last_position, cache=cache)
     if len(first) < len(rows):
         places = {i: at for at, i in enumerate(first.values())}
-        again = torch.tensor([places[i] for i in which], device=device)
+        again = torch.tensor([places[i] for i in which], device=logits.device)
         logits = logits[again]
         cache.reorder(again)
     return logits, cache
@@ -164,7 +175,20 @@ def _goes_on(row: Row, token: int, told: list[Logprob], ends: Collection[int], o
     return not ended and len(row.new) < row.limit
 
 
-def _first(rows: Sequence[Row], pad: int, device: torch.device) -> Batch:
+def spaces(model: LM, batch: Batch, n_new: int) -> Cache:
+    """An empty cache for this batch and so many new tokens, which slides where they leave the context."""
+    b, s = batch.tokens.shape
+    return model.new_cache(b, s + n_new, horizon=model.max_seq_len if s + n_new > model.max_seq_len + 1 else None)
+
+
+def finite(logits: Tensor) -> Tensor:
+    """Them; NumericsError where they are not."""
+    if not torch.isfinite(logits).all():
+        raise NumericsError("generate: the model's logits hold NaN or infinity, and no token can be drawn. Use another checkpoint.")
+    return logits
+
+
+def filled(rows: Sequence[Begun], pad: int, device: torch.device) -> Batch:
     """What the cache is filled with: the sources too, whose keys and values it keeps."""
     tokens, positions = _left_padded([row.begin for row in rows], pad, device)
     if not rows[0].source:

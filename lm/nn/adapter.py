@@ -84,10 +84,13 @@ class LoRAConfig(AdapterConfig):
 
     def merge(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
         """In float32: (out, in) + (out, r) (r, in), or the same with experts in front."""
+        for name, a, b in self.low(own):
+            weights[name] = (weights[name].float() + self.scale * (b.float() @ a.float())).to(weights[name].dtype)
+
+    def low(self, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yields the name of each matrix that has an adapter, A, and B."""
         for stem in (name.removesuffix(_A) for name in own if name.endswith(_A)):
-            name = stem + "weight" if stem.endswith(".") else stem.removesuffix("_")
-            added = self.scale * (own[stem + _B].float() @ own[stem + _A].float())
-            weights[name] = (weights[name].float() + added).to(weights[name].dtype)
+            yield stem + "weight" if stem.endswith(".") else stem.removesuffix("_"), own[stem + _A], own[stem + _B]
 
 
 _A, _B = "lora_a", "lora_b"

@@ -26,7 +26,7 @@ from tests.training.conftest import TINY, Before, Configure, Launch, edit, ranks
 LORA = ("adapter=lora", "adapter.rank=4", "adapter.dropout=0.2", "optim=adamw", "optim.lr=1e-2")
 MOE = (
     *("model=moe_tiny", "model.d_model=32", "model.n_layers=2", "model.attention.n_heads=2", "model.attention.n_kv_heads=null"),
-    *("model.ffn.expert.hidden=16", "model.ffn.dense.hidden=64"),
+    "model.ffn.expert.hidden=16",
 )
 
 

@@ -131,7 +131,7 @@ class LoRAExperts(Experts):
     def __init__(self, base: Experts, cfg: LoRAConfig, names: list[str]) -> None:
         """names: of the matrices that are adapted."""
         with torch.device("meta"):
-            super().__init__(base.cfg, base.n, base.d_model)
+            super().__init__(base.cfg, base.n, base.d_model, base.reference)
         self.scale, self.low_dropout, self.names = cfg.scale, nn.Dropout(cfg.dropout), tuple(names)
         for name, p in base.named_parameters(recurse=False):
             self.register_parameter(name, p)

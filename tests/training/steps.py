@@ -8,6 +8,7 @@ import torch
 from lightning import Trainer
 from torch.utils.data import DataLoader
 
+from lm.nn.adapter import adapting
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import build_model
 from lm.schema import Tree, from_tree
@@ -119,6 +120,10 @@ def train_steps(
     torch.manual_seed(0)
     strategy = strategy or Single()
     model = build_model(cfg.model, device="meta") if strategy.meta else build_model(cfg.model, seed=1)
+    if cfg.adapter is not None:
+        cfg.adapter.apply(model)
+        if not strategy.meta:
+            drawn(1)(model, adapting(model))
     model.checkpoint_blocks(options.pop("checkpoint_blocks", 0))
     if options.pop("compile", False):
         model.compile()

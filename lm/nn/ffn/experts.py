@@ -16,8 +16,9 @@ class Experts(Declares, nn.Module):
 
     drawn: ClassVar[Mapping[str, Draw]] = {"up": matrix, "gate": matrix, "down": into_residual}
 
-    def __init__(self, cfg: MLPConfig, n: int, d_model: int) -> None:
+    def __init__(self, cfg: MLPConfig, n: int, d_model: int, reference: bool = False) -> None:
         super().__init__()
+        self.reference = reference
         self.cfg, self.d_model, self.hidden = cfg, d_model, (hidden := cfg.width(d_model))
         self.n, self.gated, self.act, self.combine = n, cfg.gated, ACTIVATIONS[cfg.activation], cfg.gate()
         self.up = nn.Parameter(torch.empty(n, hidden, d_model))
@@ -30,6 +31,10 @@ class Experts(Declares, nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.n} x ({self.d_model} -> {self.hidden} -> {self.d_model}){', gated' if self.gated else ''}"
+
+    def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """As `loop`; it is called, and not what it calls, for an engine that gathers weights where a module begins."""
+        return (self.loop if self.reference else self.grouped)(x, experts, weights)
 
     def loop(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """The reference.  x: (t, d); experts, weights: (t, k). Returns (t, d)."""

@@ -1,6 +1,7 @@
 """`lm generate`: what is printed, where prompts come from, and what a mistake is answered with."""
 
 import io
+import json
 import os
 import sys
 from pathlib import Path
@@ -34,6 +35,22 @@ def test_several_prompts_give_what_each_gives_alone(lm: Lm, model_folder: Path) 
     assert out == f"--- 1 of 2 ---\n{texts[0]}\n--- 2 of 2 ---\n{texts[1]}\n"
 
 
+def test_json_tells_of_each_sample_its_tokens_and_their_logprobs(lm: Lm, model_folder: Path) -> None:
+    args = ("generate", f"from={model_folder}", "prompt=abc", "prompt=d", "max_tokens=4", "n=2", "logprobs=1", 'logit_bias={"256":-100}')
+    code, out, err = lm(*args, "format=json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert [each["prompt"] for each in found] == ["abc", "abc", "d", "d"] and {each["finish"] for each in found} == {"length"}
+    model, tokenizer = library.load(model_folder, device="cpu")
+    told = library.complete(model, tokenizer, ["abc", "d"], max_tokens=4, n=2, logprobs=1, logit_bias={256: -100})
+    assert [each["text"] for each in found] == [each.text for each in told]
+    assert [token["token"] for token in found[3]["logprobs"]] == found[3]["tokens"] == told[3].tokens
+    assert library.generate(model, tokenizer, "d", n=2, max_tokens=4, logit_bias={256: -100}) == [each.text for each in told[2:]]
+    code, out, err = lm(*args)
+    assert out.startswith("--- 1 of 4 ---\nabc") and err.count("\n") == 16
+    assert err.startswith(f"{told[0].logprobs[0].logprob:.4f} {tokenizer.decode(told[0].tokens[:1])!r}  ")
+
+
 @pytest.mark.parametrize("data, prompt", [(b"def f\n", "def f"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), ("é".encode(), "é"), (b"", "")])
 def test_standard_input_is_the_prompt_where_none_is_given(
     lm: Lm, model_folder: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, prompt: str
@@ -57,16 +74,39 @@ def test_a_full_context_is_told(lm: Lm, model_folder: Path) -> None:
     assert err == "stopped after 41 tokens, since the context of 48 is full (max_tokens=500).\n"
 
 
+def test_beams_print_the_best_texts_of_each_prompt(lm: Lm, model_folder: Path) -> None:
+    options = {"beams": 4, "max_tokens": 12, "length_penalty": 0.5, "early_stopping": "never"}
+    given = [f"{key}={value}" for key, value in options.items()]
+    code, out, err = lm("generate", f"from={model_folder}", "prompt=ab", "prompt=c", "n=2", *given)
+    texts = [text for prompt in ("ab", "c") for text in expected(model_folder, prompt, n=2, **options)]
+    assert (code, err) == (0, "")
+    assert out == "".join(f"--- {i} of 4 ---\n{'ab' if i < 3 else 'c'}{text}\n" for i, text in enumerate(texts, 1))
+    _, out, _ = lm("generate", f"from={model_folder}", "prompt=ab", *given)
+    assert out == f"ab{texts[0]}\n"
+
+
+def test_a_beam_ends_at_a_stop_text(model_folder: Path) -> None:
+    best = expected(model_folder, "x", beams=3, max_tokens=12)
+    stop = best[4:6]
+    found = expected(model_folder, "x", beams=3, n=3, max_tokens=12, stop=stop)
+    assert best[: best.find(stop)] in found
+    assert not any(stop in text for text in found)
+
+
 MISTAKES = {
     "misspelt option": (["prompt=a", "temprature=1"], 2, ["temprature", "Did you mean 'temperature'?"]),
     "wrong type": (["prompt=a", "top_k=many"], 2, ["top_k: 'many' does not fit", "integer"]),
     "out of range": (["prompt=a", "top_p=2"], 2, ["top_p: 2 does not fit", "less than or equal to 1"]),
     "NaN": (["prompt=a", "temperature=NaN"], 2, ["temperature: NaN does not fit", "finite"]),
     "empty stop text": (["prompt=a", "stop="], 2, ["stop", "''"]),
+    "bias of no token": (["prompt=a", 'logit_bias={"259":1}'], 2, ["logit_bias: 259", "259 tokens"]),
     "no key": (["def main("], 2, ["def main(", "key=value"]),
     "prompt too long": ([f"prompt={'a' * 48}"], 2, ["49 tokens", "model.max_seq_len=48"]),
     "unknown device": (["prompt=a", "device=gpu"], 2, ["device: 'gpu'", "auto, cpu or cuda"]),
     "given twice": (["prompt=a", "top_k=1", "top_k=2"], 2, ["top_k", "twice"]),
+    "a draw's option for beams": (["prompt=a", "beams=3", "top_p=0.9"], 2, ["top_p=0.9", "beams=3"]),
+    "more texts than beams": (["prompt=a", "beams=3", "n=4"], 2, ["n=4", "beams=3"]),
+    "more beams than tokens": (["prompt=a", "beams=259"], 2, ["beams=259", "259 tokens"]),
     "two models": (["prompt=a", "from=other"], 2, ["from", "twice", "other"]),
 }
 

@@ -1,14 +1,16 @@
 """`lm generate from=FOLDER prompt=TEXT`: continues text, or answers it."""
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Literal
 
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.printing import note, raw
+from lm.printing import answer, note, raw
 from lm.progress import quiet
 from lm.schema import MaybeEmpty
 from lm.storage.model_folder import resolve_model
@@ -28,8 +30,9 @@ class Generate(Verb, SamplingConfig):
     One prompt is continued as you watch; several are decoded together, each
     with the result that it has alone. To an encoder-decoder the prompt is the
     source, with chat=true a user's message to a model fine-tuned on chats, and
-    the answer alone is printed. Values are taken literally: a prompt or a stop
-    text may hold '=', quotes, commas and line breaks.
+    the answer alone is printed. beams=4 searches for the likeliest text instead
+    of drawing one, and n=3 prints the best three. Values are taken literally: a
+    prompt or a stop text may hold '=', quotes, commas and line breaks.
 
     Without a prompt, a model with a chat template holds a conversation: each
     line that you type, or that comes from a pipe, is answered. /reset forgets
@@ -46,6 +49,8 @@ class Generate(Verb, SamplingConfig):
     """An adapter becomes part of the weights; otherwise it computes beside them."""
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
+    format: Literal["text", "json"] = "text"
+    """json: a list of what each sample is, with its tokens, why it ended and its logprobs."""
 
     def run(self, rest: list[str]) -> None:
         """Prints text on stdout, notes on stderr."""
@@ -69,10 +74,15 @@ class Generate(Verb, SamplingConfig):
         prompts = [_standard_input()] if self.prompt is None else [self.prompt] if isinstance(self.prompt, str) else self.prompt
         answers = self.chat or model.cfg.kind == "encoder_decoder"
         chat = chat_template(tokenizer) if self.chat else None
+        self.require(tokenizer.vocab_size)
         for prompt in prompts:
             room(model, prompt_ids(model, tokenizer, prompt, chat), self)  # what does not fit is refused before anything is printed
-        shown = [""] * len(prompts) if answers else prompts
-        if len(prompts) == 1:
+        shown = [("" if answers else prompt) for prompt in prompts for _ in range(self.n)]
+        if self.format == "json":
+            found = complete(model, tokenizer, prompts, self, chat=chat)
+            answer(json.dumps([{"prompt": prompts[i // self.n], **asdict(each)} for i, each in enumerate(found)]))
+            return
+        if len(shown) == 1 and self.beams == 1:
             raw(shown[0])
             with quiet():
                 found = complete(model, tokenizer, prompts, self, lambda row, piece: raw(piece), chat)
@@ -80,13 +90,20 @@ class Generate(Verb, SamplingConfig):
         else:
             found = complete(model, tokenizer, prompts, self, chat=chat)
             for n, (prompt, completion) in enumerate(zip(shown, found, strict=True), 1):
-                raw(f"--- {n} of {len(prompts)} ---\n{prompt}{completion.text}\n")
+                raw(f"--- {n} of {len(shown)} ---\n" if len(shown) > 1 else "")
+                raw(f"{prompt}{completion.text}\n")
         for n, completion in enumerate(found, 1):
-            self._note_limits(completion, model.max_seq_len, f"prompt {n}: " if len(prompts) > 1 else "")
+            for each in completion.logprobs:
+                note(
+                    "  ".join(f"{logprob:.4f} {tokenizer.decode([token])!r}" for token, logprob in [(each.token, each.logprob), *each.top])
+                )
+            self._note_limits(completion, model.max_seq_len, f"{'prompt' if self.n == 1 else 'text'} {n}: " if len(shown) > 1 else "")
 
     def _converse(self, model: "LM", tokenizer: "Tokenizer") -> None:
         from lm.generation.conversation import Conversation
 
+        if self.n > 1 or self.logprobs is not None or self.format != "text":
+            raise ConfigError("n, logprobs, format: a conversation tells one answer as text. Leave them out, or give prompt=TEXT.")
         conversation = Conversation(model, tokenizer, self)
         for line in _typed() if sys.stdin.isatty() else _piped():
             if line.strip() == "/exit":

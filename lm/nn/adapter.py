@@ -53,7 +53,7 @@ class LoRAConfig(AdapterConfig):
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of dropping an element of what A reads."""
     targets: list[str] | None = Field(None, min_length=1)
-    """Matrices by slots or patterns: attention, ffn, experts, attention.q, blocks.0.*. null: all of attention, cross, recurrent, ffn."""
+    """Matrices by slots or patterns: attention, ffn, experts, attention.q, blocks.0.*. null: all of at least such a rank."""
 
     @property
     def scale(self) -> float:
@@ -61,26 +61,30 @@ class LoRAConfig(AdapterConfig):
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     def apply(self, model: LM) -> None:
-        found = [path for path in _matrices(model) if any(means(target, path) for target in self.targets or SLOTS)]
+        known = dict(_matrices(model))
+        found = {path: shape for path, shape in known.items() if any(means(target, path) for target in self.targets or SLOTS)}
         for target in self.targets or ():
             if not any(means(target, path) for path in found):
-                known = dict.fromkeys(path.split("blocks.")[-1].partition(".")[2] for path in _matrices(model))
-                raise ValueError(f"adapter.targets names '{target}', and no matrix is called so. There are {', '.join(known)}.")
+                names = dict.fromkeys(path.split("blocks.")[-1].partition(".")[2] for path in known)
+                raise ValueError(f"adapter.targets names '{target}', and no matrix is called so. There are {', '.join(names)}.")
+        self._leave_out_narrow(found)
         model.requires_grad_(False)
         for path, module in _holders(model):
-            names = [name for name in _own_matrices(module) if f"{path}.{name}".removesuffix(".weight") in found]
-            if names:
-                self._require_room(path, module, names)
-                model.set_submodule(path, LoRALinear(module, self) if isinstance(module, nn.Linear) else LoRAExperts(module, self, names))
+            mine = [name for name in _own_matrices(module) if f"{path}.{name}".removesuffix(".weight") in found]
+            if mine:
+                model.set_submodule(path, LoRALinear(module, self) if isinstance(module, nn.Linear) else LoRAExperts(module, self, mine))
 
-    def _require_room(self, path: str, module: nn.Module, names: list[str]) -> None:
-        for name in names:
-            rows, columns = module.get_parameter(name).shape[-2:]
-            if self.rank > (most := min(rows, columns)):
-                raise ValueError(
-                    f"adapter.rank={self.rank} is over the rank of {path}, which is {columns} -> {rows}. Set adapter.rank={most} or less,"
-                    " or leave it out of adapter.targets."
-                )
+    def _leave_out_narrow(self, found: dict[str, torch.Size]) -> None:
+        """Matrices with fewer inputs or outputs than the rank, where no target names them; ValueError otherwise, or where none is left."""
+        narrow = {path: shape for path, shape in found.items() if min(shape[-2:]) < self.rank}
+        if narrow and (self.targets is not None or narrow.keys() == found.keys()):
+            path, (rows, columns) = next((path, shape[-2:]) for path, shape in narrow.items())
+            raise ValueError(
+                f"adapter.rank={self.rank} is over the rank of {path}, which is {columns} -> {rows}. Set adapter.rank="
+                f"{min(rows, columns)} or less, or leave it out of adapter.targets."
+            )
+        for path in narrow:
+            del found[path]
 
     def merge(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
         """In float32: (out, in) + (out, r) (r, in), or the same with experts in front."""
@@ -168,6 +172,8 @@ def _own_matrices(module: nn.Module) -> list[str]:
     return [name for name, p in module.named_parameters(recurse=False) if p.ndim > 1 and "bias" not in name]
 
 
-def _matrices(model: LM) -> list[str]:
-    """Names of all matrices: that of their module, or beside others in one, as experts' are, with their own."""
-    return [f"{path}.{name}".removesuffix(".weight") for path, module in _holders(model) for name in _own_matrices(module)]
+def _matrices(model: LM) -> Iterator[tuple[str, torch.Size]]:
+    """Yields names and shapes of all matrices: the name of their module, or beside others in one, as experts' are, with their own."""
+    for path, module in _holders(model):
+        for name in _own_matrices(module):
+            yield f"{path}.{name}".removesuffix(".weight"), module.get_parameter(name).shape

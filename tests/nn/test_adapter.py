@@ -11,7 +11,7 @@ from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model, model_config
 from lm.storage.model_folder import copy_weights
 from lm.testing.models import BASE, redraw, same, tokens
-from tests.nn.models import CONV, MIXTURES, MLA
+from tests.nn.models import CONV, DELTA, MAMBA2, MIXTURES, MLA
 
 pytestmark = pytest.mark.usefixtures("doubles")
 MODELS: dict[str, dict[str, Any]] = {
@@ -22,6 +22,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "experts with biases": {"ffn": MIXTURES[4]},
     "experts one by one": {"ffn": MIXTURES[3]},
     "convolutions": {"recurrent": CONV, "pattern": ["recurrent", "attention"]},
+    "gated delta rule": {"recurrent": DELTA, "pattern": ["recurrent", "attention"]},
+    "mamba 2": {"recurrent": MAMBA2, "pattern": ["recurrent", "attention"]},
     "parallel": {"block": {"kind": "parallel"}, "mtp": {"depth": 1}},
     "encoder": {"kind": "encoder"},
     "encoder-decoder": {"kind": "encoder_decoder", "start_token": 0},
@@ -129,7 +131,7 @@ def test_targets_name_slots_parts_of_them_and_layers(targets: list[str], found: 
         (LoRAConfig(targets=["attention", "fnf"]), r"names 'fnf', and no matrix is called so\. There are attention\.q, .*ffn\.down"),
         (LoRAConfig(targets=["router"]), "names 'router'"),
         (LoRAConfig(rank=33), r"adapter\.rank=33 is over the rank of blocks\.0\.attention\.q, which is 32 -> 32\. Set adapter\.rank=32"),
-        (LoRAConfig(rank=17, targets=["experts"]), r"blocks\.1\.ffn\.experts, which is 32 -> 16\. Set adapter\.rank=16 or less"),
+        (LoRAConfig(rank=17, targets=["experts"]), r"blocks\.1\.ffn\.experts\.up, which is 32 -> 16\. Set adapter\.rank=16 or less"),
     ],
 )
 def test_targets_of_nothing_and_ranks_over_the_width_are_refused(cfg: LoRAConfig, message: str) -> None:

@@ -25,6 +25,7 @@ _HOMES = {
     "EncoderConfig": "lm.nn.transformer",
     "EncoderDecoderConfig": "lm.nn.transformer",
     "compare": "lm.report.page",
+    "complete": "lm.generation.load",
     "evaluate": "lm.generation.examine",
     "export": "lm.hf.io.export",
     "generate": "lm.generation.load",
@@ -36,7 +37,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from lm.data.batches import Batches
     from lm.generation.examine import evaluate
-    from lm.generation.load import generate, load
+    from lm.generation.load import complete, generate, load
     from lm.hf.io.export import export, import_model
     from lm.nn.batch import Batch
     from lm.nn.transformer import DecoderConfig, EncoderConfig, EncoderDecoderConfig, build_model
@@ -53,6 +54,7 @@ __all__ = [
     "batches",
     "build_model",
     "compare",
+    "complete",
     "config",
     "evaluate",
     "export",

@@ -20,7 +20,7 @@ from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
 from lm.cli.main import main
 from lm.data.kinds import BytesConfig
-from tests.cli.compose.test_recipes import NEEDED, OBJECTIVES
+from tests.cli.compose.test_recipes import BESIDE, NEEDED, OBJECTIVES
 from tests.test_presets import TINY
 from tests.training.conftest import settled
 
@@ -116,6 +116,8 @@ def beside(group: str, option: str) -> list[str]:
             return for_model(option)
         case "model/recurrent", _:
             return [*TEXT, *WIDTH, "model.pattern=[recurrent,attention]"]
+        case "model/parametrization", "mup" | "completep":
+            return [*TEXT, *WIDTH, *BESIDE[f"{group}={option}"]]
         case "data", "mix":
             return [
                 *WIDTH,

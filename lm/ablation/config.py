@@ -5,12 +5,18 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from lm.errors import ConfigError
 from lm.schema import Config, did_you_mean
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}"
 
 Match = Literal["tokens", "params", "flops", "time"]
 _STEPS = "trainer.max_steps"
+
+
+TEST = "test_"
+"""Beginning of the figures that are of text which nothing else has read."""
+_OWN = ("seed", "run")
 
 
 class RunsConfig(Config):
@@ -31,6 +37,11 @@ class RunsConfig(Config):
     threads: int = Field(1, ge=1, le=1024)
     """Threads of each run: another number gives other bits."""
 
+    @field_validator("overrides")
+    @classmethod
+    def _leave_seeds_and_folders(cls, overrides: list[str]) -> list[str]:
+        return refuse_own(overrides)
+
     @model_validator(mode="after")
     def _judged_by_others(self) -> Self:
         if clash := sorted(set(self.tune_seeds) & set(range(self.seeds))):
@@ -40,7 +51,7 @@ class RunsConfig(Config):
     @property
     def tests(self) -> bool:
         """Returns whether what judges is another text than what tunes."""
-        return self.metric.startswith("test_")
+        return self.metric.startswith(TEST)
 
     @property
     def tuning_metric(self) -> str:
@@ -75,7 +86,8 @@ class StudyConfig(RunsConfig):
     @field_validator("variants")
     @classmethod
     def _named(cls, variants: dict[str, list[str]]) -> dict[str, list[str]]:
-        for name in variants:
+        for name, overrides in variants.items():
+            refuse_own(overrides)
             if not re.fullmatch(NAME, name):
                 raise ValueError(
                     f"{name[:40]!r} cannot name a variant. Use up to 60 letters, digits and ._+- with a letter or digit first."
@@ -111,3 +123,13 @@ class StudyConfig(RunsConfig):
     def moved(self) -> str | None:
         """Returns the setting that matches the variants."""
         return _STEPS if self.match in ("flops", "time") and self.knob is None else self.knob
+
+
+def refuse_own(overrides: list[str]) -> list[str]:
+    """Returns them. Raises ConfigError where one sets what each run is given: its seeds, and its folder."""
+    for override in overrides:
+        key = override.partition("=")[0].lstrip("+~")
+        if key.partition(".")[0] in _OWN:
+            rule = "each run here has seeds and a folder of its own"
+            raise ConfigError(f"{override[:60]}: {rule}. Leave it out; seeds= says how many, name= and dir= where all are.")
+    return overrides

@@ -71,7 +71,7 @@ def in_tokens(row: Tree) -> str:
         said = "is worth more than twice the tokens" if row["difference"]["mean"] < 0 else "costs more than half of the tokens"
     else:
         said = f"is worth {factor - 1:.0%} more tokens" if factor >= 1 else f"costs {1 - factor:.0%} of the tokens"
-    return f" It {said.replace('%', ' %')} (95 % interval {interval.rstrip(']').replace(', ', ' to ')})."
+    return f" It {said.replace('%', ' %')} (Holm-corrected 95 % interval {interval.rstrip(']').replace(', ', ' to ')})."
 
 
 def short_of(config: StudyConfig, exchange: Tree | None, rows: Tree) -> list[str]:

@@ -1,6 +1,6 @@
 """One setting moved until a variant has the parameters, or costs the FLOPs, of the baseline."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,13 +91,20 @@ def _solved(name: str, cfg: TrainConfig, key: str, measure: Callable[[TrainConfi
         middle = (low + high) // 2
         low, high = (middle, high) if (at(middle) or 0) < target else (low, middle)
     below, above = range(low, max(0, low - _GAP), -1), range(high, min(_MOST, high + _GAP))  # past values that are none
-    tried = [next((value for value in values if at(value) is not None), low) for values in (below, above)]
-    near = {value: found for value in tried if (found := at(value)) is not None}
+    near = dict(found for values in (below, above) for found in _first(at, values))
     best = min(near, key=lambda value: abs(near[value] - target), default=None)
     if best is None or abs(near[best] - target) > TOLERANCE * target:
         reached = f"{near[best]:,}" if best is not None else "nothing"
         raise ConfigError(f"knob={key}: variant {name} reaches {reached} where the baseline has {target:,}. Choose a finer knob.")
     return moved(cfg, key, best)
+
+
+def _first(at: Callable[[int], int | None], values: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The first of the values that a knob can have, and its measure; nothing where it can have none."""
+    for value in values:
+        if (found := at(value)) is not None:
+            yield value, found
+            return
 
 
 def _timed(name: str, cfg: TrainConfig, seconds: float, step_s: float) -> TrainConfig:

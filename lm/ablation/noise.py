@@ -10,8 +10,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from lm.ablation.runs import NO_RUN, Asked, Job, Runs
+from lm.ablation.runs import Asked, Job, Runs
 from lm.ablation.study import refuse_equal
+from lm.ablation.tuning import plain_config
 from lm.errors import ConfigError
 from lm.report.noise import split_noise
 from lm.report.statistics import ALPHA, pairing, seeds_needed
@@ -68,9 +69,9 @@ class NoiseRuns(Runs):
 def noise_runs(folder: Path, configs: Mapping[str, TrainConfig], threads: int, metric: str) -> dict[str, NoiseRuns]:
     """Returns the square of each config by name: the first one, which is the baseline, in this folder, and each variant in one below.
 
-    threads: of each run.  Raises ConfigError where two configs are one.
+    threads: of each run.  Raises ConfigError where two configs are one, or no run would tell the metric.
     """
-    plain = {name: config.replace(run=NO_RUN, seed=0) for name, config in configs.items()}
+    plain = {name: plain_config(f"variants.{name}", config, metric) for name, config in configs.items()}
     refuse_equal(plain)
     folders = {name: folder / "variants" / name if at else folder for at, name in enumerate(plain)}
     return {name: NoiseRuns(folders[name], AskedNoise(threads=threads, config=config), metric) for name, config in plain.items()}

@@ -96,8 +96,9 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
 
     Raises ConfigError where two are one, a knob does not reach, or a run would train nothing or need several processes.
     """
-    plain = {name: plain_config(f"variants.{name}", cfg, config) for name, cfg in variants.items()}
+    plain = {name: plain_config(f"variants.{name}", cfg, config.metric) for name, cfg in variants.items()}
     refuse_equal(plain, config.tune)
+    _refuse_other_tokens(config, plain)
     step_s = begun.step_s if begun is not None else {}
     if config.match == "time" and begun is None:
         step_s = measured(folder / "probe", plain, config.threads)
@@ -114,6 +115,15 @@ def read_study(folder: Path) -> Study:
     if (asked := AskedStudy.read(folder)) is None:
         raise ConfigError(f"{folder}: there is no study here. Start one: lm ablate study=NAME.")
     return Study(folder, asked)
+
+
+def _refuse_other_tokens(config: StudyConfig, variants: Mapping[str, TrainConfig]) -> None:
+    """Raises ConfigError where a figure per token would compare tokens of several tokenizers."""
+    of_baseline = variants[config.baseline].tokenizer
+    for name, cfg in variants.items():
+        if not config.metric.partition("/")[0].endswith("bits_per_byte") and cfg.tokenizer != of_baseline:
+            given = f"metric={config.metric} is per token, and variants.{name} has other tokens than {config.baseline}"
+            raise ConfigError(f"{given}, so that they do not compare. Say metric=test_bits_per_byte.")
 
 
 def refuse_equal(variants: Mapping[str, TrainConfig], tuned: str | None = None) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lm.ablation.config import RunsConfig
+from lm.ablation.config import TEST, RunsConfig
 from lm.ablation.matching import moved
 from lm.ablation.runs import NO_RUN, Asked, Job, Runs
 from lm.errors import ConfigError
@@ -100,7 +100,7 @@ class TunedRuns(Runs):
         return Job(name, variant, seed, cfg.replace(seed=seed, run={"name": name, "dir": str(self.folder)}), metric, tuned)
 
 
-def plain_config(where: str, cfg: TrainConfig, asked: RunsConfig) -> TrainConfig:
+def plain_config(where: str, cfg: TrainConfig, metric: str) -> TrainConfig:
     """Returns a composed config without seed and folder, and with half of the held-out text set aside where a test is asked for and
     the config has none.
 
@@ -112,22 +112,21 @@ def plain_config(where: str, cfg: TrainConfig, asked: RunsConfig) -> TrainConfig
         raise ConfigError(f"{where}: strategy={cfg.strategy.kind} starts ranks, and a run of a study is one process. Leave it out.")
     if cfg.trainer.early_stop is not None:
         raise ConfigError(f"{where}: trainer.early_stop ends a run before it has seen the tokens that all are told to see. Leave it out.")
-    _require_metric(where, cfg, asked)
+    _require_metric(where, cfg, metric)
     plain = cfg.replace(run=NO_RUN, seed=0)
-    return moved(plain, "data.test_frac", TEST_FRAC) if asked.tests and not cfg.data.test_frac else plain
+    return moved(plain, "data.test_frac", TEST_FRAC) if metric.startswith(TEST) and not cfg.data.test_frac else plain
 
 
-def _require_metric(where: str, cfg: TrainConfig, asked: RunsConfig) -> None:
+def _require_metric(where: str, cfg: TrainConfig, metric: str) -> None:
     """Raises ConfigError for what no run of the config tells, and for a figure of which more is better or neither."""
-    own = {"sft": ["label_loss"], "dpo": ["pair_loss"]}.get(cfg.objective.kind, [])
+    own = cfg.objective.measure(None).less
     further = [name for name in cfg.eval.figures() if not name.endswith("entropy")]
     known = [f"test_{name}" for name in ("loss", "bits_per_byte", "ece", *own, *further)]
     known += [f"val_{name}" for name in ("loss", "bits_per_byte")]
-    if asked.metric not in known:
+    if metric not in known:
         remedy = "Set eval.seq_len or eval.own_tokens for what is asked beside the loss"
         raise ConfigError(
-            f"metric={asked.metric}: no run of {where} tells such a figure, of which less is better. {remedy}."
-            f" {did_you_mean(asked.metric, known)}"
+            f"metric={metric}: no run of {where} tells such a figure, of which less is better. {remedy}. {did_you_mean(metric, known)}"
         )
 
 

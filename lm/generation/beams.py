@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import ROWS, begin, decoding, filled, finite, marked, room, spaces
-from lm.generation.sampling import penalise
+from lm.generation.decode import ROWS, begin, decoding, filled, finite, room, spaces
+from lm.generation.sampling import History, adjusted
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
 from lm.nn.transformer import LM
@@ -83,6 +83,7 @@ def search(
     Raises ConfigError where the vocabulary has fewer tokens than beams and ends need.
     """
     n_tokens = n_tokens or model.vocab_size
+    cfg.require(n_tokens)
     if cfg.beams + len(ends) > n_tokens:
         raise ConfigError(f"beams={cfg.beams} and {len(ends)} ends are more than the {n_tokens} tokens of the vocabulary. Lower beams.")
     reads = model.cfg.kind == "encoder_decoder"
@@ -99,22 +100,17 @@ def _run(
 ) -> None:
     batch = filled(searches, pad, model.embed.weight.device)
     cache = spaces(model, batch, max(search.limit for search in searches))
-    seen = marked(searches, n_tokens, batch.tokens.device) if cfg.repetition_penalty != 1 else None
     while searches:
         logits = finite(model(batch, loss=last_position, cache=cache)[:, :n_tokens])  # (running beams, v)
-        log_probs = logits.float().log_softmax(-1)
-        if seen is not None:
-            log_probs = penalise(log_probs, seen, cfg.repetition_penalty)
+        histories = [History(b"", search.begin, beam.tokens) for search in searches for beam in search.running]
+        log_probs = adjusted(logits.float().log_softmax(-1), histories, cfg)
         parents = _step(searches, log_probs, ends, ended)
         searches = [search for search in searches if search.running]
         if parents != list(range(len(log_probs))):
             rows = torch.tensor(parents, dtype=torch.int64, device=log_probs.device)
             cache.reorder(rows)
-            seen = None if seen is None else seen[rows]
         last = [(beam.tokens[-1], len(search.begin) + len(beam.tokens) - 1) for search in searches for beam in search.running]
         ids, positions = torch.tensor(last, dtype=torch.int64, device=log_probs.device).view(-1, 2).unsqueeze(1).unbind(-1)  # (b, 1) each
-        if seen is not None:
-            seen.scatter_(1, ids, True)
         batch = Batch(ids, positions=positions)
 
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from lm.errors import ConfigError
 from lm.schema import MOST, Config
 
 if TYPE_CHECKING:
@@ -25,15 +26,26 @@ class SamplingConfig(Config):
     """Draw from tokens with at least this part of the likeliest one's probability (Nguyen et al. 2024, arXiv:2407.01082). null: off."""
     repetition_penalty: float = Field(1.0, ge=1e-6, le=1e9)
     """Above 1 makes every token of the text so far less likely (Keskar et al. 2019, arXiv:1909.05858). 1: off."""
+    presence_penalty: float = Field(0.0, ge=-100, le=100)
+    """Taken off the logit of every token that was generated already, once. 0: off."""
+    frequency_penalty: float = Field(0.0, ge=-100, le=100)
+    """Taken off the logit of every token as often as it was generated already. 0: off."""
+    no_repeat_ngram: int | None = Field(None, gt=0)
+    """No sequence of so many tokens stands twice in prompt and output together, as in transformers. null: off."""
+    logit_bias: dict[int, Annotated[float, Field(ge=-1e4, le=1e4)]] = {}
+    """Added to the logits of tokens, by id, as in {"13": -100}; -100 as good as forbids one, 100 as good as forces it."""
+    n: int = Field(1, gt=0, le=1024)
+    """Samples of each prompt, which is read once: the i-th is what the prompt gives where it is given for the i-th time. Or best beams."""
+    logprobs: int | None = Field(None, ge=0, le=1024)
+    """Tell of each token log p under the model itself, before temperature, penalties and filters, and so many likeliest tokens with theirs.
+    null: off."""
     seed: int = Field(0, ge=0)
     """Another seed gives other samples; the same one the same samples, alone or in a batch."""
     stop: str | list[str] = Field([])
     """Texts that end the output, and are not part of it."""
     beams: int = Field(1, gt=0, le=1024)
-    """Above 1: the likeliest of so many continuations that go on side by side, instead of one that is drawn; of what steers a draw only
-    repetition_penalty counts."""
-    n: int = Field(1, gt=0)
-    """Samples of each prompt, or best beams."""
+    """Above 1: the likeliest of so many continuations that go on side by side, instead of one that is drawn; penalties, no_repeat_ngram and
+    logit_bias act on log p, as in transformers."""
     length_penalty: float = Field(1.0, ge=-10, le=10)
     """A beam's score is its log-probability over length^length_penalty: above 0 favours long ones (Wu et al. 2016, arXiv:1609.08144)."""
     early_stopping: bool | Literal["never"] = False
@@ -42,10 +54,10 @@ class SamplingConfig(Config):
 
     @model_validator(mode="after")
     def _draws_or_searches(self) -> Self:
-        filters = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        filters = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p, "logprobs": self.logprobs}
         if self.beams > 1 and (given := [f"{name}={value}" for name, value in filters.items() if value is not None]):
             raise ValueError(f"{given[0]} is for draws, and beams={self.beams} draws nothing. Leave one of them out.")
-        if self.n > self.beams:
+        if self.n > self.beams > 1:
             raise ValueError(f"n={self.n} is more than beams={self.beams}. Raise beams.")
         return self
 
@@ -53,6 +65,11 @@ class SamplingConfig(Config):
     def stops(self) -> list[str]:
         """`stop` as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def require(self, n_tokens: int) -> None:
+        """Raises ConfigError where a token is named that is none of so many."""
+        if beyond := [token for token in self.logit_bias if not 0 <= token < n_tokens]:
+            raise ConfigError(f"logit_bias: {beyond[0]} is not one of the {n_tokens} tokens, 0 to {n_tokens - 1}. Leave it out.")
 
 
 class EvalConfig(Config):

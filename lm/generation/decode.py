@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lm.errors import ConfigError, NumericsError
 from lm.generation.config import SamplingConfig
-from lm.generation.sampling import choose, row_keys, uniform
+from lm.generation.sampling import History, Logprob, choose, logprobs, row_keys
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
 from lm.nn.mixers.cache import Cache
@@ -28,13 +28,13 @@ class Begun(Protocol):
 
 
 @dataclass
-class _Row:
-    index: int
-    source: list[int]  # empty in a decoder
-    begin: list[int]
-    key: bytes
-    limit: int
-    new: list[int] = field(default_factory=list)
+class Row(History):
+    """A prompt, what it became, and how far it may go."""
+
+    index: int = 0
+    source: list[int] = field(default_factory=list)  # empty in a decoder
+    limit: int = 0
+    logprobs: list[Logprob] = field(default_factory=list)  # one of each new token, where cfg.logprobs asks for them
 
 
 def generate(
@@ -47,24 +47,41 @@ def generate(
     n_tokens: int | None = None,
     on_token: OnToken | None = None,
 ) -> list[list[int]]:
-    """The new tokens of each prompt, without the one that ends it, the same whether prompts come together or one by one.
+    """The new tokens of each prompt, cfg.n times each: `decode` without what else it tells."""
+    return [row.new for row in decode(model, prompts, cfg, ends=ends, pad=pad, n_tokens=n_tokens, on_token=on_token)]
 
-    A decoder continues a prompt; an encoder-decoder reads it as a source and answers behind its start token.
+
+def decode(
+    model: LM,
+    prompts: Sequence[Sequence[int]],
+    cfg: SamplingConfig,
+    *,
+    ends: Collection[int] = (),
+    pad: int = 0,
+    n_tokens: int | None = None,
+    on_token: OnToken | None = None,
+) -> list[Row]:
+    """cfg.n rows of each prompt with their new tokens, less the one that ends a row: the same if prompts come together or one by one.
+
+    A decoder continues a prompt; an encoder-decoder reads it as a source and answers behind its start token. Rows of one prompt that are
+    decoded together read it once.
     A row ends at one of `ends`, at max_tokens, where the places of a position that has so many are full, or where on_token(row, token)
     returns True. Other positions go on beyond model.max_seq_len: each token then sees as many up to itself.
 
     n_tokens: ids from here on are never drawn (rows of the embedding that the tokenizer does not use). Raises ConfigError for a prompt
     that is empty or longer than those places. `stop` is the business of lm/generation/text.py.
     """
-    reads = model.cfg.kind == "encoder_decoder"
+    reads, n_tokens = model.cfg.kind == "encoder_decoder", n_tokens or model.vocab_size
+    cfg.require(n_tokens)
+    given = [list(prompt) for prompt in prompts for _ in range(cfg.n)]
     rows = [
-        _Row(i, list(prompt) if reads else [], begin(model, prompt), key, room(model, prompt, cfg))
-        for i, (prompt, key) in enumerate(zip(prompts, row_keys(prompts, cfg.seed), strict=True))
+        Row(key, begin(model, prompt), index=i, source=prompt if reads else [], limit=room(model, prompt, cfg))
+        for i, (prompt, key) in enumerate(zip(given, row_keys(given, cfg.seed), strict=True))
     ]
     with decoding(model):
         for start in range(0, len(rows), ROWS):
-            _decode(model, rows[start : start + ROWS], cfg, ends, pad, n_tokens or model.vocab_size, on_token)
-    return [row.new for row in rows]
+            _decode(model, rows[start : start + ROWS], cfg, ends, pad, n_tokens, on_token)
+    return rows
 
 
 @contextmanager
@@ -116,31 +133,44 @@ def begin(model: LM, prompt: Sequence[int]) -> list[int]:
 
 
 def _decode(
-    model: LM, rows: list[_Row], cfg: SamplingConfig, ends: Collection[int], pad: int, n_tokens: int, on_token: OnToken | None
+    model: LM, rows: list[Row], cfg: SamplingConfig, ends: Collection[int], pad: int, n_tokens: int, on_token: OnToken | None
 ) -> None:
     device = model.embed.weight.device
-    batch = filled(rows, pad, device)
-    cache = spaces(model, batch, max(row.limit for row in rows))
-    seen = marked(rows, n_tokens, device) if cfg.repetition_penalty != 1 else None
+    logits, cache = _read(model, rows, pad)
     while rows:
-        logits = finite(model(batch, loss=last_position, cache=cache)[:, :n_tokens])  # (b, v)
-        ids = choose(logits, seen, cfg, [uniform(row.key, len(row.new)) for row in rows])
-        going = [i for i, token in enumerate(ids.tolist()) if _goes_on(rows[i], token, ends, on_token)]
+        ids = choose(finite(logits[:, :n_tokens]), rows, cfg)
+        told = [] if cfg.logprobs is None else logprobs(logits, ids, cfg.logprobs)
+        going = [i for i, token in enumerate(ids.tolist()) if _goes_on(rows[i], token, told[i : i + 1], ends, on_token)]
         if len(going) < len(rows):
             kept = torch.tensor(going, dtype=torch.int64, device=device)
             rows, ids = [rows[i] for i in going], ids[kept]
             cache.reorder(kept)
-            seen = None if seen is None else seen[kept]
-        if seen is not None:
-            seen.scatter_(1, ids.unsqueeze(1), True)
-        positions = [[len(row.begin) + len(row.new) - 1] for row in rows]
-        batch = Batch(ids.unsqueeze(1), positions=torch.tensor(positions, dtype=torch.int64, device=device))
+        if rows:
+            positions = [[len(row.begin) + len(row.new) - 1] for row in rows]
+            batch = Batch(ids.unsqueeze(1), positions=torch.tensor(positions, dtype=torch.int64, device=device))
+            logits = model(batch, loss=last_position, cache=cache)  # (b, v)
 
 
-def _goes_on(row: _Row, token: int, ends: Collection[int], on_token: OnToken | None) -> bool:
+def _read(model: LM, rows: Sequence[Row], pad: int) -> tuple[Tensor, Cache]:
+    """Returns the logits behind the prompt of each row, (b, v), and the cache that holds it. Equal prompts are read once."""
+    first: dict[tuple[int, ...], int] = {}
+    which = [first.setdefault((*row.source, *row.begin), i) for i, row in enumerate(rows)]
+    batch = filled([rows[i] for i in first.values()], pad, model.embed.weight.device)
+    cache = spaces(model, batch, max(row.limit for row in rows))
+    logits: Tensor = model(batch, loss=last_position, cache=cache)
+    if len(first) < len(rows):
+        places = {i: at for at, i in enumerate(first.values())}
+        again = torch.tensor([places[i] for i in which], device=logits.device)
+        logits = logits[again]
+        cache.reorder(again)
+    return logits, cache
+
+
+def _goes_on(row: Row, token: int, told: list[Logprob], ends: Collection[int], on_token: OnToken | None) -> bool:
     if token in ends:
         return False
     row.new.append(token)
+    row.logprobs += told
     ended = on_token is not None and on_token(row.index, token)
     return not ended and len(row.new) < row.limit
 
@@ -174,11 +204,3 @@ def _left_padded(rows: Sequence[list[int]], pad: int, device: torch.device) -> t
     tokens = [[pad] * n + row for n, row in zip(missing, rows, strict=True)]
     positions = [[-1] * n + list(range(longest - n)) for n in missing]
     return torch.tensor(tokens, device=device), torch.tensor(positions, device=device)
-
-
-def marked(rows: Sequence[Begun], n_tokens: int, device: torch.device) -> Tensor:
-    """(b, n_tokens): what each decoder has read."""
-    seen = torch.zeros(len(rows), n_tokens, dtype=torch.bool)
-    for marks, row in zip(seen, rows, strict=True):
-        marks[row.begin] = True
-    return seen.to(device)

@@ -7,47 +7,58 @@ import torch
 
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
+from lm.generation import text
 from lm.generation.config import SamplingConfig
-from lm.generation.text import chat_template, complete, require_fit
+from lm.generation.text import Completion
 from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, build_model, model_config
 from lm.schema import Tree, from_tree
-from lm.storage.model_folder import copy_weights, read_model, resolve_model
+from lm.storage.adapted import Adapted, read_apart, read_merged
+from lm.storage.model_folder import copy_weights, resolve_model
 
 
-def load(path: str | Path, device: str = "auto") -> tuple[LM, Tokenizer]:
+def load(path: str | Path, device: str = "auto", merge: bool = True) -> tuple[LM, Tokenizer]:
     """The model of a run, model or checkpoint folder, in eval mode and in the dtype that was saved, and its tokenizer.
 
-    device: cpu, cuda, cuda:1 ..., or auto: CUDA where there is a GPU. Raises CheckpointError where the parts do not fit.
+    device: cpu, cuda, cuda:1 ..., or auto: CUDA where there is a GPU. merge: an adapter becomes part of the weights; otherwise it computes
+    beside them. Raises CheckpointError where the parts do not fit.
     """
     where = pick_device(device)
     folder = resolve_model(str(path))
-    tree, weights = read_model(folder)
+    tree, weights = (read_merged if merge else read_apart)(folder)
     cfg, tokenizer = _model_config(tree, folder), _tokenizer(folder)
     if isinstance(cfg, EncoderDecoderConfig) and cfg.start_token is None:
         cfg = cfg.replace(start_token=tokenizer.start)
     assert cfg.vocab_size is not None
-    require_fit(tokenizer, cfg.vocab_size, str(folder / "tokenizer.json"))
+    text.require_fit(tokenizer, cfg.vocab_size, str(folder / "tokenizer.json"))
     dtype = next((weight.dtype for weight in weights.values()), torch.float32)
     model = build_model(cfg, device=where).to(dtype)
+    if not merge and (adapted := Adapted.of(folder, tree)) is not None:
+        adapted.adapter.apply(model)
     copy_weights(model.named_parameters(), weights, str(folder))
     return model.eval(), tokenizer
 
 
 @overload
+def generate(model: LM, tokenizer: Tokenizer, prompt: str, *, n: int, chat: bool = False, **options: Any) -> list[str]: ...
+@overload
 def generate(model: LM, tokenizer: Tokenizer, prompt: str, *, chat: bool = False, **options: Any) -> str: ...
 @overload
 def generate(model: LM, tokenizer: Tokenizer, prompt: list[str], *, chat: bool = False, **options: Any) -> list[str]: ...
 def generate(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: bool = False, **options: Any) -> str | list[str]:
-    """What follows the prompt, or each of several; from an encoder-decoder, its answer to the prompt as a source. With n above 1 a list, n
-    texts of each prompt one behind the other.
+    """What follows the prompt, or each of several; from an encoder-decoder, its answer to the prompt as a source.
 
     chat: the prompt is a user's message, and the tokenizer's chat template is put around it.  options: the fields of SamplingConfig
-    (max_tokens, temperature, seed, stop, ...).
+    (max_tokens, temperature, seed, stop, ...); with n=4 a list of four texts of each prompt in turn.
     """
+    texts = [found.text for found in complete(model, tokenizer, prompt, chat=chat, **options)]
+    return texts[0] if isinstance(prompt, str) and "n" not in options else texts
+
+
+def complete(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: bool = False, **options: Any) -> list[Completion]:
+    """As `generate`, with the tokens of each text, why it ended, and with logprobs=N the log p of its tokens and of the N likeliest."""
     cfg = from_tree(SamplingConfig, options)
     prompts = [prompt] if isinstance(prompt, str) else prompt
-    texts = [found.text for found in complete(model, tokenizer, prompts, cfg, chat=chat_template(tokenizer) if chat else None)]
-    return texts[0] if isinstance(prompt, str) and cfg.n == 1 else texts
+    return text.complete(model, tokenizer, prompts, cfg, chat=text.chat_template(tokenizer) if chat else None)
 
 
 def pick_device(name: str) -> torch.device:

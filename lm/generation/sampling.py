@@ -1,9 +1,13 @@
-"""From logits to the next token. Randomness is a function of (seed, prompt, its occurrence, step), never a state."""
+"""From logits to the next token. Randomness is a function of (seed, prompt, its occurrence, step), never a state.
+
+`choose(logits, rows, cfg)` is the whole of it: each row brings its history and the key of its draws, and len(row.new) is the step.
+"""
 
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,10 +18,61 @@ HIDDEN = float("-inf")  # the logit of a token that cannot be drawn
 _COLDEST = 1e-6  # a lower temperature is no colder, and would divide by zero in float32
 
 
+@dataclass
+class History:
+    """What a row's next token depends on beside the logits."""
+
+    key: bytes
+    """Of its draws: one of `row_keys`."""
+    begin: list[int]
+    """What the decoder read first: the prompt, or a start token."""
+    new: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """A token with log p of it under the model itself, and of the likeliest ones, likeliest first."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+def logprobs(logits: Tensor, ids: Tensor, n: int) -> list[Logprob]:
+    """Returns of each row its token's log-softmax in float32, and those of the n likeliest.  logits: (b, v), raw; ids: (b,)."""
+    found = logits.float().log_softmax(-1)
+    own, top = found.gather(1, ids.unsqueeze(1)).squeeze(1), found.topk(min(n, found.shape[1]), -1)
+    ranked = [list(zip(*pair, strict=True)) for pair in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
+    return [Logprob(*row) for row in zip(ids.tolist(), own.tolist(), ranked, strict=True)]
+
+
+def biased(logits: Tensor, bias: Mapping[int, float]) -> Tensor:
+    """logits + bias.  logits: (b, v)."""
+    return logits.index_add(1, torch.tensor([*bias], device=logits.device), logits.new_tensor([[*bias.values()]]).expand(len(logits), -1))
+
+
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """Logits of seen tokens divided by the penalty; negative ones multiplied, where Keskar et al. 2019, section 4.1, divide too
     (which would favour them).  logits: (b, v); seen: (b, v) bool."""
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def counts(texts: Sequence[Sequence[int]], like: Tensor) -> Tensor:
+    """Returns how often each token is in the text of each row, in the shape (b, v), dtype and device of `like`."""
+    tokens = torch.tensor([token for text in texts for token in text], dtype=torch.int64, device=like.device)
+    rows = torch.repeat_interleave(torch.tensor([*map(len, texts)], device=like.device))
+    known = tokens < like.shape[1]
+    return torch.zeros_like(like).index_put_((rows[known], tokens[known]), like.new_ones(()), accumulate=True)
+
+
+def no_repeat(logits: Tensor, texts: Sequence[Sequence[int]], n: int) -> Tensor:
+    """Tokens that would end an n-gram of the row's text anew hidden; where that would be all of them, none.  logits: (b, v).
+
+    The texts are scanned at each step, which costs less than a forward. As `NoRepeatNGramLogitsProcessor` of transformers.
+    """
+    ends = [[t[i + n - 1] for i in range(len(t) - n + 1) if t[i : i + n - 1] == t[len(t) - n + 1 :]] for t in map(list, texts)]
+    hidden = counts(ends, logits) > 0
+    return logits.masked_fill(hidden & ~hidden.all(-1, keepdim=True), HIDDEN)
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
@@ -51,19 +106,36 @@ def filtered(logits: Tensor, cfg: SamplingConfig) -> Tensor:
     return logits
 
 
-def choose(logits: Tensor, seen: Tensor | None, cfg: SamplingConfig, uniforms: Sequence[float]) -> Tensor:
-    """The next token of each row, (b,): the likeliest, or the one at `uniforms` of the cumulative distribution.
+def adjusted(logits: Tensor, rows: Sequence[History], cfg: SamplingConfig) -> Tensor:
+    """What depends on the history, in the order of `transformers`: bias, penalties, n-grams.  logits: (b, v), float32."""
+    if cfg.logit_bias:
+        logits = biased(logits, cfg.logit_bias)
+    if cfg.repetition_penalty != 1:
+        logits = penalise(logits, counts([row.begin + row.new for row in rows], logits) > 0, cfg.repetition_penalty)
+    if cfg.presence_penalty or cfg.frequency_penalty:
+        often = counts([row.new for row in rows], logits)
+        logits = logits - cfg.presence_penalty * (often > 0) - cfg.frequency_penalty * often
+    if cfg.no_repeat_ngram is not None:
+        logits = no_repeat(logits, [row.begin + row.new for row in rows], cfg.no_repeat_ngram)
+    return logits
 
-    logits: (b, v); seen: (b, v) bool, tokens of each row so far, needed for a repetition penalty; uniforms: b numbers in [0, 1).
+
+def choose(logits: Tensor, rows: Sequence[History], cfg: SamplingConfig) -> Tensor:
+    """The next token of each row, (b,): the likeliest, or the one at its own number in [0, 1) of the cumulative distribution.
+
+    logits: (b, v), raw, of tokens that may be drawn. Rows of several configs: one call for each config.
     """
-    logits = logits.float()
-    if seen is not None and cfg.repetition_penalty != 1:
-        logits = penalise(logits, seen, cfg.repetition_penalty)
+    logits = adjusted(logits.float(), rows, cfg)
     if cfg.temperature == 0:
         return logits.argmax(-1)
-    mass = filtered(logits, cfg).double().softmax(-1).cumsum(-1)
+    return drawn(filtered(logits, cfg), [uniform(row.key, len(row.new)) for row in rows])
+
+
+def drawn(logits: Tensor, uniforms: Sequence[float]) -> Tensor:
+    """Returns the token of each row at which the cumulative distribution goes beyond its number, (b,).  uniforms: b numbers in [0, 1)."""
+    mass = logits.double().softmax(-1).cumsum(-1)
     targets = torch.tensor(uniforms, dtype=torch.float64, device=logits.device).unsqueeze(-1) * mass[:, -1:]
-    return torch.searchsorted(mass, targets, right=True).squeeze(-1)  # the first token whose mass goes beyond the target
+    return torch.searchsorted(mass, targets, right=True).squeeze(-1)
 
 
 def row_keys(prompts: Sequence[Sequence[int]], seed: int) -> list[bytes]:

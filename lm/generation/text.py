@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from lm.data.sources.base import Turn
 from lm.data.tokenizer.chat import ChatTemplate
@@ -9,7 +10,8 @@ from lm.data.tokenizer.tokenizer import Stream, Tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.beams import search
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import begin, beyond, generate, room
+from lm.generation.decode import begin, beyond, decode, room
+from lm.generation.sampling import Logprob
 from lm.nn.transformer import LM
 
 OnText = Callable[[int, str], None]
@@ -18,12 +20,19 @@ OnText = Callable[[int, str], None]
 @dataclass(frozen=True)
 class Completion:
     """What follows a prompt, or answers a source. `cut_short`: the context was full before max_tokens were there; `slid`: it went on beyond
-    the context, and each token saw as many before it as fit."""
+    the context, and each token saw as many before it as fit; `finish`: "stop" at a stop text or at an end, else "length"."""
 
     text: str
-    n_tokens: int
+    tokens: list[int]
     cut_short: bool
-    slid: bool = False
+    slid: bool
+    finish: Literal["stop", "length"]
+    logprobs: list[Logprob]  # one of each token, where they were asked for
+
+    @property
+    def n_tokens(self) -> int:
+        """Returns how many tokens were drawn, without one that ends the text."""
+        return len(self.tokens)
 
 
 def complete(
@@ -34,8 +43,8 @@ def complete(
     on_text: OnText | None = None,
     chat: ChatTemplate | None = None,
 ) -> list[Completion]:
-    """cfg.n completions of each prompt, one behind the other, and on_text(row, text) for each piece as soon as it is certain: whole
-    characters, no part of a stop text; of beams, when all have ended.
+    """cfg.n completions of each prompt in turn, and on_text(row, text) for each piece as soon as it is certain: whole characters, no part
+    of a stop text; of beams, when all have ended.
 
     chat: prompts are messages of a user, or all turns so far, and completions end where this template ends an answer. Raises ConfigError
     for a prompt that is longer than the context or not valid text.
@@ -50,7 +59,7 @@ def complete(
             for row, completion in enumerate(best):
                 on_text(row, completion.text)
         return best
-    texts = [Continuation(_primed(tokenizer, begin(model, ids)), cfg.stops) for ids in encoded]
+    texts = [Continuation(_primed(tokenizer, begin(model, ids)), cfg.stops) for ids in encoded for _ in range(cfg.n)]
 
     def tell(row: int, piece: str) -> None:
         if piece and on_text is not None:
@@ -60,10 +69,11 @@ def complete(
         tell(row, texts[row].push(token))
         return texts[row].stopped
 
-    found = generate(model, encoded, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token)
+    rows = decode(model, encoded, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token)
     for row, text in enumerate(texts):
         tell(row, text.finish())
-    return [_completion(model, ids, cfg, text, len(new)) for text, ids, new in zip(texts, encoded, found, strict=True)]
+    given = [ids for ids in encoded for _ in range(cfg.n)]
+    return [_completion(model, ids, cfg, text, row.new, row.logprobs) for ids, text, row in zip(given, texts, rows, strict=True)]
 
 
 def _by_beams(model: LM, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, ends: set[int]) -> list[Completion]:
@@ -78,13 +88,16 @@ def _by_beams(model: LM, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]],
             for token in beam.tokens:
                 text.push(token)
             text.finish()
-            found.append(_completion(model, ids, cfg, text, len(beam.tokens)))
+            found.append(_completion(model, ids, cfg, text, beam.tokens, []))
     return found
 
 
-def _completion(model: LM, prompt: Sequence[int], cfg: SamplingConfig, text: "Continuation", n: int) -> Completion:
-    cut_short = not text.stopped and n == room(model, prompt, cfg) < cfg.max_tokens
-    return Completion(text.text, n, cut_short, beyond(model, prompt, n))
+def _completion(
+    model: LM, prompt: Sequence[int], cfg: SamplingConfig, text: "Continuation", new: list[int], told: list[Logprob]
+) -> Completion:
+    limit = room(model, prompt, cfg)
+    full = not text.stopped and len(new) == limit
+    return Completion(text.text, new, full and limit < cfg.max_tokens, beyond(model, prompt, len(new)), "length" if full else "stop", told)
 
 
 def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer") -> None:

@@ -1,6 +1,7 @@
 """What a model is measured by on labelled rows, and what a loss over pairs of answers tells beside itself."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from lm.nn.transformer import LM
 
 class Measure:
     """The likelihood of a batch's labels. A subclass tells more, by names that are the same for every batch."""
+
+    less: ClassVar[tuple[str, ...]] = ()
+    """Names of what it tells more of which less is better, so that a study can compare by them."""
 
     def labels(self, batch: Batch) -> Tensor:
         """Returns those that the likelihood is of."""
@@ -48,6 +52,8 @@ class Measure:
 class Answers(Measure):
     """And of answers, where a part of the labels may be none, how many tokens are the likeliest."""
 
+    less = ("label_loss",)
+
     def reader(self, batch: Batch) -> Reader:
         return causal_reader(self.labels(batch), answers=answers(batch))
 
@@ -57,6 +63,8 @@ class Pairs(Measure):
 
     beta, parent: of the loss of DPO, and what gives the model at its start; without a parent only the likelihoods are told.
     """
+
+    less = ("pair_loss",)
 
     def __init__(self, beta: float, parent: Callable[[], LM] | None) -> None:
         self._beta, self._parent = beta, parent

@@ -44,7 +44,7 @@ class StandardConfig(ParametrizationConfig):
 class WidthConfig(ParametrizationConfig):
     """What the kinds with a base width share. All widths grow together: heads, feed-forwards and latents as d_model."""
 
-    base_width: int = Field(256, gt=0, le=MOST)
+    base_width: int = Field(gt=0, le=MOST)
     """The d_model at which this is the standard parametrization, to the bit: that of the model whose rates were tuned."""
     base_head_dim: int | None = Field(None, gt=0, le=MOST)
     """Width of a head there, where heads grow too: scores are divided by it, not by its root. null: heads are as wide here, and more."""
@@ -63,7 +63,7 @@ class CompletePConfig(WidthConfig):
     """And of every depth (Dey et al. 2025, arXiv:2505.01618)."""
 
     kind: Literal["completep"] = "completep"
-    base_depth: int = Field(2, gt=0, le=MOST_LAYERS)
+    base_depth: int = Field(gt=0, le=MOST_LAYERS)
     """The n_layers at which this is muP: that of the model whose rates were tuned."""
 
     def growth(self, d_model: int, n_layers: int, head_dim: int) -> Growth:

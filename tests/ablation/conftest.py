@@ -62,7 +62,7 @@ def study(corpus: list[str], tmp_path: Path) -> NewStudy:
 
     def make(**config: Any) -> Study:
         asked = StudyConfig(**{"overrides": corpus, "variants": {ffn: [f"model/ffn={ffn}"] for ffn in ("swiglu", "gelu")}, **config})
-        variants = {name: compose_config([*corpus, *own]) for name, own in asked.variants.items()}
+        variants = {name: compose_config([*asked.overrides, *own]) for name, own in asked.variants.items()}
         return new_study(tmp_path / "ffn", asked, variants)
 
     return make

@@ -11,8 +11,9 @@ import pytest
 
 from lm.ablation.running import cluster, jobs, work
 from lm.ablation.running.work import Submitted, Work
-from lm.errors import ConfigError
+from lm.errors import ConfigError, NumericsError
 from lm.schema import Tree
+from lm.storage.reading import read_json
 from tests.ablation.conftest import Ablate
 from tests.conftest import started
 
@@ -128,7 +129,15 @@ def test_slurm_gets_one_array_with_what_was_asked_and_a_job_that_it_loses_is_tol
     lines = slurm.read_text().splitlines()
     for option in ("array=0-3%3", "partition=gpu", "gpus-per-node=1", "time=30", "account=abc", "qos=high", "cpus-per-task=1"):
         assert f"#SBATCH --{option}" in lines, option
-    assert [Submitted.read(file).job for file in sorted(tmp_path.glob("ffn/jobs/*.submitted.json"))] == ["12_2", "12_3", "12_0", "12_1"]  # type: ignore[union-attr]
+    assert [read_json(file)["job"] for file in sorted(tmp_path.glob("ffn/jobs/*.submitted.json"))] == ["12_2", "12_3", "12_0", "12_1"]
+
+
+def test_a_run_that_diverged_while_nobody_waited_is_an_outcome_and_not_submitted_again(ablate: Ablate, tmp_path: Path) -> None:
+    for name in ("swiglu-seed-0", "swiglu-seed-1", "gelu-seed-0", "gelu-seed-1"):
+        Submitted(job="1", code=NumericsError.exit_code).write(tmp_path / f"ffn/jobs/{name}.submitted.json")
+    code, _, err = ablate(FFN, "seeds=2", "cluster=local")
+    assert (code, submissions(tmp_path / "ffn")) == (0, 0), err
+    assert {row["diverged"] for row in verdict(tmp_path / "ffn")["variants"].values()} == {2}
 
 
 @pytest.mark.parametrize(

@@ -103,21 +103,28 @@ def test_a_ladder_that_has_run_is_a_law_with_intervals_in_words_numbers_and_curv
 
 
 def test_a_law_is_told_of_what_has_ended_and_a_run_that_diverged_is_shown_and_no_point_of_it(climbed: Climbed, tmp_path: Path) -> None:
-    ladder = climbed(left=2)
+    ladder = climbed(left=1)
     lost = ladder.missing()[0]
     ladder.note_diverged(lost)
     found = write_report(ladder, Asking())
     assert found.cells[lost.variant].runs == {"0": None} and found.law is not None
-    assert "8 of 9 runs have ended. The same command runs the others." in found.warnings
+    assert not any("have ended" in warning for warning in found.warnings)
     assert any(warning.startswith(f"{lost.variant}: 1 of 1 runs diverged; the law is of the others") for warning in found.warnings)
     assert all(warning.endswith(".") for warning in found.warnings)
     assert "diverged at" in (tmp_path / "ffn/report.html").read_text() and "1 diverged" in (tmp_path / "ffn/report.md").read_text()
 
 
-@pytest.mark.parametrize(("left", "said"), [(9, "0 sizes cannot show a bend"), (3, "2 sizes cannot show a bend"), (2, "")])
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (9, "0 sizes cannot show a bend"),
+        (3, "2 sizes cannot show a bend"),
+        (2, "7 pairs of size and tokens are there, and five unknowns take 8"),
+    ],
+)
 def test_too_few_runs_have_no_law_and_say_why(left: int, said: str, climbed: Climbed, tmp_path: Path) -> None:
     found = write_report(climbed(left=left), Asking())
-    assert (found.law is None) == bool(said) and any(said in warning for warning in found.warnings)
+    assert found.law is None and any(said in warning for warning in found.warnings)
     assert found.tree() == scaling(tmp_path)
     Page((tmp_path / "ffn/report.html").read_text())
 
@@ -191,7 +198,7 @@ def test_a_ladder_that_cannot_be_is_refused_before_anything_is_written(
         (["sizes=16,32,64", "match=params"], "match: a ladder of sizes fits a law to losses"),
         (["sizes=16,32,64", "study=ablation/ffn"], "study: a ladder of sizes"),
         (["model/ffn=swiglu,gelu", "tokens=1,2,4"], "tokens: only a ladder of sizes takes it"),
-        (["noise", "flops=1e12"], "flops: lm ablate noise runs one config"),
+        (["noise", "flops=1e12"], "flops: lm ablate noise runs every config"),
         (["sizes=16,32,64", "flops=1e20"], "flops=1e+20: runs of"),
         (["sizes=16,32,64", "at=7"], "at=7: this is nothing to ask a law"),
         (["report", "sizes=16,32,64"], "there is no ladder here. Start one: lm ablate sizes="),

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,9 +160,9 @@ def test_the_best_pair_is_that_of_a_search_along_its_flops(flops: float) -> None
         ({"flops": [-1.0]}, "flops=-1: this is nothing"),
     ],
 )
-def test_what_lies_ten_times_beyond_the_runs_is_refused_in_one_sentence(asked: dict[str, list[float]], said: str) -> None:
+def test_what_lies_ten_times_beyond_the_runs_is_refused_in_one_sentence(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said.replace("+", "[+]")):
-        Asking("non_embedding", **asked).refuse_far(runs(SMALL))  # type: ignore[arg-type]
+        Asking("non_embedding", **asked).refuse_far(runs(SMALL))
     Asking("non_embedding", [7.1e13], ["5.9e6:2e6", "1e5:1.9e7"]).refuse_far(runs(SMALL))
 
 

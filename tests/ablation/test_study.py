@@ -16,11 +16,12 @@ from lm.ablation.exchange import branch_off, branched, leaves, trunk
 from lm.ablation.matching import matched
 from lm.ablation.study import read_study
 from lm.cli.compose.compose import compose_config
+from lm.errors import ConfigError
 from lm.schema import Tree, from_tree
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.run import train
-from tests.ablation.conftest import Ablate
+from tests.ablation.conftest import Ablate, NewStudy
 from tests.conftest import Lm
 from tests.training.conftest import results
 
@@ -107,7 +108,10 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         (["model/ffn=swiglu,gelu", "tune=model.kind"], "tune=model.kind: variant"),
         (["optim.lr=0.1,0.10"], "it changes nothing against"),
         ([FFN, "exchange=true"], "exchange=true: 0.5 times trainer.max_steps=3 is not above schedule.warmup_steps=2"),
-        (["seed=0,1"], "it changes nothing against"),
+        (["seed=0,1"], "seed=0: each run here has seeds and a folder of its own"),
+        ([FFN, "run.name=mine"], "run.name=mine: each run here"),
+        (["noise", FFN, "seed.init=3"], "seed.init=3: each run here"),
+        (["noise", FFN, "metric=test_ec"], "metric=test_ec: no run of variants.swiglu tells such a figure"),
         (["optim.lr=0.1,0.2", "tune=optim.lr"], "variants.0.2: it changes nothing against 0.1"),
         ([FFN, "tune=data.global_batch"], "tune=data.global_batch: variant swiglu has no such positive number, or one that must be whole"),
         (["model/ffn=swiglu,gelu", "strategy=ddp", "launch.devices=2", "optim=adamw"], "strategy=ddp starts ranks"),
@@ -125,7 +129,7 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
         ([FFN, "metric=test_accuracy"], "of which less is better"),
         ([FFN, "trainer.early_stop=1"], "variants.swiglu: trainer.early_stop ends a run before"),
         ([FFN, "metric=test_loss/64", "eval.seq_len=16,48"], "Options: "),
-        (["noise", "seeds=3"], "seeds: lm ablate noise runs one config"),
+        (["noise", "seeds=3"], "seeds: lm ablate noise runs every config with seeds of its own"),
         (["study=ablation/fnn"], "Did you mean 'ablation/ffn'?"),
         (["report", FFN], "ffn: there is no study here"),
         (["frobnicate", "model/ffn=swiglu,gelu"], "'frobnicate' is nothing to do with a study"),
@@ -133,7 +137,7 @@ def test_a_run_that_diverges_is_an_outcome(python: None, ablate: Ablate, tmp_pat
 )
 def test_a_study_that_cannot_be_is_refused_before_anything_runs(args: list[str], said: str, ablate: Ablate, tmp_path: Path) -> None:
     files = {"number": 5, "variants": {"variants": 5}, "variant": {"variants": {"a": 5, "b": []}}}
-    files |= {"overrides": {"variants": {"a": ["seed=0"], "b": []}, "overrides": 5}, "own/recipes/x/broken": {"study": 5}}
+    files |= {"overrides": {"variants": {"a": ["optim.lr=0.1"], "b": []}, "overrides": 5}, "own/recipes/x/broken": {"study": 5}}
     for name, tree in files.items():
         (tmp_path / f"{name}.yaml").parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"{name}.yaml").write_text(json.dumps(tree))
@@ -249,3 +253,18 @@ def test_a_knob_that_cannot_have_some_values_is_matched_by_the_nearest_it_can() 
     widths = {name: compose_config(["model.d_model=104", f"model.ffn.hidden={hidden}"]) for name, hidden in (("a", 257), ("b", 256))}
     config = from_tree(StudyConfig, {"variants": {"a": [], "b": []}, "match": "params", "knob": "model.d_model"})
     assert matched(config, widths, {})["b"].model.d_model == 104
+
+
+def test_figures_per_token_of_other_tokenizers_do_not_compare(study: NewStudy, corpus: list[str]) -> None:
+    variants = {"bytes": ["tokenizer=bytes"], "bpe": ["tokenizer=bpe", "tokenizer.vocab_size=300"]}
+    overrides = [override for override in corpus if override != "tokenizer=bytes"]
+    with pytest.raises(ConfigError, match=r"variants\.bpe has other tokens than bytes"):
+        study(overrides=overrides, variants=variants, baseline="bytes", metric="test_loss")
+    study(overrides=overrides, variants=variants, baseline="bytes")
+
+
+@pytest.mark.slow
+def test_runs_that_were_measured_on_other_texts_are_told_so(python: None, ablate: Ablate, tmp_path: Path) -> None:
+    """Seen to fail, with verdicts on two texts and no word of it, where nobody looked."""
+    code, *_ = ablate("data.val_frac=0.1,0.2", "seeds=2")
+    assert code == 0 and any("Not comparable: the held-out texts differ" in each for each in verdict(tmp_path)["warnings"])

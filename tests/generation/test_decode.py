@@ -7,12 +7,12 @@ import torch
 
 from lm.errors import ConfigError, NumericsError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import generate
+from lm.generation.decode import decode, generate
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM
 from lm.schema import from_tree
 from lm.testing.models import VOCAB
-from tests.nn.models import ATTENTIONS, POSITIONS, config, redrawn
+from tests.nn.models import ATTENTIONS, MIXING, POSITIONS, config, redrawn
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [3], [40, 41], [3], [60, 2, 5, 5, 1], [3]]
 MODELS: list[dict[str, Any]] = [
@@ -48,6 +48,7 @@ def test_greedy_decode_of_a_batch_equals_full_forwards_of_each_prompt(changes: d
         {"temperature": 0.9, "top_k": 9, "repetition_penalty": 1.4},
         {"temperature": 1.2, "top_p": 0.9, "min_p": 0.01, "seed": 7},
         {"temperature": 0, "repetition_penalty": 1.5},
+        {"temperature": 1.0, "presence_penalty": 0.5, "frequency_penalty": 0.8, "no_repeat_ngram": 2, "logit_bias": {4: 2.0}},
     ],
 )
 def test_prompts_together_give_what_each_gives_alone(options: dict[str, Any]) -> None:
@@ -66,6 +67,33 @@ def test_a_prompt_given_again_gives_another_sample_and_the_same_ones_with_any_co
     assert len({tuple(new) for new in thrice}) == 3
     found = generate(model, PROMPTS, cfg())
     assert [found[1], found[3], found[5]] == thrice
+
+
+@pytest.mark.parametrize("mixing", MIXING[:2])
+def test_samples_of_a_prompt_are_what_it_gives_so_often_and_read_it_once(mixing: dict[str, Any]) -> None:
+    model, fed = redrawn(config(**mixing)), []
+    alone = [generate(model, [prompt] * 3, cfg()) for prompt in PROMPTS[:3]]
+    model.register_forward_pre_hook(lambda _, args: fed.append(len(args[0].tokens)))
+    assert generate(model, PROMPTS[:3], cfg(n=3)) == [new for three in alone for new in three]
+    assert generate(model, PROMPTS[:3], cfg(n=1)) == [three[0] for three in alone]
+    assert fed[:2] == [3, 9]
+
+
+def test_logprobs_of_a_decoded_row_are_those_of_a_full_forward() -> None:
+    model = redrawn(config())
+    for row in decode(model, PROMPTS[:3], cfg(logprobs=2, temperature=1.5, presence_penalty=1.0)):
+        p = model(Batch(torch.tensor([row.begin + row.new]))).log_softmax(-1)[0, len(row.begin) - 1 : -1]
+        assert [told.token for told in row.logprobs] == row.new
+        found = torch.tensor([told.logprob for told in row.logprobs])
+        torch.testing.assert_close(found, p.gather(1, torch.tensor(row.new).unsqueeze(1)).squeeze(1), rtol=0, atol=1e-4)
+        assert [[token for token, _ in told.top] for told in row.logprobs] == p.topk(2).indices.tolist()
+
+
+def test_a_bias_forces_and_forbids_tokens_and_one_beyond_the_vocabulary_is_refused() -> None:
+    model = redrawn(config())
+    assert generate(model, [[1]], cfg(logit_bias={7: 1e4}, max_tokens=4)) == [[7] * 4]
+    with pytest.raises(ConfigError, match=r"logit_bias: 61 is not one of the 61 tokens"):
+        generate(model, [[1]], cfg(logit_bias={61: 1.0}))
 
 
 def test_more_prompts_than_are_decoded_at_once_keep_their_order() -> None:
@@ -93,7 +121,7 @@ def test_rows_that_ended_are_not_computed_any_more() -> None:
     lengths = [len(new) for new in generate(model, PROMPTS, cfg(), ends={17})]
     model.register_forward_pre_hook(lambda _, args: fed.append(len(args[0].tokens)))
     generate(model, PROMPTS, cfg(), ends={17})
-    assert fed == [sum(n >= step for n in lengths) for step in range(max(lengths) + 1) if step < 20]
+    assert fed[1:] == [sum(n >= step for n in lengths) for step in range(1, max(lengths) + 1) if step < 20]
     assert len(set(fed)) > 1
 
 

@@ -4,6 +4,7 @@ import json
 import random
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,12 +32,12 @@ def model() -> LM:
     return redrawn(config(vocab_size=320))
 
 
-def prepared(folder: Path, n: int, **more: object) -> tuple[TextConfig, Prepared]:
+def prepared(folder: Path, n: int, **more: Any) -> tuple[TextConfig, Prepared]:
     """Documents of 3 to 90 letters, a line each."""
     draw = random.Random(n)
     lines = [json.dumps({"text": "".join(draw.choices("abcdef gh", k=draw.randint(3, 90)))}) for _ in range(n)]
     (folder / f"{n}.jsonl").write_text("\n".join(lines))
-    cfg = TextConfig(files=str(folder / f"{n}.jsonl"), seq_len=SEQ, cache_dir=str(folder / "cache"), **more)  # type: ignore[arg-type]
+    cfg = TextConfig(files=str(folder / f"{n}.jsonl"), seq_len=SEQ, cache_dir=str(folder / "cache"), **more)
     return cfg, prepare(cfg, BytesConfig(), log=lambda line: None)
 
 

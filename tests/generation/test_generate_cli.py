@@ -1,6 +1,7 @@
 """`lm generate`: what is printed, where prompts come from, and what a mistake is answered with."""
 
 import io
+import json
 import os
 import sys
 from pathlib import Path
@@ -32,6 +33,22 @@ def test_several_prompts_give_what_each_gives_alone(lm: Lm, model_folder: Path) 
     texts = [prompt + expected(model_folder, prompt, max_tokens=12, temperature=0) for prompt in ("abc", "d")]
     assert (code, err) == (0, "")
     assert out == f"--- 1 of 2 ---\n{texts[0]}\n--- 2 of 2 ---\n{texts[1]}\n"
+
+
+def test_json_tells_of_each_sample_its_tokens_and_their_logprobs(lm: Lm, model_folder: Path) -> None:
+    args = ("generate", f"from={model_folder}", "prompt=abc", "prompt=d", "max_tokens=4", "n=2", "logprobs=1", 'logit_bias={"256":-100}')
+    code, out, err = lm(*args, "format=json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert [each["prompt"] for each in found] == ["abc", "abc", "d", "d"] and {each["finish"] for each in found} == {"length"}
+    model, tokenizer = library.load(model_folder, device="cpu")
+    told = library.complete(model, tokenizer, ["abc", "d"], max_tokens=4, n=2, logprobs=1, logit_bias={256: -100})
+    assert [each["text"] for each in found] == [each.text for each in told]
+    assert [token["token"] for token in found[3]["logprobs"]] == found[3]["tokens"] == told[3].tokens
+    assert library.generate(model, tokenizer, "d", n=2, max_tokens=4, logit_bias={256: -100}) == [each.text for each in told[2:]]
+    code, out, err = lm(*args)
+    assert out.startswith("--- 1 of 4 ---\nabc") and err.count("\n") == 16
+    assert err.startswith(f"{told[0].logprobs[0].logprob:.4f} {tokenizer.decode(told[0].tokens[:1])!r}  ")
 
 
 @pytest.mark.parametrize("data, prompt", [(b"def f\n", "def f"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), ("é".encode(), "é"), (b"", "")])
@@ -82,6 +99,7 @@ MISTAKES = {
     "out of range": (["prompt=a", "top_p=2"], 2, ["top_p: 2 does not fit", "less than or equal to 1"]),
     "NaN": (["prompt=a", "temperature=NaN"], 2, ["temperature: NaN does not fit", "finite"]),
     "empty stop text": (["prompt=a", "stop="], 2, ["stop", "''"]),
+    "bias of no token": (["prompt=a", 'logit_bias={"259":1}'], 2, ["logit_bias: 259", "259 tokens"]),
     "no key": (["def main("], 2, ["def main(", "key=value"]),
     "prompt too long": ([f"prompt={'a' * 48}"], 2, ["49 tokens", "model.max_seq_len=48"]),
     "unknown device": (["prompt=a", "device=gpu"], 2, ["device: 'gpu'", "auto, cpu or cuda"]),

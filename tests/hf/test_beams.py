@@ -33,6 +33,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"beams": 5, "n": 2, "length_penalty": -1.5},
     {"beams": 2, "n": 2, "length_penalty": 1.5, "early_stopping": "never"},
     {"beams": 8, "n": 8, "length_penalty": -0.5, "early_stopping": "never", "repetition_penalty": 1.6},
+    {"beams": 3, "n": 3, "no_repeat_ngram": 2},
 ]
 
 
@@ -65,6 +66,7 @@ def expected(theirs: Any, prompts: list[list[int]], given: SamplingConfig) -> li
     decoder = not theirs.config.is_encoder_decoder
     ids, marks = padded(prompts, left=decoder)
     names = {"num_beams": given.beams, "num_return_sequences": given.n, "max_new_tokens": given.max_tokens}
+    names["no_repeat_ngram_size"] = given.no_repeat_ngram or 0
     same = {name: getattr(given, name) for name in ("length_penalty", "early_stopping", "repetition_penalty")}
     with Doubles():
         out = theirs.generate(

@@ -9,6 +9,7 @@ from lm.report.statistics import Difference, Sums, t_limit, text_error
 from lm.schema import Tree
 from lm.storage.reading import checked
 from lm.storage.run_folder import RunFolder
+from lm.units import fixed
 
 _OVER = {"test_bits_per_byte": (2, math.log(2)), "test_loss": (1, 1.0)}
 """By metric: which of a document's sums its nats are divided by, and by what number."""
@@ -28,6 +29,16 @@ def of_text(study: Study, name: str, difference: Difference) -> Tree | None:
     if (n := sum(size > 0 for _, size in baseline)) < 2 or not any(size > 0 for _, size in variant):
         return None
     return {"unit": runs[0].unit, "number": n, "half": t_limit(difference.level, n) * text_error(baseline, variant)}
+
+
+def other_texts(study: Study) -> list[str]:
+    """Returns what is told where the runs were not all measured on one text, by what zlib needs of the held-out one."""
+    jobs = [job for name in study.variants for job in study.reporting(name) if study.result(job) is not None]
+    summaries = [RunFolder(study.folder / job.name).summary() for job in jobs]
+    needed = sorted({fixed(zlib) for summary in summaries if isinstance(zlib := summary.get("zlib_bits_per_byte"), float)})
+    if len(needed) < 2:
+        return []
+    return [f"Not comparable: the held-out texts differ (zlib level 9 needs {' / '.join(needed)} bits per byte of them)."]
 
 
 def sampled(text: Tree | None) -> str:

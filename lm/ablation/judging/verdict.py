@@ -6,12 +6,12 @@ from typing import Any
 
 from lm.ablation.exchange import LENGTHS, branched, in_tokens, percent, short_of
 from lm.ablation.judging.found import Found
-from lm.ablation.judging.text import covers, of_text, sampled
+from lm.ablation.judging.text import covers, of_text, other_texts, sampled
 from lm.ablation.matching import size
 from lm.ablation.study import Study
 from lm.report.statistics import ALPHA, Difference, Worth, worth
 from lm.schema import Tree, flatten, from_tree
-from lm.units import si
+from lm.units import counted, si
 
 FEW_SEEDS = 5
 
@@ -58,11 +58,12 @@ def report(found: Tree) -> str:
 def cells(found: Tree) -> list[tuple[str, ...]]:
     """Returns the table of verdict.json, its head first: how each variant did, and what that says."""
     metric = f"{found['metric']} (mean of {found['seeds']} seeds)"
-    rows: list[tuple[str, ...]] = [("variant", metric, "difference [95 %]", "p (Holm)", "verdict", "tuned")]
+    rows: list[tuple[str, ...]] = [("variant", metric, "difference [95 %, Holm]", "p (Holm)", "verdict", "tuned")]
     rows[0] += ("worth in tokens [95 %]",) if found["exchange"] else ()
     for name, row in found["variants"].items():
         told, tuned, tuning = row["difference"] or {}, row["tuned"], row["tuning"]
         mean = f"{row['mean']:.4f}" if row["mean"] is not None else "-"
+        mean += f" (of {len(row['runs'])})" if 0 < len(row["runs"]) < found["seeds"] else ""
         away = f"{told['mean']:+.4f} [{told['interval'][0]:+.4f}, {told['interval'][1]:+.4f}]" if told.get("mean") is not None else "-"
         away += f", of the text ±{row['text']['half']:.4f}" if row["text"] else ""
         p = f"{told['p']:.3g}" if told.get("p") is not None else "-"
@@ -80,7 +81,7 @@ def _verdict(difference: Tree) -> str:
     more = difference["more_seeds"]
     if difference["given_up"]:
         return f"{difference['verdict']} (given up after {len(difference['pairs'])} seeds)"
-    return difference["verdict"] + (f" ({more} more {'seed' if more == 1 else 'seeds'} would)" if more else "")
+    return difference["verdict"] + (f" ({counted(more, 'more seed')} would)" if more else "")
 
 
 def _length(study: Study, factor: float, runs: dict[int, float]) -> Tree:
@@ -166,6 +167,7 @@ def _warnings(study: Study, rows: Tree, found: dict[str, Difference], exchange: 
             and abs(difference.mean) < (difference.near[1] - difference.near[0]) / 2
         ):
             notes.append(f"{name}: the difference is within the noise of {len(difference.pairs)} seeds.")
+    notes += other_texts(study)
     cost = rows[config.baseline]["size"]
     notes += short_of(config, exchange, rows)
     notes.append(f"Shown at {si(cost['parameters'])} parameters and {si(cost['tokens'])} tokens; rankings are known to change with both.")
@@ -191,8 +193,8 @@ def sentences(found: Tree) -> list[str]:
         least = f" {found['least_effect']:g}" if told == "equal within" else ""
         tested = "at which it was given up" if difference["given_up"] else f"Holm-corrected {p}"
         said.append(
-            f"Against {base}, {name} changes {found['metric']} by {difference['mean']:+.4f} (95 % interval {low:+.4f} to {high:+.4f},"
-            f" paired t-test over {n} seeds, {tested}{sampled(row['text'])}): {told}{least}.{in_tokens(row)}"
+            f"Against {base}, {name} changes {found['metric']} by {difference['mean']:+.4f} (Holm-corrected 95 % interval {low:+.4f} to"
+            f" {high:+.4f}, paired t-test over {n} seeds, {tested}{sampled(row['text'])}): {told}{least}.{in_tokens(row)}"
         )
     return said
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from lm.ablation.running.jobs import Place, command, interrupt, log_of
 from lm.ablation.running.work import Submitted, Work
 from lm.ablation.runs import Job, Runs
-from lm.errors import ConfigError, ResourceError
+from lm.errors import ConfigError, NumericsError, ResourceError
 from lm.printing import note
 from lm.storage.run_folder import RunFolder
 from lm.training.launch.children import Children
@@ -43,7 +43,9 @@ class Cluster(Place):
         """After a signal the jobs go on in the cluster."""
         folder = study.folder.absolute() / "jobs" / "cluster"
         waiting = {job.name: (job, found) for job in left if (found := self._found(folder, study, job)) is not None}
-        queue = [job for job in left if job.name not in waiting]
+        diverged = {job.name: job for job in left if job.name not in waiting and _has_diverged(study, job)}
+        queue = [job for job in left if job.name not in waiting and job.name not in diverged]
+        yield from ((job, NumericsError.exit_code) for job in diverged.values())
         if waiting:
             note(f"{study.folder}: {counted(len(waiting), 'run')} of an earlier command in the cluster")
         with Children() as signals:
@@ -111,6 +113,12 @@ def _anywhere(job: Job) -> Job:
     """With a folder that is the same from wherever the command is given again."""
     place = RunFolder.of(job.config.tree()["run"]).path.absolute()
     return replace(job, config=job.config.replace(run={"name": job.name, "dir": str(place.parent)}))
+
+
+def _has_diverged(study: Runs, job: Job) -> bool:
+    """Whether it ended so while no command waited for it: it would again."""
+    entry = Submitted.read(_file(study, job))
+    return entry is not None and entry.code == NumericsError.exit_code
 
 
 def _file(study: Runs, job: Job) -> Path:

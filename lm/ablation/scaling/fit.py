@@ -17,7 +17,8 @@ from lm.units import counted
 Array = NDArray[np.float64]
 DELTA = 1e-3  # of Huber's loss on log loss: Hoffmann et al. 2022, section 3.3
 EXPONENTS = (0.02, 2.5)
-LEAST_CELLS = 6  # five unknowns, and one to see a misfit by
+LEAST_CELLS = 8  # of the points: of fewer, resamples agree with each other and not with the truth
+_LEAST_DRAWN = 6  # of a resample: five unknowns, and one to see a misfit by
 RESAMPLES = 300
 _GRID = np.geomspace(0.05, 1.6, 8)
 _NOTHING = 1e-9  # of a loss
@@ -118,7 +119,7 @@ def _projected(exponents: Array, x: Array, y: Array, loss: Array) -> tuple[Array
 
 def _told_apart(cells: set[tuple[float, float]]) -> bool:
     sizes, tokens = (len(set(values)) for values in zip(*cells, strict=True))
-    return min(sizes, tokens) >= LEAST and len(cells) >= LEAST_CELLS
+    return min(sizes, tokens) >= LEAST and len(cells) >= _LEAST_DRAWN
 
 
 def _refuse(points: Sequence[Point]) -> None:

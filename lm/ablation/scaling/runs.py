@@ -92,7 +92,7 @@ def new_ladder(folder: Path, config: LadderConfig, sizes: Mapping[str, TrainConf
         if len(given) < LEAST:
             said = f"{counted(len(given), 'value')} cannot show how the loss bends, and the law has an exponent and a floor"
             raise ConfigError(f"{key}: {said}. Give {LEAST} or more, such as {'64,96,128,192' if key == 'sizes' else '0.5,1,2,4'}.")
-    plain = {name: plain_config(f"sizes: {name}", cfg, config) for name, cfg in sizes.items()}
+    plain = {name: plain_config(f"sizes: {name}", cfg, config.metric) for name, cfg in sizes.items()}
     counts: dict[int, str] = {}
     for name, cfg in plain.items():
         n = size(cfg).non_embedding

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from pydantic import Field
 
 from lm import plugins
-from lm.ablation.config import Match, RunsConfig, StudyConfig
+from lm.ablation.config import Match, RunsConfig, StudyConfig, refuse_own
 from lm.ablation.scaling.config import LADDER, Count, LadderConfig
 from lm.cli.compose import catalog
 from lm.cli.compose.arguments import overrides_of
@@ -151,8 +151,8 @@ class Ablate(Verb):
 
     def _noise(self, overrides: list[str]) -> None:
         if foreign := sorted(self.model_fields_set - {"name", "dir", "metric", "least_effect", "jobs", "threads", *_OF_CLUSTER}):
-            raise ConfigError(f"{foreign[0]}: lm ablate noise runs one config, with seeds of its own, and compares nothing. Leave it out.")
-        shared, variants = _varied(overrides)
+            raise ConfigError(f"{foreign[0]}: lm ablate noise runs every config with seeds of its own, and judges none. Leave it out.")
+        shared, variants = _varied(refuse_own(overrides))
         configs = {name: compose_config([*shared, *own]) for name, own in variants.items()} or {"baseline": compose_config(shared)}
         from lm.ablation.noise import AskedNoise, noise_runs, told, verdict
         from lm.ablation.running.jobs import run_missing

@@ -1,14 +1,16 @@
 """`lm generate from=FOLDER prompt=TEXT`: continues text, or answers it."""
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Literal
 
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.printing import note, raw
+from lm.printing import answer, note, raw
 from lm.progress import quiet
 from lm.schema import MaybeEmpty
 from lm.storage.model_folder import resolve_model
@@ -43,8 +45,12 @@ class Generate(Verb, SamplingConfig):
     """Text to continue, or the source of an encoder-decoder; may be given several times. Empty: a new document. null: standard input."""
     chat: bool | None = None
     """The prompt is a user's message under the tokenizer's chat template. null: where no prompt is given and there is a template."""
+    merge: bool = True
+    """An adapter becomes part of the weights; otherwise it computes beside them."""
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
+    format: Literal["text", "json"] = "text"
+    """json: a list of what each sample is, with its tokens, why it ended and its logprobs."""
 
     def run(self, rest: list[str]) -> None:
         """Prints text on stdout, notes on stderr."""
@@ -54,7 +60,7 @@ class Generate(Verb, SamplingConfig):
         folder = resolve_model(self.from_)
         from lm.generation.load import load
 
-        model, tokenizer = load(folder, self.device)
+        model, tokenizer = load(folder, self.device, self.merge)
         if self.prompt is None and (self.chat or (self.chat is None and tokenizer.chat_template is not None)):
             with quiet():  # else how long it takes would be told over what is typed
                 self._converse(model, tokenizer)
@@ -68,9 +74,14 @@ class Generate(Verb, SamplingConfig):
         prompts = [_standard_input()] if self.prompt is None else [self.prompt] if isinstance(self.prompt, str) else self.prompt
         answers = self.chat or model.cfg.kind == "encoder_decoder"
         chat = chat_template(tokenizer) if self.chat else None
+        self.require(tokenizer.vocab_size)
         for prompt in prompts:
             room(model, prompt_ids(model, tokenizer, prompt, chat), self)  # what does not fit is refused before anything is printed
-        shown = [prompt for prompt in ([""] * len(prompts) if answers else prompts) for _ in range(self.n)]
+        shown = [("" if answers else prompt) for prompt in prompts for _ in range(self.n)]
+        if self.format == "json":
+            found = complete(model, tokenizer, prompts, self, chat=chat)
+            answer(json.dumps([{"prompt": prompts[i // self.n], **asdict(each)} for i, each in enumerate(found)]))
+            return
         if len(shown) == 1 and self.beams == 1:
             raw(shown[0])
             with quiet():
@@ -82,11 +93,17 @@ class Generate(Verb, SamplingConfig):
                 raw(f"--- {n} of {len(shown)} ---\n" if len(shown) > 1 else "")
                 raw(f"{prompt}{completion.text}\n")
         for n, completion in enumerate(found, 1):
+            for each in completion.logprobs:
+                note(
+                    "  ".join(f"{logprob:.4f} {tokenizer.decode([token])!r}" for token, logprob in [(each.token, each.logprob), *each.top])
+                )
             self._note_limits(completion, model.max_seq_len, f"{'prompt' if self.n == 1 else 'text'} {n}: " if len(shown) > 1 else "")
 
     def _converse(self, model: "LM", tokenizer: "Tokenizer") -> None:
         from lm.generation.conversation import Conversation
 
+        if self.n > 1 or self.logprobs is not None or self.format != "text":
+            raise ConfigError("n, logprobs, format: a conversation tells one answer as text. Leave them out, or give prompt=TEXT.")
         conversation = Conversation(model, tokenizer, self)
         for line in _typed() if sys.stdin.isatty() else _piped():
             if line.strip() == "/exit":

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
 
 import torch
@@ -19,10 +20,13 @@ from lm.hf.io.card import model_card
 from lm.hf.io.family import Family
 from lm.hf.io.handing_on import Use, uses_of_gguf, uses_of_hf
 from lm.hf.io.hub import local_folder
+from lm.hf.io.peft import write_peft
 from lm.hf.io.reading import read_hf
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
+from lm.nn.adapter import LoRAConfig
 from lm.nn.transformer import LM
-from lm.storage.model_folder import save_model
+from lm.storage.adapted import Adapted, read_merged
+from lm.storage.model_folder import read_config, read_model, resolve_model, save_model
 from lm.storage.out import out_folder, require_free
 from lm.units import counted
 
@@ -112,11 +116,48 @@ def _as_gguf(
     return Written(folder, home.name, sum(p.numel() for p in model.parameters()), uses=uses_of_gguf(str(source), folder))
 
 
-def _compared(folder: Path, family: Family, model: LM, say: Say) -> theirs.Comparison | None:
+def export_adapter(
+    model: str | Path,
+    out: str | Path,
+    *,
+    family: str | None = None,
+    base: str | None = None,
+    check: bool = True,
+    overwrite: bool = False,
+    say: Say = printing.say,
+) -> Written:
+    """Writes the adapter that a run has trained as peft loads it on the exported parent: adapter_config.json and safetensors.
+
+    base: what the config names as the parent's home; None: where the parent was imported from, or else the parent.  check: whether to
+    compare logits with peft on transformers, where both are installed.  out, family, overwrite, errors: as of `export`.
+    """
+    folder, source = require_free(out, overwrite), resolve_model(str(model))
+    tree, own = read_model(source)
+    if (adapted := Adapted.of(source, tree)) is None or not isinstance(adapted.adapter, LoRAConfig):
+        raise ConfigError(f"{model}: it holds a whole model, and format=peft is of adapters. Use format=hf, or train with adapter=lora.")
+    found, tokenizer = load(source, "cpu")
+    if found.mtp:
+        drop_mtp(found)
+    home, parent = family_for(found.cfg, family), adapted.source(source)
+    named = base or str(read_config(parent).get("parent") or adapted.parent)
+    with out_folder(folder, overwrite, sum(tensor.nbytes for tensor in own.values())) as half:
+        write_peft(half, home, found.cfg, adapted.adapter, own, named)
+        compared = None
+        if check and theirs.available("peft"):
+            with TemporaryDirectory() as beside:
+                weights = read_merged(parent)[1]
+                write_hf(Path(beside), home, found.cfg, {name: weights[name] for name, _ in found.named_parameters()}, tokenizer)
+                compared = _compared(Path(beside), home, found, say, half)
+        else:
+            say("not compared with peft (check=false, or peft is not installed: pip install peft)")
+    return Written(folder, f"peft adapter of {home.architecture}", sum(tensor.numel() for tensor in own.values()), compared)
+
+
+def _compared(folder: Path, family: Family, model: LM, say: Say, adapter: Path | None = None) -> theirs.Comparison | None:
     if not theirs.available():
         say("not compared with transformers (transformers is not installed: pip install 'slotlm[hf]')")
         return None
-    compared = theirs.compare(folder, family, model)
+    compared = theirs.compare(folder, family, model, adapter)
     if compared.left_out is not None:
         say(f"not compared with transformers: {compared.left_out}")
     if not compared.difference <= 1e-3 * max(1.0, compared.spread):

@@ -42,53 +42,71 @@ class Slots:
     def __init__(self, batch: int, n: int, slack: int | None, device: torch.device) -> None:
         """slack: how many slots of a ring are beyond its window; None where no slot is ever used again."""
         self.positions = torch.full((batch, n), -1, dtype=torch.int64, device=device)
-        self.n, self.slack, self.written, self.furthest = n, slack, 0, 0
+        self.n, self.slack = n, slack
+        self.written, self.furthest = [0] * batch, [0] * batch  # tokens of each row, padding included: now, and before it was rewound
         self.in_place, self.old, self.visible = True, 0, self.positions[:, :0]
         self.index: slice | Tensor = slice(0, 0)
 
     def begin(self, positions: Tensor) -> None:
         """Make room for a chunk, (b, s). A chunk that would overwrite what its first token still sees is attended beside the ring."""
-        s, start = positions.shape[1], self.written
+        s, start = positions.shape[1], max(self.written)
         if self.slack is None and start + s > self.n:
             raise ValueError(f"the cache holds {self.n} tokens, and {start} + {s} are too many. Give new_cache a larger max_len.")
         self.in_place = start + s <= self.n or (self.slack is not None and s <= self.slack)
         self.old = min(start, self.n)
         beside = torch.cat([self.positions[:, : self.old], positions], dim=1) if not self.in_place else None
         kept = min(s, self.n)
-        self.index = self._range(start + s - kept, kept)
-        self.positions[:, self.index] = positions[:, s - kept :]
-        self.written = start + s
-        self.furthest = max(self.furthest, self.written)
-        self.visible = self.positions[:, : min(self.written, self.n)] if beside is None else beside
+        self.written = [n + s for n in self.written]
+        self.index = self._last(kept)
+        _put(self.positions, self.index, positions[:, s - kept :])
+        self.furthest = list(map(max, self.furthest, self.written))
+        self.visible = self.positions[:, : min(start + s, self.n)] if beside is None else beside
 
     def append(self, store: Tensor, new: Tensor) -> Tensor:
         """Write the chunk of one layer, (b, heads, s, dim), and return what it attends to, (b, heads, k, dim)."""
         if self.in_place:
-            store[:, :, self.index] = new
+            _put(store, self.index, new)
             return store[:, :, : self.visible.shape[1]]
         seen = torch.cat([store[:, :, : self.old], new], dim=2)
-        store[:, :, self.index] = new[:, :, -min(new.shape[2], self.n) :]
+        _put(store, self.index, new[:, :, -min(new.shape[2], self.n) :])
         return seen
 
     def reorder(self, rows: Tensor) -> None:
         """Row i continues what row rows[i] held."""
         self.positions = self.positions.index_select(0, rows)
+        self.written, self.furthest = ([held[row] for row in rows.tolist()] for held in (self.written, self.furthest))
 
-    def can_rewind(self, n: int) -> bool:
-        """Whether all is there that came before the last n tokens: a ring that came round holds its window before `furthest` - slack."""
-        lost = self.slack is not None and self.furthest > self.n and self.written - n < self.furthest - self.slack
-        return n <= self.written and not lost
+    def can_rewind(self, ns: list[int]) -> bool:
+        """Whether all is there that came before each row's last n tokens: a ring that came round holds its window before `furthest` -
+        slack."""
+        kept = [written - n for written, n in zip(self.written, ns, strict=True)]
+        lost = [self.slack is not None and far > self.n and left < far - self.slack for left, far in zip(kept, self.furthest, strict=True)]
+        return min(kept) >= 0 and not any(lost)
 
-    def rewind(self, n: int) -> None:
-        """Forget the last n tokens."""
-        self.written -= n
-        self.positions[:, self._range(self.written, n)] = -1
+    def rewind(self, ns: list[int]) -> None:
+        """Forget each row's last n tokens."""
+        last = self._places(max(ns))
+        forgotten = torch.tensor([[i >= max(ns) - n for i in range(max(ns))] for n in ns], dtype=torch.bool, device=last.device)
+        self.positions.scatter_(1, last, self.positions.gather(1, last).masked_fill(forgotten, -1))
+        self.written = [written - n for written, n in zip(self.written, ns, strict=True)]
 
-    def _range(self, start: int, length: int) -> slice | Tensor:
-        first = start % self.n
-        if first + length <= self.n:
-            return slice(first, first + length)
-        return (torch.arange(start, start + length, device=self.positions.device)) % self.n
+    def _last(self, length: int) -> slice | Tensor:
+        """Where each row's last tokens are: a slice where all rows are as long and the ring does not begin anew in it, or (b, length)."""
+        first = (self.written[0] - length) % self.n
+        even = min(self.written) == max(self.written)
+        return slice(first, first + length) if even and first + length <= self.n else self._places(length)
+
+    def _places(self, length: int) -> Tensor:
+        ends = torch.tensor(self.written, device=self.positions.device).unsqueeze(1)
+        return (ends + torch.arange(-length, 0, device=ends.device)) % self.n  # (b, length)
+
+
+def _put(into: Tensor, where: slice | Tensor, new: Tensor) -> None:
+    """into: (b, k) or (b, heads, k, dim); where: a slice of k, or (b, s)."""
+    if isinstance(where, slice):
+        into[(slice(None),) * (1 + into.ndim // 4) + (where,)] = new
+    else:
+        into.scatter_(into.ndim // 2, (where if into.ndim == 2 else where[:, None, :, None]).expand_as(new), new.to(into.dtype))
 
 
 class Snapshots:
@@ -102,14 +120,19 @@ class Snapshots:
         """Row i continues what row rows[i] held."""
         self.after = deque(([x.index_select(0, rows) for x in tensors] for tensors in self.after), maxlen=self.after.maxlen)
 
-    def can_rewind(self, n: int) -> bool:
-        """Whether there is a state from before the last n tokens."""
-        return n < len(self.after)
+    def can_rewind(self, ns: list[int]) -> bool:
+        """Whether there is a state from before each row's last n tokens."""
+        return max(ns) < len(self.after)
 
-    def rewind(self, n: int) -> None:
-        """Forget the last n tokens."""
-        for _ in range(n):
-            self.after.pop()
+    def rewind(self, ns: list[int]) -> None:
+        """Forget each row's last n tokens."""
+        back = max(ns) - torch.tensor(ns, device=self.after[-1][0].device)  # how much less than the most
+        which, rows = (
+            back + torch.arange(len(self.after) - max(ns), device=back.device).unsqueeze(1),
+            torch.arange(len(ns), device=back.device),
+        )
+        kept = [torch.stack(each)[which, rows].unbind(0) for each in zip(*self.after, strict=True)]
+        self.after = deque(map(list, zip(*kept, strict=True)), maxlen=self.after.maxlen)
 
 
 class Cache:
@@ -129,7 +152,7 @@ class Cache:
         horizon: int | None = None,
     ) -> None:
         device = torch.device(device)
-        self.length = 0  # tokens written so far, padding included
+        self.lengths = [0] * batch  # tokens written so far of each row, padding included
         self.slack, self.horizon = slack, horizon
         self.groups: dict[int, Slots] = {}
         self.slots: dict[int, Slots] = {}  # by layer, as are all below
@@ -145,6 +168,11 @@ class Cache:
         self.memory: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of an encoder's output, (b, g, m, c)
         self.memory_positions: Tensor | None = None  # (b, m), -1 on padding
 
+    @property
+    def length(self) -> int:
+        """That of the longest row."""
+        return max(self.lengths)
+
     def remember(self, positions: Tensor) -> None:
         """Start on a new memory, whose keys and values the layers will put into `memory`.  positions: (b, m)."""
         self.memory, self.memory_positions = {}, positions
@@ -153,7 +181,7 @@ class Cache:
         """Announce the next chunk, once a forward, before any layer appends.  positions: (b, s), -1 on padding."""
         for slots in self.groups.values():
             slots.begin(positions)
-        self.length += positions.shape[1]
+        self.lengths = [n + positions.shape[1] for n in self.lengths]
 
     def append(self, layer: int, *new: Tensor) -> list[Tensor]:
         """Store this layer's tensors of the chunk, each (b, heads, s, dim); returns all that the chunk may see, (b, heads, k, dim)."""
@@ -173,6 +201,7 @@ class Cache:
 
     def reorder(self, rows: Tensor) -> None:
         """Row i continues what row rows[i] held."""
+        self.lengths = [self.lengths[row] for row in rows.tolist()]
         for part in self._parts():
             part.reorder(rows)
         self.stores = {layer: [store.index_select(0, rows) for store in stores] for layer, stores in self.stores.items()}
@@ -180,13 +209,17 @@ class Cache:
         if self.memory_positions is not None:
             self.memory_positions = self.memory_positions.index_select(0, rows)
 
-    def rewind(self, n: int) -> None:
-        """Forget the last n tokens; a ring and a state of fixed size can forget as many as their slack. Raises ValueError for more."""
-        if not all(part.can_rewind(n) for part in self._parts()):
-            raise ValueError(f"cannot rewind {n} tokens: {self.length} are written, and beyond a slack of {self.slack} some are gone.")
+    def rewind(self, n: int | list[int]) -> None:
+        """Forget the last n tokens, or so many of each row, after which positions must be given; a ring and a state of fixed size can
+        forget as many as their slack. Raises ValueError for more."""
+        ns = n if isinstance(n, list) else [n] * len(self.lengths)
+        if not all(part.can_rewind(ns) for part in self._parts()):
+            raise ValueError(
+                f"cannot rewind {max(ns)} tokens: {self.length} are written, and beyond a slack of {self.slack} some are gone."
+            )
         for part in self._parts():
-            part.rewind(n)
-        self.length -= n
+            part.rewind(ns)
+        self.lengths = [length - n for length, n in zip(self.lengths, ns, strict=True)]
 
     def _parts(self) -> list[Slots | Snapshots]:
         return [*self.groups.values(), *self.states.values()]

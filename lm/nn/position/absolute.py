@@ -56,7 +56,8 @@ class Learned(Position):
 
 
 class SinusoidalConfig(PositionConfig):
-    """Fixed sines and cosines, added to the embedding (Vaswani et al. 2017, arXiv:1706.03762, section 3.5)."""
+    """Fixed sines and cosines, added to the embedding (Vaswani et al. 2017, arXiv:1706.03762, section 3.5). Their amplitude is 1, so that
+    token embeddings should be as large: embed.scale = 1 / init.std, or sqrt(d_model) where init.std is 1 / sqrt(d_model)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     theta: float = Field(10000.0, gt=0)

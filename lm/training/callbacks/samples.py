@@ -47,6 +47,6 @@ class Samples(RunCallback):
         options: Tree = {"max_tokens": cfg.sample_tokens, "temperature": 0.8, "top_p": 0.95, "seed": module.cfg.seeds.init}
         found: list[Sequence[str]] = []
         for prompt in cfg.sample_prompts:
-            text = generate(module.model, module.run.data.tokenizer, prompt, **options)
+            [text] = generate(module.model, module.run.data.tokenizer, [prompt], **options)
             found.append((prompt, text) if apart else (prompt + text,))
         return found

@@ -42,6 +42,8 @@ BESIDE = {
     "data=alpaca": ["objective=sft"],
     "data=ultrafeedback": ["objective=dpo", "init_from=runs/pretrain-tiny"],
     **{f"model/recurrent={name}": ["model.pattern=[recurrent,attention]"] for name in catalog.groups()["model/recurrent"]},
+    "model/parametrization=mup": ["model.parametrization.base_width=64"],
+    "model/parametrization=completep": ["model.parametrization.base_width=64", "model.parametrization.base_depth=2"],
     "objective=mlm": ["model=bert_base"],
     "objective=seq2seq": ["data=stdlib_docstrings"],
     "objective=sft": ["data=stdlib_chat"],

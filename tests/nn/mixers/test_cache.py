@@ -1,11 +1,14 @@
 """The key/value cache beyond the invariants: rewinding, reordering, rings, and what it refuses."""
 
+import random
+from typing import Any
+
 import pytest
 import torch
 
 from lm.nn.batch import Batch
 from lm.testing.models import tokens
-from tests.nn.models import CLOSE, config, packed, redrawn
+from tests.nn.models import CLOSE, CONV, MLA, config, packed, redrawn
 
 pytestmark = pytest.mark.usefixtures("doubles")
 
@@ -65,3 +68,36 @@ def test_rewinding_a_ring_twice_counts_from_its_furthest_token() -> None:
     with pytest.raises(ValueError, match="cannot rewind 2 tokens"):
         cache.rewind(2)
     cache.rewind(1)
+
+
+RAGGED = [
+    {},
+    {"attention": {"n_heads": 4, "window": 6, "global_every": 2}},
+    {"attention": {"n_heads": 4, "window": 3}},
+    {"recurrent": CONV, "pattern": ["recurrent", "attention"]},
+    {"attention": MLA},
+]
+
+
+@pytest.mark.parametrize("changes", RAGGED, ids=str)
+@torch.no_grad()
+def test_rows_that_forget_and_go_on_each_by_its_own_number_are_as_whole_rows(changes: dict[str, Any]) -> None:
+    model, ids, draw = redrawn(config(**changes)), tokens(3, 40), random.Random(0)
+    full, cache, done = model(Batch(ids)), model.new_cache(3, 46, slack=5), [7, 7, 7]
+    model(Batch(ids[:, :7], positions=torch.arange(7).expand(3, 7)), cache=cache)
+    while max(done) < 36:
+        guessed = [draw.randint(0, 4) for _ in done]  # right, before one that is wrong and padding
+        at = [[n + i if i < guess + 2 else -1 for i in range(5)] for n, guess in zip(done, guessed, strict=True)]
+        read = [
+            [int(row[i]) if 0 <= i - n < guess else 3 for i in each] for row, each, n, guess in zip(ids, at, done, guessed, strict=True)
+        ]
+        out = model(Batch(torch.tensor(read), positions=torch.tensor(at)), cache=cache)
+        for row, (n, guess) in enumerate(zip(done, guessed, strict=True)):
+            torch.testing.assert_close(out[row, :guess], full[row, n : n + guess], **CLOSE)
+        cache.rewind([5 - guess for guess in guessed])
+        done = [n + guess for n, guess in zip(done, guessed, strict=True)]
+        assert cache.lengths == done
+        if draw.random() < 0.2:
+            rows = draw.sample(range(3), 3)
+            cache.reorder(torch.tensor(rows))
+            ids, full, done = ids[rows], full[rows], [done[row] for row in rows]

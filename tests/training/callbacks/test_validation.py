@@ -86,11 +86,11 @@ def test_what_a_test_is_asked_is_what_eval_tells_of_its_model(configure: Configu
     """In trained rows and beyond, on as much text. Seen to fail with as many rows at every length."""
     asked = ("data.test_frac=0.5", "model/position=alibi", "eval.seq_len=[16,64]", "eval.own_tokens=8", "data.mask_documents=false")
     summary = train(configure(*asked, "data.val_rows=2"))
-    found = library.evaluate(tmp_path / "run", split="test", wanted=EvalConfig(seq_len=[16, 64], own_tokens=8))
+    found = dict(library.evaluate(tmp_path / "run", split="test", wanted=EvalConfig(seq_len=[16, 64], own_tokens=8)))
     told = {name: value for name, value in summary.items() if name.startswith("test_")}
     names = {f"test_{name}" for name in EvalConfig(seq_len=[16, 64], own_tokens=8).figures()}
     assert told.keys() == names | {"test_loss", "test_bits_per_byte", "test_ece"}
-    assert told == {name: pytest.approx(found[name.replace("test_", "val_", 1)], rel=1e-5) for name in told}  # type: ignore[literal-required]
+    assert told == {name: pytest.approx(found[name.replace("test_", "val_", 1)], rel=1e-5) for name in told}
     plain = library.evaluate(tmp_path / "run", library.config(overrides=longer(tmp_path)).data, split="test")
     assert (plain["val_loss"], plain["tokens"]) == (pytest.approx(told["test_loss/64"], rel=1e-5), 64)
 

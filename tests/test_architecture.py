@@ -41,6 +41,7 @@ DOORS = {
     "scipy": ("lm/report/statistics.py", "lm/report/noise.py", "lm/ablation/scaling/fit.py"),
     "submitit": "lm/ablation/",
     "transformers": "lm/hf/io/check.py",
+    "gguf": "lm/hf/gguf/writing.py",
 }
 
 

@@ -11,6 +11,7 @@ from lm.errors import CheckpointError, ConfigError
 from lm.generation.beams import search
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, beyond, decode, room
+from lm.generation.drafting.base import Drafter
 from lm.generation.sampling import Logprob
 from lm.nn.transformer import LM
 
@@ -42,6 +43,7 @@ def complete(
     cfg: SamplingConfig,
     on_text: OnText | None = None,
     chat: ChatTemplate | None = None,
+    drafter: Drafter | None = None,
 ) -> list[Completion]:
     """cfg.n completions of each prompt in turn, and on_text(row, text) for each piece as soon as it is certain: whole characters, no part
     of a stop text; of beams, when all have ended.
@@ -69,7 +71,7 @@ def complete(
         tell(row, texts[row].push(token))
         return texts[row].stopped
 
-    rows = decode(model, encoded, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token)
+    rows = decode(model, encoded, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token, drafter=drafter)
     for row, text in enumerate(texts):
         tell(row, text.finish())
     given = [ids for ids in encoded for _ in range(cfg.n)]

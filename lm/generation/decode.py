@@ -62,13 +62,8 @@ def decode(
     n_tokens: ids from here on are never drawn (rows of the embedding that the tokenizer does not use). Raises ConfigError for a prompt
     that is empty or longer than those places. `stop` is the business of lm/generation/text.py.
     """
-    reads, n_tokens = model.cfg.kind == "encoder_decoder", n_tokens or model.vocab_size
-    cfg.require(n_tokens)
-    given = [list(prompt) for prompt in prompts for _ in range(cfg.n)]
-    rows = [
-        Row(key, begin(model, prompt), index=i, source=prompt if reads else [], limit=room(model, prompt, cfg))
-        for i, (prompt, key) in enumerate(zip(given, row_keys(given, cfg.seed), strict=True))
-    ]
+    n_tokens = n_tokens or model.vocab_size
+    rows = rows_of(model, prompts, cfg, n_tokens)
     device = model.embed.weight.device
     was_training = model.training
     model.eval()
@@ -79,6 +74,16 @@ def decode(
     finally:
         model.train(was_training)
     return rows
+
+
+def rows_of(model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, n_tokens: int) -> list[Row]:
+    """Returns cfg.n rows of each prompt in turn, without new tokens. Raises ConfigError for what cannot be continued so."""
+    cfg.require(n_tokens)
+    reads, given = model.cfg.kind == "encoder_decoder", [list(prompt) for prompt in prompts for _ in range(cfg.n)]
+    return [
+        Row(key, begin(model, prompt), index=i, source=prompt if reads else [], limit=room(model, prompt, cfg))
+        for i, (prompt, key) in enumerate(zip(given, row_keys(given, cfg.seed), strict=True))
+    ]
 
 
 def room(model: LM, prompt: Sequence[int], cfg: SamplingConfig) -> int:
@@ -133,9 +138,7 @@ def _decode(
             rows, ids = [rows[i] for i in going], ids[kept]
             cache.reorder(kept)
         if rows:
-            positions = [[len(row.begin) + len(row.new) - 1] for row in rows]
-            batch = Batch(ids.unsqueeze(1), positions=torch.tensor(positions, dtype=torch.int64, device=device))
-            logits = model(batch, loss=last_position, cache=cache)  # (b, v)
+            logits = model(next_batch(rows, device), loss=last_position, cache=cache)  # (b, v)
 
 
 def _read(model: LM, rows: Sequence[Row], pad: int) -> tuple[Tensor, Cache]:
@@ -143,7 +146,7 @@ def _read(model: LM, rows: Sequence[Row], pad: int) -> tuple[Tensor, Cache]:
     device = model.embed.weight.device
     first: dict[tuple[int, ...], int] = {}
     which = [first.setdefault((*row.source, *row.begin), i) for i, row in enumerate(rows)]
-    batch = _first([rows[i] for i in first.values()], pad, device)
+    batch = first_batch([rows[i] for i in first.values()], pad, device)
     length = batch.tokens.shape[1] + max(row.limit for row in rows)
     cache = model.new_cache(len(first), length, horizon=model.max_seq_len if length > model.max_seq_len + 1 else None)
     logits: Tensor = model(batch, loss=last_position, cache=cache)
@@ -164,7 +167,13 @@ def _goes_on(row: Row, token: int, told: list[Logprob], ends: Collection[int], o
     return not ended and len(row.new) < row.limit
 
 
-def _first(rows: Sequence[Row], pad: int, device: torch.device) -> Batch:
+def next_batch(rows: Sequence[Row], device: torch.device) -> Batch:
+    """The last new token of each row, behind what a cache holds of it."""
+    positions = [[len(row.begin) + len(row.new) - 1] for row in rows]
+    return Batch(torch.tensor([row.new[-1:] for row in rows], device=device), positions=torch.tensor(positions, device=device))
+
+
+def first_batch(rows: Sequence[Row], pad: int, device: torch.device) -> Batch:
     """What the cache is filled with: the sources too, whose keys and values it keeps."""
     tokens, positions = _left_padded([row.begin for row in rows], pad, device)
     if not rows[0].source:

@@ -1,8 +1,8 @@
 """How text is continued, and what held-out text is asked, in numbers."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lm.errors import ConfigError
 from lm.schema import MOST, Config
@@ -35,7 +35,7 @@ class SamplingConfig(Config):
     logit_bias: dict[int, Annotated[float, Field(ge=-1e4, le=1e4)]] = {}
     """Added to the logits of tokens, by id, as in {"13": -100}; -100 as good as forbids one, 100 as good as forces it."""
     n: int = Field(1, gt=0, le=1024)
-    """Samples of each prompt, which is read once. The first is what n=1 gives, the i-th what the prompt given for the i-th time gives."""
+    """Samples of each prompt, which is read once: the i-th is what the prompt gives where it is given for the i-th time. Or best beams."""
     logprobs: int | None = Field(None, ge=0, le=1024)
     """Tell of each token log p under the model itself, before temperature, penalties and filters, and so many likeliest tokens with theirs.
     null: off."""
@@ -43,6 +43,23 @@ class SamplingConfig(Config):
     """Another seed gives other samples; the same one the same samples, alone or in a batch."""
     stop: str | list[str] = Field([])
     """Texts that end the output, and are not part of it."""
+    beams: int = Field(1, gt=0, le=1024)
+    """Above 1: the likeliest of so many continuations that go on side by side, instead of one that is drawn; penalties, no_repeat_ngram and
+    logit_bias act on log p, as in transformers."""
+    length_penalty: float = Field(1.0, ge=-10, le=10)
+    """A beam's score is its log-probability over length^length_penalty: above 0 favours long ones (Wu et al. 2016, arXiv:1609.08144)."""
+    early_stopping: bool | Literal["never"] = False
+    """true: as many ended beams as `beams` are enough. false: until the best running one, as long as it is, is no better than those.
+    never: until none could be better at max_tokens."""
+
+    @model_validator(mode="after")
+    def _draws_or_searches(self) -> Self:
+        filters = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p, "logprobs": self.logprobs}
+        if self.beams > 1 and (given := [f"{name}={value}" for name, value in filters.items() if value is not None]):
+            raise ValueError(f"{given[0]} is for draws, and beams={self.beams} draws nothing. Leave one of them out.")
+        if self.n > self.beams > 1:
+            raise ValueError(f"n={self.n} is more than beams={self.beams}. Raise beams.")
+        return self
 
     @property
     def stops(self) -> list[str]:

@@ -1,7 +1,9 @@
 """Prompts of token ids continued, or answered, with the cache: one forward over all prompts, then one token a step."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +17,14 @@ from lm.nn.mixers.cache import Cache
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig
 
 OnToken = Callable[[int, int], bool]
-_ROWS = 32  # decoded together; more prompts follow in further batches
+ROWS = 32  # decoded together; more prompts follow in further batches
+
+
+class Begun(Protocol):
+    """What decoding starts from: the source, empty in a decoder, and the decoder's first tokens."""
+
+    source: list[int]
+    begin: list[int]
 
 
 @dataclass
@@ -64,16 +73,22 @@ def decode(
     """
     n_tokens = n_tokens or model.vocab_size
     rows = rows_of(model, prompts, cfg, n_tokens)
-    device = model.embed.weight.device
+    with decoding(model):
+        for start in range(0, len(rows), ROWS):
+            _decode(model, rows[start : start + ROWS], cfg, ends, pad, n_tokens, on_token)
+    return rows
+
+
+@contextmanager
+def decoding(model: LM) -> Iterator[None]:
+    """The model in eval mode, without gradients, in its weights' dtype."""
     was_training = model.training
     model.eval()
     try:
-        with torch.inference_mode(), torch.autocast(device.type, enabled=False):  # the cache has the weights' dtype
-            for start in range(0, len(rows), _ROWS):
-                _decode(model, rows[start : start + _ROWS], cfg, ends, pad, n_tokens, on_token)
+        with torch.inference_mode(), torch.autocast(model.embed.weight.device.type, enabled=False):  # the cache has the weights' dtype
+            yield
     finally:
         model.train(was_training)
-    return rows
 
 
 def rows_of(model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, n_tokens: int) -> list[Row]:
@@ -128,9 +143,7 @@ def _decode(
     device = model.embed.weight.device
     logits, cache = _read(model, rows, pad)
     while rows:
-        if not torch.isfinite(logits[:, :n_tokens]).all():
-            raise NumericsError("generate: the model's logits hold NaN or infinity, and no token can be drawn. Use another checkpoint.")
-        ids = choose(logits[:, :n_tokens], rows, cfg)
+        ids = choose(finite(logits[:, :n_tokens]), rows, cfg)
         told = [] if cfg.logprobs is None else logprobs(logits, ids, cfg.logprobs)
         going = [i for i, token in enumerate(ids.tolist()) if _goes_on(rows[i], token, told[i : i + 1], ends, on_token)]
         if len(going) < len(rows):
@@ -143,16 +156,14 @@ def _decode(
 
 def _read(model: LM, rows: Sequence[Row], pad: int) -> tuple[Tensor, Cache]:
     """Returns the logits behind the prompt of each row, (b, v), and the cache that holds it. Equal prompts are read once."""
-    device = model.embed.weight.device
     first: dict[tuple[int, ...], int] = {}
     which = [first.setdefault((*row.source, *row.begin), i) for i, row in enumerate(rows)]
-    batch = first_batch([rows[i] for i in first.values()], pad, device)
-    length = batch.tokens.shape[1] + max(row.limit for row in rows)
-    cache = model.new_cache(len(first), length, horizon=model.max_seq_len if length > model.max_seq_len + 1 else None)
+    batch = filled([rows[i] for i in first.values()], pad, model.embed.weight.device)
+    cache = spaces(model, batch, max(row.limit for row in rows))
     logits: Tensor = model(batch, loss=last_position, cache=cache)
     if len(first) < len(rows):
         places = {i: at for at, i in enumerate(first.values())}
-        again = torch.tensor([places[i] for i in which], device=device)
+        again = torch.tensor([places[i] for i in which], device=logits.device)
         logits = logits[again]
         cache.reorder(again)
     return logits, cache
@@ -173,7 +184,20 @@ def next_batch(rows: Sequence[Row], device: torch.device) -> Batch:
     return Batch(torch.tensor([row.new[-1:] for row in rows], device=device), positions=torch.tensor(positions, device=device))
 
 
-def first_batch(rows: Sequence[Row], pad: int, device: torch.device) -> Batch:
+def spaces(model: LM, batch: Batch, n_new: int) -> Cache:
+    """An empty cache for this batch and so many new tokens, which slides where they leave the context."""
+    b, s = batch.tokens.shape
+    return model.new_cache(b, s + n_new, horizon=model.max_seq_len if s + n_new > model.max_seq_len + 1 else None)
+
+
+def finite(logits: Tensor) -> Tensor:
+    """Them; NumericsError where they are not."""
+    if not torch.isfinite(logits).all():
+        raise NumericsError("generate: the model's logits hold NaN or infinity, and no token can be drawn. Use another checkpoint.")
+    return logits
+
+
+def filled(rows: Sequence[Begun], pad: int, device: torch.device) -> Batch:
     """What the cache is filled with: the sources too, whose keys and values it keeps."""
     tokens, positions = _left_padded([row.begin for row in rows], pad, device)
     if not rows[0].source:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import Row, begin, first_batch, next_batch
+from lm.generation.decode import Row, begin, decoding, filled, next_batch
 from lm.generation.sampling import Logprob, choose, logprobs
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, Head, last_position
@@ -106,8 +106,7 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Returns what became of each row; nothing where no request is left."""
-        device = self._model.embed.weight.device
-        with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+        with decoding(self._model):
             events: list[Event] = []
             joining: list[tuple[Cache, list[Sample]]] = []
             for request in self._admitted():
@@ -117,7 +116,7 @@ class Engine:
                 joining.append((cache, [sample for sample in samples if not sample.over]))
             self._regroup([(cache, samples) for cache, samples in joining if samples])
             if self._running:
-                batch = next_batch([sample.row for sample in self._running], device)
+                batch = next_batch([sample.row for sample in self._running], self._model.embed.weight.device)
                 events += self._drawn(self._model(batch, loss=last_position, cache=self._cache), self._running)
         return events
 
@@ -136,7 +135,7 @@ class Engine:
         row, device = request.rows[0], self._model.embed.weight.device
         cache = self._model.new_cache(1, len(row.begin), horizon=self._model.max_seq_len)
         reader = last_position if request.scores is None else _Scores(row.begin, request)
-        logits: Tensor = self._model(first_batch([row], self._pad, device), loss=reader, cache=cache)
+        logits: Tensor = self._model(filled([row], self._pad, device), loss=reader, cache=cache)
         return logits, cache
 
     def _regroup(self, joining: Sequence[tuple[Cache, list[Sample]]]) -> None:

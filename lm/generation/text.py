@@ -8,8 +8,9 @@ from lm.data.sources.base import Turn
 from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.tokenizer import Stream, Tokenizer
 from lm.errors import CheckpointError, ConfigError
+from lm.generation.beams import search
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import Row, begin, beyond, decode
+from lm.generation.decode import begin, beyond, decode, room
 from lm.generation.sampling import Logprob
 from lm.nn.transformer import LM
 
@@ -43,13 +44,21 @@ def complete(
     chat: ChatTemplate | None = None,
 ) -> list[Completion]:
     """cfg.n completions of each prompt in turn, and on_text(row, text) for each piece as soon as it is certain: whole characters, no part
-    of a stop text.
+    of a stop text; of beams, when all have ended.
 
     chat: prompts are messages of a user, or all turns so far, and completions end where this template ends an answer. Raises ConfigError
     for a prompt that is longer than the context or not valid text.
     """
     require_fit(tokenizer, model.vocab_size)
     encoded = [prompt_ids(model, tokenizer, prompt, chat) for prompt in prompts]
+    last = (tokenizer.eos, chat.end() if chat is not None else None)
+    ends = {token for token in last if token is not None}
+    if cfg.beams > 1:
+        best = _by_beams(model, tokenizer, encoded, cfg, ends)
+        if on_text is not None:
+            for row, completion in enumerate(best):
+                on_text(row, completion.text)
+        return best
     texts = [Continuation(primed(tokenizer, begin(model, ids)), cfg.stops) for ids in encoded for _ in range(cfg.n)]
 
     def tell(row: int, piece: str) -> None:
@@ -60,18 +69,35 @@ def complete(
         tell(row, texts[row].push(token))
         return texts[row].stopped
 
-    last = (tokenizer.eos, chat.end() if chat is not None else None)
-    ends = {token for token in last if token is not None}
     rows = decode(model, encoded, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token)
     for row, text in enumerate(texts):
         tell(row, text.finish())
-    return [_completion(model, row, text, cfg) for row, text in zip(rows, texts, strict=True)]
+    given = [ids for ids in encoded for _ in range(cfg.n)]
+    return [_completion(model, ids, cfg, text, row.new, row.logprobs) for ids, text, row in zip(given, texts, rows, strict=True)]
 
 
-def _completion(model: LM, row: Row, text: "Continuation", cfg: SamplingConfig) -> Completion:
-    full = not text.stopped and len(row.new) == row.limit
-    slid = beyond(model, row.source or row.begin, len(row.new))
-    return Completion(text.text, row.new, full and row.limit < cfg.max_tokens, slid, "length" if full else "stop", row.logprobs)
+def _by_beams(model: LM, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, ends: set[int]) -> list[Completion]:
+    def ended(tokens: Sequence[int]) -> bool:
+        return any(stop in tokenizer.decode(tokens) for stop in cfg.stops)
+
+    found = []
+    searched = search(model, prompts, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, ended=ended)
+    for ids, beams in zip(prompts, searched, strict=True):
+        for beam in beams:
+            text = Continuation(primed(tokenizer, begin(model, ids)), cfg.stops)
+            for token in beam.tokens:
+                text.push(token)
+            text.finish()
+            found.append(_completion(model, ids, cfg, text, beam.tokens, []))
+    return found
+
+
+def _completion(
+    model: LM, prompt: Sequence[int], cfg: SamplingConfig, text: "Continuation", new: list[int], told: list[Logprob]
+) -> Completion:
+    limit = room(model, prompt, cfg)
+    full = not text.stopped and len(new) == limit
+    return Completion(text.text, new, full and limit < cfg.max_tokens, beyond(model, prompt, len(new)), "length" if full else "stop", told)
 
 
 def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer") -> None:

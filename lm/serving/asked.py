@@ -20,6 +20,10 @@ from lm.storage.reading import parse_json
 _SAMPLES = 128  # of one request
 _TOP = 20  # likeliest tokens told beside each
 _STOPS = 16
+_DRAWN = (  # fields of SamplingConfig; a server does not search by beams
+    "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "no_repeat_ngram", "logit_bias", "n", "logprobs", "seed", "stop",
+)  # fmt: skip
 
 Ids = list[int]
 B = TypeVar("B", bound="Body")
@@ -41,7 +45,7 @@ class StreamOptions(Config):
 
 
 class Body(Config):
-    """What requests of all kinds hold, beside the fields of SamplingConfig."""
+    """What requests of all kinds hold, beside how tokens are drawn."""
 
     model: str | None = None
     """The served one's name."""
@@ -196,7 +200,7 @@ class Reader:
 
 
 def _parsed(kind: type[B], data: bytes) -> tuple[B, Tree]:
-    """A body, and the fields of SamplingConfig beside it."""
+    """A body, and what it says of how tokens are drawn."""
     try:
         tree = parse_json(data)
         if not isinstance(tree, dict):
@@ -214,8 +218,8 @@ def _divided(kind: type[Body], tree: Tree) -> tuple[Tree, Tree]:
         tree["max_tokens"] = tree.pop("max_completion_tokens")
     own = {key: value for key, value in tree.items() if key in kind.model_fields}
     rest = {key: value for key, value in tree.items() if key not in own}
-    if unknown := [key for key in rest if key not in SamplingConfig.model_fields]:
-        known = [*kind.model_fields, *SamplingConfig.model_fields]
+    if unknown := [key for key in rest if key not in _DRAWN]:
+        known = [*kind.model_fields, *_DRAWN]
         raise ConfigError(f"{unknown[0][:80]}: there is no such key. {did_you_mean(unknown[0][:80], known)}")
     return own, rest
 

@@ -74,6 +74,25 @@ def test_a_full_context_is_told(lm: Lm, model_folder: Path) -> None:
     assert err == "stopped after 41 tokens, since the context of 48 is full (max_tokens=500).\n"
 
 
+def test_beams_print_the_best_texts_of_each_prompt(lm: Lm, model_folder: Path) -> None:
+    options = {"beams": 4, "max_tokens": 12, "length_penalty": 0.5, "early_stopping": "never"}
+    given = [f"{key}={value}" for key, value in options.items()]
+    code, out, err = lm("generate", f"from={model_folder}", "prompt=ab", "prompt=c", "n=2", *given)
+    texts = [text for prompt in ("ab", "c") for text in expected(model_folder, prompt, n=2, **options)]
+    assert (code, err) == (0, "")
+    assert out == "".join(f"--- {i} of 4 ---\n{'ab' if i < 3 else 'c'}{text}\n" for i, text in enumerate(texts, 1))
+    _, out, _ = lm("generate", f"from={model_folder}", "prompt=ab", *given)
+    assert out == f"ab{texts[0]}\n"
+
+
+def test_a_beam_ends_at_a_stop_text(model_folder: Path) -> None:
+    best = expected(model_folder, "x", beams=3, max_tokens=12)
+    stop = best[4:6]
+    found = expected(model_folder, "x", beams=3, n=3, max_tokens=12, stop=stop)
+    assert best[: best.find(stop)] in found
+    assert not any(stop in text for text in found)
+
+
 MISTAKES = {
     "misspelt option": (["prompt=a", "temprature=1"], 2, ["temprature", "Did you mean 'temperature'?"]),
     "wrong type": (["prompt=a", "top_k=many"], 2, ["top_k: 'many' does not fit", "integer"]),
@@ -85,6 +104,9 @@ MISTAKES = {
     "prompt too long": ([f"prompt={'a' * 48}"], 2, ["49 tokens", "model.max_seq_len=48"]),
     "unknown device": (["prompt=a", "device=gpu"], 2, ["device: 'gpu'", "auto, cpu or cuda"]),
     "given twice": (["prompt=a", "top_k=1", "top_k=2"], 2, ["top_k", "twice"]),
+    "a draw's option for beams": (["prompt=a", "beams=3", "top_p=0.9"], 2, ["top_p=0.9", "beams=3"]),
+    "more texts than beams": (["prompt=a", "beams=3", "n=4"], 2, ["n=4", "beams=3"]),
+    "more beams than tokens": (["prompt=a", "beams=259"], 2, ["beams=259", "259 tokens"]),
     "two models": (["prompt=a", "from=other"], 2, ["from", "twice", "other"]),
 }
 

@@ -30,8 +30,9 @@ class Generate(Verb, SamplingConfig):
     One prompt is continued as you watch; several are decoded together, each
     with the result that it has alone. To an encoder-decoder the prompt is the
     source, with chat=true a user's message to a model fine-tuned on chats, and
-    the answer alone is printed. Values are taken literally: a prompt or a stop
-    text may hold '=', quotes, commas and line breaks.
+    the answer alone is printed. beams=4 searches for the likeliest text instead
+    of drawing one, and n=3 prints the best three. Values are taken literally: a
+    prompt or a stop text may hold '=', quotes, commas and line breaks.
 
     Without a prompt, a model with a chat template holds a conversation: each
     line that you type, or that comes from a pipe, is answered. /reset forgets
@@ -79,7 +80,7 @@ class Generate(Verb, SamplingConfig):
             found = complete(model, tokenizer, prompts, self, chat=chat)
             answer(json.dumps([{"prompt": prompts[i // self.n], **asdict(each)} for i, each in enumerate(found)]))
             return
-        if len(shown) == 1:
+        if len(shown) == 1 and self.beams == 1:
             raw(shown[0])
             with quiet():
                 found = complete(model, tokenizer, prompts, self, lambda row, piece: raw(piece), chat)
@@ -87,13 +88,14 @@ class Generate(Verb, SamplingConfig):
         else:
             found = complete(model, tokenizer, prompts, self, chat=chat)
             for n, (prompt, completion) in enumerate(zip(shown, found, strict=True), 1):
-                raw(f"--- {n} of {len(shown)} ---\n{prompt}{completion.text}\n")
+                raw(f"--- {n} of {len(shown)} ---\n" if len(shown) > 1 else "")
+                raw(f"{prompt}{completion.text}\n")
         for n, completion in enumerate(found, 1):
             for each in completion.logprobs:
                 note(
                     "  ".join(f"{logprob:.4f} {tokenizer.decode([token])!r}" for token, logprob in [(each.token, each.logprob), *each.top])
                 )
-            self._note_limits(completion, model.max_seq_len, f"{'prompt' if self.n == 1 else 'sample'} {n}: " if len(shown) > 1 else "")
+            self._note_limits(completion, model.max_seq_len, f"{'prompt' if self.n == 1 else 'text'} {n}: " if len(shown) > 1 else "")
 
     def _converse(self, model: "LM", tokenizer: "Tokenizer") -> None:
         from lm.generation.conversation import Conversation

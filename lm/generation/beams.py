@@ -1,0 +1,128 @@
+"""Beam search: at every step the likeliest few continuations of a prompt go on, and those that have ended are kept apart."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lm.errors import ConfigError
+from lm.generation.config import SamplingConfig
+from lm.generation.decode import ROWS, begin, decoding, filled, finite, room, spaces
+from lm.generation.sampling import History, adjusted
+from lm.nn.batch import Batch
+from lm.nn.head import last_position
+from lm.nn.transformer import LM
+
+Ended = Callable[[list[int]], bool]
+
+
+@dataclass(frozen=True)
+class Beam:
+    """New tokens, without the one that ended them. Score: the sum of their log-probabilities in nats, the end's too; of a beam that has
+    ended, over length^length_penalty."""
+
+    tokens: list[int]
+    score: float
+
+
+@dataclass
+class _Search:
+    """Of one prompt. It runs while there are running beams."""
+
+    source: list[int]
+    begin: list[int]
+    limit: int
+    cfg: SamplingConfig
+    running: list[Beam] = field(default_factory=lambda: [Beam([], 0.0)])
+    found: list[Beam] = field(default_factory=list)
+
+    def step(self, candidates: Sequence[tuple[float, int, int]], ends: Collection[int], ended: Ended | None) -> list[int]:
+        """Takes the likeliest (score, running beam, token), best first; returns which beam each of those that now run came from.
+
+        As `transformers`: one that ends counts where it is among the best `beams`, and for each of those another is at hand to go on.
+        """
+        parents: list[int] = []
+        going: list[Beam] = []
+        length = len(self.running[0].tokens) + 1
+        for rank, (score, parent, token) in enumerate(candidates):
+            before = self.running[parent].tokens
+            tokens = before if token in ends else [*before, token]
+            if token in ends or length == self.limit or (ended is not None and ended(tokens)):
+                if rank < self.cfg.beams:
+                    self.found.append(Beam(tokens, score / length**self.cfg.length_penalty))
+            elif len(going) < self.cfg.beams:
+                going.append(Beam(tokens, score))
+                parents.append(parent)
+        self.found = sorted(self.found, key=lambda beam: -beam.score)[: self.cfg.beams]
+        over = not going or self._settled(going[0].score, length)
+        self.running = [] if over else going
+        return [] if over else parents
+
+    def _settled(self, best: float, length: int) -> bool:
+        """Whether no running beam is thought to replace one of those found."""
+        if len(self.found) < self.cfg.beams:
+            return False
+        reached = self.limit if self.cfg.early_stopping == "never" and self.cfg.length_penalty > 0 else length
+        return self.cfg.early_stopping is True or best / reached**self.cfg.length_penalty <= self.found[-1].score
+
+
+def search(
+    model: LM,
+    prompts: Sequence[Sequence[int]],
+    cfg: SamplingConfig,
+    *,
+    ends: Collection[int] = (),
+    pad: int = 0,
+    n_tokens: int | None = None,
+    ended: Ended | None = None,
+) -> list[list[Beam]]:
+    """The cfg.n best of cfg.beams beams of each prompt, best first; those that `transformers` finds with as many num_beams.
+
+    Prompts, ends, limits and errors are those of `generate`.  ended(tokens): whether these end a beam, of which they stay a part.
+    Raises ConfigError where the vocabulary has fewer tokens than beams and ends need.
+    """
+    n_tokens = n_tokens or model.vocab_size
+    cfg.require(n_tokens)
+    if cfg.beams + len(ends) > n_tokens:
+        raise ConfigError(f"beams={cfg.beams} and {len(ends)} ends are more than the {n_tokens} tokens of the vocabulary. Lower beams.")
+    reads = model.cfg.kind == "encoder_decoder"
+    searches = [_Search(list(prompt) if reads else [], begin(model, prompt), room(model, prompt, cfg), cfg) for prompt in prompts]
+    at_once = max(1, ROWS // cfg.beams)
+    with decoding(model):
+        for start in range(0, len(searches), at_once):
+            _run(model, searches[start : start + at_once], cfg, ends, pad, n_tokens, ended)
+    return [search.found[: cfg.n] for search in searches]
+
+
+def _run(
+    model: LM, searches: list[_Search], cfg: SamplingConfig, ends: Collection[int], pad: int, n_tokens: int, ended: Ended | None
+) -> None:
+    batch = filled(searches, pad, model.embed.weight.device)
+    cache = spaces(model, batch, max(search.limit for search in searches))
+    while searches:
+        logits = finite(model(batch, loss=last_position, cache=cache)[:, :n_tokens])  # (running beams, v)
+        histories = [History(b"", search.begin, beam.tokens) for search in searches for beam in search.running]
+        log_probs = adjusted(logits.float().log_softmax(-1), histories, cfg)
+        parents = _step(searches, log_probs, ends, ended)
+        searches = [search for search in searches if search.running]
+        if parents != list(range(len(log_probs))):
+            rows = torch.tensor(parents, dtype=torch.int64, device=log_probs.device)
+            cache.reorder(rows)
+        last = [(beam.tokens[-1], len(search.begin) + len(beam.tokens) - 1) for search in searches for beam in search.running]
+        ids, positions = torch.tensor(last, dtype=torch.int64, device=log_probs.device).view(-1, 2).unsqueeze(1).unbind(-1)  # (b, 1) each
+        batch = Batch(ids, positions=positions)
+
+
+def _step(searches: Sequence[_Search], log_probs: Tensor, ends: Collection[int], ended: Ended | None) -> list[int]:
+    """Of all searches; returns the row that each beam that now runs comes from.  log_probs: (running beams of all, v)."""
+    parents, first = [], 0
+    for search in searches:
+        scores = torch.tensor([[beam.score] for beam in search.running], device=log_probs.device)
+        totals = (log_probs[first : first + len(scores)] + scores).flatten()  # (beams, v) -> (beams * v)
+        best = totals.topk(min(len(totals), max(2, 1 + len(ends)) * search.cfg.beams))
+        places = (divmod(place, log_probs.shape[1]) for place in best.indices.tolist())
+        candidates = [(score, *place) for score, place in zip(best.values.tolist(), places, strict=True)]
+        parents += [first + parent for parent in search.step(candidates, ends, ended)]
+        first += len(scores)
+    return parents

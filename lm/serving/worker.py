@@ -117,11 +117,11 @@ class Worker(threading.Thread):
                     self._tell(event)
             except Exception as error:
                 self._lose(error)
-            self._metrics.running, self._metrics.waiting = self._engine.running, self._engine.waiting
 
     def _read_inbox(self) -> bool:
         """Waits where there is nothing to do. False: the thread ends."""
         while not self._inbox.empty() or not (self._engine.running or self._engine.waiting):
+            self._metrics.running, self._metrics.waiting = self._engine.running, self._engine.waiting
             what, ticket = self._inbox.get()
             if ticket is None:
                 return False
@@ -132,6 +132,7 @@ class Worker(threading.Thread):
                 self._engine.cancel(ticket.asked.requests)
                 for request in ticket.asked.requests:
                     self._tickets.pop(request, None)
+        self._metrics.running, self._metrics.waiting = self._engine.running, self._engine.waiting
         return True
 
     def _tell(self, event: Event) -> None:

@@ -11,6 +11,7 @@ from lm.errors import CheckpointError, ConfigError
 from lm.generation.beams import search
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, beyond, decode, room
+from lm.generation.drafting.base import Drafter
 from lm.generation.sampling import Logprob
 from lm.nn.transformer import LM
 
@@ -42,6 +43,7 @@ def complete(
     cfg: SamplingConfig,
     on_text: OnText | None = None,
     chat: ChatTemplate | None = None,
+    drafter: Drafter | None = None,
 ) -> list[Completion]:
     """cfg.n completions of each prompt in turn, and on_text(row, text) for each piece as soon as it is certain: whole characters, no part
     of a stop text; of beams, when all have ended.
@@ -59,7 +61,7 @@ def complete(
             for row, completion in enumerate(best):
                 on_text(row, completion.text)
         return best
-    texts = [Continuation(_primed(tokenizer, begin(model, ids)), cfg.stops) for ids in encoded for _ in range(cfg.n)]
+    texts = [Continuation(primed(tokenizer, begin(model, ids)), cfg.stops) for ids in encoded for _ in range(cfg.n)]
 
     def tell(row: int, piece: str) -> None:
         if piece and on_text is not None:
@@ -69,7 +71,7 @@ def complete(
         tell(row, texts[row].push(token))
         return texts[row].stopped
 
-    rows = decode(model, encoded, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token)
+    rows = decode(model, encoded, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token, drafter=drafter)
     for row, text in enumerate(texts):
         tell(row, text.finish())
     given = [ids for ids in encoded for _ in range(cfg.n)]
@@ -84,7 +86,7 @@ def _by_beams(model: LM, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]],
     searched = search(model, prompts, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, ended=ended)
     for ids, beams in zip(prompts, searched, strict=True):
         for beam in beams:
-            text = Continuation(_primed(tokenizer, begin(model, ids)), cfg.stops)
+            text = Continuation(primed(tokenizer, begin(model, ids)), cfg.stops)
             for token in beam.tokens:
                 text.push(token)
             text.finish()
@@ -120,14 +122,18 @@ def prompt_ids(model: LM, tokenizer: Tokenizer, prompt: str | Sequence[Turn], ch
     except UnicodeEncodeError as error:
         raise ConfigError(f"prompt: character {error.start} ({text[error.start]!r}) is not valid Unicode. Give it as UTF-8.") from None
     if chat is not None:
-        parts = chat.question(turns)
-        return [token for part in parts for token in ([part] if isinstance(part, int) else tokenizer.encode(part))]
+        return ids_of(tokenizer, chat.question(turns))
     if model.cfg.kind == "encoder_decoder":
         return tokenizer.document(text)
     ids = [*tokenizer.prefix, *tokenizer.encode(text)] or tokenizer.suffix
     if not ids:
         raise ConfigError("prompt: it is empty, and the tokenizer has neither bos nor eos to start from. Give some text.")
     return ids
+
+
+def ids_of(tokenizer: Tokenizer, parts: Sequence[int | str]) -> list[int]:
+    """Returns the ids of what a template writes."""
+    return [token for part in parts for token in ([part] if isinstance(part, int) else tokenizer.encode(part))]
 
 
 def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
@@ -137,7 +143,7 @@ def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
     return ChatTemplate(tokenizer.chat_template, "tokenizer", tokenizer)
 
 
-def _primed(tokenizer: Tokenizer, prompt: Sequence[int]) -> Stream:
+def primed(tokenizer: Tokenizer, prompt: Sequence[int]) -> Stream:
     """A stream behind the prompt: some tokenizers write no space before the very first token."""
     stream = Stream(tokenizer)
     for token in prompt:

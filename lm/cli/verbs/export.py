@@ -16,8 +16,8 @@ class Export(Writer):
     transformers, where that is installed. gguf: model.gguf, with the vocabulary in it. A model with an option that no family of
     transformers, or no architecture of llama.cpp, has is refused by naming the option.
 
-    Of a run with an adapter, hf and gguf write the merged model, and peft the adapter alone, as peft loads it on the exported parent; its
-    logits are compared with peft's, where that is installed.
+    Of a run with an adapter, hf and gguf are the merged model, and format=peft writes the adapter alone, as peft loads it on the exported
+    parent; its logits are compared with peft's, where that is installed.
     """
 
     from_: str

@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "a window": ({"attention": HEADS | {"window": 8, "qk_norm": "head"}}, [], ["qwen3", "model.attention.window=8", "null"]),
     "a type of the other format": ({}, ["dtype=fp16"], ["dtype=fp16", "format=gguf has keep, f32, f16, bf16, q8_0"]),
     "rows for no block": ({"ffn": MLP | {"hidden": 40}}, ["dtype=q8_0"], ["rows of 40", "blk.0.ffn_down.weight", "multiple of 32"]),
-    "no architecture": ({"norm": LAYER, "position": {"kind": "t5_relative"}}, [], ["position.kind"]),
+    "no architecture": ({"norm": LAYER, "position": {"kind": "t5_relative"}}, [], ["format=gguf: no family", "position.kind"]),
     "an activation": ({"ffn": MLP | {"activation": "gelu"}}, [], ["llama", "model.ffn.activation=gelu", "silu"]),
     "narrow heads": (NARROW, [], ["olmo2", "32", "model.d_model=64"]),
 }
@@ -107,6 +107,16 @@ def test_what_has_no_form_there_is_refused_by_name(case: str, lm: Lm, tokenizer:
     assert code == 2
     assert all(part in err.splitlines()[-1] for part in parts), err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_weight_that_half_precision_cannot_hold_is_refused(lm: Lm, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = built("llama")
+    model.head.weight.data[3, 3] = 1e6
+    folder = saved(tmp_path / "m", model, tokenizer)
+    code, _, err = lm("export", f"from={folder}", "format=gguf", "dtype=f16", f"out={tmp_path / 'out'}")
+    assert (code, (tmp_path / "out").exists()) == (4, False)
+    assert "output.weight holds NaN or infinity" in err
+    assert "dtype=bf16 or f32" in err
 
 
 def imported(cuts: Any, eos: str | None = "<|eos|>", **model: Any) -> Tokenizer:

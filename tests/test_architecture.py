@@ -21,7 +21,7 @@ ROOMS = {
     2: ["lm.data"],
     3: ["lm.generation"],
     4: ["lm.hf", "lm.training", "lm.report"],
-    5: ["lm.ablation"],
+    5: ["lm.ablation", "lm.serving"],
     6: ["lm.cli"],
     7: ["lm", "lm.__main__", "lm.kinds", "lm.testing"],
 }
@@ -40,7 +40,11 @@ DOORS = {
     "matplotlib": "lm/report/",
     "scipy": ("lm/report/statistics.py", "lm/report/noise.py", "lm/ablation/scaling/fit.py"),
     "submitit": "lm/ablation/",
+    "fastapi": "lm/serving/",
+    "starlette": "lm/serving/",
+    "uvicorn": "lm/serving/",
     "transformers": "lm/hf/io/check.py",
+    "gguf": "lm/hf/gguf/writing.py",
 }
 
 

@@ -76,13 +76,8 @@ def decode(
     that is empty or longer than those places. `stop` is the business of lm/generation/text.py.  drafter: what makes it faster. It changes
     no token, unless two are so near to each other that the rounding of one forward over several tokens decides.
     """
-    reads, n_tokens = model.cfg.kind == "encoder_decoder", n_tokens or model.vocab_size
-    cfg.require(n_tokens)
-    given = [list(prompt) for prompt in prompts for _ in range(cfg.n)]
-    rows = [
-        Row(key, begin(model, prompt), index=i, source=prompt if reads else [], limit=room(model, prompt, cfg))
-        for i, (prompt, key) in enumerate(zip(given, row_keys(given, cfg.seed), strict=True))
-    ]
+    n_tokens = n_tokens or model.vocab_size
+    rows = rows_of(model, prompts, cfg, n_tokens)
     with decoding(model):
         for start in range(0, len(rows), ROWS):
             _Decoding(model, rows[start : start + ROWS], cfg, pad, n_tokens, drafter or Drafter(0)).run(ends, on_token)
@@ -99,6 +94,16 @@ def decoding(model: LM) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
+
+
+def rows_of(model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, n_tokens: int) -> list[Row]:
+    """Returns cfg.n rows of each prompt in turn, without new tokens. Raises ConfigError for what cannot be continued so."""
+    cfg.require(n_tokens)
+    reads, given = model.cfg.kind == "encoder_decoder", [list(prompt) for prompt in prompts for _ in range(cfg.n)]
+    return [
+        Row(key, begin(model, prompt), index=i, source=prompt if reads else [], limit=room(model, prompt, cfg))
+        for i, (prompt, key) in enumerate(zip(given, row_keys(given, cfg.seed), strict=True))
+    ]
 
 
 def room(model: LM, prompt: Sequence[int], cfg: SamplingConfig) -> int:
@@ -228,6 +233,12 @@ def _goes_on(row: Row, token: int, told: list[Logprob], ends: Collection[int], o
     row.logprobs += told
     ended = on_token is not None and on_token(row.index, token)
     return not ended and len(row.new) < row.limit
+
+
+def next_batch(rows: Sequence[Row], device: torch.device) -> Batch:
+    """The last new token of each row, behind what a cache holds of it."""
+    positions = [[len(row.begin) + len(row.new) - 1] for row in rows]
+    return Batch(torch.tensor([row.new[-1:] for row in rows], device=device), positions=torch.tensor(positions, device=device))
 
 
 def spaces(model: LM, batch: Batch, n_new: int, ahead: int = 0) -> Cache:

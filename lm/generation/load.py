@@ -15,17 +15,19 @@ from lm.generation.drafting.mtp import MTP
 from lm.generation.text import Completion
 from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, build_model, model_config
 from lm.schema import Tree, from_tree
-from lm.storage.model_folder import copy_weights, read_model, resolve_model
+from lm.storage.adapted import Adapted, read_apart, read_merged
+from lm.storage.model_folder import copy_weights, resolve_model
 
 
-def load(path: str | Path, device: str = "auto") -> tuple[LM, Tokenizer]:
+def load(path: str | Path, device: str = "auto", merge: bool = True) -> tuple[LM, Tokenizer]:
     """The model of a run, model or checkpoint folder, in eval mode and in the dtype that was saved, and its tokenizer.
 
-    device: cpu, cuda, cuda:1 ..., or auto: CUDA where there is a GPU. Raises CheckpointError where the parts do not fit.
+    device: cpu, cuda, cuda:1 ..., or auto: CUDA where there is a GPU. merge: an adapter becomes part of the weights; otherwise it computes
+    beside them. Raises CheckpointError where the parts do not fit.
     """
     where = pick_device(device)
     folder = resolve_model(str(path))
-    tree, weights = read_model(folder)
+    tree, weights = (read_merged if merge else read_apart)(folder)
     cfg, tokenizer = _model_config(tree, folder), _tokenizer(folder)
     if isinstance(cfg, EncoderDecoderConfig) and cfg.start_token is None:
         cfg = cfg.replace(start_token=tokenizer.start)
@@ -33,6 +35,8 @@ def load(path: str | Path, device: str = "auto") -> tuple[LM, Tokenizer]:
     text.require_fit(tokenizer, cfg.vocab_size, str(folder / "tokenizer.json"))
     dtype = next((weight.dtype for weight in weights.values()), torch.float32)
     model = build_model(cfg, device=where).to(dtype)
+    if not merge and (adapted := Adapted.of(folder, tree)) is not None:
+        adapted.adapter.apply(model)
     copy_weights(model.named_parameters(), weights, str(folder))
     return model.eval(), tokenizer
 

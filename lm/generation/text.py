@@ -61,7 +61,7 @@ def complete(
             for row, completion in enumerate(best):
                 on_text(row, completion.text)
         return best
-    texts = [Continuation(_primed(tokenizer, begin(model, ids)), cfg.stops) for ids in encoded for _ in range(cfg.n)]
+    texts = [Continuation(primed(tokenizer, begin(model, ids)), cfg.stops) for ids in encoded for _ in range(cfg.n)]
 
     def tell(row: int, piece: str) -> None:
         if piece and on_text is not None:
@@ -86,7 +86,7 @@ def _by_beams(model: LM, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]],
     searched = search(model, prompts, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, ended=ended)
     for ids, beams in zip(prompts, searched, strict=True):
         for beam in beams:
-            text = Continuation(_primed(tokenizer, begin(model, ids)), cfg.stops)
+            text = Continuation(primed(tokenizer, begin(model, ids)), cfg.stops)
             for token in beam.tokens:
                 text.push(token)
             text.finish()
@@ -122,14 +122,18 @@ def prompt_ids(model: LM, tokenizer: Tokenizer, prompt: str | Sequence[Turn], ch
     except UnicodeEncodeError as error:
         raise ConfigError(f"prompt: character {error.start} ({text[error.start]!r}) is not valid Unicode. Give it as UTF-8.") from None
     if chat is not None:
-        parts = chat.question(turns)
-        return [token for part in parts for token in ([part] if isinstance(part, int) else tokenizer.encode(part))]
+        return ids_of(tokenizer, chat.question(turns))
     if model.cfg.kind == "encoder_decoder":
         return tokenizer.document(text)
     ids = [*tokenizer.prefix, *tokenizer.encode(text)] or tokenizer.suffix
     if not ids:
         raise ConfigError("prompt: it is empty, and the tokenizer has neither bos nor eos to start from. Give some text.")
     return ids
+
+
+def ids_of(tokenizer: Tokenizer, parts: Sequence[int | str]) -> list[int]:
+    """Returns the ids of what a template writes."""
+    return [token for part in parts for token in ([part] if isinstance(part, int) else tokenizer.encode(part))]
 
 
 def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
@@ -139,7 +143,7 @@ def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
     return ChatTemplate(tokenizer.chat_template, "tokenizer", tokenizer)
 
 
-def _primed(tokenizer: Tokenizer, prompt: Sequence[int]) -> Stream:
+def primed(tokenizer: Tokenizer, prompt: Sequence[int]) -> Stream:
     """A stream behind the prompt: some tokenizers write no space before the very first token."""
     stream = Stream(tokenizer)
     for token in prompt:

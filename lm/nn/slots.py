@@ -3,7 +3,9 @@
 from lm.nn import block as block
 from lm.nn.ffn import mlp as mlp
 from lm.nn.ffn import moe as moe
+from lm.nn.mixers import gated_delta as gated_delta
 from lm.nn.mixers import gqa as gqa
+from lm.nn.mixers import mamba2 as mamba2
 from lm.nn.mixers import mla as mla
 from lm.nn.mixers import short_conv as short_conv
 from lm.nn.position import absolute as absolute

@@ -30,6 +30,10 @@ FUSED = {  # none has a window, a soft-cap or MLA, for which no kernel on a CPU 
     "qwen3_0_6b": "model.attention.n_heads=4 model.attention.n_kv_heads=2 model.attention.head_dim=32 model.ffn.hidden=256",
     "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=256",
     "nano": "model.attention.n_heads=4 model.mtp.depth=3",
+    "llama3_8b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
+    " model/recurrent=gated_delta model.pattern=[recurrent,recurrent,attention]",
+    "mistral_7b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256 model.attention.window=null"
+    " model/recurrent=mamba2 model.pattern=[recurrent,recurrent,attention]",
     "phi3_mini": "model.attention.n_heads=4 model.ffn.hidden=256 model/recurrent=short_conv model.pattern=[recurrent,recurrent,attention]",
 }
 

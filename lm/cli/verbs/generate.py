@@ -46,6 +46,8 @@ class Generate(Verb, GenerateConfig):
     """Text to continue, or the source of an encoder-decoder; may be given several times. Empty: a new document. null: standard input."""
     chat: bool | None = None
     """The prompt is a user's message under the tokenizer's chat template. null: where no prompt is given and there is a template."""
+    merge: bool = True
+    """An adapter becomes part of the weights; otherwise it computes beside them."""
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
     format: Literal["text", "json"] = "text"
@@ -59,7 +61,7 @@ class Generate(Verb, GenerateConfig):
         folder = resolve_model(self.from_)
         from lm.generation.load import drafter_of, load
 
-        model, tokenizer = load(folder, self.device)
+        model, tokenizer = load(folder, self.device, self.merge)
         drafter = drafter_of(model, tokenizer, self)
         if self.prompt is None and (self.chat or (self.chat is None and tokenizer.chat_template is not None)):
             with quiet():  # else how long it takes would be told over what is typed

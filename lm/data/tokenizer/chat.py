@@ -4,13 +4,14 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lm.data.sources.base import ASSISTANT, Turn
 from lm.data.tokenizer.rendering import CLOSE, OPEN
 from lm.data.tokenizer.sandbox import Template
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError
+from lm.schema import Tree
 from lm.storage.reading import read_text
 
 _BUILT_IN = Path(__file__).with_name("chat_templates")
@@ -35,7 +36,7 @@ class ChatTemplate:
     def __init__(self, source: str, where: str, tokenizer: Tokenizer) -> None:
         self._template = Template(source, where)
         self._marks = _GENERATION.search(source) is not None
-        self._where, self._tokenizer = where, tokenizer
+        self._source, self._where, self._tokenizer = source, where, tokenizer
         self._names = {"bos_token": tokenizer.specials.bos or "", "eos_token": tokenizer.specials.eos or ""}
 
     def runs(self, turns: Sequence[Turn]) -> list[Run]:
@@ -46,7 +47,15 @@ class ChatTemplate:
 
     def question(self, turns: Sequence[Turn]) -> list[int | str]:
         """All up to where the assistant's next answer begins."""
-        return self._split(self._text(self._messages(turns), ask=True))
+        return self.asking([{"role": turn.role, "content": turn.text} for turn in turns], {})
+
+    def asking(self, messages: Sequence[Tree], names: Tree) -> list[int | str]:
+        """The same of messages with more than a role and a text.  names: that the template knows too, such as tools."""
+        return self._split(self._text(self._held(messages), True, self._held(names)))
+
+    def mentions(self, name: str) -> bool:
+        """Returns whether the template's source has this name."""
+        return re.search(rf"\b{name}\b", self._source) is not None
 
     def end(self) -> int | None:
         """The special token that the template writes behind an answer; None where it writes none."""
@@ -55,13 +64,13 @@ class ChatTemplate:
         behind = self._split(text.rpartition(answer)[2])
         return next((part for part in behind if isinstance(part, int)), None)
 
-    def _marked(self, messages: list[dict[str, str]]) -> Iterator[tuple[str, bool]]:
+    def _marked(self, messages: list[Tree]) -> Iterator[tuple[str, bool]]:
         for number, part in enumerate(self._text(messages).split(OPEN)):
             learned, _, rest = part.partition(CLOSE) if number else ("", "", part)
             yield learned, True
             yield rest, False
 
-    def _compared(self, messages: list[dict[str, str]]) -> Iterator[tuple[str, bool]]:
+    def _compared(self, messages: list[Tree]) -> Iterator[tuple[str, bool]]:
         """Each answer is what the text with it has beyond the text that asks for it."""
         done = ""
         for number, message in enumerate(messages):
@@ -77,11 +86,19 @@ class ChatTemplate:
             yield answered[len(asked) :], True
             done = answered
 
-    def _text(self, messages: list[dict[str, str]], ask: bool = False) -> str:
-        return self._template.render(messages, {**self._names, "add_generation_prompt": ask})
+    def _text(self, messages: Sequence[Tree], ask: bool = False, names: Tree | None = None) -> str:
+        return self._template.render(messages, {**self._names, **(names or {}), "add_generation_prompt": ask})
 
-    def _messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
+    def _messages(self, turns: Sequence[Turn]) -> list[Tree]:
         return [{"role": turn.role, "content": self._plain(turn.text)} for turn in turns]
+
+    def _held(self, value: Any) -> Any:
+        """The value with every special token in every text of it broken."""
+        if isinstance(value, dict):
+            return {self._plain(key): self._held(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [self._held(each) for each in value]
+        return self._plain(value) if isinstance(value, str) else value
 
     def _plain(self, text: str) -> str:
         """The text with every special token in it broken."""

@@ -22,15 +22,20 @@ class Template:
         """Raises ConfigError where the source is too long or cannot be read."""
         if len(source) > _MAX_SOURCE:
             raise ConfigError(f"{where}: a chat template of {len(source):,} characters is over {_MAX_SOURCE:,}. Use a shorter one.")
-        self._where = where
+        self._source, self._where = source, where
+        self._start()
+
+    def _start(self) -> None:
         command = [sys.executable, "-P", rendering.__file__]  # -P: beside that file lie modules with common names
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         weakref.finalize(self, _end, self._process)
-        if error := self._ask(source).get("error"):
-            raise ConfigError(f"{where}: the chat template cannot be read ({error}). Mend it.")
+        if error := self._ask(self._source).get("error"):
+            raise ConfigError(f"{self._where}: the chat template cannot be read ({error}). Mend it.")
 
-    def render(self, messages: Sequence[dict[str, str]], names: Tree) -> str:
+    def render(self, messages: Sequence[Tree], names: Tree) -> str:
         """The text, with {% generation %} blocks between OPEN and CLOSE.  names: that the template knows too.  Raises ConfigError."""
+        if self._process.poll() is not None:  # ended by what it was asked before
+            self._start()
         answer = self._ask({"messages": messages, **names})
         if "error" in answer:
             raise ConfigError(f"{self._where}: the chat template fails ({answer['error']}). Mend it, or the messages.")

@@ -1,6 +1,6 @@
 """What decoding keeps of the tokens so far, as each layer declares it: per token, in a ring for windows, or as a state of fixed size.
 
-All of it follows `reorder` (beam search) and `rewind` (speculation).
+All of it follows `reorder` (beam search), `rewind` (speculation) and `adopt` (rows that join and leave).
 """
 
 from collections import deque
@@ -10,6 +10,7 @@ from math import prod
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,16 @@ class Slots:
         self.positions.scatter_(1, last, self.positions.gather(1, last).masked_fill(forgotten, -1))
         self.written = [written - n for written, n in zip(self.written, ns, strict=True)]
 
+    def take(self, other: "Slots", at: slice, rows: Tensor) -> tuple[slice | Tensor, slice | Tensor]:
+        """Holds the last tokens of these rows of another in its own rows `at`; returns where they are, and where they were."""
+        k = min(self.written[0], self.n, max(other.written))
+        here, there = self._last(k), other._last(k)
+        here = here if isinstance(here, slice) else here[at]
+        places = torch.tensor(other.written, device=rows.device).unsqueeze(1) + torch.arange(-k, 0, device=rows.device)
+        held = _get(other.positions, there, rows).masked_fill(places[rows] < 0, -1)  # rows may be of several lengths
+        _put(self.positions[at], here, held)
+        return here, there
+
     def _last(self, length: int) -> slice | Tensor:
         """Where each row's last tokens are: a slice where all rows are as long and the ring does not begin anew in it, or (b, length)."""
         first = (self.written[0] - length) % self.n
@@ -99,6 +110,14 @@ class Slots:
     def _places(self, length: int) -> Tensor:
         ends = torch.tensor(self.written, device=self.positions.device).unsqueeze(1)
         return (ends + torch.arange(-length, 0, device=ends.device)) % self.n  # (b, length)
+
+
+def _get(of: Tensor, where: slice | Tensor, rows: Tensor) -> Tensor:
+    """What `_put` has written to these rows."""
+    if isinstance(where, slice):
+        return of[(slice(None),) * (1 + of.ndim // 4) + (where,)].index_select(0, rows)
+    where, of = where[rows], of.index_select(0, rows)
+    return of.gather(of.ndim // 2, where if of.ndim == 2 else where[:, None, :, None].expand(-1, of.shape[1], -1, of.shape[3]))
 
 
 def _put(into: Tensor, where: slice | Tensor, new: Tensor) -> None:
@@ -153,7 +172,7 @@ class Cache:
         first: int = 0,
     ) -> None:
         """first: the layer that the first state is of."""
-        device = torch.device(device)
+        self.device = device = torch.device(device)
         self.lengths = [0] * batch  # tokens written so far of each row, padding included
         self.slack, self.horizon = slack, horizon
         self.groups: dict[int, Slots] = {}
@@ -210,6 +229,41 @@ class Cache:
         self.memory = {layer: (k.index_select(0, rows), v.index_select(0, rows)) for layer, (k, v) in self.memory.items()}
         if self.memory_positions is not None:
             self.memory_positions = self.memory_positions.index_select(0, rows)
+
+    def adopt(self, held: Sequence[tuple["Cache", Sequence[int]]], length: int) -> None:
+        """An empty cache goes on from rows of others, in this order; all end together, and what is short has padding in front of it.
+
+        length: tokens to keep of a row, padding included. What came before can be rewound in tensors of tokens, not in states.
+        """
+        self.lengths, start = [length] * len(self.lengths), 0
+        for slots in self.groups.values():
+            slots.written, slots.furthest = [length] * len(slots.written), [length] * len(slots.written)
+        parts = [(cache, torch.tensor(rows, device=self.device)) for cache, rows in held]
+        for cache, rows in parts:
+            at, start = slice(start, start + len(rows)), start + len(rows)
+            for layer, stores in self.stores.items():
+                here, there = self.slots[layer].take(cache.slots[layer], at, rows)
+                for own, store in zip(stores, cache.stores[layer], strict=True):
+                    _put(own[at], here, _get(store, there, rows))
+        for layer, state in self.states.items():
+            each = zip(*([x.index_select(0, rows) for x in cache.state(layer)] for cache, rows in parts), strict=True)
+            state.after = deque([list(map(torch.cat, each))], maxlen=state.after.maxlen)
+        if held[0][0].memory_positions is not None:
+            self._adopt_memory(parts)
+
+    def _adopt_memory(self, parts: Sequence[tuple["Cache", Tensor]]) -> None:
+        """Memories become as wide as the widest that is left."""
+        positions = [cache.memory_positions.index_select(0, rows) for cache, rows in parts if cache.memory_positions is not None]
+        wide = [int((each >= 0).any(0).sum()) for each in positions]
+        pads = [max(wide) - n for n in wide]
+        cut = [F.pad(each[:, each.shape[1] - n :], (pad, 0), value=-1) for each, n, pad in zip(positions, wide, pads, strict=True)]
+        self.memory_positions = torch.cat(cut)
+        for layer in parts[0][0].memory:
+            pairs = [
+                [F.pad(x.index_select(0, rows)[:, :, x.shape[2] - n :], (0, 0, pad, 0)) for x in cache.memory[layer]]
+                for (cache, rows), n, pad in zip(parts, wide, pads, strict=True)
+            ]
+            self.memory[layer] = torch.cat([k for k, _ in pairs]), torch.cat([v for _, v in pairs])
 
     def rewind(self, n: int | list[int]) -> None:
         """Forget the last n tokens, or so many of each row, after which positions must be given; a ring and a state of fixed size can

@@ -34,6 +34,11 @@ class Mask:
         """True where keys come from a cache or a memory, and False where queries and keys are the same tokens."""
         return self.k_positions is not self.q_positions
 
+    def require_causal(self, kind: str) -> None:
+        """Raises ValueError for what goes through the row from left to right where the mask asks anything else."""
+        if self.explicit is not None or not self.causal:
+            raise ValueError(f"{kind} reads from left to right, and knows no other mask. Use attention for it.")
+
     def plain(self, window: int | None) -> Literal["causal", "full"] | None:
         """Where the lower triangle alone, or nothing at all, says everything."""
         if not self.square or self.k_prefix is not None or self.explicit is not None:

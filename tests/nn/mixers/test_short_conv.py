@@ -10,20 +10,22 @@ from torch import Tensor
 
 from lm.nn.batch import Batch
 from lm.nn.context import Context
+from lm.nn.mixers.convolve import fast, reference
 from lm.nn.mixers.mask import Mask, arange_positions
-from lm.nn.mixers.short_conv import ShortConv, ShortConvConfig, fast, reference
+from lm.nn.mixers.short_conv import ShortConv, ShortConvConfig
 from lm.nn.position.base import Position
 from lm.nn.transformer import DecoderLM, build_model
 from lm.testing.models import redraw, tokens
-from tests.nn.models import CONV, config, packed, redrawn
+from tests.nn.models import CONV, DELTA, MAMBA2, config, packed, redrawn
 
 B, S, D = 2, 11, 6
 HYBRID: dict[str, Any] = {"recurrent": CONV | {"kernel": 4}, "pattern": ["recurrent", "attention"]}
+KINDS = {"short_conv": CONV | {"kernel": 4}, "gated_delta": DELTA, "mamba2": MAMBA2}
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 
 
-def hybrid() -> DecoderLM:
-    return redrawn(config(**HYBRID))
+def hybrid(kind: str = "short_conv") -> DecoderLM:
+    return redrawn(config(**(HYBRID | {"recurrent": KINDS[kind]})))
 
 
 def padded(left: int, right: int) -> Tensor:
@@ -72,11 +74,12 @@ def test_it_equals_transformers() -> None:
     torch.testing.assert_close(out, there(x), atol=1e-12, rtol=1e-9)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunks", [[1] * 12, [5, 7], [2, 1, 9], [12]])
 @torch.no_grad()
-def test_padding_anywhere_in_a_chunk_is_passed_over(chunks: list[int]) -> None:
+def test_padding_anywhere_in_a_chunk_is_passed_over(chunks: list[int], kind: str) -> None:
     """Two rows of 9 and 7 tokens with padding before, between and behind, cut anyhow."""
-    model, ids = hybrid(), tokens(2, 12)
+    model, ids = hybrid(kind), tokens(2, 12)
     at = torch.tensor([[-1, 0, 1, 2, -1, 3, 4, 5, 6, 7, 8, -1], [-1, -1, 0, -1, -1, 1, 2, 3, 4, -1, 5, 6]])
     cache, stops = model.new_cache(2, 12, slack=3), list(itertools.accumulate(chunks))
     spans = [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
@@ -86,10 +89,11 @@ def test_padding_anywhere_in_a_chunk_is_passed_over(chunks: list[int]) -> None:
         torch.testing.assert_close(out[row, real], model(ids[row, real][None])[0], **CLOSE)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunk", [1, 3, 4])
 @torch.no_grad()
-def test_a_state_is_rewound_within_its_slack_and_reordered(chunk: int) -> None:
-    model, ids = hybrid(), tokens(2, 20)
+def test_a_state_is_rewound_within_its_slack_and_reordered(chunk: int, kind: str) -> None:
+    model, ids = hybrid(kind), tokens(2, 20)
     cache = model.new_cache(2, 40, slack=4)
     for part in ids[:, :12].split(chunk, 1):
         model(Batch(part), cache=cache)

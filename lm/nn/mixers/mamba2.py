@@ -1,0 +1,115 @@
+"""Mamba-2: a state that fades by a step of each token and head, and is written by the same step.
+
+Dao & Gu 2024, arXiv:2405.21060; with attention in a few layers also Granite 4, Bamba, Zamba2 and Nemotron-H.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.nn.cost.kept import Kept
+from lm.nn.init import Draw, ones
+from lm.nn.linear import Out
+from lm.nn.mixers.base import Mixer, RecurrentConfig
+from lm.nn.mixers.cache import Fixed
+from lm.nn.mixers.recurrence import CHUNK, Flow
+from lm.nn.mixers.scan import Scan, by_head, normed, wide
+from lm.nn.norm import NormConfig
+from lm.schema import MOST
+
+
+class Mamba2Config(RecurrentConfig):
+    """S = exp(-dt A) S + dt B x^T; o(norm((S^T C + D x) * silu(gate))), with dt, B, C and x of each token."""
+
+    kind: Literal["mamba2"] = "mamba2"
+    n_heads: int = Field(gt=0, le=MOST)
+    """Heads, each with a state of state_dim x head_dim."""
+    head_dim: int = Field(64, gt=0, le=MOST)
+    """Width of a head of x."""
+    state_dim: int = Field(128, gt=0, le=MOST)
+    """Width of B and C."""
+    groups: int = Field(1, gt=0, le=MOST)
+    """Heads of B and C, each shared by as many heads of x; the last norm has as many groups."""
+    kernel: int = Field(4, gt=1, le=MOST)
+    """Tokens that a convolution mixes before, itself included."""
+    kernel_bias: bool = True
+    """Learn a bias of the convolution."""
+    bias: bool = False
+    """Learn biases of the projections in and out."""
+    eps: float = Field(1e-5, ge=1e-30)
+    """Added to the mean square in the last norm."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.n_heads % self.groups:
+            raise ValueError(f"groups={self.groups} does not divide n_heads={self.n_heads}. Choose a divisor.")
+        return self
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Returns those of all of x, and of all of B, which is that of C."""
+        return self.n_heads * self.head_dim, self.groups * self.state_dim
+
+    def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
+        return Mamba2(self, d_model, layer)
+
+    def flops(self, d_model: int, layer: int, seq_len: int) -> int:
+        """The convolution, what is written and what is read."""
+        x, b = self.widths
+        return 2 * self.kernel * (x + 2 * b) + 4 * x * self.state_dim
+
+    def keeps(self, d_model: int, layer: int) -> Kept:
+        """Inputs of the convolution and of what follows it, B, C and x by head, the scores of a chunk, and its part of a state."""
+        x, b = self.widths
+        chunk = self.n_heads * (3 * CHUNK + 4 * self.state_dim + 2 * self.head_dim)
+        return Kept(chunk + 2 * x * self.state_dim // CHUNK + 3 * x, 3 * (x + 2 * b) + 2 * x)
+
+    def state(self, d_model: int, layer: int) -> Fixed:
+        """What was convolved of the last tokens, and the matrices."""
+        x, b = self.widths
+        return Fixed(((self.kernel - 1, x + 2 * b), (self.n_heads, self.state_dim, self.head_dim)))
+
+
+class Mamba2(Scan):
+    """x, B and C from one projection and one convolution; dt and gate from the input itself."""
+
+    kind: ClassVar[str] = "mamba2"
+    drawn: ClassVar[Mapping[str, Draw]] = {**Scan.drawn, "skip": ones}
+
+    def __init__(self, cfg: Mamba2Config, d_model: int, layer: int) -> None:
+        x, b = cfg.widths
+        super().__init__(layer, x + 2 * b, cfg.kernel, cfg.kernel_bias, cfg.n_heads)
+        self.cfg = cfg
+        self.gate = nn.Linear(d_model, x, bias=cfg.bias)
+        self.xbc = nn.Linear(d_model, x + 2 * b, bias=cfg.bias)
+        self.rate = nn.Linear(d_model, cfg.n_heads, bias=cfg.bias)
+        self.skip = nn.Parameter(torch.empty(cfg.n_heads))
+        self.norm = nn.Parameter(torch.empty(x))
+        self.o = Out(x, d_model, bias=cfg.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.cfg.n_heads} heads, states of {self.cfg.state_dim} x {self.cfg.head_dim}"
+
+    def inputs(self, x: Tensor) -> Tensor:
+        out: Tensor = self.xbc(x)
+        return out
+
+    def rates(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (self.rate(x),)
+
+    def flow(self, u: Tensor, rates: tuple[Tensor, ...]) -> Flow:
+        cfg, (width, b) = self.cfg, self.cfg.widths
+        values, keys, queries = u.split([width, b, b], dim=-1)
+        dt, decay = self.faded(rates[0])
+        q, k = (by_head(each, cfg.groups, cfg.n_heads // cfg.groups) for each in (queries, keys))
+        return Flow(q, k * dt.unsqueeze(-1), by_head(values, cfg.n_heads), decay)
+
+    def output(self, x: Tensor, heads: Tensor, flow: Flow) -> Tensor:
+        skipped = wide(heads) + flow.v.transpose(1, 2) * wide(self.skip).unsqueeze(-1)  # (b, s, h, v)
+        gated = (skipped.flatten(2) * F.silu(wide(self.gate(x)))).unflatten(-1, (self.cfg.groups, -1))
+        out: Tensor = self.o(normed(gated, self.norm, self.cfg.eps).to(x.dtype).flatten(2))
+        return out

@@ -1,0 +1,120 @@
+"""What the mixers with a matrix as their state share: inputs that a short convolution has mixed, the recurrence, and the cache of both."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.nn.context import Context
+from lm.nn.init import Draw, Start, by_inputs, ones
+from lm.nn.mixers.base import Mixer
+from lm.nn.mixers.cache import Cache
+from lm.nn.mixers.convolve import continued, fast
+from lm.nn.mixers.mask import Mask
+from lm.nn.mixers.recurrence import Flow, chunked, reference
+from lm.nn.norm import rms_norm
+
+
+def fading(shape: torch.Size, start: Start) -> Tensor:
+    """log U(1, 16): how fast a head forgets, before its token's step is multiplied to it.  Dao & Gu 2024, arXiv:2405.21060."""
+    return torch.empty(shape).uniform_(1, 16, generator=start.source).log()
+
+
+def steps(shape: torch.Size, start: Start) -> Tensor:
+    """softplus^-1(dt) of a step dt between 0.001 and 0.1, even in its logarithm.  Gu & Dao 2023, arXiv:2312.00752, section 3.6."""
+    dt = torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1), generator=start.source).exp()
+    return dt + torch.log(-torch.expm1(-dt))
+
+
+class Scan(Mixer):
+    """A subclass says what is convolved, what goes into the state, and what comes of what is read of it.  channels: of the convolution."""
+
+    drawn: ClassVar[Mapping[str, Draw]] = {"kernel": by_inputs, "fade": fading, "step": steps, "norm": ones}
+    kind: ClassVar[str]
+
+    def __init__(self, layer: int, channels: int, kernel: int, bias: bool, heads: int) -> None:
+        super().__init__(layer)
+        self.kernel = nn.Parameter(torch.empty(channels, kernel))
+        self.kernel_bias = nn.Parameter(torch.empty(channels)) if bias else None
+        self.fade, self.step = nn.Parameter(torch.empty(heads)), nn.Parameter(torch.empty(heads))
+
+    @abstractmethod
+    def inputs(self, x: Tensor) -> Tensor:
+        """(b, s, d) -> (b, s, channels): what is convolved."""
+
+    @abstractmethod
+    def rates(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Returns what else the tokens say of the state, (b, s, h) each, that of the decay first.  x: (b, s, d)."""
+
+    @abstractmethod
+    def flow(self, u: Tensor, rates: tuple[Tensor, ...]) -> Flow:
+        """Returns what the tokens do to the state.  u: (b, s, channels), convolved."""
+
+    @abstractmethod
+    def output(self, x: Tensor, heads: Tensor, flow: Flow) -> Tensor:
+        """(b, s, h, v) -> (b, s, d).  heads: what was read of the state."""
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        ctx.mask.require_causal(f"recurrent={self.kind}")
+        padding = ctx.mask.once("padding", lambda: _padding(ctx.mask))
+        u, rates, ends = self.inputs(x), self.rates(x), None
+        kernel = self.kernel.to(u.dtype)
+        if ctx.cache is None:
+            mixed = fast(u, kernel, ctx.mask)
+        else:
+            mixed, ends = continued(u, kernel, ctx.cache.state(self.layer)[0], ctx.mask, ctx.cache.slack)
+        mixed = F.silu(mixed if self.kernel_bias is None else mixed + self.kernel_bias.to(u.dtype))
+        with torch.autocast(x.device.type, enabled=False):  # sums over a row are kept in float32
+            flow = self.flow(mixed, rates)
+            flow = flow if padding is None else flow.without(padding)
+            if ctx.cache is None or ends is None:
+                documents = ctx.mask.once("documents of states", lambda: _documents(ctx.mask, len(x)))
+                heads, _ = chunked(flow, flow.empty(), documents)
+            else:
+                heads = self._continued(flow, ends, ctx.cache)
+        return self.output(x, heads.transpose(1, 2).to(x.dtype), flow)
+
+    def _continued(self, flow: Flow, ends: Tensor, cache: Cache) -> Tensor:
+        """All but the last tokens by chunks; of those the state after each is kept."""
+        s, state = flow.q.shape[2], cache.state(self.layer)[1].to(flow.v.dtype)
+        begun = s - ends.shape[1]
+        first, state = chunked(flow.part(0, begun), state) if begun else (flow.v[:, :, :0], state)
+        last, states = reference(flow.part(begun, s), state)
+        cache.advance(self.layer, ends, torch.stack(states, dim=1))
+        return torch.cat([first, last], dim=2)
+
+    def faded(self, rate: Tensor) -> tuple[Tensor, Tensor]:
+        """softplus(rate + step) and the decay of it, both (b, h, s).  rate: (b, s, h)."""
+        dt = F.softplus(wide(rate) + wide(self.step)).transpose(1, 2)
+        return dt, -wide(self.fade).exp().unsqueeze(-1) * dt
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32, or wider where it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def by_head(x: Tensor, heads: int, repeats: int = 1) -> Tensor:
+    """(b, s, h * c) -> (b, h * repeats, s, c), wide; each head as often as several share it."""
+    split = wide(x).unflatten(-1, (heads, -1)).transpose(1, 2)
+    return split.repeat_interleave(repeats, dim=1) if repeats > 1 else split
+
+
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm of groups as wide as x is, of weights of all of them.  x: (..., groups, c); weight: (groups * c,) or (c,)."""
+    return rms_norm(x, weight if weight.numel() == x.shape[-1] else weight.unflatten(0, (-1, x.shape[-1])), eps)
+
+
+def _padding(mask: Mask) -> Tensor | None:
+    return None if mask.square else mask.q_positions < 0
+
+
+def _documents(mask: Mask, rows: int) -> Tensor | None:
+    """Padding is a document of its own."""
+    if mask.q_documents is None:
+        return None
+    return torch.where(mask.q_positions >= 0, mask.q_documents.long(), -1).expand(rows, -1)

@@ -1,0 +1,100 @@
+"""Pieces of text in the shapes of OpenAI's API."""
+
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from itertools import accumulate
+
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.generation.sampling import Logprob
+from lm.schema import Tree
+from lm.serving.asked import Asked, ChatBody
+from lm.serving.worker import Piece
+
+
+class Answer:
+    """A reply to one request, whole or in chunks. `seed` is one more key: asked again with it, a request has the same answer."""
+
+    def __init__(self, asked: Asked, tokenizer: Tokenizer, name: str) -> None:
+        self._asked, self._tokenizer = asked, tokenizer
+        self._chat = isinstance(asked.body, ChatBody)
+        self._head = {
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}", "created": int(time.time()), "model": name,
+            "seed": asked.cfg.seed,
+        }  # fmt: skip
+
+    def whole(self, samples: Sequence[Piece]) -> Tree:
+        """Returns all samples at once."""
+        kind = "chat.completion" if self._chat else "text_completion"
+        choices = [self._choice(sample, {"message": {"role": "assistant", "content": sample.text}}) for sample in samples]
+        return {**self._head, "object": kind, "choices": choices, "usage": self.usage(sum(sample.n_tokens for sample in samples))}
+
+    def chunk(self, piece: Piece, first: bool) -> Tree:
+        """Returns what a stream sends of a piece.  first: of its sample."""
+        delta = ({"role": "assistant"} if first else {}) | ({"content": piece.text} if piece.text or first else {})
+        return {**self._head, "object": self._streamed, "choices": [self._choice(piece, {"delta": delta})]}
+
+    def last(self, n_tokens: int) -> Tree:
+        """Returns the chunk that counts tokens."""
+        return {**self._head, "object": self._streamed, "choices": [], "usage": self.usage(n_tokens)}
+
+    def usage(self, n_tokens: int) -> Tree:
+        """Returns the counts of tokens."""
+        n = self._asked.n_prompt
+        return {"prompt_tokens": n, "completion_tokens": n_tokens, "total_tokens": n + n_tokens}
+
+    @property
+    def _streamed(self) -> str:
+        return "chat.completion.chunk" if self._chat else "text_completion"
+
+    def _choice(self, piece: Piece, said: Tree) -> Tree:
+        told = piece.told if self._asked.cfg.logprobs is not None else None
+        if self._chat:
+            logprobs = None if told is None else {"content": [self._in_chat(each) for each in told]}
+            return {"index": piece.index, **said, "logprobs": logprobs, "finish_reason": piece.finish}
+        logprobs = None if told is None else self._in_lists(told)
+        return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
+
+    def _in_lists(self, told: Sequence[Logprob]) -> Tree:
+        names = [self._name(each.token) for each in told]
+        return {
+            "tokens": names,
+            "token_logprobs": [_number(each.logprob) for each in told],
+            "top_logprobs": [self._by_name(each) for each in told],
+            "text_offset": [*accumulate(map(len, names), initial=0)][:-1],
+        }
+
+    def _by_name(self, told: Logprob) -> dict[str, float] | None:
+        """Of tokens with one name, the likeliest; the token's own is there whether it is among the likeliest or not."""
+        if math.isnan(told.logprob):
+            return None
+        ranked = sorted({*told.top, (told.token, told.logprob)}, key=lambda each: each[1])  # of equal names the last one stays
+        return {self._name(token): logprob for token, logprob in ranked}
+
+    def _in_chat(self, told: Logprob) -> Tree:
+        top = [self._entry(token, logprob) for token, logprob in told.top]
+        return {**self._entry(told.token, told.logprob), "top_logprobs": top}
+
+    def _entry(self, token: int, logprob: float) -> Tree:
+        data = self._bytes(token)
+        return {"token": self._name(token), "logprob": _number(logprob), "bytes": None if data is None else list(data)}
+
+    def _bytes(self, token: int) -> bytes | None:
+        special = self._tokenizer.special_names.get(token)
+        return special.encode() if special is not None else self._tokenizer.token_text(token)
+
+    def _name(self, token: int) -> str:
+        """A part of a character as OpenAI writes it: bytes:\\xe2\\x82."""
+        data = self._bytes(token)
+        if data is None:
+            return self._tokenizer.decode([token])
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _number(logprob: float) -> float | None:
+    """None where there is none; JSON has no infinity."""
+    return None if math.isnan(logprob) else max(logprob, -1e9)

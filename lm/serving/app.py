@@ -1,0 +1,234 @@
+"""The endpoints of OpenAI's API, on FastAPI. What takes long is elsewhere: the model in its thread, templates and tokenizers in another."""
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lm.errors import ConfigError, LmError, ResourceError, internal
+from lm.nn.transformer import LM
+from lm.printing import note
+from lm.schema import Tree
+from lm.serving.answers import Answer
+from lm.serving.asked import Asked, Reader, Refusal
+from lm.serving.metrics import Metrics
+from lm.serving.worker import Piece, Ticket, Worker
+
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/")
+
+_PAGE = Path(__file__).with_name("page.html")
+_KINDS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
+
+
+class Door:
+    """Who may come in, and with how much."""
+
+    def __init__(self, hosts: set[str] | None, key: str | None, most_bytes: int) -> None:
+        """hosts: names that requests may call this server by, without ports; None: any."""
+        self._hosts, self._key, self._most_bytes = hosts, key, most_bytes
+
+    def check(self, request: Request) -> None:
+        """Refuses web pages of others, which a browser lets send here, and requests without the key. Raises Refusal."""
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if self._hosts is not None and _hostname(f"//{host}") not in self._hosts:
+            raise Refusal(403, f"host: {host[:80]!r} is not a name of this server. Use one of {', '.join(sorted(self._hosts))}.")
+        if origin is not None and urlsplit(origin).netloc != host:
+            raise Refusal(403, f"origin: {origin[:80]!r} is another site, and only this server's own page may send. Ask without a browser.")
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        if self._key is not None and request.url.path.startswith("/v1/") and not hmac.compare_digest(given, self._key.encode()):
+            raise Refusal(401, "authorization: the key is missing, or another one. Send 'Authorization: Bearer KEY'.", "invalid_api_key")
+
+    async def body(self, request: Request) -> bytes:
+        """Returns it as far as it may be large. Raises Refusal."""
+        data = bytearray()
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > self._most_bytes:
+                raise Refusal(413, f"body: it is over {self._most_bytes >> 10} KiB. Send a smaller one.", "request_too_large")
+        return bytes(data)
+
+
+class Service:
+    """Answers requests with one model."""
+
+    def __init__(self, model: LM, reader: Reader, worker: Worker, door: Door, metrics: Metrics) -> None:
+        self.worker, self.metrics = worker, metrics
+        self._model, self._reader, self._door = model, reader, door
+        self._thread = ThreadPoolExecutor(1, "reader")
+
+    @asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """The model's thread runs as long as the application."""
+        self.worker.start()
+        try:
+            yield
+        finally:
+            self.worker.stop()
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def complete(self, request: Request) -> Response:
+        """/v1/completions."""
+        return await self._answer(request, self._reader.completion)
+
+    async def chat(self, request: Request) -> Response:
+        """/v1/chat/completions."""
+        return await self._answer(request, self._reader.answer)
+
+    async def models(self) -> Tree:
+        """/v1/models, with two more keys that the page reads."""
+        entry = {"id": self._reader.name, "object": "model", "created": 0, "owned_by": "lm"}
+        return {"object": "list", "data": [{**entry, "chat": self._reader.chat is not None, "context": self._model.max_seq_len}]}
+
+    async def health(self) -> Tree:
+        """/health, without a key."""
+        if not self.worker.is_alive():
+            raise Refusal(503, "server: the model's thread has ended. Start it again.")
+        return {"status": "draining" if self.worker.draining else "ok"}
+
+    async def told(self) -> Response:
+        """/metrics, without a key."""
+        return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def page(self) -> Response:
+        """The chat."""
+        policy = "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; frame-ancestors 'none'"
+        return FileResponse(_PAGE, headers={"Content-Security-Policy": policy})
+
+    async def _answer(self, request: Request, read: Callable[[bytes], Asked]) -> Response:
+        began, data = time.monotonic(), await self._door.body(request)
+        asked = await asyncio.get_running_loop().run_in_executor(self._thread, read, data)
+        ticket, answer = Ticket(asked, self._reader.tokenizer, self._model), Answer(asked, self._reader.tokenizer, self._reader.name)
+        stack = ExitStack()
+        stack.enter_context(self.worker.opened(ticket))
+        self.metrics.prompt_tokens += asked.n_prompt
+        if asked.body.stream:
+            return _Stream(self._chunks(ticket, answer, began), stack)
+        with stack:
+            whole, gone = asyncio.ensure_future(self._whole(ticket, began)), asyncio.ensure_future(_left(request))
+            await asyncio.wait((whole, gone), return_when=asyncio.FIRST_COMPLETED)
+            gone.cancel()
+            if whole.done():
+                return JSONResponse(answer.whole(whole.result()))
+            whole.cancel()
+            self.metrics.cancelled += 1
+            return Response(status_code=499)
+
+    async def _whole(self, ticket: Ticket, began: float) -> list[Piece]:
+        found: dict[int, Piece] = {}
+        async for piece in self._pieces(ticket, began):
+            found.setdefault(piece.index, Piece(piece.index)).add(piece)
+        return [found[index] for index in sorted(found)]
+
+    async def _pieces(self, ticket: Ticket, began: float) -> AsyncIterator[Piece]:
+        first = True
+        while ticket.n_open:
+            yield await ticket.take()
+            if first:
+                self.metrics.first_s.add(time.monotonic() - began)
+                first = False
+        self.metrics.whole_s.add(time.monotonic() - began)
+
+    async def _chunks(self, ticket: Ticket, answer: Answer, began: float) -> AsyncIterator[str]:
+        """Events as browsers read them; an error comes as one too, since the status is sent already."""
+        seen: set[int] = set()
+        n_tokens = 0
+        try:
+            async for piece in self._pieces(ticket, began):
+                n_tokens += piece.n_tokens
+                yield _event(answer.chunk(piece, piece.index not in seen))
+                seen.add(piece.index)
+            if ticket.asked.body.stream_options.include_usage:
+                yield _event(answer.last(n_tokens))
+        except LmError as error:
+            yield _event(_said(error.sentence, "server_error"))
+        yield "data: [DONE]\n\n"
+
+
+class _Stream(StreamingResponse):
+    """Events, and what is to be closed when the last is sent or the client has left."""
+
+    def __init__(self, events: AsyncIterator[str], stack: ExitStack) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._stack:
+            await super().__call__(scope, receive, send)
+
+
+class Counted:
+    """Counts answers by path and status, around the application."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = scope["path"] if scope["path"] in PATHS else "other"
+                self._metrics.requests[path, message["status"]] += 1
+            await send(message)
+
+        await self._app(scope, receive, sent if scope["type"] == "http" else send)
+
+
+def build(service: Service, door: Door) -> FastAPI:
+    """Returns the application."""
+    app = FastAPI(title="lm", openapi_url=None, dependencies=[Depends(door.check)], lifespan=service.lifespan)
+    told: tuple[Callable[..., Any], ...] = (service.complete, service.chat, service.models, service.health, service.told, service.page)
+    for path, endpoint in zip(PATHS, told, strict=True):
+        app.add_api_route(path, endpoint, methods=["POST" if endpoint in told[:2] else "GET"], response_model=None)
+    app.add_middleware(Counted, metrics=service.metrics)
+    for error in (Refusal, LmError, HTTPException, ClientDisconnect, Exception):
+        app.add_exception_handler(error, _refused)
+    return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """Any error in OpenAI's shape."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=499)
+    if isinstance(error, HTTPException):
+        error = Refusal(error.status_code, f"{request.method} {request.url.path[:80]}: {error.detail}. Paths: {', '.join(PATHS)}.")
+    if isinstance(error, Refusal):
+        headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
+        return JSONResponse(_said(error.sentence, _KINDS.get(error.status, "invalid_request_error"), error.code), error.status, headers)
+    if isinstance(error, ConfigError):
+        return JSONResponse(_said(error.sentence, "invalid_request_error"), 400)
+    said = error if isinstance(error, LmError) else internal(error)
+    if said is not error:
+        note(said.sentence)
+    return JSONResponse(_said(said.sentence, "server_error"), 503 if isinstance(said, ResourceError) else 500)
+
+
+def _said(sentence: str, kind: str, code: str | None = None) -> Tree:
+    param = sentence.partition(":")[0]
+    return {"error": {"message": sentence, "type": kind, "param": param, "code": code}}
+
+
+def _event(tree: Tree) -> str:
+    return f"data: {json.dumps(tree, ensure_ascii=False)}\n\n"
+
+
+async def _left(request: Request) -> None:
+    """Returns when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _hostname(url: str) -> str | None:
+    with suppress(ValueError):
+        return urlsplit(url).hostname
+    return None

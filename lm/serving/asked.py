@@ -1,0 +1,233 @@
+"""What a request asks: bodies of OpenAI's API as configs, with errors that name the key. Unknown keys are refused."""
+
+import secrets
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field
+
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.generation.config import SamplingConfig
+from lm.generation.decode import begin, rows_of
+from lm.generation.engine import Request
+from lm.generation.text import chat_template, ids_of, prompt_ids
+from lm.nn.transformer import LM
+from lm.schema import Config, MaybeEmpty, Tree, did_you_mean, from_tree
+from lm.serving.config import ServeConfig
+from lm.storage.reading import parse_json
+
+_SAMPLES = 128  # of one request
+_TOP = 20  # likeliest tokens told beside each
+_STOPS = 16
+_DRAWN = (  # fields of SamplingConfig; a server does not search by beams
+    "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "no_repeat_ngram", "logit_bias", "n", "logprobs", "seed", "stop",
+)  # fmt: skip
+
+Ids = list[int]
+B = TypeVar("B", bound="Body")
+
+
+class Refusal(Exception):
+    """A request that is not answered.  sentence: as of an LmError."""
+
+    def __init__(self, status: int, sentence: str, code: str | None = None) -> None:
+        super().__init__(sentence)
+        self.status, self.sentence, self.code = status, sentence, code
+
+
+class StreamOptions(Config):
+    """What a stream tells beside the text."""
+
+    include_usage: bool = False
+    """A last chunk counts the tokens."""
+
+
+class Body(Config):
+    """What requests of all kinds hold, beside how tokens are drawn."""
+
+    model: str | None = None
+    """The served one's name."""
+    stream: bool = False
+    """Chunks come as they are made."""
+    stream_options: StreamOptions = StreamOptions()
+    user: MaybeEmpty | None = None
+    """Whom it is for; not used."""
+
+
+class CompletionBody(Body):
+    """Of /v1/completions."""
+
+    prompt: MaybeEmpty | Ids | list[MaybeEmpty] | list[Ids] = ""
+    """Text to continue, or its token ids, or several of either."""
+    echo: bool = False
+    """The prompt is part of the text, and of the logprobs."""
+
+
+class Part(Config):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: MaybeEmpty
+
+
+class Message(Config):
+    """What one side said."""
+
+    role: str
+    content: MaybeEmpty | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+    def shown(self) -> Tree:
+        """Returns what a template sees: parts as one text, and no key that was not given."""
+        content = self.content if not isinstance(self.content, list) else "".join(part.text for part in self.content)
+        given = {"name": self.name, "tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id}
+        return {"role": self.role, "content": content or ""} | {key: value for key, value in given.items() if value is not None}
+
+
+class Format(Config):
+    """What the answer is."""
+
+    type: Literal["text"]
+
+
+class ChatBody(Body):
+    """Of /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    """All turns so far."""
+    logprobs: bool = False
+    """Tell log p of each token."""
+    top_logprobs: int | None = Field(None, ge=0, le=_TOP)
+    """Tell of the likeliest tokens too."""
+    tools: list[dict[str, Any]] | None = None
+    """Given to the template."""
+    tool_choice: Literal["auto", "none"] = "auto"
+    """none: the template is not told of tools."""
+    response_format: Format = Format(type="text")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that can be answered."""
+
+    body: CompletionBody | ChatBody
+    cfg: SamplingConfig
+    requests: list[Request]
+    """One of each prompt, with the rows of its samples."""
+    echoes: list[str]
+    """What the text of each prompt's samples begins with."""
+    n_prompt: int
+    """Tokens of all prompts."""
+
+
+class Reader:
+    """From bodies to requests, in one thread: the process behind a chat template answers one question at a time."""
+
+    def __init__(self, model: LM, tokenizer: Tokenizer, name: str, cfg: ServeConfig) -> None:
+        """Raises ConfigError for a model that continues nothing."""
+        begin(model, [0])
+        self.tokenizer, self.name = tokenizer, name
+        self.chat = chat_template(tokenizer) if tokenizer.chat_template is not None else None
+        self.most_tokens = cfg.tokens or 2 * model.max_seq_len
+        self._model, self._most_rows = model, min(cfg.rows, _SAMPLES)
+
+    def completion(self, data: bytes) -> Asked:
+        """Reads a body of /v1/completions. Raises ConfigError and Refusal."""
+        body, tree = _parsed(CompletionBody, data)
+        prompts = _prompts(body.prompt)
+        encoded = [self._ids(prompt) for prompt in prompts]
+        if body.echo and self._model.cfg.kind == "encoder_decoder":
+            raise ConfigError("echo: the prompt of an encoder-decoder is a source, which its answer does not go on. Leave it out.")
+        only_read = body.echo and tree.get("max_tokens") == 0
+        cfg = self._sampling(tree | ({"max_tokens": 1} if only_read else {}))
+        texts = [prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt) for prompt in prompts]
+        asked = self._asked(body, cfg, encoded, texts if body.echo else [""] * len(prompts))
+        for request in asked.requests:
+            request.scores = cfg.logprobs if body.echo else None
+            for row in request.rows:
+                row.limit = 0 if only_read else row.limit
+        return asked
+
+    def answer(self, data: bytes) -> Asked:
+        """Reads a body of /v1/chat/completions. Raises ConfigError and Refusal."""
+        body, tree = _parsed(ChatBody, data)
+        if self.chat is None:
+            raise ConfigError("messages: the model's tokenizer has no chat template. Use /v1/completions, or a model fine-tuned on chats.")
+        if body.logprobs:
+            tree["logprobs"] = body.top_logprobs or 0
+        elif body.top_logprobs is not None:
+            raise ConfigError(f"top_logprobs: {body.top_logprobs} has no effect without logprobs=true. Set it, or leave this out.")
+        tools = body.tools if body.tool_choice == "auto" else None
+        if tools and not self.chat.mentions("tools"):
+            raise ConfigError("tools: the model's chat template does not read any. Leave them out, or use a model fine-tuned with tools.")
+        parts = self.chat.asking([message.shown() for message in body.messages], {"tools": tools} if tools else {})
+        return self._asked(body, self._sampling(tree), [ids_of(self.tokenizer, parts)], [""])
+
+    def _ids(self, prompt: str | Ids) -> Ids:
+        if isinstance(prompt, str):
+            return prompt_ids(self._model, self.tokenizer, prompt)
+        if unknown := [token for token in prompt if not 0 <= token < self.tokenizer.vocab_size]:
+            raise ConfigError(f"prompt: {unknown[0]} is not one of the {self.tokenizer.vocab_size} tokens. Use the model's own tokenizer.")
+        return prompt
+
+    def _sampling(self, tree: Tree) -> SamplingConfig:
+        cfg = from_tree(SamplingConfig, {"seed": secrets.randbits(31)} | tree)
+        if cfg.logprobs is not None and cfg.logprobs > _TOP:
+            raise ConfigError(f"logprobs: {cfg.logprobs} is over {_TOP}. Ask for fewer.")
+        if len(cfg.stops) > _STOPS:
+            raise ConfigError(f"stop: {len(cfg.stops)} texts are over {_STOPS}. Give fewer.")
+        return cfg
+
+    def _asked(self, body: CompletionBody | ChatBody, cfg: SamplingConfig, prompts: list[Ids], echoes: list[str]) -> Asked:
+        if body.model not in (None, self.name):
+            raise Refusal(404, f"model: {body.model!r} is not served here. Ask for {self.name!r}.", "model_not_found")
+        if cfg.n > self._most_rows or len(prompts) * cfg.n > _SAMPLES:
+            most = f"{self._most_rows} samples of a prompt, {_SAMPLES} of a request"
+            raise ConfigError(f"n: {len(prompts)} x {cfg.n} samples are too many; at most {most}. Ask for fewer.")
+        longest = max(map(len, prompts))
+        if longest + cfg.max_tokens > self.most_tokens:
+            given = f"{longest} tokens of prompt and max_tokens={cfg.max_tokens}"
+            raise Refusal(400, f"prompt: {given} are over {self.most_tokens} together. Shorten one.", "context_length_exceeded")
+        rows = rows_of(self._model, prompts, cfg, self.tokenizer.vocab_size)
+        last = (self.tokenizer.eos, self.chat.end() if isinstance(body, ChatBody) and self.chat is not None else None)
+        ends = {token for token in last if token is not None}
+        requests = [Request(rows[start : start + cfg.n], cfg, ends) for start in range(0, len(rows), cfg.n)]
+        return Asked(body, cfg, requests, echoes, sum(map(len, prompts)))
+
+
+def _parsed(kind: type[B], data: bytes) -> tuple[B, Tree]:
+    """A body, and what it says of how tokens are drawn."""
+    try:
+        tree = parse_json(data)
+        if not isinstance(tree, dict):
+            raise ConfigError('body: it must be a JSON object. Send one, such as {"prompt": "def main("}.')
+        own, rest = _divided(kind, {key: value for key, value in tree.items() if value is not None})
+        return from_tree(kind, own), rest
+    except ValueError as error:
+        raise ConfigError(f"body: it is not JSON ({str(error)[:200]}). Send a JSON object.") from None
+    except RecursionError:
+        raise ConfigError("body: it is nested too deeply. Send a flatter one.") from None
+
+
+def _divided(kind: type[Body], tree: Tree) -> tuple[Tree, Tree]:
+    if "max_completion_tokens" in tree:
+        tree["max_tokens"] = tree.pop("max_completion_tokens")
+    own = {key: value for key, value in tree.items() if key in kind.model_fields}
+    rest = {key: value for key, value in tree.items() if key not in own}
+    if unknown := [key for key in rest if key not in _DRAWN]:
+        known = [*kind.model_fields, *_DRAWN]
+        raise ConfigError(f"{unknown[0][:80]}: there is no such key. {did_you_mean(unknown[0][:80], known)}")
+    return own, rest
+
+
+def _prompts(given: str | Ids | list[str] | list[Ids]) -> list[str] | list[Ids]:
+    """Returns them as several."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise ConfigError("prompt: it is an empty list. Give a text, token ids, or several of either.")
+    return [given] if isinstance(given[0], int) else given

@@ -1,0 +1,157 @@
+"""The thread that the model runs in, and how answers come out of it into the event loop."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import LmError, NumericsError, ResourceError, internal
+from lm.generation.decode import begin
+from lm.generation.engine import Engine, Event, Finish, Request
+from lm.generation.sampling import Logprob
+from lm.generation.text import Continuation, primed
+from lm.nn.transformer import LM
+from lm.printing import note
+from lm.serving.asked import Asked, Refusal
+from lm.serving.metrics import Metrics
+
+_UNTOLD = float("nan")  # log p of a prompt's first token, which nothing stands before
+
+
+@dataclass
+class Piece:
+    """What became of a sample: since the piece before, or, added up, in all."""
+
+    index: int
+    text: str = ""
+    told: list[Logprob] = field(default_factory=list)
+    n_tokens: int = 0
+    finish: Finish | None = None
+
+    def add(self, more: "Piece") -> None:
+        """Takes the next piece to what came before."""
+        self.text, self.told, self.n_tokens = self.text + more.text, self.told + more.told, self.n_tokens + more.n_tokens
+        self.finish = more.finish
+
+
+class Ticket:
+    """A request on its way: the worker puts pieces in, the event loop takes them out."""
+
+    def __init__(self, asked: Asked, tokenizer: Tokenizer, model: LM) -> None:
+        self.asked, self._loop = asked, asyncio.get_running_loop()
+        self._out: asyncio.Queue[Piece | LmError] = asyncio.Queue()
+        self._texts: dict[int, Continuation] = {}
+        self._tokenizer, self._model = tokenizer, model
+        self.n_open = sum(len(request.rows) for request in asked.requests)
+
+    async def take(self) -> Piece:
+        """Returns the next piece of any sample. Raises LmError where the request is lost."""
+        found = await self._out.get()
+        if isinstance(found, LmError):
+            raise found
+        self.n_open -= found.finish is not None
+        return found
+
+    def put(self, what: Piece | LmError) -> None:
+        """Of the worker's thread."""
+        with suppress(RuntimeError):  # the loop has ended, and nobody waits
+            self._loop.call_soon_threadsafe(self._out.put_nowait, what)
+
+    def piece(self, event: Event) -> Piece:
+        """Returns what is certain of a sample's text now; it has a `finish` where a stop text ends it too."""
+        request, row = event.sample.request, event.sample.row
+        told = [] if event.told is None else [event.told]
+        piece = Piece(row.index, told=told, n_tokens=int(event.token is not None), finish=event.finish)
+        if row.index not in self._texts:
+            first = row.source or begin(self._model, row.begin)
+            self._texts[row.index] = Continuation(primed(self._tokenizer, first), request.cfg.stops)
+            piece.text = self.asked.echoes[row.index // request.cfg.n]
+            piece.told = ([Logprob(row.begin[0], _UNTOLD, []), *request.scored] if request.scores is not None else []) + told
+        text = self._texts[row.index]
+        if event.token is not None:
+            piece.text += text.push(event.token)
+        piece.finish = "stop" if text.stopped else piece.finish
+        piece.text += text.finish() if piece.finish else ""
+        return piece
+
+
+class Worker(threading.Thread):
+    """Steps the engine while there is a request. Tickets come in by a queue, so that nothing is shared."""
+
+    def __init__(self, engine: Engine, queue: int, metrics: Metrics) -> None:
+        super().__init__(name="model", daemon=True)
+        self.draining = False
+        self._engine, self._queue, self._metrics = engine, queue, metrics
+        self._inbox: SimpleQueue[tuple[str, Ticket | None]] = SimpleQueue()
+        self._open: set[Ticket] = set()  # of the event loop
+        self._tickets: dict[Request, Ticket] = {}  # of the worker
+
+    @contextmanager
+    def opened(self, ticket: Ticket) -> Iterator[None]:
+        """The request is decoded while the block lasts. Raises Refusal where there are too many."""
+        if self.draining:
+            raise Refusal(503, "server: it is shutting down and takes no more requests. Ask another one.", "shutting_down")
+        if len(self._open) >= self._queue:
+            raise Refusal(429, f"server: {len(self._open)} requests are in hand, and no more are taken. Try again later.", "queue_full")
+        self._open.add(ticket)
+        self._inbox.put(("add", ticket))
+        try:
+            yield
+        finally:
+            self._open.discard(ticket)
+            self._inbox.put(("cancel", ticket))
+
+    def stop(self) -> None:
+        """Ends the thread, with whatever it is at."""
+        self._inbox.put(("stop", None))
+        self.join()
+
+    def run(self) -> None:
+        """Goes on until `stop`; an error of a step is told to those who wait, and forgotten."""
+        while self._read_inbox():
+            try:
+                for event in self._engine.step():
+                    self._tell(event)
+            except Exception as error:
+                self._lose(error)
+
+    def _read_inbox(self) -> bool:
+        """Waits where there is nothing to do. False: the thread ends."""
+        while not self._inbox.empty() or not (self._engine.running or self._engine.waiting):
+            self._metrics.running, self._metrics.waiting = self._engine.running, self._engine.waiting
+            what, ticket = self._inbox.get()
+            if ticket is None:
+                return False
+            for request in ticket.asked.requests if what == "add" else ():
+                self._tickets[request] = ticket
+                self._engine.add(request)
+            if what == "cancel":
+                self._engine.cancel(ticket.asked.requests)
+                for request in ticket.asked.requests:
+                    self._tickets.pop(request, None)
+        self._metrics.running, self._metrics.waiting = self._engine.running, self._engine.waiting
+        return True
+
+    def _tell(self, event: Event) -> None:
+        ticket = self._tickets.get(event.sample.request)
+        if ticket is None:
+            return
+        piece = ticket.piece(event)
+        if piece.finish is not None:
+            self._engine.end(event.sample)
+        self._metrics.tokens += piece.n_tokens
+        nan = "model: its logits hold NaN or infinity, and no token can be drawn. Serve another checkpoint."
+        ticket.put(NumericsError(nan) if piece.finish == "error" else piece)
+
+    def _lose(self, error: Exception) -> None:
+        """Everyone in hand is told; the next request finds an empty engine."""
+        memory = isinstance(error, MemoryError) or "alloc" in str(error).lower() or "out of memory" in str(error).lower()
+        lost = ResourceError("server: an allocation failed. Ask for less, or serve with fewer rows.") if memory else internal(error)
+        note(lost.sentence)
+        self._engine.clear()
+        for ticket in set(self._tickets.values()):
+            ticket.put(lost)
+        self._tickets.clear()

@@ -1,0 +1,200 @@
+"""What the server answers: as `lm generate`, alone and among others, whole and in chunks, in the shapes of OpenAI's API."""
+
+import copy
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.generation.config import SamplingConfig
+from lm.generation.text import chat_template, complete
+from lm.nn.batch import Batch
+from lm.nn.transformer import DecoderLM
+from lm.schema import Tree, from_tree
+from tests.serving.conftest import Serve
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PROMPTS = ["def main(", "", "größer 😀 " + "x" * 70]
+SAMPLINGS: list[dict[str, Any]] = [
+    {"temperature": 0, "max_tokens": 20, "seed": 0},
+    {"temperature": 0.9, "top_k": 40, "max_tokens": 12, "seed": 3},
+    {"temperature": 1.2, "top_p": 0.9, "min_p": 0.01, "max_tokens": 30, "seed": 4},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2, "max_tokens": 15, "seed": 5},
+    {"logit_bias": {"101": 3.5}, "stop": ["e", "zz"], "max_tokens": 40, "seed": 6},
+    {"n": 3, "max_tokens": 10, "seed": 7},
+]
+
+
+def events(client: httpx.Client, path: str, body: Tree) -> list[Tree]:
+    with client.stream("POST", path, json={**body, "stream": True}) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def choices(client: httpx.Client, path: str, body: Tree) -> list[Tree]:
+    found = client.post(path, json=body)
+    assert found.status_code == 200, found.text
+    return list(found.json()["choices"])
+
+
+def test_answers_among_sixteen_others_equal_those_of_generate(client: httpx.Client, model: DecoderLM, tokenizer: Tokenizer) -> None:
+    asked = [{"prompt": prompt, **options} for options in SAMPLINGS for prompt in PROMPTS]
+    expected = [
+        [(each.text, each.finish) for each in complete(model, tokenizer, [body["prompt"]], from_tree(SamplingConfig, without(body)))]
+        for body in asked
+    ]
+    with ThreadPoolExecutor(17) as pool:
+        found = list(pool.map(lambda body: choices(client, COMPLETIONS, body), asked))
+    assert [[(choice["text"], choice["finish_reason"]) for choice in each] for each in found] == expected
+    assert {finish for each in expected for _, finish in each} == {"stop", "length"}
+
+
+def without(body: Tree) -> Tree:
+    return {key: value for key, value in body.items() if key != "prompt"}
+
+
+def test_a_stream_joined_is_the_whole_answer(client: httpx.Client) -> None:
+    body = {"prompt": ["abc", "größer"], "n": 2, "max_tokens": 30, "seed": 1, "stop": ["a"], "logprobs": 2, "echo": True}
+    chunks = events(client, COMPLETIONS, body | {"stream_options": {"include_usage": True}})
+    whole = client.post(COMPLETIONS, json=body).json()
+    for choice in whole["choices"]:
+        parts = [each for chunk in chunks for each in chunk["choices"] if each["index"] == choice["index"]]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        assert [token for part in parts for token in part["logprobs"]["tokens"]] == choice["logprobs"]["tokens"]
+        assert [part["finish_reason"] for part in parts if part["finish_reason"]] == [choice["finish_reason"]]
+    assert chunks[-1]["usage"] == whole["usage"] and not chunks[-1]["choices"]
+
+
+def test_logprobs_of_an_echoed_prompt_are_those_of_one_forward(client: httpx.Client, model: DecoderLM, tokenizer: Tokenizer) -> None:
+    ids = [[97, 98, 99, 100, 32], [40, 41]]
+    body = {"prompt": ids, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1, "model": "tiny"}
+    for prompt, choice in zip(ids, choices(client, COMPLETIONS, body), strict=True):
+        with torch.no_grad():
+            told = model(Batch(torch.tensor([prompt])))[0].log_softmax(-1)
+        expected = [float(told[i, token]) for i, token in enumerate(prompt[1:])]
+        found = choice["logprobs"]
+        assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+        torch.testing.assert_close(torch.tensor(found["token_logprobs"][1:-1]), torch.tensor(expected), rtol=1e-5, atol=1e-5)
+        assert all(
+            math.isclose(max(top.values()), float(row.max()), abs_tol=1e-5)
+            for top, row in zip(found["top_logprobs"][1:], told, strict=False)
+        )
+        assert len(found["tokens"]) == len(prompt) + 1 == len(found["text_offset"])
+        assert choice["text"].startswith(tokenizer.decode(prompt))
+
+
+def test_a_prompt_is_scored_without_new_tokens(client: httpx.Client) -> None:
+    body = {"prompt": "abcd", "max_tokens": 0, "echo": True, "logprobs": 0}
+    (choice,) = choices(client, COMPLETIONS, body)
+    assert (choice["text"], choice["finish_reason"]) == ("abcd", "length") and len(choice["logprobs"]["tokens"]) == len("abcd") + 1  # bos
+
+
+def test_a_chat_is_written_by_the_template(client: httpx.Client, model: DecoderLM, tokenizer: Tokenizer) -> None:
+    body: Tree = {"messages": [{"role": "user", "content": "Hello"}], "max_completion_tokens": 12, "seed": 2}
+    cfg = from_tree(SamplingConfig, {"max_tokens": 12, "seed": 2})
+    expected = complete(model, tokenizer, ["Hello"], cfg, chat=chat_template(tokenizer))[0].text
+    (choice,) = choices(client, CHAT, body)
+    assert choice["message"] == {"role": "assistant", "content": expected}
+    parts = [part for chunk in events(client, CHAT, body) for part in chunk["choices"]]
+    assert "".join(part["delta"].get("content", "") for part in parts) == expected
+    assert parts[0]["delta"]["role"] == "assistant" and parts[-1]["finish_reason"] == choice["finish_reason"]
+    in_parts = [{"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]}]
+    assert choices(client, CHAT, body | {"messages": in_parts}) == [choice]
+    with_tools = body | {"tools": [{"type": "function", "function": {"name": "f"}}]}
+    assert choices(client, CHAT, with_tools) != [choice] == choices(client, CHAT, with_tools | {"tool_choice": "none"})
+    (told,) = choices(client, CHAT, body | {"logprobs": True, "top_logprobs": 3})
+    content = told["logprobs"]["content"]
+    assert bytes(byte for each in content for byte in each["bytes"]).decode("utf-8", "replace").startswith(expected)
+    assert all(len(each["top_logprobs"]) == 3 for each in content)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        (COMPLETIONS, b"{", 400, "not JSON"),
+        (COMPLETIONS, b"[1]", 400, "must be a JSON object"),
+        (COMPLETIONS, b"\xff", 400, "not JSON"),
+        (COMPLETIONS, b"[" * 5000, 400, "nested too deeply"),
+        (COMPLETIONS, b'{"tools": ' + b"[" * 800 + b"]" * 800 + b"}", 400, "tools: there is no such key"),
+        (COMPLETIONS, {"promt": "a"}, 400, "Did you mean 'prompt'?"),
+        (COMPLETIONS, {"prompt": "a", "temperature": "hot"}, 400, "temperature: 'hot'"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens: 0"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 5000}, 400, "over 4096 together"),
+        (COMPLETIONS, {"prompt": []}, 400, "empty list"),
+        (COMPLETIONS, {"prompt": [[]]}, 400, "no tokens"),
+        (COMPLETIONS, {"prompt": [1, 400]}, 400, "400 is not one of the 259 tokens"),
+        (COMPLETIONS, {"prompt": [-1]}, 400, "-1 is not one"),
+        (COMPLETIONS, {"prompt": "\ud800"}, 400, "prompt: "),
+        (COMPLETIONS, {"prompt": ["a"] * 60, "n": 3}, 400, "60 x 3 samples are too many"),
+        (COMPLETIONS, {"prompt": "a", "logprobs": 21}, 400, "logprobs: 21 is over 20"),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"300": 1}}, 400, "300"),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "a", "stop": ["a"] * 17}, 400, "17 texts are over 16"),
+        (COMPLETIONS, {"prompt": "a", "model": "gpt-4"}, 404, "'gpt-4' is not served here"),
+        (COMPLETIONS, b'{"prompt": "' + b"a" * (1 << 20) + b'"}', 413, "over 1024 KiB"),
+        (CHAT, {"messages": []}, 400, "messages: [] is empty"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "image_url"),
+        (CHAT, {"messages": [{"role": "user"}], "response_format": {"type": "json_object"}}, 400, "response_format.type: 'json_object'"),
+        (CHAT, {"messages": [{"role": "user"}], "tool_choice": "required"}, 400, "tool_choice"),
+        (CHAT, {"messages": [{"role": "user"}], "top_logprobs": 2}, 400, "without logprobs=true"),
+        ("/v1/embeddings", {}, 404, "Not Found"),
+        ("/health", {}, 405, "Method Not Allowed"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_answered_is_told_in_openais_shape(client: httpx.Client, path: str, body: Any, status: int, says: str) -> None:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    found = client.post(path, content=data)
+    error = found.json()["error"]
+    assert (found.status_code, sorted(error)) == (status, ["code", "message", "param", "type"]) and says in error["message"]
+    assert error["message"].endswith(".")
+
+
+def test_a_key_is_asked_for_and_other_sites_are_refused(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVED_KEY", "s3cret")
+    with serve(key_env="SERVED_KEY") as client:
+        bearer = {"Authorization": "Bearer s3cret"}
+        statuses = [client.get("/v1/models", headers=headers).status_code for headers in ({}, {"Authorization": "Bearer x"}, bearer)]
+        assert statuses == [401, 401, 200]
+        assert client.get("/health").status_code == client.get("/").status_code == 200
+        for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+            assert client.get("/v1/models", headers=bearer | headers).status_code == 403
+
+
+def test_a_full_queue_refuses_and_a_client_that_leaves_makes_room(serve: Serve) -> None:
+    body = {"prompt": "a", "max_tokens": 4000, "temperature": 0, "logit_bias": {"258": -100, "257": -100, "256": -100}}
+    with serve(queue=1) as client, client.stream("POST", COMPLETIONS, json=body | {"stream": True}) as first:
+        lines = first.iter_lines()
+        next(lines)
+        full = client.post(COMPLETIONS, json=body)
+        assert (full.status_code, full.headers["Retry-After"]) == (429, "1")
+        first.close()
+        while (last := client.post(COMPLETIONS, json=body | {"max_tokens": 3})).status_code == 429:
+            pass
+        assert last.status_code == 200
+
+
+def test_metrics_count_what_was_done(client: httpx.Client) -> None:
+    def count(name: str) -> float:
+        return float(next(line.split()[-1] for line in client.get("/metrics").text.splitlines() if line.startswith(name)))
+
+    names = ("lm_generated_tokens_total", "lm_prompt_tokens_total", "lm_request_seconds_count")
+    before = [count(name) for name in names]
+    choices(client, COMPLETIONS, {"prompt": [65, 66], "max_tokens": 7, "logit_bias": {"258": -100, "257": -100, "256": -100}})
+    assert [count(name) - n for name, n in zip(names, before, strict=True)] == [7, 2, 1]
+
+
+def test_weights_that_give_nan_are_an_error_of_the_server(serve: Serve, model: DecoderLM) -> None:
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken.blocks[1].ffn.down.weight[0, 0] = float("nan")
+    with serve(broken) as client:
+        found = client.post(COMPLETIONS, json={"prompt": "a"})
+        assert found.status_code == 500 and "NaN" in found.json()["error"]["message"]
+        assert client.get("/health").json() == {"status": "ok"}

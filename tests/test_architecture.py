@@ -45,6 +45,7 @@ DOORS = {
     "uvicorn": "lm/serving/",
     "transformers": "lm/hf/io/check.py",
     "gguf": "lm/hf/gguf/writing.py",
+    "llguidance": "lm/generation/grammar.py",
 }
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import ROWS, begin, decoding, filled, finite, room, spaces
+from lm.generation.grammar import Grammar, Matcher
 from lm.generation.sampling import History, adjusted
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
@@ -34,6 +35,7 @@ class _Search:
     begin: list[int]
     limit: int
     cfg: SamplingConfig
+    matcher: Matcher | None
     running: list[Beam] = field(default_factory=lambda: [Beam([], 0.0)])
     found: list[Beam] = field(default_factory=list)
 
@@ -76,6 +78,7 @@ def search(
     pad: int = 0,
     n_tokens: int | None = None,
     ended: Ended | None = None,
+    grammar: Grammar | None = None,
 ) -> list[list[Beam]]:
     """The cfg.n best of cfg.beams beams of each prompt, best first; those that `transformers` finds with as many num_beams.
 
@@ -87,7 +90,16 @@ def search(
     if cfg.beams + len(ends) > n_tokens:
         raise ConfigError(f"beams={cfg.beams} and {len(ends)} ends are more than the {n_tokens} tokens of the vocabulary. Lower beams.")
     reads = model.cfg.kind == "encoder_decoder"
-    searches = [_Search(list(prompt) if reads else [], begin(model, prompt), room(model, prompt, cfg), cfg) for prompt in prompts]
+    searches = [
+        _Search(
+            list(prompt) if reads else [],
+            begin(model, prompt),
+            room(model, prompt, cfg),
+            cfg,
+            grammar.matcher() if grammar is not None else None,
+        )
+        for prompt in prompts
+    ]
     at_once = max(1, ROWS // cfg.beams)
     with decoding(model):
         for start in range(0, len(searches), at_once):
@@ -102,7 +114,7 @@ def _run(
     cache = spaces(model, batch, max(search.limit for search in searches))
     while searches:
         logits = finite(model(batch, loss=last_position, cache=cache)[:, :n_tokens])  # (running beams, v)
-        histories = [History(b"", search.begin, beam.tokens) for search in searches for beam in search.running]
+        histories = [History(b"", search.begin, beam.tokens, matcher=search.matcher) for search in searches for beam in search.running]
         log_probs = adjusted(logits.float().log_softmax(-1), histories, cfg)
         parents = _step(searches, log_probs, ends, ended)
         searches = [search for search in searches if search.running]

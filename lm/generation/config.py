@@ -43,6 +43,12 @@ class SamplingConfig(Config):
     """Another seed gives other samples; the same one the same samples, alone or in a batch."""
     stop: str | list[str] = Field([])
     """Texts that end the output, and are not part of it."""
+    json_schema: str | None = None
+    """The output is JSON of this schema, and a text only where max_tokens did not cut it: {} for any. null: off."""
+    regex: str | None = None
+    """The output matches this, from its first to its last character, in the syntax of Rust's regexes. null: off."""
+    grammar: str | None = None
+    """The output is a text of this grammar, in the syntax of Lark. null: off."""
     beams: int = Field(1, gt=0, le=1024)
     """Above 1: the likeliest of so many continuations that go on side by side, instead of one that is drawn; penalties, no_repeat_ngram and
     logit_bias act on log p, as in transformers."""
@@ -51,6 +57,18 @@ class SamplingConfig(Config):
     early_stopping: bool | Literal["never"] = False
     """true: as many ended beams as `beams` are enough. false: until the best running one, as long as it is, is no better than those.
     never: until none could be better at max_tokens."""
+
+    @property
+    def form(self) -> str | None:
+        """Returns the key of what the output must be; None where it may be anything."""
+        given = {"json_schema": self.json_schema, "regex": self.regex, "grammar": self.grammar}
+        return next((name for name, value in given.items() if value is not None), None)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if sum(form is not None for form in (self.json_schema, self.regex, self.grammar)) > 1:
+            raise ValueError("json_schema, regex and grammar exclude each other. Leave one of them out.")
+        return self
 
     @model_validator(mode="after")
     def _draws_or_searches(self) -> Self:

@@ -14,6 +14,7 @@ from torch import Tensor
 from lm.errors import ConfigError, NumericsError
 from lm.generation.config import SamplingConfig
 from lm.generation.drafting.base import Drafter
+from lm.generation.grammar import Grammar
 from lm.generation.sampling import History, Logprob, choose, logprobs, row_keys
 from lm.nn.batch import Batch
 from lm.nn.head import every_position, first_read
@@ -64,6 +65,7 @@ def decode(
     n_tokens: int | None = None,
     on_token: OnToken | None = None,
     drafter: Drafter | None = None,
+    grammar: Grammar | None = None,
 ) -> list[Row]:
     """cfg.n rows of each prompt with their new tokens, less the one that ends a row: the same if prompts come together or one by one.
 
@@ -74,10 +76,11 @@ def decode(
 
     n_tokens: ids from here on are never drawn (rows of the embedding that the tokenizer does not use). Raises ConfigError for a prompt
     that is empty or longer than those places. `stop` is the business of lm/generation/text.py.  drafter: what makes it faster. It changes
-    no token, unless two are so near to each other that the rounding of one forward over several tokens decides.
+    no token, unless two are so near to each other that the rounding of one forward over several tokens decides.  grammar: what the output
+    must be, where cfg.form asks for something.
     """
     n_tokens = n_tokens or model.vocab_size
-    rows = rows_of(model, prompts, cfg, n_tokens)
+    rows = rows_of(model, prompts, cfg, n_tokens, grammar)
     with decoding(model):
         for start in range(0, len(rows), ROWS):
             _Decoding(model, rows[start : start + ROWS], cfg, pad, n_tokens, drafter or Drafter(0)).run(ends, on_token)
@@ -96,12 +99,21 @@ def decoding(model: LM) -> Iterator[None]:
         model.train(was_training)
 
 
-def rows_of(model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, n_tokens: int) -> list[Row]:
+def rows_of(model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, n_tokens: int, grammar: Grammar | None = None) -> list[Row]:
     """Returns cfg.n rows of each prompt in turn, without new tokens. Raises ConfigError for what cannot be continued so."""
     cfg.require(n_tokens)
+    assert (cfg.form is None) == (grammar is None)
     reads, given = model.cfg.kind == "encoder_decoder", [list(prompt) for prompt in prompts for _ in range(cfg.n)]
     return [
-        Row(key, begin(model, prompt), index=i, source=prompt if reads else [], limit=room(model, prompt, cfg))
+        Row(
+            key,
+            begin(model, prompt),
+            [],
+            prompt if reads else [],
+            grammar.matcher() if grammar is not None else None,
+            i,
+            room(model, prompt, cfg),
+        )
         for i, (prompt, key) in enumerate(zip(given, row_keys(given, cfg.seed), strict=True))
     ]
 

@@ -8,11 +8,15 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lm.generation.config import SamplingConfig
+
+if TYPE_CHECKING:
+    from lm.generation.grammar import Matcher
 
 HIDDEN = float("-inf")  # the logit of a token that cannot be drawn
 _COLDEST = 1e-6  # a lower temperature is no colder, and would divide by zero in float32
@@ -29,10 +33,12 @@ class History:
     new: list[int] = field(default_factory=list)
     source: list[int] = field(default_factory=list)
     """What an encoder read; empty in a decoder."""
+    matcher: "Matcher | None" = None
+    """What the output must be; None: anything."""
 
     def extended(self, draft: Sequence[int]) -> "History":
         """Returns what it would be behind these tokens."""
-        return History(self.key, self.begin, [*self.new, *draft], self.source)
+        return History(self.key, self.begin, [*self.new, *draft], self.source, self.matcher)
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,8 @@ def no_repeat(logits: Tensor, texts: Sequence[Sequence[int]], n: int) -> Tensor:
     """
     ends = [[t[i + n - 1] for i in range(len(t) - n + 1) if t[i : i + n - 1] == t[len(t) - n + 1 :]] for t in map(list, texts)]
     hidden = counts(ends, logits) > 0
-    return logits.masked_fill(hidden & ~hidden.all(-1, keepdim=True), HIDDEN)
+    some = ((logits > HIDDEN) & ~hidden).any(-1, keepdim=True)
+    return logits.masked_fill(hidden & some, HIDDEN)
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
@@ -112,8 +119,17 @@ def filtered(logits: Tensor, cfg: SamplingConfig) -> Tensor:
     return logits
 
 
+def grammatical(rows: Sequence[History], like: Tensor) -> Tensor:
+    """Returns which tokens each row's matcher allows, (b, v)."""
+    v = like.shape[1]
+    free = torch.ones(v, dtype=torch.bool)
+    return torch.stack([free if row.matcher is None else row.matcher.allowed(row.new, v) for row in rows]).to(like.device)
+
+
 def adjusted(logits: Tensor, rows: Sequence[History], cfg: SamplingConfig) -> Tensor:
-    """What depends on the history, in the order of `transformers`: bias, penalties, n-grams.  logits: (b, v), float32."""
+    """What depends on the history: the grammar, then in the order of `transformers` bias, penalties, n-grams.  logits: (b, v), float32."""
+    if any(row.matcher is not None for row in rows):
+        logits = logits.masked_fill(~grammatical(rows, logits), HIDDEN)
     if cfg.logit_bias:
         logits = biased(logits, cfg.logit_bias)
     if cfg.repetition_penalty != 1:
@@ -158,3 +174,8 @@ def uniform(key: bytes, step: int) -> float:
     """A number in [0, 1), a multiple of 2^-48, so that its product with a mass near 1 stays below that mass in float64."""
     digest = hashlib.blake2b(key + step.to_bytes(8, "little"), digest_size=6).digest()
     return int.from_bytes(digest, "little") / 2**48
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Returns the length of the longest common beginning."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

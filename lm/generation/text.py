@@ -12,6 +12,7 @@ from lm.generation.beams import search
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, beyond, decode, room
 from lm.generation.drafting.base import Drafter
+from lm.generation.grammar import Grammar
 from lm.generation.sampling import Logprob
 from lm.nn.transformer import LM
 
@@ -55,8 +56,9 @@ def complete(
     encoded = [prompt_ids(model, tokenizer, prompt, chat) for prompt in prompts]
     last = (tokenizer.eos, chat.end() if chat is not None else None)
     ends = {token for token in last if token is not None}
+    grammar = Grammar(tokenizer, cfg, ends) if cfg.form is not None else None
     if cfg.beams > 1:
-        best = _by_beams(model, tokenizer, encoded, cfg, ends)
+        best = _by_beams(model, tokenizer, encoded, cfg, ends, grammar)
         if on_text is not None:
             for row, completion in enumerate(best):
                 on_text(row, completion.text)
@@ -71,19 +73,31 @@ def complete(
         tell(row, texts[row].push(token))
         return texts[row].stopped
 
-    rows = decode(model, encoded, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token, drafter=drafter)
+    rows = decode(
+        model,
+        encoded,
+        cfg,
+        ends=ends,
+        pad=tokenizer.pad,
+        n_tokens=tokenizer.vocab_size,
+        on_token=on_token,
+        drafter=drafter,
+        grammar=grammar,
+    )
     for row, text in enumerate(texts):
         tell(row, text.finish())
     given = [ids for ids in encoded for _ in range(cfg.n)]
     return [_completion(model, ids, cfg, text, row.new, row.logprobs) for ids, text, row in zip(given, texts, rows, strict=True)]
 
 
-def _by_beams(model: LM, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, ends: set[int]) -> list[Completion]:
+def _by_beams(
+    model: LM, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, ends: set[int], grammar: Grammar | None
+) -> list[Completion]:
     def ended(tokens: Sequence[int]) -> bool:
         return any(stop in tokenizer.decode(tokens) for stop in cfg.stops)
 
     found = []
-    searched = search(model, prompts, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, ended=ended)
+    searched = search(model, prompts, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, ended=ended, grammar=grammar)
     for ids, beams in zip(prompts, searched, strict=True):
         for beam in beams:
             text = Continuation(primed(tokenizer, begin(model, ids)), cfg.stops)

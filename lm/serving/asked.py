@@ -1,5 +1,6 @@
 """What a request asks: bodies of OpenAI's API as configs, with errors that name the key. Unknown keys are refused."""
 
+import json
 import secrets
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -11,6 +12,7 @@ from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, rows_of
 from lm.generation.engine import Request
+from lm.generation.grammar import Grammar
 from lm.generation.text import chat_template, ids_of, prompt_ids
 from lm.nn.transformer import LM
 from lm.schema import Config, MaybeEmpty, Tree, did_you_mean, from_tree
@@ -22,7 +24,7 @@ _TOP = 20  # likeliest tokens told beside each
 _STOPS = 16
 _DRAWN = (  # fields of SamplingConfig; a server does not search by beams
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "no_repeat_ngram", "logit_bias", "n", "logprobs", "seed", "stop",
+    "no_repeat_ngram", "logit_bias", "n", "logprobs", "seed", "stop", "json_schema", "regex", "grammar",
 )  # fmt: skip
 
 Ids = list[int]
@@ -91,7 +93,15 @@ class Message(Config):
 class Format(Config):
     """What the answer is."""
 
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+    """Its `schema`, and a name that nothing reads."""
+
+    @property
+    def form(self) -> Tree:
+        """Returns what this means of a draw."""
+        schema = (self.json_schema or {}).get("schema", {}) if self.type == "json_schema" else {"type": "object"}
+        return {} if self.type == "text" else {"json_schema": json.dumps(schema)}
 
 
 class ChatBody(Body):
@@ -165,7 +175,7 @@ class Reader:
         if tools and not self.chat.mentions("tools"):
             raise ConfigError("tools: the model's chat template does not read any. Leave them out, or use a model fine-tuned with tools.")
         parts = self.chat.asking([message.shown() for message in body.messages], {"tools": tools} if tools else {})
-        return self._asked(body, self._sampling(tree), [ids_of(self.tokenizer, parts)], [""])
+        return self._asked(body, self._sampling(tree | body.response_format.form), [ids_of(self.tokenizer, parts)], [""])
 
     def _ids(self, prompt: str | Ids) -> Ids:
         if isinstance(prompt, str):
@@ -192,9 +202,10 @@ class Reader:
         if longest + cfg.max_tokens > self.most_tokens:
             given = f"{longest} tokens of prompt and max_tokens={cfg.max_tokens}"
             raise Refusal(400, f"prompt: {given} are over {self.most_tokens} together. Shorten one.", "context_length_exceeded")
-        rows = rows_of(self._model, prompts, cfg, self.tokenizer.vocab_size)
         last = (self.tokenizer.eos, self.chat.end() if isinstance(body, ChatBody) and self.chat is not None else None)
         ends = {token for token in last if token is not None}
+        grammar = Grammar(self.tokenizer, cfg, ends) if cfg.form is not None else None
+        rows = rows_of(self._model, prompts, cfg, self.tokenizer.vocab_size, grammar)
         requests = [Request(rows[start : start + cfg.n], cfg, ends) for start in range(0, len(rows), cfg.n)]
         return Asked(body, cfg, requests, echoes, sum(map(len, prompts)))
 

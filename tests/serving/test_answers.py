@@ -27,6 +27,7 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2, "max_tokens": 15, "seed": 5},
     {"logit_bias": {"101": 3.5}, "stop": ["e", "zz"], "max_tokens": 40, "seed": 6},
     {"n": 3, "max_tokens": 10, "seed": 7},
+    {"regex": "[a-c]{4}(yes|no)", "max_tokens": 10, "seed": 8},
 ]
 
 
@@ -69,6 +70,15 @@ def test_a_stream_joined_is_the_whole_answer(client: httpx.Client) -> None:
         assert [token for part in parts for token in part["logprobs"]["tokens"]] == choice["logprobs"]["tokens"]
         assert [part["finish_reason"] for part in parts if part["finish_reason"]] == [choice["finish_reason"]]
     assert chunks[-1]["usage"] == whole["usage"] and not chunks[-1]["choices"]
+
+
+def test_an_answer_is_json_of_the_schema_that_was_asked_for(client: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+    body = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 20, "seed": 0}
+    [found] = choices(client, CHAT, body | {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}})
+    assert json.loads(found["message"]["content"])["a"] in (True, False) and found["finish_reason"] == "stop"
+    [found] = choices(client, CHAT, body | {"response_format": {"type": "json_object"}})
+    assert found["message"]["content"].startswith("{")
 
 
 def test_logprobs_of_an_echoed_prompt_are_those_of_one_forward(client: httpx.Client, model: DecoderLM, tokenizer: Tokenizer) -> None:
@@ -140,7 +150,8 @@ def test_a_chat_is_written_by_the_template(client: httpx.Client, model: DecoderL
         (COMPLETIONS, b'{"prompt": "' + b"a" * (1 << 20) + b'"}', 413, "over 1024 KiB"),
         (CHAT, {"messages": []}, 400, "messages: [] is empty"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "image_url"),
-        (CHAT, {"messages": [{"role": "user"}], "response_format": {"type": "json_object"}}, 400, "response_format.type: 'json_object'"),
+        (CHAT, {"messages": [{"role": "user"}], "response_format": {"type": "xml"}}, 400, "response_format.type: 'xml'"),
+        (COMPLETIONS, {"prompt": "a", "regex": "[ab"}, 400, "unclosed character class"),
         (CHAT, {"messages": [{"role": "user"}], "tool_choice": "required"}, 400, "tool_choice"),
         (CHAT, {"messages": [{"role": "user"}], "top_logprobs": 2}, 400, "without logprobs=true"),
         ("/v1/embeddings", {}, 404, "Not Found"),

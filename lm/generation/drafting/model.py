@@ -9,7 +9,7 @@ from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, read, right_padded
 from lm.generation.drafting.base import Drafter
-from lm.generation.sampling import History, choose
+from lm.generation.sampling import History, choose, common
 from lm.nn.batch import Batch
 from lm.nn.mixers.cache import Cache
 from lm.nn.transformer import LM
@@ -43,10 +43,10 @@ class DraftModel(Drafter):
 
     def propose(self, rows: Sequence[History]) -> list[list[int]]:
         texts = [first + row.new for first, row in zip(self.first, rows, strict=True)]
-        common = [_common(held, text[:-1]) for held, text in zip(self.held, texts, strict=True)]
-        self.cache.rewind([len(held) - n for held, n in zip(self.held, common, strict=True)])
-        unread = [text[n:] for text, n in zip(texts, common, strict=True)]
-        logits = self._read(unread, common)  # (b, v)
+        kept = [common(held, text[:-1]) for held, text in zip(self.held, texts, strict=True)]
+        self.cache.rewind([len(held) - n for held, n in zip(self.held, kept, strict=True)])
+        unread = [text[n:] for text, n in zip(texts, kept, strict=True)]
+        logits = self._read(unread, kept)  # (b, v)
         drafts: list[list[int]] = [[] for _ in rows]
         for step in range(self.n_tokens):
             if step:
@@ -68,8 +68,3 @@ class DraftModel(Drafter):
         n = [len(each) for each in tokens]
         self.cache.rewind([ids.shape[1] - each for each in n])
         return logits[torch.arange(len(n)), torch.tensor(n, device=ids.device) - 1, : self.n_drawn]
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common beginning."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

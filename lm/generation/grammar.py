@@ -1,0 +1,73 @@
+"""What an output must be: JSON of a schema, a match of a regex, a text of a grammar. Tokens that lead nowhere else are never drawn."""
+
+import json
+from collections.abc import Collection, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.generation.config import SamplingConfig
+from lm.generation.sampling import common
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class Grammar:
+    """Of one vocabulary, by llguidance: an Earley parser over derivatives of regexes, with a trie of the tokens' bytes."""
+
+    def __init__(self, tokenizer: Tokenizer, cfg: SamplingConfig, ends: Collection[int]) -> None:
+        """cfg: with one of json_schema, regex and grammar.  ends: tokens that end an output, which they may where it is complete.
+
+        Raises ConfigError where no text is such, where nothing could end one, or where llguidance is not installed.
+        """
+        try:
+            from llguidance import LLMatcher, LLTokenizer
+        except ImportError:
+            raise ConfigError(f"{cfg.form}: this needs llguidance. Run pip install 'slotlm[grammar]', or leave it out.") from None
+        if not ends:
+            raise ConfigError(f"{cfg.form}: the tokenizer has no token that ends a text, and one must end. Leave it out.")
+        try:
+            source = {
+                "json_schema": lambda: LLMatcher.grammar_from_json_schema(cfg.json_schema or "", overrides={"whitespace_flexible": False}),
+                "regex": lambda: LLMatcher.grammar_from_regex(cfg.regex or ""),
+                "grammar": lambda: LLMatcher.grammar_from_lark(cfg.grammar or ""),
+            }[cfg.form or ""]()
+        except ValueError as error:
+            raise ConfigError(f"{cfg.form}: {str(error).splitlines()[0]}. Correct it.") from None
+        self.ends = frozenset(ends)
+        vocabulary = LLTokenizer(json.dumps(tokenizer.content()), n_vocab=tokenizer.vocab_size, eos_token=sorted(ends))
+        self._first = LLMatcher(vocabulary, source)
+        if self._first.is_error():
+            raise ConfigError(f"{cfg.form}: {' '.join(self._first.get_error().split())[:200]}. Correct it.")
+
+    def matcher(self) -> "Matcher":
+        """Returns a reader of one row."""
+        return Matcher(self._first.deep_copy(), self.ends)
+
+
+class Matcher:
+    """Follows what was drawn, and goes back where that was a draft."""
+
+    def __init__(self, matcher: "LLMatcher", ends: frozenset[int]) -> None:
+        self._matcher, self._ends = matcher, ends
+        self._held: list[int] = []
+
+    def allowed(self, new: Sequence[int], v: int) -> Tensor:
+        """Returns which of v tokens may follow, (v,); any behind a draft that may not be, which the place before it has told apart."""
+        text = list(takewhile(lambda token: token not in self._ends, new))
+        kept = common(self._held, text)
+        self._matcher.rollback(len(self._held) - kept)
+        self._held = text[: kept + self._matcher.try_consume_tokens(text[kept:])]
+        if len(self._held) < len(new):
+            return torch.ones(v, dtype=torch.bool)
+        bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")[:v]
+        found = torch.from_numpy(bits.astype(bool))
+        if self._matcher.is_error():  # its limits on the size of a parse are reached: the text can only end
+            found[sorted(self._ends)] = True
+        return found

@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
 
 def words(key: str) -> frozenset[str]:
@@ -21,3 +22,8 @@ def nearest(given: str, options: Iterable[str]) -> str | None:
     begun = [option for option in options if min(len(given), len(option)) > 2 and (option.startswith(given) or given.startswith(option))]
     slips, alike = (difflib.get_close_matches(given, options, n=1, cutoff=cutoff) for cutoff in (0.85, 0.6))
     return next(iter([*slips, *inside, *begun, *alike]), None)
+
+
+def means(pattern: str, name: str) -> bool:
+    """Says whether a dotted name is meant: by a pattern such as blocks.0.*, or by parts of it in a row, such as attention.q."""
+    return fnmatchcase(name, pattern) or f".{pattern}." in f".{name}."

@@ -45,6 +45,7 @@ DOORS = {
     "uvicorn": "lm/serving/",
     "lm_eval": "lm/generation/harness.py",
     "transformers": "lm/hf/io/check.py",
+    "gguf": "lm/hf/gguf/writing.py",
 }
 
 

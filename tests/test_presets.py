@@ -111,6 +111,14 @@ PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of th
     "phi3_mini": llama_like("Phi3ForCausalLM", (32064, 3072, 8192, 32, 32, 32, 96), 4096, tied=False),
     "granite_3_1_2b": llama_like("GraniteForCausalLM", (49152, 2048, 8192, 40, 32, 8, 64), 131072, tied=True, **LLAMA),
     "starcoder2_3b": llama_like("Starcoder2ForCausalLM", (49152, 3072, 12288, 30, 24, 2, 128), 16384, tied=True, use_bias=True),
+    "lfm2_1_2b": (
+        "Lfm2ForCausalLM",
+        {
+            "vocab_size": 65536, "hidden_size": 2048, "intermediate_size": 12288, "num_hidden_layers": 16, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "max_position_embeddings": 128000, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+            "conv_L_cache": 3, "tie_word_embeddings": True, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0, "conv_bias": False,
+        },
+    ),
     "gpt_oss_20b": llama_like(
         "GptOssForCausalLM", (201088, 2880, 2880, 24, 64, 8, 64), 131072, tied=False, num_local_experts=32, attention_bias=True
     ),
@@ -176,6 +184,7 @@ TINY = {
     "phi3_mini": "model.attention.n_heads=4 model.attention.window=5 model.ffn.hidden=64",
     "granite_3_1_2b": f"{GQA} model.ffn.hidden=64 model.head.scale=1.0",
     "starcoder2_3b": f"{GQA} model.attention.window=5 model.ffn.hidden=64",
+    "lfm2_1_2b": f"{GQA} model.ffn.hidden=64 model.n_layers=3",
     "gpt_oss_20b": f"{GQA} model.attention.head_dim=8 model.attention.window=5 model.ffn.top_k=2 {MOE}",
 }
 SMALL = "model.vocab_size=96 model.max_seq_len=16 model.d_model=32 model.n_layers=2 data.seq_len=16 optim=adamw optim.lr=1e-2"

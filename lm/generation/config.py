@@ -72,6 +72,27 @@ class SamplingConfig(Config):
             raise ConfigError(f"logit_bias: {beyond[0]} is not one of the {n_tokens} tokens, 0 to {n_tokens - 1}. Leave it out.")
 
 
+class GenerateConfig(SamplingConfig):
+    """How text is continued, and by which drafts it comes sooner: at most one, and none of them changes it."""
+
+    draft: str | None = None
+    """Folder of a smaller model with the same tokenizer, or mtp: the model's own blocks for further tokens (model.mtp). It proposes tokens
+    that the model checks several at a time (Leviathan et al. 2022, arXiv:2211.17192). null: off."""
+    lookup: int | None = Field(None, gt=0, le=64)
+    """Propose what followed the last so many tokens, or fewer, where they stood before in prompt or output. null: off."""
+    draft_tokens: int = Field(4, gt=0, le=64)
+    """Tokens to propose at a time; of the model's own blocks no more than there are."""
+
+    @model_validator(mode="after")
+    def _one_draft(self) -> Self:
+        given = [f"{name}={value}" for name, value in (("draft", self.draft), ("lookup", self.lookup)) if value is not None]
+        if len(given) > 1 or (given and self.beams > 1):
+            raise ValueError(
+                f"{given[0]} and {given[1] if len(given) > 1 else f'beams={self.beams}'} exclude each other. Leave one of them out."
+            )
+        return self
+
+
 class EvalConfig(Config):
     """What held-out text is asked beside its loss: by a training of the test behind its last step."""
 

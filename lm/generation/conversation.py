@@ -6,6 +6,7 @@ from lm.data.sources.base import ASSISTANT, Turn
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
+from lm.generation.drafting.base import Drafter
 from lm.generation.text import Completion, chat_template, complete, prompt_ids
 from lm.nn.transformer import LM
 
@@ -13,16 +14,18 @@ from lm.nn.transformer import LM
 class Conversation:
     """The turns so far; the oldest ones are forgotten where they leave no room for an answer."""
 
-    def __init__(self, model: LM, tokenizer: Tokenizer, cfg: SamplingConfig) -> None:
+    def __init__(self, model: LM, tokenizer: Tokenizer, cfg: SamplingConfig, drafter: Drafter | None = None) -> None:
         """Raises ConfigError where the tokenizer has no chat template."""
-        self._model, self._tokenizer, self._cfg = model, tokenizer, cfg
+        self._model, self._tokenizer, self._cfg, self._drafter = model, tokenizer, cfg, drafter
         self._template = chat_template(tokenizer)
         self.turns: list[Turn] = []
 
     def answer(self, text: str, on_text: Callable[[str], None]) -> Completion:
         """Adds the user's message and the answer to it, which `on_text` gets piece by piece. ConfigError leaves all as it was."""
         turns = self._fitting([*self.turns, Turn("user", text)])
-        found = complete(self._model, self._tokenizer, [turns], self._cfg, lambda row, piece: on_text(piece), self._template)[0]
+        [found] = complete(
+            self._model, self._tokenizer, [turns], self._cfg, lambda row, piece: on_text(piece), self._template, self._drafter
+        )
         self.turns = [*turns, Turn(ASSISTANT, found.text)]
         return found
 

@@ -8,21 +8,26 @@ import torch
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation import text
-from lm.generation.config import SamplingConfig
+from lm.generation.config import GenerateConfig
+from lm.generation.drafting.base import Drafter, Lookup
+from lm.generation.drafting.model import DraftModel
+from lm.generation.drafting.mtp import MTP
 from lm.generation.text import Completion
 from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, build_model, model_config
 from lm.schema import Tree, from_tree
-from lm.storage.model_folder import copy_weights, read_model, resolve_model
+from lm.storage.adapted import Adapted, read_apart, read_merged
+from lm.storage.model_folder import copy_weights, resolve_model
 
 
-def load(path: str | Path, device: str = "auto") -> tuple[LM, Tokenizer]:
+def load(path: str | Path, device: str = "auto", merge: bool = True) -> tuple[LM, Tokenizer]:
     """The model of a run, model or checkpoint folder, in eval mode and in the dtype that was saved, and its tokenizer.
 
-    device: cpu, cuda, cuda:1 ..., or auto: CUDA where there is a GPU. Raises CheckpointError where the parts do not fit.
+    device: cpu, cuda, cuda:1 ..., or auto: CUDA where there is a GPU. merge: an adapter becomes part of the weights; otherwise it computes
+    beside them. Raises CheckpointError where the parts do not fit.
     """
     where = pick_device(device)
     folder = resolve_model(str(path))
-    tree, weights = read_model(folder)
+    tree, weights = (read_merged if merge else read_apart)(folder)
     cfg, tokenizer = _model_config(tree, folder), _tokenizer(folder)
     if isinstance(cfg, EncoderDecoderConfig) and cfg.start_token is None:
         cfg = cfg.replace(start_token=tokenizer.start)
@@ -30,6 +35,8 @@ def load(path: str | Path, device: str = "auto") -> tuple[LM, Tokenizer]:
     text.require_fit(tokenizer, cfg.vocab_size, str(folder / "tokenizer.json"))
     dtype = next((weight.dtype for weight in weights.values()), torch.float32)
     model = build_model(cfg, device=where).to(dtype)
+    if not merge and (adapted := Adapted.of(folder, tree)) is not None:
+        adapted.adapter.apply(model)
     copy_weights(model.named_parameters(), weights, str(folder))
     return model.eval(), tokenizer
 
@@ -43,7 +50,7 @@ def generate(model: LM, tokenizer: Tokenizer, prompt: list[str], *, chat: bool =
 def generate(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: bool = False, **options: Any) -> str | list[str]:
     """What follows the prompt, or each of several; from an encoder-decoder, its answer to the prompt as a source.
 
-    chat: the prompt is a user's message, and the tokenizer's chat template is put around it.  options: the fields of SamplingConfig
+    chat: the prompt is a user's message, and the tokenizer's chat template is put around it.  options: the fields of GenerateConfig
     (max_tokens, temperature, seed, stop, ...); with n=4 a list of four texts of each prompt in turn.
     """
     texts = [found.text for found in complete(model, tokenizer, prompt, chat=chat, **options)]
@@ -52,9 +59,27 @@ def generate(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: 
 
 def complete(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: bool = False, **options: Any) -> list[Completion]:
     """As `generate`, with the tokens of each text, why it ended, and with logprobs=N the log p of its tokens and of the N likeliest."""
-    cfg = from_tree(SamplingConfig, options)
+    cfg = from_tree(GenerateConfig, options)
     prompts = [prompt] if isinstance(prompt, str) else prompt
-    return text.complete(model, tokenizer, prompts, cfg, chat=text.chat_template(tokenizer) if chat else None)
+    template = text.chat_template(tokenizer) if chat else None
+    return text.complete(model, tokenizer, prompts, cfg, chat=template, drafter=drafter_of(model, tokenizer, cfg))
+
+
+def drafter_of(model: LM, tokenizer: Tokenizer, cfg: GenerateConfig) -> Drafter | None:
+    """What drafts for this model, if anything shall. Raises ConfigError where it cannot, and CheckpointError."""
+    if cfg.lookup is not None:
+        return Lookup(cfg.draft_tokens, cfg.lookup)
+    if cfg.draft is None:
+        return None
+    if cfg.draft == "mtp":
+        return MTP(cfg.draft_tokens, model)
+    draft, own = load(cfg.draft, str(model.embed.weight.device))
+    if own.hash != tokenizer.hash:
+        raise ConfigError(
+            f"draft={cfg.draft}: its tokenizer, of {own.vocab_size} tokens, is not the model's, of {tokenizer.vocab_size}."
+            " Draft with a model that was trained with the same one."
+        )
+    return DraftModel(cfg.draft_tokens, draft, model)
 
 
 def pick_device(name: str) -> torch.device:

@@ -20,13 +20,19 @@ _COLDEST = 1e-6  # a lower temperature is no colder, and would divide by zero in
 
 @dataclass
 class History:
-    """What a row's next token depends on beside the logits."""
+    """What a row's next token depends on beside the logits, and what it goes on from."""
 
     key: bytes
     """Of its draws: one of `row_keys`."""
     begin: list[int]
     """What the decoder read first: the prompt, or a start token."""
     new: list[int] = field(default_factory=list)
+    source: list[int] = field(default_factory=list)
+    """What an encoder read; empty in a decoder."""
+
+    def extended(self, draft: Sequence[int]) -> "History":
+        """Returns what it would be behind these tokens."""
+        return History(self.key, self.begin, [*self.new, *draft], self.source)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from lm.errors import CheckpointError, ConfigError
 from lm.generation.beams import search
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, beyond, decode, room
+from lm.generation.drafting.base import Drafter
 from lm.generation.sampling import Logprob
 from lm.nn.transformer import LM
 
@@ -42,6 +43,7 @@ def complete(
     cfg: SamplingConfig,
     on_text: OnText | None = None,
     chat: ChatTemplate | None = None,
+    drafter: Drafter | None = None,
 ) -> list[Completion]:
     """cfg.n completions of each prompt in turn, and on_text(row, text) for each piece as soon as it is certain: whole characters, no part
     of a stop text; of beams, when all have ended.
@@ -52,11 +54,17 @@ def complete(
     require_fit(tokenizer, model.vocab_size)
     encoded = [prompt_ids(model, tokenizer, prompt, chat) for prompt in prompts]
     last = (tokenizer.eos, chat.end() if chat is not None else None)
-    return continued(model, tokenizer, encoded, cfg, {token for token in last if token is not None}, on_text)
+    return continued(model, tokenizer, encoded, cfg, {token for token in last if token is not None}, on_text, drafter)
 
 
 def continued(
-    model: LM, tokenizer: Tokenizer, encoded: Sequence[Sequence[int]], cfg: SamplingConfig, ends: set[int], on_text: OnText | None = None
+    model: LM,
+    tokenizer: Tokenizer,
+    encoded: Sequence[Sequence[int]],
+    cfg: SamplingConfig,
+    ends: set[int],
+    on_text: OnText | None = None,
+    drafter: Drafter | None = None,
 ) -> list[Completion]:
     """`complete` of prompts that are ids already.  ends: the tokens that end a completion."""
     if cfg.beams > 1:
@@ -75,7 +83,7 @@ def continued(
         tell(row, texts[row].push(token))
         return texts[row].stopped
 
-    rows = decode(model, encoded, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token)
+    rows = decode(model, encoded, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, on_token=on_token, drafter=drafter)
     for row, text in enumerate(texts):
         tell(row, text.finish())
     given = [ids for ids in encoded for _ in range(cfg.n)]

@@ -63,3 +63,13 @@ def last_position(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
     """A reader: logits of the last position only, (b, v)."""
     logits: Tensor = head(hidden[:, -1])
     return logits
+
+
+def every_position(hidden: Tensor, head: Head, ctx: Context) -> tuple[Tensor, Tensor]:
+    """A reader: what the head reads, (b, s, d), and the logits, (b, s, v)."""
+    return hidden, head(hidden)
+
+
+def first_read(hidden: Tensor, head: Head, ctx: Context) -> tuple[Tensor, Tensor]:
+    """A reader: what the head reads, (b, s, d), and the logits of the last position, (b, 1, v)."""
+    return hidden, head(hidden[:, -1]).unsqueeze(1)

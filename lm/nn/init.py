@@ -99,6 +99,8 @@ class Declares:
     """How they start, where not as `draw_of` has it."""
     steered: ClassVar[tuple[str, ...]] = ()
     """Those that no gradient moves and the model does, from what it counts: they have requires_grad=False and stay float32."""
+    adapting: ClassVar[tuple[str, ...]] = ()
+    """Those of an adapter, which are not the model's own."""
 
 
 def draw_of(module: nn.Module, name: str, parameter: Tensor) -> Draw:

@@ -3,9 +3,17 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from lm.nn.init import Declares, Draw, into_residual
+
+
+class Linear(nn.Linear):
+    """torch's, where the matrix is also asked for by itself."""
+
+    def matrix(self) -> Tensor:
+        """Returns W of W x + b, (out, in)."""
+        return self.weight
 
 
 class Out(Declares, nn.Linear):

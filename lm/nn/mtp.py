@@ -10,7 +10,7 @@ from lm.schema import MOST_LAYERS, Config
 
 
 class MTPConfig(Config):
-    """Blocks beyond the last layer that are trained with the model and left out of sampling."""
+    """Blocks beyond the last layer that are trained with the model, and draft where text is generated with draft=mtp."""
 
     depth: int = Field(gt=0, le=MOST_LAYERS)
     """Further tokens to predict."""

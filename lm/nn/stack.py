@@ -1,6 +1,7 @@
 """What every model is made of: a stack of blocks between embedded tokens and the last norm."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, Self
 
 from pydantic import Field, model_validator
@@ -131,7 +132,14 @@ class ModelConfig(Slot):
     def implied(self) -> Tree:
         """Returns options by dotted path that mean another value than they hold, such as what null stands for."""
         slots = {"attention": self.attention.implied(self.d_model, self.n_layers), "ffn": self.ffn.implied(self.d_model)}
-        return {f"{slot}.{key}": value for slot, values in slots.items() for key, value in values.items()}
+        pattern = shortest([self.slot(layer) for layer in range(self.n_layers)])
+        return {"pattern": pattern, **{f"{slot}.{key}": value for slot, values in slots.items() for key, value in values.items()}}
+
+
+def shortest(layers: Sequence[str]) -> list[str]:
+    """Returns the fewest of them, from the first on, whose repetition gives all."""
+    fits = (n for n in range(1, len(layers)) if all(name == layers[i % n] for i, name in enumerate(layers)))
+    return list(layers[: next(fits, len(layers))])
 
 
 class Stack(nn.Module):

@@ -101,7 +101,7 @@ class LM(Stack):
         self.vocab_size, self.max_seq_len = cfg.vocab_size, cfg.max_seq_len
         self.embed = Embedding(self.vocab_size, cfg.d_model)
         self.head = Head(cfg.head, cfg.norm, cfg.d_model, self.vocab_size)
-        self.mtp = nn.ModuleList()  # blocks that predict further tokens, which only training runs
+        self.mtp = nn.ModuleList()  # blocks that predict further tokens, in training and in drafts
         self.tie()
 
     def tie(self) -> None:

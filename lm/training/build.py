@@ -10,28 +10,41 @@ from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError, ResourceError
 from lm.nn.cost.memory import memory
 from lm.nn.cost.room import require_room
-from lm.nn.transformer import EncoderDecoderConfig, ModelConfig, build_model
+from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, build_model
 from lm.schema import Tree
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
-from lm.training.weights.initial import copied, drawn, empty
+from lm.training.weights.initial import Fill, beside, copied, drawn, empty
 
 
 def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | None) -> TrainModule:
     """Returns the model filled, or on the meta device where the strategy fills it part by part."""
     strategy = cfg.strategy.build(cfg)
-    fill = empty if reader is not None else drawn(cfg.seeds.init) if cfg.init_from is None else copied(cfg.init_from)
-    model_cfg = _model_config(cfg, data)
+    fill = _fill(cfg, reader)
     device = "cuda" if cfg.trainer.device != "cpu" and torch.cuda.is_available() else "cpu"
-    needed = memory(build_model(model_cfg, device="meta"), cfg.setting())
+    needed = memory(_model(cfg, data, "meta"), cfg.setting())
     require_room(needed.total - (needed.optimizer if cfg.strategy.offload else 0), device, "a step, by formula,")
-    model = build_model(model_cfg, device="meta" if strategy.meta else "cpu")
+    model = _model(cfg, data, "meta" if strategy.meta else "cpu")
     if cfg.trainer.precision == "bf16-true":  # as Lightning converts it, but before the weights are read, so that a model that is
         model = model.to(torch.bfloat16)  # only written again has the same dtype
     if not strategy.meta:
         fill(model, {name for name, _ in model.named_parameters()})
     return TrainModule(cfg, model, strategy, fill, reader)
+
+
+def _fill(cfg: TrainConfig, reader: CheckpointReader | None) -> Fill:
+    own = empty if reader is not None else drawn(cfg.seeds.init)
+    if cfg.init_from is None or (reader is not None and cfg.adapter is None):
+        return own
+    return copied(cfg.init_from) if cfg.adapter is None else beside(copied(cfg.init_from), own)
+
+
+def _model(cfg: TrainConfig, data: Prepared, device: str) -> LM:
+    model = build_model(_model_config(cfg, data), device=device)
+    if cfg.adapter is not None:
+        cfg.adapter.apply(model)
+    return model
 
 
 def _model_config(run: TrainConfig, data: Prepared) -> ModelConfig:

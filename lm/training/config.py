@@ -12,10 +12,11 @@ from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.data.loader import split
 from lm.data.rows.base import LikelihoodConfig, ScheduledSamplingConfig
 from lm.generation.config import EvalConfig
+from lm.nn.adapter import AdapterConfig
 from lm.nn.cost.memory import Setting
 from lm.nn.head import CHUNK
 from lm.nn.parametrization import Growth
-from lm.nn.transformer import ModelConfig
+from lm.nn.transformer import ModelConfig, build_model
 from lm.schema import MOST, Config, MaybeEmpty, Named, Slot, Tree
 from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
@@ -74,7 +75,7 @@ class TrainerConfig(Config):
     early_stop: int | None = Field(None, gt=0)
     """Stop after this many validations without a better val_loss; the model is that of the last step. null: never."""
     freeze: list[str] = []
-    """Weights that no step moves: patterns over their names, as in `lm show`, such as [embed.*, blocks.0.*]."""
+    """Weights that no step moves: patterns over their names, as in `lm show`, or parts of these: [embed, blocks.0, ffn, '*.bias']."""
     sample_prompts: list[MaybeEmpty] = []
     """Prompts continued at each validation into samples.md; sources, where the model is an encoder-decoder. Encoders leave them aside."""
     sample_tokens: int = Field(64, gt=0, le=MOST)
@@ -168,6 +169,8 @@ class Sized(Config):
     objective: ObjectiveConfig
     optim: OptimConfig
     trainer: TrainerConfig
+    adapter: AdapterConfig | None = None
+    """What is trained in place of the weights of init_from, and saved without them. null: the weights themselves."""
     strategy: StrategyConfig = SingleConfig()
     launch: LaunchConfig = LaunchConfig()
 
@@ -266,6 +269,10 @@ class TrainConfig(Sized):
             raise ValueError(refused)
         if self.objective.needs_parent and self.init_from is None:
             raise ValueError(f"objective={self.objective.kind} compares with the model that training starts from. Set init_from.")
+        if self.adapter is not None and self.init_from is None:
+            raise ValueError(f"adapter={self.adapter.kind} is trained beside weights that have learned already. Set init_from.")
+        if self.adapter is not None:
+            self.adapter.apply(build_model(self.model, device="meta"))
         limit = self.model.max_seq_len
         if limit is not None and self.data.seq_len > limit:
             raise ValueError(f"data.seq_len={self.data.seq_len} is over model.max_seq_len={limit}. Lower one or raise the other.")

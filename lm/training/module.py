@@ -11,6 +11,7 @@ from lightning import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lm.nn.adapter import adapting
 from lm.nn.batch import Batch
 from lm.nn.cost.count import Counts, count
 from lm.nn.transformer import LM
@@ -47,9 +48,12 @@ class TrainModule(LightningModule):
         super().__init__()
         self.cfg, self.model, self.strategy, self.fill, self.reader = cfg, model, strategy, fill, reader
         self.step = int(reader.meta["step"]) if reader is not None else 0
-        self._still = _unmoved(model, freeze(model, cfg.trainer.freeze))
+        self._saved = {*(dict(model.named_parameters()) if cfg.adapter is None else adapting(model))}  # the others are the parent's
+        frozen = freeze(model, cfg.trainer.freeze)
+        self._still = _unmoved(model, frozen if cfg.adapter is None else frozen | model.steered().keys())
         self._traits = traits_of(model)  # before an engine cuts the weights
         self.n_trained = sum(p.numel() for p in trainable(model).values())
+        self.n_frozen = sum(p.numel() for p in model.parameters()) - self.n_trained
         self.objective = build_objective(cfg)
         self.micro = 0  # micro-batches of the step at hand
         self.stepped = False  # from the end of a step to the beginning of the next
@@ -150,16 +154,20 @@ class TrainModule(LightningModule):
         """Mean over the label tokens of the last step, all ranks, in nats. No collective: any one rank may ask."""
         return self.nll / self.tokens_in_step
 
+    def weights(self) -> Iterator[Piece]:
+        """Yields what this rank holds of the weights that the run hands on: all, or those of its adapter."""
+        return (piece for piece in self.strategy.weights(self.model) if piece.name in self._saved)
+
     def pieces(self) -> Iterator[Piece]:
         """Yields what this rank holds of a checkpoint: weights, optimizer and averages."""
-        yield from self.strategy.weights(self.model)
+        yield from self.weights()
         yield from self.strategy.optimizer(self.model, self.trainer.optimizers[0])
         if self.ema is not None:
             yield from self.ema.pieces()
 
     def restore(self, reader: CheckpointReader) -> None:
         """Makes weights, optimizer and averages those of a checkpoint; the step is the caller's."""
-        load_pieces(self.strategy.weights(self.model), reader)
+        load_pieces(self.weights(), reader)
         self.strategy.refresh(self.model)
         if not self.cfg.resume.fresh_optimizer:
             load_pieces(self.strategy.optimizer(self.model, self.trainer.optimizers[0]), reader)

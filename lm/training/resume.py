@@ -6,7 +6,8 @@ from pathlib import Path
 from lm.data.kinds import TokenizerFileConfig
 from lm.data.store.prepare import Prepared, changed_files
 from lm.errors import CheckpointError, ConfigError
-from lm.nn.transformer import ModelConfig, build_model, model_config
+from lm.nn.adapter import adapting
+from lm.nn.transformer import build_model, model_config
 from lm.schema import Tree, flatten
 from lm.storage.atomic import clean, verify
 from lm.storage.checkpoint import CheckpointReader, newest_valid
@@ -43,7 +44,7 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
     if newest is not None:
         reader = CheckpointReader(newest, verified=True)
         saved = Saved.of(reader)
-        _require_same_weights(reader, cfg.model)
+        _require_same_weights(reader, cfg)
         _require_same_config(folder, saved.config, cfg, saved.step)
         before = saved.config["trainer"]["max_steps"]
         if before != cfg.trainer.max_steps and cfg.schedule.of_length:
@@ -77,15 +78,15 @@ def finished(folder: RunFolder, cfg: TrainConfig, reader: CheckpointReader | Non
 def parent_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
     """Of the model that the run started from, None where it drew its weights.  meta: of the checkpoint to go on from.
 
-    Raises ConfigError where the objective compares with that model and it is another one by now.
+    Raises ConfigError where the run still needs that model and it is another one by now.
     """
-    if cfg.init_from is None or (meta is not None and not cfg.objective.needs_parent):
+    needs = f"objective={cfg.objective.kind} compares with" if cfg.objective.needs_parent else "its adapter is trained beside"
+    if cfg.init_from is None or (meta is not None and not cfg.objective.needs_parent and cfg.adapter is None):
         return meta.get("parent_hash") if meta is not None else None
     now = folder_hash(resolve_model(cfg.init_from))
     if meta is not None and meta.get("parent_hash", now) != now:
         raise ConfigError(
-            f"init_from={cfg.init_from}: not the model that the run started from, and objective={cfg.objective.kind} compares with that"
-            " one. Restore it, or set run.name."
+            f"init_from={cfg.init_from}: not the model that the run started from, and {needs} that one. Restore it, or set run.name."
         )
     return now
 
@@ -102,14 +103,19 @@ def require_same_data(folder: RunFolder, cfg: TrainConfig, meta: Tree, data: Pre
         )
 
 
-def _require_same_weights(reader: CheckpointReader, cfg: ModelConfig) -> None:
+def _require_same_weights(reader: CheckpointReader, run: TrainConfig) -> None:
     """CheckpointError with the first weights of another shape."""
     try:
         saved = model_config(reader.meta["model"])
     except ConfigError as error:
         raise CheckpointError(f"{reader.folder}: {error}") from None
-    full = cfg.replace(vocab_size=cfg.vocab_size or saved.vocab_size, max_seq_len=cfg.max_seq_len or saved.max_seq_len)
-    model = {name: tuple(p.shape) for name, p in build_model(full, device="meta").named_parameters()}
+    cfg = run.model
+    full = build_model(
+        cfg.replace(vocab_size=cfg.vocab_size or saved.vocab_size, max_seq_len=cfg.max_seq_len or saved.max_seq_len), device="meta"
+    )
+    if run.adapter is not None:
+        run.adapter.apply(full)
+    model = {name: tuple(p.shape) for name, p in (full.named_parameters() if run.adapter is None else adapting(full).items())}
     there = {name: reader.shape(name) for name in reader.names() if "weight" in reader.kinds(name)}
     require_same_shapes(model, there, str(reader.folder))
 

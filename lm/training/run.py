@@ -110,6 +110,7 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
         "model": model_cfg.tree(), "config": cfg.tree(), "fingerprint": data.fingerprint, "files": data.files,
         "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__,
         "plugins": plugins.used(model_cfg), "parent_hash": parent_hash(cfg, reader.meta if reader is not None else None),
+        "adapter": cfg.adapter.tree() if cfg.adapter is not None else None,
     }  # fmt: skip
     splits = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seeds.data)
     for line in filter(None, "\n".join([splits.train.describe(), splits.val.describe()]).splitlines()):
@@ -151,11 +152,11 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
 def _describe(module: "TrainModule", rows: str) -> None:
     cfg, run, counts = module.cfg, module.run, module.counts
     at = f"resumes at step {module.step:,}" if module.step else "starts"
-    still = counts.parameters - module.n_trained
+    frozen = f" ({si(module.n_frozen)} frozen)" if module.n_frozen else ""
     n_rows = min(len(run.splits.train), cfg.data.train_rows or len(run.splits.train))
     epochs = cfg.trainer.max_steps * cfg.data.global_batch / n_rows
     run.journal.console.say(
-        f"{run.folder.path} {at}: {si(counts.parameters)} parameters{f' ({si(still)} frozen)' if still else ''},"
+        f"{run.folder.path} {at}: {si(module.n_trained + module.n_frozen)} parameters{frozen},"
         f" {si(counts.train_flops_per_token)}FLOPs/token,"
         f" {run.data.n_tokens('train'):,} train and {run.data.n_tokens('val'):,} validation tokens, {cfg.data.global_batch} x"
         f" {cfg.data.seq_len} tokens a step ({rows}), {counted(cfg.trainer.max_steps, 'step')}, {epochs:.3g} epochs"

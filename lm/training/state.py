@@ -54,6 +54,7 @@ class Saved(Config):
     parent_hash: str | None
     version: str
     plugins: dict[str, str]
+    adapter: Tree | None = None
     step: int = Field(ge=0)
     tokens: int = Field(ge=0)
     counters: Counters

@@ -3,12 +3,16 @@
 import io
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 import lm as library
+from lm.data.kinds import BytesConfig
+from lm.nn.transformer import DecoderLM
+from lm.storage.model_folder import save_model
 from tests.conftest import Lm
 
 
@@ -93,7 +97,26 @@ def test_a_beam_ends_at_a_stop_text(model_folder: Path) -> None:
     assert not any(stop in text for text in found)
 
 
+@pytest.mark.parametrize("how", ["lookup=2", "draft={folder}"])
+def test_drafts_change_no_text_and_tell_what_they_gained(lm: Lm, model_folder: Path, how: str) -> None:
+    args = ("generate", f"from={model_folder}", "prompt=abab", "prompt=c", "max_tokens=12", "n=2", 'logit_bias={"97":9,"98":9}')
+    code, out, err = lm(*args, how.format(folder=model_folder))
+    assert (code, out) == (0, lm(*args)[1])
+    assert re.fullmatch(r"\d+ of \d+ drafted tokens accepted \(\d+ %\); \d\.\d\d tokens a step, \d+\.\d\d times .* one by one\.\n", err)
+
+
+def test_a_draft_with_another_tokenizer_is_refused(lm: Lm, model_folder: Path, model: DecoderLM) -> None:
+    other = BytesConfig().build(extra=("<|more|>",))
+    save_model(model_folder.parent / "other", model.cfg.tree(), dict(model.named_parameters()), other.save, {})
+    code, out, err = lm("generate", f"from={model_folder}", "prompt=a", f"draft={model_folder.parent / 'other'}")
+    assert (code, out) == (2, "") and "its tokenizer, of 260 tokens, is not the model's, of 259." in err
+
+
 MISTAKES = {
+    "two drafts": (["prompt=a", "lookup=3", "draft=mtp"], 2, ["draft=mtp and lookup=3 exclude each other"]),
+    "a draft for beams": (["prompt=a", "lookup=3", "beams=2"], 2, ["lookup=3 and beams=2 exclude each other"]),
+    "no blocks that draft": (["prompt=a", "draft=mtp"], 2, ["draft=mtp: the model has no blocks"]),
+    "no such draft": (["prompt=a", "draft=runs/nowhere"], 3, ["runs/nowhere: does not exist"]),
     "misspelt option": (["prompt=a", "temprature=1"], 2, ["temprature", "Did you mean 'temperature'?"]),
     "wrong type": (["prompt=a", "top_k=many"], 2, ["top_k: 'many' does not fit", "integer"]),
     "out of range": (["prompt=a", "top_p=2"], 2, ["top_p: 2 does not fit", "less than or equal to 1"]),

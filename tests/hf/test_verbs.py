@@ -44,7 +44,8 @@ def saved(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("family", "sized"), [("llama", {}), ("granite", {"parametrization": {"kind": "completep", "base_width": 8, "base_head_dim": 2}})]
+    ("family", "sized"),
+    [("llama", {}), ("granite", {"parametrization": {"kind": "completep", "base_width": 8, "base_depth": 2, "base_head_dim": 2}})],
 )
 def test_a_model_goes_to_transformers_and_comes_back_bit_for_bit(tmp_path: Path, lm: Run, family: str, sized: dict[str, Any]) -> None:
     """Granite has a place for the multipliers of muP and CompleteP."""

@@ -23,8 +23,8 @@ def test_under_autocast_every_product_of_the_grouped_experts_is_of_its_type(
     experts, x = drawn(Experts(from_tree(MLPConfig, expert), 5, D)), torch.randn(12, D)
     weights, chosen = torch.rand(12, 2), torch.randint(0, 5, (12, 2))
     seen: list[torch.dtype] = []
-    each = experts_module._each
-    monkeypatch.setattr(experts_module, "_each", lambda x, *given: (seen.append(x.dtype), each(x, *given))[1])
+    each = experts_module.by_expert
+    monkeypatch.setattr(experts_module, "by_expert", lambda x, *given: (seen.append(x.dtype), each(x, *given))[1])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out, plain = experts.grouped(x, chosen, weights), experts.loop(x, chosen, weights)
     assert seen == [torch.bfloat16] * 3

@@ -1,6 +1,7 @@
 """A few optimizer steps of the real TrainModule on fixed rows, without a run folder: losses, norms and weights to compare."""
 
 import warnings
+from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,13 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.transformer import build_model
+from lm.nn.transformer import LM, build_model
 from lm.schema import Tree, from_tree
 from lm.training.callbacks.base import RunCallback
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
 from lm.training.strategies.single import Single
-from lm.training.weights.initial import drawn
+from lm.training.weights.initial import beside, drawn
 
 STEPS, ACCUMULATION, ROWS, LENGTH, VOCAB = 4, 2, 8, 16, 61
 SGD: dict[str, Any] = {"kind": "sgd", "lr": 0.5, "clip": 1.0}
@@ -103,6 +104,15 @@ class Recorder(RunCallback):
         module.trainer.should_stop = module.step == self.steps
 
 
+@torch.no_grad()
+def _alike(model: LM, names: Container[str]) -> None:
+    """As drawn without an adapter, whose matrices do not know that they write to the residual stream."""
+    named = dict(model.named_parameters())
+    for name, p in build_model(model.cfg, seed=1).named_parameters():
+        if name in names:
+            named[name].copy_(p)
+
+
 def train_steps(
     cfg: TrainConfig,
     rows: list[Batch],
@@ -119,10 +129,16 @@ def train_steps(
     torch.manual_seed(0)
     strategy = strategy or Single()
     model = build_model(cfg.model, device="meta") if strategy.meta else build_model(cfg.model, seed=1)
+    fill = drawn(1)
+    if cfg.adapter is not None:
+        fill = beside(_alike, fill)
+        cfg.adapter.apply(model)
+        if not strategy.meta:
+            fill(model, [name for name, _ in model.named_parameters()])
     model.checkpoint_blocks(options.pop("checkpoint_blocks", 0))
     if options.pop("compile", False):
         model.compile()
-    module, recorder = kind(cfg, model, strategy, drawn(1)), Recorder(steps)
+    module, recorder = kind(cfg, model, strategy, fill), Recorder(steps)
     quiet = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler"), False
     )

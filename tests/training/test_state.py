@@ -49,7 +49,7 @@ def train(model: Tied, optimizer: torch.optim.Optimizer, steps: range, ema: EMA 
 def prepared(cfg: OptimConfig, model: Tied) -> tuple[torch.optim.Optimizer, EMA]:
     optimizer = built(cfg, model.named_parameters(), MATRICES)
     begin_state(optimizer)
-    return optimizer, EMA(Single(), model, 0.9)
+    return optimizer, EMA(Single(), model, Single().weights(model), 0.9)
 
 
 def pieces(model: Tied, optimizer: torch.optim.Optimizer, ema: EMA) -> list[Piece]:
@@ -110,7 +110,7 @@ def test_the_average_follows_its_formula_and_swapping_gives_the_weights_back_bit
     model = Tied()
     optimizer = built(SGDConfig(lr=0.5), model.named_parameters(), MATRICES)
     expected = model.inner.weight.detach().double()
-    ema = EMA(Single(), model, 0.75)
+    ema = EMA(Single(), model, Single().weights(model), 0.75)
     for step in range(5):
         train(model, optimizer, range(step, step + 1), ema)
         expected = 0.75 * expected + 0.25 * model.inner.weight.detach().double()
@@ -124,7 +124,7 @@ def test_the_average_follows_its_formula_and_swapping_gives_the_weights_back_bit
 def test_an_error_while_swapped_gives_the_weights_back() -> None:
     model = Tied()
     own = model.inner.weight.detach().clone()
-    ema = EMA(Single(), model, 0.5)
+    ema = EMA(Single(), model, Single().weights(model), 0.5)
     nn.init.zeros_(model.inner.weight)
     with pytest.raises(KeyError), ema.swapped():
         assert torch.equal(model.inner.weight, own)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
-from lm.generation.config import SamplingConfig
+from lm.generation.config import GenerateConfig
 from lm.printing import answer, note, raw
 from lm.progress import quiet
 from lm.schema import MaybeEmpty
@@ -18,13 +18,14 @@ from lm.units import counted
 
 if TYPE_CHECKING:
     from lm.data.tokenizer.tokenizer import Tokenizer
+    from lm.generation.drafting.base import Drafter
     from lm.generation.text import Completion
     from lm.nn.transformer import LM
 
 _REMEDY = "Write prompt=TEXT, or echo TEXT | lm generate ..."
 
 
-class Generate(Verb, SamplingConfig):
+class Generate(Verb, GenerateConfig):
     """usage: lm generate from=FOLDER [prompt=TEXT ...] [key=value ...]
 
     One prompt is continued as you watch; several are decoded together, each
@@ -45,6 +46,8 @@ class Generate(Verb, SamplingConfig):
     """Text to continue, or the source of an encoder-decoder; may be given several times. Empty: a new document. null: standard input."""
     chat: bool | None = None
     """The prompt is a user's message under the tokenizer's chat template. null: where no prompt is given and there is a template."""
+    merge: bool = True
+    """An adapter becomes part of the weights; otherwise it computes beside them."""
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
     format: Literal["text", "json"] = "text"
@@ -56,16 +59,19 @@ class Generate(Verb, SamplingConfig):
         if self.prompt is None and (sys.stdin is None or sys.stdin.closed):
             raise ConfigError(f"prompt: none was given, and standard input is closed. {_REMEDY}.")
         folder = resolve_model(self.from_)
-        from lm.generation.load import load
+        from lm.generation.load import drafter_of, load
 
-        model, tokenizer = load(folder, self.device)
+        model, tokenizer = load(folder, self.device, self.merge)
+        drafter = drafter_of(model, tokenizer, self)
         if self.prompt is None and (self.chat or (self.chat is None and tokenizer.chat_template is not None)):
             with quiet():  # else how long it takes would be told over what is typed
-                self._converse(model, tokenizer)
+                self._converse(model, tokenizer, drafter)
         else:
-            self._complete(model, tokenizer)
+            self._complete(model, tokenizer, drafter)
+        if drafter is not None:
+            note(drafter.tally.sentence())
 
-    def _complete(self, model: "LM", tokenizer: "Tokenizer") -> None:
+    def _complete(self, model: "LM", tokenizer: "Tokenizer", drafter: "Drafter | None") -> None:
         from lm.generation.decode import room
         from lm.generation.text import chat_template, complete, prompt_ids
 
@@ -77,16 +83,16 @@ class Generate(Verb, SamplingConfig):
             room(model, prompt_ids(model, tokenizer, prompt, chat), self)  # what does not fit is refused before anything is printed
         shown = [("" if answers else prompt) for prompt in prompts for _ in range(self.n)]
         if self.format == "json":
-            found = complete(model, tokenizer, prompts, self, chat=chat)
+            found = complete(model, tokenizer, prompts, self, chat=chat, drafter=drafter)
             answer(json.dumps([{"prompt": prompts[i // self.n], **asdict(each)} for i, each in enumerate(found)]))
             return
         if len(shown) == 1 and self.beams == 1:
             raw(shown[0])
             with quiet():
-                found = complete(model, tokenizer, prompts, self, lambda row, piece: raw(piece), chat)
+                found = complete(model, tokenizer, prompts, self, lambda row, piece: raw(piece), chat, drafter)
             raw("\n")
         else:
-            found = complete(model, tokenizer, prompts, self, chat=chat)
+            found = complete(model, tokenizer, prompts, self, chat=chat, drafter=drafter)
             for n, (prompt, completion) in enumerate(zip(shown, found, strict=True), 1):
                 raw(f"--- {n} of {len(shown)} ---\n" if len(shown) > 1 else "")
                 raw(f"{prompt}{completion.text}\n")
@@ -97,12 +103,12 @@ class Generate(Verb, SamplingConfig):
                 )
             self._note_limits(completion, model.max_seq_len, f"{'prompt' if self.n == 1 else 'text'} {n}: " if len(shown) > 1 else "")
 
-    def _converse(self, model: "LM", tokenizer: "Tokenizer") -> None:
+    def _converse(self, model: "LM", tokenizer: "Tokenizer", drafter: "Drafter | None") -> None:
         from lm.generation.conversation import Conversation
 
         if self.n > 1 or self.logprobs is not None or self.format != "text":
             raise ConfigError("n, logprobs, format: a conversation tells one answer as text. Leave them out, or give prompt=TEXT.")
-        conversation = Conversation(model, tokenizer, self)
+        conversation = Conversation(model, tokenizer, self, drafter)
         for line in _typed() if sys.stdin.isatty() else _piped():
             if line.strip() == "/exit":
                 return

@@ -5,6 +5,7 @@ from lm.cli.compose.compose import compose
 from lm.cli.compose.quoting import quoted
 from lm.cli.verb import Verb
 from lm.printing import answer
+from lm.storage.model_folder import read_config, resolve_model
 
 
 class Show(Verb):
@@ -33,7 +34,8 @@ class Show(Verb):
         composition = compose(overrides_of([*rest, *([f"init_from={quoted(self.from_)}"] if self.from_ else [])]))
         from lm.cli.views.model import described, sized
 
-        shown = sized(composition)
+        adapter = read_config(resolve_model(self.from_)).get("adapter") if self.from_ else None
+        shown = sized(composition, {"adapter": adapter} if adapter is not None else {})
         if not self.from_:  # else nothing is trained, and how gently that would be is no news
             composition.tell()
         for text in described(composition, shown):

@@ -8,9 +8,10 @@ from lm.data.kinds import DataConfig, TokenizerConfig
 from lm.errors import ConfigError
 from lm.nn.cost.count import Counts, count
 from lm.nn.cost.memory import Memory, Setting, memory
-from lm.nn.transformer import EncoderConfig, ModelConfig, build_model
-from lm.schema import Config
+from lm.nn.transformer import LM, EncoderConfig, ModelConfig, build_model
+from lm.schema import Config, Tree
 from lm.training.config import Sized
+from lm.training.weights.freeze import freeze, trainable
 from lm.units import si, table
 
 _BESIDE = """
@@ -22,10 +23,10 @@ class _Tokenized(Config):
     tokenizer: TokenizerConfig
 
 
-def sized(composition: Composition) -> Sized:
-    """Returns what of a training decides its size. Raises ConfigError."""
+def sized(composition: Composition, sections: Tree | None = None) -> Sized:
+    """Returns what of a training decides its size.  sections: in place of those composed. Raises ConfigError."""
     data = {key: value for key, value in composition.tree["data"].items() if key in DataConfig.model_fields}  # whatever its kind
-    return composition.part(Sized, data={"kind": "stdlib", **data})
+    return composition.part(Sized, data={"kind": "stdlib", **data}, **(sections or {}))
 
 
 def described(composition: Composition, shown: Sized) -> list[str]:
@@ -37,9 +38,19 @@ def described(composition: Composition, shown: Sized) -> list[str]:
     if (refused := shown.refusal()) is not None:
         raise ConfigError(refused)
     model, how = build_model(cfg, device="meta"), shown.setting()
-    figures = table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len)], "")
+    if shown.adapter is not None:
+        shown.adapter.apply(model)
+    freeze(model, shown.trainer.freeze)
+    figures = table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len), *_trained(model)], "")
     needed = f"{_heading(shown, how)}\n{table(_memory(memory(model, how), shown.strategy.offload))}"
     return [table(outline(model), ""), f"\n{figures}", f"\n{needed}", _BESIDE]
+
+
+def _trained(model: LM) -> list[tuple[str, str]]:
+    """A row where some weights are frozen."""
+    n, total = sum(p.numel() for p in trainable(model).values()), sum(p.numel() for p in model.parameters())
+    still = n + sum(p.numel() for p in model.steered().values()) < total
+    return [("trained", f"{n:,} of {total:,} parameters, {100 * n / total:.2g} %")] * still
 
 
 def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[tuple[str, str]]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
+from lm.data.tokenizer.splits import Pattern
 from lm.schema import MOST, Slot, Tree
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class TrainedConfig(TokenizerConfig):
 
     vocab_size: int = Field(4096, ge=260, le=MOST)
     """Size of the vocabulary, with the 256 bytes and the special tokens."""
-    pattern: Literal["own", "gpt2", "gpt4", "llama3"] = "own"
-    """How text is cut into words before: GPT-4's way with whole indentations, or that of one of these."""
+    pattern: Pattern = "own"
+    """How text is cut into words before: GPT-4's way with whole indentations, or that of one of these, which GGUF files have names for."""
     specials: list[str] = []
     """Further special tokens."""
     max_chars: int = Field(1 << 28, gt=0)

@@ -13,7 +13,7 @@ class Llama(Family):
     name = "llama"
     architecture = "LlamaForCausalLM"
     prefix = "model."
-    theta = 10000.0
+    theta: ClassVar[float | None] = 10000.0
     ignored = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         "vocab_size": "vocab_size",

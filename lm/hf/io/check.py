@@ -26,19 +26,23 @@ class Comparison(NamedTuple):
     left_out: str | None
 
 
-def available() -> bool:
-    """transformers is installed."""
-    return importlib.util.find_spec("transformers") is not None
+def available(package: str = "transformers") -> bool:
+    """It is installed."""
+    return importlib.util.find_spec(package) is not None
 
 
 @torch.no_grad()
-def compare(folder: Path, family: Family, model: LM) -> Comparison:
-    """Both models in float32."""
+def compare(folder: Path, family: Family, model: LM, adapter: Path | None = None) -> Comparison:
+    """Both models in float32.  adapter: a folder that peft puts beside theirs."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     theirs = getattr(transformers, family.auto).from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    if adapter is not None:
+        import peft
+
+        theirs = peft.PeftModel.from_pretrained(theirs, adapter)
     rows, tokens, left_out = 2, min(TOKENS, model.max_seq_len), None
     original = changes_at(model.cfg)
     if original is not None and original + TOKENS <= LONGEST:

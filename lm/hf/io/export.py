@@ -1,85 +1,163 @@
 """From a model folder of ours to one of Hugging Face, and back: what `lm export`, `lm import` and their Python callers do."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
 
 import torch
 
 from lm import printing
-from lm.data.tokenizer.tokenizer import load_tokenizer
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import load
 from lm.generation.text import require_fit
+from lm.hf.gguf.vocabulary import normalises
+from lm.hf.gguf.writing import FILE, TYPES, architecture_for, require_gguf, write_gguf
 from lm.hf.io import check as theirs
 from lm.hf.io.card import model_card
 from lm.hf.io.family import Family
+from lm.hf.io.handing_on import Use, uses_of_gguf, uses_of_hf
 from lm.hf.io.hub import local_folder
+from lm.hf.io.peft import write_peft
 from lm.hf.io.reading import read_hf
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
+from lm.nn.adapter import LoRAConfig
 from lm.nn.transformer import LM
-from lm.storage.model_folder import save_model
+from lm.storage.adapted import Adapted, read_merged
+from lm.storage.model_folder import read_config, read_model, resolve_model, save_model
 from lm.storage.out import out_folder, require_free
 from lm.units import counted
 
 Say = Callable[[str], None]
+DType = Literal["keep", "fp32", "bf16", "fp16", "f32", "f16", "q8_0"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Written(NamedTuple):
-    """A folder that was written: `kind` is the architecture or family; `check` how the logits compare with those of transformers."""
+    """A folder that was written: `kind` is the architecture or family; `check` how the logits compare with those of transformers; `uses`
+    what other programs do with it."""
 
     folder: Path
     kind: str
     n_parameters: int
     check: theirs.Comparison | None = None
+    uses: Sequence[Use] = ()
 
 
 def export(
     model: str | Path,
     out: str | Path,
     *,
+    format: Literal["hf", "gguf"] = "hf",
     family: str | None = None,
-    dtype: Literal["keep", "fp32", "bf16", "fp16"] = "keep",
+    dtype: DType = "keep",
     mtp: Literal["drop", "keep"] = "drop",
     check: bool = True,
     overwrite: bool = False,
     say: Say = printing.say,
 ) -> Written:
-    """Writes what transformers, vLLM, llama.cpp and lm-eval load: config, safetensors, tokenizer and model card.
+    """Writes what transformers, vLLM and lm-eval load: config, safetensors, tokenizer and model card; or model.gguf, for llama.cpp.
 
     model: a run, model or checkpoint folder. out: a folder that does not exist, or with `overwrite` one that a verb has written.
-    family: the model type to write (llama, gpt2, t5, ...); None: the most general that can hold the model. mtp: what becomes of the blocks
-    that predict further tokens. check: whether to compare logits with transformers, where it is installed. Raises ConfigError naming the
-    option that no family has, NumericsError for a weight that is not finite in `dtype`, CheckpointError where transformers computes other
-    logits; nothing is written then.
+    family: the model type to write (llama, gpt2, t5, ...); None: the most general that can hold the model. dtype: of the weights, under the
+    names that the format has. mtp: what becomes of the blocks that predict further tokens. check: whether to compare logits with
+    transformers, where it is installed. Raises ConfigError naming the option that no family has, NumericsError for a weight that is not
+    finite in `dtype`, CheckpointError where transformers computes other logits; nothing is written then.
     """
     folder = require_free(out, overwrite)
+    _require_dtype(format, dtype)
     found, tokenizer = load(model, "cpu")
-    further = len(found.mtp)
-    if mtp == "keep" and not further:
-        raise ConfigError("mtp=keep: the model has no blocks that predict further tokens (model.mtp is null). Leave it out.")
-    if mtp == "drop" and further:
-        say(f"model.mtp: left out: {counted(further, 'block')} for further tokens")
-        drop_mtp(found)
+    _without_mtp(found, mtp, say)
+    if format == "gguf":
+        return _as_gguf(model, folder, found, tokenizer, family, dtype, overwrite, say)
     home = family_for(found.cfg, family)
     if dtype != "keep":
         found = found.to(_DTYPES[dtype])
     weights = {name: p.detach() for name, p in found.named_parameters()}
+    uses = uses_of_hf(str(model), folder, home, found, tokenizer)
     with out_folder(folder, overwrite, sum(weight.nbytes for weight in weights.values())) as half:
         write_hf(half, home, found.cfg, weights, tokenizer, model_card(str(model), home, found))
         compared = _compared(half, home, found, say) if check else None
     if not check:
         say("not compared with transformers (check=false)")
-    return Written(folder, home.architecture, sum(weight.numel() for weight in weights.values()), compared)
+    return Written(folder, home.architecture, sum(weight.numel() for weight in weights.values()), compared, uses)
 
 
-def _compared(folder: Path, family: Family, model: LM, say: Say) -> theirs.Comparison | None:
+def _require_dtype(format: str, dtype: str) -> None:
+    known = ["keep", *(TYPES if format == "gguf" else _DTYPES)]
+    if dtype not in known:
+        raise ConfigError(f"dtype={dtype}: format={format} has {', '.join(known)}. Choose one of those.")
+
+
+def _without_mtp(model: LM, mtp: str, say: Say) -> None:
+    further = len(model.mtp)
+    if mtp == "keep" and not further:
+        raise ConfigError("mtp=keep: the model has no blocks that predict further tokens (model.mtp is null). Leave it out.")
+    if mtp == "drop" and further:
+        say(f"model.mtp: left out: {counted(further, 'block')} for further tokens")
+        drop_mtp(model)
+
+
+def _as_gguf(
+    source: str | Path, folder: Path, model: LM, tokenizer: Tokenizer, family: str | None, dtype: str, overwrite: bool, say: Say
+) -> Written:
+    require_gguf()
+    if len(model.mtp):
+        raise ConfigError("mtp=keep: format=gguf has no place for the blocks that predict further tokens. Leave it out.")
+    home = architecture_for(model.cfg, family)
+    kept = {torch.float16: "f16", torch.bfloat16: "bf16"}.get(model.embed.weight.dtype, "f32")
+    if (changed := normalises(tokenizer)) is not None:
+        say(f"tokenizer: it brings text into the form {changed} first, and llama.cpp does not: give it such text")
+    with out_folder(folder, overwrite, sum(p.nbytes for p in model.parameters())) as half:
+        half.mkdir(exist_ok=True)
+        write_gguf(half / FILE, home, model, tokenizer, kept if dtype == "keep" else dtype, Path(source).name)
+    return Written(folder, home.name, sum(p.numel() for p in model.parameters()), uses=uses_of_gguf(str(source), folder))
+
+
+def export_adapter(
+    model: str | Path,
+    out: str | Path,
+    *,
+    family: str | None = None,
+    base: str | None = None,
+    check: bool = True,
+    overwrite: bool = False,
+    say: Say = printing.say,
+) -> Written:
+    """Writes the adapter that a run has trained as peft loads it on the exported parent: adapter_config.json and safetensors.
+
+    base: what the config names as the parent's home; None: where the parent was imported from, or else the parent.  check: whether to
+    compare logits with peft on transformers, where both are installed.  out, family, overwrite, errors: as of `export`.
+    """
+    folder, source = require_free(out, overwrite), resolve_model(str(model))
+    tree, own = read_model(source)
+    if (adapted := Adapted.of(source, tree)) is None or not isinstance(adapted.adapter, LoRAConfig):
+        raise ConfigError(f"{model}: it holds a whole model, and format=peft is of adapters. Use format=hf, or train with adapter=lora.")
+    found, tokenizer = load(source, "cpu")
+    if found.mtp:
+        drop_mtp(found)
+    home, parent = family_for(found.cfg, family), adapted.source(source)
+    named = base or str(read_config(parent).get("parent") or adapted.parent)
+    with out_folder(folder, overwrite, sum(tensor.nbytes for tensor in own.values())) as half:
+        write_peft(half, home, found.cfg, adapted.adapter, own, named)
+        compared = None
+        if check and theirs.available("peft"):
+            with TemporaryDirectory() as beside:
+                weights = read_merged(parent)[1]
+                write_hf(Path(beside), home, found.cfg, {name: weights[name] for name, _ in found.named_parameters()}, tokenizer)
+                compared = _compared(Path(beside), home, found, say, half)
+        else:
+            say("not compared with peft (check=false, or peft is not installed: pip install peft)")
+    return Written(folder, f"peft adapter of {home.architecture}", sum(tensor.numel() for tensor in own.values()), compared)
+
+
+def _compared(folder: Path, family: Family, model: LM, say: Say, adapter: Path | None = None) -> theirs.Comparison | None:
     if not theirs.available():
         say("not compared with transformers (transformers is not installed: pip install 'slotlm[hf]')")
         return None
-    compared = theirs.compare(folder, family, model)
+    compared = theirs.compare(folder, family, model, adapter)
     if compared.left_out is not None:
         say(f"not compared with transformers: {compared.left_out}")
     if not compared.difference <= 1e-3 * max(1.0, compared.spread):

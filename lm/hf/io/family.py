@@ -85,6 +85,7 @@ class Family(ABC):
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {}  # ours -> theirs, or (theirs, the value where it is missing)
     theta: ClassVar[float | None] = None  # of rotary positions, where the file names none; None: positions do not rotate
     further: ClassVar[tuple[str, ...]] = ()  # keys of config.json that read and write know, or that files have to no effect
+    respelled: ClassVar[tuple[str, ...]] = ()  # keys of config.json whose value `read` takes in another spelling than `write` has
     fixed: ClassVar[Tree] = {}  # ours that all of the family share
     fixed_there: ClassVar[Tree] = {}  # theirs that all of what we support share
 

@@ -107,6 +107,16 @@ class Row:
         return [ours[0].unsqueeze(0)]
 
 
+class Squeeze:
+    """(c, 1, n) there, a convolution of each channel by itself, (c, n) here."""
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        return [theirs[0].squeeze(1)]
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return [ours[0].unsqueeze(1)]
+
+
 @dataclass(frozen=True)
 class Copies:
     """n equal tensors there, one here (encoder-decoders whose head is not tied: one embedding, stored for each stack)."""

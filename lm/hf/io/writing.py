@@ -1,6 +1,6 @@
 """From a model of ours to a folder that transformers, and all that reads its format, loads with no code of ours."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -20,12 +20,12 @@ from lm.storage.checkpoint import require_finite
 SHARD_BYTES = 5_000_000_000
 
 
-def family_for(cfg: ModelConfig, wanted: str | None = None) -> Family:
+def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[str] | None = None) -> Family:
     """The family that can hold this model; of several the most general, Llama before what is derived from it.
 
-    Raises ConfigError naming the options that have no home in the nearest one.
+    among: names of those that may; None: all. Raises ConfigError naming the options that have no home in the nearest one.
     """
-    known = families()
+    known = {name: family for name, family in families().items() if among is None or name in among}
     if wanted is not None and wanted not in known:
         raise ConfigError(f"family={wanted!r} is not known. Known are {', '.join(known)}.")
     homeless = {name: known[name].homeless(cfg) for name in ([wanted] if wanted is not None else known)}

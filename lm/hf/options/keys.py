@@ -33,7 +33,12 @@ def unheard(where: str, hf: Tree, family: Family, cfg: ModelConfig) -> list[str]
         if without_effect(key):
             continue
         if key in again or key in mine:
-            if key in again and key not in ROPE_KEYS and value is not None and not alike(_meant(value), _meant(again[key])):
+            if (
+                key in again
+                and key not in (*ROPE_KEYS, *family.respelled)
+                and value is not None
+                and not alike(_meant(value), _meant(again[key]))
+            ):
                 raise ConfigError(
                     f"{where}: {key}={value!r} has no place in lm's {family.name}, which has {again[key]!r}."
                     " Import another model, or open an issue."

@@ -16,9 +16,10 @@ class Experts(Declares, nn.Module):
 
     drawn: ClassVar[Mapping[str, Draw]] = {"up": matrix, "gate": matrix, "down": into_residual}
 
-    def __init__(self, cfg: MLPConfig, n: int, d_model: int) -> None:
+    def __init__(self, cfg: MLPConfig, n: int, d_model: int, reference: bool = False) -> None:
         super().__init__()
-        self.d_model, self.hidden = d_model, (hidden := cfg.width(d_model))
+        self.reference = reference
+        self.cfg, self.d_model, self.hidden = cfg, d_model, (hidden := cfg.width(d_model))
         self.n, self.gated, self.act, self.combine = n, cfg.gated, ACTIVATIONS[cfg.activation], cfg.gate()
         self.up = nn.Parameter(torch.empty(n, hidden, d_model))
         self.gate = nn.Parameter(torch.empty(n, hidden, d_model)) if cfg.gated else None
@@ -31,6 +32,10 @@ class Experts(Declares, nn.Module):
     def extra_repr(self) -> str:
         return f"{self.n} x ({self.d_model} -> {self.hidden} -> {self.d_model}){', gated' if self.gated else ''}"
 
+    def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """As `loop`; it is called, and not what it calls, for an engine that gathers weights where a module begins."""
+        return (self.loop if self.reference else self.grouped)(x, experts, weights)
+
     def loop(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """The reference.  x: (t, d); experts, weights: (t, k). Returns (t, d)."""
         out = torch.zeros_like(x)
@@ -40,12 +45,13 @@ class Experts(Declares, nn.Module):
         return out
 
     def _one(self, x: Tensor, i: int) -> Tensor:
-        def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            return F.linear(x, weight[i], None if bias is None else bias[i])
+        up = self.of_one("up", x, i, self.up, self.up_bias)
+        inner = self.act(up) if self.gate is None else self.combine(self.of_one("gate", x, i, self.gate, self.gate_bias), up)
+        return self.of_one("down", self.dropout(inner), i, self.down, self.down_bias)
 
-        up = linear(x, self.up, self.up_bias)
-        inner = self.act(up) if self.gate is None else self.combine(linear(x, self.gate, self.gate_bias), up)
-        return linear(self.dropout(inner), self.down, self.down_bias)
+    def of_one(self, name: str, x: Tensor, i: int, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Returns W x + b of expert i, of the weights of this name."""
+        return F.linear(x, weight[i], None if bias is None else bias[i])
 
     def grouped(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """The same with each expert's tokens side by side, so that every matrix is multiplied once."""
@@ -55,14 +61,18 @@ class Experts(Declares, nn.Module):
         chosen, order = experts.flatten().sort(stable=True)  # (t, k) -> (t*k)
         ends = torch.searchsorted(chosen, torch.arange(self.n, device=chosen.device), right=True, out_int32=True)  # (e,)
         rows = x[order // k]  # (t, d) -> (t*k, d)
-        up = _each(rows, self.up, self.up_bias, ends, chosen)
-        inner = self.act(up) if self.gate is None else self.combine(_each(rows, self.gate, self.gate_bias, ends, chosen), up)
-        out = _each(self.dropout(inner), self.down, self.down_bias, ends, chosen)
+        up, gate = self.of_all("up", rows, self.up, self.up_bias, ends, chosen), self.gate
+        inner = self.act(up) if gate is None else self.combine(self.of_all("gate", rows, gate, self.gate_bias, ends, chosen), up)
+        out = self.of_all("down", self.dropout(inner), self.down, self.down_bias, ends, chosen)
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         return torch.einsum("tkd,tk->td", out[back].unflatten(0, (-1, k)), weights)  # (t*k, d) -> (t, d)
 
+    def of_all(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, chosen: Tensor) -> Tensor:
+        """Returns W x + b of the expert of each row, of the weights of this name, as `by_expert`."""
+        return by_expert(x, weight, bias, ends, chosen)
 
-def _each(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, chosen: Tensor) -> Tensor:
+
+def by_expert(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, chosen: Tensor) -> Tensor:
     """x[rows of expert i] @ weight[i]^T + bias[i].  x: (n, in), rows of one expert side by side, up to `ends`, (e,)."""
     aligned = weight.shape[-1] % 8 == 0 and weight.shape[-2] % 8 == 0
     if x.device.type == "cuda" and x.dtype == torch.bfloat16 and aligned:  # what the grouped kernel takes
@@ -91,9 +101,9 @@ def _outer(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     return torch.stack([g.t() @ rows for g, rows in zip(_rows(grad, ends), _rows(x, ends), strict=True)])
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
     x, weight, ends = ctx.saved_tensors
-    return _one_operation(grad, weight.transpose(-1, -2), ends), _outer(grad, x, ends), None
+    return _one_operation(grad, weight.transpose(-1, -2), ends), _outer(grad, x, ends) if ctx.needs_input_grad[1] else None, None
 
 
 _one_operation.register_fake(lambda x, weight, ends: x.new_empty(len(x), weight.shape[1]))

@@ -103,7 +103,7 @@ class MoE(Mixture):
         super().__init__()
         self.cfg, self.layer = cfg, layer
         self.router = cfg.router.build(d_model, cfg.n_experts, cfg.top_k)
-        self.experts = Experts(cfg.expert, cfg.n_experts, d_model)
+        self.experts = Experts(cfg.expert, cfg.n_experts, d_model, cfg.reference)
         self.shared = cfg.expert.replace(hidden=cfg.n_shared * cfg.expert.width(d_model)).build(d_model, layer) if cfg.n_shared else None
 
     def extra_repr(self) -> str:
@@ -122,8 +122,7 @@ class MoE(Mixture):
         real = (ctx.mask.q_positions >= 0).expand(x.shape[:2])
         kept = self._within_capacity(routing.experts, real)
         weights = (routing.weights if kept is None else routing.weights * kept).to(x.dtype)
-        run = self.experts.loop if self.cfg.reference else self.experts.grouped
-        out = run(x.flatten(0, 1), routing.experts.flatten(0, 1), weights.flatten(0, 1)).view_as(x)
+        out = self.experts(x.flatten(0, 1), routing.experts.flatten(0, 1), weights.flatten(0, 1)).view_as(x)
         self._report(routing, real, ctx)
         return out if self.shared is None else out + self.shared(x, ctx)
 

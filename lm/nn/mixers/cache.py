@@ -169,7 +169,9 @@ class Cache:
         dtype: torch.dtype = torch.float32,
         slack: int = 8,
         horizon: int | None = None,
+        first: int = 0,
     ) -> None:
+        """first: the layer that the first state is of."""
         self.device = device = torch.device(device)
         self.lengths = [0] * batch  # tokens written so far of each row, padding included
         self.slack, self.horizon = slack, horizon
@@ -177,7 +179,7 @@ class Cache:
         self.slots: dict[int, Slots] = {}  # by layer, as are all below
         self.stores: dict[int, list[Tensor]] = {}
         self.states: dict[int, Snapshots] = {}
-        for layer, state in enumerate(layers):
+        for layer, state in enumerate(layers, first):
             if isinstance(state, Fixed):
                 self.states[layer] = Snapshots(state, batch, slack, device, dtype)
                 continue

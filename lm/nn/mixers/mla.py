@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
-from lm.nn.linear import Out
+from lm.nn.linear import Linear, Out
 from lm.nn.mixers.attend import Scoring
 from lm.nn.mixers.base import Attention, AttentionConfig, Mixer
 from lm.nn.mixers.cache import PerToken
@@ -88,8 +88,8 @@ class MLA(Attention):
             self.q_up = nn.Linear(cfg.q_rank, h * width, bias=False)
         self.kv_down = nn.Linear(d_model, cfg.kv_rank + cfg.rope_dim, bias=cfg.bias)
         self.kv_norm = RMSNorm(cfg.kv_rank, cfg.latent_eps)
-        self.k_up = nn.Linear(cfg.kv_rank, h * cfg.nope_dim, bias=False)
-        self.v_up = nn.Linear(cfg.kv_rank, h * cfg.v_dim, bias=False)
+        self.k_up = Linear(cfg.kv_rank, h * cfg.nope_dim, bias=False)
+        self.v_up = Linear(cfg.kv_rank, h * cfg.v_dim, bias=False)
         self.o = Out(h * cfg.v_dim, d_model, bias=cfg.bias)
 
     def extra_repr(self) -> str:
@@ -116,7 +116,7 @@ class MLA(Attention):
         assert ctx.cache is not None
         h = self.cfg.n_heads
         latent, k_rope = ctx.cache.append(self.layer, latent, k_rope)
-        q_latent = q_nope @ self.k_up.weight.unflatten(0, (h, -1))  # (b, h, s, nope) -> (b, h, s, r)
+        q_latent = q_nope @ self.k_up.matrix().unflatten(0, (h, -1))  # (b, h, s, nope) -> (b, h, s, r)
         k = torch.cat([latent, k_rope], dim=-1)  # (b, 1, k, r + rope)
         out = self.weighted(torch.cat([q_latent, q_rope], dim=-1), k, latent, ctx.keys(self.layer), ctx.position)
-        return out @ self.v_up.weight.unflatten(0, (h, -1)).transpose(-1, -2)  # (b, h, s, r) -> (b, h, s, v)
+        return out @ self.v_up.matrix().unflatten(0, (h, -1)).transpose(-1, -2)  # (b, h, s, r) -> (b, h, s, v)

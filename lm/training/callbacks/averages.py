@@ -13,7 +13,7 @@ class Averages(RunCallback):
         decay = module.cfg.trainer.ema_decay
         if decay is None:
             return
-        module.ema = EMA(module.strategy, module.model, decay)
+        module.ema = EMA(module.strategy, module.model, module.weights(), decay)
         if module.reader is not None:
             load_pieces(module.ema.pieces(), module.reader)
 

@@ -1,6 +1,6 @@
 """An exponential moving average of the weights, which is validated and exported in their place."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -14,9 +14,10 @@ from lm.training.strategies.single import Single
 class EMA:
     """average <- decay * average + (1 - decay) * weight, in float32, from the weights at the start on."""
 
-    def __init__(self, strategy: Single, model: nn.Module, decay: float) -> None:
+    def __init__(self, strategy: Single, model: nn.Module, weights: Iterable[Piece], decay: float) -> None:
+        """weights: those of the model that are averaged."""
         self._strategy, self._model, self._decay = strategy, model, decay
-        self._weights = [*strategy.weights(model)]
+        self._weights = [*weights]
         self._averages = [piece.tensor.detach().float().clone() for piece in self._weights]
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from lm.storage.checkpoint import CheckpointReader, require_finite
 from lm.storage.formats import FORMAT
 from lm.storage.model_folder import CONFIG, WEIGHTS
 
-_KEPT = ("model", "parent", "step", "tokenizer_hash", "plugins")  # of a checkpoint's meta data
+_KEPT = ("model", "adapter", "parent", "parent_hash", "step", "tokenizer_hash", "plugins")  # of a checkpoint's meta data
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}  # of the safetensors format
 
 
@@ -26,7 +26,7 @@ def export_model(folder: Path, reader: CheckpointReader, save_tokenizer: Callabl
     size = sum(math.prod(reader.shape(name)) * dtype.itemsize for name, dtype in dtypes.items())
     with atomic_folder(folder, size) as temporary:
         _write_weights(temporary / WEIGHTS, reader, dtypes)
-        write_json(temporary / CONFIG, {"format": FORMAT, "run": run, **{key: reader.meta[key] for key in _KEPT}})
+        write_json(temporary / CONFIG, {"format": FORMAT, "run": run, **{key: reader.meta.get(key) for key in _KEPT}})
         save_tokenizer(temporary)
 
 

@@ -1,22 +1,22 @@
 """Which weights no step moves: requires_grad=False means frozen, and nothing else."""
 
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 
 from torch import nn
 
 from lm.errors import ConfigError
 from lm.nn.transformer import LM
+from lm.spelling import means
 
 
 def freeze(model: LM, patterns: list[str]) -> set[str]:
-    """Takes the gradient of all weights that a pattern such as `blocks.0.*` matches; returns their names, what routers steer included.
+    """Takes the gradient of all weights that a pattern such as `blocks.0.*` or `ffn` means; returns their names, steered ones included.
 
     Raises ConfigError where a pattern matches nothing, or where nothing would be left to train.
     """
     names, found = [name for name, _ in model.named_parameters()], set[str]()
     for pattern in patterns:
-        matched = {name for name in names if fnmatchcase(name, pattern)}
+        matched = {name for name in names if means(pattern, name)}
         if not matched:
             raise ConfigError(
                 f"trainer.freeze: no weight has a name like '{pattern}'. Near are {', '.join(get_close_matches(pattern, names, 5, 0))}."

@@ -8,10 +8,12 @@ from torch import nn
 
 from lm.errors import CheckpointError
 from lm.generation.load import load
+from lm.nn.adapter import adapting
 from lm.nn.init import init_weights
 from lm.nn.transformer import LM
+from lm.storage.adapted import read_merged
 from lm.storage.checkpoint import CheckpointReader, Piece
-from lm.storage.model_folder import copy_weights, read_model, require_same_shapes, resolve_model
+from lm.storage.model_folder import copy_weights, require_same_shapes, resolve_model
 
 Fill = Callable[[LM, Container[str]], None]  # write the parameters of these names, which are on a device and whole
 
@@ -28,12 +30,23 @@ def drawn(seed: int) -> Fill:
 def copied(path: str) -> Fill:
     """Of a run, model or checkpoint folder; raises CheckpointError where the shapes differ."""
     source = resolve_model(path)
-    _, weights = read_model(source)
+    _, weights = read_merged(source)
 
     def fill(model: LM, names: Container[str]) -> None:
         require_same_shapes(_shapes(model), {name: tuple(weight.shape) for name, weight in weights.items()}, str(source))
         mine = [(name, p) for name, p in model.named_parameters() if name in names]
         copy_weights(mine, {name: weights[name] for name, _ in mine}, str(source))
+
+    return fill
+
+
+def beside(base: Fill, own: Fill) -> Fill:
+    """The weights of an adapter by `own`, and all others by `base`."""
+
+    def fill(model: LM, names: Container[str]) -> None:
+        added = adapting(model)
+        base(model, [name for name, _ in model.named_parameters() if name in names and name not in added])
+        own(model, [name for name in added if name in names])
 
     return fill
 
@@ -67,7 +80,8 @@ def load_pieces(pieces: Iterable[Piece], reader: CheckpointReader) -> None:
 
 
 def _shapes(model: LM) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters()}
+    added = adapting(model)
+    return {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters() if name not in added}
 
 
 def materialized(model: LM, parts: list[nn.Module], device: torch.device, fill: Fill) -> Iterator[nn.Module]:

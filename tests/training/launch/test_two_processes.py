@@ -40,10 +40,12 @@ class Job:
     poisoned: bool = False
     model: Tree | None = None
     options: Tree = field(default_factory=dict)  # of train_steps
+    adapter: Tree | None = None
     rounded: bool = False  # in bf16, where gradients are rounded in other places: losses and weights are close, norms are not
 
     def config(self) -> TrainConfig:
-        return config(self.optim, rows=ROWS, steps=STEPS, model=self.model)
+        found = config(self.optim, rows=ROWS, steps=STEPS, model=self.model)
+        return found if self.adapter is None else found.replace(adapter=self.adapter, init_from="drawn as the others")
 
     def run(self, cfg: TrainConfig, rank: int, world: int) -> tuple[Record, dict[str, torch.Tensor]]:
         rows = batches(rank=rank, world=world, rows=ROWS, steps=STEPS, accumulation=self.accumulation)
@@ -64,6 +66,8 @@ JOBS = {
     "experts, completep": Job(SLOW_ADAMW, 3, model=MOE | {"parametrization": {"kind": "completep", "base_width": 16, "base_depth": 1}}),
     "encoder-decoder, sgd": Job(SGD, 2, model=ENCODER_DECODER),
     "encoder-decoder, adamw": Job(SLOW_ADAMW, 3, model=ENCODER_DECODER),
+    "experts, an adapter": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, options={"checkpoint_blocks": 2}),
+    "experts, an adapter, bf16": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, options=BF16, rounded=True),
     "poisoned": Job(SLOW_ADAMW, 2, poisoned=True),
     "all blocks again": Job(SLOW_ADAMW, 2, options={"checkpoint_blocks": 1}),
     "experts, every other block again": Job(SGD | {"lr": 0.1}, 2, model=MOE, options={"checkpoint_blocks": 2}),
@@ -74,6 +78,7 @@ JOBS = {
 FEW = ("experts, completep", "poisoned")  # of make test
 COMPILED = {
     "compiled": Job(SLOW_ADAMW, 2, options={"compile": True}),
+    "compiled, an adapter": Job(SLOW_ADAMW, 2, options={"compile": True}, adapter={"kind": "lora", "rank": 4}),
     "compiled, all blocks again": Job(SGD, 2, options={"compile": True, "checkpoint_blocks": 1}),
 }
 ALL = JOBS | COMPILED
@@ -164,8 +169,11 @@ def test_two_processes_train_as_one(kind: str, names: Iterable[str], tmp_path: P
             assert found[key][:taken] == pytest.approx(record[key], rel=close), (name, key)
         after = {key: weight.float() for key, weight in load_file(tmp_path / f"{name}.safetensors").items()}  # DeepSpeed's bf16 copies
         torch.testing.assert_close(after, weights, rtol=near, atol=near, msg=name)
-        moved = weights["embed.weight"] - build_model(job.config().model, seed=1).embed.weight
-        assert moved.abs().max() > 1e-3
+        for key, before in build_model(job.config().model, seed=1).named_parameters():
+            assert job.adapter is None or job.rounded or torch.equal(weights[key], before), key
+        moved = [p for key, p in weights.items() if key.endswith("lora_b")]
+        moved = moved or [weights["embed.weight"] - build_model(job.config().model, seed=1).embed.weight]
+        assert all(p.abs().max() > 1e-3 for p in moved)
 
 
 if __name__ == "__main__":

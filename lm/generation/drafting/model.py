@@ -1,0 +1,75 @@
+"""A smaller model with the same tokenizer drafts."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lm.errors import ConfigError
+from lm.generation.config import SamplingConfig
+from lm.generation.decode import begin, read, right_padded
+from lm.generation.drafting.base import Drafter
+from lm.generation.sampling import History, choose
+from lm.nn.batch import Batch
+from lm.nn.mixers.cache import Cache
+from lm.nn.transformer import LM
+from lm.schema import MOST
+
+
+class DraftModel(Drafter):
+    """It draws from its own logits as the model does from its, by the same options and the same numbers."""
+
+    def __init__(self, n_tokens: int, draft: LM, model: LM) -> None:
+        """Raises ConfigError where it cannot read what the model reads."""
+        super().__init__(n_tokens)
+        self.draft = draft
+        if draft.cfg.kind != model.cfg.kind:
+            raise ConfigError(f"draft: it is of kind {draft.cfg.kind}, and the model of kind {model.cfg.kind}. Draft with one of its kind.")
+        by_place = draft.cfg.position.by_place
+        if by_place and not (model.cfg.position.by_place and model.max_seq_len <= draft.max_seq_len):
+            raise ConfigError(
+                f"draft: its position={draft.cfg.position.kind} ends after {draft.max_seq_len} tokens, and the model goes further."
+                " Draft with a model of a longer context."
+            )
+        self.last = (draft.max_seq_len if by_place else MOST) - 1  # drafts beyond the model's own last place are cut off
+
+    def begin(self, rows: Sequence[History], cfg: SamplingConfig, n_tokens: int, n_new: int, hidden: Tensor, positions: Tensor) -> None:
+        self.cfg, self.n_drawn = cfg, n_tokens
+        own = [History(row.key, begin(self.draft, row.source or row.begin), source=row.source) for row in rows]
+        self.cache: Cache
+        self.cache, *_ = read(self.draft, own, 0, n_new, ahead=self.n_tokens)
+        self.first = [row.begin for row in own]
+        self.held = [list(row.begin) for row in own]  # what the cache holds of each row
+
+    def propose(self, rows: Sequence[History]) -> list[list[int]]:
+        texts = [first + row.new for first, row in zip(self.first, rows, strict=True)]
+        common = [_common(held, text[:-1]) for held, text in zip(self.held, texts, strict=True)]
+        self.cache.rewind([len(held) - n for held, n in zip(self.held, common, strict=True)])
+        unread = [text[n:] for text, n in zip(texts, common, strict=True)]
+        logits = self._read(unread, common)  # (b, v)
+        drafts: list[list[int]] = [[] for _ in rows]
+        for step in range(self.n_tokens):
+            if step:
+                logits = self._read([draft[-1:] for draft in drafts], [len(text) + step - 1 for text in texts])
+            drawn = choose(logits, [row.extended(draft) for row, draft in zip(rows, drafts, strict=True)], self.cfg)
+            for draft, token in zip(drafts, drawn.tolist(), strict=True):
+                draft.append(token)
+        self.held = [text + draft[:-1] for text, draft in zip(texts, drafts, strict=True)]
+        return drafts
+
+    def reorder(self, kept: Tensor) -> None:
+        self.cache.reorder(kept)
+        self.first, self.held = ([held[row] for row in kept.tolist()] for held in (self.first, self.held))
+
+    def _read(self, tokens: Sequence[list[int]], starts: Sequence[int]) -> Tensor:
+        """Logits behind these tokens of each row, of which the first stands at its start, (b, v)."""
+        ids, positions = right_padded(tokens, starts, 0, self.draft.embed.weight.device)
+        logits: Tensor = self.draft(Batch(ids, positions=positions.clamp(max=self.last)), cache=self.cache)
+        n = [len(each) for each in tokens]
+        self.cache.rewind([ids.shape[1] - each for each in n])
+        return logits[torch.arange(len(n)), torch.tensor(n, device=ids.device) - 1, : self.n_drawn]
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common beginning."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

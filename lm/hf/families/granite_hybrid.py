@@ -1,0 +1,92 @@
+"""Granite 4, dense: Mamba-2 in most layers, attention in the others.  IBM 2025, "Granite 4.0 Language Models"."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.errors import ConfigError
+from lm.hf.families.granite import Granite
+from lm.hf.io.family import Pair, module, modules, same
+from lm.hf.io.transforms import Split, Squeeze
+from lm.hf.options.pattern import read_pattern, write_pattern
+from lm.hf.options.rope import ROPE_KEYS, read_rope, write_rope
+from lm.schema import Tree
+
+_MAMBA = ("linear_attention", "mamba")  # in transformers 5, and in published files
+
+
+class GraniteHybrid(Granite):
+    """Granite with layers of Mamba-2, whose heads together are as wide as a multiple of d_model, and mostly without positions.
+
+    With mamba_proj_bias, which no published model has, transformers lets padding into the convolution of the tokens behind it; lm does not.
+    """
+
+    name = "granitemoehybrid"
+    architecture = "GraniteMoeHybridForCausalLM"
+    theta = None  # most of these models have no positions
+    renamed: ClassVar[dict[str, str]] = {"layers_block_type": "layer_types"}
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in Granite.fields.items() if ours not in ("ffn.bias", "ffn.hidden", "attention.head_dim")},
+        "ffn.hidden": ("shared_intermediate_size", 1024),
+    }
+    further: ClassVar[tuple[str, ...]] = (
+        "layer_types", "position_embedding_type", "intermediate_size", "num_experts_per_tok", "mamba_n_heads", "mamba_n_groups",
+        "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_expand", "mamba_chunk_size", "mamba_conv_bias", "mamba_proj_bias",
+        *ROPE_KEYS, "time_step_limit", "time_step_min", "time_step_max", "time_step_floor", "logits_scaling", "normalization_function",
+    )  # fmt: skip
+    respelled: ClassVar[tuple[str, ...]] = ("layer_types", "position_embedding_type", "mamba_d_head", "mamba_n_heads")
+    fixed: ClassVar[Tree] = {key: value for key, value in Granite.fixed.items() if key != "position.kind"}
+    fixed_there: ClassVar[Tree] = {"num_local_experts": 0}
+
+    def read(self, hf: Tree) -> Tree:
+        n, width = hf["num_hidden_layers"], hf["hidden_size"]
+        pattern = read_pattern(hf.get("layer_types") or [_MAMBA[0]] * n, n, _MAMBA)
+        position = read_rope(hf) if hf.get("position_embedding_type") == "rope" else {"position.kind": "none"}
+        if n_experts := hf.get("num_local_experts", 8):
+            raise ConfigError(
+                f"config.json: num_local_experts={n_experts}, and lm knows {self.name} without experts only. Import a dense one."
+            )
+        if "recurrent" not in pattern:
+            return {**super().read(hf), "pattern": pattern, **position}
+        heads = hf.get("mamba_n_heads", 128)
+        head = hf.get("mamba_d_head", "auto")
+        mamba = {
+            "kind": "mamba2", "n_heads": heads, "head_dim": hf.get("mamba_expand", 2) * width // heads if head == "auto" else head,
+            "state_dim": hf.get("mamba_d_state", 256), "groups": hf.get("mamba_n_groups", 1), "kernel": hf.get("mamba_d_conv", 4),
+            "kernel_bias": hf.get("mamba_conv_bias", True), "bias": hf.get("mamba_proj_bias", False),
+            "eps": hf.get("rms_norm_eps", 1e-6),
+        }  # fmt: skip
+        return {**super().read(hf), "pattern": pattern, "recurrent": mamba, **position}
+
+    def write(self, ours: Tree) -> Tree:
+        rope = {"position_embedding_type": "rope", **write_rope(ours)} if ours["position.kind"] == "rope" else {}
+        there = {**super().write(ours), "layer_types": write_pattern(ours, _MAMBA[0]), **rope}
+        if "recurrent.n_heads" not in ours:
+            return {**there, "mamba_n_heads": 1}  # their default must divide a width that no layer has
+        theirs = {"n_heads": "n_heads", "n_groups": "groups", "d_state": "state_dim", "d_head": "head_dim", "d_conv": "kernel"}
+        theirs |= {"conv_bias": "kernel_bias", "proj_bias": "bias"}
+        expand = ours["recurrent.n_heads"] * ours["recurrent.head_dim"] / ours["d_model"]
+        mamba = {f"mamba_{key}": ours[f"recurrent.{name}"] for key, name in theirs.items()}
+        return {**there, **mamba, "mamba_expand": int(expand) if expand == int(expand) else expand}
+
+    def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        for slot in ("attention", "recurrent"):
+            yield from module(f"{here}.{slot}_residual.norm", f"{there}.input_layernorm")
+        yield from module(f"{here}.ffn_residual.norm", f"{there}.post_attention_layernorm")
+        for name in "qkvo":
+            yield from module(f"{here}.attention.{name}", f"{there}.self_attn.{name}_proj")
+        if "recurrent.n_heads" in ours:
+            yield from self._mamba(f"{here}.recurrent", f"{there}.mamba", ours)
+        yield from modules((f"{here}.ffn.gate", f"{here}.ffn.up"), f"{there}.shared_mlp.input_linear", Split([ours["ffn.hidden"]] * 2))
+        yield from module(f"{here}.ffn.down", f"{there}.shared_mlp.output_linear")
+
+    def _mamba(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        heads, groups = ours["recurrent.n_heads"], ours["recurrent.groups"]
+        x, b = heads * ours["recurrent.head_dim"], groups * ours["recurrent.state_dim"]
+        yield from modules((f"{here}.gate", f"{here}.xbc", f"{here}.rate"), f"{there}.in_proj", Split([x, x + 2 * b, heads]))
+        yield Pair((f"{here}.kernel",), (f"{there}.conv1d.weight",), Squeeze())
+        names = {"kernel_bias": "conv1d.bias", "fade": "A_log", "step": "dt_bias", "skip": "D", "norm": "norm.weight"}
+        yield from (same(f"{here}.{name}", f"{there}.{theirs}") for name, theirs in names.items())
+        yield from module(f"{here}.o", f"{there}.out_proj")
+
+
+FAMILY = GraniteHybrid()

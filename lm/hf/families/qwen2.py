@@ -1,0 +1,22 @@
+"""Qwen2 and Qwen2.5, dense.  Yang et al. 2024, arXiv:2407.10671."""
+
+from typing import Any, ClassVar
+
+from lm.hf.families.llama import Llama
+from lm.hf.families.qwen3 import Qwen3
+from lm.schema import Tree
+
+
+class Qwen2(Qwen3):
+    """Llama with biases on queries, keys and values, and Qwen3's windows."""
+
+    name = "qwen2"
+    architecture = "Qwen2ForCausalLM"
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in Qwen3.fields.items() if not ours.endswith(("bias", "head_dim"))},
+        "attention.n_kv_heads": ("num_key_value_heads", 32),
+    }
+    fixed: ClassVar[Tree] = {**Llama.fixed, "attention.qkv_bias": True, "attention.out_bias": False}
+
+
+FAMILY = Qwen2()

@@ -1,0 +1,92 @@
+"""A tokenizer as llama.cpp reads it: byte-level BPE whose split into words is one that llama.cpp knows by name."""
+
+from typing import Any
+
+from lm.data.tokenizer.splits import GPT2, GPT4, QWEN2, SPLITS
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.hf.io.tokenizer import ends
+from lm.schema import Tree
+
+_NAMES = {GPT2: "gpt-2", QWEN2: "qwen2", GPT4: "dbrx"}
+_WHOLE_WORDS = "llama-bpe"  # GPT-4's split, and a word that is a token is not merged
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
+
+
+def vocabulary(tokenizer: Tokenizer, n_rows: int) -> Tree:
+    """Returns the keys of metadata.  n_rows: of the embedding, of which those beyond the vocabulary are unused.
+
+    Raises ConfigError for a tokenizer that llama.cpp has no form for.
+    """
+    content = tokenizer.content()
+    model = content["model"]
+    _require_bpe(content)
+    vocab: dict[str, int] = model["vocab"]
+    added = {token["id"]: token for token in content["added_tokens"]}
+    names = {i: text for text, i in vocab.items()} | {i: token["content"] for i, token in added.items()}
+    kinds = {i: _CONTROL if token["special"] else _USER_DEFINED for i, token in added.items()}
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    last = ends(tokenizer)
+    found: Tree = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": _split(content),
+        "tokenizer.ggml.tokens": [names.get(i, f"[PAD{i}]") for i in range(n_rows)],
+        "tokenizer.ggml.token_type": [kinds.get(i, _NORMAL) if i in names else _UNUSED for i in range(n_rows)],
+        # llama.cpp wants one: of bytes alone, one that no text can meet
+        "tokenizer.ggml.merges": merges or [f"{names[tokenizer.vocab_size - 1]} {names[tokenizer.vocab_size - 1]}"],
+        "tokenizer.ggml.bos_token_id": tokenizer.bos,
+        "tokenizer.ggml.eos_token_id": tokenizer.eos,
+        "tokenizer.ggml.padding_token_id": tokenizer.pad,
+        "tokenizer.ggml.eot_token_id": last[1] if isinstance(last, list) else None,
+        "tokenizer.ggml.add_bos_token": bool(tokenizer.prefix),
+        "tokenizer.ggml.add_eos_token": False,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_template": tokenizer.chat_template,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def normalises(tokenizer: Tokenizer) -> str | None:
+    """Returns what the tokenizer does to a text before it looks at it, which llama.cpp does not."""
+    normalizer = tokenizer.content().get("normalizer")
+    return None if normalizer is None else str(normalizer["type"])
+
+
+def _require_bpe(content: Tree) -> None:
+    model, bytelevel = content["model"], [part["type"] for part in _parts(content)][-1:] == ["ByteLevel"]
+    odd = [key for key in ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback") if model.get(key)]
+    if model["type"] != "BPE" or not bytelevel or odd:
+        which = f"{model['type']} with {odd[0]}" if odd else model["type"] if bytelevel else f"{model['type']}, not over bytes"
+        raise _refusal(f"it is {which}, and llama.cpp's file has byte-level BPE alone")
+
+
+def _split(content: Tree) -> str:
+    """Returns llama.cpp's name of how text is cut into words."""
+    *before, last = _parts(content)
+    if last.get("add_prefix_space"):
+        raise _refusal("it puts a space before each text, which llama.cpp's byte-level BPE does not")
+    patterns = [_pattern(part) for part in before] + ([GPT2] if last.get("use_regex", True) else [])
+    if not content["model"]["merges"]:
+        return _NAMES[GPT2]  # whatever the words are, no two bytes are joined
+    name = _NAMES.get(patterns[0]) if len(patterns) == 1 else None
+    whole = content["model"].get("ignore_merges", False)
+    if name is None or (whole and patterns != [GPT4]):
+        known = {split: f"tokenizer.pattern={pattern}" for pattern, split in SPLITS.items()}
+        how = " and ".join(known.get(pattern, pattern) for pattern in patterns) or "nothing"
+        raise _refusal(f"it splits text into words by {how}, which llama.cpp has no name for")
+    return _WHOLE_WORDS if whole else name
+
+
+def _parts(content: Tree) -> list[dict[str, Any]]:
+    cuts = content.get("pre_tokenizer") or {"type": "none"}
+    parts: list[dict[str, Any]] = cuts["pretokenizers"] if cuts["type"] == "Sequence" else [cuts]
+    return parts
+
+
+def _pattern(part: dict[str, Any]) -> str:
+    isolated = part["type"] == "Split" and part["behavior"] == "Isolated" and not part.get("invert", False)
+    return str(part["pattern"].get("Regex", part["pattern"])) if isolated else str(part["type"])
+
+
+def _refusal(why: str) -> ConfigError:
+    return ConfigError(f"format=gguf: tokenizer: {why}. Train with tokenizer=bpe tokenizer.pattern=qwen2 (or gpt2, gpt4, llama3).")

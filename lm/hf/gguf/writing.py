@@ -1,0 +1,70 @@
+"""From a model of ours to a file that llama.cpp, and all that is built on it, loads. Needs the extra `gguf`."""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.hf.gguf.architecture import Architecture
+from lm.hf.gguf.dense import GPT2, Bloom, Gemma2, GPTNeoX, Granite, Llama, OLMo2, Phi3, Qwen2, Qwen3, StarCoder2
+from lm.hf.gguf.mixtures import DeepSeek2, GptOss, Mixtral, Qwen3MoE
+from lm.hf.gguf.vocabulary import vocabulary
+from lm.hf.io.family import resolved
+from lm.hf.io.writing import family_for
+from lm.nn.transformer import LM, ModelConfig
+from lm.schema import Tree
+from lm.storage.checkpoint import require_finite
+
+ARCHITECTURES: tuple[Architecture, ...] = (
+    Llama(), Mixtral(), Granite(), Qwen2(), Qwen3(), Qwen3MoE(), Gemma2(), GPT2(), Phi3(), OLMo2(), StarCoder2(), GPTNeoX(), Bloom(),
+    DeepSeek2(), GptOss(),
+)  # fmt: skip
+FILE = "model.gguf"
+TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.float32}
+"""What the matrices become, and what holds them until then; the rest is float32."""
+_FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7}  # llama.cpp's numbers of them
+_SMALL = ("ffn_gate_inp.weight", "position_embd.weight", "rope_freqs.weight")  # as exact as vectors
+_BLOCK = 32  # numbers that share a scale in q8_0
+
+
+def require_gguf() -> None:
+    """ConfigError where the package is missing."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ConfigError("format=gguf: the package gguf, which writes such files, is not installed. pip install 'slotlm[gguf]'.")
+
+
+def architecture_for(cfg: ModelConfig, family: str | None = None) -> Architecture:
+    """Returns llama.cpp's for this model. Raises ConfigError naming an option that it does not have."""
+    known = {name: one for one in ARCHITECTURES for name in one.families}
+    found = known[family_for(cfg, family, known).name]
+    found.refuse(resolved(cfg))
+    return found
+
+
+def write_gguf(file: Path, found: Architecture, model: LM, tokenizer: Tokenizer, dtype: str, name: str) -> None:
+    """Writes metadata, vocabulary and tensors.  dtype: a name of TYPES. Raises ConfigError for what has no form there, NumericsError for a
+    tensor that is not finite."""
+    import gguf
+
+    ours = resolved(model.cfg)
+    weights = {key: p.detach() for key, p in model.named_parameters()}
+    keys: Tree = {"general.name": name, "general.file_type": _FILE_TYPES[dtype], "general.quantization_version": gguf.GGML_QUANT_VERSION}
+    keys |= {f"{found.name}.{key}": value for key, value in found.keys(model.cfg, ours).items()}
+    writer = gguf.GGUFWriter(file, found.name)
+    for key, value in (keys | vocabulary(tokenizer, model.vocab_size)).items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if type(value) is int else gguf.GGUFValueType.get_type(value))
+    for key, tensor in found.tensors(model.cfg, ours, weights):
+        matrix = tensor.ndim > 1 and key.endswith(".weight") and not key.endswith(_SMALL)
+        kind = gguf.GGMLQuantizationType[dtype.upper() if matrix else "F32"]
+        if matrix and dtype == "q8_0" and tensor.shape[-1] % _BLOCK:
+            rows = f"rows of {tensor.shape[-1]} numbers in {key} are not a multiple of {_BLOCK}"
+            raise ConfigError(f"dtype=q8_0: {rows}, which share a scale. Use dtype=f16, bf16 or f32.")
+        held = tensor.to(TYPES[dtype] if matrix else torch.float32)
+        require_finite(key, held, f"export in {dtype}", "Use dtype=bf16 or f32, or another checkpoint")
+        writer.add_tensor(key, gguf.quants.quantize(held.float().contiguous().numpy(), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,76 @@
+"""What other programs do with an exported folder: the command for each, or why it cannot take this model."""
+
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.hf.gguf.vocabulary import vocabulary
+from lm.hf.gguf.writing import FILE, architecture_for
+from lm.hf.io.family import Family, resolved
+from lm.nn.transformer import LM, ModelConfig
+
+VLLM_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Widths that vLLM's attention on CPUs takes (vllm/v1/attention/backends/cpu_attn.py); its kernels for GPUs have fewer and larger ones."""
+_PYTHON = (
+    "from transformers import AutoTokenizer as T, {auto} as M; t, m = (c.from_pretrained({folder!r}) for c in (T, M)); "
+    "x = t('def main(', return_tensors='pt'); print({shown})"
+)
+_GENERATED = "t.decode(m.generate(input_ids=x['input_ids'], max_new_tokens=20)[0])"
+
+
+class Use(NamedTuple):
+    """Of one program: a command of a shell, or why there is none."""
+
+    program: str
+    command: str | None
+    why: str = ""
+
+
+def uses_of_hf(source: str, folder: Path, family: Family, model: LM, tokenizer: Tokenizer) -> list[Use]:
+    """Of a folder in the format of transformers.  source: what it was exported from."""
+    there, kind = shlex.quote(str(folder)), model.cfg.kind
+    shown = _GENERATED if kind != "encoder" else "m(input_ids=x['input_ids']).logits.argmax(-1)"
+    found = [Use("transformers", _python(_PYTHON.format(auto=family.auto, folder=str(folder), shown=shown)))]
+    why = _no_vllm(model.cfg)
+    found.append(Use("vLLM", None if why else f"vllm serve {there}", why))
+    why, gguf = _no_gguf(model, tokenizer), shlex.quote(f"{folder}-gguf")
+    found.append(Use("llama.cpp", None if why else f"lm export from={shlex.quote(source)} format=gguf out={gguf}", why))
+    why = "it asks for the likelihood of what follows a text, and an encoder continues none" if kind == "encoder" else ""
+    command = f"lm_eval --model hf --model_args pretrained={there},dtype=float32 --tasks TASK"
+    return [*found, Use("lm-eval", None if why else command, why)]
+
+
+def uses_of_gguf(source: str, folder: Path) -> list[Use]:
+    """Of a folder with a GGUF file."""
+    file = str(folder / FILE)
+    script = f"from llama_cpp import Llama; print(Llama({file!r})('def main(', max_tokens=20, temperature=0)['choices'][0]['text'])"
+    return [
+        Use("llama.cpp", f"llama-cli -m {shlex.quote(file)} -p TEXT"),
+        Use("llama-cpp-python", _python(script)),
+        Use("transformers, vLLM, lm-eval", f"lm export from={shlex.quote(source)} format=hf out={shlex.quote(f'{folder}-hf')}"),
+    ]
+
+
+def _python(script: str) -> str:
+    """The command of a script that has single quotes, which a shell leaves alone between double ones."""
+    return f'python -c "{script}"' if not set(script) & set('"$`\\\\!') else f"python -c {shlex.quote(script)}"
+
+
+def _no_vllm(cfg: ModelConfig) -> str:
+    if cfg.kind != "decoder":
+        return f"it generates with decoders, and this is an {cfg.kind.replace('_', '-')}"
+    width = resolved(cfg).get("attention.head_dim")
+    if width is not None and width not in VLLM_HEADS:
+        return f"heads are {width} numbers wide, and it has {', '.join(map(str, VLLM_HEADS))}"
+    return ""
+
+
+def _no_gguf(model: LM, tokenizer: Tokenizer) -> str:
+    try:
+        architecture_for(model.cfg)
+        vocabulary(tokenizer, model.vocab_size)
+    except ConfigError as error:
+        return str(error).removeprefix("format=gguf: ").removesuffix(", or export with format=hf.").rstrip(".")
+    return ""

@@ -1,0 +1,137 @@
+"""An adapter as peft reads it: adapter_config.json, and low-rank matrices under the names of the modules that transformers builds.
+
+Where transformers has one matrix for several of ours, W = [W1; W2], its A has all of their rows and its B each one's columns for its own
+rows: [B1 0; 0 B2] [A1; A2]. The scale is the same for all.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lm.hf.io.family import Family, Pair, resolved
+from lm.hf.io.transforms import Stack
+from lm.nn.adapter import LoRAConfig
+from lm.nn.transformer import ModelConfig, build_model
+from lm.schema import Tree
+from lm.storage.atomic import write_json
+from lm.storage.checkpoint import require_finite
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_TASKS = {"decoder": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM"}
+
+
+class Low(NamedTuple):
+    """A, (r, in), and B, (out, r); of experts that are one parameter, (e, r, in) and (e, out, r)."""
+
+    a: Tensor
+    b: Tensor
+    transposed: bool = False  # the matrix is stored as (in, out)
+
+
+class _Below:
+    """Tensors (e, out, in) of ours below each other."""
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        raise NotImplementedError("adapters are written, not read")
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return [torch.cat(ours, dim=-2)]
+
+
+def write_peft(folder: Path, family: Family, cfg: ModelConfig, adapter: LoRAConfig, own: Mapping[str, Tensor], base: str) -> None:
+    """base: what the config calls the model that the adapter belongs to.  Raises NumericsError for a tensor that is not finite."""
+    rows = {name: p.shape[-2] for name, p in build_model(cfg, device="meta").named_parameters() if p.ndim > 1}
+    low = {name: Low(a, b) for name, a, b in adapter.low(own) if name in rows}
+    for name, each in [(name, each) for name, each in low.items() if each.a.ndim == 3]:
+        low |= {f"{name}/{i}": Low(a, b) for i, (a, b) in enumerate(zip(each.a, each.b, strict=True))}
+        rows |= dict.fromkeys((f"{name}/{i}" for i in range(len(each.a))), rows[name])
+    pairs = [*_modules([pair for pair in family.pairs(resolved(cfg)) if pair.ours[0] in rows])]
+    found = {pair.theirs[0]: fused for pair in pairs if (fused := _fused(pair, low, rows)) is not None}
+    tensors = dict(_tensors(found))
+    for name, tensor in tensors.items():
+        require_finite(name, tensor, "export", "Use another checkpoint")
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    write_json(folder / CONFIG, _config(cfg, adapter, found, [pair.theirs[0] for pair in pairs], base))
+
+
+def _modules(pairs: list[Pair]) -> Iterator[Pair]:
+    """What transformers makes of the tensors of a file: modules by their paths, and parameters of experts by theirs. Experts that are
+    tensors of their own in the file become one parameter each for gate and up, and for down, of a module called mlp; Switch keeps theirs
+    apart. Beside such experts peft takes every module called as a part of them for one; so it is told of the parameter `weight` there."""
+    stacks = [pair for pair in pairs if isinstance(pair.transform, Stack) and ".expert_" not in pair.theirs[0]]
+    for pair in pairs:
+        if pair in stacks:
+            path = pair.theirs[0].split(".experts.")[0].rpartition(".")[0] + ".mlp.experts"
+            stem, _, name = pair.ours[0].rpartition(".")
+            if name == "gate":
+                yield Pair((pair.ours[0], f"{stem}.up"), (f"{path}.gate_up_proj",), _Below())
+            elif name == "down":
+                yield Pair(pair.ours, (f"{path}.down_proj",))
+        elif isinstance(pair.transform, Stack):
+            yield from (Pair((f"{pair.ours[0]}/{i}",), (path.removesuffix(".weight"),)) for i, path in enumerate(pair.theirs))
+        elif stacks and ".mlp." in pair.theirs[0]:
+            yield pair
+        else:
+            yield pair._replace(theirs=(pair.theirs[0].removesuffix(".weight"),))
+
+
+def _fused(pair: Pair, low: Mapping[str, Low], rows: Mapping[str, int]) -> Low | None:
+    """The adapter of one matrix there, of those of ours that it is made of and that have one."""
+    mine = {name: low[name] for name in pair.ours if name in low}
+    if not mine:
+        return None
+    a = torch.cat([each.a for each in mine.values()], dim=-2)
+    lead, other = a.shape[:-2], sum(rows[name] for name in pair.ours) + 1  # a width that no side of the matrix has
+    [probe] = pair.transform.to_theirs([a.new_zeros(*lead, rows[name], other) for name in pair.ours])
+    transposed = probe.shape[-1] != other
+    columns = []
+    for name, each in mine.items():
+        rank = each.b.shape[-1]
+        [there] = pair.transform.to_theirs([each.b if n == name else each.b.new_zeros(*lead, rows[n], rank) for n in pair.ours])
+        columns.append(there.mT if transposed else there)
+    return Low(a, torch.cat(columns, dim=-1), transposed)
+
+
+def _tensors(found: Mapping[str, Low]) -> Iterator[tuple[str, Tensor]]:
+    """By key. Of two parameters of one module, peft wraps the first within the second; of experts, a row of A and a column of B have the
+    number of the expert, in A in front, in B behind."""
+    for path, each in found.items():
+        where, a, b = path.removesuffix(".weight"), each.a, each.b
+        if a.ndim == 3:
+            where, _, name = path.rpartition(".")
+            where += ".base_layer" if name == "gate_up_proj" and f"{where}.down_proj" in found else ""
+            a, b = a.flatten(0, 1), b.permute(1, 2, 0).flatten(1)  # (e, r, in) -> (e*r, in); (e, out, r) -> (out, r*e)
+        yield f"base_model.model.{where}.lora_A.weight", a.contiguous()
+        yield f"base_model.model.{where}.lora_B.weight", b.contiguous()
+
+
+def _config(cfg: ModelConfig, adapter: LoRAConfig, found: Mapping[str, Low], known: list[str], base: str) -> Tree:
+    """known: paths of all matrices there, so that those of one name are named by it where all of them have an adapter."""
+    parameters = sorted(path for path, each in found.items() if each.a.ndim == 3 or path.endswith(".weight"))
+    modules = [path for path in found if path not in parameters]
+    rest = {path.rpartition(".")[2] for path in known if path not in modules}
+    ranks = {path: rank for path, each in found.items() if (rank := each.a.shape[-2]) != adapter.rank}
+    times = {path: rank / adapter.rank for path, rank in ranks.items()}
+    return {
+        "peft_type": "LORA",
+        "task_type": _TASKS.get(cfg.kind),
+        "base_model_name_or_path": base,
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "use_rslora": adapter.rslora,
+        "lora_dropout": 0.0 if parameters else adapter.dropout,  # peft has none beside parameters
+        "target_modules": sorted({leaf if (leaf := path.rpartition(".")[2]) not in rest else path for path in modules}),
+        "target_parameters": parameters or None,
+        "rank_pattern": ranks,
+        "alpha_pattern": {path: adapter.alpha * (n**0.5 if adapter.rslora else n) for path, n in times.items()},
+        "fan_in_fan_out": any(each.transposed for each in found.values() if each.a.ndim == 2),
+        "bias": "none",
+        "use_dora": False,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }

@@ -1,0 +1,23 @@
+"""Layers that attend and layers that do not: `layer_types` of config.json, and our pattern."""
+
+from lm.errors import ConfigError
+from lm.nn.stack import shortest
+from lm.schema import Tree
+
+ATTENDS = ("full_attention", "attention")
+
+
+def read_pattern(types: list[str], n_layers: int, recurrent: tuple[str, ...]) -> list[str]:
+    """Our pattern.  recurrent: the family's names of layers that do not attend. Raises ConfigError for others, or another number."""
+    names = dict.fromkeys(ATTENDS, "attention") | dict.fromkeys(recurrent, "recurrent")
+    if unknown := [name for name in types if name not in names]:
+        raise ConfigError(f"config.json: layer_types has {unknown[0]!r}, and known are {', '.join(names)}. Import another model.")
+    if len(types) != n_layers:
+        raise ConfigError(f"config.json: layer_types has {len(types)} layers and num_hidden_layers is {n_layers}. Restore the file.")
+    return shortest([names[name] for name in types])
+
+
+def write_pattern(ours: Tree, recurrent: str) -> list[str]:
+    """layer_types, a name for each layer."""
+    pattern = ours["pattern"]
+    return [recurrent if pattern[i % len(pattern)] == "recurrent" else ATTENDS[0] for i in range(ours["n_layers"])]

@@ -1,0 +1,69 @@
+"""Folders that hold an adapter alone, and name the model that it belongs to by path and hash."""
+
+import os
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from lm.errors import CheckpointError
+from lm.nn.adapter import AdapterConfig
+from lm.schema import Config, Tree
+from lm.storage.model_folder import folder_hash, read_model, resolve_model
+from lm.storage.reading import checked
+
+
+class Adapted(Config):
+    """What such a folder says of itself, beside the config of the model."""
+
+    adapter: AdapterConfig
+    parent: str
+    """The model that it was trained on, as init_from named it."""
+    parent_hash: str
+    """`folder_hash` of that one."""
+
+    @classmethod
+    def of(cls, folder: Path, tree: Tree) -> Self | None:
+        """Returns it; None where the folder holds a whole model.  tree: config.json, or the meta data of a checkpoint."""
+        found = None if tree.get("adapter") is None else {key: tree.get(key) for key in cls.model_fields}
+        return None if found is None else checked(cls, found, folder)
+
+    def source(self, folder: Path) -> Path:
+        """Returns the parent's folder: as it was named, from here or from a folder that holds this one. Raises CheckpointError where there
+        is none, or another model by now."""
+        places = [Path(), *folder.absolute().parents]
+        named = next((path for place in places if (path := place / os.path.expanduser(self.parent)).exists()), Path(self.parent))
+        parent = resolve_model(str(named))
+        if folder_hash(parent) != self.parent_hash:
+            raise CheckpointError(
+                f"{folder}: it holds an adapter of {self.parent}, and {parent} is another model by now. Restore that, or train again."
+            )
+        return parent
+
+
+def read_merged(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
+    """As `read_model`; an adapter is merged into the weights of its parent. Raises CheckpointError where that one does not fit."""
+    tree, own = read_model(folder)
+    if (adapted := Adapted.of(folder, tree)) is None:
+        return tree, own
+    weights = _parent_weights(folder, adapted, own)
+    try:
+        adapted.adapter.merge(weights, own)
+    except (KeyError, RuntimeError) as error:
+        raise CheckpointError(f"{folder}: the adapter does not fit the weights of {adapted.parent} ({error}). Use another.") from None
+    return tree, weights
+
+
+def read_apart(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
+    """As `read_merged`, with the adapter's weights beside those of the parent."""
+    tree, own = read_model(folder)
+    adapted = Adapted.of(folder, tree)
+    return tree, own if adapted is None else _parent_weights(folder, adapted, own) | own
+
+
+def _parent_weights(folder: Path, adapted: Adapted, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the parent, in the adapter's dtype where that is wider."""
+    dtype = next((tensor.dtype for tensor in own.values()), torch.float32)
+    _, weights = read_merged(adapted.source(folder))
+    return {name: weight.to(torch.promote_types(weight.dtype, dtype)) for name, weight in weights.items()}

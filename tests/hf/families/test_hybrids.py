@@ -1,0 +1,69 @@
+"""LFM2 and Granite 4: most layers without attention."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+
+from lm.errors import ConfigError  # noqa: E402
+from lm.hf.families.granite_hybrid import FAMILY  # noqa: E402
+from lm.hf.options.keys import unheard  # noqa: E402
+from lm.nn.mixers.mamba2 import Mamba2Config  # noqa: E402
+from tests.hf.harness import VOCAB, verify  # noqa: E402
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}  # fmt: skip
+ROPE = {"rope_type": "default", "rope_theta": 500.0}
+LFM2: dict[str, dict[str, Any]] = {
+    "three to one": {"layer_types": ["conv", "conv", "conv", "full_attention"], "rope_parameters": ROPE},
+    "by numbers, untied, a width that is adjusted": {
+        "full_attn_idxs": [1, 2], "tie_word_embeddings": False, "block_auto_adjust_ff_dim": True, "block_multiple_of": 8, "conv_L_cache": 4,
+    },
+    "attention alone": {"layer_types": ["full_attention"] * 4},
+}  # fmt: skip
+MAMBA = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+GRANITE: dict[str, dict[str, Any]] = {
+    "no positions": {"layer_types": MAMBA},
+    "rotated, groups, tied": {
+        "layer_types": MAMBA, "position_embedding_type": "rope", "rope_parameters": ROPE, "mamba_n_groups": 2,
+        "mamba_conv_bias": False, "attention_bias": True, "tie_word_embeddings": True, "mamba_d_conv": 3, "rms_norm_eps": 1e-5,
+    },
+    "attention alone": {"layer_types": ["full_attention"] * 4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LFM2)
+def test_lfm2(case: str, tmp_path: Path) -> None:
+    sizes = SIZES | {"intermediate_size": 72, "block_auto_adjust_ff_dim": False} | LFM2[case]
+    verify(transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**sizes)), tmp_path)
+
+
+@pytest.mark.parametrize("case", GRANITE)
+def test_granite_hybrid(case: str, tmp_path: Path) -> None:
+    sizes = SIZES | {
+        "num_local_experts": 0, "shared_intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_state": 6, "mamba_chunk_size": 8,
+        "embedding_multiplier": 1.7, "attention_multiplier": 0.21, "residual_multiplier": 0.6, "logits_scaling": 1.6,
+    }  # fmt: skip
+    verify(transformers.GraniteMoeHybridForCausalLM(transformers.GraniteMoeHybridConfig(**sizes | GRANITE[case])), tmp_path)
+
+
+def test_published_granite_4_spells_its_layers_otherwise(tmp_path: Path) -> None:
+    """As ibm-granite/granite-4.0-h-350m has it: names of transformers 4, heads of a width that is told as auto."""
+    there = {
+        "model_type": "granitemoehybrid", "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6,
+        "layer_types": ["mamba", "mamba", "attention"], "position_embedding_type": "nope", "num_local_experts": 0, "mamba_n_heads": 4,
+        "mamba_d_head": "auto", "max_position_embeddings": 128, "num_experts_per_tok": 0, "normalization_function": "rmsnorm",
+    }  # fmt: skip
+    cfg = FAMILY.config(there)
+    assert (
+        isinstance(cfg.recurrent, Mamba2Config) and cfg.recurrent.head_dim == 24 and cfg.pattern == ["recurrent", "recurrent", "attention"]
+    )
+    assert unheard("config.json", there, FAMILY, cfg) == []
+    with pytest.raises(ConfigError, match="num_local_experts=8, and lm knows granitemoehybrid without experts only"):
+        FAMILY.config({**there, "num_local_experts": 8})
+    with pytest.raises(ConfigError, match="layer_types has 'rwkv'"):
+        FAMILY.config({**there, "layer_types": ["mamba", "rwkv", "attention"]})

@@ -1,0 +1,132 @@
+"""`lm export format=gguf`: the file read back, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lm.data.kinds import UnigramConfig
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.hf.gguf.vocabulary import vocabulary
+from lm.hf.gguf.writing import ARCHITECTURES
+from lm.nn.transformer import LM
+from lm.schema import from_tree
+from lm.storage.model_folder import save_model
+from tests.conftest import Lm
+from tests.hf.gguf_models import FAMILIES, HEADS, LAYER, MLP, MODELS, built, trained, written
+
+gguf = pytest.importorskip("gguf")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return trained("qwen2")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_has_the_names_of_its_architecture_and_all_numbers_of_the_model(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = built(name)
+    reader = gguf.GGUFReader(written(tmp_path, model, tokenizer, family=FAMILIES.get(name)))
+    said = {key: field.contents() for key, field in reader.fields.items()}
+    arch = name.split(" ")[0].rstrip(",")
+    assert said["general.architecture"] == arch
+    numbers = ("context_length", "embedding_length", "block_count", "vocab_size", "attention.head_count")
+    assert [said[f"{arch}.{key}"] for key in numbers] == [128, 64, 3, 352, 4]
+    kind = next(kind for kind, theirs in gguf.MODEL_ARCH_NAMES.items() if theirs == arch)
+    known = {gguf.TENSOR_NAMES[tensor].format(bid=layer) for tensor in gguf.MODEL_TENSORS[kind] for layer in range(3)}
+    found = {tensor.name: torch.tensor(np.array(tensor.data)) for tensor in reader.tensors}
+    assert {key.rpartition(".")[0] for key in found} <= known
+    rope = [tensor for key, tensor in found.items() if key.startswith("rope")]
+    added = sum(map(torch.numel, rope)) + (found["output.weight"].numel() if name == "olmo2" else 0)  # its head is the embedding, here too
+    assert sum(map(torch.numel, found.values())) - added == sum(p.numel() for p in model.parameters())
+    assert torch.equal(found["token_embd.weight"], model.embed.weight)
+    last = dict(model.blocks[2].ffn.named_parameters())
+    theirs, ours = ("ffn_down_exps", "experts.down") if "experts.down" in last else ("ffn_down", "down.weight")
+    assert torch.equal(found[f"blk.2.{theirs}.weight"], last[ours])
+
+
+@pytest.mark.parametrize(("dtype", "rounded"), [("f16", 2**-11), ("bf16", 2**-8), ("q8_0", 1 / 120)])
+def test_matrices_are_rounded_and_the_rest_is_not(dtype: str, rounded: float, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = built("qwen3moe")
+    for tensor in gguf.GGUFReader(written(tmp_path, model, tokenizer, dtype)).tensors:
+        matrix = len(tensor.shape) > 1 and "gate_inp" not in tensor.name
+        assert tensor.tensor_type.name == (dtype.upper() if matrix else "F32")
+        if tensor.name == "blk.1.ffn_up.weight" or tensor.name == "output.weight":
+            found = torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+            largest = model.head.weight.abs().max()
+            assert 0 < (found - model.head.weight).abs().max() <= rounded * largest
+
+
+def test_the_vocabulary_says_what_each_token_is(tokenizer: Tokenizer) -> None:
+    found = vocabulary(tokenizer, 352)
+    kinds = found["tokenizer.ggml.token_type"]
+    assert [kinds.count(kind) for kind in (1, 3, 5)] == [337, 3, 12]  # ordinary ones, specials, rows without a token
+    assert found["tokenizer.ggml.tokens"][:4] == ["<|bos|>", "<|eos|>", "<|pad|>", "!"]
+    assert (found["tokenizer.ggml.pre"], found["tokenizer.ggml.add_bos_token"], found["tokenizer.ggml.eos_token_id"]) == ("qwen2", True, 1)
+    assert len(found["tokenizer.ggml.merges"]) == 340 - 259
+
+
+def saved(folder: Path, model: LM, tokenizer: Tokenizer) -> Path:
+    save_model(folder, model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {})
+    return folder
+
+
+def test_the_command_writes_a_folder_with_the_file(lm: Lm, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = built("qwen3")
+    folder = saved(tmp_path / "m", model, tokenizer)
+    code, out, err = lm("export", f"from={folder}", "format=gguf", "dtype=q8_0", f"out={tmp_path / 'out'}")
+    assert code == 0, err
+    assert f"{tmp_path / 'out'}: qwen3, " in out
+    assert f"llama.cpp: llama-cli -m {tmp_path / 'out'}/model.gguf -p TEXT\n" in out
+    assert (tmp_path / "out" / "model.gguf").read_bytes() == written(tmp_path, model, tokenizer, "q8_0").read_bytes()
+
+
+NARROW: dict[str, Any] = {"norm": {"kind": "rms", "place": "output"}, "attention": HEADS | {"qk_norm": "full", "head_dim": 8}}
+REFUSED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "a window": ({"attention": HEADS | {"window": 8, "qk_norm": "head"}}, [], ["qwen3", "model.attention.window=8", "null"]),
+    "a type of the other format": ({}, ["dtype=fp16"], ["dtype=fp16", "format=gguf has keep, f32, f16, bf16, q8_0"]),
+    "rows for no block": ({"ffn": MLP | {"hidden": 40}}, ["dtype=q8_0"], ["rows of 40", "blk.0.ffn_down.weight", "multiple of 32"]),
+    "no architecture": ({"norm": LAYER, "position": {"kind": "t5_relative"}}, [], ["position.kind"]),
+    "an activation": ({"ffn": MLP | {"activation": "gelu"}}, [], ["llama", "model.ffn.activation=gelu", "silu"]),
+    "narrow heads": (NARROW, [], ["olmo2", "32", "model.d_model=64"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_form_there_is_refused_by_name(case: str, lm: Lm, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    changes, args, parts = REFUSED[case]
+    folder = saved(tmp_path / "m", built(changes), tokenizer)
+    code, _, err = lm("export", f"from={folder}", "format=gguf", f"out={tmp_path / 'out'}", *args)
+    assert code == 2
+    assert all(part in err.splitlines()[-1] for part in parts), err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("made", ["own", "unigram"])
+def test_a_tokenizer_that_llama_cpp_lacks_is_refused_with_the_remedy(made: str) -> None:
+    found = trained("own") if made == "own" else from_tree(UnigramConfig, {"vocab_size": 300}).build(["some text, some more"] * 9)
+    with pytest.raises(ConfigError, match=r"tokenizer\.pattern=qwen2"):
+        vocabulary(found, 352)
+
+
+CANNOT: dict[str, tuple[dict[str, Any], str, list[str]]] = {
+    "narrow heads": ({}, "qwen2", ["vLLM cannot take it: heads are 16 numbers wide, and it has 32, 64, ", "llama.cpp: lm export from="]),
+    "our split": ({"attention": HEADS | {"head_dim": 32}}, "own", ["vLLM: vllm serve ", "llama.cpp cannot take it: tokenizer: it splits "]),
+    "an activation": ({"ffn": MLP | {"activation": "gelu"}}, "qwen2", ["llama.cpp cannot take it: llama.cpp's llama has no model.ffn.act"]),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_an_export_says_which_programs_take_it_and_why_others_cannot(case: str, lm: Lm, tmp_path: Path) -> None:
+    changes, pattern, parts = CANNOT[case]
+    folder = saved(tmp_path / "m", built(changes), trained(pattern))
+    code, out, err = lm("export", f"from={folder}", "format=hf", "check=false", f"out={tmp_path / 'out'}")
+    assert code == 0, err
+    assert all(f"\n{part}" in out for part in [*parts, 'transformers: python -c "', "lm-eval: lm_eval --model hf "]), out
+
+
+def test_every_architecture_is_tried() -> None:
+    assert {one.name for one in ARCHITECTURES} == {name.split(" ")[0].rstrip(",") for name in MODELS}

@@ -55,7 +55,19 @@ def complete(
     require_fit(tokenizer, model.vocab_size)
     encoded = [prompt_ids(model, tokenizer, prompt, chat) for prompt in prompts]
     last = (tokenizer.eos, chat.end() if chat is not None else None)
-    ends = {token for token in last if token is not None}
+    return continued(model, tokenizer, encoded, cfg, {token for token in last if token is not None}, on_text, drafter)
+
+
+def continued(
+    model: LM,
+    tokenizer: Tokenizer,
+    encoded: Sequence[Sequence[int]],
+    cfg: SamplingConfig,
+    ends: set[int],
+    on_text: OnText | None = None,
+    drafter: Drafter | None = None,
+) -> list[Completion]:
+    """`complete` of prompts that are ids already.  ends: the tokens that end a completion."""
     grammar = Grammar(tokenizer, cfg, ends) if cfg.form is not None else None
     if cfg.beams > 1:
         best = _by_beams(model, tokenizer, encoded, cfg, ends, grammar)

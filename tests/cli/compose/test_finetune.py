@@ -49,7 +49,7 @@ def test_the_optimizer_of_a_pretraining_does_not_go_on_in_silence(parent: str, g
 
 def test_an_adapter_has_a_rate_of_its_own(parent: str) -> None:
     for given, kind in ((TEXT, "others"), (PAIRS, "dpo")):
-        assert started(parent, *given, "adapter=lora").config().optim.lr == 10 * RATES[kind]
+        assert started(parent, *given, "adapter=lora").config().optim.lr == pytest.approx(10 * RATES[kind])
 
 
 def test_what_the_command_line_says_is_had(parent: str) -> None:

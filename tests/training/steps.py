@@ -10,13 +10,13 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.transformer import LM, build_model
+from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.schema import Tree, from_tree
 from lm.training.callbacks.base import RunCallback
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
 from lm.training.strategies.single import Single
-from lm.training.weights.initial import beside, drawn
+from lm.training.weights.initial import Fill, beside, drawn
 
 STEPS, ACCUMULATION, ROWS, LENGTH, VOCAB = 4, 2, 8, 16, 61
 SGD: dict[str, Any] = {"kind": "sgd", "lr": 0.5, "clip": 1.0}
@@ -104,13 +104,17 @@ class Recorder(RunCallback):
         module.trainer.should_stop = module.step == self.steps
 
 
-@torch.no_grad()
-def _alike(model: LM, names: Container[str]) -> None:
+def alike(cfg: ModelConfig) -> Fill:
     """As drawn without an adapter, whose matrices do not know that they write to the residual stream."""
-    named = dict(model.named_parameters())
-    for name, p in build_model(model.cfg, seed=1).named_parameters():
-        if name in names:
-            named[name].copy_(p)
+    drawn_so = dict(build_model(cfg, seed=1).named_parameters())  # now: within an engine's context it would be cut
+
+    @torch.no_grad()
+    def fill(model: LM, names: Container[str]) -> None:
+        for name, p in model.named_parameters():
+            if name in names:
+                p.copy_(drawn_so[name])
+
+    return fill
 
 
 def train_steps(
@@ -131,7 +135,7 @@ def train_steps(
     model = build_model(cfg.model, device="meta") if strategy.meta else build_model(cfg.model, seed=1)
     fill = drawn(1)
     if cfg.adapter is not None:
-        fill = beside(_alike, fill)
+        fill = beside(alike(cfg.model), fill)
         cfg.adapter.apply(model)
         if not strategy.meta:
             fill(model, [name for name, _ in model.named_parameters()])

@@ -112,6 +112,7 @@ def test_rows_of_several_caches_go_on_in_one() -> None:
             caches.append(model.new_cache(len(rows), 40, slack=2))
             model(Batch(rows[:, :n], positions=torch.arange(n).expand(len(rows), n)), cache=caches[-1])
         cache = model.new_cache(3, 40, slack=2)
+        caches[0].rewind([2, 0])  # its rows are of two lengths
         cache.adopt([(caches[0], [1]), (caches[1], [0, 0])], 20)
         for t in range(5):
             step = torch.stack([ids[1, 20 + t], ids[2, 9 + t], ids[2, 9 + t]])[:, None]

@@ -96,9 +96,7 @@ class Slots:
         k = min(self.written[0], self.n, max(other.written))
         here, there = self._last(k), other._last(k)
         here = here if isinstance(here, slice) else here[at]
-        places = torch.tensor(other.written, device=rows.device).unsqueeze(1) + torch.arange(-k, 0, device=rows.device)
-        held = _get(other.positions, there, rows).masked_fill(places[rows] < 0, -1)  # rows may be of several lengths
-        _put(self.positions[at], here, held)
+        _put(self.positions[at], here, _get(other.positions, there, rows))  # -1 in front of a row that is shorter than others there
         return here, there
 
     def _last(self, length: int) -> slice | Tensor:

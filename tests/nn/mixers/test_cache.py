@@ -112,9 +112,10 @@ def test_rows_of_several_caches_go_on_in_one() -> None:
             caches.append(model.new_cache(len(rows), 40, slack=2))
             model(Batch(rows[:, :n], positions=torch.arange(n).expand(len(rows), n)), cache=caches[-1])
         cache = model.new_cache(3, 40, slack=2)
-        cache.adopt([(caches[0], [1]), (caches[1], [0, 0])], 20)
+        caches[0].rewind([2, 0])  # its rows are of two lengths
+        cache.adopt([(caches[0], [0]), (caches[1], [0, 0])], 20)
         for t in range(5):
-            step = torch.stack([ids[1, 20 + t], ids[2, 9 + t], ids[2, 9 + t]])[:, None]
-            out = model(Batch(step, positions=torch.tensor([[20 + t], [9 + t], [9 + t]])), cache=cache)
-            for row, (text, length) in enumerate(((ids[1], 21 + t), (ids[2], 10 + t), (ids[2], 10 + t))):
+            step = torch.stack([ids[0, 18 + t], ids[2, 9 + t], ids[2, 9 + t]])[:, None]
+            out = model(Batch(step, positions=torch.tensor([[18 + t], [9 + t], [9 + t]])), cache=cache)
+            for row, (text, length) in enumerate(((ids[0], 19 + t), (ids[2], 10 + t), (ids[2], 10 + t))):
                 torch.testing.assert_close(out[row, -1], model(Batch(text[None, :length]))[0, -1], **CLOSE)

@@ -54,9 +54,7 @@ def complete(
     """
     require_fit(tokenizer, model.vocab_size)
     encoded = [prompt_ids(model, tokenizer, prompt, chat) for prompt in prompts]
-    last = (tokenizer.eos, chat.end() if chat is not None else None)
-    ends = {token for token in last if token is not None}
-    grammar = Grammar(tokenizer, cfg, ends) if cfg.form is not None else None
+    ends, grammar = ends_of(tokenizer, chat), grammar_of(tokenizer, cfg, chat)
     if cfg.beams > 1:
         best = _by_beams(model, tokenizer, encoded, cfg, ends, grammar)
         if on_text is not None:
@@ -114,6 +112,16 @@ def _completion(
     limit = room(model, prompt, cfg)
     full = not text.stopped and len(new) == limit
     return Completion(text.text, new, full and limit < cfg.max_tokens, beyond(model, prompt, len(new)), "length" if full else "stop", told)
+
+
+def ends_of(tokenizer: Tokenizer, chat: ChatTemplate | None) -> set[int]:
+    """Returns the tokens that end a text, or an answer under this template."""
+    return {token for token in (tokenizer.eos, chat.end() if chat is not None else None) if token is not None}
+
+
+def grammar_of(tokenizer: Tokenizer, cfg: SamplingConfig, chat: ChatTemplate | None) -> Grammar | None:
+    """Returns what an output must be; None where it may be anything. Raises ConfigError where nothing is such."""
+    return Grammar(tokenizer, cfg, ends_of(tokenizer, chat)) if cfg.form is not None else None
 
 
 def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer") -> None:

@@ -1,14 +1,18 @@
 """`lm export format=gguf`: the file read back, and what is refused."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Regex, models, pre_tokenizers
+from tokenizers import Tokenizer as Tokenizers
 
 from lm.data.kinds import UnigramConfig
-from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.data.tokenizer.splits import SPLITS
+from lm.data.tokenizer.tokenizer import Specials, Tokenizer
 from lm.errors import ConfigError
 from lm.hf.gguf.vocabulary import vocabulary
 from lm.hf.gguf.writing import ARCHITECTURES
@@ -89,7 +93,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "a window": ({"attention": HEADS | {"window": 8, "qk_norm": "head"}}, [], ["qwen3", "model.attention.window=8", "null"]),
     "a type of the other format": ({}, ["dtype=fp16"], ["dtype=fp16", "format=gguf has keep, f32, f16, bf16, q8_0"]),
     "rows for no block": ({"ffn": MLP | {"hidden": 40}}, ["dtype=q8_0"], ["rows of 40", "blk.0.ffn_down.weight", "multiple of 32"]),
-    "no architecture": ({"norm": LAYER, "position": {"kind": "t5_relative"}}, [], ["position.kind"]),
+    "no architecture": ({"norm": LAYER, "position": {"kind": "t5_relative"}}, [], ["format=gguf: no family", "position.kind"]),
     "an activation": ({"ffn": MLP | {"activation": "gelu"}}, [], ["llama", "model.ffn.activation=gelu", "silu"]),
     "narrow heads": (NARROW, [], ["olmo2", "32", "model.d_model=64"]),
 }
@@ -105,11 +109,61 @@ def test_what_has_no_form_there_is_refused_by_name(case: str, lm: Lm, tokenizer:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("made", ["own", "unigram"])
-def test_a_tokenizer_that_llama_cpp_lacks_is_refused_with_the_remedy(made: str) -> None:
-    found = trained("own") if made == "own" else from_tree(UnigramConfig, {"vocab_size": 300}).build(["some text, some more"] * 9)
-    with pytest.raises(ConfigError, match=r"tokenizer\.pattern=qwen2"):
-        vocabulary(found, 352)
+def test_a_weight_that_half_precision_cannot_hold_is_refused(lm: Lm, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = built("llama")
+    model.head.weight.data[3, 3] = 1e6
+    folder = saved(tmp_path / "m", model, tokenizer)
+    code, _, err = lm("export", f"from={folder}", "format=gguf", "dtype=f16", f"out={tmp_path / 'out'}")
+    assert (code, (tmp_path / "out").exists()) == (4, False)
+    assert "output.weight holds NaN or infinity" in err
+    assert "dtype=bf16 or f32" in err
+
+
+def imported(cuts: Any, eos: str | None = "<|eos|>", **model: Any) -> Tokenizer:
+    raw = Tokenizers(models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")], **model))
+    raw.pre_tokenizer = cuts
+    raw.add_special_tokens(["<|eos|>"])
+    return Tokenizer(raw, Specials(None, eos, None))
+
+
+GPT2, WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+LLAMA3 = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(SPLITS["llama3"]), "isolated"), WORDS])
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (imported(GPT2), "gpt-2"),
+        (imported(LLAMA3), "dbrx"),
+        (imported(LLAMA3, ignore_merges=True), "llama-bpe"),
+        (trained("bytes"), "gpt-2"),
+    ],
+    ids=["GPT-2's", "Llama 3's with merges alone", "Llama 3's", "bytes"],
+)
+def test_an_imported_split_is_known_by_its_expression(made: Tokenizer, name: str) -> None:
+    found = vocabulary(made, 352)
+    assert found["tokenizer.ggml.pre"] == name
+    assert found["tokenizer.ggml.merges"]  # llama.cpp wants one
+    assert (found["tokenizer.ggml.bos_token_id"], found["tokenizer.ggml.add_bos_token"]) in [(3, False), (256, True)]
+
+
+UNKNOWN: dict[str, tuple[Callable[[], Tokenizer], str]] = {
+    "our own split": (lambda: trained("own"), "by tokenizer.pattern=own, "),
+    "unigram": (lambda: from_tree(UnigramConfig, {"vocab_size": 300}).build(["some text, some more"] * 9), "it is Unigram"),
+    "digits first": (lambda: imported(pre_tokenizers.Sequence([pre_tokenizers.Digits(), GPT2])), "by Digits and tokenizer.pattern=gpt2"),
+    "a space before": (lambda: imported(pre_tokenizers.ByteLevel(add_prefix_space=True)), "a space before each text"),
+    "whitespace": (lambda: imported(pre_tokenizers.Whitespace()), "BPE, not over bytes"),
+    "no end": (lambda: imported(GPT2, eos=None), "no eos"),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_a_tokenizer_that_llama_cpp_lacks_is_refused_with_the_remedy(case: str) -> None:
+    made, part = UNKNOWN[case]
+    with pytest.raises(ConfigError) as raised:
+        vocabulary(made(), 352)
+    assert part in str(raised.value)
+    assert "tokenizer.pattern=qwen2" in str(raised.value)
 
 
 CANNOT: dict[str, tuple[dict[str, Any], str, list[str]]] = {

@@ -27,6 +27,9 @@ def vocabulary(tokenizer: Tokenizer, n_rows: int) -> Tree:
     kinds = {i: _CONTROL if token["special"] else _USER_DEFINED for i, token in added.items()}
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     last = ends(tokenizer)
+    if last is None:
+        raise _refusal("it has no eos, and llama.cpp ends texts at token 11 then")
+    eos, eot = last if isinstance(last, list) else (last, None)
     found: Tree = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": _split(content),
@@ -34,10 +37,10 @@ def vocabulary(tokenizer: Tokenizer, n_rows: int) -> Tree:
         "tokenizer.ggml.token_type": [kinds.get(i, _NORMAL) if i in names else _UNUSED for i in range(n_rows)],
         # llama.cpp wants one: of bytes alone, one that no text can meet
         "tokenizer.ggml.merges": merges or [f"{names[tokenizer.vocab_size - 1]} {names[tokenizer.vocab_size - 1]}"],
-        "tokenizer.ggml.bos_token_id": tokenizer.bos,
-        "tokenizer.ggml.eos_token_id": tokenizer.eos,
+        "tokenizer.ggml.bos_token_id": eos if tokenizer.bos is None else tokenizer.bos,
+        "tokenizer.ggml.eos_token_id": eos,
         "tokenizer.ggml.padding_token_id": tokenizer.pad,
-        "tokenizer.ggml.eot_token_id": last[1] if isinstance(last, list) else None,
+        "tokenizer.ggml.eot_token_id": eot,
         "tokenizer.ggml.add_bos_token": bool(tokenizer.prefix),
         "tokenizer.ggml.add_eos_token": False,
         "tokenizer.ggml.add_space_prefix": False,

@@ -38,7 +38,10 @@ def require_gguf() -> None:
 def architecture_for(cfg: ModelConfig, family: str | None = None) -> Architecture:
     """Returns llama.cpp's for this model. Raises ConfigError naming an option that it does not have."""
     known = {name: one for one in ARCHITECTURES for name in one.families}
-    found = known[family_for(cfg, family, known).name]
+    try:
+        found = known[family_for(cfg, family, known).name]
+    except ConfigError as error:
+        raise ConfigError(f"format=gguf: {error}") from None
     found.refuse(resolved(cfg))
     return found
 

@@ -20,7 +20,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["no window", pytest.param("windows everywhere, tied", marks=pytest.mark.slow)])
 def test_qwen2(case: str, tmp_path: Path) -> None:
     verify(transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**BASE | CASES[case])), tmp_path)
 

@@ -43,6 +43,7 @@ DOORS = {
     "fastapi": "lm/serving/",
     "starlette": "lm/serving/",
     "uvicorn": "lm/serving/",
+    "lm_eval": "lm/generation/harness.py",
     "transformers": "lm/hf/io/check.py",
     "gguf": "lm/hf/gguf/writing.py",
     "llguidance": "lm/generation/grammar.py",

@@ -114,6 +114,8 @@ def beside(group: str, option: str) -> list[str]:
     match group, option:
         case "model", _:
             return for_model(option)
+        case "adapter", _:
+            return [*TEXT[:2], *PARENT]
         case "model/recurrent", _:
             return [*TEXT, *WIDTH, "model.pattern=[recurrent,attention]"]
         case "model/parametrization", "mup" | "completep":

@@ -247,12 +247,6 @@ def _goes_on(row: Row, token: int, told: list[Logprob], ends: Collection[int], o
     return not ended and len(row.new) < row.limit
 
 
-def next_batch(rows: Sequence[Row], device: torch.device) -> Batch:
-    """The last new token of each row, behind what a cache holds of it."""
-    positions = [[len(row.begin) + len(row.new) - 1] for row in rows]
-    return Batch(torch.tensor([row.new[-1:] for row in rows], device=device), positions=torch.tensor(positions, device=device))
-
-
 def spaces(model: LM, batch: Batch, n_new: int, ahead: int = 0) -> Cache:
     """An empty cache for this batch and so many new tokens, which slides where they leave the context.  ahead: tokens of a draft."""
     b, s = batch.tokens.shape

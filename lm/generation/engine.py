@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import Row, begin, decoding, filled, next_batch
+from lm.generation.decode import Row, begin, decoding, filled
 from lm.generation.sampling import Logprob, choose, logprobs
+from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, Head, last_position
 from lm.nn.mixers.cache import Cache
@@ -116,8 +117,7 @@ class Engine:
                 joining.append((cache, [sample for sample in samples if not sample.over]))
             self._regroup([(cache, samples) for cache, samples in joining if samples])
             if self._running:
-                batch = next_batch([sample.row for sample in self._running], self._model.embed.weight.device)
-                events += self._drawn(self._model(batch, loss=last_position, cache=self._cache), self._running)
+                events += self._drawn(self._model(self._next(), loss=last_position, cache=self._cache), self._running)
         return events
 
     def _admitted(self) -> Iterator[Request]:
@@ -153,6 +153,12 @@ class Engine:
             cache = self._model.new_cache(len(self._running), self._room, horizon=self._model.max_seq_len)
             cache.adopt([*held, *((one, [0] * len(samples)) for one, samples in joining)], length)
             self._cache = cache
+
+    def _next(self) -> Batch:
+        """The last new token of each row, behind what the cache holds of it."""
+        rows, device = [sample.row for sample in self._running], self._model.embed.weight.device
+        positions = [[len(row.begin) + len(row.new) - 1] for row in rows]
+        return Batch(torch.tensor([row.new[-1:] for row in rows], device=device), positions=torch.tensor(positions, device=device))
 
     def _drawn(self, logits: Tensor, samples: Sequence[Sample]) -> list[Event]:
         """The next token of each row.  logits: (b, v)."""

@@ -54,7 +54,20 @@ def complete(
     """
     require_fit(tokenizer, model.vocab_size)
     encoded = [prompt_ids(model, tokenizer, prompt, chat) for prompt in prompts]
-    ends, grammar = ends_of(tokenizer, chat), grammar_of(tokenizer, cfg, chat)
+    return continued(model, tokenizer, encoded, cfg, ends_of(tokenizer, chat), on_text, drafter)
+
+
+def continued(
+    model: LM,
+    tokenizer: Tokenizer,
+    encoded: Sequence[Sequence[int]],
+    cfg: SamplingConfig,
+    ends: set[int],
+    on_text: OnText | None = None,
+    drafter: Drafter | None = None,
+) -> list[Completion]:
+    """`complete` of prompts that are ids already.  ends: the tokens that end a completion."""
+    grammar = grammar_of(tokenizer, cfg, ends)
     if cfg.beams > 1:
         best = _by_beams(model, tokenizer, encoded, cfg, ends, grammar)
         if on_text is not None:
@@ -119,9 +132,9 @@ def ends_of(tokenizer: Tokenizer, chat: ChatTemplate | None) -> set[int]:
     return {token for token in (tokenizer.eos, chat.end() if chat is not None else None) if token is not None}
 
 
-def grammar_of(tokenizer: Tokenizer, cfg: SamplingConfig, chat: ChatTemplate | None) -> Grammar | None:
+def grammar_of(tokenizer: Tokenizer, cfg: SamplingConfig, ends: set[int]) -> Grammar | None:
     """Returns what an output must be; None where it may be anything. Raises ConfigError where nothing is such."""
-    return Grammar(tokenizer, cfg, ends_of(tokenizer, chat)) if cfg.form is not None else None
+    return Grammar(tokenizer, cfg, ends) if cfg.form is not None else None
 
 
 def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer") -> None:

@@ -201,9 +201,8 @@ class Reader:
         if longest + cfg.max_tokens > self.most_tokens:
             given = f"{longest} tokens of prompt and max_tokens={cfg.max_tokens}"
             raise Refusal(400, f"prompt: {given} are over {self.most_tokens} together. Shorten one.", "context_length_exceeded")
-        chat = self.chat if isinstance(body, ChatBody) else None
-        ends = ends_of(self.tokenizer, chat)
-        rows = rows_of(self._model, prompts, cfg, self.tokenizer.vocab_size, grammar_of(self.tokenizer, cfg, chat))
+        ends = ends_of(self.tokenizer, self.chat if isinstance(body, ChatBody) else None)
+        rows = rows_of(self._model, prompts, cfg, self.tokenizer.vocab_size, grammar_of(self.tokenizer, cfg, ends))
         requests = [Request(rows[start : start + cfg.n], cfg, ends) for start in range(0, len(rows), cfg.n)]
         return Asked(body, cfg, requests, echoes, sum(map(len, prompts)))
 

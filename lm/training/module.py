@@ -51,7 +51,7 @@ class TrainModule(LightningModule):
         self._saved = {*(dict(model.named_parameters()) if cfg.adapter is None else adapting(model))}  # the others are the parent's
         frozen = freeze(model, cfg.trainer.freeze)
         self._still = _unmoved(model, frozen if cfg.adapter is None else frozen | model.steered().keys())
-        self._traits = traits_of(model)  # before an engine cuts the weights
+        self._traits = traits_of(model, cfg.optim.groups, cfg.optim.layer_decay)  # before an engine cuts the weights
         self.n_trained = sum(p.numel() for p in trainable(model).values())
         self.n_frozen = sum(p.numel() for p in model.parameters()) - self.n_trained
         self.objective = build_objective(cfg)

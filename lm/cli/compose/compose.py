@@ -120,7 +120,7 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
     if saved is not None:
         layers, notes = [saved, *_of_sections(layers, {key.split("/")[0] for key in chosen})], []
     if gentle:
-        layers.insert(-1, Layer("fine-tuning", catalog.shown(gentle_source()), gentle_values(gentle, choices["objective"])))
+        layers.insert(-1, Layer("fine-tuning", catalog.shown(gentle_source()), gentle_values(gentle, choices)))
         notes = [note for note in notes if note.partition("=")[0] not in gentle]
     if parent is not None:
         layers = _with_parent(layers, parent, given, recipe)

@@ -29,10 +29,10 @@ def gentle_choices(recipe: str | None, chosen: Mapping[str, str | None], objecti
     return {group: _gentle()[group] for group in ("optim", "schedule") if group not in chosen}
 
 
-def gentle_values(groups: Mapping[str, str | None], objective: str | None) -> Tree:
-    """Returns what goes with these of its options, by dotted path."""
-    lr = _gentle()["lr"]
-    found = {"optim": {"lr": lr.get(objective, lr["others"])}, "schedule": {"warmup_steps": _gentle()["warmup_steps"]}}
+def gentle_values(groups: Mapping[str, str | None], choices: Mapping[str, str | None]) -> Tree:
+    """Returns what goes with these of its options, by dotted path, for a run with these choices."""
+    rates = _gentle()["lr" if choices["adapter"] is None else "adapter_lr"]
+    found = {"optim": {"lr": rates.get(choices["objective"], rates["others"])}, "schedule": {"warmup_steps": _gentle()["warmup_steps"]}}
     return flatten({group: found[group] for group in groups})
 
 

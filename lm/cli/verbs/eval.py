@@ -1,12 +1,14 @@
 """`lm eval from=FOLDER [data=...]`: loss and bits per byte of a model on any data."""
 
 import json
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
 from lm.cli.compose.sections import EXAMINED, take_examined
 from lm.cli.verb import Verb
+from lm.errors import ConfigError
 from lm.printing import answer, note
 from lm.schema import Tree
 from lm.storage.model_folder import read_config, resolve_model
@@ -28,6 +30,8 @@ class Eval(Verb):
     Without an objective, what models of this kind learn such records by is predicted. Told as well is the loss by place in a document,
     and how far the model's certainty is from how often it is right (val_ece). eval.seq_len=[512] asks for the loss of longer rows beside,
     eval.own_tokens=32 for what becomes of it when it reads itself (val_exposure).
+
+    tasks=arc_easy,my.yaml asks lm-eval's tasks instead, by name or by the file of one's own.
     """
 
     takes = EXAMINED
@@ -40,12 +44,25 @@ class Eval(Verb):
     """Rows per forward."""
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
+    tasks: str | None = None
+    """Tasks of lm-eval, by name or as yaml files, with commas between; data are theirs then. null: none."""
+    limit: int | None = Field(None, gt=0)
+    """With tasks: so many samples of each. null: all."""
+    n_shots: int | None = Field(None, ge=0)
+    """With tasks: examples before each question. null: as the task says."""
     format: Literal["text", "json"] = "text"
     """json: one object on one line."""
 
     def run(self, rest: list[str]) -> None:
         """Prints figures on stdout, progress on stderr."""
         model = resolve_model(self.from_)
+        if self.tasks is not None:
+            self.refuse(rest)
+            told = self._ask_tasks(model, self.tasks.split(","))
+            answer(json.dumps(told, allow_nan=False, default=str) if self.format == "json" else table(_metrics(told), ""))
+            return
+        if self.limit is not None or self.n_shots is not None:
+            raise ConfigError("limit, n_shots: they are of tasks, and none are named. Write tasks=arc_easy, or leave them out.")
         saved = read_config(model)
         examined, says_length = take_examined(rest, [name.rstrip("_") for name in type(self).model_fields], RunFolder.around(model))
         from lm.generation.examine import evaluate
@@ -63,6 +80,31 @@ class Eval(Verb):
             shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in numbers.items()}
             answer(table([(name, value, _UNITS.get(name.partition("/")[0], "")) for name, value in shown.items()], ""))
             answer("\n" + table([("place", "val_loss", "tokens"), *map(_place, found["loss_by_place"])], ""))
+
+    def _ask_tasks(self, model: Path, tasks: list[str]) -> Tree:
+        try:
+            from lm.generation.harness import downloads, run_tasks, task_manager
+        except ModuleNotFoundError:
+            raise ConfigError("tasks: the package lm-eval is needed for them. Run: pip install 'slotlm[eval]'") from None
+        from lm.generation.load import load
+
+        manager = task_manager(tasks)
+        for task, source in downloads(manager, tasks):
+            note(f"{task} reads {source} of the Hugging Face hub, which is fetched unless it has been.")
+        return run_tasks(*load(model, self.device), manager, tasks, self.micro_batch, self.limit, self.n_shots)
+
+
+def _metrics(found: Tree) -> list[tuple[str, ...]]:
+    """Rows of task, metric, value with its standard error, samples."""
+    rows: list[tuple[str, ...]] = [("task", "metric", "value", "error", "samples")]
+    for task, values in found["results"].items():
+        for name, value in values.items():
+            metric, _, way = name.partition(",")
+            if isinstance(value, int | float) and way and not metric.endswith("_stderr"):
+                error = values.get(f"{metric}_stderr,{way}")
+                said = f"{error:.4f}" if isinstance(error, float) else ""
+                rows.append((task, metric if way == "none" else name, f"{value:.4f}", said, str(found["n_samples"].get(task, ""))))
+    return rows
 
 
 def _place(each: Tree) -> tuple[str, str, str]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.schema import Slot
-from lm.training.optim.traits import Traits
+from lm.training.optim.traits import GroupConfig, Traits
 
 NamedWeights = list[tuple[str, nn.Parameter]]
 Group = dict[str, Any]
@@ -28,6 +28,10 @@ class OptimConfig(Slot, group="optim"):
     """Peak learning rate."""
     clip: float | None = Field(1.0, gt=0)
     """Largest global gradient norm. null: no clipping."""
+    layer_decay: float = Field(1.0, gt=0, le=1)
+    """Factor on the rate for each block further below the head, and once more for the embedding."""
+    groups: list[GroupConfig] = []
+    """Weights with a rate or decay of their own; of several that mean a weight, the first counts."""
 
     @abstractmethod
     def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:
@@ -97,7 +101,7 @@ def alike(named: NamedWeights, traits: Mapping[str, Traits]) -> list[tuple[Trait
     parts: dict[Traits, NamedWeights] = {}
     for pair in named:
         parts.setdefault(traits[pair[0]]._replace(matrix=False), []).append(pair)
-    return sorted(parts.items(), key=lambda part: (not part[0].decays, part[0].rates.adam == 1, part[0].rates.muon == 1))
+    return sorted(parts.items(), key=lambda part: (not part[0].decays, part[0].rates.adam == 1, part[0].rates.muon == 1, part[0].plain))
 
 
 def decaying(named: NamedWeights, lr: float, weight_decay: float, traits: Mapping[str, Traits]) -> list[Group]:
@@ -106,7 +110,7 @@ def decaying(named: NamedWeights, lr: float, weight_decay: float, traits: Mappin
     Each has `rates`. A decay is a part of the rate, so that it is raised where the rate is lowered.
     """
     return [
-        grouped(part, lr * of.rates.adam, weight_decay / of.rates.adam if of.decays else 0.0) | {"rates": of.rates}
+        grouped(part, of.peak(lr, of.rates.adam), of.decay(weight_decay, of.rates.adam)) | {"rates": of.rates}
         for of, part in alike(named, traits)
     ]
 

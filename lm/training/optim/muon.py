@@ -68,7 +68,7 @@ class MuonConfig(OptimConfig):
         groups = [group | adam | {"eps": self.eps * group["rates"].eps} for group in groups]
         for of, part in alike(inner, traits):
             factor = of.rates.muon
-            groups.append(grouped(part, self.lr * factor, self.weight_decay / factor) | {"momentum": self.momentum})
+            groups.append(grouped(part, of.peak(self.lr, factor), of.decay(self.weight_decay, factor)) | {"momentum": self.momentum})
         return MuonAdamW(groups)
 
     def state_bytes(self, number: int) -> tuple[int, int]:

@@ -47,6 +47,11 @@ def test_the_optimizer_of_a_pretraining_does_not_go_on_in_silence(parent: str, g
     assert f"optim.lr={config.optim.lr}" in composition.notes[-1] and f"objective={kind}" in composition.notes[-1]
 
 
+def test_an_adapter_has_a_rate_of_its_own(parent: str) -> None:
+    for given, kind in ((TEXT, "others"), (PAIRS, "dpo")):
+        assert started(parent, *given, "adapter=lora").config().optim.lr == pytest.approx(10 * RATES[kind])
+
+
 def test_what_the_command_line_says_is_had(parent: str) -> None:
     told = started(parent, *TEXT, "optim=muon", "schedule=wsd")
     assert isinstance(told.config().optim, MuonConfig) and told.config().optim.lr == 0.02

@@ -44,6 +44,7 @@ BESIDE = {
     **{f"model/recurrent={name}": ["model.pattern=[recurrent,attention]"] for name in catalog.groups()["model/recurrent"]},
     "model/parametrization=mup": ["model.parametrization.base_width=64"],
     "model/parametrization=completep": ["model.parametrization.base_width=64", "model.parametrization.base_depth=2"],
+    "adapter=lora": ["init_from=runs/pretrain-tiny"],
     "objective=mlm": ["model=bert_base"],
     "objective=seq2seq": ["data=stdlib_docstrings"],
     "objective=sft": ["data=stdlib_chat"],

@@ -8,7 +8,7 @@ import torch
 
 from lm.nn.batch import Batch
 from lm.testing.models import tokens
-from tests.nn.models import CLOSE, CONV, MLA, config, packed, redrawn
+from tests.nn.models import ATTENTIONS, CLOSE, CONV, MIXING, MLA, config, packed, redrawn
 
 pytestmark = pytest.mark.usefixtures("doubles")
 
@@ -101,3 +101,20 @@ def test_rows_that_forget_and_go_on_each_by_its_own_number_are_as_whole_rows(cha
             rows = draw.sample(range(3), 3)
             cache.reorder(torch.tensor(rows))
             ids, full, done = ids[rows], full[rows], [done[row] for row in rows]
+
+
+@torch.no_grad()
+def test_rows_of_several_caches_go_on_in_one() -> None:
+    for changes in ({"attention": ATTENTIONS[4]}, {"attention": ATTENTIONS[-1]}, MIXING[1]):
+        model, ids = redrawn(config(**changes)), tokens(3, 30)
+        caches = []
+        for rows, n in ((ids[:2], 20), (ids[2:], 9)):
+            caches.append(model.new_cache(len(rows), 40, slack=2))
+            model(Batch(rows[:, :n], positions=torch.arange(n).expand(len(rows), n)), cache=caches[-1])
+        cache = model.new_cache(3, 40, slack=2)
+        cache.adopt([(caches[0], [1]), (caches[1], [0, 0])], 20)
+        for t in range(5):
+            step = torch.stack([ids[1, 20 + t], ids[2, 9 + t], ids[2, 9 + t]])[:, None]
+            out = model(Batch(step, positions=torch.tensor([[20 + t], [9 + t], [9 + t]])), cache=cache)
+            for row, (text, length) in enumerate(((ids[1], 21 + t), (ids[2], 10 + t), (ids[2], 10 + t))):
+                torch.testing.assert_close(out[row, -1], model(Batch(text[None, :length]))[0, -1], **CLOSE)

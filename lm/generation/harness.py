@@ -1,0 +1,204 @@
+"""lm-eval's tasks on a model: log-likelihoods, rolling ones and generation, in batches of rows of like length."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.models.utils import handle_stop_sequences
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from torch import Tensor
+
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from lm.generation.config import SamplingConfig
+from lm.generation.decode import begin, decoding, filled
+from lm.generation.text import continued
+from lm.nn.context import Context
+from lm.nn.head import Head
+from lm.nn.transformer import LM
+from lm.schema import Tree, did_you_mean, from_tree
+
+_LOCAL = ("json", "csv", "parquet", "text", "arrow")  # what `datasets` calls files that lie here
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+Scored = tuple[float, bool]
+"""Log p of a continuation, and whether each of its tokens is the likeliest one."""
+
+
+@dataclass
+class _Pair:
+    """What is read, and the continuation whose tokens are scored: the last of what the decoder reads predict them."""
+
+    source: list[int]
+    begin: list[int]
+    labels: list[int]
+
+
+class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
+    """A model as lm-eval asks one. It truncates as `--model hf` does, and numbers are those of the exported folder there.
+
+    Where a text alone is scored (rolling), a decoder's begins with bos once; an encoder-decoder's source is bos, or else eos.
+    """
+
+    def __init__(self, model: LM, tokenizer: Tokenizer, rows: int) -> None:
+        """rows: read together.  Raises ConfigError for a model that continues nothing, or a tokenizer with neither bos nor eos."""
+        super().__init__()
+        begin(model, [0])
+        self.backend = "seq2seq" if model.cfg.kind == "encoder_decoder" else "causal"
+        self._model, self._tokenizer, self._rows = model, tokenizer, rows
+        first = tokenizer.bos if tokenizer.bos is not None else tokenizer.eos
+        if first is None:
+            raise ConfigError("tasks: the model's tokenizer has neither bos nor eos, which a text begins with. Use another model.")
+        self._first = first
+
+    @property
+    def eot_token_id(self) -> int:
+        """Returns what ends a text."""
+        return self._first if self._tokenizer.eos is None else self._tokenizer.eos
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Returns what stands before a text that has nothing before it."""
+        return self._first
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Ids as a document of training begins with, or a source is read; of the text alone with add_special_tokens=False."""
+        if add_special_tokens is False:
+            return self._tokenizer.encode(string)
+        if self.backend == "seq2seq":
+            return self._tokenizer.document(string)
+        return [*self._tokenizer.prefix, *self._tokenizer.encode(string)]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Log p of each text, in windows as long as the context that share one token."""
+        windows: list[tuple[None, list[int], list[int]]] = []
+        counts = []
+        for (text,) in (request.args for request in requests):
+            ids, before = self._tokenizer.encode(text), len(windows)
+            rolling = get_rolling_token_windows(ids, self._first, self._model.max_seq_len, context_len=1)
+            windows += [(None, *make_disjoint_window(window)) for window in rolling]
+            counts.append(len(windows) - before)
+        scored = iter(self._loglikelihood_tokens(windows))
+        return [sum(next(scored)[0] for _ in range(n)) for n in counts]
+
+    def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any) -> list[Scored]:
+        pairs = [self._pair(context, continuation) for _, context, continuation in requests]
+        order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i].source) - len(pairs[i].begin))
+        found: dict[int, Scored] = {}
+        with decoding(self._model):
+            for at in range(0, len(order), self._rows):
+                some = order[at : at + self._rows]
+                batch = filled([pairs[i] for i in some], self._tokenizer.pad, self._model.embed.weight.device)
+                reader = _Scores([pairs[i].labels for i in some])
+                found |= zip(some, self._model(batch, loss=reader), strict=True)
+        return [found[i] for i in range(len(pairs))]
+
+    def _pair(self, context: list[int], continuation: list[int]) -> _Pair:
+        most = self._model.max_seq_len
+        if self.backend == "seq2seq":
+            labels = continuation[-most:]
+            return _Pair(context[-most:], [*begin(self._model, context), *labels[:-1]], labels)
+        return _Pair([], [*context, *continuation][-(most + 1) :][:-1], continuation)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """What the model goes on with, up to a stop text; a context that leaves no room for the answer loses its beginning."""
+        asked = [(self.tok_encode(context), self._sampling(options)) for context, options in (request.args for request in requests)]
+        found: dict[int, str] = {}
+        order = sorted(range(len(asked)), key=lambda i: (asked[i][1].model_dump_json(), -len(asked[i][0])))
+        while order:
+            cfg = asked[order[0]][1]
+            some = [i for i in order[: self._rows] if asked[i][1] == cfg]
+            order = order[len(some) :]
+            longest = self._model.max_seq_len - (cfg.max_tokens if self.backend == "causal" else 0)
+            if longest < 1:
+                raise ConfigError(
+                    f"tasks: max_gen_toks={cfg.max_tokens} fills the context of {self._model.max_seq_len}. Lower it in the task."
+                )
+            prompts = [asked[i][0][-longest:] for i in some]
+            texts = continued(self._model, self._tokenizer, prompts, cfg, {self.eot_token_id})
+            found |= {i: text.text for i, text in zip(some, texts, strict=True)}
+        return [found[i] for i in range(len(asked))]
+
+    def _sampling(self, options: Tree) -> SamplingConfig:
+        """Greedy unless do_sample is said."""
+        options = dict(options)
+        stops = [stop for stop in handle_stop_sequences(options.pop("until", None), None) if stop]
+        names = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+        most = [options.pop(name) for name in names if name in options]
+        samples = options.pop("do_sample", False)
+        drawn = {name: options.pop(name) for name in _SAMPLED if name in options}
+        if options:
+            raise ConfigError(f"tasks: generation_kwargs.{min(options)} is not known here. Leave it out of the task.")
+        chosen = drawn if samples else {"temperature": 0}
+        return from_tree(SamplingConfig, {"max_tokens": most[0] if most else 256, "stop": stops, **chosen}, "tasks: generation_kwargs")
+
+
+class _Scores:
+    """A reader of the log-likelihood of each row's labels.  labels: those of the row's last places."""
+
+    def __init__(self, labels: Sequence[Sequence[int]]) -> None:
+        self._labels = labels
+
+    def __call__(self, hidden: Tensor, head: Head, ctx: Context) -> list[Scored]:
+        return [
+            self._row(head(row[-len(labels) :]), torch.tensor(labels, device=row.device))
+            for row, labels in zip(hidden, self._labels, strict=True)
+        ]
+
+    def _row(self, logits: Tensor, labels: Tensor) -> Scored:
+        told = logits.float().log_softmax(-1)
+        return float(told.gather(-1, labels.unsqueeze(-1)).sum()), bool((told.argmax(-1) == labels).all())
+
+
+def run_tasks(
+    model: LM, tokenizer: Tokenizer, manager: TaskManager, tasks: list[str], rows: int, limit: int | None, n_shots: int | None
+) -> Tree:
+    """Returns lm-eval's results by task, and how many samples each has. Raises ConfigError where a data set is not here."""
+    harness = Harness(model, tokenizer, rows)
+    try:
+        found = simple_evaluate(
+            harness, tasks=tasks, num_fewshot=n_shots, limit=limit, task_manager=manager, log_samples=False, bootstrap_iters=1000
+        )
+    except (ConnectionError, FileNotFoundError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"tasks: a data set cannot be had ({said}). Fetch it where there is a network, or name a task of your own files."
+        ) from None
+    assert found is not None
+    return {"results": found["results"], "n_samples": {name: n["effective"] for name, n in found["n-samples"].items()}}
+
+
+def task_manager(tasks: Sequence[str]) -> TaskManager:
+    """Returns lm-eval's index of tasks, with its own where a name is no file. Raises ConfigError for one that there is not."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    files = [task for task in tasks if task.endswith((".yaml", ".yml"))]
+    if missing := [file for file in files if not Path(file).is_file()]:
+        raise ConfigError(f"tasks: {missing[0]} does not exist. Give the path of a task's yaml, or the name of a task of lm-eval.")
+    manager = TaskManager(include_defaults=len(files) < len(tasks))
+    if unknown := [task for task in tasks if task not in files and task not in manager.task_index]:
+        raise ConfigError(f"tasks: lm-eval has no {unknown[0]!r}. {did_you_mean(unknown[0], manager.all_tasks).partition(' Options')[0]}")
+    return manager
+
+
+def downloads(manager: TaskManager, tasks: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields the tasks that read a data set of the Hugging Face hub, and which."""
+    queue, seen = list(tasks), set(tasks)
+    while queue:
+        entry = manager.task_index.get(task := queue.pop(0))
+        cfg = load_yaml(task, resolve_func=False) if entry is None else entry.cfg or {}
+        listed = cfg["task"] if isinstance(cfg.get("task"), list) else []
+        inner = {str(each.get("task", each.get("group"))) if isinstance(each, dict) else str(each) for each in listed}
+        inner |= entry.tags if entry is not None and entry.kind.name == "TAG" else set()
+        queue += sorted(name for name in inner - seen if name in manager.task_index)
+        seen |= inner
+        path = cfg.get("dataset_path")
+        if isinstance(path, str) and path not in _LOCAL and not Path(path).exists():
+            yield str(cfg.get("task", task)), path

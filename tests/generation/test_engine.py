@@ -1,0 +1,81 @@
+"""One running batch: requests that come at any step and leave at any other are answered as if each were alone."""
+
+import random
+from typing import Any
+
+import pytest
+
+from lm.generation.config import SamplingConfig
+from lm.generation.decode import generate, rows_of
+from lm.generation.engine import Engine, Request
+from lm.nn.transformer import LM
+from lm.schema import from_tree
+from tests.generation.test_answers import MODELS as ANSWERING
+from tests.generation.test_answers import encoder_decoder
+from tests.nn.models import ATTENTIONS, MIXING, POSITIONS, config, redrawn
+
+FEW: list[dict[str, Any]] = [{"attention": ATTENTIONS[4]}, {"position": {"kind": "learned"}}, MIXING[1], {"attention": ATTENTIONS[-1]}]
+ALL = [*({"attention": each} for each in ATTENTIONS), *({"position": each} for each in POSITIONS), *MIXING]
+
+
+def asked(seed: int, n: int, most: int) -> list[tuple[list[int], SamplingConfig]]:
+    """Prompts of several lengths, some beyond a window, with as many ways to draw; some go on beyond the context of 48."""
+    draws = random.Random(seed)
+    options = ({"temperature": 0}, {"temperature": 0.9, "top_k": 20}, {"top_p": 0.9, "repetition_penalty": 1.3}, {"n": 3, "logprobs": 1})
+    return [
+        (
+            [draws.randrange(50) for _ in range(draws.randint(1, 30))],
+            from_tree(SamplingConfig, {"max_tokens": draws.randint(1, most), "seed": draws.randrange(9), **options[i % 4]}),
+        )
+        for i in range(n)
+    ]
+
+
+def served(model: LM, requests: list[Request], apart: int, most_rows: int = 7) -> Engine:
+    """All are answered; a new one comes every `apart` steps."""
+    engine, left, step = Engine(model, 0, model.vocab_size, most_rows), list(requests), 0
+    while left or engine.running or engine.waiting:
+        if left and step % apart == 0:
+            engine.add(left.pop(0))
+        engine.step()
+        step += 1
+    return engine
+
+
+def agrees(model: LM, seed: int, n: int = 8, most: int = 40) -> None:
+    each = asked(seed, n, most)
+    requests = [Request(rows_of(model, [prompt], cfg, model.vocab_size), cfg) for prompt, cfg in each]
+    served(model, requests, apart=3)
+    expected = [generate(model, [prompt], cfg) for prompt, cfg in each]
+    assert [[row.new for row in request.rows] for request in requests] == expected
+
+
+@pytest.mark.parametrize("changes", FEW, ids=str)
+def test_requests_that_come_and_go_are_answered_as_alone(changes: dict[str, Any]) -> None:
+    agrees(redrawn(config(**changes)), seed=1, n=5, most=30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", ALL, ids=str)
+def test_requests_to_any_decoder_are_answered_as_alone(changes: dict[str, Any]) -> None:
+    agrees(redrawn(config(**changes)), seed=2, n=12, most=60)
+
+
+@pytest.mark.parametrize("changes", [ANSWERING[1], *(pytest.param(each, marks=pytest.mark.slow) for each in ANSWERING)], ids=str)
+def test_answers_to_sources_of_several_lengths_are_as_alone(changes: dict[str, Any]) -> None:
+    agrees(encoder_decoder(**changes), seed=3, n=5)
+
+
+def test_a_request_waits_for_room_and_a_cancelled_one_makes_some() -> None:
+    model, cfg = redrawn(config()), from_tree(SamplingConfig, {"max_tokens": 20, "n": 2})
+    first, second, third = (Request(rows_of(model, [[1, 2, n]], cfg, model.vocab_size), cfg) for n in range(3))
+    engine = Engine(model, 0, model.vocab_size, 4)
+    for request in (first, second, third):
+        engine.add(request)
+    engine.step()
+    assert (engine.running, engine.waiting) == (4, 1) and not third.rows[0].new
+    engine.cancel([first])
+    engine.step()
+    assert (engine.running, engine.waiting) == (4, 0) and len(third.rows[0].new) == 2 and len(first.rows[0].new) == 2
+    engine.cancel([second, third])
+    assert engine.step() == [] and engine.running == 0

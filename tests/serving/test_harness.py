@@ -1,0 +1,158 @@
+"""lm-eval by three doors: its tasks on a model here, on the exported folder under `--model hf`, and on the server."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm.data.kinds import BytesConfig
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.hf.io.export import export
+from lm.nn.transformer import LM
+from lm.storage.model_folder import save_model
+from tests.conftest import Lm
+from tests.generation.test_answers import encoder_decoder
+from tests.nn.models import config, redrawn
+from tests.serving.conftest import Serve
+
+pytestmark = pytest.mark.slow
+QUESTIONS = [("The sky is", ["blue", "a long red thing", "7"], 0), ("größer: ", ["ja", "nein 😀"], 1), ("x" * 60, ["y", "z" * 20], 0)]
+TASKS = {
+    "chosen": {
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{label}}",
+        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+    },
+    "rolled": {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{question}} {{choices | join(' ')}} {{question}}",
+        "metric_list": [{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
+    },
+    "written": {
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "{{written}}",
+        "generation_kwargs": {"until": ["\n", "zz"], "max_gen_toks": 12},
+        "metric_list": [{"metric": "exact_match"}],
+    },
+}
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> list[str]:
+    """Of files here."""
+    rows = [{"question": q, "choices": c, "label": label, "written": "?"} for q, c, label in QUESTIONS]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}}, "test_split": "test"}
+    for name, task in TASKS.items():
+        (tmp_path / f"{name}.yaml").write_text(json.dumps({"task": name, **data, **task}))
+    return [str(tmp_path / f"{name}.yaml") for name in TASKS]
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return BytesConfig().build()
+
+
+def saved(folder: Path, model: LM, tokenizer: Tokenizer) -> Path:
+    save_model(folder, model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {})
+    return folder
+
+
+def answered(model: str | Any, args: dict[str, Any] | None, tasks: list[str]) -> tuple[list[Any], dict[str, Any]]:
+    """What a model answered, request by request, and the metrics."""
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_defaults=False)
+    found = simple_evaluate(model, args, tasks=tasks, task_manager=manager, bootstrap_iters=0, batch_size=4)
+    each = [sample["resps"] for name in sorted(found["samples"]) for sample in found["samples"][name]]
+    return each, found["results"]
+
+
+def flat(values: Any) -> list[Any]:
+    return [leaf for value in values for leaf in flat(value)] if isinstance(values, list | tuple) else [values]
+
+
+def same(one: list[Any], other: list[Any]) -> None:
+    for mine, theirs in zip(flat(one), flat(other), strict=True):
+        if isinstance(mine, float):
+            assert abs(mine - theirs) < 1e-4 * max(1, abs(theirs))
+        else:
+            assert mine == theirs
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder_decoder"])
+def test_a_model_here_answers_as_its_export_under_transformers(kind: str, tmp_path: Path, tasks: list[str], tokenizer: Tokenizer) -> None:
+    from lm.generation.harness import Harness
+
+    t5 = {
+        "position": {"kind": "t5_relative"},
+        "attention": {"n_heads": 4, "scale": 1.0, "head_dim": 8},
+        "vocab_size": 320,
+        "start_token": 258,
+    }
+    model = redrawn(config(vocab_size=259)) if kind == "decoder" else encoder_decoder(**t5)
+    folder = saved(tmp_path / "m", model, tokenizer)
+    export(folder, tmp_path / "hf", check=False)
+    args = {"pretrained": str(tmp_path / "hf"), "dtype": "float32", "device": "cpu"}
+    if kind == "decoder":
+        own, _ = answered(Harness(model, tokenizer, 4), None, tasks)
+        same(
+            own,
+            answered("hf", args, tasks[:1] + tasks[2:])[0][:3] + answered("hf", args | {"add_bos_token": False}, tasks[1:2])[0] + own[6:],
+        )
+        same(own[6:], answered("hf", args, tasks[2:])[0])
+    else:
+        own, _ = answered(Harness(model, tokenizer, 4), None, tasks[:1])
+        same(own, answered("hf", args, tasks[:1])[0])
+
+
+def test_the_server_answers_as_the_model_here(serve: Serve, tasks: list[str], tmp_path: Path, tokenizer: Tokenizer) -> None:
+    from lm.generation.harness import Harness
+
+    model = redrawn(config(vocab_size=320, max_seq_len=256))
+    export(saved(tmp_path / "m", model, tokenizer), tmp_path / "hf", check=False)
+    with serve(model) as client:
+        url = f"{client.base_url}/v1/completions"
+        args = {
+            "model": "tiny",
+            "base_url": url,
+            "tokenizer": str(tmp_path / "hf"),
+            "tokenizer_backend": "huggingface",
+            "max_length": 256,
+            "add_bos_token": True,
+        }
+        theirs, _ = answered("local-completions", args, [tasks[0]])
+    same(answered(Harness(model, tokenizer, 4), None, [tasks[0]])[0], theirs)
+
+
+def test_the_verb_prints_metrics_and_says_what_is_fetched(lm: Lm, tmp_path: Path, tasks: list[str], tokenizer: Tokenizer) -> None:
+    folder = saved(tmp_path / "m", redrawn(config(vocab_size=320)), tokenizer)
+    code, out, err = lm("eval", f"from={folder}", f"tasks={','.join(tasks)}", "format=json", "device=cpu")
+    assert code == 0, err
+    assert sorted(json.loads(out)["results"]) == sorted(TASKS)
+    code, out, err = lm("eval", f"from={folder}", f"tasks={tasks[0]}", "limit=2", "device=cpu")
+    assert code == 0 and out.split()[:5] == ["task", "metric", "value", "error", "samples"] and out.split()[-1] == "2", err
+    (tmp_path / "far.yaml").write_text(
+        json.dumps({"task": "far", "dataset_path": "nobody/nothing", "test_split": "test", **TASKS["chosen"]})
+    )
+    code, out, err = lm("eval", f"from={folder}", f"tasks={tmp_path / 'far.yaml'}", "device=cpu")
+    assert code == 2 and "far reads nobody/nothing of the Hugging Face hub" in err and "cannot be had" in err.splitlines()[-1]
+    code, out, err = lm("eval", f"from={folder}", "tasks=nowhere.yaml")
+    assert (code, out) == (2, "") and "nowhere.yaml does not exist" in err
+    code, out, err = lm("eval", f"from={folder}", "limit=3")
+    assert code == 2 and "they are of tasks" in err
+
+
+def test_a_missing_extra_is_named(lm: Lm, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval.api.instance", None)
+    monkeypatch.delitem(sys.modules, "lm.generation.harness", raising=False)
+    folder = saved(tmp_path / "m", redrawn(config(vocab_size=320)), tokenizer)
+    code, _, err = lm("eval", f"from={folder}", "tasks=arc_easy")
+    assert code == 2 and "pip install 'slotlm[eval]'" in err

@@ -1,0 +1,78 @@
+"""optim.groups and optim.layer_decay: weights with a rate or decay of their own."""
+
+from typing import Any
+
+import pytest
+
+from lm.errors import ConfigError
+from lm.nn.transformer import LM, build_model, model_config
+from lm.schema import from_tree
+from lm.testing.models import BASE
+from lm.training.optim.adamw import AdamWConfig
+from lm.training.optim.base import OptimConfig
+from lm.training.optim.muon import MuonConfig
+from lm.training.optim.sgd import SGDConfig
+from lm.training.optim.traits import traits_of
+from lm.training.weights.freeze import freeze
+
+KINDS: list[type[OptimConfig]] = [AdamWConfig, SGDConfig, MuonConfig]
+GROUPS = [
+    {"match": "attention.q", "lr": 0.5},
+    {"match": "blocks.1", "lr": 0.25, "weight_decay": 0.125},
+    {"match": "embed", "weight_decay": 0.0},
+]
+
+
+def settings(cls: type[OptimConfig], model: LM, **options: Any) -> dict[str, tuple[float, float]]:
+    """Peak rate and decay of each weight by name."""
+    cfg = from_tree(cls, {"kind": cls.model_fields["kind"].default, **options})
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    groups = cfg.build(named, traits_of(model, cfg.groups, cfg.layer_decay)).param_groups
+    assert sum(len(group["names"]) for group in groups) == len(named)
+    return {name: (group["peak_lr"], group["weight_decay"]) for group in groups for name in group["names"]}
+
+
+@pytest.mark.parametrize("cls", KINDS)
+def test_a_group_has_its_own_rate_and_decay_and_the_first_that_means_a_weight_counts(cls: type[OptimConfig]) -> None:
+    model = build_model(model_config(BASE | {"norm": {"kind": "layer"}}), device="meta")
+    plain, found = settings(cls, model), settings(cls, model, groups=GROUPS)
+    for name, (lr, decay) in plain.items():
+        vector = name.endswith("bias") or "norm" in name
+        if ".attention.q." in name:
+            assert found[name] == (0.5, decay)
+        elif name.startswith("blocks.1."):
+            assert found[name] == (0.25, 0.0 if vector else 0.125)
+        else:
+            assert found[name] == (lr, 0.0 if name == "embed.weight" else decay)
+
+
+@pytest.mark.parametrize("cls", KINDS)
+def test_a_rate_is_lowered_once_for_each_block_below_the_head(cls: type[OptimConfig]) -> None:
+    """And a group's own rate too, in each stack by itself."""
+    changes = {"kind": "encoder_decoder", "start_token": 0, "head": {"tied": False}, "n_encoder_layers": 2}
+    model = build_model(model_config(BASE | changes), device="meta")
+    plain, found = settings(cls, model), settings(cls, model, layer_decay=0.5, groups=[{"match": "attention.k", "lr": 1.0}])
+    factors = {
+        "embed": 0.5**4,
+        "blocks.0": 0.5**3,
+        "blocks.2": 0.5,
+        "norm": 1.0,
+        "head": 1.0,
+        "encoder.blocks.0": 0.25,
+        "encoder.norm": 1.0,
+    }
+    checked = 0
+    for name, (lr, _) in plain.items():
+        for start, factor in factors.items():
+            if name.startswith(f"{start}."):
+                assert found[name][0] == (1.0 if ".attention.k." in name else lr) * factor, name
+                checked += 1
+    assert checked > 30
+
+
+def test_a_group_of_nothing_that_is_trained_is_refused() -> None:
+    model = build_model(model_config(BASE), device="meta")
+    freeze(model, ["embed"])
+    for match in ("embed", "blocks.7"):
+        with pytest.raises(ConfigError, match=rf"optim\.groups: no weight that is trained has a name like '{match}'\. Near are "):
+            settings(AdamWConfig, model, groups=[{"match": match, "lr": 1.0}])

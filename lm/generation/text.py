@@ -54,8 +54,7 @@ def complete(
     """
     require_fit(tokenizer, model.vocab_size)
     encoded = [prompt_ids(model, tokenizer, prompt, chat) for prompt in prompts]
-    last = (tokenizer.eos, chat.end() if chat is not None else None)
-    return continued(model, tokenizer, encoded, cfg, {token for token in last if token is not None}, on_text, drafter)
+    return continued(model, tokenizer, encoded, cfg, ends_of(tokenizer, chat), on_text, drafter)
 
 
 def continued(
@@ -68,7 +67,7 @@ def continued(
     drafter: Drafter | None = None,
 ) -> list[Completion]:
     """`complete` of prompts that are ids already.  ends: the tokens that end a completion."""
-    grammar = Grammar(tokenizer, cfg, ends) if cfg.form is not None else None
+    grammar = grammar_of(tokenizer, cfg, ends)
     if cfg.beams > 1:
         best = _by_beams(model, tokenizer, encoded, cfg, ends, grammar)
         if on_text is not None:
@@ -126,6 +125,16 @@ def _completion(
     limit = room(model, prompt, cfg)
     full = not text.stopped and len(new) == limit
     return Completion(text.text, new, full and limit < cfg.max_tokens, beyond(model, prompt, len(new)), "length" if full else "stop", told)
+
+
+def ends_of(tokenizer: Tokenizer, chat: ChatTemplate | None) -> set[int]:
+    """Returns the tokens that end a text, or an answer under this template."""
+    return {token for token in (tokenizer.eos, chat.end() if chat is not None else None) if token is not None}
+
+
+def grammar_of(tokenizer: Tokenizer, cfg: SamplingConfig, ends: set[int]) -> Grammar | None:
+    """Returns what an output must be; None where it may be anything. Raises ConfigError where nothing is such."""
+    return Grammar(tokenizer, cfg, ends) if cfg.form is not None else None
 
 
 def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer") -> None:

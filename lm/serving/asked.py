@@ -12,8 +12,7 @@ from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, rows_of
 from lm.generation.engine import Request
-from lm.generation.grammar import Grammar
-from lm.generation.text import chat_template, ids_of, prompt_ids
+from lm.generation.text import chat_template, ends_of, grammar_of, ids_of, prompt_ids
 from lm.nn.transformer import LM
 from lm.schema import Config, MaybeEmpty, Tree, did_you_mean, from_tree
 from lm.serving.config import ServeConfig
@@ -202,10 +201,8 @@ class Reader:
         if longest + cfg.max_tokens > self.most_tokens:
             given = f"{longest} tokens of prompt and max_tokens={cfg.max_tokens}"
             raise Refusal(400, f"prompt: {given} are over {self.most_tokens} together. Shorten one.", "context_length_exceeded")
-        last = (self.tokenizer.eos, self.chat.end() if isinstance(body, ChatBody) and self.chat is not None else None)
-        ends = {token for token in last if token is not None}
-        grammar = Grammar(self.tokenizer, cfg, ends) if cfg.form is not None else None
-        rows = rows_of(self._model, prompts, cfg, self.tokenizer.vocab_size, grammar)
+        ends = ends_of(self.tokenizer, self.chat if isinstance(body, ChatBody) else None)
+        rows = rows_of(self._model, prompts, cfg, self.tokenizer.vocab_size, grammar_of(self.tokenizer, cfg, ends))
         requests = [Request(rows[start : start + cfg.n], cfg, ends) for start in range(0, len(rows), cfg.n)]
         return Asked(body, cfg, requests, echoes, sum(map(len, prompts)))
 

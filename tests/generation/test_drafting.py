@@ -150,7 +150,7 @@ def test_lookup_goes_on_as_the_last_tokens_went_on_before() -> None:
 def test_what_was_gained_is_told() -> None:
     assert Tally().sentence() == "0 of 0 drafted tokens accepted."
     told = Tally(drafted=10, accepted=6, tokens=30, steps=12, seconds=2.0, one_by_one=[0.5, 0.1, 0.2]).sentence()
-    assert told == "6 of 10 drafted tokens accepted (60 %); 2.50 tokens a step, 1.50 times as fast as one by one."
+    assert told == "6 of 10 drafted tokens accepted (60 %); 2.50 tokens a step, 3.00 times as fast as one by one."
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ MISTAKES = {
     "NaN": (["prompt=a", "temperature=NaN"], 2, ["temperature: NaN does not fit", "finite"]),
     "empty stop text": (["prompt=a", "stop="], 2, ["stop", "''"]),
     "bias of no token": (["prompt=a", 'logit_bias={"259":1}'], 2, ["logit_bias: 259", "259 tokens"]),
+    "no grammar": (["prompt=a", 'grammar=start: "a" | b'], 2, ["grammar: at 1(8): unknown name"]),
     "no key": (["def main("], 2, ["def main(", "key=value"]),
     "prompt too long": ([f"prompt={'a' * 48}"], 2, ["49 tokens", "model.max_seq_len=48"]),
     "unknown device": (["prompt=a", "device=gpu"], 2, ["device: 'gpu'", "auto, cpu or cuda"]),

@@ -73,12 +73,13 @@ class Generate(Verb, GenerateConfig):
 
     def _complete(self, model: "LM", tokenizer: "Tokenizer", drafter: "Drafter | None") -> None:
         from lm.generation.decode import room
-        from lm.generation.text import chat_template, complete, prompt_ids
+        from lm.generation.text import chat_template, complete, ends_of, grammar_of, prompt_ids
 
         prompts = [_standard_input()] if self.prompt is None else [self.prompt] if isinstance(self.prompt, str) else self.prompt
         answers = self.chat or model.cfg.kind == "encoder_decoder"
         chat = chat_template(tokenizer) if self.chat else None
         self.require(tokenizer.vocab_size)
+        grammar_of(tokenizer, self, ends_of(tokenizer, chat))
         for prompt in prompts:
             room(model, prompt_ids(model, tokenizer, prompt, chat), self)  # what does not fit is refused before anything is printed
         shown = [("" if answers else prompt) for prompt in prompts for _ in range(self.n)]

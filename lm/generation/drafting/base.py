@@ -6,6 +6,7 @@ Leviathan et al. 2022, arXiv:2211.17192; drafts draw by the same numbers, as in 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from torch import Tensor
 
@@ -46,7 +47,7 @@ class Tally:
         said = f"{self.accepted} of {self.drafted} drafted tokens accepted{rate}"
         if self.steps == 0 or not self.one_by_one:
             return f"{said}."
-        gain = min(self.one_by_one) * self.tokens / self.seconds
+        gain = median(self.one_by_one) * self.tokens / self.seconds
         return f"{said}; {self.tokens / self.steps:.2f} tokens a step, {gain:.2f} times as fast as one by one."
 
 

@@ -35,6 +35,7 @@ PARITY, CACHE, STACKS, MOE, MLA = (
     ["nn/mixers/test_mla.py"],
 )
 CONV = ["nn/mixers/test_short_conv.py"]
+STATES = ["nn/mixers/test_recurrence.py"]
 
 # (what goes wrong, file below lm/nn, text, what it becomes, the tests that should see it); the text must stand in the file exactly once
 MUTATIONS = [
@@ -65,16 +66,21 @@ MUTATIONS = [
     ("a new source keeps the old keys", "mixers/cache.py", "self.memory, self.memory_positions = {}, positions", "self.memory_positions = positions", STACKS),
     ("beams keep the memory of other rows", "mixers/cache.py", "(k.index_select(0, rows), v.index_select(0, rows))", "(k, v.index_select(0, rows))", STACKS),
     ("a ring buffer one slot short", "mixers/cache.py", "(window + slack for window in", "(window + slack - 2 for window in", CACHE),
-    ("rewind keeps a token", "mixers/cache.py", "self.written -= n", "self.written -= n - 1", CACHE),
-    ("a state is rewound one step too few", "mixers/cache.py", "for _ in range(n):", "for _ in range(n - 1):", CONV),
+    ("rewind keeps a token", "mixers/cache.py", "[written - n for written, n in zip(self.written, ns, strict=True)]\n\n", "[written - n + 1 for written, n in zip(self.written, ns, strict=True)]\n\n", CACHE),
+    ("a state is rewound one step too few", "mixers/cache.py", "back = max(ns) - torch.tensor(ns,", "back = max(ns) - 1 - torch.tensor(ns,", CONV),
     ("beams keep the state of other rows", "mixers/cache.py", "([x.index_select(0, rows) for x in tensors] for tensors in self.after)", "(tensors for tensors in self.after)", CONV),
-    ("a state that is gone is rewound to", "mixers/cache.py", "return n < len(self.after)", "return n <= len(self.after)", CONV),
-    ("a convolution sees the document before", "mixers/short_conv.py", "((then == at) & (then >= 0))", "(then >= 0)", CONV),
-    ("a convolution sees padding", "mixers/short_conv.py", "((then == at) & (then >= 0))", "(then == then)", CONV),
-    ("the kernel is turned round", "mixers/short_conv.py", "* kernel[:, before - n]", "* kernel[:, n - 1]", CONV),
-    ("padding comes between the state and the chunk", "mixers/short_conv.py", "real.long().argsort(dim=1, stable=True)", "real.long().argsort(dim=1, stable=True).sort(1).values", CONV),
-    ("a state forgets padding behind the chunk", "mixers/short_conv.py", "real.cumsum(1)[:, before:][:, -(slack + 1) :]", "torch.ones_like(real).cumsum(1)[:, before:][:, -(slack + 1) :]", CONV),
+    ("a state that is gone is rewound to", "mixers/cache.py", "return max(ns) < len(self.after)", "return max(ns) <= len(self.after)", CONV),
+    ("a convolution sees the document before", "mixers/convolve.py", "((then == at) & (then >= 0))", "(then >= 0)", CONV),
+    ("a convolution sees padding", "mixers/convolve.py", "((then == at) & (then >= 0))", "(then == then)", CONV),
+    ("the kernel is turned round", "mixers/convolve.py", "* kernel[:, before - n]", "* kernel[:, n - 1]", CONV),
+    ("padding comes between the state and the chunk", "mixers/convolve.py", "real.long().argsort(dim=1, stable=True)", "real.long().argsort(dim=1, stable=True).sort(1).values", CONV),
+    ("a state forgets padding behind the chunk", "mixers/convolve.py", "real.cumsum(1)[:, before:][:, -(slack + 1) :]", "torch.ones_like(real).cumsum(1)[:, before:][:, -(slack + 1) :]", CONV),
     ("a depthwise kernel starts as small as a matrix", "mixers/short_conv.py", '{"kernel": by_inputs}', "{}", CONV),
+    ("a document's state goes on into the next one", "mixers/recurrence.py", "enters * (of == before)", "enters", STATES),
+    ("a chunk sees the documents before", "mixers/recurrence.py", "pairs = pairs * (of.unsqueeze(-1) == of.unsqueeze(-2))", "pairs = pairs * 1", STATES),
+    ("the delta rule forgets what the state holds", "mixers/recurrence.py", "v[:, :, n] - held[:, :, n] @ state", "v[:, :, n]", STATES),
+    ("padding fades the state", "mixers/recurrence.py", "self.decay.masked_fill(hidden, 0)", "self.decay", CONV),
+    ("the state is kept one token late", "mixers/scan.py", "last, states = reference(flow.part(begun, s), state)", "last, states = reference(flow.part(begun, s), state); states = [states[0], *states[:-1]]", CONV),
     ("a frozen weight is counted as steered", "cost/memory.py", "for p in model.steered().values())", "for p in model.parameters() if not p.requires_grad)", ["nn/test_memory.py"]),
     ("a layer mixes as the one before", "stack.py", "self.pattern[layer % len(self.pattern)]", "self.pattern[(layer - 1) % len(self.pattern)]", ["nn/test_model.py"]),
     ("keys are not rotated", "position/rope.py", "return rotate(q, *angles), rotate(k, *angles)", "return rotate(q, *angles), k", PARITY),
@@ -121,7 +127,7 @@ MUTATIONS = [
     ("MLA's latent is not normed", "mixers/mla.py", "self.kv_norm(latent).unsqueeze(1), k_rope", "latent.unsqueeze(1), k_rope", MLA),
     ("MLA's shared key is not rotated", "mixers/mla.py", "q_rope, k_rope = ctx.position.rotate(q_rope, k_rope, ctx.angles, self.layer)", "q_rope, _ = ctx.position.rotate(q_rope, k_rope, ctx.angles, self.layer)", MLA),
     ("MLA scores by the width without rotation", "mixers/mla.py", "Scoring(cfg.scale or 1 / math.sqrt(width)", "Scoring(cfg.scale or 1 / math.sqrt(cfg.nope_dim)", MLA),
-    ("the absorbed values are not expanded by head", "mixers/mla.py", "out @ self.v_up.weight.unflatten(0, (h, -1)).transpose(-1, -2)", "out @ self.v_up.weight.unflatten(0, (-1, h)).transpose(0, 1).transpose(-1, -2)", MLA),
+    ("the absorbed values are not expanded by head", "mixers/mla.py", "out @ self.v_up.matrix().unflatten(0, (h, -1)).transpose(-1, -2)", "out @ self.v_up.matrix().unflatten(0, (-1, h)).transpose(0, 1).transpose(-1, -2)", MLA),
     ("the absorbed key leaves the rotated part out", "mixers/mla.py", "torch.cat([q_latent, q_rope], dim=-1), k, latent", "torch.cat([q_latent, 0 * q_rope], dim=-1), k, latent", MLA),
     ("the final norm is skipped", "transformer.py", "x = self.norm(self.through_blocks(x, ctx))", "x = self.through_blocks(x, ctx)", PARITY),
     ("the encoder's last norm is skipped", "transformer.py", "return encoder.norm(x), positions", "return x, positions", STACKS),

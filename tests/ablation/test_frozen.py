@@ -157,7 +157,7 @@ def test_differences_are_told_in_tokens_once_the_baseline_ran_at_other_lengths(s
     assert list(found["exchange"]) == ["0.5", "1", "2"] and [2 * n for n in tokens[:2]] == tokens[1:]
     assert found["variants"]["gelu"]["worth"]["factor"] == pytest.approx(2**0.5) and not any("in tokens" in x for x in found["warnings"])
     said = report(found)
-    assert "+41 % [+41 %, +41 %]" in said and "It is worth 41 % more tokens (95 % interval +41 % to +41 %)." in said
+    assert "+41 % [+41 %, +41 %]" in said and "It is worth 41 % more tokens (Holm-corrected 95 % interval +41 % to +41 %)." in said
     assert "read off the baseline's runs at half and at twice its tokens" in said
 
 

@@ -45,7 +45,7 @@ def completed(file: Path, line: str) -> set[str]:
     [
         ("lm ", set(VERBS)),
         ("lm tr", {"train"}),
-        ("lm train optim.l", {"optim.lr="}),
+        ("lm train optim.l", {"optim.lr=", "optim.layer_decay="}),
         ("lm train data.file", {"data.files="}),
         ("lm train model=nan", {"nano"}),
         ("lm train seed=1 model/ffn=gegl", {"geglu", "geglu_tanh"}),
@@ -54,7 +54,7 @@ def completed(file: Path, line: str) -> set[str]:
         ("lm eval split=v", {"val"}),
         ("lm eval optim.l", set()),
         ("lm generate temp", {"temperature="}),
-        ("lm export fo", {"format=hf"}),
+        ("lm export fo", {"format=hf", "format=gguf", "format=peft"}),
         ("lm data sh", {"show"}),
         ("lm completion z", {"zsh"}),
         ("lm train data.files=/no", set()),

@@ -47,10 +47,13 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
     return run
 
 
+BASE = ["model.parametrization.base_width=16", "model.parametrization.base_depth=1"]
+
+
 @pytest.mark.parametrize(
     "variant",
     [
-        ["optim=adamw", "model/parametrization=completep"],
+        ["optim=adamw", "model/parametrization=completep", *BASE],
         ["optim=muon", "trainer.micro_batch=2", "trainer.ema_decay=0.9", "schedule=cosine"],
         ["optim=sgd", "optim.momentum=0.9", "trainer.precision=bf16-true", "trainer.sample_prompts=['def ']"],
     ],

@@ -2,10 +2,12 @@
 
 import inspect
 import json
+from collections.abc import Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -23,6 +25,11 @@ from lm.storage.model_folder import copy_weights
 from lm.testing.models import Doubles, same
 
 VOCAB, LENGTH = 61, 50
+
+
+def cases(named: Iterable[str], quick: int = 2) -> list[Any]:
+    """Those of a family for a parametrised test: the first ones always, the others in `make test-all`."""
+    return [name if i < quick else pytest.param(name, marks=pytest.mark.slow) for i, name in enumerate(named)]
 
 
 def change(folder: Path, **keys: Any) -> None:

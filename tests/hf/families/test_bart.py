@@ -12,7 +12,7 @@ from lm.hf.io.reading import CONFIG, read_hf
 
 transformers = pytest.importorskip("transformers")
 
-from tests.hf.harness import VOCAB, logits_agree, ours_of, redraw, verify  # noqa: E402
+from tests.hf.harness import VOCAB, cases, logits_agree, ours_of, redraw, verify  # noqa: E402
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "d_model": 48, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
@@ -27,7 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
 RIGHT = (False, False, False)  # in transformers a row's first place is position 0, padding or not
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_bart(case: str, tmp_path: Path) -> None:
     found = verify(transformers.BartForConditionalGeneration(transformers.BartConfig(**BASE | CASES[case])), tmp_path, lefts=RIGHT)
     assert found.config.kind == "encoder_decoder"

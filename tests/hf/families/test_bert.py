@@ -16,7 +16,7 @@ from lm.nn.batch import Batch
 transformers = pytest.importorskip("transformers")
 
 from lm.testing.models import Doubles, same  # noqa: E402
-from tests.hf.harness import LENGTH, VOCAB, in_doubles, ours_of, padding, redraw, tokens, verify  # noqa: E402
+from tests.hf.harness import LENGTH, VOCAB, cases, in_doubles, ours_of, padding, redraw, tokens, verify  # noqa: E402
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 100,
@@ -25,7 +25,7 @@ BASE: dict[str, Any] = {
 CASES: dict[str, dict[str, Any]] = {"gelu": {}, "relu": {"hidden_act": "relu", "layer_norm_eps": 1e-5, "type_vocab_size": 2}}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_bert(case: str, tmp_path: Path) -> None:
     verify(transformers.BertForMaskedLM(transformers.BertConfig(**BASE | CASES[case])), tmp_path, greedy=False)
 

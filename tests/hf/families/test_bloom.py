@@ -14,7 +14,7 @@ from lm.hf.io.reading import CONFIG, read_hf
 
 transformers = pytest.importorskip("transformers")
 
-from tests.hf.harness import VOCAB, logits_agree, ours_of, redraw, verify  # noqa: E402
+from tests.hf.harness import VOCAB, cases, logits_agree, ours_of, redraw, verify  # noqa: E402
 
 BASE: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 4}
 CASES: dict[str, dict[str, Any]] = {
@@ -24,7 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_bloom(case: str, tmp_path: Path) -> None:
     verify(transformers.BloomForCausalLM(transformers.BloomConfig(**BASE | CASES[case])), tmp_path)
 

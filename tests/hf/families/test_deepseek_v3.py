@@ -18,7 +18,7 @@ from lm.nn.batch import Batch  # noqa: E402
 from lm.nn.mtp import shifted  # noqa: E402
 from lm.nn.transformer import DecoderConfig, DecoderLM  # noqa: E402
 from lm.testing.models import Doubles, same  # noqa: E402
-from tests.hf.harness import VOCAB, in_doubles, old_spelling_agrees, ours_of, redraw, tokens, verify  # noqa: E402
+from tests.hf.harness import VOCAB, cases, in_doubles, old_spelling_agrees, ours_of, redraw, tokens, verify  # noqa: E402
 from tests.nn.models import redrawn  # noqa: E402
 
 BASE: dict[str, Any] = {
@@ -45,7 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_deepseek_v3(case: str, tmp_path: Path) -> None:
     verify(transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**BASE | CASES[case])), tmp_path)
 

@@ -7,7 +7,7 @@ import pytest
 
 transformers = pytest.importorskip("transformers")
 
-from tests.hf.harness import VOCAB, verify  # noqa: E402
+from tests.hf.harness import VOCAB, cases, verify  # noqa: E402
 
 BASE: dict[str, Any] = {"vocab_size": VOCAB, "n_positions": 64, "n_embd": 48, "n_layer": 3, "n_head": 4}
 CASES: dict[str, dict[str, Any]] = {
@@ -16,6 +16,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_gpt2(case: str, tmp_path: Path) -> None:
     verify(transformers.GPT2LMHeadModel(transformers.GPT2Config(**BASE | CASES[case])), tmp_path)

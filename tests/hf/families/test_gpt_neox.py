@@ -12,7 +12,7 @@ from lm.hf.io.reading import CONFIG, read_hf
 
 transformers = pytest.importorskip("transformers")
 
-from tests.hf.harness import VOCAB, logits_agree, ours_of, redraw, verify  # noqa: E402
+from tests.hf.harness import VOCAB, cases, logits_agree, ours_of, redraw, verify  # noqa: E402
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 100,
@@ -30,7 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_gpt_neox(case: str, tmp_path: Path) -> None:
     verify(transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**BASE | CASES[case])), tmp_path)
 

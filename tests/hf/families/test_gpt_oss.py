@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers")
 from lm.errors import ConfigError  # noqa: E402
 from lm.hf.families.gpt_oss import FAMILY  # noqa: E402
 from lm.storage.reading import read_json  # noqa: E402
-from tests.hf.harness import VOCAB, old_spelling_agrees, verify  # noqa: E402
+from tests.hf.harness import VOCAB, cases, old_spelling_agrees, verify  # noqa: E402
 
 YARN: dict[str, Any] = {
     "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "beta_fast": 5.3, "beta_slow": 0.7, "truncate": False,
@@ -30,7 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_gpt_oss(case: str, tmp_path: Path) -> None:
     theirs = transformers.GptOssForCausalLM(transformers.GptOssConfig(**BASE | CASES[case]))
     verify(theirs, tmp_path)

@@ -11,7 +11,7 @@ from lm.errors import ConfigError  # noqa: E402
 from lm.hf.families.granite_hybrid import FAMILY  # noqa: E402
 from lm.hf.options.keys import unheard  # noqa: E402
 from lm.nn.mixers.mamba2 import Mamba2Config  # noqa: E402
-from tests.hf.harness import VOCAB, verify  # noqa: E402
+from tests.hf.harness import VOCAB, cases, verify  # noqa: E402
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2,
@@ -36,13 +36,13 @@ GRANITE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", LFM2)
+@pytest.mark.parametrize("case", cases(LFM2))
 def test_lfm2(case: str, tmp_path: Path) -> None:
     sizes = SIZES | {"intermediate_size": 72, "block_auto_adjust_ff_dim": False} | LFM2[case]
     verify(transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**sizes)), tmp_path)
 
 
-@pytest.mark.parametrize("case", GRANITE)
+@pytest.mark.parametrize("case", cases(GRANITE))
 def test_granite_hybrid(case: str, tmp_path: Path) -> None:
     sizes = SIZES | {
         "num_local_experts": 0, "shared_intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_state": 6, "mamba_chunk_size": 8,

@@ -7,7 +7,7 @@ import pytest
 
 transformers = pytest.importorskip("transformers")
 
-from tests.hf.harness import VOCAB, verify  # noqa: E402
+from tests.hf.harness import VOCAB, cases, verify  # noqa: E402
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 6,
@@ -34,6 +34,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_llama(case: str, tmp_path: Path) -> None:
     verify(transformers.LlamaForCausalLM(transformers.LlamaConfig(**BASE | CASES[case])), tmp_path)

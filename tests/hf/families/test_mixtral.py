@@ -8,7 +8,7 @@ import pytest
 transformers = pytest.importorskip("transformers")
 
 from lm.hf.families.mixtral import FAMILY  # noqa: E402
-from tests.hf.harness import VOCAB, old_spelling_agrees, verify  # noqa: E402
+from tests.hf.harness import VOCAB, cases, old_spelling_agrees, verify  # noqa: E402
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 6,
@@ -21,7 +21,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_mixtral(case: str, tmp_path: Path) -> None:
     verify(transformers.MixtralForCausalLM(transformers.MixtralConfig(**BASE | CASES[case])), tmp_path)
 

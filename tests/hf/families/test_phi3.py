@@ -16,7 +16,7 @@ from lm.hf.io.reading import read_hf  # noqa: E402
 from lm.hf.io.writing import write_hf  # noqa: E402
 from lm.nn.batch import Batch  # noqa: E402
 from lm.testing.models import Doubles, same  # noqa: E402
-from tests.hf.harness import VOCAB, in_doubles, old_spelling_agrees, ours_of, redraw, verify  # noqa: E402
+from tests.hf.harness import VOCAB, cases, in_doubles, old_spelling_agrees, ours_of, redraw, verify  # noqa: E402
 from tests.nn.models import redrawn  # noqa: E402
 
 BASE: dict[str, Any] = {
@@ -44,7 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_phi3(case: str, tmp_path: Path) -> None:
     verify(transformers.Phi3ForCausalLM(transformers.Phi3Config(**deepcopy(BASE | CASES[case]))), tmp_path)
 

@@ -9,7 +9,7 @@ transformers = pytest.importorskip("transformers")
 
 from lm.errors import ConfigError  # noqa: E402
 from lm.hf.families.qwen3 import FAMILY  # noqa: E402
-from tests.hf.harness import VOCAB, old_spelling_agrees, verify  # noqa: E402
+from tests.hf.harness import VOCAB, cases, old_spelling_agrees, verify  # noqa: E402
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 6,
@@ -28,7 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_qwen3(case: str, tmp_path: Path) -> None:
     verify(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**BASE | CASES[case])), tmp_path)
 

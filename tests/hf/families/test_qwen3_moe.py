@@ -9,7 +9,7 @@ transformers = pytest.importorskip("transformers")
 
 from lm.errors import ConfigError  # noqa: E402
 from lm.hf.families.qwen3_moe import FAMILY  # noqa: E402
-from tests.hf.harness import VOCAB, old_spelling_agrees, verify  # noqa: E402
+from tests.hf.harness import VOCAB, cases, old_spelling_agrees, verify  # noqa: E402
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 72, "moe_intermediate_size": 20, "num_hidden_layers": 3,
@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_qwen3_moe(case: str, tmp_path: Path) -> None:
     verify(transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**BASE | CASES[case])), tmp_path)
 

@@ -16,7 +16,7 @@ from lm.nn.transformer import EncoderDecoderConfig, model_config
 
 transformers = pytest.importorskip("transformers")
 
-from tests.hf.harness import LENGTH, VOCAB, ours_of, tokens, verify  # noqa: E402
+from tests.hf.harness import LENGTH, VOCAB, cases, ours_of, tokens, verify  # noqa: E402
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "d_model": 48, "d_kv": 10, "d_ff": 72, "num_layers": 4, "num_sparse_encoder_layers": 2,
@@ -34,7 +34,7 @@ RIGHT = (False, False, False)  # in transformers padding takes places of an expe
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_switch(case: str, tmp_path: Path) -> None:
     theirs = transformers.SwitchTransformersForConditionalGeneration(transformers.SwitchTransformersConfig(**BASE | CASES[case]))
     found = verify(theirs, tmp_path, lefts=RIGHT, embed_gain=8.0 if not CASES[case] else 1.0)

@@ -10,7 +10,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from lm.hf.io.reading import read_hf  # noqa: E402
-from tests.hf.harness import VOCAB, verify  # noqa: E402
+from tests.hf.harness import VOCAB, cases, verify  # noqa: E402
 
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "d_model": 48, "d_kv": 10, "d_ff": 72, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 5,
@@ -22,7 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_t5(case: str, tmp_path: Path) -> None:
     verify(
         transformers.T5ForConditionalGeneration(transformers.T5Config(**BASE | CASES[case])),

@@ -20,7 +20,20 @@ from tests.pages.commands import PAGES, ROOT, Block, blocks, run
 from tools import docs
 
 # of many trainings, or of several processes
-SLOW = ("commands", "data", "distributed", "generation", "huggingface", "papers", "plugins", "recipes", "serve", "serving", "tutorial")
+SLOW = (
+    "ablation",
+    "commands",
+    "data",
+    "distributed",
+    "generation",
+    "huggingface",
+    "papers",
+    "plugins",
+    "recipes",
+    "serve",
+    "serving",
+    "tutorial",
+)
 SBATCH = """#!/bin/bash
 # Runs the wrapped line at once, for each number of --array.
 for arg; do case "$arg" in --array=*) array=${arg#--array=};; esac; last=$arg; done

@@ -88,6 +88,7 @@ def test_variants_that_have_not_run_yet_count_in_the_correction() -> None:
     assert waiting["a"].p == pytest.approx(3 * alone.p) and waiting["b"].p is None is waiting["c"].p
 
 
+@pytest.mark.slow
 def test_so_many_more_seeds_tell_four_times_in_five() -> None:
     """A variant that is a little worse, and one that is equal, where the least effect is 1."""
     draw = np.random.default_rng(0)

@@ -63,12 +63,10 @@ def test_the_average_of_a_frozen_weight_is_the_weight(configure: Configure, tmp_
 @pytest.mark.parametrize(
     ("strategy", "more"),
     [
-        pytest.param("fsdp", (), id="fsdp"),
         *(
             pytest.param(kind, more, marks=pytest.mark.slow, id=f"{kind}{'-bf16' if more else ''}")
             for kind in ("ddp", "zero1", "zero3", "fsdp")
             for more in ((), (BF16,))
-            if (kind, more) != ("fsdp", ())
         ),
     ],
 )

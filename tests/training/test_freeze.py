@@ -63,11 +63,9 @@ def test_the_average_of_a_frozen_weight_is_the_weight(configure: Configure, tmp_
 @pytest.mark.parametrize(
     ("strategy", "more"),
     [
-        *(
-            pytest.param(kind, more, marks=pytest.mark.slow, id=f"{kind}{'-bf16' if more else ''}")
-            for kind in ("ddp", "zero1", "zero3", "fsdp")
-            for more in ((), (BF16,))
-        ),
+        pytest.param(kind, more, marks=pytest.mark.slow, id=f"{kind}{'-bf16' if more else ''}")
+        for kind in ("ddp", "zero1", "zero3", "fsdp")
+        for more in ((), (BF16,))
     ],
 )
 def test_frozen_weights_are_unchanged_on_two_ranks(

@@ -1,4 +1,4 @@
-"""What is rounded where: norms and routers in float32 whatever comes in, experts in the type of autocast."""
+"""What is rounded where: norms and routers in float32 whatever comes in, experts in the type of autocast, rotations in float32."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from lm.nn.ffn import experts as experts_module
 from lm.nn.ffn.experts import Experts
 from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.norm import RMSNorm, rms_norm
+from lm.nn.position.rope import rotate, rotate_half
 from lm.schema import from_tree
 from tests.nn.models import EXPERT, GPT_OSS
 from tests.nn.test_moe import D, context, drawn, inputs, mixture
@@ -49,3 +50,15 @@ def test_fast_rms_norm_equals_the_reference(dtype: torch.dtype, tolerance: float
     torch.testing.assert_close(fast, plain, atol=tolerance, rtol=tolerance)
     for a, b in zip(grads(fast, x, norm.weight), grads(plain, x, norm.weight), strict=True):
         torch.testing.assert_close(a, b, atol=10 * tolerance, rtol=10 * tolerance)
+
+
+@pytest.mark.parametrize("width", [8, 12])
+def test_the_fast_rotation_equals_the_plain_one_in_values_and_gradients(width: int) -> None:
+    """It is taken in float32 alone, which the comparisons of models in float64 never see; dimensions from 8 on pass through."""
+    x, angles = torch.randn(2, 3, 5, width, requires_grad=True), torch.randn(5, 4)
+    weights = torch.randn(2, 3, 5, width)
+    results = []
+    for form in (rotate, rotate_half):
+        out = form(x, angles.cos(), angles.sin())
+        results.append([out, *torch.autograd.grad((out * weights).sum(), x)])
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)

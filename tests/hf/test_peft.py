@@ -12,6 +12,7 @@ from lm.errors import ConfigError
 from lm.generation.load import load
 from lm.hf.io.export import export_adapter
 from lm.hf.io.peft import CONFIG, WEIGHTS
+from lm.hf.io.transforms import Halves
 from lm.nn.adapter import LoRAConfig, adapting
 from lm.nn.batch import Batch
 from lm.nn.transformer import build_model
@@ -87,3 +88,9 @@ def test_parts_of_one_matrix_there_are_blocks_of_one_adapter(tmp_path: Path) -> 
     assert config["fan_in_fan_out"] and config["target_modules"] == ["c_attn"] and config["base_model_name_or_path"] == "me/mine"
     with pytest.raises(ConfigError, match=r"parent: it holds a whole model, and format=peft is of adapters\. Use format=hf"):
         export_adapter(tmp_path / "parent", tmp_path / "other")
+
+
+def test_gate_and_up_of_experts_come_back_as_they_were() -> None:
+    ours = [torch.randn(3, 4, 5), torch.randn(3, 4, 5)]
+    [theirs] = Halves().to_theirs(ours)
+    assert theirs.shape == (3, 8, 5) and all(torch.equal(a, b) for a, b in zip(Halves().to_ours([theirs]), ours, strict=True))

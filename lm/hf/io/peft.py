@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lm.hf.io.family import Family, Pair, resolved
-from lm.hf.io.transforms import Stack
+from lm.hf.io.transforms import Halves, Stack
 from lm.nn.adapter import LoRAConfig
 from lm.nn.transformer import ModelConfig, build_model
 from lm.schema import Tree
@@ -30,16 +30,6 @@ class Low(NamedTuple):
     a: Tensor
     b: Tensor
     transposed: bool = False  # the matrix is stored as (in, out)
-
-
-class _Below:
-    """Tensors (e, out, in) of ours below each other."""
-
-    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
-        raise NotImplementedError("adapters are written, not read")
-
-    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
-        return [torch.cat(ours, dim=-2)]
 
 
 def write_peft(folder: Path, family: Family, cfg: ModelConfig, adapter: LoRAConfig, own: Mapping[str, Tensor], base: str) -> None:
@@ -69,7 +59,7 @@ def _modules(pairs: list[Pair]) -> Iterator[Pair]:
             path = pair.theirs[0].split(".experts.")[0].rpartition(".")[0] + ".mlp.experts"
             stem, _, name = pair.ours[0].rpartition(".")
             if name == "gate":
-                yield Pair((pair.ours[0], f"{stem}.up"), (f"{path}.gate_up_proj",), _Below())
+                yield Pair((pair.ours[0], f"{stem}.up"), (f"{path}.gate_up_proj",), Halves())
             elif name == "down":
                 yield Pair(pair.ours, (f"{path}.down_proj",))
         elif isinstance(pair.transform, Stack):

@@ -74,6 +74,16 @@ class Stack:
         return list(ours[0].unbind())
 
 
+class Halves:
+    """One tensor there, two of one shape here, (e, out, in), one below the other."""
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        return list(theirs[0].chunk(2, dim=-2))
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return [torch.cat(ours, dim=-2)]
+
+
 class Alternate:
     """One tensor there whose last dimension alternates between two tensors here (gpt-oss: gate, up, gate, up, ...)."""
 

@@ -101,7 +101,7 @@ def for_data(option: str) -> list[str]:
     """The objective is that of its records; hub datasets become the local one."""
     values = catalog.values("data", option)
     hub = local_hub(values)
-    shape = values.get("data.record.kind", "pair" if option == "stdlib_docstrings" else None)
+    shape = values.get("data.record.kind", {"stdlib_docstrings": "pair", "mqar": "chat"}.get(option))
     start = PARENT if shape == "preference" else [*WIDTH, "tokenizer=bytes"]
     long = (
         ["data.seq_len=4096"] if option in ("stdlib_chat", "stdlib_preferences") else []

@@ -18,6 +18,7 @@ from lm.data.rows.sft import SFTConfig
 from lm.data.sources.docstrings import StdlibDocstringsConfig
 from lm.data.sources.files import TextConfig
 from lm.data.sources.hub import HubConfig
+from lm.data.sources.mqar import MQARConfig
 from lm.data.sources.stdlib import StdlibConfig
 from lm.data.tokenizer.config import BPEConfig, BytesConfig, TokenizerConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
 from lm.schema import Config
@@ -33,7 +34,7 @@ class Corpus(Config):
 
 __all__ = [
     "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "Corpus", "DPOConfig", "DataConfig", "FIMConfig", "HubConfig", "MLMConfig",
-    "MixConfig", "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "RecordConfig", "SFTConfig", "Seq2SeqConfig",
-    "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig", "TokenizerFileConfig",
-    "UL2Config", "UnigramConfig", "WordPieceConfig",
+    "MQARConfig", "MixConfig", "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "RecordConfig", "SFTConfig",
+    "Seq2SeqConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig",
+    "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ class MessagesRecord(RecordConfig):
     content_field: str | None = None
     """Field of a message that holds its text. null: content, or else value."""
     template: str | None = None
-    """plain, chatml, bare (contents alone), or the path of a jinja template. null: the tokenizer's own, else plain."""
+    """plain, chatml, or the path of a jinja template. null: the tokenizer's own, else plain."""
 
     def specials(self) -> tuple[str, ...]:
         return ("<|im_start|>", "<|im_end|>") if self.template == "chatml" else ()

@@ -1,7 +1,7 @@
 """Multi-query associative recall: pairs of a key and a value, then keys whose values are to be told, all in one row."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from string import ascii_letters, digits, punctuation
 from typing import Literal, Self
@@ -9,11 +9,28 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from lm.data.config import SourceConfig
-from lm.data.records.base import RecordConfig
-from lm.data.records.chat import ChatRecord
-from lm.data.sources.base import ASSISTANT, Document, Source, Turn, turns_document
+from lm.data.records.base import GIVEN, LEARNED, Passage, RecordConfig, Values
+from lm.data.sources.base import Document, Source, Turn, turns_document
+from lm.data.tokenizer.tokenizer import Tokenizer
 
 KEYS, VALUES = ascii_letters + digits, punctuation
+
+
+class RecallRecord(RecordConfig):
+    """What is given and what is to be told, by turns and with nothing between them."""
+
+    kind: Literal["recall"] = "recall"
+
+    def turns(self, values: Values, where: str) -> list[Turn]:
+        return [Turn(role, text) for role, text in values["turns"]]
+
+    def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
+        for found in documents:
+            last = len(found.turns) - 1
+            for i, (role, text) in enumerate(found.turns):
+                told = role == "told"
+                head = tokenizer.prefix if i == 0 else []
+                yield Passage(found.split, text, head, [], i == 0, i == last, LEARNED if told else GIVEN, counted=told)
 
 
 class MQARConfig(SourceConfig):
@@ -32,7 +49,7 @@ class MQARConfig(SourceConfig):
     """Keys that there are: letters and digits."""
     n_values: int = Field(len(VALUES), gt=1, le=len(VALUES))
     """Values that there are: punctuation marks."""
-    n_records: int = Field(20_000, gt=0)
+    n_records: int = Field(10_000, gt=0)
     """Rows that are generated, row i a function of record_seed and i."""
     record_seed: int = Field(0, ge=0)
     """Which rows those are."""
@@ -47,14 +64,14 @@ class MQARConfig(SourceConfig):
 
     @property
     def records(self) -> RecordConfig | None:
-        return ChatRecord(messages="messages", template="bare")
+        return RecallRecord()
 
     def open(self, cache: Path) -> Source:
         return MQARSource(self)
 
 
 class MQARSource(Source):
-    """One record a row: the assistant tells the values."""
+    """One record a row."""
 
     def __init__(self, cfg: MQARConfig) -> None:
         super().__init__(cfg.identity())
@@ -71,5 +88,5 @@ class MQARSource(Source):
         pairs = [(key, source.choice(VALUES[: cfg.n_values])) for key in source.sample(KEYS[: cfg.n_keys], cfg.n_pairs)]
         turns: list[Turn] = []
         for key, value in source.choices(pairs, k=cfg.n_queries):
-            turns += [Turn("user", key), Turn(ASSISTANT, value)]
-        return [Turn("user", "".join(map("".join, pairs)) + turns[0].text), *turns[1:]]
+            turns += [Turn("given", key), Turn("told", value)]
+        return [Turn("given", "".join(map("".join, pairs)) + turns[0].text), *turns[1:]]

@@ -116,8 +116,8 @@ def template_source(template: str | None, tokenizer: Tokenizer) -> tuple[str, st
     if template is None and tokenizer.chat_template is not None:
         return tokenizer.chat_template, "tokenizer"
     name = template or "plain"
-    file = _BUILT_IN / f"{name}.jinja" if name in ("plain", "chatml", "bare") else Path(os.path.expanduser(name))
+    file = _BUILT_IN / f"{name}.jinja" if name in ("plain", "chatml") else Path(os.path.expanduser(name))
     try:
         return read_text(file, most_mib=4), f"data.record.template={name}"
     except CheckpointError as error:
-        raise ConfigError(f"data.record.template: {file} cannot be read ({error}). Give plain, chatml, bare or a jinja file.") from None
+        raise ConfigError(f"data.record.template: {file} cannot be read ({error}). Give plain, chatml or a jinja file.") from None

@@ -76,7 +76,6 @@ class GQAConfig(AttentionConfig):
             raise ValueError(f"d_model={d_model} is not a multiple of n_heads={self.n_heads}. Change one, or set head_dim.")
 
     def layer_window(self, layer: int) -> int | None:
-        """Returns the window of this layer, None where it sees everything."""
         is_global = self.global_every is not None and (layer + 1) % self.global_every == 0
         return None if is_global else self.window
 

@@ -32,7 +32,7 @@ NEXT: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", cases(QWEN2))
+@pytest.mark.parametrize("case", cases(QWEN2, quick=0))
 def test_qwen2_moe(case: str, tmp_path: Path) -> None:
     verify(transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**SIZES | QWEN2[case])), tmp_path)
 

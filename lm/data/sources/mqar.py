@@ -36,13 +36,16 @@ class RecallRecord(RecordConfig):
 class MQARConfig(SourceConfig):
     """Associative recall of several keys in a row (Arora et al. 2023, arXiv:2312.04927): a measure of what a mixer can hold.
 
-    A row is n_pairs different keys, each with its value, and then n_queries keys drawn from them, each followed by its value, on which
-    alone there is a loss: 2 n_pairs + 2 n_queries bytes behind bos. The paper scatters its queries among filler; here there is none.
+    A row is up to n_pairs different keys, each with its value, and then n_queries keys drawn from them, each followed by its value. On
+    these values alone there is a loss. At most 2 n_pairs + 2 n_queries bytes stand behind bos. The paper scatters its queries among
+    filler; here there is none.
     """
 
     kind: Literal["mqar"] = "mqar"
     n_pairs: int = Field(16, gt=0, le=len(KEYS))
-    """Keys of a row."""
+    """Keys of a row, at most."""
+    fewest_pairs: int | None = Field(None, gt=0)
+    """Keys of a row, at least: any number between the two is as likely, and short rows are learned first. null: n_pairs."""
     n_queries: int = Field(16, gt=0)
     """Keys that are asked for, any of the row's, some twice: of keys that come once each, those left would tell the values."""
     n_keys: int = Field(len(KEYS), gt=0, le=len(KEYS))
@@ -58,8 +61,10 @@ class MQARConfig(SourceConfig):
 
     @model_validator(mode="after")
     def _keys_suffice(self) -> Self:
-        if self.n_pairs > self.n_keys:
-            raise ValueError(f"n_pairs={self.n_pairs} differ in their keys, of which there are {self.n_keys}. Lower it, or raise n_keys.")
+        if not (self.fewest_pairs or 1) <= self.n_pairs <= self.n_keys:
+            raise ValueError(
+                f"n_pairs={self.n_pairs} must be between fewest_pairs={self.fewest_pairs} and n_keys={self.n_keys}. Change one of them."
+            )
         return self
 
     @property
@@ -85,7 +90,8 @@ class MQARSource(Source):
 
     def _row(self, i: int) -> list[Turn]:
         cfg, source = self._cfg, random.Random(f"{self._cfg.record_seed} {i}")
-        pairs = [(key, source.choice(VALUES[: cfg.n_values])) for key in source.sample(KEYS[: cfg.n_keys], cfg.n_pairs)]
+        n = cfg.n_pairs if cfg.fewest_pairs is None else source.randint(cfg.fewest_pairs, cfg.n_pairs)
+        pairs = [(key, source.choice(VALUES[: cfg.n_values])) for key in source.sample(KEYS[: cfg.n_keys], n)]
         turns: list[Turn] = []
         for key, value in source.choices(pairs, k=cfg.n_queries):
             turns += [Turn("given", key), Turn("told", value)]

@@ -34,6 +34,7 @@ def test_rows_are_a_function_of_seed_and_number_and_held_out_ones_are_in_no_trai
         source = MQARConfig(n_pairs=3, n_queries=2, n_keys=4, n_values=2, **options).open(tmp_path)
         return [f"{found.split} {''.join(found.chunks)}" for found in source.documents()]
 
+    assert {len(line.split()[1]) for line in texts(n_records=99, fewest_pairs=2)} == {8, 10}
     assert texts(n_records=40) == texts(n_records=60)[:40] != texts(n_records=40, record_seed=1)
     parts: dict[str, set[str]] = {"train": set(), "val": set()}
     for line in texts(n_records=3000):  # of 24 x 8 x 9 that there are: many come twice
@@ -43,5 +44,5 @@ def test_rows_are_a_function_of_seed_and_number_and_held_out_ones_are_in_no_trai
 
 
 def test_more_pairs_than_keys_are_refused() -> None:
-    with pytest.raises(ConfigError, match="n_pairs=9 differ in their keys, of which there are 8"):
+    with pytest.raises(ConfigError, match="n_pairs=9 must be between fewest_pairs=None and n_keys=8"):
         MQARConfig(n_pairs=9, n_keys=8)

@@ -44,8 +44,8 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
     if newest is not None:
         reader = CheckpointReader(newest, verified=True)
         saved = Saved.of(reader)
-        _require_same_weights(reader, cfg)
         _require_same_config(folder, saved.config, cfg, saved.step)
+        _require_same_weights(reader, cfg)
         before = saved.config["trainer"]["max_steps"]
         if before != cfg.trainer.max_steps and cfg.schedule.of_length:
             say(f"trainer.max_steps was {before:,} and is {cfg.trainer.max_steps:,}: from here on the rate is that of the new length")

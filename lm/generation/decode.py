@@ -91,12 +91,14 @@ def decode(
 def decoding(model: LM) -> Iterator[None]:
     """The model in eval mode, without gradients, in its weights' dtype."""
     was_training = model.training
-    model.eval()
+    if was_training:
+        model.eval()
     try:
         with torch.inference_mode(), torch.autocast(model.embed.weight.device.type, enabled=False):  # the cache has the weights' dtype
             yield
     finally:
-        model.train(was_training)
+        if was_training:  # which goes through all modules, and here often once a token
+            model.train()
 
 
 def rows_of(model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, n_tokens: int, grammar: Grammar | None = None) -> list[Row]:

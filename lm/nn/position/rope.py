@@ -125,10 +125,8 @@ class Rope(Position):
             self._here = self.rates.to(positions.device)
         return rope_angles(positions, self._here, self.amplitude)
 
-    def rotate(self, q: Tensor, k: Tensor, angles: Angles | None, layer: int) -> tuple[Tensor, Tensor]:
+    def rotate(self, x: Tensor, angles: Angles | None, layer: int) -> Tensor:
         assert angles is not None
         if self.cfg.none_every is not None and (layer + 1) % self.cfg.none_every == 0:
-            return q, k
-        if self.cfg.interleaved:
-            q, k = deinterleave(q, self.rotary_dim), deinterleave(k, self.rotary_dim)
-        return rotate(q, *angles), rotate(k, *angles)
+            return x
+        return rotate(deinterleave(x, self.rotary_dim) if self.cfg.interleaved else x, *angles)

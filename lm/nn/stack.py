@@ -132,6 +132,7 @@ class ModelConfig(Slot):
     def implied(self) -> Tree:
         """Returns options by dotted path that mean another value than they hold, such as what null stands for."""
         slots = {"attention": self.attention.implied(self.d_model, self.n_layers), "ffn": self.ffn.implied(self.d_model)}
+        slots["position"] = self.position.implied(self.n_layers)
         pattern = shortest([self.slot(layer) for layer in range(self.n_layers)])
         return {"pattern": pattern, **{f"{slot}.{key}": value for slot, values in slots.items() for key, value in values.items()}}
 

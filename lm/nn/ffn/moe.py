@@ -89,7 +89,11 @@ class MoEConfig(FFNConfig):
 
     def implied(self, d_model: int) -> Tree:
         parts = {"expert": self.expert, "dense": self.dense}
-        return {f"{name}.hidden": part.width(d_model) for name, part in parts.items() if part is not None}
+        hidden = {f"{name}.hidden": part.width(d_model) for name, part in parts.items() if part is not None}
+        return {
+            **hidden,
+            "first_dense": self.first_dense - self.first_dense % self.every,
+        }  # less what `every` leaves out anyway
 
     def _mlp(self, layer: int) -> MLPConfig | None:
         """That of a layer without experts, None for one that has some."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lm.nn.cost.kept import Kept
 from lm.nn.init import Declares
 from lm.nn.mixers.mask import arange_positions
-from lm.schema import Slot
+from lm.schema import Slot, Tree
 
 Angles = tuple[Tensor, Tensor]
 
@@ -48,6 +48,10 @@ class PositionConfig(Slot, group="model/position"):
     def shortened(self, max_len: int) -> Self:
         """Returns what has the same amplitude in a model for shorter rows than max_len."""
         return self
+
+    def implied(self, n_layers: int) -> Tree:
+        """Returns null for the options that act in no layer."""
+        return {}
 
     def changes_at(self, max_len: int) -> int | None:
         """Returns the length up to which transformers has other frequencies than our model for rows of max_len. None: it has not."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lm.nn.position.base import Angles, Dims, Position, PositionConfig
 from lm.nn.position.scaling import ScalingConfig, frequencies
+from lm.schema import Tree
 
 
 class RopeConfig(PositionConfig):
@@ -45,6 +46,9 @@ class RopeConfig(PositionConfig):
 
     def shortened(self, max_len: int) -> Self:
         return self if self.scaling is None else self.replace(scaling=self.scaling.shortened(max_len))
+
+    def implied(self, n_layers: int) -> Tree:
+        return {"none_every": self.none_every if (self.none_every or 0) <= n_layers else None}
 
     def changes_at(self, max_len: int) -> int | None:
         return None if self.scaling is None else self.scaling.changes_at(max_len)

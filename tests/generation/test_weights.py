@@ -141,6 +141,13 @@ def test_the_reference_serves_where_no_kernel_does() -> None:
     assert not Int4.fits(weight.to("meta")) and not OneDNN.fits(weight.double())
 
 
+def test_elsewhere_than_on_a_cpu_the_reference_multiplies_and_nothing_is_fused() -> None:
+    prepared = prepare(redrawn(config(d_model=64, ffn={"hidden": 96})).to("meta"), "int4")
+    kinds = {type(module) for module in prepared.modules()}
+    assert Int4Reference in kinds and not kinds & {FusedGQA, FusedMLP, QuickRMSNorm, Int4, torch.nn.Linear}
+    assert prepared(Batch(tokens(2, 5).to("meta"))).shape == (2, 5, 61)
+
+
 def test_what_cannot_be_held_or_done_is_refused_by_name(model_folder: Path) -> None:
     model = redrawn(config(ffn={"hidden": 40}))
     with pytest.raises(ConfigError, match=r"dtype=int4: blocks\.0\.ffn\.down has 40 inputs, which is no multiple of 32"):

@@ -91,7 +91,8 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x[..., :half], x[..., half : 2 * half]
     torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=out[..., half : 2 * half]).addcmul_(first, sin)
-    out[..., 2 * half :] = x[..., 2 * half :]
+    if 2 * half < x.shape[-1]:
+        out[..., 2 * half :] = x[..., 2 * half :]
     return out
 
 

@@ -150,6 +150,7 @@ def test_the_reference_serves_where_no_kernel_does() -> None:
     assert not Int4.fits(weight.to("meta")) and not OneDNN.fits(weight.double())
 
 
+@pytest.mark.slow
 def test_elsewhere_than_on_a_cpu_the_reference_multiplies_and_nothing_is_fused() -> None:
     prepared = prepare(redrawn(config(d_model=64, ffn={"hidden": 96})).to("meta"), "int4")
     kinds = {type(module) for module in prepared.modules()}

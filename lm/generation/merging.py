@@ -94,7 +94,7 @@ def ties(changes: Sequence[Tensor], shares: Sequence[float], density: float) -> 
     """
     kept = torch.stack([_largest(change, density) for change in changes])
     share = kept.new_tensor(shares).view(-1, *[1] * changes[0].ndim)
-    agrees = (kept != 0) & (kept.sign() == (share * kept).sum(0).sign())
+    agrees = kept.sign() == (share * kept).sum(0).sign()
     return (share * kept * agrees).sum(0) / (share * agrees).sum(0).clamp_min(torch.finfo(kept.dtype).tiny)
 
 

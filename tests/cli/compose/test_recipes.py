@@ -34,6 +34,7 @@ BESIDE = {
     "data=stdlib_docstrings": ["objective=seq2seq"],
     "data=chat": ["objective=sft"],
     "data=stdlib_chat": ["objective=sft"],
+    "data=arithmetic": ["objective=sft"],
     "data=stdlib_preferences": ["objective=dpo", "init_from=runs/pretrain-tiny"],
     "data=preferences": ["objective=dpo", "init_from=runs/pretrain-tiny"],
     **{f"strategy={name}": ["optim=adamw"] for name in catalog.groups()["strategy"] if name not in ("single", "ddp")},
@@ -48,6 +49,7 @@ BESIDE = {
     "objective=mlm": ["model=bert_base"],
     "objective=seq2seq": ["data=stdlib_docstrings"],
     "objective=sft": ["data=stdlib_chat"],
+    **{f"objective={name}": ["data=arithmetic", "init_from=runs/pretrain-tiny"] for name in ("grpo", "rloo")},
     "objective=dpo": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"],
 }  # what an option does not go without
 OBJECTIVES = {"decoder": "causal", "encoder": "mlm", "encoder_decoder": "spans"}  # for texts

@@ -59,7 +59,7 @@ def beside(group: str, option: str) -> list[str]:
     """The overrides that an option needs to compose."""
     if group == "model":
         return [f"objective={OBJECTIVES[catalog.values(group, catalog.lineage('model', option)[0])['model.kind']]}"]
-    if group == "strategy" and option.startswith(("zero", "fsdp")):
+    if group == "strategy" and option.startswith(("zero3", "zero2_offload")):
         return ["optim=adamw"]  # muon needs whole matrices
     return BESIDE.get(f"{group}={option}", [])
 

@@ -104,7 +104,7 @@ def test_a_fast_way_to_hold_a_matrix_agrees_with_the_reference(
 ) -> None:
     weight, bias = drawn(*shape)
     fast, plain = (each(weight.to(dtype), bias) for each in (kind, reference))
-    for rows in (1, 3, 5, 40):
+    for rows in (1, 3, 5, 80):
         x = torch.randn(rows, 2, shape[1], generator=torch.Generator().manual_seed(rows))
         expected = F.linear(x.to(plain.takes).double(), plain.matrix().double(), bias.double())
         rounding = 1e-6 if plain.takes == torch.float32 else 2**-7
@@ -112,6 +112,12 @@ def test_a_fast_way_to_hold_a_matrix_agrees_with_the_reference(
             assert found.dtype == x.dtype
             torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=rounding * float(expected.abs().max()))
     torch.testing.assert_close(fast.matrix().float(), plain.matrix().float(), rtol=2**-8, atol=2**-10)
+
+
+@pytest.mark.parametrize("kind", [Int8, Int4])
+def test_a_row_of_few_bits_is_the_same_alone_and_among_others(kind: type[Held]) -> None:
+    held, x = kind(*drawn(48, 64)), torch.randn(30, 64)
+    assert torch.equal(held(x), torch.cat([held(row) for row in x.split(1)]))
 
 
 @pytest.mark.parametrize("kind, steps", [(Int8Reference, 254), (Int4Reference, 15)])

@@ -41,6 +41,7 @@ BESIDE = {
     "data=wmt14_de_en": ["objective=seq2seq"],
     "data=cnn_dailymail": ["objective=seq2seq"],
     "data=alpaca": ["objective=sft"],
+    "data=mqar": ["objective=sft"],
     "data=ultrafeedback": ["objective=dpo", "init_from=runs/pretrain-tiny"],
     **{f"model/recurrent={name}": ["model.pattern=[recurrent,attention]"] for name in catalog.groups()["model/recurrent"]},
     "model/parametrization=mup": ["model.parametrization.base_width=64"],

@@ -22,6 +22,7 @@ from lm.data.sources.arithmetic import ArithmeticConfig
 from lm.data.sources.docstrings import StdlibDocstringsConfig
 from lm.data.sources.files import TextConfig
 from lm.data.sources.hub import HubConfig
+from lm.data.sources.mqar import MQARConfig
 from lm.data.sources.stdlib import StdlibConfig
 from lm.data.tokenizer.config import BPEConfig, BytesConfig, TokenizerConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
 from lm.schema import Config
@@ -37,8 +38,8 @@ class Corpus(Config):
 
 __all__ = [
     "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "CompilesReward", "Corpus", "DPOConfig",
-    "DataConfig", "FIMConfig", "GRPOConfig", "HubConfig", "MLMConfig", "MixConfig", "ObjectiveConfig", "PairRecord", "PreferenceRecord",
-    "PrefixConfig", "RLOOConfig", "RecordConfig", "RewardConfig", "SFTConfig", "Seq2SeqConfig", "SourceConfig", "SpansConfig",
-    "StdlibConfig", "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig", "TokenizerFileConfig", "UL2Config", "UnigramConfig",
-    "WordPieceConfig",
+    "DataConfig", "FIMConfig", "GRPOConfig", "HubConfig", "MLMConfig", "MQARConfig", "MixConfig", "ObjectiveConfig", "PairRecord",
+    "PreferenceRecord", "PrefixConfig", "RLOOConfig", "RecordConfig", "RewardConfig", "SFTConfig", "Seq2SeqConfig", "SourceConfig",
+    "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig", "TokenizerFileConfig", "UL2Config",
+    "UnigramConfig", "WordPieceConfig",
 ]  # fmt: skip

@@ -102,7 +102,7 @@ def pair_sums(after: Tensor, before: Tensor | None, beta: float) -> LossSums:
     """-log sigmoid(beta * (gain of the better answer - gain of the worse one)), summed over pairs.
 
     after, before: (2 pairs,) log-likelihoods under the model and under that at the start, the better answer of a pair first. Tells both
-    likelihoods, and with `before` the margin of the gains times beta, and how many are above 0.  Rafailov et al. 2023,
+    likelihoods, and with `before` the margin of the gains times beta, and how many are above 0, ties as half.  Rafailov et al. 2023,
     arXiv:2305.18290, equation 7.
     """
     seen = after.detach()
@@ -112,7 +112,7 @@ def pair_sums(after: Tensor, before: Tensor | None, beta: float) -> LossSums:
     gain = after - before
     margin = beta * (gain[0::2] - gain[1::2])
     total, found = -F.logsigmoid(margin).sum(), margin.detach()
-    told |= {"margin": _mean_of(found.sum(), found), "accuracy": _mean_of((found > 0).sum(), found)}
+    told |= {"margin": _mean_of(found.sum(), found), "accuracy": _mean_of((1 + found.sign()).sum() / 2, found)}
     return LossSums(total, total.detach(), None, told)
 
 

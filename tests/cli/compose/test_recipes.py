@@ -41,6 +41,7 @@ BESIDE = {
     "data=wmt14_de_en": ["objective=seq2seq"],
     "data=cnn_dailymail": ["objective=seq2seq"],
     "data=alpaca": ["objective=sft"],
+    "data=mqar": ["objective=sft"],
     "data=ultrafeedback": ["objective=dpo", "init_from=runs/pretrain-tiny"],
     **{f"model/recurrent={name}": ["model.pattern=[recurrent,attention]"] for name in catalog.groups()["model/recurrent"]},
     "model/parametrization=mup": ["model.parametrization.base_width=64"],
@@ -59,7 +60,7 @@ def beside(group: str, option: str) -> list[str]:
     """The overrides that an option needs to compose."""
     if group == "model":
         return [f"objective={OBJECTIVES[catalog.values(group, catalog.lineage('model', option)[0])['model.kind']]}"]
-    if group == "strategy" and option.startswith(("zero", "fsdp")):
+    if group == "strategy" and option.startswith(("zero3", "zero2_offload")):
         return ["optim=adamw"]  # muon needs whole matrices
     return BESIDE.get(f"{group}={option}", [])
 

@@ -129,7 +129,8 @@ def _completion(
 
 def ends_of(tokenizer: Tokenizer, chat: ChatTemplate | None) -> set[int]:
     """Returns the tokens that end a text, or an answer under this template."""
-    return {token for token in (tokenizer.eos, chat.end() if chat is not None else None) if token is not None}
+    usual = (tokenizer.eos, chat.end() if chat is not None else None)
+    return {token for token in (*usual, *tokenizer.further_ends) if token is not None}
 
 
 def grammar_of(tokenizer: Tokenizer, cfg: SamplingConfig, ends: set[int]) -> Grammar | None:

@@ -102,7 +102,7 @@ def pair_sums(after: Tensor, before: Tensor | None, beta: float) -> LossSums:
     """-log sigmoid(beta * (gain of the better answer - gain of the worse one)), summed over pairs.
 
     after, before: (2 pairs,) log-likelihoods under the model and under that at the start, the better answer of a pair first. Tells both
-    likelihoods, and with `before` the margin of the gains times beta, and how many are above 0.  Rafailov et al. 2023,
+    likelihoods, and with `before` the margin of the gains times beta, and how many are above 0, ties as half.  Rafailov et al. 2023,
     arXiv:2305.18290, equation 7.
     """
     seen = after.detach()
@@ -112,7 +112,7 @@ def pair_sums(after: Tensor, before: Tensor | None, beta: float) -> LossSums:
     gain = after - before
     margin = beta * (gain[0::2] - gain[1::2])
     total, found = -F.logsigmoid(margin).sum(), margin.detach()
-    told |= {"margin": _mean_of(found.sum(), found), "accuracy": _mean_of((found > 0).sum(), found)}
+    told |= {"margin": _mean_of(found.sum(), found), "accuracy": _mean_of((1 + found.sign()).sum() / 2, found)}
     return LossSums(total, total.detach(), None, told)
 
 
@@ -139,13 +139,23 @@ def _guessed(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([nats, likeliest.values.exp(), (likeliest.indices == labels).float()], -1)
 
 
-def row_likelihoods(labels: Tensor) -> Callable[[Tensor, Head, Context], Tensor]:
-    """A reader: (b,) the log-likelihood of the labels of each row."""
+def label_likelihoods(labels: Tensor) -> Callable[[Tensor, Head, Context], Tensor]:
+    """A reader: (n,) the log-likelihood of each label that is not IGNORED, row by row."""
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
-        row, place = torch.nonzero(labels != IGNORED, as_tuple=True)
-        logits = head(hidden[row, place]).float()  # (labels, v)
-        likelihoods = -F.cross_entropy(logits, labels[row, place], reduction="none")
-        return likelihoods.new_zeros(len(labels)).index_add(0, row, likelihoods)
+        at = labels != IGNORED
+        logits = head(hidden[at]).float()  # (n, v)
+        return -F.cross_entropy(logits, labels[at], reduction="none")
+
+    return read
+
+
+def row_likelihoods(labels: Tensor) -> Callable[[Tensor, Head, Context], Tensor]:
+    """A reader: (b,) the log-likelihood of the labels of each row."""
+    each = label_likelihoods(labels)
+
+    def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
+        found = each(hidden, head, ctx)
+        return found.new_zeros(len(labels)).index_add(0, torch.nonzero(labels != IGNORED)[:, 0], found)
 
     return read

@@ -11,7 +11,7 @@ from lm.nn.transformer import build_model, model_config
 from lm.schema import Tree, flatten
 from lm.storage.atomic import clean, verify
 from lm.storage.checkpoint import CheckpointReader, newest_valid
-from lm.storage.model_folder import folder_hash, require_same_shapes, resolve_model
+from lm.storage.model_folder import folder_hash, read_config, require_same_shapes, resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.state import Saved
@@ -44,8 +44,8 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
     if newest is not None:
         reader = CheckpointReader(newest, verified=True)
         saved = Saved.of(reader)
-        _require_same_weights(reader, cfg)
         _require_same_config(folder, saved.config, cfg, saved.step)
+        _require_same_weights(reader, cfg)
         before = saved.config["trainer"]["max_steps"]
         if before != cfg.trainer.max_steps and cfg.schedule.of_length:
             say(f"trainer.max_steps was {before:,} and is {cfg.trainer.max_steps:,}: from here on the rate is that of the new length")
@@ -89,6 +89,13 @@ def parent_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
             f"init_from={cfg.init_from}: not the model that the run started from, and {needs} that one. Restore it, or set run.name."
         )
     return now
+
+
+def imported_family(cfg: TrainConfig, meta: Tree | None) -> str | None:
+    """Returns the family of transformers that the model was imported from.  meta: as of `parent_hash`."""
+    known = meta if meta is not None else read_config(resolve_model(cfg.init_from)) if cfg.init_from is not None else {}
+    family: str | None = known.get("family")
+    return family
 
 
 def require_same_data(folder: RunFolder, cfg: TrainConfig, meta: Tree, data: Prepared) -> None:

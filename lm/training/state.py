@@ -52,6 +52,7 @@ class Saved(Config):
     tokenizer_hash: str
     parent: str | None
     parent_hash: str | None
+    family: str | None = None
     version: str
     plugins: dict[str, str]
     adapter: Tree | None = None

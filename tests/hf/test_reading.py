@@ -78,6 +78,29 @@ def test_sharded_files_are_read_as_one(theirs: Path) -> None:
         read_hf(theirs)
 
 
+def test_shards_that_count_themselves_need_no_index(theirs: Path) -> None:
+    whole = read_hf(theirs)
+    in_shards(theirs)
+    (theirs / "model.safetensors.index.json").unlink()
+    files = [theirs / f"model-{i:05}-of-00002.safetensors" for i in (1, 2)]
+    for name, file in zip(("first", "second"), files, strict=True):
+        (theirs / f"{name}.safetensors").rename(file)
+    found = read_hf(theirs)
+    assert all(torch.equal(found.weights[name], weight) for name, weight in whole.weights.items())
+    save_file(load_file(files[0]) | load_file(files[1]), files[1])
+    with pytest.raises(CheckpointError, match=r"is in model-00001-of-00002\.safetensors and in model-00002"):
+        read_hf(theirs)
+    files[0].unlink()
+    with pytest.raises(CheckpointError, match=r"of 2 shards 1 are there, and model\.safetensors\.index\.json is missing"):
+        read_hf(theirs)
+
+
+def test_an_adapter_alone_is_refused_by_name(theirs: Path) -> None:
+    (theirs / "config.json").rename(theirs / "adapter_config.json")
+    with pytest.raises(CheckpointError, match="this is an adapter, and models are imported whole"):
+        read_hf(theirs)
+
+
 @pytest.mark.parametrize("name", ["model.norm.extra", "model.norm.weight"])
 def test_a_tensor_of_a_shard_that_the_index_does_not_have_is_refused(theirs: Path, name: str) -> None:
     in_shards(theirs, first={name: torch.ones(32)}, second={name: torch.ones(32)})
@@ -103,6 +126,10 @@ def test_a_tensor_of_the_index_that_its_shard_lacks_is_refused(theirs: Path) -> 
         ({"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None}, "d_model=32 is not a multiple of n_heads=5"),
         ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type='spiral' is not known"),
         ({"model_type": ["llama"]}, "model_type=['llama'] is not known"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 means nothing in llama, which rotates whole heads"),
+        ({"num_hidden_layers": 10**9}, "1000000000 layers do not fit"),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": -1}, "a value does not fit gemma2"),
+        ({"model_type": "gpt_oss", "swiglu_limit": None}, "swiglu_limit is null"),
         ({"hidden_act": ["silu"]}, "a value does not fit llama"),
         ({"rope_parameters": None, "rope_scaling": "linear"}, "a value does not fit llama"),
         ({"rope_parameters": None, "rope_theta": "x"}, "a value does not fit llama"),

@@ -10,8 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from lm.data.kinds import BytesConfig
+from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import CheckpointError
 from lm.generation.load import generate, load
+from lm.generation.text import ends_of
+from lm.hf.families.llama import Llama
 from lm.hf.io.family import families
 from lm.hf.io.reading import read_hf
 from lm.hf.io.writing import family_for, write_hf
@@ -59,6 +62,7 @@ def test_a_model_goes_to_transformers_and_comes_back_bit_for_bit(tmp_path: Path,
     files = {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert {file.name for file in (tmp_path / "hf").iterdir()} >= files
     assert "| Optimizer steps | 7 |" in (tmp_path / "hf/README.md").read_text()
+    assert json.loads((tmp_path / "hf/tokenizer_config.json").read_text())["padding_side"] == "left"
     done = lm("import", "from=hf", "out=back")
     assert done.returncode == 0, done.stderr
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "back"))
@@ -102,6 +106,45 @@ def test_a_model_that_several_families_can_hold_is_of_the_most_general(theirs: P
     found = read_hf(theirs).config
     assert family_for(found, "granite").name == "granite"
     assert family_for(found).name == "llama"
+
+
+@pytest.mark.parametrize("trained", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_imported_model_stays_of_its_family(tmp_path: Path, lm: Run, theirs: Path, trained: bool) -> None:
+    """Also one that was trained from it, resumed in between."""
+    (theirs / "config.json").write_text((theirs / "config.json").read_text().replace('"llama"', '"granite"'))
+    assert lm("import", f"from={theirs}", "out=theirs_here").returncode == 0
+    model = "theirs_here"
+    if trained:
+        for steps in (1, 2):
+            done = lm(
+                "train", f"init_from={tmp_path / model}", "data=text", f"data.files={__file__}", "data.seq_len=32", "trainer=cpu",
+                f"trainer.max_steps={steps}", "run.name=on", "schedule.warmup_steps=0", f"run.dir={tmp_path}",
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+        model = "on"
+    assert lm("export", f"from={tmp_path / model}", "format=hf", "out=again", "check=false").returncode == 0
+    assert json.loads((tmp_path / "again/config.json").read_text())["model_type"] == "granite"
+
+
+def test_a_folder_with_other_logits_is_not_left(tmp_path: Path, lm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    saved(tmp_path / "base")
+    norms = Llama.norms
+    monkeypatch.setattr(Llama, "norms", lambda self, here, there: norms(self, here, there.replace("layers.0", "layers.1")))
+    done = lm("export", "from=base", "format=hf", "out=hf")
+    assert done.returncode == 3 and "transformers computes other logits from it" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
+
+
+def test_what_ends_an_answer_there_ends_it_here(tmp_path: Path, lm: Run, theirs: Path) -> None:
+    """Of special tokens alone: the number of a letter, as configs without a tokenizer have it, ends nothing."""
+    tokenizer = load_tokenizer(theirs)
+    special = [i for i in tokenizer.special_names if i != tokenizer.eos]
+    (theirs / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.eos, special[0], 65]}))
+    assert lm("import", f"from={theirs}", "out=here").returncode == 0
+    assert ends_of(load(tmp_path / "here")[1], None) == {tokenizer.eos, special[0]}
+    assert lm("export", "from=here", "format=hf", "out=again", "check=false").returncode == 0
+    assert json.loads((tmp_path / "again/generation_config.json").read_text())["eos_token_id"] == [tokenizer.eos, special[0]]
 
 
 def test_a_wanted_family_says_what_it_lacks(tmp_path: Path, lm: Run) -> None:

@@ -29,7 +29,7 @@ class Export(Writer):
     base: str | None = None
     """Of format=peft, what the adapter names as its model: a folder, or owner/name. null: where the parent was imported from, or itself."""
     family: str | None = None
-    """Model type to write (llama, gpt2, t5, ...). null: the most general that can hold the model."""
+    """Model type to write (llama, gpt2, t5, ...). null: that which it was imported from, or the most general."""
     dtype: Literal["keep", "fp32", "bf16", "fp16", "f32", "f16", "q8_0"] = "keep"
     """Type of the weights: of hf fp32, bf16 or fp16; of gguf f32, f16, bf16 or q8_0. keep: as they are."""
     mtp: Literal["drop", "keep"] = "drop"

@@ -75,6 +75,7 @@ class Tokenizer:
         self._plain = self._bytes is not None and is_plain(state, self._bytes)
         self._leaks = self._leaking()
         self.chat_template: str | None = None
+        self.further_ends: list[int] = []  # of answers, beside eos and what the chat template ends one with
 
     def content(self) -> Tree:
         """Of its tokenizer.json."""
@@ -153,6 +154,7 @@ class Tokenizer:
         names: Tree = {f"{key}_token": name for key, name in self.specials._asdict().items()}
         names |= {"mask_token": self.special_names[self.mask]} if self.mask is not None else {}
         names |= {"chat_template": self.chat_template} if self.chat_template is not None else {}
+        names |= {"further_ends": self.further_ends} if self.further_ends else {}
         names |= {} if self._adds_bos else {"add_bos_token": False}
         config: Tree = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -226,6 +228,9 @@ def load_tokenizer(path: Path, foreign: bool = False) -> Tokenizer:
         adds_bos = not foreign or specials.bos in raw.encode("a", add_special_tokens=True).tokens[:1]
     tokenizer = Tokenizer(raw, specials, adds_bos)
     tokenizer.chat_template = _chat_template(file.with_name("chat_template.jinja"), named.get("chat_template"))
+    further = named.get("further_ends")
+    given = further if isinstance(further, list) else []
+    tokenizer.further_ends = [i for i in given if isinstance(i, int) and i in tokenizer.special_names]
     return tokenizer
 
 

@@ -17,6 +17,7 @@ class GPTNeoX(Family):
     prefix = "gpt_neox."
     theta = 10000.0
     ignored = (r"(gpt_neox\.)?layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",)
+    partial = True
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         "vocab_size": "vocab_size",
         "max_seq_len": ("max_position_embeddings", 2048),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from lm.errors import ConfigError
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module, same
 from lm.hf.io.transforms import Alternate, Chain, Transpose
@@ -43,6 +44,8 @@ class GptOss(Llama):
     fixed_there: ClassVar[Tree] = {"hidden_act": "silu", "swiglu_alpha": 1.702}
 
     def read(self, hf: Tree) -> Tree:
+        if hf.get("swiglu_limit", 7.0) is None:
+            raise ConfigError(f"config.json: swiglu_limit is null, and experts of transformers' {self.name} have one. Write the number.")
         rope = {"rope_parameters": hf.get("rope_parameters") or hf.get("rope_scaling") or YARN}
         return read_rope(hf | rope, self.theta) | read_windows(hf, layer_types(hf["num_hidden_layers"], 2), 128)
 

@@ -47,10 +47,15 @@ class GraniteHybrid(Granite):
             )
         if "recurrent" not in pattern:
             return {**super().read(hf), "pattern": pattern, **position}
+        if (act := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
+            raise ConfigError(f"config.json: hidden_act={act!r} is of the convolutions too, which are silu's in lm. Import another model.")
         heads = hf.get("mamba_n_heads", 128)
         head = hf.get("mamba_d_head", "auto")
+        inner = hf.get("mamba_expand", 2) * width
+        if head != "auto" and heads * head != inner:
+            raise ConfigError(f"config.json: {heads} heads of mamba_d_head={head} are not mamba_expand times hidden_size={width} wide.")
         mamba = {
-            "kind": "mamba2", "n_heads": heads, "head_dim": hf.get("mamba_expand", 2) * width // heads if head == "auto" else head,
+            "kind": "mamba2", "n_heads": heads, "head_dim": inner // heads,
             "state_dim": hf.get("mamba_d_state", 256), "groups": hf.get("mamba_n_groups", 1), "kernel": hf.get("mamba_d_conv", 4),
             "kernel_bias": hf.get("mamba_conv_bias", True), "bias": hf.get("mamba_proj_bias", False),
             "eps": hf.get("rms_norm_eps", 1e-6),
@@ -60,13 +65,13 @@ class GraniteHybrid(Granite):
     def write(self, ours: Tree) -> Tree:
         rope = {"position_embedding_type": "rope", **write_rope(ours)} if ours["position.kind"] == "rope" else {}
         there = {**super().write(ours), "layer_types": write_pattern(ours, _MAMBA[0]), **rope}
-        if "recurrent.n_heads" not in ours:
+        if ours.get("recurrent.kind") != "mamba2":
             return {**there, "mamba_n_heads": 1}  # their default must divide a width that no layer has
         theirs = {"n_heads": "n_heads", "n_groups": "groups", "d_state": "state_dim", "d_head": "head_dim", "d_conv": "kernel"}
         theirs |= {"conv_bias": "kernel_bias", "proj_bias": "bias"}
-        expand = ours["recurrent.n_heads"] * ours["recurrent.head_dim"] / ours["d_model"]
+        expand = ours["recurrent.n_heads"] * ours["recurrent.head_dim"] // ours["d_model"]
         mamba = {f"mamba_{key}": ours[f"recurrent.{name}"] for key, name in theirs.items()}
-        return {**there, **mamba, "mamba_expand": int(expand) if expand == int(expand) else expand}
+        return {**there, **mamba, "mamba_expand": expand}
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         for slot in ("attention", "recurrent"):

@@ -17,6 +17,7 @@ class Phi3(Llama):
 
     name = "phi3"
     architecture = "Phi3ForCausalLM"
+    partial = True
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("bias", "head_dim"))},
         "norm.eps": ("rms_norm_eps", 1e-5),

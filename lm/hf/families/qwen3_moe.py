@@ -34,18 +34,19 @@ class Qwen3MoE(Qwen3):
     }  # fmt: skip
 
     def read(self, hf: Tree) -> Tree:
-        first = hf.get("mlp_only_layers") or []
-        if first != list(range(len(first))):
-            raise ConfigError(
-                f"config.json: mlp_only_layers={first} are not the first ones. lm has no other pattern; import another model."
-            )
+        every, only, n = hf.get("decoder_sparse_step", 1), hf.get("mlp_only_layers") or [], hf["num_hidden_layers"]
+        plain = [layer in only or (layer + 1) % every != 0 for layer in range(n)]
+        first = next((layer for layer in range(n) if not plain[layer]), n)
+        first -= first % every  # those that `every` leaves out by itself
+        if plain != [layer < first or (layer + 1) % every != 0 for layer in range(n)]:
+            raise ConfigError(f"config.json: mlp_only_layers={only} are not the first ones. lm has no other pattern; import another model.")
         dense: Tree = {"ffn.dense": None}
-        if first or hf.get("decoder_sparse_step", 1) > 1:
+        if any(plain):
             dense = {"ffn.dense.hidden": hf.get("intermediate_size", 6144), "ffn.dense.activation": activation(hf, "hidden_act", "silu")}
         return {
             "attention.window": hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None,
             "ffn.n_experts": hf.get("num_local_experts", hf.get("num_experts", 128)),
-            "ffn.first_dense": len(first),
+            "ffn.first_dense": first,
             **dense,
         }
 

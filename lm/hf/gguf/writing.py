@@ -35,11 +35,11 @@ def require_gguf() -> None:
         raise ConfigError("format=gguf: the package gguf, which writes such files, is not installed. pip install 'slotlm[gguf]'.")
 
 
-def architecture_for(cfg: ModelConfig, family: str | None = None) -> Architecture:
-    """Returns llama.cpp's for this model. Raises ConfigError naming an option that it does not have."""
+def architecture_for(cfg: ModelConfig, family: str | None = None, imported: str | None = None) -> Architecture:
+    """Returns llama.cpp's for this model, as `family_for`. Raises ConfigError naming an option that it does not have."""
     known = {name: one for one in ARCHITECTURES for name in one.families}
     try:
-        found = known[family_for(cfg, family, known).name]
+        found = known[family_for(cfg, family, known, imported).name]
     except ConfigError as error:
         raise ConfigError(f"format=gguf: {error}") from None
     found.refuse(resolved(cfg))

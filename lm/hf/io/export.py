@@ -20,13 +20,15 @@ from lm.hf.io.card import model_card
 from lm.hf.io.family import Family
 from lm.hf.io.handing_on import Use, uses_of_gguf, uses_of_hf
 from lm.hf.io.hub import local_folder
-from lm.hf.io.peft import write_peft
+from lm.hf.io.peft import CONFIG as ADAPTER
+from lm.hf.io.peft import read_peft, write_peft
 from lm.hf.io.reading import read_hf
+from lm.hf.io.tokenizer import further_ends
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.nn.adapter import LoRAConfig
-from lm.nn.transformer import LM
+from lm.nn.transformer import LM, model_config
 from lm.storage.adapted import Adapted, read_merged
-from lm.storage.model_folder import read_config, read_model, resolve_model, save_model
+from lm.storage.model_folder import folder_hash, read_config, read_model, resolve_model, save_model
 from lm.storage.out import out_folder, require_free
 from lm.units import counted
 
@@ -61,10 +63,11 @@ def export(
     """Writes what transformers, vLLM and lm-eval load: config, safetensors, tokenizer and model card; or model.gguf, for llama.cpp.
 
     model: a run, model or checkpoint folder. out: a folder that does not exist, or with `overwrite` one that a verb has written.
-    family: the model type to write (llama, gpt2, t5, ...); None: the most general that can hold the model. dtype: of the weights, under the
-    names that the format has. mtp: what becomes of the blocks that predict further tokens. check: whether to compare logits with
-    transformers, where it is installed. Raises ConfigError naming the option that no family has, NumericsError for a weight that is not
-    finite in `dtype`, CheckpointError where transformers computes other logits; nothing is written then.
+    family: the model type to write (llama, gpt2, t5, ...); None: the one that it was imported from, or else the most general that can hold
+    the model. dtype: of the weights, under the names that the format has. mtp: what becomes of the blocks that predict further tokens.
+    check: whether to compare logits with transformers, where it is installed. Raises ConfigError naming the option that no family has,
+    NumericsError for a weight that is not finite in `dtype`, CheckpointError where transformers computes other logits; nothing is written
+    then.
     """
     folder = require_free(out, overwrite)
     _require_dtype(format, dtype)
@@ -72,7 +75,7 @@ def export(
     _without_mtp(found, mtp, say)
     if format == "gguf":
         return _as_gguf(model, folder, found, tokenizer, family, dtype, overwrite, say)
-    home = family_for(found.cfg, family)
+    home = family_for(found.cfg, family, imported=_imported(model))
     if dtype != "keep":
         found = found.to(_DTYPES[dtype])
     weights = {name: p.detach() for name, p in found.named_parameters()}
@@ -83,6 +86,12 @@ def export(
     if not check:
         say("not compared with transformers (check=false)")
     return Written(folder, home.architecture, sum(weight.numel() for weight in weights.values()), compared, uses)
+
+
+def _imported(model: str | Path) -> str | None:
+    """Returns the family that a model was imported from, or the one that its training began with."""
+    family: str | None = read_config(resolve_model(str(model))).get("family")
+    return family
 
 
 def _require_dtype(format: str, dtype: str) -> None:
@@ -106,7 +115,7 @@ def _as_gguf(
     require_gguf()
     if len(model.mtp):
         raise ConfigError("mtp=keep: format=gguf has no place for the blocks that predict further tokens. Leave it out.")
-    home = architecture_for(model.cfg, family)
+    home = architecture_for(model.cfg, family, _imported(source))
     kept = {torch.float16: "f16", torch.bfloat16: "bf16"}.get(model.embed.weight.dtype, "f32")
     if (changed := normalises(tokenizer)) is not None:
         say(f"tokenizer: it brings text into the form {changed} first, and llama.cpp does not: give it such text")
@@ -138,7 +147,7 @@ def export_adapter(
     found, tokenizer = load(source, "cpu")
     if found.mtp:
         drop_mtp(found)
-    home, parent = family_for(found.cfg, family), adapted.source(source)
+    home, parent = family_for(found.cfg, family, imported=tree.get("family")), adapted.source(source)
     named = base or str(read_config(parent).get("parent") or adapted.parent)
     with out_folder(folder, overwrite, sum(tensor.nbytes for tensor in own.values())) as half:
         write_peft(half, home, found.cfg, adapted.adapter, own, named)
@@ -185,6 +194,8 @@ def import_model(
     """
     target = require_free(out, overwrite)
     folder = local_folder(str(source), revision)
+    if (folder / ADAPTER).is_file():
+        raise ConfigError(f"{source}: this is an adapter, which belongs to a model. Name that, once it is imported, as base=FOLDER.")
     found = read_hf(folder, max_seq_len)
     for note in found.notes:
         say(note)
@@ -194,6 +205,25 @@ def import_model(
         raise CheckpointError(f"{error} Give another with tokenizer=PATH.") from None
     assert found.config.vocab_size is not None
     require_fit(own, found.config.vocab_size, str(folder / "tokenizer.json"))
-    extra = {"parent": str(source), "tokenizer_hash": own.hash}
+    own.further_ends = further_ends(folder, own)
+    extra = {"parent": str(source), "tokenizer_hash": own.hash, "family": found.family.name}
     save_model(target, found.config.tree(), found.weights, own.save, extra, overwrite)
     return Written(target, found.family.name, sum(weight.numel() for weight in found.weights.values()))
+
+
+def import_adapter(
+    source: str | Path, out: str | Path, *, base: str | Path, revision: str | None = None, overwrite: bool = False
+) -> Written:
+    """Writes an adapter of peft as a model folder that names `base`, a run, model or checkpoint folder of ours, as its parent.
+
+    source: a folder with adapter_config.json and adapter_model.safetensors, or owner/name on the hub, there at `revision`. Raises
+    ConfigError for what is no plain LoRA of the base's matrices, CheckpointError for files that do not fit.
+    """
+    target, parent = require_free(out, overwrite), resolve_model(str(base))
+    tree, tokenizer = read_config(parent)["model"], load_tokenizer(parent)
+    cfg = model_config(tree, f"{parent}: model")
+    home = family_for(cfg, None)
+    adapter, own = read_peft(local_folder(str(source), revision), home, cfg)
+    extra = {"adapter": adapter.tree(), "parent": str(base), "parent_hash": folder_hash(parent), "tokenizer_hash": tokenizer.hash}
+    save_model(target, tree, own, tokenizer.save, extra, overwrite)
+    return Written(target, f"adapter of {home.name}", sum(tensor.numel() for tensor in own.values()))

@@ -10,6 +10,7 @@ from lm.storage.checkpoint import require_finite
 from lm.storage.reading import read_json
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+MOST_SHARDS = 10_000
 
 
 class Files:
@@ -21,6 +22,8 @@ class Files:
             self._where = dict.fromkeys(_keys(folder / SINGLE), folder / SINGLE)
         elif (folder / INDEX).is_file():
             self._where = _indexed(folder)
+        elif shards := sorted(folder.glob("model-*-of-*.safetensors")):
+            self._where = _numbered(folder, shards)
         else:
             found = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
             pickles = f"; {found[0]} is a pickle, which can run any code when it is read" if found else ""
@@ -52,6 +55,21 @@ def _indexed(folder: Path) -> dict[str, Path]:
         raise CheckpointError(f"{file}: {key} is not in it, and {INDEX} says that it is. Download both again.")
     for key, file in sorted(held - where.items()):
         raise CheckpointError(f"{file}: {key} is in it, and {INDEX} does not say so. Download both again.")
+    return where
+
+
+def _numbered(folder: Path, shards: list[Path]) -> dict[str, Path]:
+    """The file of each tensor, of all files that their names count."""
+    n = int(last) if (last := shards[-1].stem.rpartition("-")[2]).isdecimal() else 0
+    width = len(last)
+    expected = [f"model-{i:0{width}}-of-{last}.safetensors" for i in range(1, min(n, MOST_SHARDS) + 1)]
+    if [shard.name for shard in shards] != expected:
+        raise CheckpointError(f"{folder}: of {n} shards {len(shards)} are there, and {INDEX} is missing. Download the folder again.")
+    where: dict[str, Path] = {}
+    for shard in shards:
+        for key in _keys(shard):
+            if (other := where.setdefault(key, shard)) != shard:
+                raise CheckpointError(f"{folder}: {key} is in {other.name} and in {shard.name}. Download the folder again.")
     return where
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lm.errors import CheckpointError, ConfigError
 
-_PATTERNS = ["*.json", "model*.safetensors"]
+_PATTERNS = ["*.json", "chat_template.jinja", "model*.safetensors"]
 
 
 def local_folder(source: str, revision: str | None = None) -> Path:

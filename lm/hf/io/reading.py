@@ -34,6 +34,11 @@ class Imported:
 
 def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
     """Raises ConfigError for a config that no family of ours can hold, CheckpointError for files that do not fit it."""
+    if (folder / "adapter_config.json").exists() and not (folder / CONFIG).exists():
+        raise CheckpointError(
+            f"{folder}: this is an adapter, and models are imported whole. Merge it into its model with peft (merge_and_unload), and import"
+            " what save_pretrained writes of that."
+        )
     hf = read_json(folder / CONFIG)
     family = _family(folder, hf)
     hf = {family.renamed.get(key, key): value for key, value in hf.items()}

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from lm.data.tokenizer.chat import ChatTemplate
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.generation.text import ends_of
 from lm.nn.transformer import ModelConfig
 from lm.schema import Tree
+from lm.storage.reading import read_json
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, cfg: ModelConfig) -> None:
@@ -16,16 +18,24 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, cfg: ModelConfig) -> None
     if tokenizer.encode_as_saved("a") != [*before, *tokenizer.encode("a"), *after]:
         _change(folder / "tokenizer.json", post_processor=_around(tokenizer, before, after))
     adds = {"add_bos_token": bool(before), "add_eos_token": bool(after)} if cfg.kind != "encoder" else {}
-    _change(folder / "tokenizer_config.json", model_max_length=cfg.max_seq_len, **adds)
+    side = {"padding_side": "left"} if cfg.kind == "decoder" else {}  # rows of a batch then end where the next token comes
+    _change(folder / "tokenizer_config.json", model_max_length=cfg.max_seq_len, **adds, **side)
 
 
 def ends(tokenizer: Tokenizer) -> int | list[int] | None:
     """What ends a text: eos, and with a chat template what it ends an answer with, where that is another token. Raises ConfigError."""
-    if tokenizer.chat_template is None:
-        return tokenizer.eos
-    last = ChatTemplate(tokenizer.chat_template, "the tokenizer", tokenizer).end()
-    found = [token for token in dict.fromkeys((tokenizer.eos, last)) if token is not None]
+    template = tokenizer.chat_template
+    found = sorted(ends_of(tokenizer, None if template is None else ChatTemplate(template, "the tokenizer", tokenizer)))
+    found.sort(key=lambda token: token != tokenizer.eos)
     return found if len(found) > 1 else next(iter(found), None)
+
+
+def further_ends(folder: Path, tokenizer: Tokenizer) -> list[int]:
+    """Returns the special tokens that end a text there, by generation_config.json or else config.json, beside eos."""
+    files = [file for name in ("generation_config.json", "config.json") if (file := folder / name).exists()]
+    said: int | list[int] = next((found for file in files if (found := read_json(file).get("eos_token_id")) is not None), [])
+    given = said if isinstance(said, list) else [said]
+    return [i for i in given if isinstance(i, int) and i != tokenizer.eos and i in tokenizer.special_names]
 
 
 def _around(tokenizer: Tokenizer, before: list[int], after: list[int]) -> Tree:

@@ -20,14 +20,17 @@ from lm.storage.checkpoint import require_finite
 SHARD_BYTES = 5_000_000_000
 
 
-def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[str] | None = None) -> Family:
-    """The family that can hold this model; of several the most general, Llama before what is derived from it.
+def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[str] | None = None, imported: str | None = None) -> Family:
+    """The family that can hold this model; of several that which it was imported from, or else the most general, Llama before what is
+    derived from it.
 
     among: names of those that may; None: all. Raises ConfigError naming the options that have no home in the nearest one.
     """
     known = {name: family for name, family in families().items() if among is None or name in among}
     if wanted is not None and wanted not in known:
         raise ConfigError(f"family={wanted!r} is not known. Known are {', '.join(known)}.")
+    if wanted is None and imported in known and not known[imported].homeless(cfg):
+        return known[imported]
     homeless = {name: known[name].homeless(cfg) for name in ([wanted] if wanted is not None else known)}
     nearest = min(homeless, key=lambda name: (sum(_distance(option) for option in homeless[name]), len(type(known[name]).mro())))
     if not homeless[nearest]:

@@ -1,6 +1,7 @@
 """Position: four hooks with identity defaults. A kind overrides what it needs; positions always come as a tensor."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -10,20 +11,21 @@ from torch import Tensor, nn
 from lm.nn.cost.kept import Kept
 from lm.nn.init import Declares
 from lm.nn.mixers.mask import arange_positions
-from lm.schema import Slot
+from lm.schema import Slot, Tree
 
 Angles = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Dims:
-    """What a position kind may need to know of its stack. `rotary`: dimensions of a head that may rotate."""
+    """What a position kind may need to know of its stack. `rotary`: dimensions of a head that may rotate; `window`: that of a layer."""
 
     d_model: int
     n_heads: int
     rotary: int
     max_seq_len: int
     causal: bool
+    window: Callable[[int], int | None] = lambda layer: None
 
 
 class PositionConfig(Slot, group="model/position"):
@@ -49,6 +51,10 @@ class PositionConfig(Slot, group="model/position"):
         """Returns what has the same amplitude in a model for shorter rows than max_len."""
         return self
 
+    def implied(self, n_layers: int, windows: bool) -> Tree:
+        """Returns null for the options that act in no layer.  windows: whether some layer has one."""
+        return {}
+
     def changes_at(self, max_len: int) -> int | None:
         """Returns the length up to which transformers has other frequencies than our model for rows of max_len. None: it has not."""
         return None
@@ -69,9 +75,9 @@ class Position(Declares, nn.Module):
         """What `rotate` needs, computed once a forward instead of once a layer."""
         return None
 
-    def rotate(self, q: Tensor, k: Tensor, angles: Angles | None, layer: int) -> tuple[Tensor, Tensor]:
-        """Change queries and keys, (b, h, s, c) and (b, g, s, c), before keys are cached."""
-        return q, k
+    def rotate(self, x: Tensor, angles: Angles | None, layer: int) -> Tensor:
+        """Change queries or keys, (b, h, s, c), before keys are cached."""
+        return x
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """Add to the scores of every layer, broadcastable to (b, h, q, k)."""

@@ -65,8 +65,14 @@ class DynamicScaling(ScalingConfig):
 
     def frequencies(self, rotary_dim: int, theta: float, max_len: int) -> Tensor:
         longer = max(max_len, self.original_len) / self.original_len
-        grown = (self.factor * longer - (self.factor - 1)) ** (rotary_dim / (rotary_dim - 2)) if rotary_dim > 2 else 1.0
+        grown = (self.factor * longer - (self.factor - 1)) ** (rotary_dim / (rotary_dim - 2))
         return frequencies(rotary_dim, theta * grown)
+
+    def require(self, rotary_dim: int) -> None:
+        if rotary_dim <= 2:
+            raise ValueError(
+                f"position.scaling=dynamic stretches all pairs but the first, and {rotary_dim // 2} rotates. Widen heads, or use linear."
+            )
 
 
 class YarnScaling(ScalingConfig):
@@ -101,7 +107,7 @@ class YarnScaling(ScalingConfig):
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, rotary_dim - 1)
-        ramp = ((torch.arange(rotary_dim // 2, dtype=torch.float32, device="cpu") - low) / max(high - low, 0.001)).clamp(0, 1)
+        ramp = ((torch.arange(rotary_dim // 2, dtype=torch.float32, device="cpu") - low) / (high - low or 0.001)).clamp(0, 1)
         kept = frequencies(rotary_dim, theta)
         return kept * (1 - ramp) + kept / self.factor * ramp
 

@@ -157,6 +157,9 @@ class WeightsInSlices(ZeroConfig):
         return super().zero() | {"stage3_param_persistence_threshold": self.persistence_threshold}
 
     def refused(self, cfg: "Sized") -> str | None:
+        if cfg.objective.own_answers:
+            drawn = f"objective={cfg.objective.kind} draws answers within a step, and ZeRO-3 keeps weights that it gathered for those"
+            return f"{drawn}, which have no gradient. Use strategy=fsdp or ddp."
         if cfg.trainer.compile:
             return "trainer.compile traces through hooks that gather weights, which ZeRO-3 forbids. Leave it out, or use strategy=fsdp."
         return super().refused(cfg)

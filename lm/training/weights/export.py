@@ -15,7 +15,7 @@ from lm.storage.checkpoint import CheckpointReader, require_finite
 from lm.storage.formats import FORMAT
 from lm.storage.model_folder import CONFIG, WEIGHTS
 
-_KEPT = ("model", "adapter", "parent", "parent_hash", "step", "tokenizer_hash", "plugins")  # of a checkpoint's meta data
+_KEPT = ("model", "adapter", "parent", "parent_hash", "family", "step", "tokenizer_hash", "plugins")  # of a checkpoint's meta data
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}  # of the safetensors format
 
 

@@ -212,6 +212,8 @@ def test_what_a_loss_over_pairs_tells_is_that_of_the_paper() -> None:
         held_out = Pairs(0.3, lambda: reference)(model, batch)
     assert held_out.told["pair_loss"].tolist() == pytest.approx([-F.logsigmoid(margin).sum().item(), 4], rel=1e-4)
     assert held_out.nll.item() == pytest.approx(-now[0::2].sum().item(), rel=1e-5)
+    with torch.no_grad():
+        assert Pairs(0.3, lambda: model)(model, batch).told["accuracy"].tolist() == [2, 4]  # of a model and itself: draws
 
 
 @pytest.mark.parametrize("learns", [True, False])

@@ -1,0 +1,81 @@
+"""Random models that some family holds, or nearly: every option of every slot is drawn by its type, so that a new one is among them."""
+
+import random
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from lm.errors import ConfigError
+from lm.hf.io.family import TRAINING_ONLY, Family, families
+from lm.nn.transformer import ModelConfig, model_config
+from lm.schema import Config, Tree, find_field, flatten, members, nest, variants
+from tests.hf.harness import LENGTH, VOCAB
+
+SIZES: Tree = {"vocab_size": VOCAB, "max_seq_len": 2 * LENGTH, "d_model": 32, "n_layers": 4, "attention.n_heads": 4, "mtp": None}
+INTS, FLOATS = (1, 2, 3, 4, 6, 8, 12), (0.25, 0.5, 1.0, 1.7, 4.0, 30.0)
+BY_NAME: dict[str, tuple[Any, ...]] = {
+    "eps": (1e-6, 1e-5, 0.1), "theta": (500.0, 1e4, 1e6), "original_len": (16, 32, 2 * LENGTH), "factor": (1.0, 2.0, 8.0),
+    "pattern": (["attention"], ["recurrent", "attention"], ["recurrent", "recurrent", "recurrent", "attention"]),
+    "short_factor": ([1.0, 1.1, 1.2, 1.5],), "long_factor": ([1.0, 1.5, 2.0, 4.0],), "latent_eps": (1e-6, 1e-5),
+    "attention_factor": (None, 0.5, 2.0),
+}  # fmt: skip
+
+
+def drawn(source: random.Random, name: str, mutations: int) -> ModelConfig:
+    """Returns a model that this family holds, but for so many options."""
+    family = families()[name]
+    while True:
+        try:
+            held = _held(source, family)
+            cfg = model_config(_mutated(source, held, mutations))
+        except ConfigError:
+            continue
+        if cfg.position.changes_at(2 * LENGTH) is None:  # of which an export tells that the logits of some rows differ
+            return cfg
+
+
+def _held(source: random.Random, family: Family) -> ModelConfig:
+    """What of a random model comes back from config.json."""
+    given = SIZES | family.fixed
+    tree: Tree = {"kind": given["kind"]}
+    cls = ModelConfig.kinds()[given["kind"]]
+    for key, field in cls.model_fields.items():
+        tree[key] = _value(source, field, key, given)
+    return family.config(family.hf(model_config(nest(flatten(tree)))))
+
+
+def _mutated(source: random.Random, cfg: ModelConfig, mutations: int) -> Tree:
+    tree = cfg.tree()
+    for _ in range(mutations):
+        path = source.choice([path for path in flatten(tree) if path not in SIZES and not path.startswith(TRAINING_ONLY)])
+        _, field = find_field(type(cfg), tree, path.split("."))
+        if field is not None and not path.endswith("kind"):
+            tree = nest(flatten(tree) | {path: _one(source, field, path, {})})
+    return tree
+
+
+def _value(source: random.Random, field: Any, path: str, given: Tree) -> Any:
+    """The family's; or the default, half of the time; or any of this type."""
+    if path in given:
+        return given[path]
+    fixed = any(key.startswith(f"{path}.") for key in given)
+    if not fixed and not field.is_required() and (path.startswith(TRAINING_ONLY) or source.random() < 0.5):
+        default = field.get_default(call_default_factory=True)
+        return default.tree() if isinstance(default, Config) else default
+    return _one(source, field, path, given)
+
+
+def _one(source: random.Random, field: Any, path: str, given: Tree) -> Any:
+    kinds = variants(field.annotation)
+    parts = [part for part in members(field.annotation) if part is not NoneType]
+    if NoneType in members(field.annotation) and not any(key.startswith(f"{path}.") for key in given) and source.random() < 0.3:
+        return None
+    if kinds:
+        kind = given.get(f"{path}.kind") or source.choice(sorted(kinds))
+        fields = kinds[kind].model_fields.items()
+        return {key: _value(source, field, f"{path}.{key}", given) for key, field in fields} | ({"kind": kind} if kind else {})
+    part, last = parts[0], path.rpartition(".")[2]
+    if last in BY_NAME:
+        return source.choice(BY_NAME[last])
+    if get_origin(part) is Literal:
+        return source.choice(get_args(part))
+    return source.choice({bool: (True, False), int: INTS, float: FLOATS}[part])

@@ -32,8 +32,8 @@ WIDTH = ["model.d_model=32", "model.n_layers=2", "model.vocab_size=null", "model
 PARENT = ["init_from=runs/pretrain-tiny"]
 TEXT = ["data=text", "data.files=a.txt", "tokenizer=bytes"]
 CONFIGS = ("default", "en", "3.0.0", "sample-10BT", "de-en", "wikitext-103-raw-v1")  # of datasets that conf/data names
-CORPORA = ("stdlib", "stdlib_docstrings", "stdlib_chat", "stdlib_preferences")  # 11 MB, which are prepared anew here
-OF_DATA = {"pair": "seq2seq", "chat": "sft", "preference": "dpo"}  # kind of record -> objective
+CORPORA = ("mqar", "stdlib", "stdlib_docstrings", "stdlib_chat", "stdlib_preferences")  # 11 MB, which are prepared anew here
+OF_DATA = {"pair": "seq2seq", "chat": "sft", "preference": "dpo", "recall": "sft"}  # kind of record -> objective
 WORDS = ["".join(random.Random(n).choices("abcdefghij", k=3 + n % 5)) for n in range(200)]  # enough for a small vocabulary
 
 
@@ -101,7 +101,7 @@ def for_data(option: str) -> list[str]:
     """The objective is that of its records; hub datasets become the local one."""
     values = catalog.values("data", option)
     hub = local_hub(values)
-    shape = values.get("data.record.kind", "pair" if option == "stdlib_docstrings" else None)
+    shape = values.get("data.record.kind", {"stdlib_docstrings": "pair", "arithmetic": "chat", "mqar": "recall"}.get(option))
     start = PARENT if shape == "preference" else [*WIDTH, "tokenizer=bytes"]
     long = (
         ["data.seq_len=4096"] if option in ("stdlib_chat", "stdlib_preferences") else []
@@ -139,6 +139,8 @@ def beside(group: str, option: str) -> list[str]:
             return [*WIDTH, "data=chat", "data.files=a.jsonl", "tokenizer=bytes"]
         case "objective", "dpo":
             return [*PARENT, "data=preferences", "data.files=a.jsonl"]
+        case "objective", "grpo" | "rloo":
+            return [*PARENT, "data=arithmetic", "data.problems=50", "data.val_frac=0.3", "objective.max_tokens=4"]
         case "strategy", _ if option != "single":
             return [*TEXT, *WIDTH, "optim=adamw"]
         case "trainer", "gpu":

@@ -21,6 +21,7 @@ from lm.generation.config import Dtype, EvalConfig, no_places
 from lm.generation.evaluate import Evaluation, totals
 from lm.generation.further import further
 from lm.generation.load import load
+from lm.generation.rollouts import held_out_rewards
 from lm.nn.transformer import LM
 from lm.schema import Config, Tree, from_tree
 from lm.storage.model_folder import resolve_model
@@ -114,6 +115,7 @@ def evaluate(
     whole = reduce(operator.add, parts)
     assert whole.curves is not None
     more = further(lm, wanted, objective, data, prepared, splits, micro_batch, measure)
+    more |= held_out_rewards(lm, objective, [(rows, spread(len(rows), data.val_rows)) for rows in all_rows], tokenizer)
     curves = {"reliability": whole.curves.reliability(), "loss_by_place": whole.curves.by_place()}
     found = cast(Examination, {**whole.figures(), **more, **curves})
     if not math.isfinite(found["val_loss"]):

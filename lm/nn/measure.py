@@ -139,13 +139,23 @@ def _guessed(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([nats, likeliest.values.exp(), (likeliest.indices == labels).float()], -1)
 
 
-def row_likelihoods(labels: Tensor) -> Callable[[Tensor, Head, Context], Tensor]:
-    """A reader: (b,) the log-likelihood of the labels of each row."""
+def label_likelihoods(labels: Tensor) -> Callable[[Tensor, Head, Context], Tensor]:
+    """A reader: (n,) the log-likelihood of each label that is not IGNORED, row by row."""
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
-        row, place = torch.nonzero(labels != IGNORED, as_tuple=True)
-        logits = head(hidden[row, place]).float()  # (labels, v)
-        likelihoods = -F.cross_entropy(logits, labels[row, place], reduction="none")
-        return likelihoods.new_zeros(len(labels)).index_add(0, row, likelihoods)
+        at = labels != IGNORED
+        logits = head(hidden[at]).float()  # (n, v)
+        return -F.cross_entropy(logits, labels[at], reduction="none")
+
+    return read
+
+
+def row_likelihoods(labels: Tensor) -> Callable[[Tensor, Head, Context], Tensor]:
+    """A reader: (b,) the log-likelihood of the labels of each row."""
+    each = label_likelihoods(labels)
+
+    def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
+        found = each(hidden, head, ctx)
+        return found.new_zeros(len(labels)).index_add(0, torch.nonzero(labels != IGNORED)[:, 0], found)
 
     return read

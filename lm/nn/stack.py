@@ -127,12 +127,15 @@ class ModelConfig(Slot):
     def dims(self, causal: bool) -> Dims:
         """Returns what the positions of a stack may need to know."""
         assert self.max_seq_len is not None
-        return Dims(self.d_model, self.attention.n_heads, self.attention.rotary_width(self.d_model), self.max_seq_len, causal)
+        attention = self.attention
+        rotary = attention.rotary_width(self.d_model)
+        return Dims(self.d_model, attention.n_heads, rotary, self.max_seq_len, causal, attention.layer_window)
 
     def implied(self) -> Tree:
         """Returns options by dotted path that mean another value than they hold, such as what null stands for."""
         slots = {"attention": self.attention.implied(self.d_model, self.n_layers), "ffn": self.ffn.implied(self.d_model)}
-        slots["position"] = self.position.implied(self.n_layers)
+        windows = any(self.attention.layer_window(layer) is not None for layer in range(self.n_layers))
+        slots["position"] = self.position.implied(self.n_layers, windows)
         pattern = shortest([self.slot(layer) for layer in range(self.n_layers)])
         return {"pattern": pattern, **{f"{slot}.{key}": value for slot, values in slots.items() for key, value in values.items()}}
 

@@ -17,7 +17,7 @@ from lm.nn.cost.memory import Setting
 from lm.nn.head import CHUNK
 from lm.nn.parametrization import Growth
 from lm.nn.transformer import ModelConfig, build_model
-from lm.schema import MOST, Config, MaybeEmpty, Named, Slot, Tree
+from lm.schema import MOST, Config, MaybeEmpty, Named, Slot, Tree, flatten
 from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
 from lm.training.numerics import NumericsConfig
@@ -243,6 +243,11 @@ class TrainConfig(Sized):
         """Returns each of the seeds."""
         return Seeds(init=self.seed, data=self.seed, dropout=self.seed) if isinstance(self.seed, int) else self.seed
 
+    def _dropout(self) -> str | None:
+        """Returns the first dropout that is not 0, as key=value."""
+        trees = {"model": self.model.tree(), "adapter": self.adapter.tree() if self.adapter is not None else {}}
+        return next((f"{key}={value}" for key, value in flatten(trees).items() if key.endswith("dropout") and value), None)
+
     def shared_steps(self, max_steps: int) -> int:
         """Returns how many first steps this run has in common with the same one of another length."""
         if isinstance(self.objective, ScheduledSamplingConfig) and self.objective.scheduled_sampling:
@@ -269,6 +274,11 @@ class TrainConfig(Sized):
             raise ValueError(refused)
         if self.objective.needs_parent and self.init_from is None:
             raise ValueError(f"objective={self.objective.kind} compares with the model that training starts from. Set init_from.")
+        if self.objective.own_answers and (dropped := self._dropout()) is not None:
+            raise ValueError(
+                f"objective={self.objective.kind} learns from what the model itself has drawn, and {dropped} makes it another model in"
+                f" each step. Set {dropped.partition('=')[0]}=0."
+            )
         if self.adapter is not None and self.init_from is None:
             raise ValueError(f"adapter={self.adapter.kind} is trained beside weights that have learned already. Set init_from.")
         if self.adapter is not None:

@@ -74,7 +74,14 @@ def test_every_pair_of_slots_gives_the_logits_of_the_readable_model(kind: str, c
 def test_what_is_known_is_fused_and_every_other_matrix_is_held() -> None:
     kinds = [type(module) for module in agree_in_float64(redrawn(config(attention=ATTENTIONS[2]))).modules()]
     counts = {kind: kinds.count(kind) for kind in (FusedGQA, FusedMLP, QuickRMSNorm, HeldHead, Plain, torch.nn.Linear)}
-    assert counts == {FusedGQA: 3, FusedMLP: 3, QuickRMSNorm: 3 * 3 + 1, HeldHead: 1, Plain: 3 * 4 + 1, torch.nn.Linear: 0}
+    assert counts == {
+        FusedGQA: 3,
+        FusedMLP: 3,
+        QuickRMSNorm: 3 * 3 + 1,
+        HeldHead: 1,
+        Plain: 3 * 5 + 1,
+        torch.nn.Linear: 0,
+    }  # of a layer q k v, its gate, o, gate up, down
 
 
 def test_a_prepared_model_draws_the_same_tokens_and_leaves_the_embedding() -> None:

@@ -39,7 +39,7 @@ POSITIONS: list[dict[str, Any]] = [
     {"kind": "rope", "fraction": 0.5},
     {"kind": "rope", "interleaved": True},
     {"kind": "rope", "interleaved": True, "fraction": 0.5, "theta": 100.0},
-    {"kind": "rope", "none_every": 2},
+    {"kind": "rope", "none_every": 2, "local_theta": 50.0},
     *({"kind": "rope", "scaling": scaling} for scaling in SCALINGS),
     {"kind": "alibi"},
     {"kind": "t5_relative", "n_buckets": 8, "max_distance": 12},
@@ -47,8 +47,8 @@ POSITIONS: list[dict[str, Any]] = [
 MLA: dict[str, Any] = {"kind": "mla", "n_heads": 4, "kv_rank": 16, "nope_dim": 6, "rope_dim": 8, "v_dim": 10}
 ATTENTIONS: list[dict[str, Any]] = [
     {"n_heads": 4},
-    {"n_heads": 4, "n_kv_heads": 2, "qkv_bias": True, "out_bias": True},
-    {"n_heads": 4, "n_kv_heads": 1, "qk_norm": "head", "head_dim": 12},
+    {"n_heads": 4, "n_kv_heads": 2, "qkv_bias": True, "out_bias": True, "out_gate": "element"},
+    {"n_heads": 4, "n_kv_heads": 1, "qk_norm": "head", "head_dim": 12, "out_gate": "head"},
     {"n_heads": 4, "qk_norm": "full", "window": 7},
     {"n_heads": 4, "n_kv_heads": 2, "window": 5, "global_every": 2, "softcap": 8.0, "scale": 0.3},
     {"n_heads": 4, "gpt_oss_sinks": True, "out_bias": True},
@@ -87,6 +87,7 @@ MIXTURES: list[dict[str, Any]] = [
     },
     {
         "kind": "moe", "n_experts": 6, "top_k": 2, "expert": EXPERT, "n_shared": 1, "first_dense": 1,
+        "shared_hidden": 12, "shared_gate": True,
         "dense": {"kind": "mlp", "hidden": 24}, "router": {"kind": "sigmoid", "n_groups": 3, "top_groups": 2, "scale": 2.5},
     },
     {"kind": "moe", "n_experts": 4, "top_k": 3, "expert": EXPERT, "router": {"kind": "sigmoid", "normalize": False}, "reference": True},

@@ -26,8 +26,10 @@ FUSED = {  # none has a window, a soft-cap or MLA, for which no kernel on a CPU 
     "t5_small": "objective=seq2seq data=stdlib_docstrings model.attention.n_heads=4",
     "gpt_neox_20b": "model.attention.n_heads=4",
     "palm_8b": "model.attention.n_heads=4 model.attention.head_dim=32 model.ffn.hidden=512",
-    "mixtral_8x7b": "model.attention.n_heads=4 model.attention.n_kv_heads=2 model.ffn.expert.hidden=256",
-    "qwen3_0_6b": "model.attention.n_heads=4 model.attention.n_kv_heads=2 model.attention.head_dim=32 model.ffn.hidden=256",
+    "mixtral_8x7b": "model.attention.n_heads=4 model.attention.n_kv_heads=2 model.ffn.expert.hidden=256 model.ffn.n_shared=1"
+    " model.ffn.shared_hidden=128 model.ffn.shared_gate=true",
+    "qwen3_0_6b": "model.attention.out_gate=element model.attention.n_heads=4 model.attention.n_kv_heads=2 model.attention.head_dim=32"
+    " model.ffn.hidden=256",
     "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=256",
     "nano": "model.attention.n_heads=4 model.mtp.depth=3",
     "llama3_8b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"

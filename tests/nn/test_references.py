@@ -72,6 +72,18 @@ def test_sdpa_equals_the_reference(window: int | None, documents: bool, heads: t
         assert (fast[0, :, :2] == 0).all() and (plain[0, :, :2] == 0).all()
 
 
+@torch.no_grad()
+def test_a_gate_per_head_is_one_per_element_whose_rows_repeat() -> None:
+    models = [redrawn(config(attention={"n_heads": 4, "out_gate": gate})) for gate in ("head", "element")]
+    weights = dict(models[0].named_parameters())
+    for name, p in models[1].named_parameters():
+        p.copy_(weights[name].repeat_interleave(8, 0) if ".gate." in name and "attention" in name else weights[name])
+    found = [model(tokens(2, 9)) for model in models]
+    torch.testing.assert_close(found[1], found[0])
+    models[1].blocks[0].attention.gate.weight.zero_()
+    assert not torch.allclose(models[1](tokens(2, 9)), found[0])
+
+
 def test_a_bias_is_added_by_every_backend() -> None:
     q, k, v, bias = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 5)
     mask, how = Mask(arange_positions(5, q.device), arange_positions(5, q.device), square=True), Scoring(0.3)

@@ -24,6 +24,7 @@ class DPOConfig(ObjectiveConfig):
     """Raise the better of two answers above the worse one, compared with the model at the start (DPO). It needs init_from."""
 
     shapes = ("preference",)
+    usual_for = ("preference",)
     packings = ("none",)
     needs_masked_documents = True
     needs_parent = True

@@ -20,7 +20,8 @@ from lm.units import counted
 class SFTConfig(LikelihoodConfig):
     """Predict what the assistant says in a chat."""
 
-    shapes = ("chat",)
+    shapes = ("chat", "recall")
+    usual_for = ("chat", "recall")
     packings = ("fit", "none")
     needs_masked_documents = True
     answers = True

@@ -15,6 +15,7 @@ class Gemma2(Llama):
 
     name = "gemma2"
     architecture = "Gemma2ForCausalLM"
+    pattern: ClassVar[int] = 2  # every so many layers one has no window
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "ffn.bias"},
         "attention.n_kv_heads": ("num_key_value_heads", 4),
@@ -32,7 +33,7 @@ class Gemma2(Llama):
         return {
             "attention.scale": hf.get("query_pre_attn_scalar", 256) ** -0.5,
             "embed.scale": math.sqrt(hf["hidden_size"]),
-            **read_windows(hf, layer_types(hf["num_hidden_layers"], 2), 4096),
+            **read_windows(hf, layer_types(hf["num_hidden_layers"], hf.get("sliding_window_pattern", self.pattern)), 4096),
         }
 
     def write(self, ours: Tree) -> Tree:

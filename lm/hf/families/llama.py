@@ -14,7 +14,7 @@ class Llama(Family):
     architecture = "LlamaForCausalLM"
     prefix = "model."
     theta: ClassVar[float | None] = 10000.0
-    ignored = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
+    ignored: ClassVar[tuple[str, ...]] = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         "vocab_size": "vocab_size",
         "max_seq_len": "max_position_embeddings",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from lm.errors import ConfigError
 from lm.hf.io.transforms import Copies, Same, Stack, Transform
-from lm.hf.options.rope import ROPE_KEYS, read_rope, write_rope
+from lm.hf.options.rope import ROPE_KEYS, read_ropes, write_ropes
 from lm.nn.ffn.mlp import Activation
 from lm.nn.transformer import ModelConfig, model_config
 from lm.schema import MOST_LAYERS, Tree, flatten, nest
@@ -84,6 +84,7 @@ class Family(ABC):
     renamed: ClassVar[dict[str, str]] = {}  # keys of config.json in other files -> theirs
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {}  # ours -> theirs, or (theirs, the value where it is missing)
     theta: ClassVar[float | None] = None  # of rotary positions, where the file names none; None: positions do not rotate
+    local_theta: ClassVar[float | None] = None  # the same of layers with a window, which no scaling changes; None: all have one base
     partial: ClassVar[bool] = False  # transformers' class can rotate a part of each head; others ignore the key, or fail
     further: ClassVar[tuple[str, ...]] = ()  # keys of config.json that read and write know, or that files have to no effect
     respelled: ClassVar[tuple[str, ...]] = ()  # keys of config.json whose value `read` takes in another spelling than `write` has
@@ -131,7 +132,7 @@ class Family(ABC):
                 raise ConfigError(f"config.json: {n!r} layers do not fit; there are 1 to {MOST_LAYERS:,}. Restore the file.")
         try:
             values |= {ours: activation(hf, key, missing) for ours, key, missing in self.places() if ours.endswith("activation")}
-            values |= read_rope(hf, self.theta) if self.theta else {}
+            values |= read_ropes(hf, self.theta, self.local_theta) if self.theta else {}
             values |= self.read(hf)
             if not self.partial and values.get("position.fraction", 1.0) != 1.0:
                 raise ConfigError(
@@ -148,7 +149,7 @@ class Family(ABC):
         """config.json; what has no place in it is lost, see `homeless`."""
         ours = resolved(cfg)
         mapped = {key: hf_activation(ours.get(n)) if n.endswith("activation") else ours.get(n) for n, key, _ in self.places()}
-        rope = write_rope(ours if self.partial else ours | {"position.fraction": 1.0}) if self.theta else {}
+        rope = write_ropes(ours if self.partial else ours | {"position.fraction": 1.0}, self.local_theta) if self.theta else {}
         return {"model_type": self.name, "architectures": [self.architecture], **self.fixed_there, **mapped, **rope, **self.write(ours)}
 
     def homeless(self, cfg: ModelConfig) -> list[str]:

@@ -50,6 +50,19 @@ class Split:
 
 
 @dataclass(frozen=True)
+class Join:
+    """Several tensors there, the first ones, of these sizes, one here (one below the other), and the others as they are."""
+
+    sizes: Sequence[int]
+
+    def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
+        return [torch.cat(theirs[: len(self.sizes)]), *theirs[len(self.sizes) :]]
+
+    def to_theirs(self, ours: list[Tensor]) -> list[Tensor]:
+        return [*ours[0].split(list(self.sizes)), *ours[1:]]
+
+
+@dataclass(frozen=True)
 class SplitHeads:
     """One tensor there whose rows are, head by head, these many rows of each of several tensors here."""
 

@@ -6,7 +6,9 @@ from lm.errors import ConfigError
 from lm.nn.position.scaling import ScalingConfig
 from lm.schema import Tree
 
-ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings")
+ROPE_KEYS = (
+    "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings", "rope_local_base_freq",
+)  # fmt: skip
 _OF_ALL_KINDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 _THEIRS = {"position.scaling.kind": "rope_type", "position.scaling.original_len": "original_max_position_embeddings"}
 
@@ -25,6 +27,32 @@ def read_rope(hf: Tree, theta: float = 10000.0) -> Tree:
     }
     _require_known(kind, there)
     return ours if kind == "default" else ours | {"position.scaling": _read_scaling(kind, there, hf)}
+
+
+def read_ropes(hf: Tree, theta: float, local_theta: float | None) -> Tree:
+    """As `read_rope`, and the base of layers with a window.  local_theta: the family's, where the file names none; None: it has none."""
+    if local_theta is None:
+        return read_rope(hf, theta)
+    there = hf.get("rope_parameters") or {}
+    local: Tree = there.get("sliding_attention") or {"rope_theta": hf.get("rope_local_base_freq")}
+    if local.get("rope_type", "default") != "default":
+        raise ConfigError(
+            f"config.json: layers with a window have rope_type={local['rope_type']!r}, and in lm no scaling. Import another model."
+        )
+    base = local.get("rope_theta")
+    ours = read_rope({**hf, "rope_parameters": there.get("full_attention", there)}, theta)
+    return {**ours, "position.local_theta": float(local_theta if base is None else base)}
+
+
+def write_ropes(ours: Tree, local_theta: float | None) -> Tree:
+    """Both spellings, of layers without a window and with one."""
+    there = write_rope(ours)
+    if local_theta is None:
+        return there
+    theta = ours.get("position.local_theta") or ours.get("position.theta")
+    local = {"rope_type": "default", "rope_theta": theta}
+    types = {"full_attention": there["rope_parameters"], "sliding_attention": local}
+    return {**there, "rope_local_base_freq": theta, "rope_parameters": types}
 
 
 def _of_all_layers(there: Tree) -> Tree:

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from lm.nn.context import Context
-from lm.nn.cost.kept import Kept
+from lm.nn.cost.kept import Kept, together
 from lm.nn.ffn.base import FFNConfig, Mixture
 from lm.nn.ffn.experts import Experts
 from lm.nn.ffn.mlp import MLPConfig
@@ -28,6 +28,10 @@ class MoEConfig(FFNConfig):
     router: RouterConfig = SoftmaxRouterConfig()
     n_shared: int = Field(0, ge=0, le=MOST)
     """Experts' worth of width that every token passes beside its own (DeepSeek)."""
+    shared_hidden: int | None = Field(None, gt=0, le=MOST)
+    """Width of the shared expert of n_shared=1 (Qwen2-MoE). null: n_shared times that of an expert."""
+    shared_gate: bool = False
+    """What the shared expert gives is multiplied by the sigmoid of a projection to one number (Qwen2-MoE, Qwen3-Next)."""
     dense: MLPConfig | None = None
     """The feed-forward of layers without experts. null: there are none."""
     first_dense: int = Field(0, ge=0)
@@ -56,11 +60,18 @@ class MoEConfig(FFNConfig):
             raise ValueError(f"first_dense={self.first_dense} and every={self.every} leave dense layers. Set dense.hidden for them.")
         if self.first_dense == 0 and self.every == 1 and self.dense is not None:
             raise ValueError("dense has no effect where every layer has experts. Drop it, or set first_dense or every.")
+        if (self.shared_hidden is not None and self.n_shared != 1) or (self.shared_gate and not self.n_shared):
+            raise ValueError(f"shared_hidden and shared_gate are of a shared expert, and n_shared={self.n_shared}. Set n_shared=1.")
         if self.top_k == 1 and self.router.normalize:
             raise ValueError("top_k=1 makes the one weight of each token 1 whatever its score, so that the router learns nothing."
                              " Set router.normalize=false, or raise top_k.")  # fmt: skip
         self.router.require(self.n_experts, self.top_k)
         return self
+
+    def shared(self, d_model: int) -> MLPConfig | None:
+        """Returns the feed-forward that every token passes beside its experts."""
+        width = self.shared_hidden or self.n_shared * self.expert.width(d_model)
+        return self.expert.replace(hidden=width) if self.n_shared else None
 
     def is_dense(self, layer: int) -> bool:
         """True where this layer has no experts."""
@@ -83,17 +94,16 @@ class MoEConfig(FFNConfig):
         """Per choice an expert's numbers, its input and its output; the router's input and three rows of scores in float32."""
         if (plain := self._mlp(layer)) is not None:
             return plain.keeps(d_model, layer)
-        one, times = self.expert.keeps(d_model, layer), self.top_k + self.n_shared
-        narrow = times * one.narrow + 2 * self.top_k * d_model
-        return Kept(d_model + 3 * self.n_experts, narrow, times * one.masks, times * one.casts)
+        shared, gated = self.shared(d_model), d_model + 2 if self.shared_gate else 0
+        passed = [self.expert] * self.top_k + ([] if shared is None else [shared])
+        routing = Kept(d_model + 3 * self.n_experts, 2 * self.top_k * d_model + gated)
+        return together([routing, *(one.keeps(d_model, layer) for one in passed)])
 
     def implied(self, d_model: int) -> Tree:
         parts = {"expert": self.expert, "dense": self.dense}
         hidden = {f"{name}.hidden": part.width(d_model) for name, part in parts.items() if part is not None}
-        return {
-            **hidden,
-            "first_dense": self.first_dense - self.first_dense % self.every,
-        }  # less what `every` leaves out anyway
+        shared, first = self.shared(d_model), self.first_dense - self.first_dense % self.every  # less what `every` leaves out anyway
+        return {**hidden, "shared_hidden": None if shared is None else shared.hidden, "first_dense": first}
 
     def _mlp(self, layer: int) -> MLPConfig | None:
         """That of a layer without experts, None for one that has some."""
@@ -108,7 +118,9 @@ class MoE(Mixture):
         self.cfg, self.layer = cfg, layer
         self.router = cfg.router.build(d_model, cfg.n_experts, cfg.top_k)
         self.experts = Experts(cfg.expert, cfg.n_experts, d_model, cfg.reference)
-        self.shared = cfg.expert.replace(hidden=cfg.n_shared * cfg.expert.width(d_model)).build(d_model, layer) if cfg.n_shared else None
+        shared = cfg.shared(d_model)
+        self.shared = None if shared is None else shared.build(d_model, layer)
+        self.shared_gate = nn.Linear(d_model, 1, bias=False) if cfg.shared_gate else None
 
     def extra_repr(self) -> str:
         return f"{self.cfg.top_k} of {self.cfg.n_experts}"
@@ -128,7 +140,10 @@ class MoE(Mixture):
         weights = (routing.weights if kept is None else routing.weights * kept).to(x.dtype)
         out = self.experts(x.flatten(0, 1), routing.experts.flatten(0, 1), weights.flatten(0, 1)).view_as(x)
         self._report(routing, real, ctx)
-        return out if self.shared is None else out + self.shared(x, ctx)
+        if self.shared is None:
+            return out
+        shared: Tensor = self.shared(x, ctx)
+        return out + (shared if self.shared_gate is None else shared * self.shared_gate(x).sigmoid())
 
     def _within_capacity(self, experts: Tensor, real: Tensor) -> Tensor | None:
         """1.0 where the expert still has room for this token of its row, (b, s, k); a row's first choices come before its second."""

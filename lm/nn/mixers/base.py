@@ -98,6 +98,10 @@ class AttentionConfig(MixerConfig, Slot, group="model/attention"):
     def require(self, d_model: int, position: PositionConfig) -> None:
         """Raises ValueError where this width or this position does not fit."""
 
+    def layer_window(self, layer: int) -> int | None:
+        """Returns the window of this layer, None where it sees everything."""
+        return None
+
     def cross(self) -> "AttentionConfig | None":
         """Returns the same for reading another row, of which every token is seen; None where there is no such form."""
         return None

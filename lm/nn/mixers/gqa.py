@@ -41,6 +41,9 @@ class GQAConfig(AttentionConfig):
     """Factor on the scores. null: 1 / sqrt(head_dim)."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of dropping an attention weight."""
+    out_gate: Literal["none", "head", "element"] = "none"
+    """What is read is multiplied by the sigmoid of a projection of the layer's input: a number per head, or one per element (Qwen3-Next;
+    Qiu et al. 2025, arXiv:2505.06708)."""
     gpt_oss_sinks: bool = False
     """gpt-oss: a learned score per head that takes its part of each softmax and has no value."""
 
@@ -61,6 +64,10 @@ class GQAConfig(AttentionConfig):
         """Returns the width of all keys, which is that of all values."""
         return (self.n_kv_heads or self.n_heads) * self.width(d_model)
 
+    def gate_width(self, d_model: int) -> int:
+        """Returns the numbers that the heads are multiplied by; 0 without a gate."""
+        return {"none": 0, "head": self.n_heads, "element": self.n_heads * self.width(d_model)}[self.out_gate]
+
     def rotary_width(self, d_model: int) -> int:
         return self.width(d_model)
 
@@ -69,7 +76,6 @@ class GQAConfig(AttentionConfig):
             raise ValueError(f"d_model={d_model} is not a multiple of n_heads={self.n_heads}. Change one, or set head_dim.")
 
     def layer_window(self, layer: int) -> int | None:
-        """Returns the window of this layer, None where it sees everything."""
         is_global = self.global_every is not None and (layer + 1) % self.global_every == 0
         return None if is_global else self.window
 
@@ -87,9 +93,10 @@ class GQAConfig(AttentionConfig):
         return 4 * self.n_heads * self.width(d_model) * min(seq_len, self.layer_window(layer) or seq_len)
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """q, k, v and the weighted values; q and k once more before a norm of theirs."""
-        q, kv = self.n_heads * self.width(d_model), self.kv_width(d_model)
-        return Kept(0, 2 * q + 2 * kv + (q + kv if self.qk_norm != "none" else 0), 0, 2 * d_model)
+        """q, k, v and the weighted values; q and k once more before a norm of theirs; a gate, and what it gives."""
+        q, kv, gate = self.n_heads * self.width(d_model), self.kv_width(d_model), self.gate_width(d_model)
+        normed, gated = q + kv if self.qk_norm != "none" else 0, q + 2 * gate if gate else 0
+        return Kept(0, 2 * q + 2 * kv + normed + gated, 0, 2 * d_model)
 
     def state(self, d_model: int, layer: int) -> PerToken:
         heads = (self.n_kv_heads or self.n_heads, self.width(d_model))
@@ -118,6 +125,7 @@ class GQA(Attention):
         self.k = nn.Linear(d_model, kv_width, bias=cfg.qkv_bias)
         self.v = nn.Linear(d_model, kv_width, bias=cfg.qkv_bias)
         self.o = Out(q_width, d_model, bias=cfg.out_bias)
+        self.gate = nn.Linear(d_model, cfg.gate_width(d_model), bias=cfg.qkv_bias) if cfg.out_gate != "none" else None
         self.norm_full = cfg.qk_norm == "full"
         self.q_norm, self.k_norm = (
             nn.Identity() if cfg.qk_norm == "none" else norm.build(width if self.norm_full else head_dim) for width in (q_width, kv_width)
@@ -153,7 +161,14 @@ class GQA(Attention):
         q, k, v = self.projected(x, ctx)
         if ctx.cache is not None:
             k, v = ctx.cache.append(self.layer, k, v)
-        return self.joined(self.weighted(q, k, v, ctx.keys(self.layer), ctx.position))
+        return self.told(x, self.weighted(q, k, v, ctx.keys(self.layer), ctx.position))
+
+    def told(self, x: Tensor, heads: Tensor) -> Tensor:
+        """What the heads have read, (b, h, s, c), gated by the layer's input and joined, (b, s, d)."""
+        if self.gate is not None:
+            gate = self.gate(x).unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)  # (b, s, h*c or h) -> (b, h, s, c or 1)
+            heads = heads * gate.sigmoid()
+        return self.joined(heads)
 
 
 class CrossAttention(GQA):
@@ -162,4 +177,4 @@ class CrossAttention(GQA):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         assert ctx.memory_mask is not None
         k, v = ctx.memory_keys(self.layer, self.keys_values)
-        return self.joined(self.weighted(self.queries(x), k, v, ctx.memory_mask, None))
+        return self.told(x, self.weighted(self.queries(x), k, v, ctx.memory_mask, None))

@@ -1,6 +1,7 @@
 """Position: four hooks with identity defaults. A kind overrides what it needs; positions always come as a tensor."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -17,13 +18,14 @@ Angles = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Dims:
-    """What a position kind may need to know of its stack. `rotary`: dimensions of a head that may rotate."""
+    """What a position kind may need to know of its stack. `rotary`: dimensions of a head that may rotate; `window`: that of a layer."""
 
     d_model: int
     n_heads: int
     rotary: int
     max_seq_len: int
     causal: bool
+    window: Callable[[int], int | None] = lambda layer: None
 
 
 class PositionConfig(Slot, group="model/position"):
@@ -49,8 +51,8 @@ class PositionConfig(Slot, group="model/position"):
         """Returns what has the same amplitude in a model for shorter rows than max_len."""
         return self
 
-    def implied(self, n_layers: int) -> Tree:
-        """Returns null for the options that act in no layer."""
+    def implied(self, n_layers: int, windows: bool) -> Tree:
+        """Returns null for the options that act in no layer.  windows: whether some layer has one."""
         return {}
 
     def changes_at(self, max_len: int) -> int | None:

@@ -26,6 +26,8 @@ class RopeConfig(PositionConfig):
     """Every n-th layer rotates nothing (layer n-1, 2n-1, ...; Yang et al. 2025, arXiv:2501.18795). null: all rotate."""
     scaling: ScalingConfig | None = None
     """For contexts longer than those of pretraining. null: none."""
+    local_theta: float | None = Field(None, gt=1)
+    """Base in layers with a window, which no scaling changes (Gemma 3, OLMo 3). null: theta and scaling, as in all others."""
 
     def rotary_dim(self, head_dim: int) -> int:
         """Rotated dimensions of a head of this width; they come in pairs, so an odd number is a ValueError, as is a scaling for others."""
@@ -47,8 +49,13 @@ class RopeConfig(PositionConfig):
     def shortened(self, max_len: int) -> Self:
         return self if self.scaling is None else self.replace(scaling=self.scaling.shortened(max_len))
 
-    def implied(self, n_layers: int) -> Tree:
-        return {"none_every": self.none_every if (self.none_every or 0) <= n_layers else None}
+    def implied(self, n_layers: int, windows: bool) -> Tree:
+        """And null for a base of windowed layers that is that of all."""
+        alike = not windows or (self.scaling is None and self.local_theta == self.theta)
+        return {
+            "none_every": self.none_every if (self.none_every or 0) <= n_layers else None,
+            "local_theta": None if alike else self.local_theta,
+        }
 
     def changes_at(self, max_len: int) -> int | None:
         return None if self.scaling is None else self.scaling.changes_at(max_len)
@@ -119,15 +126,24 @@ class Rope(Position):
         self.cfg, self.rotary_dim = cfg, r
         self.amplitude = scaling.amplitude(dims.max_seq_len) if scaling is not None else 1.0
         self.rates = scaling.frequencies(r, cfg.theta, dims.max_seq_len) if scaling is not None else frequencies(r, cfg.theta)
-        self._here = self.rates  # no buffers: a cast to bf16 would round them, and the meta device would lose them
+        self.local, self.window = None if cfg.local_theta is None else frequencies(r, cfg.local_theta), dims.window
+        self._here = self.rates, self.local  # no buffers: a cast to bf16 would round them, and the meta device would lose them
 
     def angles(self, positions: Tensor) -> Angles | None:
-        if self._here.device != positions.device:
-            self._here = self.rates.to(positions.device)
-        return rope_angles(positions, self._here, self.amplitude)
+        """With a base of windowed layers two of each, (2, b, 1, s, r/2)."""
+        if self._here[0].device != positions.device:
+            self._here = self.rates.to(positions.device), None if self.local is None else self.local.to(positions.device)
+        rates, local = self._here
+        angles = rope_angles(positions, rates, self.amplitude)
+        if local is None:
+            return angles
+        (cos, sin), (local_cos, local_sin) = angles, rope_angles(positions, local)
+        return torch.stack([cos, local_cos]), torch.stack([sin, local_sin])
 
     def rotate(self, x: Tensor, angles: Angles | None, layer: int) -> Tensor:
         assert angles is not None
         if self.cfg.none_every is not None and (layer + 1) % self.cfg.none_every == 0:
             return x
+        if self.local is not None:
+            angles = angles[0][which := int(self.window(layer) is not None)], angles[1][which]
         return rotate(deinterleave(x, self.rotary_dim) if self.cfg.interleaved else x, *angles)

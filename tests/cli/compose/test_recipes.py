@@ -34,12 +34,14 @@ BESIDE = {
     "data=stdlib_docstrings": ["objective=seq2seq"],
     "data=chat": ["objective=sft"],
     "data=stdlib_chat": ["objective=sft"],
+    "data=arithmetic": ["objective=sft"],
     "data=stdlib_preferences": ["objective=dpo", "init_from=runs/pretrain-tiny"],
     "data=preferences": ["objective=dpo", "init_from=runs/pretrain-tiny"],
     **{f"strategy={name}": ["optim=adamw"] for name in catalog.groups()["strategy"] if name not in ("single", "ddp")},
     "data=wmt14_de_en": ["objective=seq2seq"],
     "data=cnn_dailymail": ["objective=seq2seq"],
     "data=alpaca": ["objective=sft"],
+    "data=mqar": ["objective=sft"],
     "data=ultrafeedback": ["objective=dpo", "init_from=runs/pretrain-tiny"],
     **{f"model/recurrent={name}": ["model.pattern=[recurrent,attention]"] for name in catalog.groups()["model/recurrent"]},
     "model/parametrization=mup": ["model.parametrization.base_width=64"],
@@ -48,6 +50,7 @@ BESIDE = {
     "objective=mlm": ["model=bert_base"],
     "objective=seq2seq": ["data=stdlib_docstrings"],
     "objective=sft": ["data=stdlib_chat"],
+    **{f"objective={name}": ["data=arithmetic", "init_from=runs/pretrain-tiny"] for name in ("grpo", "rloo")},
     "objective=dpo": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"],
 }  # what an option does not go without
 OBJECTIVES = {"decoder": "causal", "encoder": "mlm", "encoder_decoder": "spans"}  # for texts
@@ -57,7 +60,7 @@ def beside(group: str, option: str) -> list[str]:
     """The overrides that an option needs to compose."""
     if group == "model":
         return [f"objective={OBJECTIVES[catalog.values(group, catalog.lineage('model', option)[0])['model.kind']]}"]
-    if group == "strategy" and option.startswith(("zero", "fsdp")):
+    if group == "strategy" and option.startswith(("zero3", "zero2_offload")):
         return ["optim=adamw"]  # muon needs whole matrices
     return BESIDE.get(f"{group}={option}", [])
 

@@ -1,0 +1,50 @@
+"""Phi-1, Phi-1.5 and Phi-2.  Li et al. 2023, arXiv:2309.05463."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.hf.families.llama import Llama
+from lm.hf.io.family import Pair, module
+from lm.hf.options.rope import read_rope
+from lm.schema import Tree
+
+
+class Phi(Llama):
+    """Attention and feed-forward side by side behind one norm, biases everywhere, a part of each head rotates."""
+
+    name = "phi"
+    architecture = "PhiForCausalLM"
+    partial = True
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in Llama.fields.items() if not ours.endswith(("bias", "head_dim"))},
+        "norm.eps": ("layer_norm_eps", 1e-5),
+        "ffn.activation": ("hidden_act", "gelu_new"),
+        "dropout": ("resid_pdrop", 0.0),
+    }
+    fixed: ClassVar[Tree] = {
+        **Llama.fixed, "norm.kind": "layer", "ffn.gated": False, "ffn.bias": True, "attention.qkv_bias": True, "attention.out_bias": True,
+        "block.kind": "parallel", "block.shared_norm": True, "head.bias": True,
+    }  # fmt: skip
+    fixed_there: ClassVar[Tree] = {"qk_layernorm": False}
+
+    def read(self, hf: Tree) -> Tree:
+        return read_rope({"partial_rotary_factor": 0.5, **hf})
+
+    def write(self, ours: Tree) -> Tree:
+        fraction = ours.get("position.fraction")  # where it is missing, half is meant
+        return {"partial_rotary_factor": fraction, "embd_pdrop": ours["dropout"]}
+
+    def pairs(self, ours: Tree) -> Iterator[Pair]:
+        for pair in super().pairs(ours):
+            yield pair._replace(theirs=(pair.theirs[0].replace("model.norm.", "model.final_layernorm."),))
+        yield Pair(("head.bias",), ("lm_head.bias",))
+
+    def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        yield from module(f"{here}.attention_norm", f"{there}.input_layernorm")
+        for name, theirs in (("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("o", "dense")):
+            yield from module(f"{here}.attention.{name}", f"{there}.self_attn.{theirs}")
+        yield from module(f"{here}.ffn.up", f"{there}.mlp.fc1")
+        yield from module(f"{here}.ffn.down", f"{there}.mlp.fc2")
+
+
+FAMILY = Phi()

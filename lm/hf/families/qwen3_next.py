@@ -1,0 +1,90 @@
+"""Qwen3-Next.  Qwen 2025, "Qwen3-Next: towards ultimate training and inference efficiency"."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.errors import ConfigError
+from lm.hf.families.qwen2_moe import Qwen2MoE
+from lm.hf.families.qwen3_moe import Qwen3MoE
+from lm.hf.io.family import Pair, module, modules, same
+from lm.hf.io.transforms import Chain, Join, SplitHeads, Squeeze
+from lm.hf.options.pattern import read_pattern, write_pattern
+from lm.hf.options.rope import read_rope
+from lm.schema import Tree
+
+_DELTA = {"n_heads": "num_value_heads", "n_k_heads": "num_key_heads", "k_dim": "key_head_dim", "v_dim": "value_head_dim"}
+_DELTA |= {"kernel": "conv_kernel_dim"}
+_USUAL = {"n_heads": 32, "n_k_heads": 16, "k_dim": 128, "v_dim": 128, "kernel": 4}
+
+
+class Qwen3Next(Qwen2MoE):
+    """The gated delta rule in most layers, gated attention in the others, of each head a quarter rotated, and norms around 0."""
+
+    name = "qwen3_next"
+    architecture = "Qwen3NextForCausalLM"
+    partial = True
+    ignored = (*Qwen2MoE.ignored, r"mtp\..*")
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in Qwen2MoE.fields.items() if not ours.endswith("window")},
+        "attention.n_kv_heads": ("num_key_value_heads", 2),
+        "attention.head_dim": ("head_dim", 256),
+        "attention.qkv_bias": ("attention_bias", False),
+        "attention.out_bias": ("attention_bias", False),
+        "ffn.expert.hidden": ("moe_intermediate_size", 512),
+        "ffn.shared_hidden": ("shared_expert_intermediate_size", 512),
+        "ffn.top_k": ("num_experts_per_tok", 10),
+        "ffn.router.normalize": ("norm_topk_prob", True),
+    }
+    further: ClassVar[tuple[str, ...]] = (
+        "layer_types", "full_attention_interval", "num_experts", "num_local_experts", "mlp_only_layers", "intermediate_size",
+        *(f"linear_{key}" for key in _DELTA.values()),
+    )  # fmt: skip
+    respelled: ClassVar[tuple[str, ...]] = ("layer_types",)
+    fixed: ClassVar[Tree] = {
+        **{key: value for key, value in Qwen2MoE.fixed.items() if key != "attention.out_bias"}, "norm.zero_centered": True,
+        "attention.qk_norm": "head", "attention.out_gate": "element", "attention.window": None,
+    }  # fmt: skip
+
+    def read(self, hf: Tree) -> Tree:
+        n, every = hf["num_hidden_layers"], hf.get("full_attention_interval", 4)
+        types = hf.get("layer_types") or ["linear_attention" if (i + 1) % every else "full_attention" for i in range(n)]
+        pattern, rope = read_pattern(types, n, ("linear_attention",)), read_rope({"partial_rotary_factor": 0.25, **hf})
+        mixed: Tree = {"pattern": pattern}
+        if "recurrent" in pattern:
+            if hf.get("hidden_act", "silu") != "silu":
+                raise ConfigError(f"config.json: hidden_act={hf['hidden_act']!r} is of the convolutions too, which are silu's in lm.")
+            delta = {ours: hf.get(f"linear_{key}", _USUAL[ours]) for ours, key in _DELTA.items()}
+            mixed["recurrent"] = {"kind": "gated_delta", "eps": hf.get("rms_norm_eps", 1e-6), **delta}
+        moe = Qwen3MoE.read(self, {"num_experts": 512, "intermediate_size": 5632, **hf})
+        return {**moe, **rope, **mixed}
+
+    def write(self, ours: Tree) -> Tree:
+        there = {**Qwen3MoE.write(self, ours), "layer_types": write_pattern(ours, "linear_attention")}
+        there |= {"partial_rotary_factor": ours.get("position.fraction")}  # where it is missing, a quarter is meant
+        return there | {f"linear_{key}": ours[f"recurrent.{name}"] for name, key in _DELTA.items() if f"recurrent.{name}" in ours}
+
+    def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        h = ours["attention.n_heads"]
+        for pair in super().block(here, there, ours):
+            if pair.theirs[0].startswith(f"{there}.self_attn.q_proj"):
+                gate = pair.ours[0].replace(".q.", ".gate.")
+                pair = Pair((*pair.ours, gate), pair.theirs, SplitHeads(h, [ours["attention.head_dim"]] * 2))
+            yield pair
+        yield from module(f"{here}.recurrent_residual.norm", f"{there}.input_layernorm")
+        if "recurrent.k_dim" in ours:
+            yield from self._delta(f"{here}.recurrent", f"{there}.linear_attn", ours)
+
+    def _delta(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        """Of each head of keys its query, its key, and the values and gates of those that share it."""
+        heads, k, v = ours["recurrent.n_heads"], ours["recurrent.k_dim"], ours["recurrent.v_dim"]
+        groups = ours["recurrent.n_k_heads"] or heads
+        r = heads // groups
+        parts = Chain(SplitHeads(groups, [k, k, r * v, r * v]), Join([groups * k, groups * k, heads * v]))
+        yield from modules((f"{here}.qkv", f"{here}.gate"), f"{there}.in_proj_qkvz", parts)
+        yield from modules((f"{here}.beta", f"{here}.rate"), f"{there}.in_proj_ba", SplitHeads(groups, [r, r]))
+        yield Pair((f"{here}.kernel",), (f"{there}.conv1d.weight",), Squeeze())
+        for name, theirs in {"fade": "A_log", "step": "dt_bias", "norm": "norm.weight", "o.weight": "out_proj.weight"}.items():
+            yield same(f"{here}.{name}", f"{there}.{theirs}")
+
+
+FAMILY = Qwen3Next()

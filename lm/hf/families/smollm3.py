@@ -1,0 +1,49 @@
+"""SmolLM3.  Hugging Face 2025; layers without positions after Yang et al. 2025, arXiv:2501.18795."""
+
+from typing import Any, ClassVar
+
+from lm.errors import ConfigError
+from lm.hf.families.llama import Llama
+from lm.schema import Tree
+
+
+class SmolLM3(Llama):
+    """Llama without positions in every fourth layer."""
+
+    name = "smollm3"
+    architecture = "SmolLM3ForCausalLM"
+    theta = 2000000.0
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in Llama.fields.items() if ours != "attention.head_dim"},
+        "attention.n_kv_heads": ("num_key_value_heads", 4),
+        "head.tied": ("tie_word_embeddings", True),
+    }
+    further: ClassVar[tuple[str, ...]] = (
+        "no_rope_layers", "no_rope_layer_interval", "use_sliding_window", "sliding_window", "layer_types", "max_window_layers",
+    )  # fmt: skip
+    fixed_there: ClassVar[Tree] = {"pad_token_id": None}  # where none is told, transformers takes 128004
+    respelled: ClassVar[tuple[str, ...]] = ("no_rope_layers", "no_rope_layer_interval")
+
+    def read(self, hf: Tree) -> Tree:
+        n, every = hf["num_hidden_layers"], hf.get("no_rope_layer_interval", 4)
+        rotates = hf.get("no_rope_layers") or self._rotates(n, every)
+        every = rotates.index(0) + 1 if 0 in rotates else None
+        if rotates != self._rotates(n, every) or every == 1:
+            raise ConfigError(
+                f"config.json: no_rope_layers={rotates} are not 0 in every n-th layer, counted from the second on. Import another model."
+            )
+        if hf.get("use_sliding_window") and "sliding_attention" in (hf.get("layer_types") or ["sliding_attention"]):
+            raise ConfigError("config.json: use_sliding_window is set, and lm's smollm3 has no windows. Import another model.")
+        return {"position.none_every": every}
+
+    def write(self, ours: Tree) -> Tree:
+        n = ours["n_layers"]
+        return {"no_rope_layers": self._rotates(n, ours.get("position.none_every")), "layer_types": ["full_attention"] * n}
+
+    @staticmethod
+    def _rotates(n_layers: int, every: int | None) -> list[int]:
+        """1 for each layer that does."""
+        return [int(every is None or (layer + 1) % every != 0) for layer in range(n_layers)]
+
+
+FAMILY = SmolLM3()

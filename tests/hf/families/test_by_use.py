@@ -1,0 +1,54 @@
+"""Gemma 3, OLMo 3, SmolLM3 and Phi."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+
+from lm.errors import ConfigError  # noqa: E402
+from lm.hf.families.smollm3 import FAMILY as SMOLLM3  # noqa: E402
+from tests.hf.harness import VOCAB, cases, verify  # noqa: E402
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 4, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": None,
+}  # fmt: skip
+ROPE = {"rope_type": "default", "rope_theta": 500.0}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LOCAL = {"rope_type": "default", "rope_theta": 90.0}
+HALF = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 2}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma 3, two bases and a scaling": (
+        "Gemma3Text", {"head_dim": 10, "rope_parameters": {"full_attention": YARN, "sliding_attention": LOCAL}, **HALF},
+    ),
+    "olmo 3, a scaling of layers without a window": (
+        "Olmo3", {"rope_parameters": {"full_attention": YARN, "sliding_attention": ROPE}, **HALF},
+    ),
+    "smollm 3": ("SmolLM3", {"rope_parameters": ROPE}),
+    "phi": ("Phi", {"rope_parameters": ROPE | {"partial_rotary_factor": 0.5}}),
+    "gemma 3, as usual": ("Gemma3Text", {"head_dim": 10, "query_pre_attn_scalar": 12, "sliding_window": 7, "num_hidden_layers": 6}),
+    "gemma 3, soft-cap, untied": (
+        "Gemma3Text", {"head_dim": 10, "final_logit_softcapping": 20.0, "tie_word_embeddings": False},
+    ),
+    "olmo 3, as usual": ("Olmo3", {"sliding_window": 11, "attention_bias": True}),
+    "olmo 3, no windows": ("Olmo3", {"layer_types": ["full_attention"] * 4, "rope_parameters": {"full_attention": ROPE}}),
+    "smollm 3, untied, biases, every second": (
+        "SmolLM3", {"no_rope_layers": [1, 0, 1, 0], "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+    ),
+    "phi, all of a head, tied": ("Phi", {"rope_parameters": ROPE | {"partial_rotary_factor": 1.0}, "tie_word_embeddings": True}),
+}  # fmt: skip
+HEADS = {"Gemma3Text": "Gemma3ForCausalLM"}
+
+
+@pytest.mark.parametrize("case", cases(CASES, quick=1))
+def test_families(case: str, tmp_path: Path) -> None:
+    name, options = CASES[case]
+    config = getattr(transformers, f"{name}Config")(**SIZES | options)
+    verify(getattr(transformers, HEADS.get(name, f"{name}ForCausalLM"))(config), tmp_path)
+
+
+def test_layers_without_positions_in_another_pattern_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no_rope_layers=\[1, 0, 0, 1\] are not 0 in every n-th layer"):
+        SMOLLM3.config({**SIZES, "no_rope_layers": [1, 0, 0, 1]})

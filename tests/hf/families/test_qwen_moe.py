@@ -1,0 +1,45 @@
+"""Qwen2-MoE and Qwen3-Next."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+
+from tests.hf.harness import VOCAB, cases, verify  # noqa: E402
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 72, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28,
+    "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 128, "num_experts": 5,
+    "num_experts_per_tok": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}  # fmt: skip
+QWEN2: dict[str, dict[str, Any]] = {
+    "experts everywhere": {},
+    "window, no biases, the first dense, tied": {
+        "use_sliding_window": True, "sliding_window": 11, "max_window_layers": 0, "qkv_bias": False, "mlp_only_layers": [0],
+        "tie_word_embeddings": True, "norm_topk_prob": True,
+    },
+}  # fmt: skip
+NEXT: dict[str, dict[str, Any]] = {
+    "three to one": {},
+    "half of each head rotates, biases, a dense layer between, a head of keys for each of values": {
+        "layer_types": ["full_attention", "linear_attention"] * 2, "attention_bias": True, "decoder_sparse_step": 2,
+        "linear_num_key_heads": 4, "linear_conv_kernel_dim": 3, "tie_word_embeddings": True, "norm_topk_prob": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    },
+    "attention alone": {"layer_types": ["full_attention"] * 4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", cases(QWEN2, quick=0))
+def test_qwen2_moe(case: str, tmp_path: Path) -> None:
+    verify(transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**SIZES | QWEN2[case])), tmp_path)
+
+
+@pytest.mark.parametrize("case", cases(NEXT, quick=1))
+def test_qwen3_next(case: str, tmp_path: Path) -> None:
+    sizes = SIZES | {
+        "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 6, "linear_value_head_dim": 10,
+    }  # fmt: skip
+    verify(transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**sizes | NEXT[case])), tmp_path)

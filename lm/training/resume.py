@@ -65,7 +65,8 @@ def finished(folder: RunFolder, cfg: TrainConfig, reader: CheckpointReader | Non
         return None
     saved = Saved.of(reader) if reader is not None else None
     step, worse = (saved.step, saved.counters.worse_validations) if saved is not None else (summary["steps"], 0)
-    if step >= cfg.trainer.max_steps or cfg.trainer.has_stopped_early(worse):
+    decided = saved.counters.max_steps if saved is not None else None
+    if step >= (decided or cfg.trainer.max_steps) or cfg.trainer.has_stopped_early(worse):
         return summary if step == summary["steps"] else None
     if reader is None:
         raise CheckpointError(

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from lm.printing import one_line
 
+_HEAD, _TAIL = 1000, 900  # characters of a sentence: what was given may be long, and where it stood and the remedy are at its ends
+
 
 class LmError(Exception):
     """An error that the command line prints as its last line, without a traceback. Line ends in it, of a field's name say, are escaped."""
@@ -12,7 +14,10 @@ class LmError(Exception):
 
     def __init__(self, sentence: str, before: Sequence[str] = ()) -> None:
         """before: lines to be shown above the sentence."""
-        self.sentence, self.before = one_line(sentence), before
+        sentence = one_line(sentence)
+        if len(sentence) > _HEAD + _TAIL:
+            sentence = f"{sentence[:_HEAD]}...{sentence[-_TAIL:]}"
+        self.sentence, self.before = sentence, before
         super().__init__("\n".join(self.lines))
 
     @property

@@ -7,7 +7,18 @@ docs/plugins.md says for each slot what to answer, and `lm.testing.check_kind` w
 
 from typing import TYPE_CHECKING, Any
 
-from lm.data.kinds import CausalConfig, DataConfig, DPOConfig, MLMConfig, ObjectiveConfig, RecordConfig, SourceConfig, TokenizerConfig
+from lm.data.kinds import (
+    Answer,
+    CausalConfig,
+    DataConfig,
+    DPOConfig,
+    MLMConfig,
+    ObjectiveConfig,
+    RecordConfig,
+    RewardConfig,
+    SourceConfig,
+    TokenizerConfig,
+)
 from lm.data.layout.windows import PADDING
 from lm.data.order import Ids, uniforms
 from lm.data.rows.base import LikelihoodConfig, Material, PackedRows, Rows
@@ -45,14 +56,14 @@ if TYPE_CHECKING:
     from lm.training.module import TrainModule
 
 __all__ = [
-    "IGNORED", "LM", "PADDING", "Angles", "AttentionConfig", "Batch", "BlockConfig", "BlockParts", "Cache", "CallbackConfig",
+    "IGNORED", "LM", "PADDING", "Angles", "Answer", "AttentionConfig", "Batch", "BlockConfig", "BlockParts", "Cache", "CallbackConfig",
     "CausalConfig", "CausalRows", "Config", "ConfigError", "Context", "DPOConfig", "DataConfig", "Declares", "Dims", "Document",
-    "FFNConfig", "Fixed", "GQAConfig", "Group", "Growth", "Head", "Ids", "Kept", "LikelihoodConfig", "LossSums", "MLMConfig",
-    "MLPConfig", "Mask", "Material", "MetricConfig", "Mixer", "NamedWeights", "NormConfig", "Objective", "ObjectiveConfig",
-    "OptimConfig", "Out", "PackedRows", "ParametrizationConfig", "PerToken", "Position", "PositionConfig", "RMSNormConfig",
-    "RecordConfig", "RecurrentConfig", "Rows", "RunCallback", "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Start",
-    "Tokenizer", "TokenizerConfig", "TrainConfig", "TrainModule", "Traits", "causal_reader", "decaying", "document", "grouped",
-    "loss_of", "momentum_state", "uniforms",
+    "FFNConfig", "Fixed", "GQAConfig", "Group", "Growth", "Head", "Ids", "Kept", "LikelihoodConfig", "LossSums", "MLMConfig", "MLPConfig",
+    "Mask", "Material", "MetricConfig", "Mixer", "NamedWeights", "NormConfig", "Objective", "ObjectiveConfig", "OptimConfig", "Out",
+    "PackedRows", "ParametrizationConfig", "PerToken", "Position", "PositionConfig", "RMSNormConfig", "RecordConfig", "RecurrentConfig",
+    "RewardConfig", "Rows", "RunCallback", "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Start", "Tokenizer",
+    "TokenizerConfig", "TrainConfig", "TrainModule", "Traits", "causal_reader", "decaying", "document", "grouped", "loss_of",
+    "momentum_state", "uniforms",
 ]  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def for_data(option: str) -> list[str]:
     """The objective is that of its records; hub datasets become the local one."""
     values = catalog.values("data", option)
     hub = local_hub(values)
-    shape = values.get("data.record.kind", {"stdlib_docstrings": "pair", "mqar": "recall"}.get(option))
+    shape = values.get("data.record.kind", {"stdlib_docstrings": "pair", "arithmetic": "chat", "mqar": "recall"}.get(option))
     start = PARENT if shape == "preference" else [*WIDTH, "tokenizer=bytes"]
     long = (
         ["data.seq_len=4096"] if option in ("stdlib_chat", "stdlib_preferences") else []
@@ -137,8 +137,10 @@ def beside(group: str, option: str) -> list[str]:
             return [*WIDTH, "data=pairs", "data.files=a.jsonl", "tokenizer=bytes"]
         case "objective", "sft":
             return [*WIDTH, "data=chat", "data.files=a.jsonl", "tokenizer=bytes"]
-        case "objective", "dpo":
+        case "objective", "dpo" | "simpo" | "orpo":
             return [*PARENT, "data=preferences", "data.files=a.jsonl"]
+        case "objective", "grpo" | "rloo":
+            return [*PARENT, "data=arithmetic", "data.problems=50", "data.val_frac=0.3", "objective.max_tokens=4"]
         case "strategy", _ if option != "single":
             return [*TEXT, *WIDTH, "optim=adamw"]
         case "trainer", "gpu":

@@ -49,7 +49,7 @@ def _field(field: FieldInfo, entries: dict[type[Config], Tree], slots: list[type
     if field.is_required():
         return told
     default = field.get_default(call_default_factory=True)
-    return told | {"default": default.tree() if isinstance(default, Config) else default}
+    return told | {"default": json.loads(json.dumps(default, default=Config.tree))}
 
 
 def _type(annotation: Any, entries: dict[type[Config], Tree], slots: list[type[Slot]]) -> Any:

@@ -20,6 +20,8 @@ VERBS = {
     "compare": "curves and a table of several runs",
     "import": "a Hugging Face model as a model folder",
     "export": "a model for transformers, vLLM, llama.cpp and lm-eval",
+    "merge": "one model out of several, by their weights",
+    "average": "one model out of a run's newest checkpoints",
     "show": "the tree of a model, its parameters, FLOPs, cache and memory",
     "prepare": "tokenise data ahead of a training, on one machine or several",
     "tokenizer": "train a tokenizer",

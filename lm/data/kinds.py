@@ -6,15 +6,19 @@ from lm.data.records.base import RecordConfig
 from lm.data.records.chat import ChatRecord
 from lm.data.records.pair import PairRecord
 from lm.data.records.preference import PreferenceRecord
+from lm.data.rewards.base import Answer, RewardConfig
+from lm.data.rewards.compiles import CompilesReward
 from lm.data.rows.base import ObjectiveConfig
 from lm.data.rows.causal import CausalConfig
 from lm.data.rows.denoising import SpansConfig, UL2Config
 from lm.data.rows.fim import FIMConfig
 from lm.data.rows.mlm import MLMConfig
-from lm.data.rows.preference import DPOConfig
+from lm.data.rows.policy import GRPOConfig, RLOOConfig
+from lm.data.rows.preference import DPOConfig, ORPOConfig, SimPOConfig
 from lm.data.rows.prefix import PrefixConfig
 from lm.data.rows.seq2seq import Seq2SeqConfig
 from lm.data.rows.sft import SFTConfig
+from lm.data.sources.arithmetic import ArithmeticConfig
 from lm.data.sources.docstrings import StdlibDocstringsConfig
 from lm.data.sources.files import TextConfig
 from lm.data.sources.hub import HubConfig
@@ -33,8 +37,9 @@ class Corpus(Config):
 
 
 __all__ = [
-    "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "Corpus", "DPOConfig", "DataConfig", "FIMConfig", "HubConfig", "MLMConfig",
-    "MQARConfig", "MixConfig", "ObjectiveConfig", "PairRecord", "PreferenceRecord", "PrefixConfig", "RecordConfig", "SFTConfig",
-    "Seq2SeqConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig",
+    "Answer", "ArithmeticConfig", "BPEConfig", "BytesConfig", "CausalConfig", "ChatRecord", "CompilesReward", "Corpus", "DPOConfig",
+    "DataConfig", "FIMConfig", "GRPOConfig", "HubConfig", "MLMConfig", "MQARConfig", "MixConfig", "ORPOConfig", "ObjectiveConfig",
+    "PairRecord", "PreferenceRecord", "PrefixConfig", "RLOOConfig", "RecordConfig", "RewardConfig", "SFTConfig", "Seq2SeqConfig",
+    "SimPOConfig", "SourceConfig", "SpansConfig", "StdlibConfig", "StdlibDocstringsConfig", "TextConfig", "TokenizerConfig",
     "TokenizerFileConfig", "UL2Config", "UnigramConfig", "WordPieceConfig",
 ]  # fmt: skip

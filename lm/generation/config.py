@@ -10,6 +10,9 @@ from lm.schema import MOST, Config
 if TYPE_CHECKING:
     from lm.nn.stack import ModelConfig
 
+Dtype = Literal["saved", "fp32", "bf16", "int8", "int4"]
+"""How decoding holds the matrices of a model."""
+
 
 class SamplingConfig(Config):
     """How text is continued."""

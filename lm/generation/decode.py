@@ -81,22 +81,38 @@ def decode(
     """
     n_tokens = n_tokens or model.vocab_size
     rows = rows_of(model, prompts, cfg, n_tokens, grammar)
+    go_on(model, rows, cfg, ends, pad, n_tokens, on_token, drafter)
+    return rows
+
+
+def go_on(
+    model: LM,
+    rows: Sequence[Row],
+    cfg: SamplingConfig,
+    ends: Collection[int],
+    pad: int,
+    n_tokens: int,
+    on_token: OnToken | None = None,
+    drafter: Drafter | None = None,
+) -> None:
+    """`decode` of rows that are there already: they get their new tokens."""
     with decoding(model):
         for start in range(0, len(rows), ROWS):
-            _Decoding(model, rows[start : start + ROWS], cfg, pad, n_tokens, drafter or Drafter(0)).run(ends, on_token)
-    return rows
+            _Decoding(model, list(rows[start : start + ROWS]), cfg, pad, n_tokens, drafter or Drafter(0)).run(ends, on_token)
 
 
 @contextmanager
 def decoding(model: LM) -> Iterator[None]:
     """The model in eval mode, without gradients, in its weights' dtype."""
     was_training = model.training
-    model.eval()
+    if was_training:
+        model.eval()
     try:
         with torch.inference_mode(), torch.autocast(model.embed.weight.device.type, enabled=False):  # the cache has the weights' dtype
             yield
     finally:
-        model.train(was_training)
+        if was_training:  # which goes through all modules, and here often once a token
+            model.train()
 
 
 def rows_of(model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, n_tokens: int, grammar: Grammar | None = None) -> list[Row]:
@@ -104,18 +120,11 @@ def rows_of(model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, n_
     cfg.require(n_tokens)
     assert (cfg.form is None) == (grammar is None)
     reads, given = model.cfg.kind == "encoder_decoder", [list(prompt) for prompt in prompts for _ in range(cfg.n)]
-    return [
-        Row(
-            key,
-            begin(model, prompt),
-            [],
-            prompt if reads else [],
-            grammar.matcher() if grammar is not None else None,
-            i,
-            room(model, prompt, cfg),
-        )
-        for i, (prompt, key) in enumerate(zip(given, row_keys(given, cfg.seed), strict=True))
-    ]
+    rows = []
+    for i, (prompt, key) in enumerate(zip(given, row_keys(given, cfg.seed), strict=True)):
+        matcher = grammar.matcher() if grammar is not None else None
+        rows.append(Row(key, begin(model, prompt), [], prompt if reads else [], matcher, i, room(model, prompt, cfg)))
+    return rows
 
 
 def room(model: LM, prompt: Sequence[int], cfg: SamplingConfig) -> int:

@@ -83,7 +83,9 @@ class Sharers(Protocol):
         """Each value summed over the processes."""
 
 
-class _Alone:
+class Alone:
+    """One process, which evaluates all rows."""
+
     rank, world = 0, 1
 
     def total(self, *values: float) -> list[float]:
@@ -106,7 +108,7 @@ def totals(
     among: each process passes all ids.  measure: what is told beside the likelihood of labels.  closely: with curves, and where there is
     one, the rows of this process are counted in `documents`.
     """
-    among = among or _Alone()
+    among = among or Alone()
     require_labels(rows, ids, tokenizer, micro_batch)
     mine = _sums(model, rows, ids, tokenizer, micro_batch, measure or Measure(), among, Curves() if closely else None, documents)
     flat = [number for pair in mine.told.values() for number in pair]

@@ -17,10 +17,11 @@ from lm.data.sources.base import SPLITS
 from lm.data.store.prepare import prepare
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError, NumericsError
-from lm.generation.config import EvalConfig, no_places
+from lm.generation.config import Dtype, EvalConfig, no_places
 from lm.generation.evaluate import Evaluation, totals
 from lm.generation.further import further
 from lm.generation.load import load
+from lm.generation.rollouts import held_out_rewards
 from lm.nn.transformer import LM
 from lm.schema import Config, Tree, from_tree
 from lm.storage.model_folder import resolve_model
@@ -69,6 +70,7 @@ def evaluate(
     split: Split = "val",
     micro_batch: int = 8,
     device: str = "auto",
+    dtype: Dtype | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Examination:
     """Loss (nats per predicted token) and bits per byte of a model on data.
@@ -77,7 +79,7 @@ def evaluate(
     with rows of its `seq_len`; None: the data, the objective and the parent of the run that the folder belongs to. objective: None: what
     models of this kind are trained for on such data. wanted: what is asked beside, in figures such as val_loss/512. parent: what DPO
     compares with; None: no pair loss is told. split: the part that training would validate on, the one that it would read, the one that
-    is set aside for the test, or all.
+    is set aside for the test, or all. dtype: of the matrices, as in `lm.load`.
     Raises ConfigError where data, objective and model do not fit, CheckpointError where the folder cannot be read, NumericsError for a loss
     that is not finite.
     """
@@ -89,7 +91,7 @@ def evaluate(
         data, objective, parent = of_run.data, objective or of_run.objective, parent or of_run.init_from
     if split == "test" and not data.test_frac:
         raise ConfigError("split=test: nothing is set aside for it. Raise data.test_frac.")
-    lm, tokenizer = model if isinstance(model, tuple) else load(model, device)
+    lm, tokenizer = model if isinstance(model, tuple) else load(model, device, dtype=dtype)
     objective = objective or usual(lm.cfg.kind, data.shape)
     if objective.needs_parent and (parent is None or not Path(os.path.expanduser(parent)).exists()):
         log(f"init_from={parent}: there is no such model, and objective={objective.kind} compares with one; its loss is not told.")
@@ -113,6 +115,7 @@ def evaluate(
     whole = reduce(operator.add, parts)
     assert whole.curves is not None
     more = further(lm, wanted, objective, data, prepared, splits, micro_batch, measure)
+    more |= held_out_rewards(lm, objective, [(rows, spread(len(rows), data.val_rows)) for rows in all_rows], tokenizer)
     curves = {"reliability": whole.curves.reliability(), "loss_by_place": whole.curves.by_place()}
     found = cast(Examination, {**whole.figures(), **more, **curves})
     if not math.isfinite(found["val_loss"]):

@@ -24,7 +24,8 @@ from lm.generation.text import continued
 from lm.nn.context import Context
 from lm.nn.head import Head
 from lm.nn.transformer import LM
-from lm.schema import Tree, did_you_mean, from_tree
+from lm.schema import Tree, from_tree
+from lm.spelling import nearest
 
 _LOCAL = ("json", "csv", "parquet", "text", "arrow")  # what `datasets` calls files that lie here
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -184,7 +185,9 @@ def task_manager(tasks: Sequence[str]) -> TaskManager:
         raise ConfigError(f"tasks: {missing[0]} does not exist. Give the path of a task's yaml, or the name of a task of lm-eval.")
     manager = TaskManager(include_defaults=len(files) < len(tasks))
     if unknown := [task for task in tasks if task not in files and task not in manager.task_index]:
-        raise ConfigError(f"tasks: lm-eval has no {unknown[0]!r}. {did_you_mean(unknown[0], manager.all_tasks).partition(' Options')[0]}")
+        near = nearest(unknown[0], manager.all_tasks)  # there are thousands
+        remedy = f"Did you mean {near!r}?" if near is not None else "Take a name that `lm-eval ls tasks` lists."
+        raise ConfigError(f"tasks: lm-eval has no {unknown[0][:200]!r}. {remedy}")
     return manager
 
 

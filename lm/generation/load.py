@@ -1,30 +1,34 @@
 """From a folder to a model and its tokenizer, and from a prompt to text."""
 
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, get_args, overload
 
 import torch
 
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation import text
-from lm.generation.config import GenerateConfig
+from lm.generation.config import Dtype, GenerateConfig
 from lm.generation.drafting.base import Drafter, Lookup
 from lm.generation.drafting.model import DraftModel
 from lm.generation.drafting.mtp import MTP
 from lm.generation.text import Completion
+from lm.generation.weights.prepare import prepare
 from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, build_model, model_config
-from lm.schema import Tree, from_tree
+from lm.schema import Tree, did_you_mean, from_tree
 from lm.storage.adapted import Adapted, read_apart, read_merged
 from lm.storage.model_folder import copy_weights, resolve_model
 
 
-def load(path: str | Path, device: str = "auto", merge: bool = True) -> tuple[LM, Tokenizer]:
+def load(path: str | Path, device: str = "auto", merge: bool = True, dtype: Dtype | None = None) -> tuple[LM, Tokenizer]:
     """The model of a run, model or checkpoint folder, in eval mode and in the dtype that was saved, and its tokenizer.
 
     device: cpu, cuda, cuda:1 ..., or auto: CUDA where there is a GPU. merge: an adapter becomes part of the weights; otherwise it computes
-    beside them. Raises CheckpointError where the parts do not fit.
+    beside them. dtype: saved, fp32, bf16, int8 or int4: of the matrices of a model that is to decode fast and can do nothing else, as
+    `prepare`. Raises CheckpointError where the parts do not fit, ConfigError for a dtype that the model cannot have.
     """
+    if dtype is not None and dtype not in get_args(Dtype):
+        raise ConfigError(f"dtype={dtype!r} is not an option. {did_you_mean(dtype, get_args(Dtype))}")
     where = pick_device(device)
     folder = resolve_model(str(path))
     tree, weights = (read_merged if merge else read_apart)(folder)
@@ -33,12 +37,12 @@ def load(path: str | Path, device: str = "auto", merge: bool = True) -> tuple[LM
         cfg = cfg.replace(start_token=tokenizer.start)
     assert cfg.vocab_size is not None
     text.require_fit(tokenizer, cfg.vocab_size, str(folder / "tokenizer.json"))
-    dtype = next((weight.dtype for weight in weights.values()), torch.float32)
-    model = build_model(cfg, device=where).to(dtype)
+    saved = next((weight.dtype for weight in weights.values()), torch.float32)
+    model = build_model(cfg, device=where).to(saved)
     if not merge and (adapted := Adapted.of(folder, tree)) is not None:
         adapted.adapter.apply(model)
     copy_weights(model.named_parameters(), weights, str(folder))
-    return model.eval(), tokenizer
+    return model.eval() if dtype is None else prepare(model, dtype), tokenizer
 
 
 @overload
@@ -65,15 +69,18 @@ def complete(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: 
     return text.complete(model, tokenizer, prompts, cfg, chat=template, drafter=drafter_of(model, tokenizer, cfg))
 
 
-def drafter_of(model: LM, tokenizer: Tokenizer, cfg: GenerateConfig) -> Drafter | None:
-    """What drafts for this model, if anything shall. Raises ConfigError where it cannot, and CheckpointError."""
+def drafter_of(model: LM, tokenizer: Tokenizer, cfg: GenerateConfig, dtype: Dtype | None = None) -> Drafter | None:
+    """What drafts for this model, if anything shall.  dtype: of a draft model's matrices, as in `load`.
+
+    Raises ConfigError where it cannot, and CheckpointError.
+    """
     if cfg.lookup is not None:
         return Lookup(cfg.draft_tokens, cfg.lookup)
     if cfg.draft is None:
         return None
     if cfg.draft == "mtp":
         return MTP(cfg.draft_tokens, model)
-    draft, own = load(cfg.draft, str(model.embed.weight.device))
+    draft, own = load(cfg.draft, str(model.embed.weight.device), dtype=dtype)
     if own.hash != tokenizer.hash:
         raise ConfigError(
             f"draft={cfg.draft}: its tokenizer, of {own.vocab_size} tokens, is not the model's, of {tokenizer.vocab_size}."

@@ -51,8 +51,12 @@ class Head(Declares, nn.Linear):
             x = self.norm(self.act(self.dense(x)))
         if self.scale != 1.0:
             x = x * self.scale
-        logits = F.linear(x, self.weight, self.bias)
+        logits = self.product(x)
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def product(self, x: Tensor) -> Tensor:
+        """W x + b."""
+        return F.linear(x, self.weight, self.bias)
 
 
 Reader = Callable[[Tensor, Head, Context], Any]

@@ -1,11 +1,18 @@
 """The layers of torch that do something more, or less, here."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from lm.nn.init import Declares, Draw, into_residual
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Returns what switches autocast off within it; the meta device has none."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 class Linear(nn.Linear):

@@ -93,8 +93,12 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(d))
         self.d, self.eps = d, eps
 
+    def gain(self) -> Tensor:
+        """Returns what each element is multiplied by, (d,)."""
+        return self.weight
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.normalised(x, self.weight)
+        return self.normalised(x, self.gain())
 
     def extra_repr(self) -> str:
         return str(self.d)
@@ -114,8 +118,8 @@ class ZeroCenteredRMSNorm(Declares, RMSNorm):
 
     drawn: ClassVar[Mapping[str, Draw]] = {"weight": zeros}
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.normalised(x, 1.0 + self.weight)
+    def gain(self) -> Tensor:
+        return 1.0 + self.weight
 
 
 Sublayer = Callable[[Tensor], Tensor]
@@ -129,7 +133,8 @@ class Branch(nn.Dropout):
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
-        x = super().forward(x)
+        if self.training:
+            x = super().forward(x)
         return x if self.scale == 1.0 else x * self.scale
 
 

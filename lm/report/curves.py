@@ -28,6 +28,7 @@ def curves(run: Run) -> list[tuple[str, str]]:
     """(title, inline SVG) of each quantity that the run's metrics hold."""
     charts = {
         ("Loss, nats per pair" if run.series("val_pair_loss")[0] else "Loss, nats per token"): (_loss, ("loss", "val_loss")),
+        "Reward": (_reward, ("reward", "val_reward")),
         "Accuracy": (_accuracy, ("accuracy", "val_accuracy")),
         "Margin of pairs": (_margin, ("margin", "val_margin")),
         "Validation bits per byte": (_bits, ("val_bits_per_byte",)),
@@ -115,6 +116,10 @@ def _loss(axes: "Axes", run: Run, key: str) -> None:
 
 def _accuracy(axes: "Axes", run: Run, key: str) -> None:
     _with_held_out(axes, run, key, "val_accuracy")
+
+
+def _reward(axes: "Axes", run: Run, key: str) -> None:
+    _with_held_out(axes, run, key, "val_reward")
 
 
 def _margin(axes: "Axes", run: Run, key: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from lm.nn.cost.count import count
 from lm.nn.cost.memory import Memory, memory
 from lm.nn.transformer import build_model, model_config
 from lm.schema import Tree, from_tree
@@ -11,6 +12,7 @@ from lm.storage.model_folder import read_config
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.weights.freeze import freeze
+from lm.units import duration
 
 _SAMPLE_TOKENS = 8
 
@@ -45,14 +47,26 @@ def _report(cfg: TrainConfig, run: RunFolder, folder: Path, say: Callable[[str],
     (checkpoint,) = run.checkpoints.glob("step-*")
     size = sum(path.stat().st_size for path in checkpoint.iterdir())
     kept = cfg.checkpoint.most
-    expected = estimate(cfg, read_config(run.model)["model"])
+    model = read_config(run.model)["model"]
+    expected, n = estimate(cfg, model), count(model_config(model), cfg.data.seq_len).parameters
     peak, tensors = f"{line['memory_gib']:.2f} GiB", f"{expected.total / 2**20:,.1f} MiB"
     whose = "this process" if cfg.launch.world == 1 else f"the largest of {cfg.launch.world} ranks"
     say(f"check: step 2 has loss {line['loss']:.4f} and gradient norm {line['grad_norm']:.3g}, and took {line['step_s']:.3g} s")
+    say(_plan(cfg, n, line["step_s"]))
     say(f"check: memory of {whose} is {peak} at its peak, with the program itself; by formula its tensors are {tensors}")
     say(f"check: {kept} checkpoints of {size:,} bytes are {kept * size:,}, and {free_bytes(folder):,} are free")
     require_space(folder, kept * size)
     say(f"check: saved, resumed, validated and {'sampled' if cfg.trainer.sample_prompts else 'exported'}; the run can start")
+
+
+def _plan(cfg: TrainConfig, n: int, step_s: float) -> str:
+    """n: parameters.  Hoffmann et al. 2022, arXiv:2203.15556, find about 20 tokens for each the best use of compute."""
+    steps = cfg.trainer.max_steps
+    if cfg.trainer.max_minutes is not None:
+        steps = min(steps, round(cfg.trainer.max_minutes * 60 / step_s))
+    tokens = steps * cfg.data.global_batch * cfg.data.seq_len
+    pace = "at the pace of that step; those behind the first of a process are faster"
+    return f"check: {tokens:,} tokens are {tokens / n:.3g} a parameter (Chinchilla: 20), in {duration(steps * step_s)} {pace}"
 
 
 def estimate(cfg: TrainConfig, model: Tree) -> Memory:

@@ -17,7 +17,7 @@ from lm.nn.cost.memory import Setting
 from lm.nn.head import CHUNK
 from lm.nn.parametrization import Growth
 from lm.nn.transformer import ModelConfig, build_model
-from lm.schema import MOST, Config, MaybeEmpty, Named, Slot, Tree
+from lm.schema import MOST, Config, MaybeEmpty, Named, Slot, Tree, flatten
 from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
 from lm.training.numerics import NumericsConfig
@@ -56,6 +56,8 @@ class TrainerConfig(Config):
 
     max_steps: int = Field(gt=0)
     """Optimizer steps in all."""
+    max_minutes: float | None = Field(None, gt=0)
+    """Minutes of stepping, validations and saves left out, that end a run before max_steps do; the rate decays in time. null: no limit."""
     micro_batch: int = Field(8, gt=0, le=MOST)
     """Most rows per forward and rank; accumulation is derived."""
     val_every: int = Field(100, gt=0)
@@ -243,13 +245,21 @@ class TrainConfig(Sized):
         """Returns each of the seeds."""
         return Seeds(init=self.seed, data=self.seed, dropout=self.seed) if isinstance(self.seed, int) else self.seed
 
+    def _dropout(self) -> str | None:
+        """Returns the first dropout that is not 0, as key=value."""
+        trees = {"model": self.model.tree(), "adapter": self.adapter.tree() if self.adapter is not None else {}}
+        return next((f"{key}={value}" for key, value in flatten(trees).items() if key.endswith("dropout") and value), None)
+
     def shared_steps(self, max_steps: int) -> int:
         """Returns how many first steps this run has in common with the same one of another length."""
         if isinstance(self.objective, ScheduledSamplingConfig) and self.objective.scheduled_sampling:
             return 0
-        lengths = (self.trainer.max_steps, max_steps)
-        rates = ([self.schedule.factor(step, length) for length in lengths] for step in range(min(lengths)))
-        return next((step for step, (own, other) in enumerate(rates) if own != other), min(lengths))
+        shorter = min(self.trainer.max_steps, max_steps)
+        return next((step for step in range(shorter) if not self.same_rate(step, max_steps)), shorter)
+
+    def same_rate(self, step: int, max_steps: int) -> bool:
+        """Says whether a step, counted from 0, has the same rate in a run of another length."""
+        return self.schedule.factor(step, self.trainer.max_steps) == self.schedule.factor(step, max_steps)
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
@@ -261,6 +271,11 @@ class TrainConfig(Sized):
             )
         if (refused := self.refusal()) is not None:
             raise ValueError(refused)
+        if self.trainer.max_minutes is not None and (shared := self.shared_steps(half := self.trainer.max_steps // 2)) < half // 4:
+            raise ValueError(
+                f"trainer.max_minutes={self.trainer.max_minutes:g} leaves the length to the clock, and what is trained depends on it from"
+                f" step {shared:,} on. Use schedule=wsd or constant, without scheduled sampling."
+            )
         if self.model.growth() != Growth() and not self.optim.obeys_rates:
             kind = self.model.parametrization.kind
             raise ValueError(f"optim={self.optim.kind} has no rule for model.parametrization={kind}. Use optim=adamw or muon.")
@@ -269,6 +284,11 @@ class TrainConfig(Sized):
             raise ValueError(refused)
         if self.objective.needs_parent and self.init_from is None:
             raise ValueError(f"objective={self.objective.kind} compares with the model that training starts from. Set init_from.")
+        if self.objective.own_answers and (dropped := self._dropout()) is not None:
+            raise ValueError(
+                f"objective={self.objective.kind} learns from what the model itself has drawn, and {dropped} makes it another model in"
+                f" each step. Set {dropped.partition('=')[0]}=0."
+            )
         if self.adapter is not None and self.init_from is None:
             raise ValueError(f"adapter={self.adapter.kind} is trained beside weights that have learned already. Set init_from.")
         if self.adapter is not None:

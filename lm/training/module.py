@@ -55,6 +55,7 @@ class TrainModule(LightningModule):
         self.n_trained = sum(p.numel() for p in trainable(model).values())
         self.n_frozen = sum(p.numel() for p in model.parameters()) - self.n_trained
         self.objective = build_objective(cfg)
+        self.max_steps = cfg.trainer.max_steps  # or what the clock has made of it
         self.micro = 0  # micro-batches of the step at hand
         self.stepped = False  # from the end of a step to the beginning of the next
         self.nll = self.tokens_in_step = torch.zeros(())
@@ -127,7 +128,7 @@ class TrainModule(LightningModule):
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None) -> None:
         """Callbacks come right after it, and find the step counted."""
-        set_lr(optimizer, self.cfg.schedule.factor(self.step, self.cfg.trainer.max_steps))
+        set_lr(optimizer, self.cfg.schedule.factor(self.step, self.max_steps))
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         if self._complete:
             self.strategy.settle()

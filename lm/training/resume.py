@@ -44,8 +44,8 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
     if newest is not None:
         reader = CheckpointReader(newest, verified=True)
         saved = Saved.of(reader)
-        _require_same_weights(reader, cfg)
         _require_same_config(folder, saved.config, cfg, saved.step)
+        _require_same_weights(reader, cfg)
         before = saved.config["trainer"]["max_steps"]
         if before != cfg.trainer.max_steps and cfg.schedule.of_length:
             say(f"trainer.max_steps was {before:,} and is {cfg.trainer.max_steps:,}: from here on the rate is that of the new length")
@@ -65,7 +65,8 @@ def finished(folder: RunFolder, cfg: TrainConfig, reader: CheckpointReader | Non
         return None
     saved = Saved.of(reader) if reader is not None else None
     step, worse = (saved.step, saved.counters.worse_validations) if saved is not None else (summary["steps"], 0)
-    if step >= cfg.trainer.max_steps or cfg.trainer.has_stopped_early(worse):
+    decided = saved.counters.max_steps if saved is not None else None
+    if step >= (decided or cfg.trainer.max_steps) or cfg.trainer.has_stopped_early(worse):
         return summary if step == summary["steps"] else None
     if reader is None:
         raise CheckpointError(

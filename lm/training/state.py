@@ -37,6 +37,7 @@ class Counters:
     recent_losses: list[float] = field(default_factory=list)  # what the next logged loss is compared with
     skipped: int = 0  # steps left out because they were not finite
     rolled_back: int = 0  # times
+    max_steps: int | None = None  # where the clock has decided
     rows_from: int = 0  # step n reads the rows of step n + this, since those before were left out
     device: str = ""  # what the steps run on
 
@@ -117,6 +118,13 @@ class RunState:
     def __post_init__(self) -> None:
         where = self.cfg.checkpoint
         self.saver = Saver(self.folder.checkpoints, where, self.ranks, self.data.tokenizer.save)
+        if self.counters.max_steps is not None:
+            self.shorten(self.counters.max_steps)
+
+    def shorten(self, max_steps: int) -> None:
+        """Makes this the run of so many steps, which the clock no longer ends."""
+        self.counters.max_steps = self.journal.console.max_steps = max_steps
+        self.cfg = self.cfg.replace(trainer=self.cfg.trainer.replace(max_steps=max_steps, max_minutes=None))
 
     @property
     def folder(self) -> RunFolder:

@@ -14,6 +14,7 @@ from lm.training.callbacks.checkpoints import Checkpoints
 from lm.training.callbacks.metrics import Metrics
 from lm.training.callbacks.samples import Samples
 from lm.training.callbacks.signals import StopOnSignal
+from lm.training.callbacks.time_box import TimeBox
 from lm.training.callbacks.validation import Validation
 from lm.training.config import TrainConfig
 from lm.training.launch.ranks import on_cuda
@@ -50,9 +51,10 @@ _REFUSED = {
 """Callbacks of Lightning's that do not work here, why, and what does the same."""
 
 
-CALLBACKS = (Averages, StopOnSignal, BadSteps, Metrics, Rollback, Validation, Samples, Checkpoints)
+CALLBACKS = (Averages, StopOnSignal, BadSteps, Metrics, TimeBox, Rollback, Validation, Samples, Checkpoints)
 """What happens between steps, in this order: averages first, which a later one may validate; the bad step before the line that may take
-the run back; and last the save, which holds what the others have counted, and ends the run."""
+the run back; the clock's word behind the line that reads it; and last the save, which holds what the others have counted, and ends the
+run."""
 
 
 def _require_usable(callback: Any) -> None:

@@ -128,7 +128,7 @@ def test_every_nth_layer_does_not_rotate() -> None:
     q, k, at = torch.randn(1, 2, 5, 8), torch.randn(1, 1, 5, 8), torch.arange(5)[None]
     module = rope(8, 16, none_every=3)
     for layer in range(7):
-        new_q, new_k = module.rotate(q, k, module.angles(at), layer)
+        new_q, new_k = (module.rotate(x, module.angles(at), layer) for x in (q, k))
         assert torch.equal(new_q, q) == torch.equal(new_k, k) == (layer in (2, 5))
 
 

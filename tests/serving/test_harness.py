@@ -146,6 +146,9 @@ def test_the_verb_prints_metrics_and_says_what_is_fetched(lm: Lm, tmp_path: Path
     assert code == 2 and "far reads nobody/nothing of the Hugging Face hub" in err and "cannot be had" in err.splitlines()[-1]
     code, out, err = lm("eval", f"from={folder}", "tasks=nowhere.yaml")
     assert (code, out) == (2, "") and "nowhere.yaml does not exist" in err
+    for task, remedy in (("arc_esy", "Did you mean 'arc_easy'?"), ("3e16", "Take a name that `lm-eval ls tasks` lists.")):
+        code, out, err = lm("eval", f"from={folder}", f"tasks={task}")
+        assert (code, out, err.splitlines()[-1]) == (2, "", f"tasks: lm-eval has no {task!r}. {remedy}")
     code, out, err = lm("eval", f"from={folder}", "limit=3")
     assert code == 2 and "they are of tasks" in err
 

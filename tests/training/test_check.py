@@ -1,6 +1,7 @@
 """`lm train check=true`: what the real run would meet is met in seconds, and nothing of it stays."""
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ def test_a_check_tries_everything_once_and_leaves_nothing(tiny: list[str], tmp_p
     assert main(settled("train", *tiny, "check=true", "trainer.sample_prompts=['def ']", "trainer.ema_decay=0.9")) == 0
     out = capsys.readouterr().out
     assert "resumes at step 1" in out and out.count("  validation") == 2
+    thousands, told = (
+        re.search(pattern, out) for pattern in (r"([\d.]+) k parameters", r"3,072 tokens are ([\d.]+) a parameter .*, in [\d.]+ s")
+    )
+    assert thousands and told and float(told[1]) == pytest.approx(3.072 / float(thousands[1]), rel=0.01)
     assert "3 checkpoints of" in out and "by formula its tensors are" in out and out.rstrip().endswith("the run can start")
     assert set(tmp_path.iterdir()) - before == {tmp_path / "cache"}
 

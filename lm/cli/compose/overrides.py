@@ -4,7 +4,8 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
+from math import prod
 from typing import Any
 
 from hydra.core.override_parser.types import Glob, Override, Transformer
@@ -17,6 +18,7 @@ from lm.schema import did_you_mean
 
 _OF_PATHS = {"data": "data=text data.files={}", "tokenizer": "tokenizer=file tokenizer.path={}", "model": "init_from={}"}
 """Group -> how its sort of files and folders is named."""
+_MOST_JOBS = 10_000
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,11 @@ def _several(text: str) -> list[str]:
 
 def expand(texts: Sequence[str]) -> list[list[str]]:
     """The jobs of a multirun: every combination, the last override fastest. Raises ConfigError."""
-    return [list(job) for job in product(*(_alternatives(text) for text in texts))]
+    each = [_alternatives(text) for text in texts]
+    if prod(map(len, each)) > _MOST_JOBS:
+        longest = max(zip(map(len, each), texts, strict=True))[1]
+        raise ConfigError(f"-m: a sweep has at most {_MOST_JOBS:,} jobs, and these are more. Give {longest} fewer values.")
+    return [list(job) for job in product(*each)]
 
 
 def _alternatives(text: str) -> list[str]:
@@ -78,7 +84,7 @@ def _alternatives(text: str) -> list[str]:
         if not found:
             raise ConfigError(f"{text}: no option matches. {did_you_mean('', options)}")
     else:
-        found = list(override.sweep_iterator(transformer=Transformer.encode))
+        found = list(islice(override.sweep_iterator(transformer=Transformer.encode), _MOST_JOBS + 1))
     return [f"{key}={value}" for value in found]
 
 

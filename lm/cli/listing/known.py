@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import Field, create_model
 
 from lm import plugins
-from lm.schema import Config, Named, Slot, Tree, from_tree, variant
+from lm.schema import Config, Named, Slot, Tree, entry_type, from_tree, members, variant
 
 FILE = Path(__file__).with_name("keys.json")
 _LM = Path(__file__).parents[2]
@@ -74,7 +74,10 @@ def _field(told: Tree, found: Tree) -> tuple[Any, Any]:
     return annotation, Field(description=told["doc"], **told["rules"], **default)
 
 
-def _config(annotation: Any, tree: Tree) -> Config:
+def _config(annotation: Any, tree: Tree) -> Config | dict[str, Any]:
+    """The config that a tree means under this annotation, or a dict of such."""
+    if (entry := entry_type(members(annotation)[0])) is not None:
+        return {name: _config(entry, each) for name, each in tree.items()}
     cls = variant(annotation, tree)
     assert cls is not None
     return from_tree(cls, tree)

@@ -39,7 +39,7 @@ class Ablate(Verb):
     lm ablate study=ablation/ffn                                   a file of recipes/; again: only what is missing
     lm ablate model/ffn=swiglu,geglu,gelu match=params knob=model.ffn.hidden tune=optim.lr      without a file
     lm ablate model/position=sinusoidal,alibi eval.seq_len=128,512 metric=test_loss/512         judged beyond the length of training
-    lm ablate plan study=ablation/ffn                              runs, sizes and FLOPs, and nothing is run
+    lm ablate plan study=ablation/ffn              runs, sizes and FLOPs; nothing is run but the steps that match=time has to time
     lm ablate study=ablation/ffn cluster=slurm partition=gpu gpus=1 jobs=20         as an array of jobs; again: waits for them
     lm ablate report study=ablation/ffn                            what is known by now
     lm ablate sizes=64,96,128,192 tokens=0.5,1,2 recipes=ablation/base   a law of size and tokens; also with plan, report, flops=1e14

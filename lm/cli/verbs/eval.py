@@ -9,6 +9,7 @@ from pydantic import Field
 from lm.cli.compose.sections import EXAMINED, take_examined
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
+from lm.generation.config import Dtype
 from lm.printing import answer, note
 from lm.schema import Tree
 from lm.storage.model_folder import read_config, resolve_model
@@ -19,6 +20,7 @@ _UNITS = {
     "val_loss": "nats/token", "tokens": "predicted", "zlib_bits_per_byte": "(level 9)", "val_label_loss": "nats/token of answers",
     "val_pair_loss": "nats/pair", "val_chosen_logp": "nats/answer", "val_rejected_logp": "nats/answer", "val_ece": "of the likeliest token",
     "val_exposure": "nats/token", "val_own_entropy": "nats/token", "val_true_entropy": "nats/token",
+    "val_reward": "of the likeliest answers", "val_answer_tokens": "in each",
 }  # fmt: skip
 
 
@@ -44,6 +46,8 @@ class Eval(Verb):
     """Rows per forward."""
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
+    dtype: Dtype | None = None
+    """As lm generate holds the matrices: saved, fp32, bf16, int8 or int4. null: as they were trained."""
     tasks: str | None = None
     """Tasks of lm-eval, by name or as yaml files, with commas between; data are theirs then. null: none."""
     limit: int | None = Field(None, gt=0)
@@ -71,7 +75,7 @@ class Eval(Verb):
         data = examined.data if says_length or type(longest) is not int else examined.data.replace(seq_len=longest)
         found = evaluate(
             model, data, examined.objective, wanted=examined.eval, parent=examined.init_from, split=self.split,
-            micro_batch=self.micro_batch, device=self.device, log=note,
+            micro_batch=self.micro_batch, device=self.device, dtype=self.dtype, log=note,
         )  # fmt: skip
         if self.format == "json":
             answer(json.dumps(found, allow_nan=False))
@@ -91,7 +95,7 @@ class Eval(Verb):
         manager = task_manager(tasks)
         for task, source in downloads(manager, tasks):
             note(f"{task} reads {source} of the Hugging Face hub, which is fetched unless it has been.")
-        return run_tasks(*load(model, self.device), manager, tasks, self.micro_batch, self.limit, self.n_shots)
+        return run_tasks(*load(model, self.device, dtype=self.dtype), manager, tasks, self.micro_batch, self.limit, self.n_shots)
 
 
 def _metrics(found: Tree) -> list[tuple[str, ...]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
-from lm.generation.config import GenerateConfig
+from lm.generation.config import Dtype, GenerateConfig
 from lm.printing import answer, note, raw
 from lm.progress import quiet
 from lm.schema import MaybeEmpty
@@ -50,6 +50,9 @@ class Generate(Verb, GenerateConfig):
     """An adapter becomes part of the weights; otherwise it computes beside them."""
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
+    dtype: Dtype | None = "saved"
+    """Of the matrices: saved (as in the folder), fp32, bf16, int8 (a scale an output) or int4 (a scale and a zero for 32 inputs). null: the
+    model as it was trained, with nothing fused."""
     format: Literal["text", "json"] = "text"
     """json: a list of what each sample is, with its tokens, why it ended and its logprobs."""
 
@@ -61,8 +64,8 @@ class Generate(Verb, GenerateConfig):
         folder = resolve_model(self.from_)
         from lm.generation.load import drafter_of, load
 
-        model, tokenizer = load(folder, self.device, self.merge)
-        drafter = drafter_of(model, tokenizer, self)
+        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
+        drafter = drafter_of(model, tokenizer, self, self.dtype)
         if self.prompt is None and (self.chat or (self.chat is None and tokenizer.chat_template is not None)):
             with quiet():  # else how long it takes would be told over what is typed
                 self._converse(model, tokenizer, drafter)

@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from lm.cli.verb import Writer
+from lm.errors import ConfigError
 from lm.printing import note, say
 from lm.units import si
 
@@ -11,7 +12,7 @@ class Import(Writer):
     """usage: lm import from=FOLDER_OR_HUB_NAME out=FOLDER [key=value ...]
 
     Reads config.json, safetensors and tokenizer.json; runs no code. The result is what init_from=, lm generate, lm eval and lm export
-    take.
+    take. With base=FOLDER, a model folder of ours, a LoRA adapter of peft is read: adapter_config.json and adapter_model.safetensors.
     """
 
     from_: str
@@ -20,16 +21,23 @@ class Import(Writer):
     """tokenizer.json, or a folder with one. null: the model's own."""
     max_seq_len: int | None = Field(None, ge=1)
     """A shorter context than the model's own. null: its own."""
+    base: str | None = None
+    """Of a peft adapter, the run, model or checkpoint folder that it belongs to. null: it is a whole model."""
     revision: str | None = None
     """Commit or tag of a hub model. null: the newest."""
 
     def run(self, rest: list[str]) -> None:
         """Prints one line on stdout, notes on stderr."""
         self.refuse(rest)
-        from lm.hf.io.export import import_model
+        from lm.hf.io.export import import_adapter, import_model
 
-        found = import_model(
-            self.from_, self.out, tokenizer=self.tokenizer, max_seq_len=self.max_seq_len, revision=self.revision,
-            overwrite=self.overwrite, say=note,
-        )  # fmt: skip
+        if self.base is not None:
+            if self.tokenizer is not None or self.max_seq_len is not None:
+                raise ConfigError("base: tokenizer and max_seq_len of an adapter are those of its base. Leave them out.")
+            found = import_adapter(self.from_, self.out, base=self.base, revision=self.revision, overwrite=self.overwrite)
+        else:
+            found = import_model(
+                self.from_, self.out, tokenizer=self.tokenizer, max_seq_len=self.max_seq_len, revision=self.revision,
+                overwrite=self.overwrite, say=note,
+            )  # fmt: skip
         say(f"{found.folder}: {found.kind}, {si(found.n_parameters)} parameters. Try it: lm generate from={self.out} prompt=...")

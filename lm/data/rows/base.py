@@ -91,8 +91,10 @@ class ObjectiveConfig(Slot, group="objective"):
     needs_masked_documents: ClassVar[bool] = False
     needs_parent: ClassVar[bool] = False
     """Whether the loss compares with the model that training starts from."""
-    usual_for: ClassVar[tuple[ModelKind, ...]] = ()
-    """Models that are mostly trained for this."""
+    own_answers: ClassVar[bool] = False
+    """Whether it learns from what the model itself has drawn."""
+    usual_for: ClassVar[tuple[str, ...]] = ()
+    """Models, and records that are no texts, that mostly serve this."""
 
     def measure(self, parent: Callable[[], LM] | None) -> Measure:
         """Returns what a validation measures a model by.  parent: gives the model that training started from; None: it is not known."""
@@ -201,11 +203,13 @@ def usual(model: str, shape: str = "text") -> ObjectiveConfig:
     """Returns what models of this kind are mostly trained for, or else what they can be on such records."""
     kinds = ObjectiveConfig.kinds()
     fitting = [name for name, kind in kinds.items() if model in kind.models and shape in kind.shapes]
-    return kinds[next((name for name in [*_usual(model), *fitting] if name in fitting), _usual(model)[0])].model_validate({})
+    return kinds[next((name for name in [*_usual(shape), *_usual(model), *fitting] if name in fitting), _usual(model)[0])].model_validate(
+        {}
+    )
 
 
-def _usual(model: str) -> list[str]:
-    return [name for name, kind in ObjectiveConfig.kinds().items() if model in kind.usual_for]
+def _usual(kind_of: str) -> list[str]:
+    return [name for name, kind in ObjectiveConfig.kinds().items() if kind_of in kind.usual_for]
 
 
 def _trains(shape: str) -> list[str]:

@@ -21,6 +21,7 @@ class SFTConfig(LikelihoodConfig):
     """Predict what the assistant says in a chat."""
 
     shapes = ("chat", "recall")
+    usual_for = ("chat", "recall")
     packings = ("fit", "none")
     needs_masked_documents = True
     answers = True

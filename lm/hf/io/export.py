@@ -20,14 +20,15 @@ from lm.hf.io.card import model_card
 from lm.hf.io.family import Family
 from lm.hf.io.handing_on import Use, uses_of_gguf, uses_of_hf
 from lm.hf.io.hub import local_folder
-from lm.hf.io.peft import write_peft
+from lm.hf.io.peft import CONFIG as ADAPTER
+from lm.hf.io.peft import read_peft, write_peft
 from lm.hf.io.reading import read_hf
 from lm.hf.io.tokenizer import further_ends
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.nn.adapter import LoRAConfig
-from lm.nn.transformer import LM
+from lm.nn.transformer import LM, model_config
 from lm.storage.adapted import Adapted, read_merged
-from lm.storage.model_folder import read_config, read_model, resolve_model, save_model
+from lm.storage.model_folder import folder_hash, read_config, read_model, resolve_model, save_model
 from lm.storage.out import out_folder, require_free
 from lm.units import counted
 
@@ -193,6 +194,8 @@ def import_model(
     """
     target = require_free(out, overwrite)
     folder = local_folder(str(source), revision)
+    if (folder / ADAPTER).is_file():
+        raise ConfigError(f"{source}: this is an adapter, which belongs to a model. Name that, once it is imported, as base=FOLDER.")
     found = read_hf(folder, max_seq_len)
     for note in found.notes:
         say(note)
@@ -206,3 +209,21 @@ def import_model(
     extra = {"parent": str(source), "tokenizer_hash": own.hash, "family": found.family.name}
     save_model(target, found.config.tree(), found.weights, own.save, extra, overwrite)
     return Written(target, found.family.name, sum(weight.numel() for weight in found.weights.values()))
+
+
+def import_adapter(
+    source: str | Path, out: str | Path, *, base: str | Path, revision: str | None = None, overwrite: bool = False
+) -> Written:
+    """Writes an adapter of peft as a model folder that names `base`, a run, model or checkpoint folder of ours, as its parent.
+
+    source: a folder with adapter_config.json and adapter_model.safetensors, or owner/name on the hub, there at `revision`. Raises
+    ConfigError for what is no plain LoRA of the base's matrices, CheckpointError for files that do not fit.
+    """
+    target, parent = require_free(out, overwrite), resolve_model(str(base))
+    tree, tokenizer = read_config(parent)["model"], load_tokenizer(parent)
+    cfg = model_config(tree, f"{parent}: model")
+    home = family_for(cfg, None)
+    adapter, own = read_peft(local_folder(str(source), revision), home, cfg)
+    extra = {"adapter": adapter.tree(), "parent": str(base), "parent_hash": folder_hash(parent), "tokenizer_hash": tokenizer.hash}
+    save_model(target, tree, own, tokenizer.save, extra, overwrite)
+    return Written(target, f"adapter of {home.name}", sum(tensor.numel() for tensor in own.values()))

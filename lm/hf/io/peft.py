@@ -1,24 +1,30 @@
-"""An adapter as peft reads it: adapter_config.json, and low-rank matrices under the names of the modules that transformers builds.
+"""An adapter as peft has it: adapter_config.json, and low-rank matrices under the names of the modules that transformers builds.
 
 Where transformers has one matrix for several of ours, W = [W1; W2], its A has all of their rows and its B each one's columns for its own
-rows: [B1 0; 0 B2] [A1; A2]. The scale is the same for all.
+rows: [B1 0; 0 B2] [A1; A2]. The scale is the same for all. On the way here each of ours has all of A, and its own rows of B.
 """
 
+import re
 from collections.abc import Iterator, Mapping
+from math import sqrt
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.functional import pad
 
+from lm.errors import CheckpointError, ConfigError
 from lm.hf.io.family import Family, Pair, resolved
 from lm.hf.io.transforms import Halves, Stack
-from lm.nn.adapter import LoRAConfig
+from lm.nn.adapter import LoRAConfig, adapting
 from lm.nn.transformer import ModelConfig, build_model
 from lm.schema import Tree
 from lm.storage.atomic import write_json
 from lm.storage.checkpoint import require_finite
+from lm.storage.reading import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TASKS = {"decoder": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM"}
@@ -76,15 +82,20 @@ def _fused(pair: Pair, low: Mapping[str, Low], rows: Mapping[str, int]) -> Low |
     if not mine:
         return None
     a = torch.cat([each.a for each in mine.values()], dim=-2)
-    lead, other = a.shape[:-2], sum(rows[name] for name in pair.ours) + 1  # a width that no side of the matrix has
-    [probe] = pair.transform.to_theirs([a.new_zeros(*lead, rows[name], other) for name in pair.ours])
-    transposed = probe.shape[-1] != other
+    lead, transposed = a.shape[:-2], _transposed(pair, rows, a.shape[:-2])
     columns = []
     for name, each in mine.items():
         rank = each.b.shape[-1]
         [there] = pair.transform.to_theirs([each.b if n == name else each.b.new_zeros(*lead, rows[n], rank) for n in pair.ours])
         columns.append(there.mT if transposed else there)
     return Low(a, torch.cat(columns, dim=-1), transposed)
+
+
+def _transposed(pair: Pair, rows: Mapping[str, int], lead: torch.Size) -> bool:
+    """Whether the matrix there is stored as (in, out).  lead: of experts, how many."""
+    other = sum(rows[name] for name in pair.ours) + 1  # a width that no side of the matrix has
+    [probe] = pair.transform.to_theirs([torch.empty(*lead, rows[name], other, device="meta") for name in pair.ours])
+    return probe.shape[-1] != other
 
 
 def _tensors(found: Mapping[str, Low]) -> Iterator[tuple[str, Tensor]]:
@@ -125,3 +136,91 @@ def _config(cfg: ModelConfig, adapter: LoRAConfig, found: Mapping[str, Low], kno
         "modules_to_save": None,
         "inference_mode": True,
     }
+
+
+_MODULE = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
+_UNREAD = {"bias": "none", "use_dora": False, "modules_to_save": None, "target_parameters": None, "layer_replication": None}
+
+
+def read_peft(folder: Path, family: Family, cfg: ModelConfig) -> tuple[LoRAConfig, dict[str, Tensor]]:
+    """Returns the adapter of such a model, and its weights. Raises ConfigError for what has no place here, and CheckpointError."""
+    config, theirs = read_json(folder / CONFIG), _low_ranks(folder)
+    _require_lora(folder, config)
+    rows = {name: p.shape[-2] for name, p in build_model(cfg, device="meta").named_parameters() if p.ndim == 2}
+    found: dict[str, tuple[Tensor, Tensor, float]] = {}
+    for pair in _modules([pair for pair in family.pairs(resolved(cfg)) if pair.ours[0] in rows]):
+        path = pair.theirs[0]
+        if path in theirs:
+            a, b = theirs.pop(path)
+            alpha = _of_pattern(config.get("alpha_pattern") or {}, path, float(config["lora_alpha"]))
+            parts = pair.transform.to_ours([b.mT.contiguous() if _transposed(pair, rows, torch.Size()) else b])
+            scale = alpha / (sqrt(len(a)) if config.get("use_rslora") else len(a))
+            found |= {name.removesuffix("weight"): (a, part, scale) for name, part in zip(pair.ours, parts, strict=True)}
+    if theirs or not found:
+        raise ConfigError(
+            f"{folder}: it adapts {next(iter(theirs), 'nothing')}, which is no matrix of the base. Give the base that it is of."
+        )
+    return _ours(folder, config, cfg, found)
+
+
+def _low_ranks(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B by the path of the module that they are of."""
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder / WEIGHTS}: cannot be read ({error}). Restore the file.") from None
+    named = {key: _MODULE.fullmatch(key) for key in tensors}
+    if other := next((key for key, match in named.items() if match is None), None):
+        raise ConfigError(f"{folder / WEIGHTS}: {other} is no lora_A or lora_B of a module, and nothing else is read. Merge it with peft.")
+    found: dict[str, dict[str, Tensor]] = {}
+    for key, match in named.items():
+        assert match is not None
+        require_finite(key, tensors[key], str(folder / WEIGHTS), "Use another adapter")
+        found.setdefault(match[1], {})[match[2]] = tensors[key]
+    for path, both in found.items():
+        if len(both) < 2 or any(t.ndim != 2 for t in both.values()) or len(both["A"]) != both["B"].shape[1]:
+            raise CheckpointError(f"{folder / WEIGHTS}: A and B of {path} do not fit each other. Restore the file.")
+    return {path: (both["A"], both["B"]) for path, both in found.items()}
+
+
+def _require_lora(folder: Path, config: Tree) -> None:
+    if config.get("peft_type") != "LORA":
+        raise ConfigError(f"{folder / CONFIG}: peft_type is {config.get('peft_type')!r}, and LORA is read. Merge it with peft.")
+    for key, plain in _UNREAD.items():
+        if (config.get(key) or plain) != plain:
+            raise ConfigError(f"{folder / CONFIG}: {key} is {str(config[key])[:60]}, which has no place here. Merge it with peft.")
+    if not isinstance(config.get("lora_alpha"), int | float) or not isinstance(config.get("lora_dropout", 0.0), int | float):
+        raise ConfigError(f"{folder / CONFIG}: lora_alpha or lora_dropout is no number. Restore the file.")
+
+
+def _of_pattern(pattern: Mapping[str, float], path: str, otherwise: float) -> float:
+    """The value of the first key that the path ends in; peft would take it for a regex, which names mostly are."""
+    return next((float(value) for key, value in pattern.items() if f".{path}".endswith(f".{key}")), otherwise)
+
+
+def _ours(
+    folder: Path, config: Tree, cfg: ModelConfig, found: Mapping[str, tuple[Tensor, Tensor, float]]
+) -> tuple[LoRAConfig, dict[str, Tensor]]:
+    """Of one rank and scale: where theirs differ, narrow ones are filled with zeros, and B has the scale in it."""
+    alike = len({(len(a), scale) for a, _, scale in found.values()}) == 1
+    rank = max(len(a) for a, _, _ in found.values())
+    scaled: Tree = {"alpha": float(config["lora_alpha"]), "rslora": bool(config.get("use_rslora"))}
+    if not alike:
+        scaled = {"alpha": float(rank)}
+    elif config.get("alpha_pattern"):
+        scaled = {"alpha": rank * next(scale for _, _, scale in found.values())}
+    own = {}
+    for stem, (a, b, scale) in found.items():
+        own[f"{stem}lora_a"] = pad(a, (0, 0, 0, rank - len(a))).contiguous()
+        own[f"{stem}lora_b"] = pad(b if alike else b * scale, (0, rank - len(a))).contiguous()
+    shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    for targets in (None, sorted(stem.removesuffix(".") for stem in found)):
+        adapter = LoRAConfig(rank=rank, dropout=float(config.get("lora_dropout", 0.0)), targets=targets, **scaled)
+        model = build_model(cfg, device="meta")
+        try:
+            adapter.apply(model)
+        except ValueError:  # says which target is not one, or is too narrow
+            continue
+        if {name: tuple(p.shape) for name, p in adapting(model).items()} == shapes:
+            return adapter, own
+    raise ConfigError(f"{folder}: its matrices are not of the shapes that the base has. Give the base that it is of.")

@@ -56,7 +56,7 @@ class Experts(Declares, nn.Module):
     def grouped(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """The same with each expert's tokens side by side, so that every matrix is multiplied once."""
         k = experts.shape[1]
-        if torch.is_autocast_enabled(x.device.type):  # which knows nothing of the grouped kernel
+        if not x.is_meta and torch.is_autocast_enabled(x.device.type):  # which knows nothing of the grouped kernel
             x = x.to(torch.get_autocast_dtype(x.device.type))
         chosen, order = experts.flatten().sort(stable=True)  # (t, k) -> (t*k)
         ends = torch.searchsorted(chosen, torch.arange(self.n, device=chosen.device), right=True, out_int32=True)  # (e,)
@@ -75,7 +75,7 @@ class Experts(Declares, nn.Module):
 def by_expert(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, chosen: Tensor) -> Tensor:
     """x[rows of expert i] @ weight[i]^T + bias[i].  x: (n, in), rows of one expert side by side, up to `ends`, (e,)."""
     aligned = weight.shape[-1] % 8 == 0 and weight.shape[-2] % 8 == 0
-    if x.device.type == "cuda" and x.dtype == torch.bfloat16 and aligned:  # what the grouped kernel takes
+    if x.device.type in ("cuda", "meta") and x.dtype == torch.bfloat16 and aligned:  # what the grouped kernel takes
         out = F.grouped_mm(x, weight.to(x.dtype).transpose(-1, -2), offs=ends)
     elif torch.compiler.is_compiling():
         out = _one_operation(x, weight.to(x.dtype), ends)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.init import Declares, Draw, into_scores
+from lm.nn.linear import without_autocast
 from lm.schema import Slot
 
 
@@ -152,5 +153,5 @@ class SigmoidRouter(Router):
 
 def _logits(router: nn.Linear, x: Tensor) -> Tensor:
     """In float32 even under autocast: rounding here changes which expert a token goes to."""
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device):
         return F.linear(x, router.weight.float(), None if router.bias is None else router.bias.float())

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.nn.mixers.blockwise import Blockwise, faster
 from lm.nn.mixers.mask import Mask
 
 
@@ -50,18 +51,25 @@ def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None) -> Tensor:
     """torch's fused kernels. A sink is one more key of zeros, whose score is its bias, and whose value is zero."""
-    gqa = q.shape[1] != k.shape[1]
+    q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a norm of the heads may have returned float32
     plain = mask.plain(how.window) if bias is None and sinks is None else None
     if plain is not None:
-        causal = plain == "causal"
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=how.dropout, scale=how.scale, enable_gqa=gqa)
+        return _fused(q, k, v, None, plain == "causal", how)
     shown = mask.additive(how.window, q.dtype) if bias is None else mask.additive(how.window, q.dtype) + bias.to(q.dtype)
     if sinks is not None:
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))  # (b, g, k, c) -> (b, g, k+1, c)
         sink = sinks.to(q.dtype)[:, None, None]
         shown = torch.cat([shown.expand(-1, len(sinks), -1, -1), sink.expand(len(shown), -1, shown.shape[2], 1)], dim=-1)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=shown, dropout_p=how.dropout, scale=how.scale, enable_gqa=gqa)
-    return out.masked_fill(mask.blind(how.window), 0.0)
+    return _fused(q, k, v, shown, False, how).masked_fill(mask.blind(how.window), 0.0)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, causal: bool, how: Scoring) -> Tensor:
+    """shown: what is added to the scores."""
+    if faster(q, k, v, shown, how.dropout):
+        found: Tensor = Blockwise.apply(q, k, v, shown, causal, how.scale)
+        return found
+    gqa = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, shown, dropout_p=how.dropout, is_causal=causal, scale=how.scale, enable_gqa=gqa)
 
 
 def choose(device: torch.device, head_dim: int, how: Scoring, sinks: bool = False) -> tuple[Attend, str]:

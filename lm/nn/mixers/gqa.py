@@ -144,6 +144,11 @@ class GQA(Attention):
         """(b, s, d) -> twice (b, g, s, c)."""
         return self._heads(self.k(x), self.k_norm), self._heads(self.v(x), None)
 
+    def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, rotated, and values."""
+        q, (k, v) = self.queries(x), self.keys_values(x)
+        return ctx.position.rotate(q, ctx.angles, self.layer), ctx.position.rotate(k, ctx.angles, self.layer), v
+
     def _heads(self, x: Tensor, norm: nn.Module | None) -> Tensor:
         if norm is not None and self.norm_full:
             x = norm(x)
@@ -153,8 +158,7 @@ class GQA(Attention):
         return x.transpose(1, 2)  # (b, s, h, c) -> (b, h, s, c)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        q, (k, v) = self.queries(x), self.keys_values(x)
-        q, k = ctx.position.rotate(q, k, ctx.angles, self.layer)
+        q, k, v = self.projected(x, ctx)
         if ctx.cache is not None:
             k, v = ctx.cache.append(self.layer, k, v)
         return self.told(x, self.weighted(q, k, v, ctx.keys(self.layer), ctx.position))

@@ -102,7 +102,8 @@ class MLA(Attention):
         q_nope, q_rope = q.split([cfg.nope_dim, cfg.rope_dim], dim=-1)
         latent, k_rope = self.kv_down(x).split([cfg.kv_rank, cfg.rope_dim], dim=-1)
         latent, k_rope = self.kv_norm(latent).unsqueeze(1), k_rope.unsqueeze(1)  # (b, s, r) -> (b, 1, s, r)
-        q_rope, k_rope = ctx.position.rotate(q_rope, k_rope, ctx.angles, self.layer)
+        q_rope = ctx.position.rotate(q_rope, ctx.angles, self.layer)
+        k_rope = ctx.position.rotate(k_rope, ctx.angles, self.layer)
         attended = self._expanded if ctx.cache is None else self._absorbed
         return self.joined(attended(q_nope, q_rope, latent, k_rope, ctx))
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from lm.nn.context import Context
 from lm.nn.init import Draw, Start, by_inputs, ones
+from lm.nn.linear import without_autocast
 from lm.nn.mixers.base import Mixer
 from lm.nn.mixers.cache import Cache
 from lm.nn.mixers.convolve import continued, fast
@@ -68,7 +69,7 @@ class Scan(Mixer):
         else:
             mixed, ends = continued(u, kernel, ctx.cache.state(self.layer)[0], ctx.mask, ctx.cache.slack)
         mixed = F.silu(mixed if self.kernel_bias is None else mixed + self.kernel_bias.to(u.dtype))
-        with torch.autocast(x.device.type, enabled=False):  # sums over a row are kept in float32
+        with without_autocast(x.device):  # sums over a row are kept in float32
             flow = self.flow(mixed, rates)
             flow = flow if padding is None else flow.without(padding)
             if ctx.cache is None or ends is None:

@@ -75,9 +75,9 @@ class Position(Declares, nn.Module):
         """What `rotate` needs, computed once a forward instead of once a layer."""
         return None
 
-    def rotate(self, q: Tensor, k: Tensor, angles: Angles | None, layer: int) -> tuple[Tensor, Tensor]:
-        """Change queries and keys, (b, h, s, c) and (b, g, s, c), before keys are cached."""
-        return q, k
+    def rotate(self, x: Tensor, angles: Angles | None, layer: int) -> Tensor:
+        """Change queries or keys, (b, h, s, c), before keys are cached."""
+        return x
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """Add to the scores of every layer, broadcastable to (b, h, q, k)."""

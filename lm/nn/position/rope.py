@@ -98,7 +98,8 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x[..., :half], x[..., half : 2 * half]
     torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=out[..., half : 2 * half]).addcmul_(first, sin)
-    out[..., 2 * half :] = x[..., 2 * half :]
+    if 2 * half < x.shape[-1]:
+        out[..., 2 * half :] = x[..., 2 * half :]
     return out
 
 
@@ -139,12 +140,10 @@ class Rope(Position):
         (cos, sin), (local_cos, local_sin) = angles, rope_angles(positions, local)
         return torch.stack([cos, local_cos]), torch.stack([sin, local_sin])
 
-    def rotate(self, q: Tensor, k: Tensor, angles: Angles | None, layer: int) -> tuple[Tensor, Tensor]:
+    def rotate(self, x: Tensor, angles: Angles | None, layer: int) -> Tensor:
         assert angles is not None
         if self.cfg.none_every is not None and (layer + 1) % self.cfg.none_every == 0:
-            return q, k
+            return x
         if self.local is not None:
             angles = angles[0][which := int(self.window(layer) is not None)], angles[1][which]
-        if self.cfg.interleaved:
-            q, k = deinterleave(q, self.rotary_dim), deinterleave(k, self.rotary_dim)
-        return rotate(q, *angles), rotate(k, *angles)
+        return rotate(deinterleave(x, self.rotary_dim) if self.cfg.interleaved else x, *angles)

@@ -31,7 +31,7 @@ class Console:
     """One aligned line per record, coloured on a terminal."""
 
     def __init__(self, max_steps: int, clock: Callable[[], float] = time.monotonic, silent: bool = False) -> None:
-        self._max_steps = max_steps
+        self.max_steps = max_steps
         self._clock = clock
         self._since: tuple[int, float] | None = None  # step and time of the first record, after compilation and the like
         self._columns: list[str] = []
@@ -81,7 +81,7 @@ class Console:
         self._print(f"{self._progress(record)}{row}{duration(self._remaining_s(record)):>9}", "")
 
     def _progress(self, record: Tree) -> str:
-        return f"{record['step']:>8,}{record['step'] / self._max_steps:>6.0%}"
+        return f"{record['step']:>8,}{record['step'] / self.max_steps:>6.0%}"
 
     def _remaining_s(self, record: Tree) -> float:
         """From the mean pace since the first line, validations and saves included."""
@@ -91,7 +91,7 @@ class Console:
             pace = record.get("step_s", math.nan)
         else:
             pace = (now - self._since[1]) / (step - self._since[0])
-        return float(pace * (self._max_steps - step))
+        return float(pace * (self.max_steps - step))
 
     def _print(self, text: str, style: str) -> None:
         if not self._silent:

@@ -8,6 +8,7 @@ from lm.errors import ConfigError, NumericsError
 from lm.generation.documents import Documents
 from lm.generation.evaluate import require_labels, totals
 from lm.generation.further import further, require_further
+from lm.generation.rollouts import held_out_rewards
 from lm.schema import Tree
 from lm.training.callbacks.base import RunCallback, eager
 from lm.training.module import TrainModule
@@ -95,7 +96,10 @@ class Validation(RunCallback):
                 of = totals(
                     module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.ranks, measure, closely, documents
                 ).figures()
-                found |= {f"{name}{suffix}": value for name, value in of.items() if name.startswith("val_")}
+                told = {name: value for name, value in of.items() if name.startswith("val_")}
+                in_step, tokenizer = cfg.strategy.stage == 3, run.data.tokenizer
+                told |= held_out_rewards(module.model, cfg.objective, [(rows, ids)], tokenizer, run.ranks, in_step)
+                found |= {f"{name}{suffix}": value for name, value in told.items()}
             if closely:
                 micro_batch, data = cfg.trainer.micro_batch, cfg.data
                 found |= further(module.model, cfg.eval, cfg.objective, data, run.data, ["test"], micro_batch, measure, run.ranks)

@@ -14,6 +14,7 @@ from lm.training.optim.traits import GroupConfig, Traits
 
 NamedWeights = list[tuple[str, nn.Parameter]]
 Group = dict[str, Any]
+CUTS = "cuts"  # in a group whose only parameter is the slices of its weights, one behind the other: how each is cut
 
 
 class OptimConfig(Slot, group="optim"):
@@ -21,6 +22,8 @@ class OptimConfig(Slot, group="optim"):
 
     whole_matrices: ClassVar[bool] = False
     """Whether a step needs all of a matrix at once."""
+    gathers: ClassVar[bool] = False
+    """Whether it makes them whole by itself where the ranks hold slices of them that it is told of."""
     obeys_rates: ClassVar[bool] = False
     """Whether `build` obeys the rates of each weight, without which no parametrization but the standard one means anything."""
 

@@ -1,15 +1,19 @@
 """Muon for matrices and AdamW for the rest, as one optimizer. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon."""
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from lm.training.optim.base import Group, NamedWeights, OptimConfig, Skippable, adam_state, alike, decaying, grouped, momentum_state
+from lm.training.optim.base import CUTS, Group, NamedWeights, OptimConfig, Skippable, adam_state, alike, decaying, grouped, momentum_state
+from lm.training.optim.slices import Cut, Exchange, by_rows
 from lm.training.optim.traits import Traits
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: singular values land in about 0.7 to 1.2 after 5 steps
@@ -41,6 +45,7 @@ class MuonConfig(OptimConfig):
     """Muon for the blocks' matrices, AdamW for embeddings, head and vectors (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982)."""
 
     whole_matrices: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
     obeys_rates: ClassVar[bool] = True
 
     kind: Literal["muon"] = "muon"
@@ -75,6 +80,58 @@ class MuonConfig(OptimConfig):
         return 4, 2 * number
 
 
+@dataclass
+class Held:
+    """What this process has of some matrices: all of them, of one shape, (rows, columns) or a stack (e, rows, columns)."""
+
+    shapes: Sequence[Sequence[int]]  # of what each is, or is a slice of
+    weights: list[Tensor]
+    grads: list[Tensor]
+    momenta: list[Tensor]
+
+    def orthogonal(self, updates: list[Tensor]) -> Sequence[Tensor]:
+        """Returns the update of each as it is of the nearest matrix of singular values 1."""
+        stacked = torch.stack(updates)
+        return orthogonalize(stacked.flatten(0, -3)).view_as(stacked).unbind()  # (n, e, rows, columns) -> (n*e, rows, columns)
+
+
+@dataclass
+class Sliced(Held):
+    """Flat slices of matrices of any shapes, each made whole on one rank and taken apart again."""
+
+    cuts: Sequence[Cut]
+    group: ProcessGroup | None
+
+    def orthogonal(self, updates: list[Tensor]) -> Sequence[Tensor]:
+        parts = [cut.matrices() for cut in self.cuts]
+        exchange = Exchange([part for of in parts for part in of], self.group)
+        rank = torch.distributed.get_rank(self.group)
+        sizes = [[part.sizes[rank] for part in of] for of in parts]
+        whole = exchange.gather([piece for x, of in zip(updates, sizes, strict=True) for piece in x.split(of)])
+        for shape in dict.fromkeys(x.shape for x in whole):
+            of_shape = [i for i, x in enumerate(whole) if x.shape == shape]
+            for i, x in zip(of_shape, orthogonalize(torch.stack([whole[i] for i in of_shape])), strict=True):
+                whole[i] = x
+        pieces = iter(exchange.scatter(whole, updates[0]))
+        return [torch.cat([next(pieces) for _ in of]) for of in parts]
+
+
+def _of_shards(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor]) -> Sliced:
+    """As FSDP2 cuts them."""
+    mesh = cast(DTensor, params[0]).device_mesh
+    weights, grads, momenta = ([cast(DTensor, x).to_local().view(-1) for x in xs] for xs in (params, grads, momenta))
+    return Sliced([p.shape for p in params], weights, grads, momenta, [by_rows(p.shape, mesh.size()) for p in params], mesh.get_group())
+
+
+def _of_flat(cuts: Sequence[Cut], weight: Tensor, grad: Tensor, momentum: Tensor) -> Sliced:
+    """As an engine that keeps the slices of all weights in one tensor."""
+    rank = torch.distributed.get_rank()
+    sizes = [cut.sizes[rank] for cut in cuts]
+    padded = [*sizes, weight.numel() - sum(sizes)]
+    weights, grads, momenta = ([*x.split(padded)[:-1]] for x in (weight, grad, momentum))
+    return Sliced([cut.shape for cut in cuts], weights, grads, momenta, cuts, None)
+
+
 class MuonAdamW(Skippable):
     """Groups with a `momentum` are Muon's, the others AdamW's."""
 
@@ -85,23 +142,27 @@ class MuonAdamW(Skippable):
         if "momentum" not in group:
             self._adamw(params, group)
             return
-        for shape in dict.fromkeys(p.shape for p in params):
-            self._muon([p for p in params if p.shape == shape], group)
+        momenta, grads = [self.state[p]["momentum"] for p in params], [_grad(p).float() for p in params]
+        if CUTS in group:
+            self._muon(_of_flat(group[CUTS], params[0], grads[0], momenta[0]), group)
+        elif isinstance(params[0], DTensor):
+            self._muon(_of_shards(params, grads, momenta), group)
+        else:
+            for shape in dict.fromkeys(p.shape for p in params):
+                of_shape = [[x for p, x in zip(params, xs, strict=True) if p.shape == shape] for xs in (params, grads, momenta)]
+                self._muon(Held([shape] * len(of_shape[0]), *of_shape), group)
 
-    def _muon(self, params: list[Tensor], group: Group) -> None:
-        """params: all of one shape."""
+    def _muon(self, held: "Held", group: Group) -> None:
         lr, mu = group["lr"], group["momentum"]
-        shape = params[0].shape  # (rows, columns), or a stack of such: (e, rows, columns)
-        grads, old = [_grad(p).float() for p in params], [self.state[p]["momentum"] for p in params]
-        momentum = torch._foreach_lerp(old, grads, 1 - mu)
-        nesterov = torch._foreach_lerp(grads, momentum, mu)
-        dtype = fast_dtype(params[0].device)
-        stacked = torch.stack([x.to(dtype) for x in nesterov]).flatten(0, -3)  # (n*e, rows, columns)
-        update = orthogonalize(stacked).view(-1, *shape).unbind()
-        stepped = torch._foreach_mul([p.float() for p in params], 1 - lr * group["weight_decay"])
-        torch._foreach_add_(stepped, update, alpha=-lr * max(1, shape[-2] / shape[-1]) ** 0.5)
-        self._write(old, momentum)
-        self._write(params, stepped)
+        momentum = torch._foreach_lerp(held.momenta, held.grads, 1 - mu)
+        nesterov = torch._foreach_lerp(held.grads, momentum, mu)
+        dtype = fast_dtype(held.weights[0].device)
+        updates = held.orthogonal([x.to(dtype) for x in nesterov])
+        stepped = torch._foreach_mul([p.float() for p in held.weights], 1 - lr * group["weight_decay"])
+        for p, update, shape in zip(stepped, updates, held.shapes, strict=True):
+            p.add_(update, alpha=-lr * max(1, shape[-2] / shape[-1]) ** 0.5)
+        self._write(held.momenta, momentum)
+        self._write(held.weights, stepped)
 
     def _adamw(self, params: list[Tensor], group: Group) -> None:
         means, squares, steps = ([self.state[p][key] for p in params] for key in ("exp_avg", "exp_avg_sq", "step"))

@@ -25,6 +25,8 @@ class StrategyConfig(Slot, group="strategy"):
     """What is in slices: 1 optimizer states, 2 gradients too, 3 weights too."""
     slices_matrices: ClassVar[bool] = False
     """Whether the optimizer sees slices where the model has whole weights."""
+    tells_slices: ClassVar[bool] = False
+    """Whether it is told which slices, and steps where the ranks can exchange them."""
     offload: ClassVar[bool] = False
     """Whether the optimizer's state and step are in the host's memory."""
     launched: ClassVar[bool] = True
@@ -36,9 +38,9 @@ class StrategyConfig(Slot, group="strategy"):
 
     def refused(self, cfg: "Sized") -> str | None:
         """Returns what in this config the engine cannot do, with the remedy; None where there is nothing."""
-        if cfg.optim.whole_matrices and self.slices_matrices:
-            kind = cfg.optim.kind
-            return f"optim={kind} works on whole matrices, and this strategy cuts them into slices. Use optim=adamw, or strategy=ddp."
+        if cfg.optim.whole_matrices and self.slices_matrices and not (cfg.optim.gathers and self.tells_slices):
+            kind, others = cfg.optim.kind, "ddp, fsdp, zero1 or zero2" if cfg.optim.gathers else "ddp"
+            return f"optim={kind} works on whole matrices, and this strategy cuts them into slices. Use optim=adamw, or strategy={others}."
         return None
 
 
@@ -76,6 +78,7 @@ class FSDPConfig(StrategyConfig):
 
     stage: ClassVar[int] = 3
     slices_matrices: ClassVar[bool] = True
+    tells_slices: ClassVar[bool] = True
 
     kind: Literal["fsdp"] = "fsdp"
 
@@ -119,6 +122,7 @@ class Zero1Config(ZeroConfig):
     """DeepSpeed: the optimizer's state in slices."""
 
     stage: ClassVar[int] = 1
+    tells_slices: ClassVar[bool] = True
 
     kind: Literal["zero1"] = "zero1"
 
@@ -127,6 +131,7 @@ class Zero2Config(ZeroConfig):
     """DeepSpeed: optimizer state and gradients in slices."""
 
     stage: ClassVar[int] = 2
+    tells_slices: ClassVar[bool] = True
 
     kind: Literal["zero2"] = "zero2"
 
@@ -152,6 +157,9 @@ class WeightsInSlices(ZeroConfig):
         return super().zero() | {"stage3_param_persistence_threshold": self.persistence_threshold}
 
     def refused(self, cfg: "Sized") -> str | None:
+        if cfg.objective.own_answers:
+            drawn = f"objective={cfg.objective.kind} draws answers within a step, and ZeRO-3 keeps weights that it gathered for those"
+            return f"{drawn}, which have no gradient. Use strategy=fsdp or ddp."
         if cfg.trainer.compile:
             return "trainer.compile traces through hooks that gather weights, which ZeRO-3 forbids. Leave it out, or use strategy=fsdp."
         return super().refused(cfg)

@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from lm.nn.transformer import LM
 from lm.schema import Tree
 from lm.storage.checkpoint import Piece
-from lm.training.optim.base import begin_state
+from lm.training.optim.base import CUTS, begin_state
+from lm.training.optim.slices import in_a_row
 from lm.training.strategies.single import Judge, Single
 from lm.training.weights.initial import Fill
 
@@ -44,7 +45,7 @@ class _AnyDevice(DeepSpeedStrategy):
 
 
 class Zero(Single):
-    """The engine accumulates, averages, clips and steps, over flat slices of the weights: no optimizer of matrices works under it."""
+    """The engine accumulates, averages, clips and steps, over flat slices of the weights, of which the optimizer is told."""
 
     def __init__(self, zero: Tree, clip: float | None, casts: bool) -> None:
         """zero: DeepSpeed's `zero_optimization`.  casts: the engine computes in another dtype than float32."""
@@ -80,7 +81,11 @@ class Zero(Single):
         optimizer.found_inf = self.judge(self._norm()).to(stepped.device)
 
     def ready(self, optimizer: Optimizer) -> None:
-        begin_state(self._engine.optimizer)
+        engine = self._engine
+        begin_state(engine.optimizer)
+        world = torch.distributed.get_world_size()
+        for group, weights, part in zip(engine.optimizer.param_groups, engine.round_robin_bit16_groups, engine.partition_size, strict=True):
+            group[CUTS] = in_a_row([p.shape for p in weights], part, world)
 
     def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None) -> None:
         """The engine clips, inside its step."""

@@ -39,6 +39,7 @@ MISTAKES = {
     "a file for data": (["data=/dev/null"], ["data: '/dev/null' is a path", 'Write data=text data.files="/dev/null".']),
     "unknown literal": (["trainer.precision=fp23"], ["trainer.precision: 'fp23' is not an option", "Did you mean 'fp32'?"]),
     "unknown option": (["optim=adamww"], ["optim: 'adamww' is not an option", "Did you mean 'adamw'?", "muon"]),
+    "option of 5,000 letters": ([f"optim={'x' * 5000}"], ["optim: 'xxxxx", "xxxx...xxxx", "One of your own comes with plugins=FILE.py."]),
     "unknown slot option": (["model/ffn=gegly"], ["model/ffn: 'gegly' is not an option", "Did you mean 'geglu'?"]),
     "unknown recipe": (["recipes=pretrain/tinny"], ["recipes: 'pretrain/tinny' is not an option", "Did you mean 'pretrain/tiny'?"]),
     "unknown group": (["model/fnn=geglu"], ["model/fnn: there is no such group", "Did you mean 'model/ffn'?"]),

@@ -67,6 +67,9 @@ def test_a_sweep_that_cannot_be_enumerated_is_refused() -> None:
         expand(["optim.lr=interval(0,1)"])
     with pytest.raises(ConfigError, match="no option matches"):
         expand(["model/norm=glob(z*)"])
+    for sweep in (["~data.workers=range(1e9)"], ["seed=range(200)", "data.seq_len=range(1,100)"]):
+        with pytest.raises(ConfigError, match=f"at most 10,000 jobs, and these are more. Give {re.escape(sweep[0])} fewer values"):
+            expand(sweep)
 
 
 def test_a_job_that_is_there_twice_is_refused(lm: Lm) -> None:

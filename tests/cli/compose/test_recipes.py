@@ -34,6 +34,7 @@ BESIDE = {
     "data=stdlib_docstrings": ["objective=seq2seq"],
     "data=chat": ["objective=sft"],
     "data=stdlib_chat": ["objective=sft"],
+    "data=arithmetic": ["objective=sft"],
     "data=stdlib_preferences": ["objective=dpo", "init_from=runs/pretrain-tiny"],
     "data=preferences": ["objective=dpo", "init_from=runs/pretrain-tiny"],
     **{f"strategy={name}": ["optim=adamw"] for name in catalog.groups()["strategy"] if name not in ("single", "ddp")},
@@ -49,7 +50,10 @@ BESIDE = {
     "objective=mlm": ["model=bert_base"],
     "objective=seq2seq": ["data=stdlib_docstrings"],
     "objective=sft": ["data=stdlib_chat"],
-    "objective=dpo": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"],
+    **{f"objective={name}": ["data=arithmetic", "init_from=runs/pretrain-tiny"] for name in ("grpo", "rloo")},
+    **{
+        f"objective={name}": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"] for name in ("dpo", "simpo", "orpo")
+    },
 }  # what an option does not go without
 OBJECTIVES = {"decoder": "causal", "encoder": "mlm", "encoder_decoder": "spans"}  # for texts
 
@@ -58,7 +62,7 @@ def beside(group: str, option: str) -> list[str]:
     """The overrides that an option needs to compose."""
     if group == "model":
         return [f"objective={OBJECTIVES[catalog.values(group, catalog.lineage('model', option)[0])['model.kind']]}"]
-    if group == "strategy" and option.startswith(("zero", "fsdp")):
+    if group == "strategy" and option.startswith(("zero3", "zero2_offload")):
         return ["optim=adamw"]  # muon needs whole matrices
     return BESIDE.get(f"{group}={option}", [])
 

@@ -151,7 +151,7 @@ def test_show_and_the_check_before_a_run_estimate_the_same(lm: Lm) -> None:
         (["model=gpt2", "tokenizer=file", "tokenizer.path=x.json"], "Set model.vocab_size"),
         (["model=gpt2,tiny", "-m"], "only lm train runs sweeps"),
         (["launch.devices=8"], "strategy=single: this is one process, and launch asks for 8"),
-        (["strategy=fsdp", "launch.devices=8"], "optim=muon works on whole matrices"),
+        (["strategy=zero3", "launch.devices=8"], "optim=muon works on whole matrices"),
         (["strategy=ddp", "launch.devices=3"], "data.global_batch=8 is not a multiple of the 3 ranks"),
     ],
 )

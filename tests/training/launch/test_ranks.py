@@ -27,6 +27,8 @@ EXACT = [
     pytest.param("fsdp", 2, ["trainer.ema_decay=0.9"], marks=pytest.mark.slow),
     pytest.param("ddp", 3, ["optim=muon", "data.global_batch=12"], marks=pytest.mark.slow),
     pytest.param("fsdp", 3, ["data.global_batch=12"], marks=pytest.mark.slow),
+    pytest.param("fsdp", 3, ["optim=muon", "data.global_batch=12"], marks=pytest.mark.slow),
+    pytest.param("zero2", 2, ["optim=muon"], marks=[pytest.mark.slow, needs_deepspeed]),
     *(pytest.param(kind, 2, [], marks=[pytest.mark.slow, needs_deepspeed]) for kind in ZERO),
     pytest.param("zero2", 2, ["trainer.precision=bf16-mixed", "trainer.micro_batch=2"], marks=[pytest.mark.slow, needs_deepspeed]),
 ]

@@ -1,0 +1,43 @@
+"""`lm merge FOLDER FOLDER ... out=FOLDER`: one model out of several of one architecture."""
+
+from pathlib import Path
+from typing import Literal
+
+from lm.cli.verb import Writer
+from lm.errors import ConfigError
+from lm.printing import say
+
+
+class Merge(Writer):
+    """usage: lm merge FOLDER FOLDER ... out=FOLDER [weights=0.5,0.5] [method=linear|slerp|ties] [base=FOLDER]
+
+    Runs, models or checkpoints of one architecture and tokenizer become one model folder, which is what init_from=, lm generate, lm eval
+    and lm export take. An adapter is merged into its model first.
+    """
+
+    words = None
+
+    weights: str | None = None
+    """Of each model, with commas between; they are divided by their sum. null: equal ones."""
+    method: Literal["linear", "slerp", "ties"] = "linear"
+    """linear: the mean of the weights (Wortsman et al. 2022, arXiv:2203.05482); slerp: along the arc between two; ties: the mean of the
+    largest changes of base that agree in sign (Yadav et al. 2023, arXiv:2306.01708)."""
+    base: str | None = None
+    """Of method=ties, the model that the others come from."""
+    density: float = 0.2
+    """Of method=ties, the part of each model's changes that is kept."""
+
+    def run(self, rest: list[str]) -> None:
+        """Prints one line on stdout; an argument is a folder if it exists or has no '='."""
+        folders = [arg for arg in rest if Path(arg).exists() or "=" not in arg]
+        self.refuse([arg for arg in rest if arg not in folders])
+        try:
+            weights = None if self.weights is None else [float(text) for text in self.weights.strip("[]").split(",")]
+        except ValueError:
+            raise ConfigError(f"weights={self.weights}: numbers are needed, with commas between. Write weights=0.5,0.5.") from None
+        from lm.generation.merging import merge
+
+        found = merge(
+            folders, self.out, weights=weights, method=self.method, base=self.base, density=self.density, overwrite=self.overwrite
+        )
+        say(f"{found}: {self.method} of {len(folders)} models. Try it: lm generate from={self.out} prompt=...")

@@ -1,0 +1,41 @@
+"""Whether an answer is a program, asked of a process of its own: nothing of it is run, and what overflows the parser ends that process."""
+
+import re
+import subprocess
+import sys
+from typing import Literal
+
+from pydantic import Field
+
+from lm.data.rewards.base import Answer, RewardConfig
+
+_FENCE = re.compile(r"```(?:python|py)?\n(.*?)```", re.DOTALL)
+_PROGRAM = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
+try:
+    resource.setrlimit(resource.RLIMIT_AS, (256 << 20, 256 << 20))
+except ValueError:
+    pass
+sys.stderr = None
+compile(sys.stdin.read(), "answer", "exec", dont_inherit=True)
+"""
+
+
+class CompilesReward(RewardConfig):
+    """1 where the answer, or the last fenced block of it, is Python that compiles and says something; else 0."""
+
+    kind: Literal["compiles"] = "compiles"
+    timeout_s: float = Field(5.0, gt=0, le=60)
+    """After so many seconds it does not compile."""
+
+    def score(self, answer: Answer) -> float:
+        code = (_FENCE.findall(answer.text) or [answer.text])[-1]
+        if not code.strip():
+            return 0.0
+        try:
+            asked = [sys.executable, "-I", "-S", "-c", _PROGRAM]
+            done = subprocess.run(asked, input=code.encode(), capture_output=True, timeout=self.timeout_s, check=False)
+        except subprocess.TimeoutExpired:
+            return 0.0
+        return float(done.returncode == 0)

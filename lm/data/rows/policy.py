@@ -1,0 +1,104 @@
+"""Rows of questions that a model answers itself, to learn from what its own answers are worth."""
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from lm.data.layout.examples import Example, joined_batch
+from lm.data.order import Ids
+from lm.data.records.base import LEARNED
+from lm.data.rewards.base import RewardConfig
+from lm.data.rewards.text import ExactReward
+from lm.data.rows.base import Material, ObjectiveConfig, PartedRows, Rows, widest
+from lm.data.rows.seq2seq import rounded
+from lm.nn.batch import Batch
+from lm.schema import Named
+from lm.units import counted
+
+
+class PolicyConfig(ObjectiveConfig):
+    """What objectives share that learn from rewards of the model's own answers, drawn from the model as it is at each step."""
+
+    shapes = ("chat",)
+    packings = ("none",)
+    needs_masked_documents = True
+    needs_parent = True
+    own_answers = True
+
+    rewards: Named[RewardConfig] = {"exact": ExactReward()}
+    """What an answer is worth, by name, of which the weighted sum counts; one without `kind` is of the kind that its name says."""
+    n_answers: int = Field(8, gt=1, le=1024)
+    """Answers to each prompt, which are compared with each other."""
+    max_tokens: int = Field(64, gt=0)
+    """Most tokens of an answer; one that is longer is cut."""
+    kl: float = Field(0.0, ge=0)
+    """What a departure from the model at the start costs, in units of reward a nat. 0: nothing, and no such model is kept."""
+
+    def rows(self, of: Material) -> Rows:
+        return PromptRows(self, of)
+
+
+class GRPOConfig(PolicyConfig):
+    """Raise what is worth more than other answers to the same prompt, in units of their spread (GRPO). It needs init_from.
+
+    Shao et al. 2024, arXiv:2402.03300, with one update on each draw: the ratio of equation 3 is 1, and nothing is clipped.
+    """
+
+    kind: Literal["grpo"] = "grpo"
+    per_token: Literal["answer", "constant"] = "answer"
+    """What an answer's sum over its tokens is divided by. answer: its length (Shao et al. 2024, equation 3); constant: max_tokens, so that
+    long answers are not favoured among wrong ones (Liu et al. 2025, arXiv:2503.20783)."""
+    scale: bool = True
+    """Divide by the spread of a group's rewards (Shao et al. 2024, section 4.1.2); false: Liu et al. 2025."""
+
+
+class RLOOConfig(PolicyConfig):
+    """Raise what is worth more than the mean of the other answers to the same prompt: REINFORCE with that as baseline (RLOO). It needs
+    init_from.
+
+    Ahmadian et al. 2024, arXiv:2402.14740, section 3.3; a whole answer is one action, and `kl` is taken off its reward.
+    """
+
+    kind: Literal["rloo"] = "rloo"
+
+
+class PromptRows(PartedRows):
+    """Row i is chat i up to the assistant's last answer, with that one as labels: what a reward may compare with.
+
+    One whose prompt leaves no room for objective.max_tokens in data.seq_len is dropped and counted.
+    """
+
+    def __init__(self, cfg: PolicyConfig, of: Material) -> None:
+        super().__init__(of.store, of.tokenizer, of.data.seq_len)
+        parts, starts, n_tokens = of.store.parts, of.store.starts, of.store.n_tokens
+        learned = np.flatnonzero(parts[:, 1] == LEARNED)
+        self._bounds = np.zeros((len(starts), 3), np.int64)  # of prompt and answer; the last answer of a chat stays
+        chat = np.searchsorted(starts, parts[learned, 0], "right") - 1
+        ends = np.append(parts[1:, 0], n_tokens)[learned]
+        self._bounds[chat] = np.stack([starts[chat], parts[learned, 0], ends], axis=1)
+        prompt = self._bounds[:, 1] - self._bounds[:, 0]
+        self._kept = np.flatnonzero((prompt > 0) & (prompt + cfg.max_tokens - 1 <= of.data.seq_len))
+        self._require_most(len(self._kept), "prompts", f"leave no room for objective.max_tokens={cfg.max_tokens} in", "lower max_tokens")
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def batch(self, ids: Ids, draw: int = 0) -> Batch:
+        """The step counts prompts, not labels. An answer of the data that goes beyond data.seq_len loses its end."""
+        rows = [self._asked(*self._bounds[i].tolist()) for i in self._kept[ids]]
+        batch = joined_batch([[row] for row in rows], rounded(max(len(row.tokens) - 1 for row in rows)), self.pad)
+        batch.step_tokens = len(ids)
+        return batch
+
+    def widest(self, n: int) -> Ids:
+        bounds = self._bounds[self._kept]
+        return widest(n, bounds[:, 1] - bounds[:, 0])
+
+    def describe(self) -> str:
+        dropped = self._store.n_documents - len(self)
+        return f"{self._store.split}: dropped as too long: {dropped:,} of {counted(self._store.n_documents, 'prompt')}" if dropped else ""
+
+    def _asked(self, start: int, begin: int, end: int) -> Example:
+        read = self._store.read(start, min(end, start + self._seq_len + 1)).astype(np.int64)
+        return Example.of(read[: begin - start], read[begin - start :])

@@ -1,0 +1,116 @@
+"""A model's own answers to the prompts of labelled rows, and what they are worth."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lm.data.order import Ids
+from lm.data.rewards.base import Answer, scores, total
+from lm.data.rows.base import ObjectiveConfig, Rows
+from lm.data.rows.policy import PolicyConfig
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.generation.config import SamplingConfig
+from lm.generation.decode import ROWS, go_on, rows_of
+from lm.generation.evaluate import Alone, Sharers
+from lm.generation.text import chat_template, ends_of
+from lm.nn.batch import IGNORED, Batch
+from lm.nn.transformer import LM
+from lm.schema import Tree
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt, and what the data answer to it."""
+
+    prompt: list[int]
+    reference: list[int]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What the model has answered, with the token that ended it, and log p of each token."""
+
+    asked: Asked
+    tokens: list[int]
+    logprobs: list[float]
+
+
+def asked_of(batch: Batch) -> list[Asked]:
+    """Returns the prompt of each row, and its labels.  batch: one example a row, whose labels follow its prompt."""
+    assert batch.labels is not None
+    return [_asked(tokens, labels) for tokens, labels in zip(batch.tokens.cpu(), batch.labels.cpu(), strict=True)]
+
+
+def _asked(tokens: Tensor, labels: Tensor) -> Asked:
+    at = labels != IGNORED
+    return Asked(tokens[: int(at.nonzero()[0]) + 1].tolist(), labels[at].tolist())
+
+
+class Sampler:
+    """Draws answers from a model by its own probabilities, with the cache, and scores them."""
+
+    def __init__(self, tokenizer: Tokenizer, cfg: PolicyConfig, in_step: bool) -> None:
+        """in_step: every call makes as many forwards, whatever is drawn, as where each rank holds a part of the weights."""
+        template = chat_template(tokenizer) if tokenizer.chat_template is not None else None
+        self._tokenizer, self._cfg, self._in_step = tokenizer, cfg, in_step
+        self._ends = ends_of(tokenizer, template)
+
+    def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
+        """Returns n answers to each prompt in turn.  keys: what decides the draws of a prompt, one for each; none: its tokens alone."""
+        cfg = SamplingConfig(n=n, max_tokens=self._cfg.max_tokens, temperature=temperature, logprobs=0)
+        rows = rows_of(model, [one.prompt for one in asked], cfg, self._tokenizer.vocab_size)
+        for i, key in enumerate(keys):
+            for j, row in enumerate(rows[i * n : (i + 1) * n]):
+                row.key = hashlib.blake2b(f"{key}/{j}".encode(), digest_size=16).digest()
+        on_token = None if self._in_step else self._ends_it
+        go_on(model, rows, cfg, (), self._tokenizer.pad, self._tokenizer.vocab_size, on_token)
+        found = []
+        for row in rows:
+            length = next((at for at, token in enumerate(row.new, 1) if token in self._ends), len(row.new))
+            logprobs = [told.logprob for told in row.logprobs[:length]]
+            found.append(Rollout(asked[row.index // n], row.new[:length], logprobs))
+        return found
+
+    def _ends_it(self, row: int, token: int) -> bool:
+        return token in self._ends
+
+    def answer(self, rollout: Rollout) -> Answer:
+        """Returns what rewards see of it."""
+        decode, ended = self._tokenizer.decode, rollout.tokens[-1] in self._ends
+        texts = (decode(rollout.asked.prompt), decode(rollout.tokens), decode(rollout.asked.reference))
+        return Answer(*texts, n_tokens=len(rollout.tokens), ended=ended)
+
+
+def held_out_rewards(
+    model: LM,
+    cfg: ObjectiveConfig,
+    parts: Sequence[tuple[Rows, Ids]],
+    tokenizer: Tokenizer,
+    among: Sharers | None = None,
+    in_step: bool = False,
+) -> Tree:
+    """Returns means over the likeliest answers to these rows, as val_reward and others; nothing where no reward is trained for.
+
+    parts: rows, and which of them are asked.  among: the processes, of which each answers a part.
+    """
+    if not isinstance(cfg, PolicyConfig):
+        return {}
+    sampler, among, n = Sampler(tokenizer, cfg, in_step), among or Alone(), sum(len(ids) for _, ids in parts)
+    sums = dict.fromkeys(["val_reward", *_named(cfg), "val_answer_tokens", "val_ended"], 0.0)
+    for rows, ids in parts:
+        mine = ids[among.rank :: among.world]
+        for start in range(0, len(ids[:: among.world]), ROWS):
+            part = mine[start : start + ROWS]
+            rollouts = sampler.draw(model, asked_of(rows.batch(part if len(part) else ids[:1])), 1, temperature=0.0)
+            for answer in map(sampler.answer, rollouts[: len(part)]):
+                each = scores(cfg.rewards, answer)
+                told = [total(cfg.rewards, each), *(each[name] for name in _named(cfg).values()), answer.n_tokens, answer.ended]
+                sums = {name: before + value for (name, before), value in zip(sums.items(), told, strict=True)}
+    return {name: value / n for name, value in zip(sums, among.total(*sums.values()), strict=True)}
+
+
+def _named(cfg: PolicyConfig) -> dict[str, str]:
+    """Rewards that are told on their own, where there are several, by what they are called then."""
+    return {f"val_reward_{name}": name for name in cfg.rewards} if len(cfg.rewards) > 1 else {}

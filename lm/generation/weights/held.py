@@ -1,0 +1,95 @@
+"""Matrices as decoding holds them: laid out for this machine's kernels, or in fewer bits. They multiply, and nothing else."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.errors import ConfigError
+
+
+class Held(nn.Module):
+    """x W^T + b, in the dtype of x."""
+
+    says: ClassVar[str]
+    """What it is called where it is told which one was chosen."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight: (out, in); bias: (out,)."""
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bias, self.takes = bias, weight.dtype
+
+    @classmethod
+    def fits(cls, weight: Tensor) -> bool:
+        """Whether this machine can hold this matrix so."""
+        return True
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.product(x.to(self.takes)).to(x.dtype)
+        return out if self.bias is None else out + self.bias
+
+    @abstractmethod
+    def product(self, x: Tensor) -> Tensor:
+        """(.., in) -> (.., out)."""
+
+    @abstractmethod
+    def matrix(self) -> Tensor:
+        """Returns W as it is held, (out, in), in float32 or the dtype it was given in."""
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features} -> {self.out_features}"
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            raise ConfigError("model: its weights are held for decoding, and cannot be trained. Load it without dtype.")
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What every move and cast passes through."""
+        raise ConfigError("model: its weights are held for decoding where they are, as they are. Load it anew with device and dtype.")
+
+    def _save_to_state_dict(self, destination: Mapping[str, Any], prefix: str, keep_vars: bool) -> None:
+        raise ConfigError("model: its weights are held for decoding, and cannot be saved. Export the folder that they come from.")
+
+
+class Plain(Held):
+    """The reference: F.linear, in the dtype of the matrix."""
+
+    says = "F.linear"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.weight = weight.contiguous()
+
+    def product(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+    def matrix(self) -> Tensor:
+        return self.weight
+
+
+class OneDNN(Held):
+    """The same in the blocks that oneDNN's kernels read, which spread one row over all cores, where MKL's does on Intel only
+    (pytorch/pytorch#96643), and read bfloat16 as fast as memory brings it."""
+
+    says = "oneDNN"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.blocks = torch.ops.mkldnn._reorder_linear_weight.default(weight.contiguous(), 1)
+        self.multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    @classmethod
+    def fits(cls, weight: Tensor) -> bool:
+        return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16) and torch.backends.mkldnn.is_available()
+
+    def product(self, x: Tensor) -> Tensor:
+        out: Tensor = self.multiply(x, self.blocks, None, "none", [], "")
+        return out
+
+    def matrix(self) -> Tensor:
+        return self.blocks.to_dense()

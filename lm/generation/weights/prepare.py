@@ -1,0 +1,111 @@
+"""A model made ready to decode: every matrix in the wanted dtype, held as is fastest here, and what goes together fused."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lm.errors import ConfigError
+from lm.generation.config import Dtype
+from lm.generation.weights.fused import FusedGQA, FusedMLP, QuickRMSNorm
+from lm.generation.weights.held import Held, OneDNN, Plain
+from lm.generation.weights.quantised import GROUP, Int4, Int4Reference, Int8, Int8Reference
+from lm.nn.ffn.mlp import GatedMLP
+from lm.nn.head import Head
+from lm.nn.linear import Out
+from lm.nn.mixers.gqa import GQA
+from lm.nn.norm import RMSNorm, ZeroCenteredRMSNorm
+from lm.nn.transformer import LM
+
+KINDS: dict[Dtype, tuple[type[Held], ...]] = {
+    "saved": (OneDNN, Plain),
+    "fp32": (OneDNN, Plain),
+    "bf16": (OneDNN, Plain),
+    "int8": (Int8, Int8Reference),
+    "int4": (Int4, Int4Reference),
+}
+"""Ways to hold a matrix, of which the last is the readable reference and fits everywhere."""
+_CLEARLY = 1.5  # how many times as fast a later way must be to come before an earlier one: timings are noisy, and rounding differs
+_TRIES = 24
+
+
+class HeldHead(Head):
+    """A head of which the matrix is held so."""
+
+    def __init__(self, of: Head, held: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.scale, self.softcap, self.dense, self.norm, self.held = of.scale, of.softcap, of.dense, of.norm, held
+        self.in_features, self.out_features = of.in_features, of.out_features
+        if of.dense is not None:
+            self.act = of.act
+
+    def product(self, x: Tensor) -> Tensor:
+        out: Tensor = self.held(x)
+        return out
+
+
+@torch.no_grad()
+def prepare(model: LM, dtype: Dtype = "saved") -> LM:
+    """Returns the model itself, which from now on decodes and is evaluated, and can be neither trained, moved nor saved.
+
+    dtype: of all matrices but the embedding, those of stacked experts and latent attention's expansions, which stay as they are saved,
+    like norms, activations and cache; fp32: of all. Raises ConfigError for a matrix that cannot be held so.
+    """
+    model.eval().requires_grad_(False)
+    if dtype == "fp32":
+        model.float()
+    _Preparing(model, dtype).run()
+    return model
+
+
+class _Preparing:
+    def __init__(self, model: LM, dtype: Dtype) -> None:
+        self.model, self.dtype = model, dtype
+        self.linears = {path: each for path, each in model.named_modules() if type(each) in (nn.Linear, Out, Head)}
+        if dtype == "int4":
+            for path, linear in self.linears.items():
+                if linear.in_features % GROUP:
+                    raise ConfigError(
+                        f"dtype=int4: {path} has {linear.in_features} inputs, which is no multiple of {GROUP}. Use dtype=int8."
+                    )
+        largest = max((each for each in self.linears.values() if type(each) is not Head), key=lambda each: each.weight.numel())
+        self.kinds = ranked(KINDS[dtype], self._cast(largest.weight))
+
+    def run(self) -> None:
+        fused = self.model.embed.weight.device.type == "cpu"
+        for path, module in [*self.model.named_modules()] if fused else []:
+            if type(module) is GQA and FusedGQA.fits(module):
+                self.model.set_submodule(path, FusedGQA(module, self._held))
+            elif type(module) is GatedMLP:
+                self.model.set_submodule(path, FusedMLP(module, self._held))
+        for path, module in [*self.model.named_modules()]:
+            if type(module) is Head:
+                self.model.set_submodule(path, HeldHead(module, self._held(module.weight, module.bias)))
+            elif type(module) in (nn.Linear, Out):
+                self.model.set_submodule(path, self._held(module.weight, module.bias))
+            elif type(module) in (RMSNorm, ZeroCenteredRMSNorm) and fused:
+                self.model.set_submodule(path, QuickRMSNorm(module.gain(), module.eps))
+
+    def _held(self, weight: Tensor, bias: Tensor | None) -> Held:
+        weight = self._cast(weight)
+        return next(kind for kind in self.kinds if kind.fits(weight))(weight, None if bias is None else bias.detach())
+
+    def _cast(self, weight: Tensor) -> Tensor:
+        return weight.detach().to(torch.bfloat16) if self.dtype == "bf16" else weight.detach()
+
+
+def ranked(kinds: Sequence[type[Held]], weight: Tensor) -> list[type[Held]]:
+    """Returns the ways to hold this matrix, in their order unless a later one multiplies one row clearly faster here."""
+    fitting = [kind for kind in kinds if kind.fits(weight)]
+    helds = [kind(weight, None) for kind in fitting]
+    row = torch.ones(1, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    fastest = [min(times) for times in zip(*([_seconds(held, row) for held in helds] for _ in range(_TRIES)), strict=True)]
+    best = min(range(len(helds)), key=lambda i: fastest[i] * (1 if i == 0 else _CLEARLY))
+    return [fitting[best], *(kind for kind in kinds if kind is not fitting[best])]
+
+
+def _seconds(held: Held, row: Tensor) -> float:
+    begun = time.perf_counter()
+    held(row)
+    return time.perf_counter() - begun

@@ -1,0 +1,88 @@
+"""softmax(q k^T) v by torch's fused kernel, and its gradient by products of matrices, block by block.
+
+On CPUs that multiply bf16 such products are faster than the backward of the fused kernel, as long as the scores of a block stay in
+the cache. Nothing more is kept for the backward than the kernel keeps.
+"""
+
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+NATIVE = torch.cpu._is_avx512_bf16_supported()  # what has AMX has it too
+QUERIES = 256  # of one block
+SCORES = 2**19  # of one block and thread, 1 MiB
+
+
+def faster(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, dropout: float) -> bool:
+    """Whether a gradient is wanted that `Blockwise` has sooner. Of types alone, so that a resumed run takes the path that it took."""
+    if not NATIVE or v.device.type != "cpu" or v.dtype != torch.bfloat16 or dropout or q.shape[-1] != v.shape[-1]:
+        return False
+    if torch.compiler.is_compiling():  # its blocks would be unrolled
+        return False
+    wanted = q.requires_grad or k.requires_grad or v.requires_grad
+    return wanted and torch.is_grad_enabled() and (shown is None or not shown.requires_grad)
+
+
+class Blockwise(torch.autograd.Function):
+    """F.scaled_dot_product_attention with a backward that computes the scores anew.
+
+    q: (b, h, q, c); k, v: (b, g, k, c) with g dividing h, all of one dtype.  shown: what is added to the scores, broadcasting to
+    (b, h, q, k).  causal: as many keys as queries, and the lower triangle in place of `shown`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, causal: bool, scale: float) -> Tensor:
+        out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=shown, scale=scale)
+        ctx.save_for_backward(q, k, v, shown, out, logsumexp)
+        ctx.causal, ctx.scale = causal, scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, shown, out, logsumexp = ctx.saved_tensors
+        with torch.autocast("cpu", enabled=False):
+            q = _with(q, -logsumexp / ctx.scale)
+            grad = _with(grad, -(grad.to(logsumexp.dtype) * out.to(logsumexp.dtype)).sum(-1))
+            return *_gradients(q, k, grad, v, shown, ctx.causal, ctx.scale), None, None, None
+
+
+def _with(x: Tensor, more: Tensor) -> Tensor:
+    """x and two columns that sum to `more` in twice the precision of x: subtracted within a product, it is not rounded."""
+    high = more.to(x.dtype)
+    return torch.cat([x, high.unsqueeze(-1), (more - high).to(x.dtype).unsqueeze(-1)], -1)
+
+
+def _gradients(q: Tensor, k: Tensor, grad: Tensor, v: Tensor, shown: Tensor | None, causal: bool, scale: float) -> list[Tensor]:
+    """Those of q, k and v.  Dao et al. 2022, arXiv:2205.14135, appendix B.  q and grad: with what is taken from each of their rows."""
+    (b, h, n_q, _), (g, n_k, c) = q.shape, k.shape[1:]
+    q, grad = (x.unflatten(1, (g, -1)) for x in (q, grad))  # (b, h, q, c+2) -> (b, g, r, q, c+2)
+    one = k.new_ones(b, g, n_k, 2)
+    k, v = torch.cat([k, one], -1), torch.cat([v, one], -1)
+    size = min(QUERIES, n_q)
+    if shown is None:
+        shown = q.new_zeros(())
+    shown = shown.expand(b, h, n_q, n_k).unflatten(1, (g, -1))
+    later = torch.full((size, size), float("-inf"), dtype=q.dtype).triu_(1)
+    d_q, d_k, d_v = q.new_empty(*q.shape[:-1], c), q.new_zeros(b, g, n_k, c), q.new_zeros(b, g, n_k, c)
+    most = max(1, SCORES * torch.get_num_threads() // (h // g * size * n_k))  # key heads of a block: of several rows, or some of one
+    rows, heads = max(1, most // g), min(g, most)
+    for row, head, start in product(range(0, b, rows), range(0, g, heads), range(0, n_q, size)):
+        stop = min(start + size, n_q)
+        seen = stop if causal else n_k
+        at = slice(row, row + rows), slice(head, head + heads)
+        those = (*at, slice(None), slice(start, stop))  # (rows, heads, r, q, ...)
+        scores = shown[those][..., :seen].clone(memory_format=torch.contiguous_format)
+        if causal:
+            scores[..., start:] = later[: stop - start, : stop - start]
+        scores, asking, asked = (x.flatten(0, 1).flatten(1, 2) for x in (scores, q[those], grad[those]))  # (n, r*q, k or c+2)
+        keys, values, to_keys, to_values = (x[at].flatten(0, 1)[:, :seen] for x in (k, v, d_k, d_v))  # (n, k, c or c+2)
+        weights = scores.baddbmm_(asking, keys.mT, alpha=scale).exp_()
+        to_values.baddbmm_(weights.mT, asked[..., :c])
+        d_scores = torch.bmm(asked, values.mT).mul_(weights)
+        d_q[those] = torch.bmm(d_scores, keys[..., :c]).mul_(scale).view_as(d_q[those])
+        to_keys.baddbmm_(d_scores.mT, asking[..., :c], alpha=scale)
+    return [d_q.flatten(1, 2), d_k, d_v]

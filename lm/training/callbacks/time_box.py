@@ -1,0 +1,31 @@
+"""A run of so many minutes, whatever the machine makes of them, that another machine can repeat step by step."""
+
+from lm.training.callbacks.base import RunCallback
+from lm.training.module import TrainModule
+
+
+class TimeBox(RunCallback):
+    """Says how many steps a run of `trainer.max_minutes` has, at the last look at the clock before a rate would depend on it. From then on
+    the run is that of so many `trainer.max_steps`."""
+
+    def step_end(self, module: TrainModule) -> None:
+        run, step = module.run, module.step
+        if run.cfg.trainer.max_minutes is None or not run.logs(step) or step == 1:  # the first step is not like the others
+            return
+        if (length := run.ranks.from_first(lambda: self._length(module))) is not None:
+            run.shorten(length)
+            module.max_steps = length
+            run.journal.record({"step": step, "event": "length decided", "max_steps": length})
+
+    def _length(self, module: TrainModule) -> int | None:
+        """None while there is time to look again."""
+        run, cfg, step = module.run, module.run.cfg, module.step
+        assert cfg.trainer.max_minutes is not None
+        left_s = cfg.trainer.max_minutes * 60 - run.counters.train_s
+        length = max(step + max(0, round(left_s / run.clock.step_s)), cfg.schedule.warmup_steps + 1)
+        next_look = step + cfg.trainer.log_every
+        if length >= cfg.trainer.max_steps or (next_look < length and cfg.same_rate(next_look, length)):
+            return None
+        while not cfg.same_rate(step - 1, length):  # what is behind must have been so in a run of this length
+            length += 1
+        return length

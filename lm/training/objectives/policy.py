@@ -1,0 +1,149 @@
+"""Objectives that draw answers from the model as it is, and make those likelier that are worth more than others to the same prompt."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lm.data.layout.examples import Example, joined_batch
+from lm.data.rewards.base import Answer, scores, total
+from lm.data.rows.policy import GRPOConfig, PolicyConfig, RLOOConfig
+from lm.data.rows.seq2seq import rounded
+from lm.data.tokenizer.tokenizer import load_tokenizer
+from lm.generation.rollouts import Rollout, Sampler, asked_of
+from lm.nn.batch import IGNORED, Batch
+from lm.nn.loss import LossSums
+from lm.nn.measure import label_likelihoods
+from lm.nn.transformer import LM
+from lm.storage.model_folder import resolve_model
+from lm.training.config import TrainConfig
+from lm.training.objectives.base import loss_of
+from lm.training.weights.initial import parent
+
+_EPS = 1e-4  # beside the spread of a group's rewards
+C = TypeVar("C", bound=PolicyConfig)
+
+
+class Policy(ABC, Generic[C]):
+    """What these objectives share. Draws are a function of (seed, step, row, number in the group), however a step is split."""
+
+    def __init__(self, cfg: C, sampler: Sampler, start: Callable[[], LM], pad: int, seed: int, compiled: bool = False) -> None:
+        """start: gives the frozen model that training starts from.  compiled: the model is, and sampling should not be."""
+        self._cfg, self._sampler, self._start, self._pad, self._seed, self._compiled = cfg, sampler, start, pad, seed, compiled
+        self._reference: LM | None = None
+
+    def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
+        rollouts = self.draw(model, batch, step, first_row)
+        worth, told = self._judged([self._sampler.answer(rollout) for rollout in rollouts])
+        learned = _rows(rollouts, self._pad).to(batch.tokens.device)
+        assert learned.labels is not None
+        reader, of = label_likelihoods(learned.labels), torch.nonzero(learned.labels != IGNORED)[:, 0]
+        logp: Tensor = model(learned, loss=reader)  # (tokens,)
+        before = self._at_the_start(learned, reader)
+        worth = worth.view(-1, self._cfg.n_answers).to(logp.device)
+        lengths = of.bincount(minlength=worth.numel())
+        loss = self.loss(logp, before, of, lengths, worth) / self._cfg.n_answers
+        seen = logp.detach()
+        drawn_at = seen.new_tensor([value for rollout in rollouts for value in rollout.logprobs])
+        told["logp_gap"] = _pair((seen - drawn_at).abs().max(), 1)
+        if before is not None:
+            told["kl"] = _pair((seen - before).sum(), len(seen))
+        unsure = -(seen / lengths[of]).sum() / self._cfg.n_answers
+        return LossSums(loss, unsure, None, {name: pair.to(seen.device) for name, pair in told.items()})
+
+    @abstractmethod
+    def loss(self, logp: Tensor, before: Tensor | None, of: Tensor, lengths: Tensor, worth: Tensor) -> Tensor:
+        """Returns the sum over answers.
+
+        logp, before: (tokens,) log p of each token of the answers now, and at the start where that costs; of: (tokens,) which answer each
+        belongs to; lengths: (answers,); worth: (prompts, n_answers) float64.
+        """
+
+    def draw(self, model: LM, batch: Batch, step: int, first_row: int) -> list[Rollout]:
+        """Returns the group of each row in turn.  first_row: as an objective is told it."""
+        asked = asked_of(batch)
+        keys = [f"{self._seed}/{step}/{first_row + i}" for i in range(len(asked))]
+        eager: AbstractContextManager[None] = torch.compiler.set_stance("force_eager") if self._compiled else nullcontext()
+        with eager:
+            return self._sampler.draw(model, asked, self._cfg.n_answers, keys=keys)
+
+    def _judged(self, answers: Sequence[Answer]) -> tuple[Tensor, dict[str, Tensor]]:
+        """(answers,) what each is worth, and what is told of them."""
+        rewards = self._cfg.rewards
+        each = [scores(rewards, answer) for answer in answers]
+        worth = torch.tensor([total(rewards, one) for one in each], dtype=torch.float64)
+        told = {f"reward_{name}": [one[name] for one in each] for name in rewards} if len(rewards) > 1 else {}
+        told |= {"reward": worth.tolist(), "answer_tokens": [answer.n_tokens for answer in answers]}
+        told |= {"ended": [float(answer.ended) for answer in answers]}
+        return worth, {name: _pair(sum(values), len(values)) for name, values in told.items()}
+
+    def _at_the_start(self, learned: Batch, reader: Callable[..., Tensor]) -> Tensor | None:
+        if not self._cfg.kl:
+            return None
+        if self._reference is None:
+            self._reference = self._start().to(learned.tokens.device)
+        with torch.no_grad():
+            found: Tensor = self._reference(learned, loss=reader)
+        return found
+
+
+class GRPO(Policy[GRPOConfig]):
+    """-A log p of each token, where A is the reward above its group's mean, over the group's spread; and kl times the estimate of
+    equation 4. Shao et al. 2024, arXiv:2402.03300, equation 3 where the model is the one that has drawn."""
+
+    def loss(self, logp: Tensor, before: Tensor | None, of: Tensor, lengths: Tensor, worth: Tensor) -> Tensor:
+        advantage = worth - worth.mean(1, keepdim=True)
+        if self._cfg.scale:
+            advantage = advantage / (worth.std(1, keepdim=True) + _EPS)
+        each = -advantage.flatten().to(logp.dtype)[of] * logp
+        if before is not None:
+            gap = before - logp
+            each = each + self._cfg.kl * (gap.exp() - gap - 1)
+        return (each / (lengths[of] if self._cfg.per_token == "answer" else self._cfg.max_tokens)).sum()
+
+
+class RLOO(Policy[RLOOConfig]):
+    """-A log p of each answer, where A is its reward above the mean of the others of its group, kl times log p / p at the start taken
+    off each. Ahmadian et al. 2024, arXiv:2402.14740, section 3.3."""
+
+    def loss(self, logp: Tensor, before: Tensor | None, of: Tensor, lengths: Tensor, worth: Tensor) -> Tensor:
+        if before is not None:
+            gap = logp.new_zeros(len(lengths)).index_add(0, of, logp.detach() - before)
+            worth = worth - self._cfg.kl * gap.view_as(worth)
+        others = (worth.sum(1, keepdim=True) - worth) / (worth.shape[1] - 1)
+        return (-(worth - others).flatten().to(logp.dtype)[of] * logp).sum()
+
+
+@loss_of(GRPOConfig)
+def _grpo(cfg: GRPOConfig, run: TrainConfig) -> GRPO:
+    return GRPO(cfg, *_parts(cfg, run))
+
+
+@loss_of(RLOOConfig)
+def _rloo(cfg: RLOOConfig, run: TrainConfig) -> RLOO:
+    return RLOO(cfg, *_parts(cfg, run))
+
+
+def _parts(cfg: PolicyConfig, run: TrainConfig) -> tuple[Sampler, Callable[[], LM], int, int, bool]:
+    """With the tokenizer of the model that training starts from, which is the run's."""
+    start, records = str(run.init_from), run.data.records
+    tokenizer = load_tokenizer(resolve_model(start))
+    if records is not None and (template := records.chat_template(tokenizer)) is not None:
+        tokenizer.chat_template = template
+    sampler = Sampler(tokenizer, cfg, in_step=run.strategy.stage == 3)
+    return sampler, lambda: parent(start), tokenizer.pad, run.seeds.dropout, run.trainer.compile
+
+
+def _rows(rollouts: Sequence[Rollout], pad: int) -> Batch:
+    """One row each: the prompt is read, the answer learned."""
+    examples = [Example.of(np.array(rollout.asked.prompt), np.array(rollout.tokens)) for rollout in rollouts]
+    return joined_batch([[one] for one in examples], rounded(max(len(one.tokens) - 1 for one in examples)), pad)
+
+
+def _pair(total: Tensor | float, n: int) -> Tensor:
+    """(2,) a sum, and how many are in it."""
+    return torch.tensor([float(total), n])

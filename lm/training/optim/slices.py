@@ -1,0 +1,89 @@
+"""Matrices of which each rank holds a slice, whole on one rank for as long as that works on them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Rank r holds the elements bounds[r] to bounds[r + 1] of a matrix, or of a stack of them, flattened."""
+
+    shape: tuple[int, ...]
+    bounds: tuple[int, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Returns how many elements each rank holds."""
+        return [stop - start for start, stop in pairwise(self.bounds)]
+
+    @property
+    def cost(self) -> int:
+        """Returns what a product with its own transpose costs, up to a factor."""
+        return self.shape[0] * self.shape[1] * min(self.shape)
+
+    def matrices(self) -> list["Cut"]:
+        """Returns each matrix of the stack by itself."""
+        size = self.shape[-2] * self.shape[-1]
+        starts = range(0, max(self.bounds[-1], 1), size)
+        return [Cut(self.shape[-2:], tuple(min(max(at - start, 0), size) for at in self.bounds)) for start in starts]
+
+
+def by_rows(shape: Sequence[int], world: int) -> Cut:
+    """Returns how FSDP2 cuts a weight: equal parts of the first dimension, of which the last ranks may have less, or nothing."""
+    rows, rest = -(-shape[0] // world), torch.Size(shape[1:]).numel()
+    return Cut(tuple(shape), tuple(min(rank * rows, shape[0]) * rest for rank in range(world + 1)))
+
+
+def in_a_row(shapes: Sequence[Sequence[int]], part: int, world: int) -> list[Cut]:
+    """Returns how ZeRO cuts weights that lie one behind the other, each rank holding `part` elements of them all."""
+    found, start = [], 0
+    for shape in shapes:
+        size = torch.Size(shape).numel()
+        found.append(Cut(tuple(shape), tuple(min(max(rank * part - start, 0), size) for rank in range(world + 1))))
+        start += size
+    return found
+
+
+def owners(costs: Sequence[int], world: int) -> list[int]:
+    """Returns a rank for each: the most expensive first, each to the rank that has the least to do by then."""
+    loads, found = [0] * world, [0] * len(costs)
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        found[i] = loads.index(min(loads))
+        loads[found[i]] += costs[i]
+    return found
+
+
+class Exchange:
+    """One way there and one back, each a single all-to-all. Every rank of the group makes it, of the same cuts."""
+
+    def __init__(self, cuts: Sequence[Cut], group: ProcessGroup | None) -> None:
+        self._cuts, self._group = cuts, group
+        self._rank, world = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+        owner = owners([cut.cost for cut in cuts], world)
+        self._owned = [[i for i, of in enumerate(owner) if of == rank] for rank in range(world)]
+        self._mine = [sum(cuts[i].sizes[self._rank] for i in owned) for owned in self._owned]  # of my slices, by the rank that owns them
+        self._theirs = [sum(cuts[i].sizes[rank] for i in self._owned[self._rank]) for rank in range(world)]  # of what I own, by holder
+
+    def gather(self, slices: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the matrices that this rank owns, whole.  slices: flat, what it holds of each matrix."""
+        sent = torch.cat([slices[i] for owned in self._owned for i in owned])
+        received = sent.new_empty(sum(self._theirs))
+        torch.distributed.all_to_all_single(received, sent, self._theirs, self._mine, self._group)
+        owned = [self._cuts[i] for i in self._owned[self._rank]]
+        pieces = received.split([cut.sizes[rank] for rank in range(len(self._theirs)) for cut in owned])
+        return [torch.cat(pieces[n :: len(owned)]).view(cut.shape) for n, cut in enumerate(owned)]
+
+    def scatter(self, matrices: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+        """Returns this rank's slice of each matrix.  matrices: those that it owns; like: a tensor of their type."""
+        owned = [(self._cuts[i], x.reshape(-1)) for i, x in zip(self._owned[self._rank], matrices, strict=True)]
+        sent = [x[cut.bounds[rank] : cut.bounds[rank + 1]] for rank in range(len(self._theirs)) for cut, x in owned]
+        received = like.new_empty(sum(self._mine))
+        torch.distributed.all_to_all_single(received, torch.cat([like.new_empty(0), *sent]), self._mine, self._theirs, self._group)
+        order = [i for owned in self._owned for i in owned]
+        pieces = received.split([self._cuts[i].sizes[self._rank] for i in order])
+        return [pieces[at] for at in sorted(range(len(order)), key=order.__getitem__)]

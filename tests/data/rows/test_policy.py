@@ -1,0 +1,50 @@
+"""Prompts to be answered by the model itself, beside the answers of the data."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lm.data.kinds import ChatRecord, GRPOConfig, TextConfig
+from lm.data.rows.base import Rows
+from lm.data.rows.build import build_rows
+from lm.data.store.prepare import Prepared
+from lm.errors import ConfigError
+from lm.generation.rollouts import asked_of
+from lm.nn.transformer import ModelConfig
+
+Prepare = Callable[..., Prepared]
+
+
+def rows_of(found: Prepared, decoder: ModelConfig, max_tokens: int = 16, seq_len: int = 96) -> Rows:
+    data = TextConfig(files="x", seq_len=seq_len, record=ChatRecord())
+    return build_rows(GRPOConfig(max_tokens=max_tokens), data, found.train, found.tokenizer, decoder)
+
+
+@pytest.fixture
+def chats(prepare_text: Prepare, tmp_path: Path) -> Prepared:
+    turns = [[("user", "hello"), ("assistant", "hi"), ("user", f"which {n}"), ("assistant", f"number {n}")] for n in range(60)]
+    lines = [json.dumps({"messages": [{"role": role, "content": text} for role, text in chat]}) for chat in turns]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    return prepare_text(tmp_path / "a.jsonl", record=ChatRecord(), val_frac=0.3)
+
+
+def test_a_row_is_a_chat_up_to_its_last_answer(chats: Prepared, decoder: ModelConfig) -> None:
+    rows, decode = rows_of(chats, decoder), chats.tokenizer.decode
+    batch = rows.batch(np.arange(len(rows)))
+    assert len(rows) == batch.step_tokens == len(batch.tokens) > 30
+    for asked in asked_of(batch):
+        prompt, reference = decode(asked.prompt), decode(asked.reference)
+        assert prompt.startswith("User: hello\n\nAssistant: hi") and prompt.endswith("\n\nAssistant: ")
+        assert reference == prompt.removesuffix("\n\nAssistant: ").rpartition("which")[2].replace(" ", "number ", 1)
+        assert asked.reference[-1] == chats.tokenizer.eos
+    assert asked_of(rows.batch(rows.widest(3)))[0].prompt == max((asked.prompt for asked in asked_of(batch)), key=len)
+
+
+def test_prompts_without_room_for_an_answer_are_refused(chats: Prepared, decoder: ModelConfig) -> None:
+    longest = max(len(asked.prompt) for asked in asked_of(rows_of(chats, decoder).batch(np.arange(20))))
+    assert len(rows_of(chats, decoder, max_tokens=97 - longest)) == chats.train.n_documents
+    with pytest.raises(ConfigError, match=r"prompts of the train split leave no room for objective\.max_tokens=\d+ in a row"):
+        rows_of(chats, decoder, max_tokens=98 - longest)

@@ -1,0 +1,87 @@
+"""What an answer is worth, and what happens where a reward breaks."""
+
+import math
+from typing import Any, Literal
+
+import pytest
+
+from lm.data.kinds import Answer, RewardConfig
+from lm.data.rewards.base import scores, total
+from lm.errors import ConfigError
+from lm.schema import Config, from_tree
+
+
+class Wraps(Config):
+    reward: RewardConfig
+
+
+def answer(text: str, reference: str = "46", n_tokens: int = 3, ended: bool = True) -> Answer:
+    return Answer("12+34", text, reference, n_tokens, ended)
+
+
+def reward(kind: str, **options: Any) -> RewardConfig:
+    return from_tree(Wraps, {"reward": {"kind": kind, **options}}).reward
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said", "expected"),
+    [
+        ("exact", {}, answer(" 46\n"), 1.0),
+        ("exact", {}, answer("46."), 0.0),
+        ("arithmetic", {}, answer("12 and 34 make 46."), 1.0),
+        ("arithmetic", {}, answer("46 or 47"), 0.0),
+        ("arithmetic", {}, answer("about 1,046.50", "1046.5"), 1.0),
+        ("arithmetic", {}, answer("-46"), 0.0),
+        ("arithmetic", {}, answer("none", "none"), 0.0),
+        ("regex", {"pattern": r"<b>\d+</b>"}, answer("<b>46</b>"), 1.0),
+        ("regex", {"pattern": r"<b>\d+</b>"}, answer("so <b>46</b>"), 0.0),
+        ("regex", {"pattern": ".*46"}, answer("so\n46"), 1.0),
+        ("ended", {}, answer("46", ended=False), 0.0),
+        ("length", {"free": 10, "most": 20}, answer("", n_tokens=10), 0.0),
+        ("length", {"free": 10, "most": 20}, answer("", n_tokens=15), -0.5),
+        ("length", {"free": 10, "most": 20}, answer("", n_tokens=99), -1.0),
+        ("compiles", {}, answer("def f(x):\n    return x"), 1.0),
+        ("compiles", {}, answer("Thus:\n```python\nx = 1\n```\nas asked"), 1.0),
+        ("compiles", {}, answer("def f(x) return x"), 0.0),
+        ("compiles", {}, answer("  \n"), 0.0),
+        ("compiles", {}, answer("(" * 100_000), 0.0),
+        ("compiles", {}, answer("raise SystemExit(3)"), 1.0),  # it is read, not run
+    ],
+)
+def test_each_reward_is_what_it_says(kind: str, options: dict[str, Any], said: Answer, expected: float) -> None:
+    assert reward(kind, **options).score(said) == expected
+
+
+class BrokenReward(RewardConfig):
+    kind: Literal["broken"] = "broken"
+    gives: float | None = None
+
+    def score(self, answer: Answer) -> float:
+        return math.nan if self.gives is None else 1 / self.gives
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (BrokenReward(), r"^objective\.rewards\.mine: it gave nan for the answer '46', and a finite number is needed\. Mend it\.$"),
+        (BrokenReward(gives=0.0), r"^objective\.rewards\.mine: it broke on the answer '46' \(ZeroDivisionError: float division by zero\)"),
+    ],
+)
+def test_a_reward_that_breaks_is_named_with_the_answer(broken: RewardConfig, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        scores({"mine": broken}, answer("46"))
+
+
+def test_rewards_add_up_by_their_weights() -> None:
+    rewards = {"right": reward("exact", weight=2.0), "long": reward("length", free=1, most=5, weight=0.5)}
+    each = scores(rewards, answer("46"))
+    assert each == {"right": 1.0, "long": -0.5} and total(rewards, each) == 1.75
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [("regex", {"pattern": "("}, r"pattern: '\(' is no pattern"), ("length", {"free": 5, "most": 5}, "free=5 is not below most=5")],
+)
+def test_a_reward_that_cannot_be_is_refused(kind: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        reward(kind, **options)

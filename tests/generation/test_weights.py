@@ -1,0 +1,195 @@
+"""A model made ready to decode against the readable one, and matrices in fewer bits against what they stand for."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import lm as library
+from lm.errors import ConfigError
+from lm.generation.config import Dtype, SamplingConfig
+from lm.generation.decode import generate
+from lm.generation.weights.fused import FusedGQA, FusedMLP, QuickRMSNorm
+from lm.generation.weights.held import Held, OneDNN, Plain
+from lm.generation.weights.prepare import HeldHead, prepare, ranked
+from lm.generation.weights.quantised import GROUP, Int4, Int4Reference, Int8, Int8Reference
+from lm.nn.batch import Batch
+from lm.nn.transformer import LM, model_config
+from lm.testing.models import Doubles, random_model, same, tokens
+from tests.conftest import Lm
+from tests.nn.grid import pairwise, tree_of
+from tests.nn.models import ATTENTIONS, HEADS, MIXING, MIXTURES, NORMS, POSITIONS, config, redrawn
+
+MODELS: list[dict[str, Any]] = [
+    {"attention": ATTENTIONS[1], "norm": NORMS[6], "head": HEADS[2]},
+    {"attention": ATTENTIONS[2], "position": POSITIONS[5]},
+    {"attention": ATTENTIONS[3], "head": HEADS[4]},
+    {"attention": ATTENTIONS[4], "block": {"kind": "parallel"}},
+    {"attention": ATTENTIONS[1], "position": {"kind": "alibi"}},
+    {"attention": ATTENTIONS[6]},
+    {"attention": ATTENTIONS[10], "ffn": MIXTURES[2]},
+    MIXING[5],
+]
+
+
+def stepped(model: LM) -> Tensor:
+    """Logits of six tokens, then of one at a time, of two rows of which one begins later."""
+    ids = tokens(2, 10)
+    positions = torch.stack([torch.arange(10), torch.arange(-2, 8).clamp(min=-1)])
+    cache, start, out = model.new_cache(2, 10), 0, []
+    for n in (6, 1, 1, 1, 1):
+        batch = Batch(ids[:, start : start + n], positions=positions[:, start : start + n])
+        if model.cfg.kind == "encoder_decoder" and start == 0:
+            batch = Batch(batch.tokens, positions=batch.positions, source_tokens=tokens(2, 7, 2))
+        out.append(model(batch, cache=cache)[:, -1:])
+        start += n
+    return torch.cat(out, dim=1)
+
+
+def agree_in_float64(model: LM) -> LM:
+    with Doubles(), torch.no_grad():
+        model.double()
+        expected = stepped(model)
+        prepared = prepare(copy.deepcopy(model))
+        same(stepped(prepared), expected)
+    return prepared
+
+
+@pytest.mark.parametrize("changes", MODELS, ids=str)
+def test_a_prepared_model_gives_the_logits_of_the_readable_one(changes: dict[str, Any]) -> None:
+    agree_in_float64(redrawn(config(**changes)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, choice", [(kind, choice) for kind, choice in pairwise() if kind != "encoder"], ids=str)
+def test_every_pair_of_slots_gives_the_logits_of_the_readable_model(kind: str, choice: Any) -> None:
+    agree_in_float64(random_model(model_config(tree_of(kind, tuple(enumerate(choice))))))
+
+
+def test_what_is_known_is_fused_and_every_other_matrix_is_held() -> None:
+    kinds = [type(module) for module in agree_in_float64(redrawn(config(attention=ATTENTIONS[2]))).modules()]
+    counts = {kind: kinds.count(kind) for kind in (FusedGQA, FusedMLP, QuickRMSNorm, HeldHead, Plain, torch.nn.Linear)}
+    assert counts == {
+        FusedGQA: 3,
+        FusedMLP: 3,
+        QuickRMSNorm: 3 * 3 + 1,
+        HeldHead: 1,
+        Plain: 3 * 5 + 1,
+        torch.nn.Linear: 0,
+    }  # of a layer q k v, its gate, o, gate up, down
+
+
+def test_a_prepared_model_draws_the_same_tokens_and_leaves_the_embedding() -> None:
+    model = redrawn(config(attention=ATTENTIONS[1]))
+    prepared, prompts = prepare(copy.deepcopy(model)), [[5, 6, 7], [3], [9] * 9]
+    assert torch.equal(prepared.embed.weight, model.embed.weight)
+    for options in (SamplingConfig(max_tokens=30, temperature=0), SamplingConfig(max_tokens=30, temperature=0.9, top_p=0.9)):
+        assert generate(prepared, prompts, options) == generate(model, prompts, options)
+
+
+def drawn(out: int, inputs: int) -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(out)
+    return torch.randn(out, inputs, generator=source) * 0.1 + 0.01, torch.randn(out, generator=source)
+
+
+KINDS: list[tuple[type[Held], type[Held], torch.dtype]] = [
+    (OneDNN, Plain, torch.float32),
+    (OneDNN, Plain, torch.bfloat16),
+    (Int8, Int8Reference, torch.float32),
+    (Int4, Int4Reference, torch.float32),
+]
+
+
+@pytest.mark.parametrize("kind, reference, dtype", KINDS)
+@pytest.mark.parametrize("shape", [(48, 64), (50, 96), (7, 128)])
+def test_a_fast_way_to_hold_a_matrix_agrees_with_the_reference(
+    kind: type[Held], reference: type[Held], dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    weight, bias = drawn(*shape)
+    fast, plain = (each(weight.to(dtype), bias) for each in (kind, reference))
+    for rows in (1, 3, 5, 80):
+        x = torch.randn(rows, 2, shape[1], generator=torch.Generator().manual_seed(rows))
+        expected = F.linear(x.to(plain.takes).double(), plain.matrix().double(), bias.double())
+        rounding = 1e-6 if plain.takes == torch.float32 else 2**-7
+        for found in (fast(x), plain(x)):
+            assert found.dtype == x.dtype
+            torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=rounding * float(expected.abs().max()))
+    torch.testing.assert_close(fast.matrix().float(), plain.matrix().float(), rtol=2**-8, atol=2**-10)
+
+
+@pytest.mark.parametrize("kind", [Int8, Int4])
+def test_a_row_of_few_bits_is_the_same_alone_and_among_others(kind: type[Held]) -> None:
+    held, x = kind(*drawn(48, 64)), torch.randn(30, 64)
+    assert torch.equal(held(x), torch.cat([held(row) for row in x.split(1)]))
+
+
+@pytest.mark.parametrize("kind, steps", [(Int8Reference, 254), (Int4Reference, 15)])
+def test_fewer_bits_are_at_most_half_a_step_off(kind: type[Held], steps: int) -> None:
+    weight, _ = drawn(20, 3 * GROUP)
+    groups = weight.unflatten(1, (-1, GROUP)) if steps == 15 else weight.unsqueeze(1)
+    width = groups.amax(2) - groups.amin(2) if steps == 15 else 2 * groups.abs().amax(2)
+    off = (kind(weight, None).matrix() - weight).view_as(groups).abs() / (width / steps).unsqueeze(2)
+    assert off.max() <= 0.6  # a scale of 8 bits cuts the ends off a little
+    assert off.max() > 0.4
+    assert steps > 15 or (off[groups.abs() == groups.abs().amax(2, keepdim=True)] < 0.3).all()  # the ends are met
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "int4"])
+def test_a_dtype_changes_the_logits_as_little_as_its_bits(dtype: Dtype) -> None:
+    model = redrawn(config(d_model=64, ffn={"hidden": 96}))
+    with torch.no_grad():
+        found, expected = stepped(prepare(copy.deepcopy(model), dtype)), stepped(model)
+    error = float((found - expected).square().mean() / expected.square().mean()) ** 0.5
+    assert (prepare(model.bfloat16(), dtype).embed.weight.dtype == torch.float32) == (dtype == "fp32")
+    low, high = {"fp32": (0.0, 1e-5), "bf16": (1e-3, 0.02), "int8": (1e-3, 0.04), "int4": (0.02, 0.7)}[dtype]
+    assert low <= error < high
+
+
+def test_the_reference_serves_where_no_kernel_does() -> None:
+    weight = torch.randn(8, 40)
+    assert [kind.fits(weight) for kind in (Int8, Int8Reference)] == [False, True]  # 40 is no multiple of what the kernel reads at once
+    assert ranked((Int8, Int8Reference), weight)[0] is Int8Reference
+    assert not Int4.fits(weight.to("meta")) and not OneDNN.fits(weight.double())
+
+
+@pytest.mark.slow
+def test_elsewhere_than_on_a_cpu_the_reference_multiplies_and_nothing_is_fused() -> None:
+    prepared = prepare(redrawn(config(d_model=64, ffn={"hidden": 96})).to("meta"), "int4")
+    kinds = {type(module) for module in prepared.modules()}
+    assert Int4Reference in kinds and not kinds & {FusedGQA, FusedMLP, QuickRMSNorm, Int4, torch.nn.Linear}
+    assert prepared(Batch(tokens(2, 5).to("meta"))).shape == (2, 5, 61)
+
+
+def test_what_cannot_be_held_or_done_is_refused_by_name(model_folder: Path) -> None:
+    model = redrawn(config(ffn={"hidden": 40}))
+    with pytest.raises(ConfigError, match=r"dtype=int4: blocks\.0\.ffn\.down has 40 inputs, which is no multiple of 32"):
+        prepare(model, "int4")
+    prepared = prepare(model, "int8")
+    for refused in (prepared.train, prepared.bfloat16, prepared.state_dict):
+        with pytest.raises(ConfigError, match="held for decoding"):
+            refused()
+    assert prepared.eval() is prepared
+    with pytest.raises(ConfigError, match=r"dtype='int5' is not an option\. Did you mean 'int"):
+        library.load(model_folder, dtype="int5")
+
+
+def test_verbs_take_a_dtype(lm: Lm, model_folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("".join(f"line {i}: {i * i} and {i % 7}\n" for i in range(60)))
+    found = {}
+    for dtype in ("null", "saved", "int8"):
+        args = [f"from={model_folder}", "data=text", f"data.files={text}", f"data.cache_dir={tmp_path / 'cache'}", f"dtype={dtype}"]
+        code, out, err = lm("eval", *args, "format=json")
+        assert code == 0, err
+        found[dtype] = json.loads(out)["val_bits_per_byte"]
+    assert found["saved"] == pytest.approx(found["null"], rel=1e-6) and 0 < abs(found["int8"] - found["null"]) < 0.1
+    for dtype, given in (("int8", "int8"), (None, "null")):
+        code, out, err = lm("generate", f"from={model_folder}", "prompt=abc", "max_tokens=8", f"dtype={given}", "seed=3")
+        model, tokenizer = library.load(model_folder, dtype=dtype)
+        assert (code, out) == (0, "abc" + library.generate(model, tokenizer, "abc", max_tokens=8, seed=3) + "\n")
+    assert lm("generate", f"from={model_folder}", "prompt=abc", "dtype=int9")[0] == 2

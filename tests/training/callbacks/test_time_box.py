@@ -1,0 +1,66 @@
+"""Runs that the clock ends: they decay in time, and are the runs of as many steps as it came to."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lm.errors import ConfigError
+from lm.storage.checkpoint import CheckpointReader, checkpoints
+from lm.training.run import train
+from lm.training.state import Clock
+from tests.training.conftest import Configure, read, results
+
+MANY = ["optim=adamw", "trainer.max_steps=200", "trainer.val_every=1000", "checkpoint.every=1000"]
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes one, and from the 7th on two: whoever has looked before finds less time left than there was."""
+
+    def lap(clock: Clock, step: int) -> float:
+        clock.step_s = 1.0 if step < 7 else 2.0
+        passed, clock._step = clock.step_s * (step - clock._step), step
+        return passed
+
+    monkeypatch.setattr(Clock, "lap", lap)
+
+
+def decided(run: Path) -> list[int]:
+    return [line["max_steps"] for line in read(run / "metrics.jsonl") if line.get("event") == "length decided"]
+
+
+@pytest.mark.usefixtures("seconds")
+@pytest.mark.parametrize("schedule", [["schedule=wsd"], pytest.param(["schedule=constant"], marks=pytest.mark.slow)])
+def test_a_run_that_the_clock_ends_is_the_run_of_as_many_steps(configure: Configure, tmp_path: Path, schedule: list[str]) -> None:
+    """Of 24 seconds. Seen to fail with a length of which the steps behind would have had other rates."""
+    given = [*MANY, *schedule, "trainer.log_every=3"]
+    summary = train(configure(*given, "trainer.max_minutes=0.4"))
+    assert decided(tmp_path / "run") == [summary["steps"]] and summary["steps"] == pytest.approx(16, abs=2) and not summary["stopped_early"]
+    train(configure(*given, f"trainer.max_steps={summary['steps']}", "run.name=again"))
+    (bytes_of, lines), (again, others) = (results(tmp_path / name) for name in ("run", "again"))
+    assert bytes_of == again and [line for line in lines if "event" not in line] == others
+    assert train(configure(*given, "trainer.max_minutes=0.4"))["steps"] == summary["steps"]  # nothing is left to do
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("seconds")
+def test_what_the_clock_has_decided_is_resumed(configure: Configure, tmp_path: Path) -> None:
+    """From a checkpoint in the decay, by the same command."""
+    given = [*MANY, "schedule=wsd", "trainer.max_minutes=0.2", "checkpoint.every=8"]
+    train(configure(*given, "run.name=whole"))
+    steps = decided(tmp_path / "whole")[0]
+    train(configure(*given))
+    newest, before = checkpoints(tmp_path / "run" / "checkpoints")
+    assert CheckpointReader(before).meta["counters"]["max_steps"] == steps and newest.name.endswith(f"{steps:08}")
+    for file in (newest / "manifest.json", tmp_path / "run" / "summary.json", tmp_path / "run" / "model" / "manifest.json"):
+        file.unlink()
+    summary = train(configure(*given))
+    assert summary["steps"] == steps and results(tmp_path / "run") == results(tmp_path / "whole")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped_early"] is False
+
+
+@pytest.mark.parametrize("given", [["schedule=cosine"], ["schedule=wsd", "schedule.decay_frac=1.0"]])
+def test_a_rate_that_depends_on_the_length_from_the_start_is_refused(configure: Configure, given: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.max_minutes=5 leaves the length to the clock.*Use schedule=wsd or constant"):
+        configure(*MANY, *given, "trainer.max_minutes=5")

@@ -1,0 +1,252 @@
+"""GRPO and RLOO: their losses, and runs whose draws are a function of the seed, the step and the row."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lm.cli.compose.compose import compose_config
+from lm.data.kinds import BytesConfig, GRPOConfig, RLOOConfig
+from lm.data.rewards.base import scores
+from lm.data.rows.policy import PolicyConfig
+from lm.errors import ConfigError
+from lm.generation.rollouts import Asked, Rollout, Sampler
+from lm.nn.batch import Batch
+from lm.nn.transformer import LM
+from lm.testing.models import VOCAB
+from lm.training.config import TrainConfig
+from lm.training.objectives.policy import GRPO, RLOO, Policy
+from lm.training.run import train
+from tests.conftest import Lm
+from tests.nn.models import config, redrawn
+from tests.training.conftest import TINY, Launch, ranks, read, results, settled
+
+RL = (
+    *("data=arithmetic", "data.digits=1", "data.problems=60", "data.val_frac=0.3", "data.seq_len=64", "data.val_rows=8"),
+    *("model.dropout=0", "model.max_seq_len=64"),
+)
+DRAWN = (
+    "objective.max_tokens=4",
+    "objective.n_answers=4",
+    "objective.rewards={regex:{pattern:'[0-9].*'},length:{free:1,most:4,weight:0.5}}",
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run `parent` that has seen a few sums."""
+    folder = tmp_path_factory.mktemp("made")
+    given = [item for item in TINY if not item.startswith("data=")]
+    sft = (
+        "objective=sft",
+        "trainer.max_steps=6",
+        "optim.lr=1e-2",
+        "run.name=parent",
+        f"run.dir={folder}",
+        f"data.cache_dir={folder / 'c'}",
+    )
+    train(compose_config(settled(*given, *RL, *sft)))
+    return folder
+
+
+@pytest.fixture
+def policy(made: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
+    """A run of a few steps from that one."""
+    own = [item for item in TINY if not item.startswith(("model", "tokenizer", "data="))]
+    given = [*own, *[item for item in RL if not item.startswith("model")], f"init_from={made / 'parent'}", "optim=adamw", "optim.lr=1e-2"]
+    given += [f"run.dir={tmp_path}", f"data.cache_dir={made / 'c'}", "trainer.max_steps=6", "trainer.val_every=3", *DRAWN]
+    return lambda *more: compose_config(settled(*given, *more))
+
+
+def told(run: Path) -> list[tuple[str, float]]:
+    """What is told of answers, in order."""
+    names = ("loss", "kl", "ended", "answer_tokens", "grad_norm")
+    lines = read(run / "metrics.jsonl")
+    return [
+        (key, value) for line in lines for key, value in sorted(line.items()) if key in names or "reward" in key or key.startswith("val_")
+    ]
+
+
+class Given(Sampler):
+    """Answers that nobody has drawn."""
+
+    def __init__(self, cfg: PolicyConfig, rollouts: list[Rollout]) -> None:
+        super().__init__(BytesConfig().build(), cfg, in_step=False)
+        self.rollouts = rollouts
+
+    def draw(self, *given: Any, **further: Any) -> list[Rollout]:
+        return self.rollouts
+
+
+def given_rollouts(cfg: PolicyConfig) -> list[Rollout]:
+    """Of three prompts, each answer of another length."""
+    ids, lengths = torch.Generator().manual_seed(0), iter([3, 1, 5, 2, 4, 4, 1, 6, 2, 3, 5, 1])
+    found = []
+    for n in (2, 5, 3):
+        prompt = torch.randint(0, VOCAB, (n,), generator=ids).tolist()
+        answers = [torch.randint(0, VOCAB, (next(lengths),), generator=ids).tolist() for _ in range(cfg.n_answers)]
+        found += [Rollout(Asked(prompt, []), tokens, [0.0] * len(tokens)) for tokens in answers]
+    return found
+
+
+def logp(model: LM, rollout: Rollout) -> Tensor:
+    """Of each token, one row by itself."""
+    ids = torch.tensor([[*rollout.asked.prompt, *rollout.tokens]])
+    found = model(Batch(ids)).log_softmax(-1)[0, :-1].gather(-1, ids[0, 1:, None])[:, 0]
+    return found[len(rollout.asked.prompt) - 1 :]
+
+
+def grpo_of_the_paper(cfg: GRPOConfig, now: list[Tensor], before: list[Tensor], r: Tensor) -> Tensor:
+    """-J of one group: equation 3 of Shao et al. 2024 with the ratio to the policy that has drawn, and equation 4."""
+    advantage = (r - r.mean()) / (r.std() + 1e-4 if cfg.scale else 1.0)
+    total = r.new_zeros(())
+    for p, q, a in zip(now, before, advantage, strict=True):
+        ratio, kl = (p - p.detach()).exp(), (q - p).exp() - (q - p) - 1
+        clipped = torch.minimum(ratio * a, ratio.clamp(0.8, 1.2) * a)
+        total = total - (clipped - cfg.kl * kl).sum() / (len(p) if cfg.per_token == "answer" else cfg.max_tokens)
+    return total / len(now)
+
+
+def rloo_of_the_paper(cfg: RLOOConfig, now: list[Tensor], before: list[Tensor], r: Tensor) -> Tensor:
+    """Of one group: Ahmadian et al. 2024, section 3.3, with the reward of section 2."""
+    rewards = [one - cfg.kl * (p.detach().sum() - q.sum()) for one, p, q in zip(r, now, before, strict=True)]
+    baselines = [sum(rewards[:i] + rewards[i + 1 :]) / (len(rewards) - 1) for i in range(len(rewards))]
+    return -sum((one - b) * p.sum() for one, b, p in zip(rewards, baselines, now, strict=True)) / len(now)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cfg", "paper"),
+    [
+        (GRPO, GRPOConfig(n_answers=4), grpo_of_the_paper),
+        (GRPO, GRPOConfig(n_answers=4, kl=0.3), grpo_of_the_paper),
+        (GRPO, GRPOConfig(n_answers=4, kl=0.3, scale=False, per_token="constant", max_tokens=7), grpo_of_the_paper),
+        (RLOO, RLOOConfig(n_answers=4), rloo_of_the_paper),
+        (RLOO, RLOOConfig(n_answers=4, kl=0.3), rloo_of_the_paper),
+    ],
+)
+def test_the_gradient_is_that_of_the_paper(kind: type[Policy[Any]], cfg: PolicyConfig, paper: Callable[..., Tensor]) -> None:
+    """Seen to fail with a baseline that counts the answer itself, and with lengths of other answers."""
+    cfg = cfg.replace(rewards={"length": {"kind": "length", "free": 1, "most": 7}})
+    model, start, rollouts = redrawn(config(), 0), redrawn(config(), 1), given_rollouts(cfg)
+    sampler = Given(cfg, rollouts)
+    sums = kind(cfg, sampler, lambda: start, 0, 0)(model, Batch(*torch.zeros(2, 3, 1, dtype=torch.int64)), 0, 0)
+    found = torch.autograd.grad(sums.total, [*model.parameters()])
+    r = torch.tensor([scores(cfg.rewards, sampler.answer(one))["length"] for one in rollouts], dtype=torch.float64).view(3, 4)
+    now, before = [[logp(model, one) for one in rollouts]], [[logp(start, one).detach() for one in rollouts]]
+    total = sum(paper(cfg, now[0][4 * i : 4 * i + 4], before[0][4 * i : 4 * i + 4], r[i]) for i in range(3))
+    for mine, wanted in zip(found, torch.autograd.grad(total, [*model.parameters()]), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=0.0, atol=2e-5 * wanted.abs().max().item() + 1e-7)
+    assert sums.told["reward"].tolist() == pytest.approx([r.sum().item(), 12])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["grpo", "rloo"])
+def test_log_p_of_the_sampler_is_that_of_the_training(policy: Callable[..., TrainConfig], tmp_path: Path, objective: str) -> None:
+    """And all that is worth something comes likelier."""
+    train(policy(f"objective={objective}", "objective.kl=0.1", "trainer.max_steps=30", "trainer.val_every=30"))
+    lines = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "reward" in line]
+    assert len(lines) == 30 and max(line["logp_gap"] for line in lines) < 1e-4
+    assert (
+        lines[-1]["kl"] != 0.0 and np.mean([line["reward"] for line in lines[-5:]]) > np.mean([line["reward"] for line in lines[:5]]) + 0.1
+    )
+    assert {"reward_regex", "reward_length", "ended", "answer_tokens"} < lines[0].keys()
+
+
+@pytest.mark.slow
+def test_draws_do_not_depend_on_micro_batches(policy: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    """Seen to fail with keys of the rows of a micro-batch alone."""
+    for rows in (8, 2):
+        train(policy("objective=grpo", f"trainer.micro_batch={rows}", f"run.name=rows{rows}", "optim=sgd", "optim.lr=0.1"))
+    (names, values), (others, wanted) = (zip(*told(tmp_path / f"rows{rows}"), strict=True) for rows in (2, 8))
+    assert names == others and values == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_draws_the_same(policy: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    more = ("objective=grpo", "objective.kl=0.1", "schedule=constant")
+    train(policy(*more, "run.name=whole"))
+    train(policy(*more, "trainer.max_steps=3", "checkpoint.every=3"))
+    train(policy(*more))
+    assert results(tmp_path / "run")[0] == results(tmp_path / "whole")[0]
+    assert told(tmp_path / "run")[-20:] == told(tmp_path / "whole")[-20:]
+
+
+@pytest.mark.slow
+def test_a_reward_that_is_the_same_for_all_changes_nothing(policy: Callable[..., TrainConfig], made: Path, tmp_path: Path) -> None:
+    for objective in ("grpo", "rloo"):
+        train(policy(f"objective={objective}", "objective.rewards={regex:{pattern:'.*'}}", "optim.weight_decay=0", f"run.name={objective}"))
+        name = Path("model") / "model.safetensors"
+        assert (tmp_path / objective / name).read_bytes() == (made / "parent" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_lm_eval_tells_the_reward_of_the_last_validation(policy: Callable[..., TrainConfig], tmp_path: Path, lm: Lm) -> None:
+    train(policy("objective=grpo"))
+    code, out, err = lm("eval", f"from={tmp_path / 'run'}", "format=json")
+    assert code == 0, err
+    line = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "val_reward" in line][-1]
+    found = json.loads(out.splitlines()[-1])
+    names = {"val_reward", "val_reward_regex", "val_reward_length", "val_answer_tokens", "val_ended"}
+    assert names <= line.keys() and {name: found[name] for name in names} == pytest.approx({name: line[name] for name in names})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("objective=grpo", "init_from=null"), "objective=grpo compares with the model that training starts from"),
+        (
+            ("objective=rloo", "model.dropout=0.1"),
+            r"what the model itself has drawn, and model\.dropout=0\.1 makes .* Set model\.dropout=0",
+        ),
+        (("objective=grpo", "strategy=zero3", "launch.devices=2"), "strategy=zero3: objective=grpo draws .* Use strategy=fsdp"),
+        (("objective=grpo", "objective.max_tokens=60"), "leave no room for objective.max_tokens=60 in a row"),
+    ],
+)
+def test_what_cannot_be_rewarded_is_refused(policy: Callable[..., TrainConfig], more: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        train(policy(*more))
+
+
+PLUGIN = """
+from typing import Literal
+
+from lm.kinds import Answer, RewardConfig
+
+
+class MineConfig(RewardConfig):
+    kind: Literal["mine"] = "mine"
+
+    def score(self, answer: Answer) -> float:
+        return {"a": 1.0}[answer.text]
+"""
+
+
+@pytest.mark.slow
+def test_a_reward_of_ones_own_is_a_plugin_and_one_that_breaks_ends_the_run(
+    policy: Callable[..., TrainConfig], made: Path, tmp_path: Path, lm: Lm
+) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    given = [f"init_from={made / 'parent'}", f"data.cache_dir={made / 'c'}", *[item for item in RL if not item.startswith("model")]]
+    code, _, err = lm(
+        "train", "plugins=mine.py", "objective=grpo", "objective.rewards={mine:{}}", "objective.max_tokens=4", *given, "run.name=x"
+    )
+    assert code == 2 and err.splitlines()[-1].startswith("objective.rewards.mine: it broke on the answer "), err
+    assert "KeyError" in err.splitlines()[-1] and "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1"])
+def test_two_ranks_draw_and_learn_what_one_does(policy: Callable[..., TrainConfig], launch: Launch, tmp_path: Path, strategy: str) -> None:
+    if strategy.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    more = ("objective=grpo", "objective.kl=0.1", "trainer.micro_batch=2")
+    train(policy(*more, "run.name=one"))
+    launch(policy(*more, *ranks(strategy)))
+    (names, values), (others, wanted) = (zip(*told(tmp_path / run), strict=True) for run in ("run", "one"))
+    assert names == others and values == pytest.approx(wanted, rel=2e-3, abs=1e-4)

@@ -120,18 +120,11 @@ def rows_of(model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, n_
     cfg.require(n_tokens)
     assert (cfg.form is None) == (grammar is None)
     reads, given = model.cfg.kind == "encoder_decoder", [list(prompt) for prompt in prompts for _ in range(cfg.n)]
-    return [
-        Row(
-            key,
-            begin(model, prompt),
-            [],
-            prompt if reads else [],
-            grammar.matcher() if grammar is not None else None,
-            i,
-            room(model, prompt, cfg),
-        )
-        for i, (prompt, key) in enumerate(zip(given, row_keys(given, cfg.seed), strict=True))
-    ]
+    rows = []
+    for i, (prompt, key) in enumerate(zip(given, row_keys(given, cfg.seed), strict=True)):
+        matcher = grammar.matcher() if grammar is not None else None
+        rows.append(Row(key, begin(model, prompt), [], prompt if reads else [], matcher, i, room(model, prompt, cfg)))
+    return rows
 
 
 def room(model: LM, prompt: Sequence[int], cfg: SamplingConfig) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from lm.data.records.base import LEARNED, OTHER, Passage, RecordConfig, Values
 from lm.data.records.fields import bad_record, shown, text_of, value_of
 from lm.data.sources.base import ASSISTANT, Document, Split, Turn
+from lm.data.tokenizer.config import TEMPLATES
 from lm.data.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ class MessagesRecord(RecordConfig):
     content_field: str | None = None
     """Field of a message that holds its text. null: content, or else value."""
     template: str | None = None
-    """plain, chatml, or the path of a jinja template. null: the tokenizer's own, else plain."""
+    """plain, chatml, llama3, gemma, alpaca, or the path of a jinja template. null: the tokenizer's own, else plain."""
 
     def specials(self) -> tuple[str, ...]:
-        return ("<|im_start|>", "<|im_end|>") if self.template == "chatml" else ()
+        return TEMPLATES.get(self.template or "", ())
 
     def chat_template(self, tokenizer: Tokenizer) -> str | None:
         from lm.data.tokenizer.chat import template_source  # brings jinja2, which composing a config need not wait for

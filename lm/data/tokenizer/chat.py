@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm.data.sources.base import ASSISTANT, Turn
+from lm.data.tokenizer.config import TEMPLATES
 from lm.data.tokenizer.rendering import CLOSE, OPEN
 from lm.data.tokenizer.sandbox import Template
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -116,8 +117,8 @@ def template_source(template: str | None, tokenizer: Tokenizer) -> tuple[str, st
     if template is None and tokenizer.chat_template is not None:
         return tokenizer.chat_template, "tokenizer"
     name = template or "plain"
-    file = _BUILT_IN / f"{name}.jinja" if name in ("plain", "chatml") else Path(os.path.expanduser(name))
+    file = _BUILT_IN / f"{name}.jinja" if name in TEMPLATES else Path(os.path.expanduser(name))
     try:
         return read_text(file, most_mib=4), f"data.record.template={name}"
     except CheckpointError as error:
-        raise ConfigError(f"data.record.template: {file} cannot be read ({error}). Give plain, chatml or a jinja file.") from None
+        raise ConfigError(f"data.record.template: {file} cannot be read ({error}). Give {', '.join(TEMPLATES)} or a jinja file.") from None

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 
     from lm.data.tokenizer.tokenizer import Tokenizer
 
+TEMPLATES: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "chatml": ("<|im_start|>", "<|im_end|>"),
+    "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    "gemma": ("<start_of_turn>", "<end_of_turn>"),
+    "alpaca": (),
+}
+"""Chat templates that have a name, each with the special tokens that it writes beside bos and eos."""
+
 
 class TokenizerConfig(Slot, group="tokenizer"):
     """How text becomes tokens."""

@@ -56,7 +56,7 @@ class FusedGQA(GQA):
     def __init__(self, of: GQA, hold: Hold) -> None:
         nn.Module.__init__(self)
         self.layer, self.head_dim, self.how, self.quiet = of.layer, of.head_dim, of.how, of.quiet
-        self.sinks, self.attend, self.o, self.said = of.sinks, of.attend, of.o, of.extra_repr()
+        self.sinks, self.attend, self.o, self.gate, self.said = of.sinks, of.attend, of.o, of.gate, of.extra_repr()
         self.heads = [linear.out_features // of.head_dim for linear in (of.q, of.k, of.v)]
         self.qkv, self.norm = stacked([of.q, of.k, of.v], hold), None
         if isinstance(of.q_norm, RMSNorm) and isinstance(of.k_norm, RMSNorm):

@@ -52,6 +52,34 @@ def source(name: str) -> str:
     return (BUILT_IN / f"{name}.jinja").read_text()
 
 
+NAMED = {
+    "llama3": [
+        ("<|bos|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi?<|eot_id|>"
+         "<|start_header_id|>assistant<|end_header_id|>\n\n", False), ("Hello.<|eot_id|>", True),
+        ("<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n", False),
+        ("See you.<|eot_id|>", True),
+    ],
+    "gemma": [
+        ("<|bos|><start_of_turn>user\nBe brief.\n\nHi?<end_of_turn>\n<start_of_turn>model\n", False), ("Hello.<end_of_turn>", True),
+        ("\n<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n", False), ("See you.<end_of_turn>", True), ("\n", False),
+    ],
+    "alpaca": [
+        ("<|bos|>Be brief.\n\n### Instruction:\nHi?\n\n### Response:\n", False), ("Hello.<|eos|>", True),
+        ("\n\n### Instruction:\nBye\n\n### Response:\n", False), ("See you.<|eos|>", True),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_named_template_writes_what_models_of_that_name_were_trained_on(name: str) -> None:
+    """And asks with what stands before the answer."""
+    own = BytesConfig().build(extra=ChatRecord(template=name).specials())
+    template = ChatTemplate(source(name), "here", own)
+    runs = template.runs(TURNS)
+    assert shown(own, runs) == NAMED[name]
+    assert template.question(TURNS[:2]) == runs[0].parts and template.end() == runs[1].parts[-1]
+
+
 def test_the_plain_template_needs_no_special_tokens_but_bos_and_eos(tokenizer: Tokenizer) -> None:
     runs = ChatTemplate(source("plain"), "here", tokenizer).runs(TURNS)
     assert shown(tokenizer, runs) == [

@@ -6,6 +6,7 @@ is not there is a warning, and the build is strict.
 """
 
 import ast
+import inspect
 import json
 import logging
 import os
@@ -188,9 +189,14 @@ def slots() -> str:
     return _table(("group", "options"), [row for row in rows if row[0] not in ("`model`", "`recipes`")])
 
 
-def family_names() -> str:
-    """The families of transformers that are read and written."""
-    return ", ".join(f"`{name}`" for name in sorted(families()))
+def family_table() -> str:
+    """A table of the families of transformers that are read and written, with the lines that each one's file has."""
+    rows = []
+    for name, family in sorted(families().items()):
+        source = Path(inspect.getfile(type(family))).read_text(encoding="utf-8")
+        said = (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
+        rows.append((f"`{name}`", f"`{family.architecture}`", str(source.count("\n")), said))
+    return _table(("model_type", "class of transformers", "lines here", "what it is"), rows)
 
 
 def commands() -> str:
@@ -264,7 +270,7 @@ MADE: dict[str, Callable[[], str]] = {
     "recipes": recipes,
     "models": models,
     "slots": slots,
-    "families": family_names,
+    "families": family_table,
     "functions": functions,
     "plugins": plugins,
     "commands": commands,

@@ -11,6 +11,7 @@ from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, Head, Reader
 from lm.nn.loss import LossSums, causal_reader
+from lm.nn.pairs import PairLoss, mean_of
 from lm.nn.transformer import LM
 
 
@@ -61,13 +62,13 @@ class Answers(Measure):
 class Pairs(Measure):
     """The likelihood of the better answers, and how both of each pair compare.
 
-    beta, parent: of the loss of DPO, and what gives the model at its start; without a parent only the likelihoods are told.
+    loss, parent: of training, and what gives the model at its start; without a parent that the loss needs only likelihoods are told.
     """
 
     less = ("pair_loss",)
 
-    def __init__(self, beta: float, parent: Callable[[], LM] | None) -> None:
-        self._beta, self._parent = beta, parent
+    def __init__(self, loss: PairLoss, parent: Callable[[], LM] | None) -> None:
+        self._loss, self._parent = loss, parent if loss.needs_start else None
         self._before: LM | None = None
 
     def labels(self, batch: Batch) -> Tensor:
@@ -83,42 +84,20 @@ class Pairs(Measure):
         return self(model, batch), found
 
     def __call__(self, model: LM, batch: Batch) -> LossSums:
-        reader = row_likelihoods(super().labels(batch))
+        labels = super().labels(batch)
+        reader = row_likelihoods(labels)
         if self._before is None and self._parent is not None:
             self._before = self._parent()
         after: Tensor = model(batch, loss=reader)
         before = self._before(batch, loss=reader) if self._before is not None else None
-        sums = pair_sums(after, before, self._beta)
-        told = sums.told | ({"pair_loss": _mean_of(sums.nll, after[0::2])} if before is not None else {})
+        sums = self._loss(after, before, (labels != IGNORED).sum(-1))
+        told = sums.told | ({"pair_loss": mean_of(sums.nll, after[0::2])} if "margin" in sums.told else {})
         return LossSums(-after[0::2].sum(), -after[0::2].sum(), None, told)
 
 
 def answers(batch: Batch) -> Tensor | None:
     """Returns the labels that are answers: all, unless the batch says which."""
     return batch.labels if batch.answers is None else batch.answers
-
-
-def pair_sums(after: Tensor, before: Tensor | None, beta: float) -> LossSums:
-    """-log sigmoid(beta * (gain of the better answer - gain of the worse one)), summed over pairs.
-
-    after, before: (2 pairs,) log-likelihoods under the model and under that at the start, the better answer of a pair first. Tells both
-    likelihoods, and with `before` the margin of the gains times beta, and how many are above 0, ties as half.  Rafailov et al. 2023,
-    arXiv:2305.18290, equation 7.
-    """
-    seen = after.detach()
-    told = {"chosen_logp": _mean_of(seen[0::2].sum(), seen[0::2]), "rejected_logp": _mean_of(seen[1::2].sum(), seen[1::2])}
-    if before is None:
-        return LossSums(after.new_zeros(()), after.new_zeros(()), None, told)
-    gain = after - before
-    margin = beta * (gain[0::2] - gain[1::2])
-    total, found = -F.logsigmoid(margin).sum(), margin.detach()
-    told |= {"margin": _mean_of(found.sum(), found), "accuracy": _mean_of((1 + found.sign()).sum() / 2, found)}
-    return LossSums(total, total.detach(), None, told)
-
-
-def _mean_of(total: Tensor, counted: Tensor) -> Tensor:
-    """(2,) a sum, and how many are in it."""
-    return torch.stack([total.float(), torch.full_like(total, len(counted), dtype=torch.float32)])
 
 
 def guesses(labels: Tensor, chunk: int = CHUNK) -> Reader:

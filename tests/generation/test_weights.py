@@ -157,6 +157,7 @@ def test_the_reference_serves_where_no_kernel_does() -> None:
     assert not Int4.fits(weight.to("meta")) and not OneDNN.fits(weight.double())
 
 
+@pytest.mark.slow
 def test_elsewhere_than_on_a_cpu_the_reference_multiplies_and_nothing_is_fused() -> None:
     prepared = prepare(redrawn(config(d_model=64, ffn={"hidden": 96})).to("meta"), "int4")
     kinds = {type(module) for module in prepared.modules()}
@@ -187,7 +188,8 @@ def test_verbs_take_a_dtype(lm: Lm, model_folder: Path, tmp_path: Path) -> None:
         assert code == 0, err
         found[dtype] = json.loads(out)["val_bits_per_byte"]
     assert found["saved"] == pytest.approx(found["null"], rel=1e-6) and 0 < abs(found["int8"] - found["null"]) < 0.1
-    code, out, err = lm("generate", f"from={model_folder}", "prompt=abc", "max_tokens=8", "dtype=int8", "seed=3")
-    model, tokenizer = library.load(model_folder, dtype="int8")
-    assert (code, out) == (0, "abc" + library.generate(model, tokenizer, "abc", max_tokens=8, seed=3) + "\n")
+    for dtype, given in (("int8", "int8"), (None, "null")):
+        code, out, err = lm("generate", f"from={model_folder}", "prompt=abc", "max_tokens=8", f"dtype={given}", "seed=3")
+        model, tokenizer = library.load(model_folder, dtype=dtype)
+        assert (code, out) == (0, "abc" + library.generate(model, tokenizer, "abc", max_tokens=8, seed=3) + "\n")
     assert lm("generate", f"from={model_folder}", "prompt=abc", "dtype=int9")[0] == 2

@@ -50,8 +50,9 @@ class Generate(Verb, GenerateConfig):
     """An adapter becomes part of the weights; otherwise it computes beside them."""
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
-    dtype: Dtype = "saved"
-    """Of the matrices: saved (as in the folder), fp32, bf16, int8 (a scale an output) or int4 (a scale and a zero for 32 inputs)."""
+    dtype: Dtype | None = "saved"
+    """Of the matrices: saved (as in the folder), fp32, bf16, int8 (a scale an output) or int4 (a scale and a zero for 32 inputs). null: the
+    model as it was trained, with nothing fused."""
     format: Literal["text", "json"] = "text"
     """json: a list of what each sample is, with its tokens, why it ended and its logprobs."""
 

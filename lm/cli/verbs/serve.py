@@ -21,8 +21,9 @@ class Serve(Verb, ServeConfig):
     """Run, model or checkpoint folder."""
     device: str = "auto"
     """auto (CUDA where there is a GPU), cpu, cuda or cuda:N."""
-    dtype: Dtype = "saved"
-    """Of the matrices: saved (as in the folder), fp32, bf16, int8 (a scale an output) or int4 (a scale and a zero for 32 inputs)."""
+    dtype: Dtype | None = "saved"
+    """Of the matrices: saved (as in the folder), fp32, bf16, int8 (a scale an output) or int4 (a scale and a zero for 32 inputs). null: the
+    model as it was trained, with nothing fused."""
 
     def run(self, rest: list[str]) -> None:
         """Prints where it listens on stdout."""

@@ -1,5 +1,6 @@
 """Rows of preference pairs: a prompt with the better answer, and the same with the worse one."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Literal
@@ -16,28 +17,65 @@ from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.nn.batch import Batch
 from lm.nn.measure import Measure, Pairs
+from lm.nn.pairs import DPOLoss, ORPOLoss, PairLoss, SimPOLoss
 from lm.nn.transformer import LM
 from lm.units import counted
 
 
-class DPOConfig(ObjectiveConfig):
-    """Raise the better of two answers above the worse one, compared with the model at the start (DPO). It needs init_from."""
+class PreferenceConfig(ObjectiveConfig):
+    """What objectives over pairs of answers share."""
 
     shapes = ("preference",)
-    usual_for = ("preference",)
     packings = ("none",)
     needs_masked_documents = True
+
+    @abstractmethod
+    def loss(self) -> PairLoss:
+        """Returns that of a batch of pairs."""
+
+    def measure(self, parent: Callable[[], LM] | None) -> Measure:
+        return Pairs(self.loss(), parent)
+
+    def rows(self, of: Material) -> Rows:
+        return PreferenceRows(of.store, of.tokenizer, of.data.seq_len)
+
+
+class DPOConfig(PreferenceConfig):
+    """Raise the better of two answers above the worse one, compared with the model at the start (DPO). It needs init_from."""
+
+    usual_for = ("preference",)
     needs_parent = True
 
     kind: Literal["dpo"] = "dpo"
     beta: float = Field(0.1, gt=0)
     """How much a departure from the model at the start costs (Rafailov et al. 2023, arXiv:2305.18290, equation 7)."""
 
-    def measure(self, parent: Callable[[], LM] | None) -> Measure:
-        return Pairs(self.beta, parent)
+    def loss(self) -> PairLoss:
+        return DPOLoss(self.beta)
 
-    def rows(self, of: Material) -> Rows:
-        return PreferenceRows(of.store, of.tokenizer, of.data.seq_len)
+
+class SimPOConfig(PreferenceConfig):
+    """Raise the better of two answers above the worse one, by the mean of log p of their tokens (SimPO)."""
+
+    kind: Literal["simpo"] = "simpo"
+    beta: float = Field(2.0, gt=0)
+    """Factor on that mean (Meng et al. 2024, arXiv:2405.14734, equation 4)."""
+    margin: float = Field(1.0, ge=0)
+    """How much more the better one should be worth (equation 6)."""
+
+    def loss(self) -> PairLoss:
+        return SimPOLoss(self.beta, self.margin)
+
+
+class ORPOConfig(PreferenceConfig):
+    """Learn the better of two answers, and raise its odds above those of the worse one (ORPO)."""
+
+    kind: Literal["orpo"] = "orpo"
+    weight: float = Field(0.1, gt=0)
+    """Of the odds beside the likelihood (Hong et al. 2024, arXiv:2403.07691, equation 6)."""
+
+    def loss(self) -> PairLoss:
+        return ORPOLoss(self.weight)
 
 
 class PreferenceRows(PartedRows):

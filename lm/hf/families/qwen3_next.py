@@ -12,9 +12,10 @@ from lm.hf.options.pattern import read_pattern, write_pattern
 from lm.hf.options.rope import read_rope
 from lm.schema import Tree
 
-_DELTA = {"n_heads": "num_value_heads", "n_k_heads": "num_key_heads", "k_dim": "key_head_dim", "v_dim": "value_head_dim"}
-_DELTA |= {"kernel": "conv_kernel_dim"}
-_USUAL = {"n_heads": 32, "n_k_heads": 16, "k_dim": 128, "v_dim": 128, "kernel": 4}
+_DELTA = {
+    "n_heads": ("linear_num_value_heads", 32), "n_k_heads": ("linear_num_key_heads", 16), "k_dim": ("linear_key_head_dim", 128),
+    "v_dim": ("linear_value_head_dim", 128), "kernel": ("linear_conv_kernel_dim", 4),
+}  # fmt: skip
 
 
 class Qwen3Next(Qwen2MoE):
@@ -37,7 +38,7 @@ class Qwen3Next(Qwen2MoE):
     }
     further: ClassVar[tuple[str, ...]] = (
         "layer_types", "full_attention_interval", "num_experts", "num_local_experts", "mlp_only_layers", "intermediate_size",
-        *(f"linear_{key}" for key in _DELTA.values()),
+        *(key for key, _ in _DELTA.values()),
     )  # fmt: skip
     respelled: ClassVar[tuple[str, ...]] = ("layer_types",)
     fixed: ClassVar[Tree] = {
@@ -49,19 +50,16 @@ class Qwen3Next(Qwen2MoE):
         n, every = hf["num_hidden_layers"], hf.get("full_attention_interval", 4)
         types = hf.get("layer_types") or ["linear_attention" if (i + 1) % every else "full_attention" for i in range(n)]
         pattern, rope = read_pattern(types, n, ("linear_attention",)), read_rope({"partial_rotary_factor": 0.25, **hf})
-        mixed: Tree = {"pattern": pattern}
-        if "recurrent" in pattern:
-            if hf.get("hidden_act", "silu") != "silu":
-                raise ConfigError(f"config.json: hidden_act={hf['hidden_act']!r} is of the convolutions too, which are silu's in lm.")
-            delta = {ours: hf.get(f"linear_{key}", _USUAL[ours]) for ours, key in _DELTA.items()}
-            mixed["recurrent"] = {"kind": "gated_delta", "eps": hf.get("rms_norm_eps", 1e-6), **delta}
-        moe = Qwen3MoE.read(self, {"num_experts": 512, "intermediate_size": 5632, **hf})
-        return {**moe, **rope, **mixed}
+        if "recurrent" in pattern and hf.get("hidden_act", "silu") != "silu":
+            raise ConfigError(f"config.json: hidden_act={hf['hidden_act']!r} is of the convolutions too, which are silu's in lm.")
+        sizes = {ours: hf.get(key, usual) for ours, (key, usual) in _DELTA.items()}
+        delta: Tree = {"recurrent": {"kind": "gated_delta", "eps": hf.get("rms_norm_eps", 1e-6), **sizes}} if "recurrent" in pattern else {}
+        return {**Qwen3MoE.read(self, {"num_experts": 512, "intermediate_size": 5632, **hf}), **rope, "pattern": pattern, **delta}
 
     def write(self, ours: Tree) -> Tree:
         there = {**Qwen3MoE.write(self, ours), "layer_types": write_pattern(ours, "linear_attention")}
         there |= {"partial_rotary_factor": ours.get("position.fraction")}  # where it is missing, a quarter is meant
-        return there | {f"linear_{key}": ours[f"recurrent.{name}"] for name, key in _DELTA.items() if f"recurrent.{name}" in ours}
+        return there | {key: ours[f"recurrent.{name}"] for name, (key, _) in _DELTA.items() if f"recurrent.{name}" in ours}
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         h = ours["attention.n_heads"]

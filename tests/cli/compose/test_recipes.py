@@ -51,7 +51,9 @@ BESIDE = {
     "objective=seq2seq": ["data=stdlib_docstrings"],
     "objective=sft": ["data=stdlib_chat"],
     **{f"objective={name}": ["data=arithmetic", "init_from=runs/pretrain-tiny"] for name in ("grpo", "rloo")},
-    "objective=dpo": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"],
+    **{
+        f"objective={name}": ["data=preferences", "data.files=a.jsonl", "init_from=runs/pretrain-tiny"] for name in ("dpo", "simpo", "orpo")
+    },
 }  # what an option does not go without
 OBJECTIVES = {"decoder": "causal", "encoder": "mlm", "encoder_decoder": "spans"}  # for texts
 

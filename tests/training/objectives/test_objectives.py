@@ -1,6 +1,7 @@
 """Losses beyond cross-entropy, and a few real steps of every objective."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from lm.errors import ConfigError, NumericsError
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.loss import causal_reader
 from lm.nn.measure import Pairs
+from lm.nn.pairs import DPOLoss, ORPOLoss, PairLoss, SimPOLoss
 from lm.nn.transformer import LM, build_model
 from lm.schema import from_tree
 from lm.testing.models import VOCAB, tokens
 from lm.training.config import TrainConfig
-from lm.training.objectives.dpo import DPO
 from lm.training.objectives.likelihood import Likelihood, ScheduledSampling
+from lm.training.objectives.preferences import Preferences
 from lm.training.objectives.scheduled_sampling import chances, with_sampled_inputs
 from lm.training.run import train
 from tests.conftest import Lm
@@ -41,7 +43,7 @@ def log_likelihoods(model: LM, batch: Batch) -> torch.Tensor:
 
 def test_the_dpo_loss_is_that_of_the_paper() -> None:
     model, reference, batch = redrawn(config(), 0), redrawn(config(), 1), labelled()
-    sums = DPO(DPOConfig(beta=0.3), lambda: reference)(model, batch, 0, 0)
+    sums = Preferences(DPOConfig(beta=0.3), lambda: reference)(model, batch, 0, 0)
     gain = log_likelihoods(model, batch) - log_likelihoods(reference, batch)
     expected = -F.logsigmoid(0.3 * (gain[0::2] - gain[1::2])).sum()
     assert sums.total.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -49,9 +51,34 @@ def test_the_dpo_loss_is_that_of_the_paper() -> None:
     assert all(p.grad is not None for p in model.parameters()) and all(p.grad is None for p in reference.parameters())
 
 
+def simpo_of_the_paper(better: list[float], worse: list[float]) -> float:
+    """Equation 6 of Meng et al. 2024 with beta 2 and gamma 0.5, from log p of each token."""
+    reward = [2.0 / len(tokens) * sum(tokens) for tokens in (better, worse)]
+    return -math.log(1 / (1 + math.exp(-(reward[0] - reward[1] - 0.5))))
+
+
+def orpo_of_the_paper(better: list[float], worse: list[float]) -> float:
+    """Equations 3 to 7 of Hong et al. 2024 with lambda 0.3: p(y|x) is the geometric mean, as its equation 3 has the mean of logs."""
+    p = [math.exp(sum(tokens) / len(tokens)) for tokens in (better, worse)]
+    ratio = (p[0] / (1 - p[0])) / (p[1] / (1 - p[1]))
+    return -sum(better) / len(better) + 0.3 * -math.log(1 / (1 + math.exp(-math.log(ratio))))
+
+
+@pytest.mark.parametrize(("loss", "paper"), [(SimPOLoss(2.0, 0.5), simpo_of_the_paper), (ORPOLoss(0.3), orpo_of_the_paper)])
+def test_losses_over_pairs_without_a_start_are_those_of_the_papers(
+    loss: PairLoss, paper: Callable[[list[float], list[float]], float]
+) -> None:
+    """Seen to fail with sums where means belong."""
+    answers = [[-0.3, -1.2, -0.7], [-2.0, -0.1], [-0.9], [-0.4, -0.2, -1.5, -0.3]]
+    after, lengths = torch.tensor([sum(one) for one in answers], dtype=torch.float64), torch.tensor([*map(len, answers)])
+    sums = loss(after, None, lengths)
+    assert sums.total.item() == pytest.approx(paper(*answers[:2]) + paper(*answers[2:]), rel=1e-9)
+    assert sums.told["margin"].tolist()[1] == 2 and not loss.needs_start
+
+
 def test_the_dpo_loss_starts_at_the_logarithm_of_two_and_raises_the_better_answers() -> None:
     model, batch = redrawn(config()), labelled()
-    objective = DPO(DPOConfig(), lambda: redrawn(config()))
+    objective = Preferences(DPOConfig(), lambda: redrawn(config()))
     first = objective(model, batch, 0, 0)
     assert first.total.item() == pytest.approx(2 * 0.693147, rel=1e-4)
     before = log_likelihoods(model, batch)
@@ -201,7 +228,7 @@ def test_lm_eval_finds_what_the_last_validation_told(
 
 def test_what_a_loss_over_pairs_tells_is_that_of_the_paper() -> None:
     model, reference, batch = redrawn(config(), 0), redrawn(config(), 1), labelled(8)
-    found = DPO(DPOConfig(beta=0.3), lambda: reference)(model, batch, 0, 0).told
+    found = Preferences(DPOConfig(beta=0.3), lambda: reference)(model, batch, 0, 0).told
     now, before = log_likelihoods(model, batch), log_likelihoods(reference, batch)
     margin = 0.3 * ((now - before)[0::2] - (now - before)[1::2])
     expected = {"chosen_logp": now[0::2], "rejected_logp": now[1::2], "margin": margin, "accuracy": (margin > 0).float()}
@@ -209,11 +236,11 @@ def test_what_a_loss_over_pairs_tells_is_that_of_the_paper() -> None:
         name: pytest.approx([each.sum().item(), 4], rel=1e-4) for name, each in expected.items()
     }
     with torch.no_grad():
-        held_out = Pairs(0.3, lambda: reference)(model, batch)
+        held_out = Pairs(DPOLoss(0.3), lambda: reference)(model, batch)
     assert held_out.told["pair_loss"].tolist() == pytest.approx([-F.logsigmoid(margin).sum().item(), 4], rel=1e-4)
     assert held_out.nll.item() == pytest.approx(-now[0::2].sum().item(), rel=1e-5)
     with torch.no_grad():
-        assert Pairs(0.3, lambda: model)(model, batch).told["accuracy"].tolist() == [2, 4]  # of a model and itself: draws
+        assert Pairs(DPOLoss(0.3), lambda: model)(model, batch).told["accuracy"].tolist() == [2, 4]  # of a model and itself: draws
 
 
 @pytest.mark.parametrize("learns", [True, False])
@@ -234,6 +261,14 @@ def test_answers_are_counted_among_all_labels(learns: bool) -> None:
 def parent(small: Callable[..., TrainConfig], tmp_path: Path) -> str:
     train(small({"kind": "sft"}, "decoder", "chat", "run.name=parent"))
     return str(tmp_path / "parent")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["simpo", "orpo"])
+def test_preferences_learn_without_a_parent(small: Callable[..., TrainConfig], tmp_path: Path, objective: str) -> None:
+    train(small({"kind": objective}, "decoder", "preferences", "optim.lr=1e-2", "trainer.max_steps=20", "trainer.val_every=10"))
+    first, *_, last = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "val_pair_loss" in line]
+    assert last["val_pair_loss"] < first["val_pair_loss"] and last["val_accuracy"] > 0.9
 
 
 def test_preferences_learn_from_a_parent(small: Callable[..., TrainConfig], parent: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from lm.nn.batch import Batch
 from lm.nn.loss import causal_reader
-from lm.nn.measure import answers, pair_sums
+from lm.nn.measure import answers
 from lm.nn.transformer import LM, build_model, model_config
 from lm.schema import Tree
 from lm.training.numerics import StepJudge
@@ -91,10 +91,7 @@ def test_an_optimizer_and_its_verdict_never_wait(cfg: OptimConfig) -> None:
     built.balance(torch.zeros(1, 6, device=META))
 
 
-def test_scheduled_sampling_and_the_loss_of_pairs_never_wait() -> None:
-    """DPO's likelihoods do, once a forward: where the labels are."""
+def test_scheduled_sampling_never_waits() -> None:
     built, chance = model(FEW["dense"]), torch.zeros(2, 16, 2, device=META)
     drawn = with_sampled_inputs(built, replace(Batch(IDS, IDS), answers=IDS), 0.5, chance, 5)
     built(drawn, loss=causal_reader(IDS, answers=answers(drawn))).total.backward()
-    likelihoods = torch.zeros(4, device=META, requires_grad=True)
-    pair_sums(likelihoods, likelihoods.detach(), 0.1).total.backward()

@@ -159,7 +159,7 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
     "C8": ("a missing extra", [f"{INPUT}a_missing_extra_is_told_with_the_command_that_installs_it"]),
     "N1": ("a loss that is not finite", [
         f"{FAULTS}a_run_that_diverges_ends_with_exit_code_4_and_can_be_resumed_to_the_same_end",
-        f"{T}launch/test_two_processes.py::test_two_processes_train_as_one[fsdp, few]",
+        f"{T}launch/test_two_processes.py::test_several_processes_train_as_one[fsdp, few]",
     ]),
     "N2": ("an infinite gradient", [
         f"{FAULTS}an_infinite_gradient_takes_no_step_and_names_the_rows",

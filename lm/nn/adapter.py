@@ -173,7 +173,9 @@ def _own_matrices(module: nn.Module) -> list[str]:
 
 
 def _matrices(model: LM) -> Iterator[tuple[str, torch.Size]]:
-    """Yields names and shapes of all matrices: the name of their module, or beside others in one, as experts' are, with their own."""
+    """Yields names and shapes of all matrices of more than one row: the name of their module, or beside others in one, as experts' are,
+    with their own."""
     for path, module in _holders(model):
         for name in _own_matrices(module):
-            yield f"{path}.{name}".removesuffix(".weight"), module.get_parameter(name).shape
+            if (shape := module.get_parameter(name).shape)[-2] > 1:
+                yield f"{path}.{name}".removesuffix(".weight"), shape

@@ -22,7 +22,7 @@ from lm.storage.atomic import sync
 from lm.storage.reading import never_waiting
 
 Log = Callable[[str], None]
-ROOMS = ("sources", "records", "tokenizer", "store")  # below lm/data: what a document is, how it is read, cut, encoded and kept
+ROOMS = ("sources", "records", "tokenizer", "store", "order")  # below lm/data: what a document is, how it is made, read, cut, encoded, kept
 CACHE_DIR: str = DataConfig.model_fields["cache_dir"].default
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
@@ -34,7 +34,7 @@ def code_version(*foreign: object) -> str:
     foreign: configs and sources; of those whose class a plugin defines, the plugin's file counts too.
     """
     data = Path(__file__).parents[1]
-    files = [path for room in ROOMS for path in sorted((data / room).glob("*.py"))]
+    files = [path for room in ROOMS for path in sorted([*data.glob(f"{room}.py"), *(data / room).glob("*.py")])]
     own = {file for each in foreign for cls in type(each).__mro__ if (file := _plugin_file(cls)) is not None}
     return short_hash([version("tokenizers"), *(_meaning(file, file.stat().st_mtime_ns) for file in [*files, *sorted(own)])])
 

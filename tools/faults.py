@@ -101,7 +101,7 @@ REGISTRY: dict[str, tuple[str, list[str]]] = {
         f"{RESUME}another_config_is_refused_with_the_difference",
         f"{RESUME}more_steps_go_on_and_less_are_refused",
     ]),
-    "R11": ("another width", [f"{RESUME}another_width_is_refused_with_the_first_five_mismatches"]),
+    "R11": ("another width", [f"{RESUME}another_width_is_refused_by_its_name_before_any_weight_is_looked_at"]),
     "R12": ("another format", [
         f"{RESUME}a_checkpoint_of_the_future_is_refused_by_number",
         f"{CHECKPOINT}a_format_from_the_future_is_refused_by_number",

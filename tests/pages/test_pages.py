@@ -25,6 +25,7 @@ SLOW = (
     "commands",
     "data",
     "distributed",
+    "finetuning",
     "generation",
     "huggingface",
     "papers",

@@ -185,7 +185,10 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("name", BOMBS)
+ALIKE = ("of a list", "width", "format", "center", "filter", "indent", "json", "to_bytes", "squares", "power", "ranges", "words")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in BOMBS])
 def test_a_template_that_takes_too_much_is_ended_and_its_process_with_it(tokenizer: Tokenizer, name: str) -> None:
     """Seen to fail with RLIMIT_AS removed (memory), and with the timer removed (they did not end)."""
     template, message = BOMBS[name]

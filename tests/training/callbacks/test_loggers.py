@@ -169,7 +169,13 @@ def stop() -> Iterator[threading.Event]:
     event.set()
 
 
-@pytest.mark.parametrize("answer", [None, b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"], ids=["stalls", "fails"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(None, id="stalls"),
+        pytest.param(b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", id="fails", marks=pytest.mark.slow),
+    ],
+)
 def test_a_bad_wandb_server_never_holds_up_the_run_and_leaves_no_process(
     answer: bytes | None, tmp_path: Path, wandb_env: pytest.MonkeyPatch, stop: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:

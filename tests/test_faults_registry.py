@@ -6,6 +6,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 ROWS = {"K": 12, "R": 12, "D": 19, "C": 7, "N": 5, "P": 6, "L": 3, "S": 7}  # faults by the letter of their ids
 
@@ -30,6 +32,7 @@ def test_every_fault_names_tests_that_exist() -> None:
         assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text(), name
 
 
+@pytest.mark.slow
 def test_a_name_that_no_test_has_is_an_error_before_any_test_runs() -> None:
     plant = "faults.REGISTRY['S9'][1].append('tests/storage/test_atomic.py::test_that_is_not_there')"
     program = f"import sys; sys.path.insert(0, 'tools'); import faults; {plant}; sys.exit(faults.main())"
@@ -39,6 +42,7 @@ def test_a_name_that_no_test_has_is_an_error_before_any_test_runs() -> None:
     assert "passed" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_fault_whose_tests_pass_is_survived() -> None:
     done = run("--only", "S9")
     assert (done.returncode, json.loads(done.stdout)) == (0, {"survived": 1, "total": 1, "not survived": {}})

@@ -145,6 +145,7 @@ def test_optimizers_leave_out_what_is_not_trained_and_decay_no_bias() -> None:
     assert "momentum" in group_of["blocks.0.ffn.experts.up"] and "momentum" not in group_of["blocks.0.ffn.experts.up_bias"]
 
 
+@pytest.mark.slow
 def test_the_bias_evens_out_a_skewed_router() -> None:
     class Skewed(Watched):
         def on_train_start(self) -> None:

@@ -380,6 +380,7 @@ def test_a_config_that_names_code_is_refused_and_runs_nothing(
     assert not (tmp_path / "canary").exists()
 
 
+@pytest.mark.slow
 def test_a_process_that_is_cut_off_from_every_network_trains(tiny: list[str]) -> None:
     """In a network namespace of its own, which has not even a loopback that is up."""
     cut_off = ["unshare", "--map-root-user", "--net"]

@@ -37,7 +37,9 @@ def inputs(heads: tuple[int, int], n_k: int = N) -> list[Tensor]:
 @pytest.mark.usefixtures("doubles")
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("heads", [(6, 6), (6, 2), (6, 1)])
-@pytest.mark.parametrize("scores", [1, 2000, 2**20])  # of a block: one key head, some of a row's, and all rows
+@pytest.mark.parametrize(
+    "scores", [2000, pytest.param(1, marks=pytest.mark.slow), pytest.param(2**20, marks=pytest.mark.slow)]
+)  # of a block: one key head, some of a row's, and all rows
 def test_blockwise_gradients_equal_those_of_the_reference(
     name: str, heads: tuple[int, int], scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

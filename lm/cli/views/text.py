@@ -32,7 +32,7 @@ def value_text(value: Any) -> str:
     """A value as it would be written on the command line."""
     if isinstance(value, Config):
         return value_text(value.tree())
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=Config.tree)
 
 
 def sentence(field: FieldInfo) -> str:

@@ -50,7 +50,7 @@ COMMON = (
     *("optim=adamw", "data.seq_len=64", "data.global_batch=8", "data.val_rows=8", "run.dir=runs", "data.cache_dir=cache"),
 )
 SMALL = ("model.d_model=64", "model.n_layers=2", "model.attention.n_heads=2", "model.init.out_scale=null", "model.dropout=0.1")
-BPE = (*SMALL, f"data.files={TEXT}", "data=text", "tokenizer=bpe", "tokenizer.vocab_size=512")
+BPE = (*SMALL, f"data.files={TEXT}", "data=text", "tokenizer=bpe", "tokenizer.vocab_size=512", "tokenizer.pattern=own")
 BYTES = (*SMALL, f"data.files={TEXT}", "data=text", "tokenizer=bytes")
 LONG = ("data.seq_len=2048", "data.global_batch=2")
 UNGENTLE = ("optim=muon", "optim.lr=0.02", "schedule=wsd")  # what runs from a checkpoint began with before they were gentle

@@ -12,7 +12,7 @@ from lm.report.collect import Comparison, Row
 from lm.schema import Tree
 from lm.units import ABSENT, duration, fixed, shown, si, table
 
-MOST_COLUMNS = 4
+MOST_CHARS = 120  # of a line of the joined table
 Cells = list[list[str]]  # rows of equal length, the titles first
 
 
@@ -62,15 +62,21 @@ FORMATS: dict[str, Callable[[Comparison, Sequence[str]], str]] = {
 
 
 def _blocks(comparison: Comparison) -> list[Cells]:
-    """One table with a column per differing key; where that gets too wide, a second one with a row per key."""
+    """One table with a column per differing key; where that gets too wide, a second one, with a row or a column per key."""
     rows = comparison.rows
     cells = [_cells(row, comparison) for row in rows]
     made = [list(cells[0]), *(list(row.values()) for row in cells)]
-    if len(comparison.keys) <= max(MOST_COLUMNS, len(rows)):
-        extras = [comparison.keys, *(comparison.changes(row) for row in rows)]
-        return [[[*row, *extra] for row, extra in zip(made, extras, strict=True)]]
-    by_run = zip(comparison.keys, *(comparison.changes(row) for row in rows), strict=True)
-    return [made, [["config", *(row.name for row in rows)], *map(list, by_run)]]
+    extras = [comparison.keys, *(comparison.changes(row) for row in rows)]
+    joined = [[*row, *extra] for row, extra in zip(made, extras, strict=True)]
+    if _width(joined) <= MOST_CHARS or not comparison.keys:
+        return [joined]
+    by_run = [["run", *extras[0]], *([row.name, *extra] for row, extra in zip(rows, extras[1:], strict=True))]
+    return [made, min([list(column) for column in zip(*by_run, strict=True)], by_run, key=_width)]
+
+
+def _width(cells: Cells) -> int:
+    """Chars of a line of the table as text."""
+    return sum(2 + max(map(len, column)) for column in zip(*cells, strict=True)) - 2
 
 
 def _cells(row: Row, comparison: Comparison) -> dict[str, str]:

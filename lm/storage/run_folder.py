@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -193,6 +194,11 @@ class Samples:
     def read(self) -> str:
         """Returns the text, '' where there is none."""
         return read_text(self.path) if os.path.lexists(self.path) else ""
+
+    def beginning(self) -> str:
+        """Returns the first words of the first sample, '' where there is none."""
+        first = re.search(r"^`+\n\s*(.+)", self.read(), re.MULTILINE)
+        return " ".join(first[1].split()[:2])[:40] if first else ""
 
 
 def _record(line: bytes) -> Tree:

@@ -78,8 +78,9 @@ class TrainerConfig(Config):
     """Stop after this many validations without a better val_loss; the model is that of the last step. null: never."""
     freeze: list[str] = []
     """Weights that no step moves: patterns over their names, as in `lm show`, or parts of these: [embed, blocks.0, ffn, '*.bias']."""
-    sample_prompts: list[MaybeEmpty] = []
-    """Prompts continued at each validation into samples.md; sources, where the model is an encoder-decoder. Encoders leave them aside."""
+    sample_prompts: list[MaybeEmpty] | Literal["held_out"] = []
+    """Prompts continued at each validation into samples.md; sources, where the model is an encoder-decoder. Encoders leave them aside.
+    held_out: how the first documents begin that the model does not train on."""
     sample_tokens: int = Field(64, gt=0, le=MOST)
     """Tokens per sample."""
 

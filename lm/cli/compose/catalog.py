@@ -4,13 +4,12 @@ A folder of the user's own, with groups like those of conf/ and perhaps recipes/
 """
 
 import os
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from lm import plugins
 from lm.errors import CheckpointError, ConfigError
@@ -19,7 +18,7 @@ from lm.storage.reading import read_text
 
 OWN = "LM_CONFIG_DIR"
 _MOST_LEVELS = 64
-_Events = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader  # the one in C is twelve times as fast
+_Parser = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader  # the one in C is twelve times as fast
 GLOBAL = ("recipes", "debug")
 """Groups whose files speak of the whole tree (`# @package _global_`), not of their own section."""
 
@@ -29,6 +28,11 @@ def root() -> Path:
     """The folder that holds conf/ and recipes/."""
     package = Path(__file__).resolve().parents[2]
     return package if (package / "conf").is_dir() else package.parent
+
+
+def train_file() -> Path:
+    """What chooses an option for each group."""
+    return root() / "conf" / "train.yaml"
 
 
 def own() -> Path | None:
@@ -146,25 +150,25 @@ def options_of_kind(group: str, kind: str) -> list[str]:
 
 def lineage(group: str, option: str) -> list[str]:
     """A model preset or a recipe, and those that it inherits from, the most general first."""
-    bases = [entry for entry in _defaults(group, option) if isinstance(entry, str) and entry != "_self_"]
+    bases = [entry for entry in defaults(group, option) if isinstance(entry, str) and entry != "_self_"]
     return [*(name for base in bases for name in lineage(group, base)), option]
 
 
 def preset_slots(preset: str) -> dict[str, str]:
     """The slot options that a model preset chooses or inherits: group -> option."""
-    entries = [entry for name in lineage("model", preset) for entry in _defaults("model", name) if isinstance(entry, dict)]
+    entries = [entry for name in lineage("model", preset) for entry in defaults("model", name) if isinstance(entry, dict)]
     return {f"model/{slot.removeprefix('override ')}": option for entry in entries for slot, option in entry.items()}
 
 
-def _defaults(group: str, option: str) -> list[Any]:
-    return list(read(file_of(group, option)).get("defaults", []))
+def defaults(group: str, option: str) -> list[Any]:
+    """The list of Hydra that an option's file begins with; that of conf/train.yaml for the option `train` of no group."""
+    of_plugin = option in plugin_kinds().get(group, {})
+    return [] if of_plugin else list(read(file_of(group, option) if group else train_file()).get("defaults", []))
 
 
 def chooses_nothing(group: str, option: str) -> bool:
     """Whether there is such an option, and it has no say in other groups."""
-    if option in plugin_kinds().get(group, {}):
-        return True
-    return option in groups().get(group, ()) and not _defaults(group, option)
+    return option in groups().get(group, ()) and not defaults(group, option)
 
 
 def headline(group: str, option: str) -> str:
@@ -176,12 +180,12 @@ def headline(group: str, option: str) -> str:
 
 @cache
 def read(file: Path) -> Tree:
-    """A yaml file as a plain tree, in the dialect of Hydra (1e-3 is a number). Shared: not to be changed."""
+    """A yaml file as a plain tree, in the dialect of Hydra: 1e-3 is a number, a date a text. Shared: not to be changed."""
     try:
-        tree = OmegaConf.to_container(OmegaConf.create(_plain(read_text(file, most_mib=1))))
+        tree = yaml.load(_plain(read_text(file, most_mib=1)), _Loader) or {}
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:  # ValueError: a date such as 2025-13-01
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an integer of thousands of digits
         raise ConfigError(f"{shown(file)}: this is not readable yaml ({' '.join(str(error).split())}). Mend the file.") from error
     assert isinstance(tree, dict)
     entries = tree.get("defaults", [])
@@ -190,15 +194,33 @@ def read(file: Path) -> Tree:
     return {str(key): value for key, value in tree.items()}
 
 
+class _Loader(_Parser):  # type: ignore[misc, valid-type]
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":timestamp")]
+        for first, known in _Parser.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        keys = [key.value for key, _ in node.value]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.YAMLError(f"{twice[0]} is there twice")
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
+
+
 def _plain(text: str) -> str:
-    """The text of a file that unfolds to no more than is written, in few levels. Raises YAMLError."""
+    """The text of a file that unfolds to no more than is written, in few levels, of plain values. Raises YAMLError."""
     depth = 0
-    for event in yaml.parse(text, _Events):
+    for event in yaml.parse(text, _Parser):
         written = event.value if isinstance(event, yaml.ScalarEvent) else isinstance(event, yaml.SequenceStartEvent)
         if depth == 0 and written:
             raise yaml.YAMLError("there must be key: value pairs")
         if isinstance(event, yaml.AliasEvent):
             raise yaml.YAMLError("it has an alias; write the value out")
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag is not None:
+            raise yaml.YAMLError(f"it has a tag, {event.tag}; leave it out")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MOST_LEVELS:
             raise yaml.YAMLError(f"it has more than {_MOST_LEVELS} levels")

@@ -1,19 +1,22 @@
-"""Which option each group has: what Hydra composes."""
+"""Which option each group has: what Hydra composes of the defaults that the catalog has read."""
 
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli import collector
 from lm.cli.compose import catalog
-from lm.cli.compose.quoting import quoted
 from lm.errors import ConfigError
 
 Choices = dict[str, str | None]
@@ -30,19 +33,56 @@ def choices_of(chosen: Mapping[str, str | None]) -> Choices:
 
 @cache
 def _hydra_choices(root: Path, own: Path | None, chosen: tuple[tuple[str, str | None], ...]) -> Choices:
-    """A tenth of a second each."""
-    further = ",".join(quoted(f"file://{path}") for path in (root, own) if path is not None)
-    overrides = [f"hydra.searchpath=[{further}]", *(f"{group}={'null' if o is None else o}" for group, o in chosen)]
-    for group, kinds in catalog.plugin_kinds().items():
-        for kind in kinds:
-            ConfigStore.instance().store(group=group, name=kind, node={"kind": kind})
+    overrides = [f"{group}={'null' if o is None else o}" for group, o in chosen]
     try:
+        for plugin in (_Catalog, _ThroughCatalog):
+            Plugins.instance().register(plugin)
         with collector.paused(), initialize_config_dir(config_dir=str(root / "conf"), version_base="1.3"):
             made = hydra_compose("train", overrides, return_hydra_config=True)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"conf: a file is not readable yaml ({' '.join(str(error).split())}). Mend the file.") from error
     except RecursionError as error:
         raise ConfigError(f"{own or 'conf'}: the defaults of {dict(chosen)} lead back to themselves. Mend the file.") from error
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:  # Hydra's, for odd defaults
         raise ConfigError(f"{own or 'conf'}: the groups do not compose ({' '.join(str(error).split())[:300]}). Mend the files.") from error
     return {str(group): option for group, option in made.hydra.runtime.choices.items() if not str(group).startswith("hydra/")}
+
+
+class _Catalog(ConfigSource):
+    """The defaults of each option; values stay here, where they are laid over each other."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "lm"
+
+    def available(self) -> bool:
+        return True
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        group, _, option = _named(config_path)
+        package = "_global_" if group in catalog.GLOBAL else None
+        content = OmegaConf.create({"defaults": catalog.defaults(group, option)})
+        return ConfigResult(self.provider, self.full_path(), content, {"package": package})
+
+    def is_group(self, config_path: str) -> bool:
+        below = f"{config_path.rstrip('/')}/"
+        return any(f"{group}/{option}".startswith(below) for group, options in catalog.groups().items() for option in options)
+
+    def is_config(self, config_path: str) -> bool:
+        group, _, option = _named(config_path)
+        return option in catalog.groups().get(group, ()) or (group, option) == ("", "train")
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        return [] if results_filter is ObjectType.GROUP else list(catalog.groups().get(config_path, ()))
+
+
+class _ThroughCatalog(SearchPathPlugin):
+    """What Hydra looks for in our conf/, and in no other program's, it finds in the catalog."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        conf = str(catalog.root() / "conf")
+        if any(entry.path == conf for entry in search_path.get_path()):
+            search_path.prepend("lm", "lm://", SearchPathQuery(path=conf))
+
+
+def _named(path: str) -> tuple[str, str, str]:
+    """'model/ffn/geglu' -> 'model/ffn', '/', 'geglu'; recipes lie in folders."""
+    return path.partition("/") if path.startswith("recipes/") else path.rpartition("/")

@@ -118,7 +118,7 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
     layers, notes = _file_layers(choices, switched)
     _refuse_unknown(layers)
     if saved is not None:
-        layers, notes = [saved, *_of_sections(layers, {key.split("/")[0] for key in chosen})], []
+        layers, notes = [_without(saved, chosen), *_of_sections(layers, {key.split("/")[0] for key in chosen})], []
     if gentle:
         layers.insert(-1, Layer("fine-tuning", catalog.shown(gentle_source()), gentle_values(gentle, choices)))
         notes = [note for note in notes if note.partition("=")[0] not in gentle]
@@ -144,6 +144,12 @@ def _of_parent(found: Composition, parent: str, gentle: Mapping[str, str | None]
     return [f"init_from={parent}: {' '.join(taken)}, for objective={found.choices['objective']} from here; say another to have it"] * bool(
         taken
     )
+
+
+def _without(saved: Layer, chosen: Mapping[str, str | None]) -> Layer:
+    """What was saved of all sections but those that an option was chosen for."""
+    gone = tuple(f"{group.replace('/', '.')}." for group in chosen)
+    return replace(saved, values={path: value for path, value in saved.values.items() if not f"{path}.".startswith(gone)})
 
 
 def _of_sections(layers: list[Layer], sections: set[str]) -> list[Layer]:
@@ -204,7 +210,7 @@ def _file_layers(choices: Choices, switched: set[str]) -> tuple[list[Layer], lis
 
 
 def _train_layer() -> Layer:
-    file = catalog.root() / "conf" / "train.yaml"
+    file = catalog.train_file()
     return Layer("conf", catalog.shown(file), {path: value for path, value in flatten(catalog.read(file)).items() if path != "defaults"})
 
 

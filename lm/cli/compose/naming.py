@@ -128,9 +128,7 @@ def _paths(cls: type[Config], prefix: str, above: tuple[type[Config], ...]) -> I
 def _base(given: Sequence[Given]) -> tuple[str, set[str]]:
     """The recipe, or where none was chosen what `model` makes of the default one; and the keys that it speaks for."""
     chosen = {item.key: str(item.value) for item in given if item.is_group}
-    default = next(
-        str(entry["recipes"]) for entry in catalog.read(catalog.root() / "conf" / "train.yaml")["defaults"] if "recipes" in entry
-    )
+    default = next(str(entry["recipes"]) for entry in catalog.defaults("", "train") if "recipes" in entry)
     of_model = default.replace("tiny", chosen.get("model", "tiny"))
     if "recipes" in chosen or (of_model != default and of_model in catalog.groups()["recipes"]):
         return chosen.get("recipes", default), {"recipes"}

@@ -10,7 +10,7 @@ from lm.units import si
 
 
 class Export(Writer):
-    """usage: lm export from=FOLDER format=hf|gguf|peft out=FOLDER [key=value ...]
+    """usage: lm export from=FOLDER out=FOLDER [format=hf|gguf|peft] [key=value ...]
 
     hf: config.json, generation_config.json, safetensors, tokenizer files and a model card; the logits are compared with those of
     transformers, where that is installed. gguf: model.gguf, with the vocabulary in it. A model with an option that no family of
@@ -22,7 +22,7 @@ class Export(Writer):
 
     from_: str
     """Run, model or checkpoint folder."""
-    format: Literal["hf", "gguf", "peft"]
+    format: Literal["hf", "gguf", "peft"] = "hf"
     """hf: the format of Hugging Face transformers; gguf: that of llama.cpp; peft: an adapter in the format of Hugging Face peft."""
     merge: bool | None = None
     """An adapter becomes part of the weights. null: where the format has none."""

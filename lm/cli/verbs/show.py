@@ -1,11 +1,13 @@
 """`lm show model=PRESET [overrides]`: what `lm train` with these overrides would build, without building its weights."""
 
 from lm.cli.compose.arguments import overrides_of
-from lm.cli.compose.compose import compose
+from lm.cli.compose.compose import Layer, compose
 from lm.cli.compose.quoting import quoted
 from lm.cli.verb import Verb
 from lm.printing import answer
+from lm.schema import flatten
 from lm.storage.model_folder import read_config, resolve_model
+from lm.storage.run_folder import RunFolder
 
 
 class Show(Verb):
@@ -27,14 +29,17 @@ class Show(Verb):
     takes = None
 
     from_: str | None = None
-    """Run, model or checkpoint folder. null: the model that the overrides say."""
+    """Run, model or checkpoint folder; rows and optimizer are those of its run, unless told. null: what the overrides say."""
 
     def run(self, rest: list[str]) -> None:
         """Prints the tree and the figures."""
-        composition = compose(overrides_of([*rest, *([f"init_from={quoted(self.from_)}"] if self.from_ else [])]))
+        folder = resolve_model(self.from_) if self.from_ else None
+        run = RunFolder.around(folder) if folder is not None else None
+        saved = Layer("run", str(run.config_file), flatten(run.config())) if run is not None else None
+        composition = compose(overrides_of([*rest, *([f"init_from={quoted(self.from_)}"] if self.from_ else [])]), saved)
         from lm.cli.views.model import described, sized
 
-        adapter = read_config(resolve_model(self.from_)).get("adapter") if self.from_ else None
+        adapter = read_config(folder).get("adapter") if folder is not None else None
         shown = sized(composition, {"adapter": adapter} if adapter is not None else {})
         if not self.from_:  # else nothing is trained, and how gently that would be is no news
             composition.tell()

@@ -12,9 +12,10 @@ from lm.storage.run_folder import RunFolder
 def further(run: RunFolder) -> list[str]:
     """Returns lines of commands: the first one lets the model speak, where it can."""
     config, given = flatten(run.config()), f"from={shlex.quote(str(run.path))}"
-    prompts = config.get("trainer.sample_prompts") or ["Once upon a time"]
+    prompts = config.get("trainer.sample_prompts")
+    prompt = str(prompts[0]) if isinstance(prompts, list) and prompts else run.samples.beginning() or "Once upon a time"
     says = {"decoder": "sample it", "encoder_decoder": "try it"}.get(str(config.get("model.kind")))
-    lines = [f"{says}: lm generate {given} prompt={in_shell(str(prompts[0]))}"] if says else []
+    lines = [f"{says}: lm generate {given} prompt={in_shell(prompt)}"] if says else []
     if lines and _has_template(run):
         lines = [f"talk to it: lm generate {given}"]
     beside = shlex.quote(str(run.path.parent))

@@ -42,8 +42,9 @@ class Files:
         return {self.name(path): sha for path, sha in self._hashes.items()}
 
     def name(self, path: Path) -> str:
-        """Returns what a file is called wherever it lies, if that is below `root`; else its path."""
-        return str(path) if self._root is None else path.relative_to(self._root).as_posix()
+        """Returns what a file is called wherever it lies, if that is below `root`; else its path. Bytes that are no UTF-8 are escaped."""
+        name = str(path) if self._root is None else path.relative_to(self._root).as_posix()
+        return name.encode(errors="backslashreplace").decode()
 
     def size(self, path: Path) -> int:
         """Returns how many bytes a file has."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 from lm.data.config import DataConfig, SourceConfig
@@ -61,6 +61,15 @@ class Prepared:
         """The validation split of the only source."""
         [part] = self.parts.values()
         return part.stores["val"]
+
+    def beginnings(self, n: int, n_tokens: int) -> list[str]:
+        """Returns how the first n held-out documents of each source begin, as text of at most so many tokens."""
+        found = []
+        for store in (part.stores["val"] for part in self.parts.values()):
+            for begin, end in pairwise([*store.starts[: n + 1].tolist(), store.n_tokens][: n + 1]):
+                ids = store.read(begin, min(end, begin + n_tokens)).tolist()
+                found.append(self.tokenizer.decode(ids).rstrip("\ufffd"))  # a character that was cut
+        return [text for text in found if text]
 
     def n_tokens(self, split: Split) -> int:
         """Of all sources."""

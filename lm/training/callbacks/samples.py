@@ -11,12 +11,14 @@ from lm.schema import Tree
 from lm.training.callbacks.base import RunCallback, eager
 from lm.training.module import TrainModule
 
+_DOCUMENTS, _TOKENS = 2, 16  # of held-out text that is continued
+
 
 class Samples(RunCallback):
     """Continues trainer.sample_prompts."""
 
     def begin(self, module: TrainModule) -> None:
-        prompts, model, tokenizer = module.cfg.trainer.sample_prompts, module.model, module.run.data.tokenizer
+        prompts, model, tokenizer = _prompts(module), module.model, module.run.data.tokenizer
         if prompts and model.cfg.kind == "encoder":
             module.run.journal.console.say("trainer.sample_prompts are left aside: an encoder continues no text")
             return
@@ -43,10 +45,15 @@ class Samples(RunCallback):
 
     def _texts(self, module: TrainModule) -> list[Sequence[str]]:
         """For each prompt the text with its continuation; of an encoder-decoder, which answers, the two apart."""
-        cfg, apart = module.cfg.trainer, module.model.cfg.kind == "encoder_decoder"
-        options: Tree = {"max_tokens": cfg.sample_tokens, "temperature": 0.8, "top_p": 0.95, "seed": module.cfg.seeds.init}
+        apart = module.model.cfg.kind == "encoder_decoder"
+        options: Tree = {"max_tokens": module.cfg.trainer.sample_tokens, "temperature": 0.8, "top_p": 0.95, "seed": module.cfg.seeds.init}
         found: list[Sequence[str]] = []
-        for prompt in cfg.sample_prompts:
+        for prompt in _prompts(module):
             [text] = generate(module.model, module.run.data.tokenizer, [prompt], **options)
             found.append((prompt, text) if apart else (prompt + text,))
         return found
+
+
+def _prompts(module: TrainModule) -> list[str]:
+    given = module.cfg.trainer.sample_prompts
+    return module.run.data.beginnings(_DOCUMENTS, min(_TOKENS, module.cfg.data.seq_len // 2)) if given == "held_out" else given

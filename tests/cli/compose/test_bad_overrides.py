@@ -202,8 +202,8 @@ def test_a_space_beside_an_equals_sign_is_told(lm: Lm, args: list[str]) -> None:
     [
         (["eval", "runs/a"], "Write lm eval from=runs/a."),
         (["generate"], "Write lm generate from=runs/NAME."),
-        (["export", "runs/a"], "Write lm export from=runs/a out=OUT format=FORMAT."),
-        (["export", "out=x"], "Write lm export from=runs/NAME format=FORMAT."),
+        (["export", "runs/a"], "Write lm export from=runs/a out=OUT."),
+        (["export", "out=x"], "Write lm export from=runs/NAME."),
     ],
 )
 def test_what_a_verb_needs_is_named_all_at_once(lm: Lm, args: list[str], remedy: str) -> None:

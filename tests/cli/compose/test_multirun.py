@@ -92,7 +92,7 @@ def test_failed_and_killed_jobs_stop_nothing_and_only_they_run_again(text: Path,
     sweep = [*BASE, "data.seq_len=16,9999", "seed=1,0", "-m"]
 
     def victim() -> int | None:
-        lock = next(tmp_path.glob("runs/*seed-1+seq_len-16/run.lock"), None)
+        lock = next((file for file in tmp_path.glob("runs/*seed-1*/run.lock") if "seq_len-16" in file.parent.name), None)
         pid = re.search(r"\d+", lock.read_text()) if lock else None
         return int(pid.group()) if pid else None
 

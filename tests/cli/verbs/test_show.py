@@ -8,6 +8,7 @@ import pytest
 from lm.cli.compose.compose import compose
 from lm.data.kinds import BytesConfig
 from lm.storage.model_folder import save_model
+from lm.storage.run_folder import RunFolder
 from lm.training.check import estimate
 from tests.conftest import Lm
 from tests.nn.models import config, redrawn
@@ -36,6 +37,18 @@ def test_a_trained_model_is_shown_from_its_folder(lm: Lm, tmp_path: Path) -> Non
     code, out, err = lm("show", "from=runs/x", "data.seq_len=32", "optim=adamw")
     assert (code, err) == (0, "")
     assert f"parameters  {sum(p.numel() for p in model.parameters()):,}" in out
+
+
+def test_rows_and_optimizer_of_a_run_are_those_that_it_was_trained_with(lm: Lm, tmp_path: Path) -> None:
+    model = redrawn(config())
+    run = RunFolder(tmp_path / "runs" / "x")
+    run.write_config(compose(["optim=sgd", "data.seq_len=16", "data.global_batch=6", "trainer.micro_batch=3"]).config().tree())
+    save_model(run.model, model.cfg.tree(), dict(model.named_parameters()), BytesConfig().build().save, {})
+    assert "of a step of 3 x 16 tokens in fp32 with sgd" in lm("show", "from=runs/x")[1]
+    assert (
+        "of a step of 2 x 8 tokens in fp32 with adamw"
+        in lm("show", "from=runs/x", "data.seq_len=8", "trainer.micro_batch=2", "optim=adamw")[1]
+    )
 
 
 @pytest.mark.parametrize("preset", ["t5_small", "bert_base", "bart_base", "switch_base_8", "deepseek_v3", "gpt_oss_20b", "gpt2"])

@@ -133,8 +133,9 @@ def test_other_merges_or_other_specials_change_the_hash(bpe: Tokenizer, tmp_path
     assert len({bpe.hash, other.hash, renamed.hash}) == 3
 
 
-def test_a_line_break_keeps_its_indentation(bpe: Tokenizer) -> None:
-    assert "):\n       " in [bpe.decode([i]) for i in bpe.encode("    def f(self):\n        self")]
+def test_a_line_break_keeps_its_indentation_by_the_own_split() -> None:
+    own = BPEConfig(vocab_size=400, pattern="own").build([Path(module.__file__).read_text(encoding="utf-8"), CODE * 20])
+    assert "):\n       " in [own.decode([i]) for i in own.encode("    def f(self):\n        self")]
 
 
 def test_the_vocabulary_has_the_size_asked_for(bpe: Tokenizer) -> None:

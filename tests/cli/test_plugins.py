@@ -15,7 +15,7 @@ from lm.cli.compose import catalog
 from lm.cli.compose.keys import at
 from lm.schema import Slot
 from tests.conftest import Lm
-from tests.training.conftest import TINY, write_text
+from tests.training.conftest import TINY, settled, write_text
 
 NORM = '''
 from typing import Literal
@@ -160,7 +160,7 @@ def test_a_run_with_a_plugin_is_swept_resumed_read_and_asks_for_its_file(tmp_pat
     write_text(tmp_path / "text.txt")
     (tmp_path / "swept.py").write_text(norm("swept"))
     base = [*[arg for arg in TINY if arg != "run.name=run"], "data.files=text.txt", "data.cache_dir=cache", "trainer.max_steps=4"]
-    done = lm_process(tmp_path, "train", *base, "plugins=swept.py", "model/norm=rms,swept", "-m")
+    done = lm_process(tmp_path, *settled("train", *base, "plugins=swept.py", "model/norm=rms,swept", "-m"))
     assert done.returncode == 0, done.stderr
     ours, theirs = sorted(tmp_path.glob("runs/*"), key=lambda path: "swept" in path.name)
     sha256 = hashlib.sha256((tmp_path / "swept.py").read_bytes()).hexdigest()
@@ -174,10 +174,10 @@ def test_a_run_with_a_plugin_is_swept_resumed_read_and_asks_for_its_file(tmp_pat
         assert done.returncode == 2 and f"it needs the plugin 'swept' (SHA-256 {sha256})" in done.stderr.splitlines()[-1], done.stderr
     assert lm_process(tmp_path, "eval", f"from={theirs}", LM_PLUGINS="swept.py").returncode == 0
     longer = ["train", *base, "model/norm=swept", "trainer.max_steps=6", f"run.name={theirs.name}"]
-    assert lm_process(tmp_path, *longer, "plugins=swept.py", "strategy=ddp", "launch.devices=2").returncode == 0
+    assert lm_process(tmp_path, *settled(*longer, "plugins=swept.py", "strategy=ddp", "launch.devices=2")).returncode == 0
     (tmp_path / "swept.py").write_text(norm("swept") + "# changed\n")
     for args in (["generate", f"from={theirs}", "prompt=a"], [*longer, "trainer.max_steps=8"]):
-        done = lm_process(tmp_path, *args, "plugins=swept.py")
+        done = lm_process(tmp_path, *settled(*args, "plugins=swept.py"))
         assert done.returncode == 2 and f"the plugin 'swept' of SHA-256 {sha256}, and " in done.stderr.splitlines()[-1], done.stderr
 
 

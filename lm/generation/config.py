@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lm.nn.stack import ModelConfig
 
 Dtype = Literal["saved", "fp32", "bf16", "int8", "int4"]
+CacheForm = Literal["bf16", "int8"]
 """How decoding holds the matrices of a model."""
 
 

@@ -8,7 +8,7 @@ import torch
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation import text
-from lm.generation.config import Dtype, GenerateConfig
+from lm.generation.config import CacheForm, Dtype, GenerateConfig
 from lm.generation.drafting.base import Drafter, Lookup
 from lm.generation.drafting.model import DraftModel
 from lm.generation.drafting.mtp import MTP
@@ -20,15 +20,19 @@ from lm.storage.adapted import Adapted, read_apart, read_merged
 from lm.storage.model_folder import copy_weights, resolve_model
 
 
-def load(path: str | Path, device: str = "auto", merge: bool = True, dtype: Dtype | None = None) -> tuple[LM, Tokenizer]:
+def load(
+    path: str | Path, device: str = "auto", merge: bool = True, dtype: Dtype | None = None, cache: CacheForm | None = None
+) -> tuple[LM, Tokenizer]:
     """The model of a run, model or checkpoint folder, in eval mode and in the dtype that was saved, and its tokenizer.
 
     device: cpu, cuda, cuda:1 ..., or auto: CUDA where there is a GPU. merge: an adapter becomes part of the weights; otherwise it computes
     beside them. dtype: saved, fp32, bf16, int8 or int4: of the matrices of a model that is to decode fast and can do nothing else, as
-    `prepare`. Raises CheckpointError where the parts do not fit, ConfigError for a dtype that the model cannot have.
+    `prepare`. cache: bf16 or int8, of what decoding keeps of each token; None: as it is computed. Raises CheckpointError where the parts
+    do not fit, ConfigError for a dtype that the model cannot have.
     """
-    if dtype is not None and dtype not in get_args(Dtype):
-        raise ConfigError(f"dtype={dtype!r} is not an option. {did_you_mean(dtype, get_args(Dtype))}")
+    for key, value, options in (("dtype", dtype, get_args(Dtype)), ("cache", cache, get_args(CacheForm))):
+        if value is not None and value not in options:
+            raise ConfigError(f"{key}={value!r} is not an option. {did_you_mean(value, options)}")
     where = pick_device(device)
     folder = resolve_model(str(path))
     tree, weights = (read_merged if merge else read_apart)(folder)
@@ -42,6 +46,7 @@ def load(path: str | Path, device: str = "auto", merge: bool = True, dtype: Dtyp
     if not merge and (adapted := Adapted.of(folder, tree)) is not None:
         adapted.adapter.apply(model)
     copy_weights(model.named_parameters(), weights, str(folder))
+    model.cache_form = cache
     return model.eval() if dtype is None else prepare(model, dtype), tokenizer
 
 

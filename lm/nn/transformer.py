@@ -102,6 +102,7 @@ class LM(Stack):
         self.embed = Embedding(self.vocab_size, cfg.d_model)
         self.head = Head(cfg.head, cfg.norm, cfg.d_model, self.vocab_size)
         self.mtp = nn.ModuleList()  # blocks that predict further tokens, in training and in drafts
+        self.cache_form: str | None = None  # of what decoding keeps of a token: bf16, int8; None: as it is computed
         self.tie()
 
     def tie(self) -> None:
@@ -170,8 +171,8 @@ class LM(Stack):
         return [parts.mixer.state(parts.d_model, parts.layer) for parts in self.parts]
 
     def new_cache(self, batch: int, max_len: int, slack: int = 8, horizon: int | None = None) -> Cache:
-        """An empty cache for `batch` rows of up to max_len tokens, on the model's device and in its dtype.  horizon: of `Cache`."""
-        return Cache(self.states(), batch, max_len, self.embed.weight.device, self.embed.weight.dtype, slack, horizon)
+        """An empty cache for `batch` rows of up to max_len tokens.  horizon: of `Cache`."""
+        return Cache(self.states(), batch, max_len, self.embed.weight, slack, horizon, form=self.cache_form)
 
     def matrices(self) -> set[str]:
         """Names of the blocks' weights that Muon treats as matrices: 2-D, or stacks of them, (e, out, in)."""
@@ -262,11 +263,10 @@ class EncoderDecoderLM(LM):
         """Hidden states of the source (b, m, d) and its positions (b or 1, m)."""
         assert batch.source_tokens is not None
         tokens, documents, positions = batch.source_tokens, batch.source_documents, batch.source_positions
-        square = positions is None and documents is None
+        encoder, square = self.encoder, positions is None and documents is None
         if positions is None:
-            positions = self.encoder.position.places(tokens.shape[1], tokens.device)
+            positions = encoder.position.places(tokens.shape[1], tokens.device)
         mask = Mask(positions, positions, documents, documents, causal=False, square=square)
-        encoder = self.encoder
         ctx = Context(encoder.position, mask, encoder.position.angles(positions), stack="encoder", auxiliary=auxiliary)
         x = encoder.through_blocks(encoder.embedded(self.embed(tokens), positions, None), ctx)  # (b, m) -> (b, m, d)
         return encoder.norm(x), positions.expand(len(tokens), -1)

@@ -79,8 +79,7 @@ class TrainerConfig(Config):
     freeze: list[str] = []
     """Weights that no step moves: patterns over their names, as in `lm show`, or parts of these: [embed, blocks.0, ffn, '*.bias']."""
     sample_prompts: list[MaybeEmpty] | Literal["held_out"] = []
-    """Prompts continued at each validation into samples.md; sources, where the model is an encoder-decoder. Encoders leave them aside.
-    held_out: how the first documents begin that the model does not train on."""
+    """Prompts continued at each validation into samples.md, or sources; held_out: how the first held-out documents begin."""
     sample_tokens: int = Field(64, gt=0, le=MOST)
     """Tokens per sample."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
-from lm.generation.config import Dtype, GenerateConfig
+from lm.generation.config import CacheForm, Dtype, GenerateConfig
 from lm.printing import answer, note, raw
 from lm.progress import quiet
 from lm.schema import MaybeEmpty
@@ -53,6 +53,8 @@ class Generate(Verb, GenerateConfig):
     dtype: Dtype | None = "saved"
     """Of the matrices: saved (as in the folder), fp32, bf16, int8 (a scale an output) or int4 (a scale and a zero for 32 inputs). null: the
     model as it was trained, with nothing fused."""
+    cache: CacheForm | None = None
+    """Of the keys and values of each token: bf16, or int8 (a scale for each head of a token). null: as they are computed."""
     format: Literal["text", "json"] = "text"
     """json: a list of what each sample is, with its tokens, why it ended and its logprobs."""
 
@@ -64,7 +66,7 @@ class Generate(Verb, GenerateConfig):
         folder = resolve_model(self.from_)
         from lm.generation.load import drafter_of, load
 
-        model, tokenizer = load(folder, self.device, self.merge, self.dtype)
+        model, tokenizer = load(folder, self.device, self.merge, self.dtype, self.cache)
         drafter = drafter_of(model, tokenizer, self, self.dtype)
         if self.prompt is None and (self.chat or (self.chat is None and tokenizer.chat_template is not None)):
             with quiet():  # else how long it takes would be told over what is typed

@@ -2,7 +2,7 @@
 
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
-from lm.generation.config import Dtype
+from lm.generation.config import CacheForm, Dtype
 from lm.printing import note, say
 from lm.progress import quiet
 from lm.serving.config import ServeConfig
@@ -24,6 +24,8 @@ class Serve(Verb, ServeConfig):
     dtype: Dtype | None = "saved"
     """Of the matrices: saved (as in the folder), fp32, bf16, int8 (a scale an output) or int4 (a scale and a zero for 32 inputs). null: the
     model as it was trained, with nothing fused."""
+    cache: CacheForm | None = None
+    """Of the keys and values of each token: bf16, or int8 (a scale for each head of a token). null: as they are computed."""
 
     def run(self, rest: list[str]) -> None:
         """Prints where it listens on stdout."""
@@ -36,7 +38,7 @@ class Serve(Verb, ServeConfig):
         with listening(self) as listener:
             from lm.generation.load import load
 
-            model, tokenizer = load(folder, self.device, dtype=self.dtype)
+            model, tokenizer = load(folder, self.device, dtype=self.dtype, cache=self.cache)
             server = Server(model, tokenizer, self.name or name_of(folder), self)
             host, port = listener.getsockname()[:2]
             say(f"http://{f'[{host}]' if ':' in host else host}:{port}  {self.name or name_of(folder)}")

@@ -67,7 +67,7 @@ class MTP(Drafter):
         """Of one block, whose layer is one behind those of the model."""
         model, weight = self.model, self.model.embed.weight
         state = model.cfg.parts(layer).mixer.state(model.cfg.d_model, layer)
-        return Cache([state], batch, max_len, weight.device, weight.dtype, slack, model.max_seq_len, layer)
+        return Cache([state], batch, max_len, weight, slack, model.max_seq_len, layer)
 
     def _keep(self, k: int, hidden: Tensor, positions: Tensor) -> None:
         rows, columns = (positions >= 0).nonzero(as_tuple=True)

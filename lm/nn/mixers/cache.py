@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.nn.mixers.rounded import FORMS
+
 
 @dataclass(frozen=True)
 class PerToken:
@@ -155,7 +157,7 @@ class Snapshots:
 class Cache:
     """What every layer keeps of up to max_len tokens; windowed layers have window + slack places and use them again.
 
-    horizon: a window for all layers, of a row that goes on beyond the context; None: none.
+    horizon: a window for all layers, of a row that goes on beyond the context; None: none.  form: of the numbers of each token.
     """
 
     def __init__(
@@ -163,14 +165,14 @@ class Cache:
         layers: Sequence[State],
         batch: int,
         max_len: int,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        like: Tensor,
         slack: int = 8,
         horizon: int | None = None,
         first: int = 0,
+        form: str | None = None,
     ) -> None:
-        """first: the layer that the first state is of."""
-        self.device = device = torch.device(device)
+        """like: a weight of the model, whose device and dtype it has.  first: the layer that the first state is of."""
+        self.device, self.form = like.device, FORMS[form](like.dtype)
         self.lengths = [0] * batch  # tokens written so far of each row, padding included
         self.slack, self.horizon = slack, horizon
         self.groups: dict[int, Slots] = {}
@@ -179,11 +181,11 @@ class Cache:
         self.states: dict[int, Snapshots] = {}
         for layer, state in enumerate(layers, first):
             if isinstance(state, Fixed):
-                self.states[layer] = Snapshots(state, batch, slack, device, dtype)
+                self.states[layer] = Snapshots(state, batch, slack, like.device, like.dtype)
                 continue
             n = min([max_len, *(window + slack for window in (state.window, horizon) if window is not None)])
-            self.slots[layer] = self.groups.setdefault(n, Slots(batch, n, slack if n < max_len else None, device))
-            self.stores[layer] = [torch.zeros(batch, heads, n, dim, device=device, dtype=dtype) for heads, dim in state.tensors]
+            self.slots[layer] = self.groups.setdefault(n, Slots(batch, n, slack if n < max_len else None, like.device))
+            self.stores[layer] = [x for heads, dim in state.tensors for x in self.form.empty(batch, heads, n, dim, device=like.device)]
         self.memory: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of an encoder's output, (b, g, m, c)
         self.memory_positions: Tensor | None = None  # (b, m), -1 on padding
 
@@ -204,7 +206,9 @@ class Cache:
 
     def append(self, layer: int, *new: Tensor) -> list[Tensor]:
         """Store this layer's tensors of the chunk, each (b, heads, s, dim); returns all that the chunk may see, (b, heads, k, dim)."""
-        return [self.slots[layer].append(store, tensor) for store, tensor in zip(self.stores[layer], new, strict=True)]
+        packed = [self.form.pack(tensor) for tensor in new]
+        stores = iter(self.stores[layer])
+        return [self.form.unpack([self.slots[layer].append(next(stores), part) for part in parts]) for parts in packed]
 
     def positions(self, layer: int) -> Tensor:
         """Positions of what `append` returned, (b, k)."""

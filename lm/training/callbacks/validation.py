@@ -29,7 +29,7 @@ class Validation(RunCallback):
         run, cfg = module.run, module.cfg
         if cfg.checkpoint.best and run.splits.test is not None:
             raise ConfigError(
-                "checkpoint.best: the test is of the last weights, and others are handed on. Set data.test_frac=0, or checkpoint.best=false."
+                "checkpoint.best: the test is of the last weights, and others are handed on. Set data.test_frac=0, or leave it out."
             )
         if cfg.eval.wanted:
             if run.splits.test is None:

@@ -45,6 +45,30 @@ def token_losses(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, z
     return LossSums(total, nll)
 
 
+def losses_and_gradient(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0) -> tuple[LossSums, Tensor]:
+    """token_losses and what `total` has as gradient of the logits, (n, v) in their dtype: softmax - target, written over the
+    log-softmax, where autograd fills one more such tensor with zeros and reads three.
+
+    With a weight z of the z-loss the softmax of a row counts 1 + 2 z log Z times.
+    """
+    logs = F.log_softmax(logits.float(), -1)
+    counted = (labels != IGNORED).float().unsqueeze(-1)  # (n,) -> (n, 1)
+    nll = F.nll_loss(logs, labels, ignore_index=IGNORED, reduction="sum")
+    total, share, uniform = nll, counted, label_smoothing / logits.shape[-1]
+    if label_smoothing:
+        total = (1 - label_smoothing) * nll - uniform * (logs.sum(-1, keepdim=True) * counted).sum()
+    if z_loss:
+        log_z = logits.float().logsumexp(-1, keepdim=True)
+        total = total + z_loss * (log_z.square() * counted).sum()
+        share = counted * (1 + 2 * z_loss * log_z)
+    gradient = logs.exp_().mul_(share)
+    at = labels.clamp(min=0).unsqueeze(-1)
+    gradient.scatter_(-1, at, gradient.gather(-1, at) - (1 - label_smoothing) * counted)
+    if label_smoothing:
+        gradient.sub_(uniform * counted)
+    return LossSums(total, nll), gradient.to(logits.dtype)
+
+
 class _Chunked(torch.autograd.Function):
     """Sum of token_losses over chunks. Each chunk's gradient is taken at once, so that its logits can go: the same work as the
     plain loss, and memory for one chunk. `parameters` are the head's, named so that autograd sees them."""
@@ -69,14 +93,15 @@ class _Chunked(torch.autograd.Function):
             with torch.enable_grad():
                 piece = hidden[span].detach().requires_grad_()
                 logits = head(piece)
-                sums = token_losses(logits, labels[span], *extras)
-                d_piece, *grads = torch.autograd.grad(sums.total, (piece, *parameters))
-            d_hidden[span] = d_piece
-            d_parameters = [g.float() for g in grads] if start == 0 else [d.add_(g) for d, g in zip(d_parameters, grads, strict=True)]
-            total += sums.total.detach()
-            nll += sums.nll
             if answers is not None:
                 told += answered(logits.detach(), answers[span])
+            sums, d_logits = losses_and_gradient(logits.detach(), labels[span], *extras)
+            d_piece, *grads = torch.autograd.grad(logits, (piece, *parameters), d_logits)
+            d_hidden[span] = d_piece
+            d_parameters = [g.float() for g in grads] if start == 0 else [d.add_(g) for d, g in zip(d_parameters, grads, strict=True)]
+            total += sums.total
+            nll += sums.nll
+            del logits, d_logits  # before the next chunk's are there
         ctx.save_for_backward(d_hidden, *(mine.to(p.dtype) for mine, p in zip(d_parameters, parameters, strict=True)))
         ctx.mark_non_differentiable(nll, told)
         return total, nll, told
@@ -84,7 +109,7 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, *d_parameters = ctx.saved_tensors
-        return d_hidden * grads[0], None, None, None, None, None, *(d * grads[0] for d in d_parameters)
+        return d_hidden * grads[0], None, None, None, None, None, *(d.mul_(grads[0]) for d in d_parameters)
 
 
 def chunked_loss(

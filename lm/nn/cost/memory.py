@@ -63,7 +63,7 @@ def memory(model: LM, setting: Setting) -> Memory:
         gradients=-(-trained * size // cut[1]),
         optimizer=-(-states // cut[2]),
         activations=tokens * _activations(model, setting),
-        loss=min(setting.chunk, tokens) * model.vocab_size * (12 if setting.precision == "fp32" else 16)
+        loss=min(setting.chunk, tokens) * model.vocab_size * (8 if setting.precision == "fp32" else 10)
         + sum(p.numel() for p in model.head.parameters() if p.requires_grad) * (4 + size * (1 + len(model.mtp))),
     )
 

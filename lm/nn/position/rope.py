@@ -84,12 +84,12 @@ class _RotateHalf(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin)
+        return _turn(x.float(), cos, sin).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turn(grads[0], cos, -sin), None, None
+        return _turn(grads[0].float(), cos, -sin).to(grads[0].dtype), None, None
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -104,9 +104,9 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """rotate_half, by the fast path where it is exact (float32, eager); compilers fuse the plain form themselves."""
-    if x.dtype == torch.float32 and not torch.compiler.is_compiling():
-        out: Tensor = _RotateHalf.apply(x, cos, sin) if x.requires_grad else _turn(x, cos, sin)
+    """rotate_half; compilers fuse its plain form themselves."""
+    if not torch.compiler.is_compiling():
+        out: Tensor = _RotateHalf.apply(x, cos, sin) if x.requires_grad else _turn(x.float(), cos, sin).to(x.dtype)
         return out
     return rotate_half(x, cos, sin)
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.head import Head, HeadConfig
-from lm.nn.loss import causal_reader, chunked_loss, token_losses
+from lm.nn.loss import causal_reader, chunked_loss, losses_and_gradient, token_losses
 from lm.nn.norm import RMSNormConfig
 from lm.nn.transformer import DecoderConfig, build_model
 from lm.schema import from_tree
@@ -44,6 +44,16 @@ def test_chunked_loss_equals_plain_loss_with_gradients(options: dict[str, float]
             near(found, wanted)
     by_hand = -F.log_softmax(head(hidden), -1)[torch.arange(50), labels.clamp_min(0)]
     near(expected[1], (by_hand * (labels != IGNORED)).sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_written_gradient_of_the_logits_is_autograds(dtype: torch.dtype) -> None:
+    logits, labels = torch.randn(50, 97).mul(3).to(dtype).requires_grad_(), ragged_labels(5, 10, 97).flatten()
+    plain = token_losses(logits, labels, label_smoothing=0.1, z_loss=0.01)
+    sums, found = losses_and_gradient(logits.detach(), labels, label_smoothing=0.1, z_loss=0.01)
+    torch.testing.assert_close([sums.total, sums.nll], [plain.total.detach(), plain.nll])
+    torch.testing.assert_close(found, *torch.autograd.grad(plain.total, logits), rtol=2**-7 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+    assert not found[labels == IGNORED].any()
 
 
 def test_evaluation_needs_no_gradient_and_gives_the_same_sums() -> None:
@@ -99,6 +109,7 @@ def test_peak_memory_is_that_of_a_chunk_of_logits() -> None:
 
     whole_logits = 4096 * 5000 * 4
     assert largest(4096) > 2 * whole_logits
+    assert largest(1024) < 2.2 * whole_logits / 4  # the logits and their gradient, as the estimate of memory has it
     assert largest(128) < whole_logits / 4
 
 

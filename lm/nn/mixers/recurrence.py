@@ -87,17 +87,21 @@ def chunked(flow: Flow, state: Tensor, documents: Tensor | None = None, size: in
         enters, leaves = enters * (of == before).unsqueeze(-1), leaves * (of == of[..., -1:]).unsqueeze(-1)
     pairs = (faded.unsqueeze(-2) - faded.unsqueeze(-3)).masked_fill(~seen.unsqueeze(-1), float("-inf")).exp()  # (.., c, c, 1 or k)
     scores, into, out_of = _scores(q, k, pairs), (k * leaves).mT, q * enters
-    held = None
+    held: tuple[Tensor, ...] | None = None
     if flow.beta is not None:
         beta = flow.beta.unflatten(2, (-1, size))
         system = _scores(beta * k, k, pairs).tril(-1)  # the diagonal is taken to be 1
         right = torch.cat([beta * v, beta * k * enters], dim=-1)
-        v, held = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True).split([v.shape[-1], k.shape[-1]], dim=-1)
-    out = []
-    for n in range(q.shape[2]):
-        new = v[:, :, n] if held is None else v[:, :, n] - held[:, :, n] @ state
-        out.append(out_of[:, :, n] @ state + scores[:, :, n] @ new)
-        state = enters[:, :, n, -1].unsqueeze(-1) * state + into[:, :, n] @ new
+        solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+        v, of_k = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
+        held = of_k.unbind(2)
+    out, left = [], enters[..., -1, :].unsqueeze(-1)
+    chunks = [x.unbind(2) for x in (out_of, scores, into, left, v)]  # each x[:, :, n] would have a gradient as large as x
+    for n, (reads, among, writes, fades, new) in enumerate(zip(*chunks, strict=True)):
+        if held is not None:
+            new = new - held[n] @ state
+        out.append(reads @ state + among @ new)
+        state = fades * state + writes @ new
     return torch.stack(out, dim=2).flatten(2, 3)[:, :, :s], state
 
 

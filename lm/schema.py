@@ -43,6 +43,7 @@ def nest(leaves: Tree) -> Tree:
     return tree
 
 
+_MANY = 12  # options, which nobody reads
 MaybeEmpty = Annotated[str, Field(min_length=0)]
 """A text that may be empty, such as a prompt; no other may."""
 
@@ -234,10 +235,12 @@ def entry_type(annotation: Any) -> Any:
 
 
 def did_you_mean(given: str, options: Iterable[str]) -> str:
-    """' Did you mean 'x'?' where something is near, then all options, nearest first."""
+    """'Did you mean 'x'?' where something is near, then all options, nearest first, unless they are many and one is near."""
     ranked = sorted(options, key=lambda option: -difflib.SequenceMatcher(None, given, option).ratio())
     near = nearest(given, ranked)
     hint = f"Did you mean '{near}'? " if near is not None else ""
+    if near is not None and len(ranked) > _MANY:
+        return hint.rstrip()
     return f"{hint}Options: {', '.join(sorted(ranked, key=lambda option: option != near))}." if ranked else "There are none."
 
 
@@ -271,8 +274,9 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
     if kind == "missing":
         _, field = find_field(cls, tree, path)
         kinds = [name for name in variants(field.annotation) if name] if field else []
-        one = f"Set its kind, one of {', '.join(kinds)}, as in {path[-1]}={{'kind': '{kinds[0]}'}}" if kinds else "Set it"
-        return f"{where}: a value is missing. {one}."
+        one = f"Set its kind, one of {', '.join(kinds)}, as in {path[-1]}={{'kind': '{kinds[0]}'}}" if kinds else f"Write {where}=..."
+        what = f" ({field.description.partition('.')[0]})" if field is not None and field.description and not kinds else ""
+        return f"{where}: a value is missing{what}. {one}."
     if kind == "union_tag_invalid":
         _, field = find_field(cls, tree, path)
         options = variants(field.annotation) if field else {}

@@ -79,12 +79,17 @@ class Comparison:
     def changes(self, row: Row) -> list[str]:
         return [shown(row.values.get(key, ABSENT)) for key in self.keys]
 
+    def comparable(self, row: Row) -> bool:
+        """Whether a row was validated on the text of the baseline, as far as is known."""
+        texts = [{zlib for run in each.runs if (zlib := run.number("zlib_bits_per_byte")) is not None} for each in (row, self.baseline)]
+        return not all(texts) or texts[0] == texts[1]
+
     def difference(self, row: Row) -> str:
         """Of a row to the baseline: over the seeds that both have with its interval, `*` where that excludes 0; else of the means."""
         mine, theirs, found = row.mean(self.metric), self.baseline.mean(self.metric), self._differences.get(row.name)
         if row is self.baseline:
             return "baseline"
-        if mine is None or theirs is None or found is None:
+        if mine is None or theirs is None or found is None or not self.comparable(row):
             return "-"
         if found.interval is None or found.mean is None or found.p is None:
             return f"{mine - theirs:+.4f}"

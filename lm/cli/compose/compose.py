@@ -128,10 +128,22 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
     for item in sorted(given, key=lambda item: not item.key.endswith(".kind")):  # a kind before its keys
         if not item.is_group:
             _apply(item, layers, spoken)
+    if saved is None and (short := _short(layers, spoken)) is not None:
+        layers.append(short)
+        notes = [*notes, f"schedule.warmup_steps={short.values['schedule.warmup_steps']}: {short.source}, unless you say another"]
     if "run.name" not in spoken.values:
         layers.append(Layer("derived from recipe and overrides", "", {"run.name": run_name(given)}))
     found = Composition([*layers, spoken], choices, notes)
     return replace(found, notes=[*notes, *_of_parent(found, parent, gentle)]) if parent is not None and saved is None else found
+
+
+def _short(layers: Sequence[Layer], spoken: Layer) -> Layer | None:
+    """A warm-up that fits a run which the command line has made shorter than that of its files."""
+    steps, values = spoken.values.get("trainer.max_steps"), {path: v for layer in layers for path, v in layer.values.items()}
+    before = values.get("schedule.warmup_steps")
+    if not isinstance(steps, int) or not isinstance(before, int) or before < steps or "schedule.warmup_steps" in spoken.values:
+        return None
+    return Layer("short run", f"a tenth of the {steps} steps, which {before} do not fit into", {"schedule.warmup_steps": steps // 10})
 
 
 def _of_parent(found: Composition, parent: str, gentle: Mapping[str, str | None]) -> list[str]:

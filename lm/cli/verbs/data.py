@@ -36,6 +36,10 @@ class Data(Verb):
         corpus = take_corpus(rest[1:])
         if self.split == "test" and not corpus.data.test_frac:
             raise ConfigError("split=test: nothing is set aside for it. Raise data.test_frac.")
+        try:
+            corpus.objective.require_fit(corpus.objective.models[0], corpus.data)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         import numpy as np
 
         from lm.cli.views.rows import shown

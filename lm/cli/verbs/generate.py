@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
@@ -85,6 +85,7 @@ class Generate(Verb, GenerateConfig):
         chat = chat_template(tokenizer) if self.chat else None
         self.require(tokenizer.vocab_size)
         grammar_of(tokenizer, self, ends_of(tokenizer, chat))
+        self._note_beginnings(prompts, tokenizer)
         for prompt in prompts:
             room(model, prompt_ids(model, tokenizer, prompt, chat), self)  # what does not fit is refused before anything is printed
         shown = [("" if answers else prompt) for prompt in prompts for _ in range(self.n)]
@@ -129,6 +130,15 @@ class Generate(Verb, GenerateConfig):
                     continue
                 raw("\n")
                 self._note_limits(found, model.max_seq_len)
+
+    def _note_beginnings(self, prompts: Sequence[str], tokenizer: "Tokenizer") -> None:
+        """What is not what a prompt of a person mostly means."""
+        if self.chat is None and self.prompt is not None and tokenizer.chat_template is not None:
+            note("prompt: continued as it stands. chat=true asks it as a user's message, in the model's chat template.")
+        for prompt in prompts:
+            ids = tokenizer.encode(prompt)
+            if not self.chat and prompt.endswith(" ") and prompt.strip() and tokenizer.encode(f"{prompt}a")[: len(ids)] != ids:
+                note(f"prompt: {prompt[-20:]!r} ends in a space, which belongs to the next token in what the model has read. Leave it out.")
 
     def _note_limits(self, found: "Completion", context: int, which: str = "") -> None:
         if found.slid:

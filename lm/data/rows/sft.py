@@ -69,7 +69,8 @@ class SFTRows(PartedRows):
         cut = int((self._lengths[self._kept] - 1 > self._seq_len).sum())
         dropped = len(self._lengths) - len(self._kept)
         rows = f"{counted(len(self), 'row')} of {self._seq_len} tokens, {self._fill:.1%} full"
-        left_out = f"{cut:,} cut, {dropped:,} dropped with nothing to learn in the row"
+        longer = f", their ends lost (the longest has {int(self._lengths.max()):,} tokens; raise data.seq_len)" if cut else ""
+        left_out = f"{cut:,} cut{longer}, {dropped:,} dropped with nothing to learn in the row"
         return f"{self._store.split}: {counted(len(self._kept), 'chat')} in {rows}; {left_out}"
 
     def _learnable(self) -> NDArray[np.bool_]:

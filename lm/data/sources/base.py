@@ -44,6 +44,7 @@ class Source(ABC):
         self._hashed = hashed
         self.files = hashed.by_name() if hashed is not None else {}  # SHA-256
         self.skipped = 0  # broken records left out in this pass
+        self.passed_over: list[str] = []  # files of a kind that has to be named to be read
         self.forms: set[str] = set()  # that records were recognised to be of
         self._position = 0
 

@@ -65,6 +65,10 @@ class TextSource(RecordedSource):
             )
         identity: Tree = {**cfg.identity(), "files": None, "val_files": list(map(str, val))}
         super().__init__(cfg, identity, self._stored, by_hash=cfg.val_files is None and self._cut_at is None)
+        folders = [Path(os.path.expanduser(given)) for given in ([cfg.files] if isinstance(cfg.files, str) else cfg.files)]
+        self.passed_over = [
+            str(path) for folder in folders if folder.is_dir() for path in sorted(folder.glob("**/*.json")) if path not in train
+        ]
 
     def _pass(self) -> Iterator[Document]:
         self._begin()

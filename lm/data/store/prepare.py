@@ -90,6 +90,8 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Lo
         folder = token_folder(cfg, sources[name], tokenizer, cache)
         build_once(folder, lambda half, cfg=cfg, name=name: build_tokens(cfg, sources[name], tokenizer, half, log), log, resume=True)  # type: ignore[misc]
         parts[name] = _opened(folder, tokenizer, cache)
+        if passed_over := sources[name].passed_over:
+            log(f"data.files: {counted(len(passed_over), '.json file')} left out ({', '.join(passed_over[:3])}); name what is to be read.")
         _report(f"{name} " if name else "", parts[name].index, sources[name].held_out(), log)
         _require_apart(_contamination(parts[name].index), data.max_contamination)
     return _prepared(data, tokenizer, parts)
@@ -247,7 +249,9 @@ def _report(name: str, index: Tree, held_out: str | None, log: Log) -> None:
     if index["skipped"]:
         log(f"data.on_bad_record=skip: left out: {counted(index['skipped'], 'broken record')}.")
     if held_out is not None and sum(index["splits"][split]["n_documents"] for split in SPLITS) <= _FEW:
-        log(f"{name}val: held out is {held_out}. Change that, or name data.val_files.")
+        sizes = [index["splits"][split]["n_bytes"] for split in SPLITS]
+        share = 1 - sizes[0] / max(1, sum(sizes))
+        log(f"{name}val: held out is {held_out}: {share:.0%} of the text here. Change that, or name data.val_files.")
     found = _contamination(index)
     if found.documents:
         which = f"{counted(found.documents, 'training document')} {'is' if found.documents == 1 else 'are'}"

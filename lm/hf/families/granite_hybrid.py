@@ -22,6 +22,7 @@ class GraniteHybrid(Granite):
 
     name = "granitemoehybrid"
     architecture = "GraniteMoeHybridForCausalLM"
+    hybrid = True
     theta = None  # most of these models have no positions
     renamed: ClassVar[dict[str, str]] = {"layers_block_type": "layer_types"}
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {

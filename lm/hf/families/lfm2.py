@@ -15,6 +15,7 @@ class LFM2(Llama):
 
     name = "lfm2"
     architecture = "Lfm2ForCausalLM"
+    hybrid = True
     theta = 1000000.0
     renamed: ClassVar[dict[str, str]] = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {

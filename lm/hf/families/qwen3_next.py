@@ -23,6 +23,7 @@ class Qwen3Next(Qwen2MoE):
 
     name = "qwen3_next"
     architecture = "Qwen3NextForCausalLM"
+    hybrid = True
     partial = True
     ignored = (*Qwen2MoE.ignored, r"mtp\..*")
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {

@@ -32,7 +32,12 @@ def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[st
     if wanted is None and imported in known and not known[imported].homeless(cfg):
         return known[imported]
     homeless = {name: known[name].homeless(cfg) for name in ([wanted] if wanted is not None else known)}
-    nearest = min(homeless, key=lambda name: (sum(_distance(option) for option in homeless[name]), len(type(known[name]).mro())))
+    plain = cfg.recurrent is None
+
+    def farness(name: str) -> tuple[int, int, bool]:
+        return sum(map(_distance, homeless[name])), len(type(known[name]).mro()), plain and known[name].hybrid
+
+    nearest = min(homeless, key=farness)
     if not homeless[nearest]:
         return known[nearest]
     where = f"family={wanted} cannot hold this model: there" if wanted else f"no family can hold this model: in {nearest}, the nearest,"

@@ -95,9 +95,11 @@ def our_gpt2() -> Contestant:
 def transformers_gpt2() -> Contestant:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    dropped = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    sizes = {"vocab_size": VOCAB, "n_positions": LENGTH, "n_embd": D, "n_layer": LAYERS, "n_head": HEADS}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, **dropped, use_cache=False))
+    config = GPT2Config(
+        vocab_size=VOCAB, n_positions=LENGTH, n_embd=D, n_layer=LAYERS, n_head=HEADS, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        use_cache=False, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
     return model, lambda ids, labels: plain_loss(model(ids).logits, labels)
 
 
@@ -111,8 +113,9 @@ class PlainBlock(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(D, 4 * D), nn.GELU(approximate="tanh"), nn.Linear(4 * D, D))
 
     def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(self.before_attention(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)  # (b, s, 3hc) -> (3, b, h, s, c)
-        x = x + self.out(F.scaled_dot_product_attention(*qkv, is_causal=True).transpose(1, 2).flatten(2))  # (b, h, s, c) -> (b, s, hc)
+        q, k, v = self.qkv(self.before_attention(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)  # (b, s, 3hc) -> 3 (b, h, s, c)
+        read = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(read.transpose(1, 2).flatten(2))  # (b, h, s, c) -> (b, s, hc)
         return x + self.mlp(self.before_mlp(x))
 
 

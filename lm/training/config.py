@@ -20,6 +20,7 @@ from lm.nn.transformer import ModelConfig, build_model
 from lm.schema import MOST, Config, MaybeEmpty, Named, Slot, Tree, flatten
 from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
+from lm.training.launch.config import LaunchConfig
 from lm.training.numerics import NumericsConfig
 from lm.training.optim import adamw, muon, sgd
 from lm.training.optim.base import OptimConfig
@@ -75,7 +76,7 @@ class TrainerConfig(Config):
     ema_decay: float | None = Field(None, gt=0, lt=1)
     """Keep an exponential moving average of the weights; it is validated and exported. null: off."""
     early_stop: int | None = Field(None, gt=0)
-    """Stop after this many validations without a better val_loss; the model is that of the last step. null: never."""
+    """Stop after this many validations without a better val_loss; checkpoint.best hands that model on. null: never."""
     freeze: list[str] = []
     """Weights that no step moves: patterns over their names, as in `lm show`, or parts of these: [embed, blocks.0, ffn, '*.bias']."""
     sample_prompts: list[MaybeEmpty] | Literal["held_out"] = []
@@ -97,45 +98,15 @@ class CheckpointConfig(Config):
     """Checkpoints kept."""
     keep_steps: list[Annotated[int, Field(gt=0)]] = []
     """Steps that are saved and kept beside those, such as where a run of another length is to branch off."""
+    best: bool = False
+    """Hand on the model of the best validation, whose checkpoint is kept too, instead of the last one."""
     background: bool = False
     """Training goes on while a checkpoint is written; takes a copy of weights and optimizer in the host's memory."""
 
     @property
     def most(self) -> int:
         """Returns how many there are at most; the newest is complete before the oldest goes."""
-        return self.keep_last + 1 + len(self.keep_steps)
-
-
-class LaunchConfig(Config):
-    """Which processes train."""
-
-    devices: int = Field(1, gt=0, le=1024)
-    """Processes on each machine, one per GPU."""
-    nodes: int = Field(1, gt=0, le=65536)
-    """Machines; start the same command on each of them."""
-    rendezvous: str | None = None
-    """host:port of the first machine, which all machines reach; needed where nodes > 1."""
-    max_restarts: int = Field(0, ge=0, le=1000)
-    """Starts anew from the last valid checkpoint after a process died or broke, or memory or disk ran out; no other error is tried
-    again. On one machine."""
-    timeout_s: int = Field(1800, gt=0, le=30 * 86400)
-    """Seconds that ranks, and machines, wait for each other before they give up."""
-
-    @property
-    def world(self) -> int:
-        """Processes in all."""
-        return self.devices * self.nodes
-
-    @model_validator(mode="after")
-    def _nodes_can_meet(self) -> Self:
-        if self.nodes > 1 and not re.fullmatch(r"[^\s:]+:\d+", self.rendezvous or ""):
-            raise ValueError(f"nodes={self.nodes} need a place to meet, and rendezvous is {self.rendezvous}. Give one as host:29400.")
-        if self.nodes > 1 and self.max_restarts:
-            raise ValueError(
-                f"max_restarts={self.max_restarts} is for one machine, and nodes={self.nodes}. Leave it out, and start the same command"
-                " on each machine again: the run goes on."
-            )
-        return self
+        return self.keep_last + 1 + len(self.keep_steps) + self.best
 
 
 class CallbackConfig(Slot):

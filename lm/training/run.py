@@ -173,15 +173,19 @@ def _describe(module: "TrainModule", rows: str) -> None:
 def _finish(module: "TrainModule", command: str | None) -> Tree:
     """The model folder, out of the last checkpoint, and the summary."""
     cfg, run, step, counts, p = module.cfg, module.run, module.step, module.counts, module.run.counters
-    saved = CheckpointReader(step_folder(run.folder.checkpoints, step), verified=True)
+    best, handed_on = p.best_step is not None, step if p.best_step is None else p.best_step
+    saved = CheckpointReader(step_folder(run.folder.checkpoints, handed_on), verified=True)
     export_model(run.folder.model, saved, run.data.tokenizer.save, cfg.run.name)
+    if handed_on != step:
+        run.journal.console.say(f"{run.folder.model}: of step {handed_on:,}, whose validation was the best")
     tokens = run.tokens(step)
     summary: Tree = {
         "name": cfg.run.name, "command": command,
         "parameters": counts.parameters, "parameters_non_embedding": counts.non_embedding, "parameters_trained": module.n_trained,
         "flops_per_token": counts.train_flops_per_token, "cache_bytes_per_token": counts.cache_bytes_per_token,
-        "steps": step, "stopped_early": step < module.max_steps, "tokens": tokens,
-        "val_loss": p.val_loss, "val_bits_per_byte": p.val_bits_per_byte, "zlib_bits_per_byte": run.data.zlib_bits_per_byte,
+        "steps": step, "model_step": handed_on, "stopped_early": step < module.max_steps, "tokens": tokens,
+        "val_loss": p.best_val_loss if best else p.val_loss,
+        "val_bits_per_byte": p.best_bits_per_byte if best else p.val_bits_per_byte, "zlib_bits_per_byte": run.data.zlib_bits_per_byte,
         **p.test,
         "tokens_per_second": round(tokens / p.train_s, 1) if p.train_s else None, "train_s": round(p.train_s, 2),
         "save_s": p.save_s, "device": p.device,

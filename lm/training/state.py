@@ -27,6 +27,8 @@ class Counters:
     """The counters that a checkpoint carries beside weights and optimizer."""
 
     best_val_loss: float | None = None
+    best_bits_per_byte: float | None = None  # then
+    best_step: int | None = None  # where that is saved, with checkpoint.best
     worse_validations: int = 0
     val_loss: float | None = None
     val_bits_per_byte: float | None = None
@@ -140,7 +142,8 @@ class RunState:
 
     def saves(self, step: int) -> bool:
         """Says whether a checkpoint belongs behind this step."""
-        return step % self.cfg.checkpoint.every == 0 or step in self.cfg.checkpoint.keep_steps or self.ends(step)
+        where = self.cfg.checkpoint
+        return step % where.every == 0 or step in where.keep_steps or step == self.counters.best_step or self.ends(step)
 
     def last(self, step: int) -> bool:
         """Says whether there is no step to come."""

@@ -68,12 +68,17 @@ FFNS: list[dict[str, Any]] = [
 CONV: dict[str, Any] = {"kind": "short_conv", "kernel": 3}
 DELTA: dict[str, Any] = {"kind": "gated_delta", "n_heads": 4, "n_k_heads": 2, "k_dim": 6, "v_dim": 10, "kernel": 3}
 MAMBA2: dict[str, Any] = {"kind": "mamba2", "n_heads": 4, "head_dim": 12, "state_dim": 6, "groups": 2, "kernel": 3}
+GLA: dict[str, Any] = {"kind": "gla", "n_heads": 4, "n_k_heads": 2, "k_dim": 6, "v_dim": 10, "kernel": 3, "rank": 5}
 MIXING: list[dict[str, Any]] = [  # which layers of three attend
     {},
     {"recurrent": CONV, "pattern": ["recurrent", "attention"]},
     {"recurrent": {"kind": "short_conv", "kernel": 5}, "pattern": ["attention", "recurrent", "recurrent"]},
     {"recurrent": DELTA, "pattern": ["recurrent", "recurrent", "attention"]},
     {"recurrent": DELTA | {"negative": True, "n_k_heads": None}, "pattern": ["recurrent", "attention"]},
+    {"recurrent": DELTA | {"channels": True}, "pattern": ["recurrent", "attention"]},
+    {"recurrent": GLA, "pattern": ["recurrent", "attention"]},
+    {"recurrent": GLA | {"decay": "head", "n_k_heads": None}, "pattern": ["recurrent", "recurrent", "attention"]},
+    {"recurrent": GLA | {"decay": "constant"}, "pattern": ["attention", "recurrent"]},
     {"recurrent": MAMBA2, "pattern": ["recurrent", "attention"]},
     {"recurrent": MAMBA2 | {"groups": 1, "kernel_bias": False, "bias": True}, "pattern": ["attention", "recurrent", "recurrent"]},
 ]

@@ -36,6 +36,12 @@ FUSED = {  # none has a window, a soft-cap or MLA, for which no kernel on a CPU 
     " model/recurrent=gated_delta model.pattern=[recurrent,recurrent,attention]",
     "mistral_7b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256 model.attention.window=null"
     " model/recurrent=mamba2 model.pattern=[recurrent,recurrent,attention]",
+    "llama3_2_1b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
+    " model/recurrent=gla model.pattern=[recurrent,recurrent,attention]",
+    "llama3_70b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
+    " model/recurrent=gla model.recurrent.decay=head model.pattern=[recurrent,recurrent,attention]",
+    "qwen3_1_7b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
+    " model/recurrent=gated_delta model.recurrent.channels=true model.pattern=[recurrent,recurrent,attention]",
     "phi3_mini": "model.attention.n_heads=4 model.ffn.hidden=256 model/recurrent=short_conv model.pattern=[recurrent,recurrent,attention]",
 }
 

@@ -55,7 +55,7 @@ def tasks(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
+def plain() -> Tokenizer:
     return BytesConfig().build()
 
 
@@ -88,7 +88,7 @@ def same(one: list[Any], other: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder_decoder"])
-def test_a_model_here_answers_as_its_export_under_transformers(kind: str, tmp_path: Path, tasks: list[str], tokenizer: Tokenizer) -> None:
+def test_a_model_here_answers_as_its_export_under_transformers(kind: str, tmp_path: Path, tasks: list[str], plain: Tokenizer) -> None:
     from lm.generation.harness import Harness
 
     t5 = {
@@ -98,26 +98,26 @@ def test_a_model_here_answers_as_its_export_under_transformers(kind: str, tmp_pa
         "start_token": 258,
     }
     model = redrawn(config(vocab_size=259)) if kind == "decoder" else encoder_decoder(**t5)
-    folder = saved(tmp_path / "m", model, tokenizer)
+    folder = saved(tmp_path / "m", model, plain)
     export(folder, tmp_path / "hf", check=False)
     args = {"pretrained": str(tmp_path / "hf"), "dtype": "float32", "device": "cpu"}
     if kind == "decoder":
-        own, _ = answered(Harness(model, tokenizer, 4), None, tasks)
+        own, _ = answered(Harness(model, plain, 4), None, tasks)
         same(
             own,
             answered("hf", args, tasks[:1] + tasks[2:])[0][:3] + answered("hf", args | {"add_bos_token": False}, tasks[1:2])[0] + own[6:],
         )
         same(own[6:], answered("hf", args, tasks[2:])[0])
     else:
-        own, _ = answered(Harness(model, tokenizer, 4), None, tasks[:1])
+        own, _ = answered(Harness(model, plain, 4), None, tasks[:1])
         same(own, answered("hf", args, tasks[:1])[0])
 
 
-def test_the_server_answers_as_the_model_here(serve: Serve, tasks: list[str], tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_the_server_answers_as_the_model_here(serve: Serve, tasks: list[str], tmp_path: Path, plain: Tokenizer) -> None:
     from lm.generation.harness import Harness
 
     model = redrawn(config(vocab_size=320, max_seq_len=256))
-    export(saved(tmp_path / "m", model, tokenizer), tmp_path / "hf", check=False)
+    export(saved(tmp_path / "m", model, plain), tmp_path / "hf", check=False)
     with serve(model) as client:
         url = f"{client.base_url}/v1/completions"
         args = {
@@ -129,11 +129,11 @@ def test_the_server_answers_as_the_model_here(serve: Serve, tasks: list[str], tm
             "add_bos_token": True,
         }
         theirs, _ = answered("local-completions", args, [tasks[0]])
-    same(answered(Harness(model, tokenizer, 4), None, [tasks[0]])[0], theirs)
+    same(answered(Harness(model, plain, 4), None, [tasks[0]])[0], theirs)
 
 
-def test_the_verb_prints_metrics_and_says_what_is_fetched(lm: Lm, tmp_path: Path, tasks: list[str], tokenizer: Tokenizer) -> None:
-    folder = saved(tmp_path / "m", redrawn(config(vocab_size=320)), tokenizer)
+def test_the_verb_prints_metrics_and_says_what_is_fetched(lm: Lm, tmp_path: Path, tasks: list[str], plain: Tokenizer) -> None:
+    folder = saved(tmp_path / "m", redrawn(config(vocab_size=320)), plain)
     code, out, err = lm("eval", f"from={folder}", f"tasks={','.join(tasks)}", "format=json", "device=cpu")
     assert code == 0, err
     assert sorted(json.loads(out)["results"]) == sorted(TASKS)
@@ -153,9 +153,9 @@ def test_the_verb_prints_metrics_and_says_what_is_fetched(lm: Lm, tmp_path: Path
     assert code == 2 and "they are of tasks" in err
 
 
-def test_a_missing_extra_is_named(lm: Lm, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(lm: Lm, tmp_path: Path, plain: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval.api.instance", None)
     monkeypatch.delitem(sys.modules, "lm.generation.harness", raising=False)
-    folder = saved(tmp_path / "m", redrawn(config(vocab_size=320)), tokenizer)
+    folder = saved(tmp_path / "m", redrawn(config(vocab_size=320)), plain)
     code, _, err = lm("eval", f"from={folder}", "tasks=arc_easy")
     assert code == 2 and "pip install 'slotlm[eval]'" in err

@@ -1,61 +1,32 @@
 """The gated delta rule: a state that fades, and in which a key's old value is replaced by its new one.
 
-Yang et al. 2024, arXiv:2412.06464; three of four layers of Qwen3-Next and of OLMo Hybrid mix so.
+Yang et al. 2024, arXiv:2412.06464; three of four layers of Qwen3-Next and of OLMo Hybrid mix so, and of Kimi Linear by channels.
 """
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lm.nn.cost.kept import Kept
-from lm.nn.linear import Out
-from lm.nn.mixers.base import Mixer, RecurrentConfig
-from lm.nn.mixers.cache import Fixed
-from lm.nn.mixers.recurrence import CHUNK, Flow
-from lm.nn.mixers.scan import Scan, by_head, normed, wide
+from lm.nn.mixers.base import Mixer
+from lm.nn.mixers.heads import Heads, HeadsConfig, low_rank
+from lm.nn.mixers.recurrence import CHUNK, SMALL_CHUNK, Flow
+from lm.nn.mixers.scan import by_head
 from lm.nn.norm import NormConfig
-from lm.schema import MOST
 
 _EPS = 1e-6  # added to the square of a query's or key's length
 
 
-class GatedDeltaConfig(RecurrentConfig):
+class GatedDeltaConfig(HeadsConfig):
     """S = a S; S = S + b k (v - S^T k)^T; o(norm(S^T q) * silu(gate)), with a and b of each token and head, q and k of length 1."""
 
     kind: Literal["gated_delta"] = "gated_delta"
-    n_heads: int = Field(gt=0, le=MOST)
-    """Heads of values, each with a state of k_dim x v_dim."""
-    n_k_heads: int | None = Field(None, gt=0, le=MOST)
-    """Heads of queries and keys, each shared by as many heads of values; null: as many as those."""
-    k_dim: int = Field(gt=0, le=MOST)
-    """Width of a query's and key's head."""
-    v_dim: int = Field(gt=0, le=MOST)
-    """Width of a value's head."""
-    kernel: int = Field(4, gt=1, le=MOST)
-    """Tokens that a convolution mixes before, itself included."""
     negative: bool = False
     """b is up to 2 and not 1, so that a state may turn round (Grazzi et al. 2024, arXiv:2411.12537; OLMo Hybrid)."""
-    eps: float = Field(1e-6, ge=1e-30)
-    """Added to the mean square in the norm of what is read."""
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
-        if self.n_heads % self.groups:
-            raise ValueError(f"n_k_heads={self.n_k_heads} does not divide n_heads={self.n_heads}. Choose a divisor.")
-        return self
-
-    @property
-    def groups(self) -> int:
-        """Returns the heads of queries and keys."""
-        return self.n_k_heads or self.n_heads
-
-    @property
-    def widths(self) -> tuple[int, int]:
-        """Returns those of all queries, which is that of all keys, and of all values."""
-        return self.groups * self.k_dim, self.n_heads * self.v_dim
+    channels: bool = False
+    """a is of each channel of k, and the gate's silu a sigmoid; both come of matrices of rank v_dim (Kimi Delta Attention: Kimi Team 2025,
+    arXiv:2510.26692)."""
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return GatedDelta(self, d_model, layer)
@@ -69,55 +40,36 @@ class GatedDeltaConfig(RecurrentConfig):
         """Inputs of the convolution and of what follows it, both forms of q, k and v, the system and the scores of a chunk, and its part of
         a state."""
         qk, v = self.widths
-        state = self.n_heads * self.k_dim * self.v_dim // CHUNK
-        chunk = self.n_heads * (5 * CHUNK + 5 * self.k_dim + 4 * self.v_dim)
+        size, pairs = (SMALL_CHUNK, SMALL_CHUNK * (3 * self.k_dim + 2)) if self.channels else (CHUNK, 5 * CHUNK)
+        state = self.n_heads * self.k_dim * self.v_dim // size
+        chunk = self.n_heads * (pairs + 5 * self.k_dim + 4 * self.v_dim)
         return Kept(chunk + 2 * state + 2 * qk + 2 * v, 3 * (2 * qk + v) + 3 * v)
 
-    def state(self, d_model: int, layer: int) -> Fixed:
-        """What was convolved of the last tokens, and the matrices."""
-        qk, v = self.widths
-        return Fixed(((self.kernel - 1, 2 * qk + v), (self.n_heads, self.k_dim, self.v_dim)))
 
-
-class GatedDelta(Scan):
-    """q, k and v from one projection and one convolution; decay, b and gate from the input itself."""
+class GatedDelta(Heads):
+    """Decay, b and gate from the input itself."""
 
     kind: ClassVar[str] = "gated_delta"
 
     def __init__(self, cfg: GatedDeltaConfig, d_model: int, layer: int) -> None:
-        qk, v = cfg.widths
-        super().__init__(layer, 2 * qk + v, cfg.kernel, False, cfg.n_heads)
+        super().__init__(cfg, d_model, layer)
         self.cfg = cfg
-        self.qkv = nn.Linear(d_model, 2 * qk + v, bias=False)
-        self.gate = nn.Linear(d_model, v, bias=False)
-        self.rate = nn.Linear(d_model, cfg.n_heads, bias=False)
+        rates = cfg.n_heads
+        self.rate: nn.Module = nn.Linear(d_model, rates, bias=False)
+        if cfg.channels:
+            rates, self.squash = cfg.n_heads * cfg.k_dim, torch.sigmoid
+            self.rate, self.gate = (low_rank(d_model, cfg.v_dim, width) for width in (rates, cfg.widths[1]))
         self.beta = nn.Linear(d_model, cfg.n_heads, bias=False)
-        self.norm = nn.Parameter(torch.empty(cfg.v_dim))
-        self.o = Out(v, d_model, bias=False)
-
-    def extra_repr(self) -> str:
-        return f"{self.cfg.n_heads} heads, states of {self.cfg.k_dim} x {self.cfg.v_dim}"
-
-    def inputs(self, x: Tensor) -> Tensor:
-        out: Tensor = self.qkv(x)
-        return out
+        self.fade, self.step = nn.Parameter(torch.empty(cfg.n_heads)), nn.Parameter(torch.empty(rates))
 
     def rates(self, x: Tensor) -> tuple[Tensor, ...]:
         return self.rate(x), self.beta(x)
 
     def flow(self, u: Tensor, rates: tuple[Tensor, ...]) -> Flow:
-        cfg, (qk, v) = self.cfg, self.cfg.widths
-        queries, keys, values = u.split([qk, qk, v], dim=-1)
-        q, k = (_unit(by_head(each, cfg.groups, cfg.n_heads // cfg.groups)) for each in (queries, keys))
-        rate, beta = rates
+        (q, k, v), (rate, beta) = self.split(u), rates
         _, decay = self.faded(rate)
-        beta = wide(beta).sigmoid().transpose(1, 2) * (2 if cfg.negative else 1)
-        return Flow(q * cfg.k_dim**-0.5, k, by_head(values, cfg.n_heads), decay, beta)
-
-    def output(self, x: Tensor, heads: Tensor, flow: Flow) -> Tensor:
-        gate = F.silu(wide(self.gate(x))).unflatten(-1, heads.shape[2:])
-        out: Tensor = self.o((wide(normed(heads, self.norm, self.cfg.eps)) * gate).to(x.dtype).flatten(2))
-        return out
+        beta = by_head(beta, self.cfg.n_heads).sigmoid() * (2 if self.cfg.negative else 1)
+        return Flow(_unit(q) * self.cfg.k_dim**-0.5, _unit(k), v, decay, beta)
 
 
 def _unit(x: Tensor) -> Tensor:

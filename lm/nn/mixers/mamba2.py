@@ -82,11 +82,12 @@ class Mamba2(Scan):
 
     def __init__(self, cfg: Mamba2Config, d_model: int, layer: int) -> None:
         x, b = cfg.widths
-        super().__init__(layer, x + 2 * b, cfg.kernel, cfg.kernel_bias, cfg.n_heads)
+        super().__init__(layer, x + 2 * b, cfg.kernel, cfg.kernel_bias)
         self.cfg = cfg
         self.gate = nn.Linear(d_model, x, bias=cfg.bias)
         self.xbc = nn.Linear(d_model, x + 2 * b, bias=cfg.bias)
         self.rate = nn.Linear(d_model, cfg.n_heads, bias=cfg.bias)
+        self.fade, self.step = nn.Parameter(torch.empty(cfg.n_heads)), nn.Parameter(torch.empty(cfg.n_heads))
         self.skip = nn.Parameter(torch.empty(cfg.n_heads))
         self.norm = nn.Parameter(torch.empty(x))
         self.o = Out(x, d_model, bias=cfg.bias)
@@ -106,7 +107,7 @@ class Mamba2(Scan):
         values, keys, queries = u.split([width, b, b], dim=-1)
         dt, decay = self.faded(rates[0])
         q, k = (by_head(each, cfg.groups, cfg.n_heads // cfg.groups) for each in (queries, keys))
-        return Flow(q, k * dt.unsqueeze(-1), by_head(values, cfg.n_heads), decay)
+        return Flow(q, k * dt, by_head(values, cfg.n_heads), decay)
 
     def output(self, x: Tensor, heads: Tensor, flow: Flow) -> Tensor:
         skipped = wide(heads) + flow.v.transpose(1, 2) * wide(self.skip).unsqueeze(-1)  # (b, s, h, v)

@@ -37,11 +37,13 @@ class Scan(Mixer):
     drawn: ClassVar[Mapping[str, Draw]] = {"kernel": by_inputs, "fade": fading, "step": steps, "norm": ones}
     kind: ClassVar[str]
 
-    def __init__(self, layer: int, channels: int, kernel: int, bias: bool, heads: int) -> None:
+    fade: nn.Parameter  # where `faded` is called
+    step: nn.Parameter
+
+    def __init__(self, layer: int, channels: int, kernel: int, bias: bool) -> None:
         super().__init__(layer)
         self.kernel = nn.Parameter(torch.empty(channels, kernel))
         self.kernel_bias = nn.Parameter(torch.empty(channels)) if bias else None
-        self.fade, self.step = nn.Parameter(torch.empty(heads)), nn.Parameter(torch.empty(heads))
 
     @abstractmethod
     def inputs(self, x: Tensor) -> Tensor:
@@ -49,7 +51,7 @@ class Scan(Mixer):
 
     @abstractmethod
     def rates(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Returns what else the tokens say of the state, (b, s, h) each, that of the decay first.  x: (b, s, d)."""
+        """Returns what else the tokens say of the state, (b, s, ..) each, that of the decay first.  x: (b, s, d)."""
 
     @abstractmethod
     def flow(self, u: Tensor, rates: tuple[Tensor, ...]) -> Flow:
@@ -89,9 +91,9 @@ class Scan(Mixer):
         return torch.cat([first, last], dim=2)
 
     def faded(self, rate: Tensor) -> tuple[Tensor, Tensor]:
-        """softplus(rate + step) and the decay of it, both (b, h, s).  rate: (b, s, h)."""
-        dt = F.softplus(wide(rate) + wide(self.step)).transpose(1, 2)
-        return dt, -wide(self.fade).exp().unsqueeze(-1) * dt
+        """softplus(rate + step) and the decay of it, both (b, h, s, 1 or k).  rate: (b, s, h or h * k)."""
+        dt = F.softplus(by_head(wide(rate) + wide(self.step), len(self.fade)))
+        return dt, -wide(self.fade).exp()[:, None, None] * dt
 
 
 def wide(x: Tensor) -> Tensor:

@@ -24,6 +24,10 @@ class Checkpoints(RunCallback):
         more = min(cfg.checkpoint.most - len(checkpoints(module.run.folder.checkpoints)), to_come + len(cfg.checkpoint.keep_steps))
         module.run.saver.rehearse(module.pieces(), self._meta(module), max(1, more))
 
+    def look_at_parent(self, module: TrainModule) -> None:
+        if module.run.counters.best_step == module.step:
+            self.save(module)
+
     def step_end(self, module: TrainModule) -> None:
         if module.run.saves(module.step):
             self.save(module)

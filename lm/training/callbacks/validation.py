@@ -27,6 +27,10 @@ class Validation(RunCallback):
         for _, rows, ids in [*self._held_out(module), *self._set_aside(module)]:
             require_labels(rows, ids, module.run.data.tokenizer, module.cfg.trainer.micro_batch)
         run, cfg = module.run, module.cfg
+        if cfg.checkpoint.best and run.splits.test is not None:
+            raise ConfigError(
+                "checkpoint.best: the test is of the last weights, and others are handed on. Set data.test_frac=0, or leave it out."
+            )
         if cfg.eval.wanted:
             if run.splits.test is None:
                 raise ConfigError(
@@ -60,7 +64,8 @@ class Validation(RunCallback):
             _require_finite(module, "val_loss", found["val_loss"])
             counters.val_loss, counters.val_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
             if counters.best_val_loss is None or found["val_loss"] < counters.best_val_loss:
-                counters.best_val_loss, counters.worse_validations = found["val_loss"], 0
+                counters.best_val_loss, counters.best_bits_per_byte = found["val_loss"], found["val_bits_per_byte"]
+                counters.best_step, counters.worse_validations = step if module.cfg.checkpoint.best else None, 0
             else:
                 counters.worse_validations += 1
             run.journal.record({"step": step, "tokens": run.tokens(step), **found})

@@ -1,6 +1,7 @@
 """Mixers whose state is a matrix: against a loop over tokens, and against transformers, weight for weight."""
 
-from typing import Any
+import itertools
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -8,30 +9,34 @@ from torch import Tensor, nn
 
 from lm.nn.context import Context
 from lm.nn.mixers.gated_delta import GatedDelta, GatedDeltaConfig
+from lm.nn.mixers.gla import GLA, GLAConfig
 from lm.nn.mixers.mamba2 import Mamba2, Mamba2Config
 from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.mixers.recurrence import Flow, chunked, reference
 from lm.nn.position.base import Position
 from lm.nn.transformer import build_model
 from lm.testing.models import redraw
-from tests.nn.models import DELTA, MAMBA2, config
+from tests.nn.models import DELTA, MAMBA2, config, near
 
 B, H, S, K, V = 2, 3, 37, 4, 5
 D = 24
 
 
-def flow(delta: bool) -> Flow:
+def flow(delta: bool, channels: int = 1) -> Flow:
     source = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(B, H, S, n, generator=source, dtype=torch.float64) for n in (K, K, V))
-    decay, beta = (torch.rand(B, H, S, generator=source, dtype=torch.float64) for _ in range(2))
+    decay, beta = (torch.rand(B, H, S, n, generator=source, dtype=torch.float64) for n in (channels, 1))
     return Flow(*(x.requires_grad_() for x in (q, k / k.norm(dim=-1, keepdim=True), v, -3 * decay)), 2 * beta if delta else None)
 
 
 @pytest.mark.parametrize("size", [1, 4, 16, 64])
 @pytest.mark.parametrize("documents", [None, [5, 1, 12, 3, 16]], ids=["one", "several"])
 @pytest.mark.parametrize("delta", [False, True], ids=["added", "replaced"])
-def test_chunks_equal_the_loop_over_tokens_in_values_states_and_gradients(delta: bool, documents: list[int] | None, size: int) -> None:
-    mine = flow(delta)
+@pytest.mark.parametrize("channels", [1, K], ids=["heads", "channels"])
+def test_chunks_equal_the_loop_over_tokens_in_values_states_and_gradients(
+    channels: int, delta: bool, documents: list[int] | None, size: int
+) -> None:
+    mine = flow(delta, channels)
     of = None if documents is None else torch.repeat_interleave(torch.tensor(documents)).expand(B, -1)
     begun = mine.empty() if documents else torch.randn(B, H, K, V, dtype=torch.float64)
     wanted, states = reference(mine, begun, of)
@@ -43,9 +48,10 @@ def test_chunks_equal_the_loop_over_tokens_in_values_states_and_gradients(delta:
     torch.testing.assert_close(*both, atol=1e-9, rtol=1e-9)
 
 
-def test_a_state_that_is_forgotten_at_once_stays_finite() -> None:
+@pytest.mark.parametrize("channels", [1, K], ids=["heads", "channels"])
+def test_a_state_that_is_forgotten_at_once_stays_finite(channels: int) -> None:
     """Decays of thousands, whose sums differ by more than an exponential bears, forward and backward."""
-    mine = flow(delta=True)
+    mine = flow(delta=True, channels=channels)
     strong = Flow(mine.q, mine.k, mine.v, mine.decay * 4000, mine.beta)
     out, _ = chunked(strong, strong.empty())
     grads = torch.autograd.grad(out.square().sum(), [mine.q, mine.k, mine.v, mine.decay])
@@ -85,6 +91,51 @@ def test_the_gated_delta_rule_equals_transformers(negative: bool) -> None:
     out = through(ours, x)
     assert out.std() > 0.01
     torch.testing.assert_close(out, there(x), atol=1e-5, rtol=1e-5)  # theirs computes in float32
+
+
+def test_the_delta_rule_by_channels_equals_transformers() -> None:
+    theirs = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
+    from transformers import KimiLinearConfig
+
+    cfg = KimiLinearConfig(hidden_size=D, num_hidden_layers=2, linear_num_heads=4, linear_head_dim=6, linear_conv_kernel_dim=3)
+    there = theirs.KimiLinearDeltaAttention(cfg, 0).double()
+    ours = GatedDelta(GatedDeltaConfig(n_heads=4, k_dim=6, v_dim=6, kernel=3, channels=True, eps=1e-5), D, 0).double()
+    forget = there.forget_gate
+    forget.dt_bias.data.zero_()
+    redraw(there)
+    parts = {"qkv.weight": torch.cat([there.q_proj.weight, there.k_proj.weight, there.v_proj.weight]), "beta.weight": there.b_proj.weight}
+    parts |= {"rate.0.weight": forget.f_a_proj.weight, "rate.1.weight": forget.f_b_proj.weight, "fade": forget.A_log.flatten()}
+    parts |= {"gate.0.weight": there.g_a_proj.weight, "gate.1.weight": there.g_b_proj.weight, "step": forget.dt_bias}
+    parts |= {"kernel": there.conv1d.weight.squeeze(1), "norm": there.o_norm.weight, "o.weight": there.o_proj.weight}
+    copied(ours, there, parts)
+    x = torch.randn(2, 75, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    out = through(ours, x)
+    assert out.std() > 0.01
+    near(out, there(x))  # theirs computes in float32
+
+
+@pytest.mark.parametrize("decay", ["channel", "head", "constant"])
+def test_gated_linear_attention_is_the_papers_sum_over_earlier_tokens(decay: Literal["channel", "head", "constant"]) -> None:
+    """o_t = sum_j (q_t * a_(j+1) .. a_t) . k_j v_j of each head, with products of gates and no state.  arXiv:2312.06635, section 4."""
+    n, k, v, s = 2, 3, 5, 21
+    ours = GLA(GLAConfig(n_heads=n, k_dim=k, v_dim=v, kernel=2, decay=decay, rank=4), D, 0).double()
+    ours.norm.data.fill_(1)
+    redraw(ours)
+    x = torch.randn(1, s, D, dtype=torch.float64)
+    u = x[0] @ ours.qkv.weight.T
+    u = nn.functional.silu(u * ours.kernel[:, 1] + torch.cat([torch.zeros_like(u[:1]), u[:-1]]) * ours.kernel[:, 0])
+    gates = torch.stack([torch.full((s, k), 1 - 2.0 ** (-5 - head), dtype=torch.float64) for head in range(n)], dim=1)  # (s, n, k)
+    if ours.rate is not None:
+        gates = ours.rate(x)[0].unflatten(-1, (n, -1)).sigmoid().pow(1 / 16).expand(-1, -1, k)
+    out = torch.zeros(s, n, v, dtype=torch.float64)
+    for head, t in itertools.product(range(n), range(s)):
+        q, keys, values = (u[:, at + head * width : at + (head + 1) * width] for at, width in ((0, k), (n * k, k), (2 * n * k, v)))
+        for j in range(t + 1):
+            out[t, head] += (q[t] / k**0.5 * gates[j + 1 : t + 1, head].prod(0)) @ keys[j] * values[j]
+    normed = out / (out.square().mean(-1, keepdim=True) + 1e-6).sqrt() * ours.norm
+    wanted = (normed * nn.functional.silu(ours.gate(x)[0]).unflatten(-1, (n, v))).flatten(1) @ ours.o.weight.T
+    assert wanted.std() > 0.01
+    near(through(ours, x)[0], wanted)
 
 
 @pytest.mark.parametrize("groups", [1, 2])

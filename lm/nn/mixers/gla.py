@@ -1,0 +1,79 @@
+"""Gated linear attention: a state that fades, by channels, by heads or by a constant, and to which every token adds.
+
+Yang et al. 2023, arXiv:2312.06635. With a constant it is what RetNet (Sun et al. 2023, arXiv:2307.08621) and, with other constants,
+lightning attention (Qin et al. 2024, arXiv:2401.04658) compute, positions aside.
+"""
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.nn.cost.kept import Kept
+from lm.nn.mixers.base import Mixer
+from lm.nn.mixers.heads import Heads, HeadsConfig, low_rank
+from lm.nn.mixers.recurrence import CHUNK, SMALL_CHUNK, Flow
+from lm.nn.mixers.scan import by_head
+from lm.nn.norm import NormConfig
+from lm.schema import MOST
+
+_SLOWNESS = 16  # tokens in which a state fades as much as a sigmoid says; the paper's tau
+
+
+class GLAConfig(HeadsConfig):
+    """S = a S + k v^T; o(norm(S^T q) * silu(gate)), with a of each token and channel of k.
+
+    q, k and v go through the short convolution of the other kinds, which the paper's do not.
+    """
+
+    kind: Literal["gla"] = "gla"
+    decay: Literal["channel", "head", "constant"] = "channel"
+    """What fades by itself: each channel of a key, or each head, as a token says (sigmoid(W x)^(1/16)); or each head by 1 - 2^(-5 - head),
+    as in RetNet."""
+    rank: int = Field(16, gt=0, le=MOST)
+    """Rank of the matrix W of channels."""
+
+    def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
+        return GLA(self, d_model, layer)
+
+    def flops(self, d_model: int, layer: int, seq_len: int) -> int:
+        """The convolution, what is written and what is read."""
+        qk, v = self.widths
+        return 2 * self.kernel * (2 * qk + v) + 4 * self.n_heads * self.k_dim * self.v_dim
+
+    def keeps(self, d_model: int, layer: int) -> Kept:
+        """Inputs of the convolution and of what follows it, q, k and v by head, decays and scores of a chunk, and its part of a state."""
+        qk, v = self.widths
+        size = SMALL_CHUNK if self.decay == "channel" else CHUNK
+        pairs = SMALL_CHUNK * (2 * self.k_dim + 1) + 2 * self.k_dim if self.decay == "channel" else 3 * CHUNK
+        state = self.n_heads * self.k_dim * self.v_dim // size
+        return Kept(self.n_heads * (pairs + 4 * self.k_dim + 2 * self.v_dim) + 2 * state + 2 * v, 3 * (2 * qk + v) + 3 * v)
+
+
+class GLA(Heads):
+    """Decay and gate from the input itself."""
+
+    kind: ClassVar[str] = "gla"
+
+    def __init__(self, cfg: GLAConfig, d_model: int, layer: int) -> None:
+        super().__init__(cfg, d_model, layer)
+        self.cfg = cfg
+        self.rate: nn.Module | None = None
+        if cfg.decay == "channel":
+            self.rate = low_rank(d_model, cfg.rank, cfg.n_heads * cfg.k_dim, bias=True)
+        elif cfg.decay == "head":
+            self.rate = nn.Linear(d_model, cfg.n_heads)
+
+    def rates(self, x: Tensor) -> tuple[Tensor, ...]:
+        return () if self.rate is None else (self.rate(x),)
+
+    def flow(self, u: Tensor, rates: tuple[Tensor, ...]) -> Flow:
+        q, k, v = self.split(u)
+        if rates:
+            decay = F.logsigmoid(by_head(rates[0], self.cfg.n_heads)) / _SLOWNESS
+        else:
+            heads = torch.arange(self.cfg.n_heads, device=q.device, dtype=q.dtype)
+            decay = torch.log1p(-torch.exp2(-5 - heads))[:, None, None].expand(*q.shape[:3], 1)  # (h, 1, 1) -> (b, h, s, 1)
+        return Flow(q * self.cfg.k_dim**-0.5, k, v, decay)

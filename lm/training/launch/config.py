@@ -1,0 +1,40 @@
+"""Which processes train, as the config says it."""
+
+import re
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from lm.schema import Config
+
+
+class LaunchConfig(Config):
+    """Which processes train."""
+
+    devices: int = Field(1, gt=0, le=1024)
+    """Processes on each machine, one per GPU."""
+    nodes: int = Field(1, gt=0, le=65536)
+    """Machines; start the same command on each of them."""
+    rendezvous: str | None = None
+    """host:port of the first machine, which all machines reach; needed where nodes > 1."""
+    max_restarts: int = Field(0, ge=0, le=1000)
+    """Starts anew from the last valid checkpoint after a process died or broke, or memory or disk ran out; no other error is tried
+    again. On one machine."""
+    timeout_s: int = Field(1800, gt=0, le=30 * 86400)
+    """Seconds that ranks, and machines, wait for each other before they give up."""
+
+    @property
+    def world(self) -> int:
+        """Processes in all."""
+        return self.devices * self.nodes
+
+    @model_validator(mode="after")
+    def _nodes_can_meet(self) -> Self:
+        if self.nodes > 1 and not re.fullmatch(r"[^\s:]+:\d+", self.rendezvous or ""):
+            raise ValueError(f"nodes={self.nodes} need a place to meet, and rendezvous is {self.rendezvous}. Give one as host:29400.")
+        if self.nodes > 1 and self.max_restarts:
+            raise ValueError(
+                f"max_restarts={self.max_restarts} is for one machine, and nodes={self.nodes}. Leave it out, and start the same command"
+                " on each machine again: the run goes on."
+            )
+        return self

@@ -1,0 +1,74 @@
+"""checkpoint.best: what is handed on is the model of the best validation, whatever came after it, and however often the run was stopped."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from lm.cli.compose.compose import compose_config
+from lm.errors import ConfigError, LmError
+from lm.generation.examine import evaluate
+from lm.storage.checkpoint import CheckpointReader, checkpoints, step_folder, step_of
+from lm.training.config import TrainConfig
+from lm.training.run import train
+from tests.training.conftest import Before, Configure, read, results
+from tests.training.test_finetune import child
+
+WORSENS = [  # a rate that grows until it is far too high
+    *("checkpoint.best=true", "checkpoint.keep_last=1", "trainer.max_steps=20"),
+    *("schedule=constant", "schedule.warmup_steps=19", "optim=adamw", "optim.lr=2"),
+]
+
+
+def stop(cfg: TrainConfig, step: int) -> None:
+    """By a SIGTERM, which the run answers behind this step."""
+    with pytest.raises(LmError, match="SIGTERM"):
+        train(cfg, callbacks=[Before(step, lambda module: os.kill(os.getpid(), signal.SIGTERM))])
+
+
+def best(run: Path) -> dict[str, Any]:
+    lines = [line for line in read(run / "metrics.jsonl") if "val_loss" in line]
+    found = min(lines, key=lambda line: line["val_loss"])
+    assert found is not lines[-1], "the last validation is the best: blind"
+    return found
+
+
+def test_the_model_is_that_of_the_best_validation_and_its_checkpoint_is_kept(configure: Configure, tmp_path: Path) -> None:
+    cfg = configure(*WORSENS)
+    summary, run = train(cfg), tmp_path / "run"
+    found = best(run)
+    told = {key: summary[key] for key in ("steps", "model_step", "val_loss", "val_bits_per_byte")}
+    assert told == {"steps": 20, "model_step": found["step"]} | {key: found[key] for key in ("val_loss", "val_bits_per_byte")}
+    assert [step_of(path) for path in checkpoints(run / "checkpoints")] == [20, found["step"]]
+    reader = CheckpointReader(step_folder(run / "checkpoints", found["step"]))
+    model = load_file(run / "model" / "model.safetensors")
+    assert all((reader.read(name, "weight") == tensor).all() for name, tensor in model.items())
+    loss = evaluate(run / "model", cfg.data, cfg.objective, split="val", micro_batch=8, device="cpu", log=print)["val_loss"]
+    assert loss == pytest.approx(found["val_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_behind_its_best_validation_hands_the_same_model_on(configure: Configure, tmp_path: Path) -> None:
+    train(configure(*WORSENS, "run.name=whole"))
+    step = best(tmp_path / "whole")["step"]
+    stop(configure(*WORSENS), step + 2)
+    stop(configure(*WORSENS), step + 6)
+    assert train(configure(*WORSENS))["model_step"] == step
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_parent_that_no_step_makes_better_is_handed_on(configure: Configure, tmp_path: Path) -> None:
+    train(configure("trainer.max_steps=6", "run.name=parent"))
+    worse = ["checkpoint.best=true", "optim.lr=30", "schedule=constant", "trainer.val_every=1"]
+    summary = train(compose_config(child(tmp_path / "parent", *worse)))
+    models = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("parent", "child")]
+    assert summary["model_step"] == 0 and all((models[0][name] == models[1][name]).all() for name in models[0])
+
+
+def test_a_test_of_other_weights_than_those_handed_on_is_refused(configure: Configure) -> None:
+    with pytest.raises(ConfigError, match=r"^checkpoint.best: the test is of the last weights.* Set data.test_frac=0"):
+        train(configure("checkpoint.best=true", "data.test_frac=0.5"))

@@ -1,12 +1,14 @@
 """Speed, measured side by side in one process.
 
-    python tools/bench.py models            # our decoder against litgpt, transformers and x-transformers (extra `bench`)
-    python tools/bench.py models modes=fp32,bf16,compiled rounds=5 steps=4
+    python tools/bench.py models            # our decoder against whichever of litgpt, transformers and x-transformers is installed
+    python tools/bench.py models shape=gpt2 # GPT-2's block against transformers' and one out of torch's own parts
+    python tools/bench.py models modes=fp32,bf16,compiled rounds=5 steps=4 threads=1 clock=cpu
     python tools/bench.py moe               # 8 experts, top-2, against our dense model of equal active parameters
     python tools/bench.py sft               # chats packed into rows of 1,024 tokens against one a row, padded
     python tools/bench.py loop              # the default recipe through `lm train` against a bare loop over the same batches
 
-Machines are shared and noisy: contestants take turns of a few steps, and the ratio is the median of per-round ratios.
+Machines are shared and noisy: contestants take turns of a few steps, and the ratio is the median of per-round ratios. With clock=cpu the
+time is this process's own on the processor, which others on the machine change least; on one thread it is what the step costs.
 """
 
 import json
@@ -22,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from lm.data.loader import train_loader
 from lm.data.order import step_rows
@@ -31,84 +32,19 @@ from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
 from lm.data.rows.causal import CausalRows
 from lm.data.store.prepare import prepare
-from lm.nn.batch import IGNORED, Batch
+from lm.nn.batch import IGNORED
 from lm.nn.loss import causal_reader
-from lm.nn.transformer import DecoderConfig, build_model
-from lm.schema import Tree, from_tree
+from lm.nn.transformer import build_model
 from lm.training.config import TrainConfig
 from lm.training.optim.base import begin_state, set_lr
 from lm.training.optim.traits import traits_of
 
-VOCAB, D, LAYERS, HEADS, HIDDEN, ROWS, LENGTH = 8192, 384, 6, 6, 1024, 8, 256
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-LossOf = Callable[[Tensor, Tensor], Tensor]
-Contestant = tuple[nn.Module, LossOf]
+from tools.contestants import GPT2, LENGTH, LLAMA, ROWS, VOCAB, Contestant, LossOf, mixture
 
-
-def plain_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-
-
-def contestant(tree: Tree) -> Contestant:
-    """One of our models, with our loss."""
-    model = build_model(from_tree(DecoderConfig, tree), seed=0)
-
-    def loss(ids: Tensor, labels: Tensor) -> Tensor:
-        total: Tensor = model(Batch(ids), loss=causal_reader(labels)).total
-        return total / labels.numel()
-
-    return model, loss
-
-
-def ours() -> Contestant:
-    tree = {
-        "vocab_size": VOCAB, "max_seq_len": LENGTH, "d_model": D, "n_layers": LAYERS, "norm": {"kind": "rms"},
-        "position": {"kind": "rope"}, "attention": {"kind": "gqa", "n_heads": HEADS}, "ffn": {"kind": "mlp", "hidden": HIDDEN},
-    }  # fmt: skip
-    return contestant(tree)
-
-
-def litgpt() -> Contestant:
-    from litgpt import GPT, Config
-
-    model = GPT(
-        Config(
-            block_size=LENGTH, padded_vocab_size=VOCAB, vocab_size=VOCAB, n_layer=LAYERS, n_head=HEADS, n_embd=D, rotary_percentage=1.0,
-            parallel_residual=False, bias=False, norm_class_name="RMSNorm", mlp_class_name="LLaMAMLP", intermediate_size=HIDDEN,
-        )
-    )  # fmt: skip
-    model.lm_head.weight = model.transformer.wte.weight
-    return model, lambda ids, labels: plain_loss(model(ids), labels)
-
-
-def transformers() -> Contestant:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=D, intermediate_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        max_position_embeddings=LENGTH, tie_word_embeddings=True, use_cache=False,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    return model, lambda ids, labels: plain_loss(model(ids).logits, labels)
-
-
-def x_transformers() -> Contestant:
-    from x_transformers import Decoder, TransformerWrapper
-
-    layers = Decoder(
-        dim=D, depth=LAYERS, heads=HEADS, attn_dim_head=D // HEADS, rotary_pos_emb=True, rotary_emb_dim=D // HEADS, ff_glu=True,
-        ff_swish=True, ff_no_bias=True, ff_mult=HIDDEN / D, use_rmsnorm=True, attn_flash=True,
-    )  # fmt: skip
-    model = TransformerWrapper(num_tokens=VOCAB, max_seq_len=LENGTH, use_abs_pos_emb=False, tie_embedding=True, attn_layers=layers)
-    return model, lambda ids, labels: plain_loss(model(ids), labels)
-
-
-CONTESTANTS: dict[str, Callable[[], Contestant]] = {
-    "slotlm": ours,
-    "litgpt": litgpt,
-    "transformers": transformers,
-    "x-transformers": x_transformers,
-}
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+SHAPES = {"llama": LLAMA, "gpt2": GPT2}
 
 
 def stepper(model: nn.Module, loss_of: LossOf, mode: str) -> Callable[[], None]:
@@ -136,48 +72,45 @@ def stepper(model: nn.Module, loss_of: LossOf, mode: str) -> Callable[[], None]:
     return step
 
 
-def timed(step: Callable[[], None], steps: int) -> float:
+def timed(step: Callable[[], None], steps: int, clock: Callable[[], float]) -> float:
     """Tokens per second over `steps` steps."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    begun = time.perf_counter()
+    begun = clock()
     for _ in range(steps):
         step()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return steps * ROWS * LENGTH / (time.perf_counter() - begun)
+    return steps * ROWS * LENGTH / (clock() - begun)
 
 
-def mixture(n_experts: int) -> Contestant:
-    """d 256, 4 layers: a feed-forward of 1,024, or experts of 512 of which a token passes two."""
-    expert = {"hidden": 512}
-    moe = {"kind": "moe", "n_experts": n_experts, "top_k": 2, "expert": expert, "balance_loss": 0.01}
-    tree = {
-        "vocab_size": VOCAB, "max_seq_len": LENGTH, "d_model": 256, "n_layers": 4, "norm": {"kind": "rms"}, "position": {"kind": "rope"},
-        "attention": {"kind": "gqa", "n_heads": 4}, "ffn": moe if n_experts else {"kind": "mlp", "hidden": 1024},
-    }  # fmt: skip
-    return contestant(tree)
-
-
-def compare(contestants: Mapping[str, Callable[[], Contestant]], modes: list[str], rounds: int, steps: int) -> list[dict[str, Any]]:
-    """Tokens/s of each, and the ratio of the first one, slotlm, to the others."""
+def compare(
+    contestants: Mapping[str, Callable[[], Contestant]], modes: list[str], rounds: int, steps: int, clock: Callable[[], float]
+) -> list[dict[str, Any]]:
+    """Tokens/s of each that is installed, and the ratio of the first one, slotlm, to the others."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     results = []
     for mode in modes:
         steppers = {}
         for name, make in contestants.items():
             torch.manual_seed(0)
-            model, loss_of = make()
+            try:
+                model, loss_of = make()
+            except ModuleNotFoundError as missing:
+                print(f"{name} is left out: {missing}", flush=True)
+                continue
             model.to(device).train()
             if name == "slotlm":
                 print(f"{mode}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters", flush=True)
             steppers[name] = stepper(model, loss_of, mode)
-            timed(steppers[name], 3)
+            begun = time.perf_counter()
+            timed(steppers[name], 3, clock)
+            print(f"  {name}: {time.perf_counter() - begun:.1f} s until the third step is over", flush=True)
         speeds: dict[str, list[float]] = {name: [] for name in steppers}
         for turn in range(rounds):
             order = list(steppers) if turn % 2 == 0 else list(reversed(steppers))
             for name in order:
-                speeds[name].append(timed(steppers[name], steps))
+                speeds[name].append(timed(steppers[name], steps, clock))
         middle = {name: round(statistics.median(values)) for name, values in speeds.items()}
         others = [name for name in speeds if name != "slotlm"]
         ratios = {name: round(statistics.median(a / b for a, b in zip(speeds["slotlm"], speeds[name], strict=True)), 3) for name in others}
@@ -279,11 +212,14 @@ def main(args: list[str]) -> int:
     options = dict(arg.split("=", 1) for arg in args[1:])
     rounds = int(options.get("rounds", 4 if args[:1] == ["loop"] else 5))
     modes = options.get("modes", "fp32,bf16,compiled" if args[:1] == ["models"] else "fp32").split(",")
+    clock, steps = CLOCKS[options.get("clock", "wall")], int(options.get("steps", 3))
+    if "threads" in options:
+        torch.set_num_threads(int(options["threads"]))
     results: Any
     if args[:1] == ["models"]:
-        results = compare(CONTESTANTS, modes, rounds, int(options.get("steps", 3)))
+        results = {shape: compare(SHAPES[shape], modes, rounds, steps, clock) for shape in options.get("shape", "llama,gpt2").split(",")}
     elif args[:1] == ["moe"]:
-        results = compare({"slotlm": lambda: mixture(8), "dense": lambda: mixture(0)}, modes, rounds, int(options.get("steps", 3)))
+        results = compare({"slotlm": lambda: mixture(8), "dense": lambda: mixture(0)}, modes, rounds, steps, clock)
     elif args[:1] == ["sft"]:
         results = compare_sft(rounds, int(options.get("steps", 8)))
     elif args[:1] == ["loop"]:

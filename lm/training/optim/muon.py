@@ -55,6 +55,8 @@ class MuonConfig(OptimConfig):
     """Nesterov momentum of the matrices."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled decay of the matrices."""
+    cautious_decay: bool = False
+    """Decay only elements that the update does not take away from 0 (Chen et al. 2025, arXiv:2510.12402)."""
     adam_lr: float = Field(3e-3, gt=0)
     """Peak learning rate of everything else."""
     beta1: float = Field(0.9, ge=0, lt=1)
@@ -73,7 +75,8 @@ class MuonConfig(OptimConfig):
         groups = [group | adam | {"eps": self.eps * group["rates"].eps} for group in groups]
         for of, part in alike(inner, traits):
             factor = of.rates.muon
-            groups.append(grouped(part, of.peak(self.lr, factor), of.decay(self.weight_decay, factor)) | {"momentum": self.momentum})
+            group = grouped(part, of.peak(self.lr, factor), of.decay(self.weight_decay, factor))
+            groups.append(group | {"momentum": self.momentum, "cautious": self.cautious_decay})
         return MuonAdamW(groups)
 
     def state_bytes(self, number: int) -> tuple[int, int]:
@@ -158,7 +161,11 @@ class MuonAdamW(Skippable):
         nesterov = torch._foreach_lerp(held.grads, momentum, mu)
         dtype = fast_dtype(held.weights[0].device)
         updates = held.orthogonal([x.to(dtype) for x in nesterov])
-        stepped = torch._foreach_mul([p.float() for p in held.weights], 1 - lr * group["weight_decay"])
+        kept, weights = 1 - lr * group["weight_decay"], [p.float() for p in held.weights]
+        if group["cautious"]:
+            stepped = [torch.where(p * update >= 0, p * kept, p) for p, update in zip(weights, updates, strict=True)]
+        else:
+            stepped = list(torch._foreach_mul(weights, kept))
         for p, update, shape in zip(stepped, updates, held.shapes, strict=True):
             p.add_(update, alpha=-lr * max(1, shape[-2] / shape[-1]) ** 0.5)
         self._write(held.momenta, momentum)

@@ -82,6 +82,20 @@ def test_steps_equal_a_plain_loop_over_matrices(monkeypatch: pytest.MonkeyPatch)
         torch.testing.assert_close(optimizer.state[params[name]]["momentum"], momenta[name], rtol=1e-5, atol=1e-6)
 
 
+def test_cautious_decay_spares_the_elements_that_the_step_takes_away_from_zero() -> None:
+    plain, cautious, decayed = parameters(), parameters(), parameters()
+    configs = CFG.replace(weight_decay=0.0), CFG.replace(cautious_decay=True), CFG
+    for params, cfg in zip((plain, cautious, decayed), configs, strict=True):
+        optimizer = begun(cfg, params.items(), MATRICES)
+        set_gradients(params, 0)
+        optimizer.step()
+    before = parameters()
+    for name in MATRICES:
+        towards = (plain[name] - before[name]).sign() == -before[name].sign()
+        assert 0.2 < towards.float().mean() < 0.8
+        torch.testing.assert_close(cautious[name], torch.where(towards, decayed[name], plain[name]), rtol=0, atol=0)
+
+
 def test_the_rest_steps_as_adamw_alone_would() -> None:
     params, plain = parameters(), parameters()
     rest = ["embed", "bias"]

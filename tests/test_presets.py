@@ -107,6 +107,10 @@ PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of th
     "qwen3_0_6b": llama_like("Qwen3ForCausalLM", (151936, 1024, 3072, 28, 16, 8, 128), 40960, tied=True, **UNBIASED),
     "qwen3_1_7b": llama_like("Qwen3ForCausalLM", (151936, 2048, 6144, 28, 16, 8, 128), 40960, tied=True, **UNBIASED),
     "gemma2_2b": llama_like("Gemma2ForCausalLM", (256000, 2304, 9216, 26, 8, 4, 256), 8192, tied=True, **UNBIASED),
+    "gemma3_1b": llama_like("Gemma3ForCausalLM", (262144, 1152, 6912, 26, 4, 1, 256), 32768, tied=True, **UNBIASED),
+    "smollm3_3b": llama_like(
+        "SmolLM3ForCausalLM", (128256, 2048, 11008, 36, 16, 4, 128), 65536, tied=True, no_rope_layer_interval=4, **LLAMA
+    ),
     "olmo2_1b": llama_like("Olmo2ForCausalLM", (100352, 2048, 8192, 16, 16, 16, 128), 4096, tied=False, **UNBIASED),
     "phi3_mini": llama_like("Phi3ForCausalLM", (32064, 3072, 8192, 32, 32, 32, 96), 4096, tied=False),
     "granite_3_1_2b": llama_like("GraniteForCausalLM", (49152, 2048, 8192, 40, 32, 8, 64), 131072, tied=True, **LLAMA),
@@ -179,6 +183,8 @@ TINY = {
     "mixtral_8x7b": f"{GQA} {MOE}",
     **dict.fromkeys(("qwen3_0_6b", "qwen3_1_7b"), f"{GQA} model.attention.head_dim=16 model.ffn.hidden=64"),
     "gemma2_2b": f"{GQA} model.attention.head_dim=16 model.attention.window=5 model.ffn.hidden=64 model.embed.scale=5.66",
+    "gemma3_1b": f"{GQA} model.attention.head_dim=16 model.attention.window=5 model.ffn.hidden=64 model.embed.scale=5.66",
+    "smollm3_3b": f"{GQA} model.ffn.hidden=64",
     "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=64",
     "deepseek_v3": f"{MLA} model.ffn.top_k=2 model.ffn.router.n_groups=2 model.ffn.router.top_groups=1 model.mtp.depth=1 {MOE}",
     "phi3_mini": "model.attention.n_heads=4 model.attention.window=5 model.ffn.hidden=64",
@@ -226,7 +232,12 @@ def test_no_size_is_left_to_the_defaults_of_transformers(preset: str) -> None:
     assert numbers | {key for key in config if key.endswith("bias") or key == "tie_word_embeddings"} <= sizes.keys()
 
 
-HOMELESS = {"gpt3_6_7b": "global_every", "palm_8b": "n_kv_heads", "transformer_base": "position.kind", "t5_tiny": "attention.scale"}
+HOMELESS = {
+    "gpt3_6_7b": "global_every",
+    "palm_8b": "position.interleaved",
+    "transformer_base": "position.kind",
+    "t5_tiny": "attention.scale",
+}
 
 
 @pytest.mark.parametrize("preset", sorted(catalog.groups()["model"]))

@@ -1,4 +1,4 @@
-"""Gemma 3, OLMo 3, SmolLM3 and Phi."""
+"""Gemma 3, OLMo 3, SmolLM3, Phi, StableLM, Command R, GLM-4 and OPT."""
 
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm 3, untied, biases, every second": (
         "SmolLM3", {"no_rope_layers": [1, 0, 1, 0], "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
     ),
+    "stablelm, as usual": ("StableLm", {"use_qkv_bias": True}),
+    "stablelm, side by side": (
+        "StableLm", {"use_parallel_residual": True, "rope_parameters": ROPE | {"partial_rotary_factor": 0.5}, "tie_word_embeddings": True},
+    ),
+    "command r, as usual": ("Cohere", {"logit_scale": 1.0}),
+    "command r, untied, biases": (
+        "Cohere",
+        {"attention_bias": True, "tie_word_embeddings": False, "logit_scale": 0.5, "layer_norm_eps": 1e-3, "rope_parameters": ROPE},
+    ),
+    "glm 4, as usual": ("Glm4", {"head_dim": 12}),
+    "glm 4, all of a head, no biases": (
+        "Glm4", {"head_dim": 8, "attention_bias": False, "rope_parameters": ROPE | {"partial_rotary_factor": 1.0}, "hidden_act": "gelu"},
+    ),
     "phi, all of a head, tied": ("Phi", {"rope_parameters": ROPE | {"partial_rotary_factor": 1.0}, "tie_word_embeddings": True}),
 }  # fmt: skip
+OPTS: dict[str, dict[str, Any]] = {
+    "as usual": {},
+    "untied, no biases": {"enable_bias": False, "tie_word_embeddings": False, "activation_function": "gelu"},
+}
 HEADS = {"Gemma3Text": "Gemma3ForCausalLM"}
 
 
@@ -47,6 +64,12 @@ def test_families(case: str, tmp_path: Path) -> None:
     name, options = CASES[case]
     config = getattr(transformers, f"{name}Config")(**SIZES | options)
     verify(getattr(transformers, HEADS.get(name, f"{name}ForCausalLM"))(config), tmp_path)
+
+
+@pytest.mark.parametrize("case", cases(OPTS, quick=0))
+def test_opt(case: str, tmp_path: Path) -> None:
+    sizes = {key: value for key, value in SIZES.items() if key not in ("num_key_value_heads", "intermediate_size")}
+    verify(transformers.OPTForCausalLM(transformers.OPTConfig(**sizes | {"ffn_dim": 72} | OPTS[case])), tmp_path)
 
 
 def test_layers_without_positions_in_another_pattern_are_refused() -> None:

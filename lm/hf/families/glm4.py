@@ -1,0 +1,45 @@
+"""GLM-4-0414.  GLM team 2024, arXiv:2406.12793."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.hf.families.llama import Llama
+from lm.hf.io.family import Pair, module, modules
+from lm.hf.io.transforms import Split
+from lm.hf.options.rope import read_rope
+from lm.schema import Tree
+
+
+class GLM4(Llama):
+    """Norms before and behind the sublayers, half of each head rotated by neighbours, gate and up stored as one."""
+
+    name = "glm4"
+    architecture = "Glm4ForCausalLM"
+    partial = True
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in Llama.fields.items() if ours not in ("ffn.bias", "attention.out_bias")},
+        "norm.eps": ("rms_norm_eps", 1.5625e-07),
+        "attention.n_kv_heads": ("num_key_value_heads", 2),
+        "attention.head_dim": ("head_dim", 128),
+        "attention.qkv_bias": ("attention_bias", True),
+    }
+    fixed: ClassVar[Tree] = {**Llama.fixed, "norm.place": "sandwich", "position.interleaved": True}
+    fixed_there: ClassVar[Tree] = {"pad_token_id": None}  # where none is told, transformers takes 151329
+
+    def read(self, hf: Tree) -> Tree:
+        return {**read_rope({"partial_rotary_factor": 0.5, **hf}), "position.interleaved": True}
+
+    def write(self, ours: Tree) -> Tree:
+        return {"partial_rotary_factor": ours.get("position.fraction")}  # where it is missing, half is meant
+
+    def norms(self, here: str, there: str) -> Iterator[Pair]:
+        for name, before, behind in (("attention", "input", "post_self_attn"), ("ffn", "post_attention", "post_mlp")):
+            yield from module(f"{here}.{name}_residual.norm", f"{there}.{before}_layernorm")
+            yield from module(f"{here}.{name}_residual.norm_out", f"{there}.{behind}_layernorm")
+
+    def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        yield from modules((f"{here}.ffn.gate", f"{here}.ffn.up"), f"{there}.mlp.gate_up_proj", Split([ours["ffn.hidden"]] * 2))
+        yield from module(f"{here}.ffn.down", f"{there}.mlp.down_proj")
+
+
+FAMILY = GLM4()

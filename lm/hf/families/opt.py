@@ -1,0 +1,66 @@
+"""OPT.  Zhang et al. 2022, arXiv:2205.01068."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.errors import ConfigError
+from lm.hf.io.family import Family, Pair, module, same
+from lm.hf.io.transforms import SkipRows
+from lm.schema import Tree
+
+
+class OPT(Family):
+    """GPT-2 with ReLU, and a table of positions that starts with two unused rows."""
+
+    name = "opt"
+    architecture = "OPTForCausalLM"
+    prefix = "model."
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        "vocab_size": "vocab_size",
+        "max_seq_len": ("max_position_embeddings", 2048),
+        "d_model": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "attention.n_heads": "num_attention_heads",
+        "attention.dropout": ("attention_dropout", 0.0),
+        "attention.qkv_bias": ("enable_bias", True),
+        "attention.out_bias": ("enable_bias", True),
+        "ffn.bias": ("enable_bias", True),
+        "ffn.hidden": "ffn_dim",
+        "ffn.activation": ("activation_function", "relu"),
+        "dropout": ("dropout", 0.1),
+        "head.tied": ("tie_word_embeddings", True),
+    }
+    further: ClassVar[tuple[str, ...]] = ("word_embed_proj_dim", "layerdrop", "activation_dropout")
+    fixed: ClassVar[Tree] = {
+        "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "norm.eps": 1e-5, "position.kind": "learned",
+        "attention.kind": "gqa", "ffn.kind": "mlp", "ffn.gated": False, "block.kind": "sequential",
+    }  # fmt: skip
+    fixed_there: ClassVar[Tree] = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True}
+
+    def read(self, hf: Tree) -> Tree:
+        width = hf.get("word_embed_proj_dim")
+        if width not in (None, hf["hidden_size"]):
+            raise ConfigError(
+                f"config.json: word_embed_proj_dim={width} is not hidden_size, and lm has no such tables. Import another size."
+            )
+        return {}
+
+    def write(self, ours: Tree) -> Tree:
+        return {"word_embed_proj_dim": ours["d_model"]}
+
+    def pairs(self, ours: Tree) -> Iterator[Pair]:
+        yield same("embed.weight", "model.decoder.embed_tokens.weight")
+        yield same("head.weight", "lm_head.weight")
+        yield Pair(("position.weight",), ("model.decoder.embed_positions.weight",), SkipRows(2))
+        yield from module("norm", "model.decoder.final_layer_norm")
+        for i in range(ours["n_layers"]):
+            here, there = f"blocks.{i}", f"model.decoder.layers.{i}"
+            for name, theirs in (("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("o", "out_proj")):
+                yield from module(f"{here}.attention.{name}", f"{there}.self_attn.{theirs}")
+            yield from module(f"{here}.attention_residual.norm", f"{there}.self_attn_layer_norm")
+            yield from module(f"{here}.ffn_residual.norm", f"{there}.final_layer_norm")
+            yield from module(f"{here}.ffn.up", f"{there}.fc1")
+            yield from module(f"{here}.ffn.down", f"{there}.fc2")
+
+
+FAMILY = OPT()

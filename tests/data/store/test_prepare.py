@@ -211,7 +211,10 @@ def test_documents_in_both_splits_are_counted_and_reported(tmp_path: Path) -> No
             {"a.jsonl": 12},
             "val: held out is data.val_frac=0.1 of all on average, as a hash of each decides, and at least one: ",
         ),
-        ({"a.txt": 12}, "val: held out is data.val_frac=0.1 of the text, its end: 10% of the text here. Change that, or name data.val_files."),
+        (
+            {"a.txt": 12},
+            "val: held out is data.val_frac=0.1 of the text, its end: 10% of the text here. Change that, or name data.val_files.",
+        ),
         ({"a.jsonl": 400}, None),
         ({"a.jsonl": 12, "b.jsonl": 3}, None),
     ],

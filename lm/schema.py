@@ -240,7 +240,7 @@ def did_you_mean(given: str, options: Iterable[str]) -> str:
     near = nearest(given, ranked)
     hint = f"Did you mean '{near}'? " if near is not None else ""
     if near is not None and len(ranked) > _MANY:
-        return hint.rstrip()
+        return f"{hint}It is one of {len(ranked)}."
     return f"{hint}Options: {', '.join(sorted(ranked, key=lambda option: option != near))}." if ranked else "There are none."
 
 
@@ -274,7 +274,7 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
     if kind == "missing":
         _, field = find_field(cls, tree, path)
         kinds = [name for name in variants(field.annotation) if name] if field else []
-        one = f"Set its kind, one of {', '.join(kinds)}, as in {path[-1]}={{'kind': '{kinds[0]}'}}" if kinds else f"Write {where}=..."
+        one = f"Set its kind, one of {', '.join(kinds)}, as in {path[-1]}={{'kind': '{kinds[0]}'}}" if kinds else "Set it"
         what = f" ({field.description.partition('.')[0]})" if field is not None and field.description and not kinds else ""
         return f"{where}: a value is missing{what}. {one}."
     if kind == "union_tag_invalid":

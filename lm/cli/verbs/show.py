@@ -23,7 +23,7 @@ class Show(Verb):
       optimizer    adamw 2 numbers a weight, muon 1 a matrix weight, sgd 1 with momentum; fsdp, zero1 to zero3: a slice
       activations  what the backward needs of each block: inputs of norms and matrices, q, k, v, and what activations and gates keep;
                    of every n-th block only its input with trainer.checkpoint_blocks=n, and of one of these everything
-      loss         12 bytes (16 in bf16) per logit of a chunk, and the head's gradient while it is summed
+      loss         8 bytes (10 in bf16) per logit of a chunk, and the head's gradient while it is summed
     """
 
     takes = None

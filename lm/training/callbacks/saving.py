@@ -88,7 +88,8 @@ class Saver:
                 self._save_tokenizer(temporary)
                 ranks.barrier()  # all have written
             with disk_errors(self._folder):
-                prune(self._folder, self._cfg.keep_last, [*self._cfg.keep_steps, meta["counters"]["best_step"]])
+                best = meta.get("counters", {}).get("best_step")
+                prune(self._folder, self._cfg.keep_last, [*self._cfg.keep_steps, best])
         else:
             temporary = ranks.from_first(Path)  # where the first rank has made it
             with disk_errors(path):

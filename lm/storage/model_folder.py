@@ -3,6 +3,7 @@
 Torch is imported where weights are: a path is resolved, and a config read, without.
 """
 
+import glob
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+LATEST = "latest"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -92,9 +94,27 @@ def folder_hash(folder: Path) -> str:
     return hashlib.sha256(manifest.read_bytes()).hexdigest()
 
 
+def meant(path: str) -> str:
+    """Returns the one folder that `latest`, of the runs in runs/ that have ended, or a pattern stands for; all else as it is."""
+    if os.path.lexists(os.path.expanduser(path)) or (path != LATEST and not glob.has_magic(path)):
+        return path
+    if path == LATEST:
+        ended = {file.parent.parent: file.stat().st_mtime_ns for file in Path("runs").glob(f"*/model/{CONFIG}")}
+        if not ended:
+            raise CheckpointError(f"{path}: no run in {Path.cwd() / 'runs'} has ended. Give a folder that lm train or lm import wrote.")
+        return str(max(ended, key=lambda run: (ended[run], run)))
+    marks = (CONFIG, META, f"model/{CONFIG}")
+    found = [each for each in sorted(glob.glob(os.path.expanduser(path))) if any((Path(each) / mark).is_file() for mark in marks)]
+    if len(found) != 1:
+        told = f"{len(found)} match it, {', '.join(found[:5])}" if found else "none matches it"
+        raise CheckpointError(f"{path}: a pattern stands for one run, model or checkpoint folder, and {told}. Name one.")
+    return found[0]
+
+
 def resolve_model(path: str) -> Path:
-    """The folder that `read_model` takes, from a model folder, a checkpoint, or a run folder or its checkpoints/ (both mean model/)."""
-    folder = Path(os.path.expanduser(path))
+    """The folder that `read_model` takes, from a model folder, a checkpoint, or a run folder or its checkpoints/ (both mean model/), or
+    what is `meant` for one."""
+    folder = Path(os.path.expanduser(meant(path)))
     if not folder.exists():
         where = "" if folder.is_absolute() else f" in {Path.cwd()}"
         raise CheckpointError(f"{path}: does not exist{where}, but a run, model or checkpoint folder is needed. {nearest_run(folder)}")

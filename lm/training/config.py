@@ -202,7 +202,7 @@ class TrainConfig(Sized):
     metrics: Named[MetricConfig] = {}
     """Metrics of one's own, by name; one without `kind` is of the kind that its name says."""
     init_from: str | None = None
-    """Model folder, run folder or checkpoint to start the weights from (fine-tuning)."""
+    """Model folder, run folder or checkpoint to start the weights from (fine-tuning); the only match of a pattern, or latest, of runs/."""
     resume: ResumeConfig = ResumeConfig()
     check: bool = False
     """Try everything once and small, tell what it takes, and stop."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lm import plugins, printing
 from lm.cli.compose import catalog
 from lm.cli.compose.choices import Choices, choices_of
-from lm.cli.compose.finetune import gentle_choices, gentle_source, gentle_values, parent_of, parent_values
+from lm.cli.compose.finetune import gentle_choices, gentle_source, gentle_values, parent_of, parent_values, with_one_parent
 from lm.cli.compose.keys import at, check_key
 from lm.cli.compose.naming import run_name
 from lm.cli.compose.overrides import Given, parse
@@ -106,7 +106,7 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
 
     saved: stands for all that no option of the command line was chosen for, the default recipe included.
     """
-    given = parse(overrides)
+    given = with_one_parent(parse(overrides))
     chosen = {item.key: item.value for item in given if item.is_group}
     choices = choices_of(chosen)
     switched = _switched(choices, chosen)

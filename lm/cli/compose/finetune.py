@@ -1,15 +1,27 @@
 """`init_from=...`: the checkpoint's model and tokenizer take the place of the composed ones, and it is trained on gently."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lm.cli.compose import catalog
 from lm.cli.compose.overrides import Given
-from lm.cli.compose.quoting import as_text
+from lm.cli.compose.quoting import as_text, quoted
 from lm.cli.listing import known
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import Tree, flatten
-from lm.storage.model_folder import read_config, resolve_model
+from lm.storage.model_folder import meant, read_config, resolve_model
+
+
+def with_one_parent(given: Sequence[Given]) -> list[Given]:
+    """Returns the same with the folder that init_from=latest or a pattern means by now, so that a run that goes on has the same one."""
+    return [_pinned(item) if item.key == "init_from" and item.value is not None else item for item in given]
+
+
+def _pinned(item: Given) -> Given:
+    path = as_text(known.root().model_fields["init_from"], item.raw, item.value)
+    folder = meant(str(path))
+    return item if folder == path else replace(item, text=f"init_from={quoted(folder)}", value=folder)
 
 
 def parent_of(recipe: str | None, given: Sequence[Given]) -> str | None:

@@ -14,6 +14,7 @@ from lm.generation.drafting.model import DraftModel
 from lm.generation.drafting.mtp import MTP
 from lm.generation.text import Completion
 from lm.generation.weights.prepare import prepare
+from lm.nn.adapter import hold
 from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, build_model, model_config
 from lm.schema import Tree, did_you_mean, from_tree
 from lm.storage.adapted import Adapted, read_apart, read_merged
@@ -46,6 +47,7 @@ def load(
     if not merge and (adapted := Adapted.of(folder, tree)) is not None:
         adapted.adapter.apply(model)
     copy_weights(model.named_parameters(), weights, str(folder))
+    hold(model)
     model.cache_form = cache
     return model.eval() if dtype is None else prepare(model, dtype), tokenizer
 

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lm.nn.ffn.experts import Experts, by_expert
 from lm.nn.init import Declares, Draw, Start, zeros
-from lm.nn.linear import Linear, Out
+from lm.nn.linear import Linear, Out, int8_rows, of_int8_rows
 from lm.nn.transformer import LM
 from lm.schema import MOST, Slot
 from lm.spelling import means
@@ -30,8 +30,19 @@ class AdapterConfig(Slot, group="adapter"):
         """Puts the adapter into the model, whose other weights are frozen.  Raises ValueError where it does not fit."""
 
     @abstractmethod
+    def round(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
+        """Makes of a parent's weights those that the adapter is trained beside.  own: the weights of the adapter."""
+
+    @abstractmethod
     def merge(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
         """Writes into a parent's weights what the adapter's own add to them, so that the bare model computes the same."""
+
+
+def hold(module: nn.Module) -> None:
+    """Brings all matrices within that a parent's weights have been read into to the form in which the adapter is trained beside them."""
+    for each in module.modules():
+        if isinstance(each, LoRAOnInt8):
+            each.hold()
 
 
 def adapting(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -52,6 +63,9 @@ class LoRAConfig(AdapterConfig):
     """The scale is alpha / sqrt(r), so that a rate fits more ranks (Kalajdzievski 2023, arXiv:2312.03732)."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of dropping an element of what A reads."""
+    base: Literal["saved", "int8"] = "saved"
+    """How the frozen matrices beside which it is trained are held: as they are saved, or in int8 with a scale for each output (as QLoRA,
+    Dettmers et al. 2023, arXiv:2305.14314, which has 4 bits). Stacked experts stay as they are."""
     targets: list[str] | None = Field(None, min_length=1)
     """Matrices by slots or patterns: attention, ffn, experts, attention.q, blocks.0.*. null: all of at least such a rank."""
 
@@ -72,7 +86,8 @@ class LoRAConfig(AdapterConfig):
         for path, module in _holders(model):
             mine = [name for name in _own_matrices(module) if f"{path}.{name}".removesuffix(".weight") in found]
             if mine:
-                model.set_submodule(path, LoRALinear(module, self) if isinstance(module, nn.Linear) else LoRAExperts(module, self, mine))
+                linear = LoRALinear if self.base == "saved" else LoRAOnInt8
+                model.set_submodule(path, linear(module, self) if isinstance(module, nn.Linear) else LoRAExperts(module, self, mine))
 
     def _leave_out_narrow(self, found: dict[str, torch.Size]) -> None:
         """Matrices with fewer inputs or outputs than the rank, where no target names them; ValueError otherwise, or where none is left."""
@@ -88,8 +103,13 @@ class LoRAConfig(AdapterConfig):
 
     def merge(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
         """In float32: (out, in) + (out, r) (r, in), or the same with experts in front."""
+        self.round(weights, own)
         for name, a, b in self.low(own):
             weights[name] = (weights[name].float() + self.scale * (b.float() @ a.float())).to(weights[name].dtype)
+
+    def round(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
+        for name in [name for name, _, _ in self.low(own) if self.base == "int8" and weights[name].ndim == 2]:
+            weights[name] = of_int8_rows(*int8_rows(weights[name])).to(weights[name].dtype)
 
     def low(self, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yields the name of each matrix that has an adapter, A, and B."""
@@ -120,10 +140,53 @@ class LoRALinear(Declares, Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         low = F.linear(F.linear(self.dropout(x), self.lora_a), self.lora_b)
-        return F.linear(x, self.weight, self.bias) + self.scale * low
+        return self.of_parent(x) + self.scale * low
+
+    def of_parent(self, x: Tensor) -> Tensor:
+        """W x + b."""
+        return F.linear(x, self.weight, self.bias)
 
     def matrix(self) -> Tensor:
         return self.weight + self.scale * (self.lora_b @ self.lora_a)
+
+
+class LoRAOnInt8(LoRALinear):
+    """The same with W in int8 from when it has been read on; a product makes it wide again, in the backward too."""
+
+    rows: Tensor
+    """(out,) the scale of each output."""
+
+    def __init__(self, base: nn.Linear, cfg: LoRAConfig) -> None:
+        super().__init__(base, cfg)
+        self.register_buffer("rows", base.weight.new_empty(base.out_features, dtype=torch.bfloat16), persistent=False)
+
+    def hold(self) -> None:
+        """Rounds W, once."""
+        if self.weight.dtype != torch.int8:
+            q, self.rows = int8_rows(self.weight.detach())
+            self.weight = nn.Parameter(q, requires_grad=False)
+
+    def of_parent(self, x: Tensor) -> Tensor:
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        out: Tensor = _OfInt8.apply(x, self.weight, self.rows)
+        return out if self.bias is None else out + self.bias
+
+    def matrix(self) -> Tensor:
+        return of_int8_rows(self.weight, self.rows).to(self.lora_a.dtype) + self.scale * (self.lora_b @ self.lora_a)
+
+
+class _OfInt8(torch.autograd.Function):
+    """x W^T, of which autograd would keep W in the dtype of x until the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, q: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(q, rows)
+        return F.linear(x, of_int8_rows(q, rows).to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient @ of_int8_rows(*ctx.saved_tensors).to(gradient.dtype), None, None
 
 
 class LoRAExperts(Experts):

@@ -15,6 +15,18 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
+def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns q in -127 .. 127, (out, in), and a bfloat16 scale for each row, (out,): W is about scale q."""
+    wide = weight.float()
+    scale = (wide.abs().amax(1) / 127).clamp(min=1e-30).to(torch.bfloat16)
+    return (wide / scale.float().unsqueeze(1)).round_().clamp_(-127, 127).to(torch.int8), scale  # q is of the rounded scale
+
+
+def of_int8_rows(q: Tensor, scale: Tensor) -> Tensor:
+    """Returns scale q, in float32."""
+    return q.float() * scale.float().unsqueeze(1)
+
+
 class Linear(nn.Linear):
     """torch's, where the matrix is also asked for by itself."""
 

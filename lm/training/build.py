@@ -8,6 +8,7 @@ import torch
 
 from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError, ResourceError
+from lm.nn.adapter import hold
 from lm.nn.cost.memory import memory
 from lm.nn.cost.room import require_room
 from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, build_model
@@ -15,7 +16,7 @@ from lm.schema import Tree
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
-from lm.training.weights.initial import Fill, beside, copied, drawn, empty
+from lm.training.weights.initial import Fill, beside, copied, drawn, empty, materialized
 
 
 def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | None) -> TrainModule:
@@ -23,12 +24,17 @@ def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | No
     strategy = cfg.strategy.build(cfg)
     fill = _fill(cfg, reader)
     device = "cuda" if cfg.trainer.device != "cpu" and torch.cuda.is_available() else "cpu"
-    needed = memory(_model(cfg, data, "meta"), cfg.setting())
+    sized = _model(cfg, data, "meta")
+    hold(sized)
+    needed = memory(sized, cfg.setting())
     require_room(needed.total - (needed.optimizer if cfg.strategy.offload else 0), device, "a step, by formula,")
-    model = _model(cfg, data, "meta" if strategy.meta else "cpu")
+    model = _model(cfg, data, "meta" if strategy.meta or cfg.adapter is not None else "cpu")
     if cfg.trainer.precision == "bf16-true":  # as Lightning converts it, but before the weights are read, so that a model that is
         model = model.to(torch.bfloat16)  # only written again has the same dtype
-    if not strategy.meta:
+    if not strategy.meta and cfg.adapter is not None:
+        for part in materialized(model, model.units(), torch.device("cpu"), fill):
+            hold(part)
+    elif not strategy.meta:
         fill(model, {name for name, _ in model.named_parameters()})
     return TrainModule(cfg, model, strategy, fill, reader)
 

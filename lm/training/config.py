@@ -12,7 +12,7 @@ from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.data.loader import split
 from lm.data.rows.base import LikelihoodConfig, ScheduledSamplingConfig
 from lm.generation.config import EvalConfig
-from lm.nn.adapter import AdapterConfig
+from lm.nn.adapter import AdapterConfig, LoRAConfig
 from lm.nn.cost.memory import Setting
 from lm.nn.head import CHUNK
 from lm.nn.parametrization import Growth
@@ -151,6 +151,11 @@ class Sized(Config):
         """Returns why the strategy cannot train this, as one sentence with the remedy; None where it can."""
         if (reason := self.strategy.refused(self)) is not None:
             return f"strategy={self.strategy.kind}: {reason}"
+        if self.strategy.stage and isinstance(self.adapter, LoRAConfig) and self.adapter.base != "saved":
+            return (
+                f"strategy={self.strategy.kind}: its engine cuts weights into slices or casts them, and adapter.base={self.adapter.base}"
+                " has whole rows of int8. Use strategy=single or ddp."
+            )
         if self.data.global_batch % (world := self.launch.world):
             given = f"data.global_batch={self.data.global_batch}"
             return f"{given} is not a multiple of the {world} ranks. Choose a multiple, or other devices."

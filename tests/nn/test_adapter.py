@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.nn.adapter import LoRAConfig, adapting
+from lm.nn.adapter import LoRAConfig, adapting, hold
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model, model_config
 from lm.storage.model_folder import copy_weights
@@ -110,6 +110,25 @@ def test_an_adapter_starts_as_nothing_and_its_gradient_is_that_of_the_product(na
     assert grad is not None and a.grad is not None and b.grad is not None
     for found, expected in ((a.grad, cfg.scale * b.mT @ grad), (b.grad, cfg.scale * grad @ a.mT)):
         same(found, expected)
+
+
+@pytest.mark.parametrize("name", ["dense", "latents", "experts"])
+def test_beside_a_base_in_int8_it_computes_and_learns_as_beside_the_rounded_one(name: str) -> None:
+    """Seen to fail with the gradient of W as it was, and with the merge of an unrounded one."""
+    cfg = LoRAConfig(rank=3, alpha=2.0, base="int8")
+    model = adapted(MODELS[name], cfg)
+    bare, own = merged(model, cfg), adapting(model)
+    hold(model)
+    same(logits(model, False), logits(bare, False))
+    same(logits(model, True), logits(bare, True))
+    held = {n: p for n, p in model.named_parameters() if p.dtype == torch.int8}
+    assert held.keys() == {f"{n.removesuffix('lora_a')}weight" for n in own if n.endswith(".lora_a")} and len(held) > 8
+    for each in (model, bare):
+        logits(each, False).square().sum().backward()
+    of = dict(bare.named_parameters())
+    for n in [n for n in own if n.endswith(".lora_a")]:
+        stem = n.removesuffix("lora_a")
+        same(own[n].grad, cfg.scale * own[f"{stem}lora_b"].mT @ of[f"{stem}weight"].grad)
 
 
 @pytest.mark.parametrize(

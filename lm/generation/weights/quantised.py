@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.generation.weights.held import Held
+from lm.nn.linear import int8_rows, of_int8_rows
 
 GROUP = 32  # inputs of one output that share a scale in int4
 _ALIGNED = 32  # the kernel of int8 reads beyond rows that are no multiple of 16: seen to crash
@@ -30,15 +31,13 @@ class Int8Reference(Held):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
         self.takes = torch.bfloat16
-        wide = weight.float()
-        self.scale = (wide.abs().amax(1) / 127).clamp(min=1e-30).to(torch.bfloat16)  # (out,); q is of the rounded one
-        self.q = (wide / self.scale.float().unsqueeze(1)).round_().clamp_(-127, 127).to(torch.int8)
+        self.q, self.scale = int8_rows(weight)
 
     def product(self, x: Tensor) -> Tensor:
         return F.linear(x, self.q.to(x.dtype)) * self.scale
 
     def matrix(self) -> Tensor:
-        return self.q.float() * self.scale.float().unsqueeze(1)
+        return of_int8_rows(self.q, self.scale)
 
 
 class Int8(Int8Reference):

@@ -155,6 +155,7 @@ def export_adapter(
         if check and theirs.available("peft"):
             with TemporaryDirectory() as beside:
                 weights = read_merged(parent)[1]
+                adapted.adapter.round(weights, own)
                 write_hf(Path(beside), home, found.cfg, {name: weights[name] for name, _ in found.named_parameters()}, tokenizer)
                 compared = _compared(Path(beside), home, found, say, half)
         else:

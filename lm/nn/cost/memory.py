@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 
+import torch
 from torch import nn
 
 from lm.nn.block import BlockParts
@@ -51,7 +52,7 @@ def memory(model: LM, setting: Setting) -> Memory:
     size = 2 if setting.precision == "bf16-true" else 4
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     steered = sum(p.numel() for p in model.steered().values())
-    held = (sum(p.numel() for p in model.parameters()) - steered) * size + steered * 4
+    held = sum(p.numel() * (1 if p.dtype == torch.int8 else size) for p in model.parameters()) + steered * (4 - size)
     matrices = model.matrices()
     inner = sum(p.numel() for name, p in model.named_parameters() if name in matrices and p.requires_grad)
     states = inner * setting.states[0] + (trained - inner) * setting.states[1]

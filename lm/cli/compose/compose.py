@@ -107,6 +107,8 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
     saved: stands for all that no option of the command line was chosen for, the default recipe included.
     """
     given = parse(overrides)
+    for item in given:
+        check_key(item.key.partition("/" if item.is_group else ".")[0], {})  # a mistyped section is told before anything is composed
     chosen = {item.key: item.value for item in given if item.is_group}
     choices = choices_of(chosen)
     switched = _switched(choices, chosen)

@@ -107,6 +107,9 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
     saved: stands for all that no option of the command line was chosen for, the default recipe included.
     """
     given = parse(overrides)
+    for item in given:
+        if not item.is_group:
+            check_key(item.key.partition(".")[0], {})  # a mistyped section is told before anything is composed
     chosen = {item.key: item.value for item in given if item.is_group}
     choices = choices_of(chosen)
     switched = _switched(choices, chosen)

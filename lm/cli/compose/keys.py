@@ -73,7 +73,9 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
 def _elsewhere(key: str, own: Sequence[str], tree: Tree, section: str = "") -> str:
     """What other programs call so, or sections have; else the nearest of this section's own; else, of a bare word, of any section. Keys
     of the kinds at hand come first."""
-    paths = [path for path, _ in fields(known.root(), tree)] + sorted(known_keys())
+    at_hand = [path for path, _ in fields(known.root(), tree)] if tree else []
+    sections = list(known.root().model_fields)
+    paths = at_hand + sorted(known_keys(), key=lambda path: (sections.index(path.partition(".")[0]), path))
     if found := meant(key, section, paths):
         return f"Did you mean {' or '.join(map(repr, map(_as_group, found)))}?"
     if not section and nearest(key, own) is None and (near := nearest(key, [path.split(".")[-1] for path in paths])) is not None:

@@ -61,10 +61,10 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, nanoGPT, litgpt and Lig
 
 
 def meant(key: str, section: str, paths: Iterable[str]) -> list[str]:
-    """Returns what this key is called here, or else the shallowest path whose last part has the same words; of several those in the
-    section. The values go with some: 'logger=wandb'."""
+    """Returns what this key is called here, or else the shallowest path that has the same words, or whose last part has; of several those
+    in the section. The values go with some: 'logger=wandb'."""
     found = [path for path, names in OTHER_NAMES.items() if key.lower() in names.split()]
     if not found:
-        same = [path for path in paths if words(path.rpartition(".")[2]) == words(key)]
+        same = [path for path in paths if words(key) in (words(path), words(path.rpartition(".")[2]))]
         found = sorted(same, key=lambda path: (not path.startswith(f"{section}."), path.count(".")))[:1]
     return [path for path in found if path.startswith(f"{section}.")] or found

@@ -22,6 +22,8 @@ MISTAKES = {
     "key of two other kinds": (["optim=adamw", "optim.momentum=1"], ["Write optim=muon or optim=sgd optim.momentum=..."]),
     "misspelt key without its section": (["max_step=5"], ["Did you mean 'trainer.max_steps'?"]),
     "key of another kind without its section": (["n_experts=4"], ["Did you mean 'model.ffn.n_experts'?"]),
+    "key with its section and an underscore": (["data_file=a.txt"], ["Did you mean 'data.files'?"]),
+    "key of several sections": (["dropout=0.1"], ["Did you mean 'model.dropout'?"]),
     "misspelt section": (["optm.lr=1"], ["optm: there is no such key", "Did you mean 'optim'?"]),
     "key without its section": (["n_layers=3"], ["n_layers: there is no such key", "Did you mean 'model.n_layers'?"]),
     "key below a value": (["optim.lr.x=1"], ["optim.lr.x", "optim.lr is a value"]),

@@ -16,6 +16,7 @@ from lm.storage.checkpoint import checkpoints
 from lm.storage.model_folder import resolve_model, save_model
 from lm.storage.out import require_free
 from lm.storage.run_folder import RunFolder, nearest_run
+from lm.units import counted
 
 Method = Literal["linear", "slerp", "ties"]
 Weights = dict[str, Tensor]
@@ -66,7 +67,8 @@ def average(run: str | Path, out: str | Path, *, last: int = 5, overwrite: bool 
         raise ConfigError(f"{run}: a run folder is needed, with its checkpoints. {nearest_run(folder.path)}")
     kept = checkpoints(folder.checkpoints)
     if len(kept) < last:
-        raise ConfigError(f"last={last}: {run} has {len(kept)} checkpoints. Lower it, or train with a higher checkpoint.keep_last.")
+        remedy = f"Write last={len(kept)}, or train" if len(kept) > 1 else "Train"
+        raise ConfigError(f"last={last}: {run} has {counted(len(kept), 'checkpoint')}. {remedy} with a higher checkpoint.keep_last.")
     return merge(kept[:last], out, overwrite=overwrite)
 
 

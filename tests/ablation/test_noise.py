@@ -40,7 +40,7 @@ def test_pairing_is_measured_on_the_square_of_differences(lm: Lm, corpus: list[s
                 end(square, job, float(names[name][i, j]))
     call = ("ablate", "noise", "dir=.", "name=ffn", "threads=1", "metric=val_loss", "least_effect=0.02", *corpus)
     code, out, err = lm(*call, "model/ffn=swiglu,gelu")
-    assert code == 0 and "runs to go" not in err, err
+    assert code == 0 and "runs to go" not in err and "ffn: all runs are there" in err, err
     found = json.loads((tmp_path / "ffn/noise.json").read_text())
     assert found["total"] == pytest.approx(spread(base), rel=1e-9)
     row, alone = found["variants"]["gelu"], spread(base + away)

@@ -85,6 +85,8 @@ def run_missing(study: Runs, place: Place) -> None:
     """
     with RunLock(study.folder), quiet():
         study.freeze()
+        if not study.missing():
+            note(f"{study.folder}: all runs are there")
         while left := study.missing():
             note(f"{study.folder}: {counted(len(left), 'run')} to go")
             _round(study, left, place)

@@ -1,5 +1,6 @@
 """Every job of a sweep in a process of its own, one after the other; a job that fails does not stop the rest."""
 
+import shlex
 import signal
 import sys
 import time
@@ -29,6 +30,11 @@ class Job:
     train_s: float = 0.0
 
     @property
+    def complete(self) -> bool:
+        """Whether its run has ended, here or before."""
+        return self.status in ("ok", "skipped")
+
+    @property
     def row(self) -> tuple[str, ...]:
         """Its line of the table."""
         return self.name, self.status, _bits_per_byte(self.folder), f"{self.train_s:.0f}"
@@ -47,6 +53,8 @@ def multirun(jobs: Sequence[Sequence[str]]) -> None:
                     _run(job, children)
     for line in table([("job", "status", "val_bits_per_byte", "seconds"), *(job.row for job in planned)], indent="").split("\n"):
         say(line)
+    if len(done := [str(job.folder) for job in planned if job.complete]) > 1:
+        say(f"compare them: lm compare {shlex.join(done)}")
     _judge(planned, children.caught)
 
 
@@ -84,7 +92,7 @@ def _run(job: Job, children: Children) -> None:
 
 def _judge(jobs: Sequence[Job], caught: int | None) -> None:
     if caught is not None:
-        done = f"{signal.Signals(caught).name} with {sum(job.status in ('ok', 'skipped') for job in jobs)} of {len(jobs)} jobs complete"
+        done = f"{signal.Signals(caught).name} with {sum(job.complete for job in jobs)} of {len(jobs)} jobs complete"
         raise Interrupted(f"sweep: {done}. The same command runs what is missing.", caught)
     if codes := [job.exit_code for job in jobs if job.exit_code]:
         remedy = "Mend the cause; the same command runs only what is missing."

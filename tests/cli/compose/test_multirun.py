@@ -114,6 +114,9 @@ def test_failed_and_killed_jobs_stop_nothing_and_only_they_run_again(text: Path,
     summaries = [json.loads(file.read_text()) for file in sorted(tmp_path.glob("runs/*/summary.json"))]
     assert len(summaries) == 2
     assert all(f"{summary['val_bits_per_byte']:.4f}" in second.stdout for summary in summaries)
+    folders = {f"runs/{summary['name']}" for summary in summaries}
+    assert folders == set(second.stdout.splitlines()[-1].removeprefix("compare them: lm compare ").split())
+    assert "compare them" not in first.stdout
 
 
 @pytest.mark.slow

@@ -16,20 +16,38 @@ from lm.training.optim.base import CUTS, Group, NamedWeights, OptimConfig, Skipp
 from lm.training.optim.slices import Cut, Exchange, by_rows
 from lm.training.optim.traits import Traits
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: singular values land in about 0.7 to 1.2 after 5 steps
-STEPS = 5
+Iteration = Literal["quintic", "polar_express"]
+_SAFETY = 1.01  # of Polar Express, whose polynomials grow fast beyond 1, where the rounding of bf16 takes singular values
 
 
-def orthogonalize(matrices: Tensor) -> Tensor:
-    """U V^T of each matrix = U S V^T in the batch, nearly: 5 quintic Newton-Schulz steps in the dtype given.
+def _safe(steps: list[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
+    """What these polynomials, but for the last, make of a value that much smaller."""
+    return [(a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in steps[:-1]] + steps[-1:]
+
+
+COEFFICIENTS: dict[Iteration, list[tuple[float, float, float]]] = {
+    "quintic": [(3.4445, -4.7750, 2.0315)] * 5,
+    "polar_express": _safe([
+        (8.28721201814563, -23.595886519098837, 17.300387312530933),
+        (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+        (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+        (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+        (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    ]),
+}  # fmt: skip
+"""a, b and c of x <- a x + b (x x^T) x + c (x x^T)^2 x, step by step."""
+
+
+def orthogonalize(matrices: Tensor, iteration: Iteration = "quintic") -> Tensor:
+    """U V^T of each matrix = U S V^T in the batch, nearly, in the dtype given.
 
     matrices: (n, rows, columns).  The batch is one chain of large products, where torch.optim.Muon loops over matrices.
     """
-    a, b, c = COEFFICIENTS
+    safety = _SAFETY if iteration == "polar_express" else 1.0
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    x = x / (x.norm(dim=(-2, -1), keepdim=True, dtype=torch.float32) + 1e-7).to(x.dtype)
-    for _ in range(STEPS):
+    x = x / (x.norm(dim=(-2, -1), keepdim=True, dtype=torch.float32) * safety + 1e-7).to(x.dtype)
+    for a, b, c in COEFFICIENTS[iteration]:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
@@ -55,6 +73,9 @@ class MuonConfig(OptimConfig):
     """Nesterov momentum of the matrices."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled decay of the matrices."""
+    iteration: Iteration = "quintic"
+    """How 5 steps make an update orthogonal: Jordan's quintic (singular values from 0.68 to 1.20), or Polar Express (0.88 to 1.13; Amsel et
+    al. 2025, arXiv:2505.16932)."""
     cautious_decay: bool = False
     """Decay only elements that the update does not take away from 0 (Chen et al. 2025, arXiv:2510.12402)."""
     adam_lr: float = Field(3e-3, gt=0)
@@ -76,7 +97,7 @@ class MuonConfig(OptimConfig):
         for of, part in alike(inner, traits):
             factor = of.rates.muon
             group = grouped(part, of.peak(self.lr, factor), of.decay(self.weight_decay, factor))
-            groups.append(group | {"momentum": self.momentum, "cautious": self.cautious_decay})
+            groups.append(group | {"momentum": self.momentum, "cautious": self.cautious_decay, "iteration": self.iteration})
         return MuonAdamW(groups)
 
     def state_bytes(self, number: int) -> tuple[int, int]:
@@ -92,10 +113,10 @@ class Held:
     grads: list[Tensor]
     momenta: list[Tensor]
 
-    def orthogonal(self, updates: list[Tensor]) -> Sequence[Tensor]:
+    def orthogonal(self, updates: list[Tensor], iteration: Iteration) -> Sequence[Tensor]:
         """Returns the update of each as it is of the nearest matrix of singular values 1."""
         stacked = torch.stack(updates)
-        return orthogonalize(stacked.flatten(0, -3)).view_as(stacked).unbind()  # (n, e, rows, columns) -> (n*e, rows, columns)
+        return orthogonalize(stacked.flatten(0, -3), iteration).view_as(stacked).unbind()  # (n, e, rows, columns) -> (n*e, rows, columns)
 
 
 @dataclass
@@ -105,7 +126,7 @@ class Sliced(Held):
     cuts: Sequence[Cut]
     group: ProcessGroup | None
 
-    def orthogonal(self, updates: list[Tensor]) -> Sequence[Tensor]:
+    def orthogonal(self, updates: list[Tensor], iteration: Iteration) -> Sequence[Tensor]:
         parts = [cut.matrices() for cut in self.cuts]
         exchange = Exchange([part for of in parts for part in of], self.group)
         rank = torch.distributed.get_rank(self.group)
@@ -113,7 +134,7 @@ class Sliced(Held):
         whole = exchange.gather([piece for x, of in zip(updates, sizes, strict=True) for piece in x.split(of)])
         for shape in dict.fromkeys(x.shape for x in whole):
             of_shape = [i for i, x in enumerate(whole) if x.shape == shape]
-            for i, x in zip(of_shape, orthogonalize(torch.stack([whole[i] for i in of_shape])), strict=True):
+            for i, x in zip(of_shape, orthogonalize(torch.stack([whole[i] for i in of_shape]), iteration), strict=True):
                 whole[i] = x
         pieces = iter(exchange.scatter(whole, updates[0]))
         return [torch.cat([next(pieces) for _ in of]) for of in parts]
@@ -160,7 +181,7 @@ class MuonAdamW(Skippable):
         momentum = torch._foreach_lerp(held.momenta, held.grads, 1 - mu)
         nesterov = torch._foreach_lerp(held.grads, momentum, mu)
         dtype = fast_dtype(held.weights[0].device)
-        updates = held.orthogonal([x.to(dtype) for x in nesterov])
+        updates = held.orthogonal([x.to(dtype) for x in nesterov], group["iteration"])
         kept, weights = 1 - lr * group["weight_decay"], [p.float() for p in held.weights]
         if group["cautious"]:
             stepped = [torch.where(p * update >= 0, p * kept, p) for p, update in zip(weights, updates, strict=True)]

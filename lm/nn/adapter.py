@@ -19,6 +19,7 @@ from lm.spelling import means
 
 SLOTS = ("attention", "cross", "recurrent", "ffn")
 """Parts of a block that hold matrices."""
+_PIECE = 1 << 18  # elements of a matrix in int8 that are wide at a time: larger ones leave holes in the heap
 _PLAIN = (nn.Linear, Linear, Out)  # of which the forward is known; a router's, which decides who computes, is another
 
 
@@ -177,16 +178,18 @@ class LoRAOnInt8(LoRALinear):
 
 
 class _OfInt8(torch.autograd.Function):
-    """x W^T, of which autograd would keep W in the dtype of x until the backward."""
+    """x W^T = scale (x q^T), of which autograd would keep W in the dtype of x until the backward; a piece of q is wide at a time."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, q: Tensor, rows: Tensor) -> Tensor:
         ctx.save_for_backward(q, rows)
-        return F.linear(x, of_int8_rows(q, rows).to(x.dtype))
+        return torch.cat([F.linear(x, part.to(x.dtype)) for part in q.split(max(1, _PIECE // q.shape[1]))], -1).mul_(rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return gradient @ of_int8_rows(*ctx.saved_tensors).to(gradient.dtype), None, None
+        q, rows = ctx.saved_tensors
+        scaled = gradient * rows
+        return torch.cat([scaled @ part.to(gradient.dtype) for part in q.split(max(1, _PIECE // len(q)), 1)], -1), None, None
 
 
 class LoRAExperts(Experts):

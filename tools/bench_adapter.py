@@ -1,12 +1,13 @@
 """Memory and rate of fine-tuning: all weights with AdamW, LoRA, and LoRA beside int8, each by `lm train` in a process of its own.
 
-    python tools/bench_adapter.py [models=tiny,gpt2] [precisions=fp32,bf16-true] [rounds=3] [steps=6] [seq_len=128] [out=FOLDER]
+    python tools/bench_adapter.py [models=tiny,gpt2] [precisions=fp32,bf16-true] [rounds=3] [steps=12] [seq_len=128] [out=FOLDER]
 
 The parents are the model `tiny` (3.4 M parameters) and `gpt2` with 13 layers and the default tokenizer (96.8 M), drawn and trained
 for a step. Micro-batch 1. `peak_mb` is ru_maxrss of the process, `own_mb` the most that RssAnon of /proc said (asked every 5 ms): the first
 has in it the file of the parent, which is mapped while it is read. From both is taken off what the same command needs with a parent of
-0.07 M parameters, which has in it all that is imported on the way (`importing_mb` is what lm.training.run alone needs), and data. `rate`
-is full fine-tuning's median step over this one's. Each figure is the median of the rounds, in which contestants take turns.
+0.07 M parameters, which has in it all that is imported on the way (`importing_mb` is what lm.training.run alone needs), and data. `cpu_s`
+is CPU time of the run beyond that one's, reading and writing in it, by steps; `rate` is full fine-tuning's over this one's. Each figure is
+the median of the rounds, in which contestants take turns.
 """
 
 import json
@@ -36,8 +37,11 @@ WAYS = {
 PROGRAM = "import sys; from lm.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
-def measured(program: str, *args: str) -> tuple[float, float]:
-    """Most memory of a process, and most anonymous memory, in MB. SystemExit where it fails."""
+Figures = tuple[float, float, float]
+
+
+def measured(program: str, *args: str) -> Figures:
+    """Most memory of a process, most anonymous memory, in MB, and CPU seconds. SystemExit where it fails."""
     process = subprocess.Popen([sys.executable, "-c", program, *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     own = 0
     while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -48,11 +52,11 @@ def measured(program: str, *args: str) -> tuple[float, float]:
     if code:
         assert process.stderr is not None
         sys.exit(process.stderr.read().decode())
-    return used.ru_maxrss / 1024, own / 1024
+    return used.ru_maxrss / 1024, own / 1024, used.ru_utime + used.ru_stime
 
 
-def train(folder: Path, name: str, *given: str) -> tuple[float, float]:
-    fixed = ("trainer.micro_batch=1", "data.global_batch=1", "data.val_rows=1", "trainer.sample_prompts=[]", "trainer.log_every=1")
+def train(folder: Path, name: str, *given: str) -> Figures:
+    fixed = ("trainer.micro_batch=1", "data.global_batch=1", "data.val_rows=1", "trainer.sample_prompts=[]")
     rest = (
         "schedule.warmup_steps=0",
         "checkpoint.every=1000",
@@ -69,7 +73,7 @@ def compare(folder: Path, model: str, precision: str, rounds: int, given: list[s
     for parent in ("least", model):
         if not (folder / f"{parent}-{precision}").exists():
             train(folder, f"{parent}-{precision}", *first, *PARENTS[parent])
-    found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in WAYS}
+    found: dict[str, list[Figures]] = {way: [] for way in WAYS}
     for number in range(rounds):
         for way, adapter in WAYS.items():
             runs = {}
@@ -78,15 +82,13 @@ def compare(folder: Path, model: str, precision: str, rounds: int, given: list[s
                 runs[parent] = train(
                     folder, name, f"init_from={folder / f'{parent}-{precision}'}", f"trainer.precision={precision}", *adapter, *given
                 )
-            lines = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-            step_s = statistics.median([line["step_s"] for line in lines if "step_s" in line][1:])
-            peak, own = (of - least for of, least in zip(runs[model], runs["least"], strict=True))
-            found[way].append((peak, own, step_s))
+            peak, own, cpu_s = (of - least for of, least in zip(runs[model], runs["least"], strict=True))
+            found[way].append((peak, own, cpu_s / int(given[0].split("=")[1])))
     for way, all_of in found.items():
-        peak, own, step_s = (statistics.median(values) for values in zip(*all_of, strict=True))
+        peak, own, cpu_s = (statistics.median(values) for values in zip(*all_of, strict=True))
         rate = statistics.median(full[2] / mine[2] for full, mine in zip(found["full"], all_of, strict=True))
         line = {"model": model, "precision": precision, "way": way, "peak_mb": round(peak), "own_mb": round(own)}
-        print(json.dumps(line | {"step_s": round(step_s, 3), "rate": round(rate, 2)}), flush=True)
+        print(json.dumps(line | {"cpu_s": round(cpu_s, 3), "rate": round(rate, 2)}), flush=True)
 
 
 def main(arguments: list[str]) -> None:
@@ -98,7 +100,7 @@ def main(arguments: list[str]) -> None:
         folder = Path(given.get("out", made))
         for model in given.get("models", "tiny,gpt2").split(","):
             for precision in given.get("precisions", "fp32,bf16-true").split(","):
-                sizes = [f"trainer.max_steps={given.get('steps', 6)}", f"data.seq_len={given.get('seq_len', 128)}"]
+                sizes = [f"trainer.max_steps={given.get('steps', 12)}", f"data.seq_len={given.get('seq_len', 128)}"]
                 compare(folder, model, precision, int(given.get("rounds", 3)), sizes)
 
 

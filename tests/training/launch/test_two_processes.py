@@ -69,6 +69,7 @@ JOBS = {
     "experts, completep": Job(SLOW_ADAMW, 3, model=MOE | {"parametrization": {"kind": "completep", "base_width": 16, "base_depth": 1}}),
     "encoder-decoder, sgd": Job(SGD, 2, model=ENCODER_DECODER),
     "encoder-decoder, adamw": Job(SLOW_ADAMW, 3, model=ENCODER_DECODER),
+    "an adapter, DoRA": Job(SLOW_ADAMW, 2, adapter={"kind": "lora", "rank": 4, "dora": True}),
     "experts, an adapter": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, options={"checkpoint_blocks": 2}),
     "experts, an adapter, bf16": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, options=BF16, rounded=True),
     "poisoned": Job(SLOW_ADAMW, 2, poisoned=True),

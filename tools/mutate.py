@@ -55,7 +55,7 @@ MUTATIONS = [
     ("a flex prefix is not seen", "mixers/flex.py", "key <= query if prefix is None else (key <= query) | prefix[r, j]", "key <= query", ["gpu/test_flex.py"]),
     ("qkv bias dropped from the values", "mixers/gqa.py", "self.v = nn.Linear(d_model, kv_width, bias=cfg.qkv_bias)", "self.v = nn.Linear(d_model, kv_width, bias=False)", PARITY),
     ("q and k norms are swapped", "mixers/gqa.py", "self._heads(self.q(x), self.q_norm)", "self._heads(self.q(x), self.k_norm)", PARITY),
-    ("global layers one too early", "mixers/gqa.py", "(layer + 1) % self.global_every == 0", "layer % self.global_every == 0", ["nn/test_model.py"]),
+    ("global layers one too early", "mixers/gqa.py", "at = self.global_every - 1 if", "at = 0 if", ["nn/test_model.py"]),
     ("scores scaled by the head's width, not its root", "mixers/gqa.py", "1 / math.sqrt(head_dim)", "1 / head_dim", PARITY),
     ("cross-attention keeps the window", "mixers/gqa.py", "self.replace(window=None, global_every=None)", "self", GRID),
     ("cross-attention is causal", "transformer.py", "batch.source_documents, causal=False, square=square", "batch.source_documents, causal=True, square=square", STACKS),

@@ -171,7 +171,7 @@ class PreNorm(nn.Module):
 
     def __init__(self, cfg: NormConfig, d: int, branch: Branch) -> None:
         super().__init__()
-        self.norm = cfg.build(d)
+        self.norm: nn.Module = cfg.build(d)
         self.branch = branch
 
     def forward(self, x: Tensor, sublayer: Sublayer) -> Tensor:

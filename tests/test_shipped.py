@@ -154,7 +154,9 @@ def for_recipe(recipe: str) -> list[str]:
     local = {"stdlib": "text", "stdlib_docstrings": "pairs", "stdlib_chat": "chat", "stdlib_preferences": "preferences"}.get(data, data)
     hub = local_hub(catalog.values("data", data))
     longer = ["eval.seq_len=[160]"] * ("eval.seq_len" in catalog.values("recipes", recipe))  # as long as the local text allows
-    given = [f"data={local}", *([MIXED] if local == "mix" else NEEDED.get(local, [])), *hub, "trainer.compile=false", *longer]
+    fewer = ["data.n_records=400"] * (data == "mqar")
+    needed = [MIXED] if local == "mix" else NEEDED.get(local, [])
+    given = [f"data={local}", *needed, *hub, *fewer, "trainer.compile=false", *longer]
     if parent:
         return [*given, *parent]
     size = ["tokenizer.vocab_size=600"] if tokenizer not in ("bytes", "file") else []

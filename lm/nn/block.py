@@ -66,14 +66,20 @@ class SequentialConfig(BlockConfig):
     crosses: ClassVar[bool] = True
     residual_scale: float = Field(1.0, gt=0)
     """Factor on what each sublayer adds to the residual stream (Granite)."""
+    first_norm: bool = True
+    """The first layer's mixer has a norm; false where that of the embedding stands for it (ModernBERT)."""
 
     def build(self, parts: BlockParts) -> nn.Module:
         return Block(self, parts) if parts.cross is None else CrossBlock(self, parts)
 
     def keeps(self, parts: BlockParts) -> Kept:
         sublayers, norms = 2 if parts.cross is None else 3, 2 if parts.norm.place == "sandwich" else 1
-        width = sublayers * parts.d_model
-        return Kept(norms * width, width, width if parts.dropout else 0)
+        width, missing = sublayers * parts.d_model, 0 if self.first_norm or parts.layer else parts.d_model
+        return Kept(norms * width - missing, width, width if parts.dropout else 0)
+
+    def require(self, norm: NormConfig) -> None:
+        if not self.first_norm and norm.place != "pre":
+            raise ValueError(f"first_norm=false leaves out a norm before a mixer, and norm.place={norm.place}. Use place=pre, or drop it.")
 
 
 class ParallelConfig(BlockConfig):
@@ -103,7 +109,10 @@ class Block(nn.Module):
         self.slot = parts.slot
         self.add_module(self.slot, parts.mixer.build(parts.norm, parts.d_model, parts.layer))
         self.ffn = parts.ffn.build(parts.d_model, parts.layer)
-        self.add_module(f"{self.slot}_residual", build_residual(parts.norm, parts.d_model, parts.dropout, cfg.residual_scale))
+        residual = build_residual(parts.norm, parts.d_model, parts.dropout, cfg.residual_scale)
+        if parts.layer == 0 and not cfg.first_norm:
+            residual.norm = nn.Identity()
+        self.add_module(f"{self.slot}_residual", residual)
         self.ffn_residual = build_residual(parts.norm, parts.d_model, parts.dropout, cfg.residual_scale)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

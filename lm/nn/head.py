@@ -1,10 +1,10 @@
 """From the last hidden states to logits."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,6 +30,14 @@ class HeadConfig(Config):
     """Logits become softcap * tanh(logits / softcap) (Gemma 2). null: off."""
     transform: Activation | None = None
     """A dense layer, this activation and a norm come first (BERT). null: they do not."""
+    transform_bias: bool = True
+    """That dense layer has a bias (false in ModernBERT)."""
+
+    @model_validator(mode="after")
+    def _bias_needs_its_layer(self) -> Self:
+        if self.transform is None and not self.transform_bias:
+            raise ValueError("transform_bias=false has no effect without transform. Set transform, or drop it.")
+        return self
 
 
 class Head(Declares, nn.Linear):
@@ -43,7 +51,7 @@ class Head(Declares, nn.Linear):
         self.dense = self.norm = None
         if cfg.transform is not None:
             self.act = ACTIVATIONS[cfg.transform]
-            self.dense = nn.Linear(d_model, d_model)
+            self.dense = nn.Linear(d_model, d_model, bias=cfg.transform_bias)
             self.norm = norm.build(d_model)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ NORMS: list[dict[str, Any]] = [
     {"kind": "rms", "place": "sandwich"},
     {"kind": "layer", "place": "output"},
     {"kind": "rms", "zero_centered": True, "place": "sandwich"},
-    {"kind": "rms", "zero_centered": True, "place": "pre"},
+    {"kind": "dyt", "place": "pre"},
 ]
 SCALINGS: list[dict[str, Any]] = [
     {"kind": "linear", "factor": 4.0},
@@ -54,7 +54,7 @@ ATTENTIONS: list[dict[str, Any]] = [
     {"n_heads": 4, "gpt_oss_sinks": True, "out_bias": True},
     {"n_heads": 4, "n_kv_heads": 2, "gpt_oss_sinks": True, "window": 6, "global_every": 3, "qkv_bias": True},
     {"n_heads": 4, "n_kv_heads": 1, "gpt_oss_sinks": True, "softcap": 5.0},
-    {"n_heads": 6, "head_dim": 8, "window": 2, "global_every": 2},  # 6 is no power of two (ALiBi)
+    {"n_heads": 6, "head_dim": 8, "window": 2, "global_every": 2, "global_at": 0},  # 6 is no power of two (ALiBi)
     MLA,
     MLA | {"q_rank": 12, "bias": True, "scale": 0.4},
 ]
@@ -109,7 +109,7 @@ HEADS: list[dict[str, Any]] = [
     {"tied": True},
     {"tied": False, "bias": True},
     {"tied": True, "scale": 0.5, "softcap": 10.0},
-    {"tied": False, "transform": "gelu"},
+    {"tied": False, "transform": "gelu", "transform_bias": False},
     {"tied": True, "transform": "gelu_tanh", "bias": True},
 ]
 EMBEDS: list[dict[str, Any]] = [{}, {"scale": 1.7, "norm": True}, {"segments": 3}, {"norm": True, "segments": 2}]

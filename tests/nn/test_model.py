@@ -1,12 +1,14 @@
 """What a model as a whole promises beside the invariants: its initial weights, dropout, windows, readers."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
+from lm.nn.mixers.gqa import GQAConfig
 from lm.nn.transformer import build_model, model_config
 from lm.schema import Tree
 from lm.testing.invariants import check_sizes
@@ -84,9 +86,25 @@ def test_a_window_of_w_sees_the_token_itself_and_w_minus_1_before_it() -> None:
     assert moved.nonzero().flatten().tolist() == [5, 6, 7, 8]
 
 
-def test_every_nth_layer_is_global() -> None:
-    attention = config(attention={"n_heads": 4, "window": 4, "global_every": 3}).attention
-    assert [attention.layer_window(layer) for layer in range(7)] == [4, 4, None, 4, 4, None, 4]
+@pytest.mark.parametrize(("at", "windows"), [(None, [4, 4, None, 4, 4, None, 4]), (0, [None, 4, 4, None, 4, 4, None])])
+def test_every_nth_layer_is_global(at: int | None, windows: list[int | None]) -> None:
+    attention = config(attention={"n_heads": 4, "window": 4, "global_every": 3, "global_at": at}).attention
+    assert [attention.layer_window(layer) for layer in range(7)] == windows
+
+
+@pytest.mark.parametrize("n_layers", range(1, 8))
+def test_which_layers_are_global_is_said_in_one_way(n_layers: int) -> None:
+    """Whatever is set, `implied` has the least number and place of these layers."""
+    seen: dict[tuple[bool, ...], set[tuple[Any, Any]]] = {}
+    for every in range(1, 10):
+        for at in (None, *range(every)):
+            cfg = GQAConfig(n_heads=4, window=4, global_every=every, global_at=at)
+            implied = cfg.implied(32, n_layers)
+            again = cfg.replace(**{key: implied[key] for key in ("window", "global_every", "global_at")})
+            layers = tuple(cfg.layer_window(layer) is None for layer in range(n_layers))
+            assert layers == tuple(again.layer_window(layer) is None for layer in range(n_layers))
+            seen.setdefault(layers, set()).add((implied["global_every"], implied["global_at"]))
+    assert len(seen) > n_layers and all(len(ways) == 1 for ways in seen.values())
 
 
 def test_the_pattern_repeats_over_the_layers_and_an_encoder_attends() -> None:

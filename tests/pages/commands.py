@@ -4,7 +4,7 @@
 <!-- test: debug=fast -->       the same, every training shrunk to a few steps in the folder that it has on the page
 <!-- test: prints this -->      a console block, whose output is compared
 <!-- test: composed, WHY -->    trainings that want other machines or files: their configs are composed and checked
-<!-- test: not run, WHY -->     checked by the shell's parser alone
+<!-- test: not run, WHY -->     checked by the parser of the shell, or of Python, alone
 """
 
 import os
@@ -56,7 +56,9 @@ def blocks(page: Path) -> list[Block]:
 
 def run(block: Block, folder: Path) -> None:
     """Raises AssertionError where a command fails, or does not print what the page shows. The current folder is `folder`."""
-    if block.way == "not run":
+    if block.way == "not run" and block.language == "python":
+        compile(block.text, "page", "exec")
+    elif block.way == "not run":
         shell(f"bash -n <<'END'\n{block.text}\nEND", folder)
     elif block.way == "composed":
         require_composed(block)
@@ -86,7 +88,7 @@ def shrunk(line: str) -> str:
     if not train:
         return line
     args = shlex.split(rest)
-    named = "-m" in args or any(arg.startswith("run.name=") for arg in args)
+    named = "-m" in args or "--cfg" in args or any(arg.startswith("run.name=") for arg in args)
     name = "" if named else f" run.name={compose_config(args).run.name}"
     return f"{before}{train} debug=fast{rest.rstrip()}{name}"
 

@@ -14,7 +14,7 @@ class Bert(Family):
     name = "bert"
     architecture = "BertForMaskedLM"
     auto = "AutoModelForMaskedLM"
-    ignored = (
+    ignored: ClassVar[tuple[str, ...]] = (
         r"bert\.pooler\.dense\.(weight|bias)", r"cls\.seq_relationship\.(weight|bias)", r"bert\.embeddings\.position_ids",
         r"cls\.predictions\.decoder\.bias",
     )  # fmt: skip
@@ -42,7 +42,9 @@ class Bert(Family):
     def read(self, hf: Tree) -> Tree:
         for key, needed in (("tie_word_embeddings", True), ("is_decoder", False)):
             if hf.get(key, needed) != needed:
-                raise ConfigError(f"config.json: {key}={hf[key]} has no place in lm's bert, which has {needed}. Import another model.")
+                raise ConfigError(
+                    f"config.json: {key}={hf[key]} has no place in lm's {self.name}, which has {needed}. Import another model."
+                )
         return {"embed.segments": hf.get("type_vocab_size") or 2, "head.transform": activation(hf, "hidden_act", "gelu")}
 
     def write(self, ours: Tree) -> Tree:

@@ -70,7 +70,7 @@ class Gemma2(Architecture):
     families: ClassVar[tuple[str, ...]] = ("gemma2",)
     fixed: ClassVar[Tree] = {
         "position.scaling.kind": (None, "linear", "yarn"), "position.fraction": 1.0, "ffn.activation": "gelu_tanh", "head.tied": True,
-        "attention.global_every": 2, "attention.qkv_bias": False, "attention.out_bias": False,
+        "attention.global_every": 2, "attention.global_at": None, "attention.qkv_bias": False, "attention.out_bias": False,
     }  # fmt: skip
 
     def refuse(self, ours: Tree) -> None:

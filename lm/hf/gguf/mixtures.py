@@ -112,8 +112,8 @@ class GptOss(Architecture):
     families: ClassVar[tuple[str, ...]] = ("gpt_oss",)
     fixed: ClassVar[Tree] = {
         "position.scaling.kind": (None, "linear", "yarn"), "position.fraction": 1.0, "attention.global_every": 2,
-        "ffn.expert.gpt_oss_limit": 7.0, "attention.qkv_bias": True, "attention.out_bias": True, "ffn.capacity": None,
-        "ffn.capacity_factor": None,
+        "attention.global_at": None, "attention.qkv_bias": True, "attention.out_bias": True, "ffn.expert.gpt_oss_limit": 7.0,
+        "ffn.capacity": None, "ffn.capacity_factor": None,
     }  # fmt: skip
     own_head = True
     names: ClassVar[dict[str, str]] = Architecture.names | _EXPERTS | {

@@ -87,6 +87,7 @@ class Family(ABC):
     theta: ClassVar[float | None] = None  # of rotary positions, where the file names none; None: positions do not rotate
     local_theta: ClassVar[float | None] = None  # the same of layers with a window, which no scaling changes; None: all have one base
     partial: ClassVar[bool] = False  # transformers' class can rotate a part of each head; others ignore the key, or fail
+    pad: ClassVar[int | None] = None  # of the padding token, behind whose id positions begin there; None: wherever it is, they begin at 0
     further: ClassVar[tuple[str, ...]] = ()  # keys of config.json that read and write know, or that files have to no effect
     respelled: ClassVar[tuple[str, ...]] = ()  # keys of config.json whose value `read` takes in another spelling than `write` has
     fixed: ClassVar[Tree] = {}  # ours that all of the family share

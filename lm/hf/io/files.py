@@ -18,6 +18,7 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         """Raises CheckpointError where there are none that can be read, or others than the index lists."""
+        self._folder = folder
         if (folder / SINGLE).is_file():
             self._where = dict.fromkeys(_keys(folder / SINGLE), folder / SINGLE)
         elif (folder / INDEX).is_file():
@@ -32,15 +33,21 @@ class Files:
 
     def read(self, key: str) -> Tensor:
         """Raises CheckpointError for a tensor that cannot be read or is quantised, NumericsError for one that is not finite."""
-        file = self._where[key]
+        file, tensor = self._where[key], self.tensor(key)
+        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+            raise CheckpointError(f"{file}: {key} is {tensor.dtype}, and fp32, fp16 or bf16 is needed. Use the unquantised model.")
+        require_finite(key, tensor, str(file), "Use an earlier checkpoint of the model")
+        return tensor
+
+    def tensor(self, key: str) -> Tensor:
+        """Returns it as it is stored. Raises CheckpointError for one that is not there or cannot be read."""
+        if (file := self._where.get(key)) is None:
+            raise CheckpointError(f"{self._folder}: {key} is missing. Download the folder again.")
         try:
             with safe_open(file, framework="pt") as opened:
                 tensor: Tensor = opened.get_tensor(key)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file}: {key} cannot be read ({error}). Download the file again.") from None
-        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
-            raise CheckpointError(f"{file}: {key} is {tensor.dtype}, and fp32, fp16 or bf16 is needed. Use the unquantised model.")
-        require_finite(key, tensor, str(file), "Use an earlier checkpoint of the model")
         return tensor
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from lm.errors import CheckpointError, ConfigError
 from lm.hf.io.family import Family, Pair, families, resolved
 from lm.hf.io.files import Files
+from lm.hf.io.packed import PackedFiles, packing_of
 from lm.hf.options.context import changes_at, shortened
 from lm.hf.options.keys import unheard
 from lm.nn.transformer import DecoderConfig, ModelConfig, build_model
@@ -41,6 +42,7 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
         )
     hf = read_json(folder / CONFIG)
     family = _family(folder, hf)
+    packing = packing_of(packed, str(folder / CONFIG)) if (packed := hf.pop("quantization_config", None)) else None
     hf = {family.renamed.get(key, key): value for key, value in hf.items()}
     try:
         cfg = family.config(hf)
@@ -49,9 +51,13 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
     if cfg.vocab_size is None or cfg.max_seq_len is None:
         raise ConfigError(f"{folder / CONFIG}: vocab_size or the longest row is null, and weights have numbers. Restore the file.")
     notes = unheard(str(folder / CONFIG), hf, family, cfg)
+    if packing is not None:
+        notes.append(
+            f"{CONFIG}: quantization_config: matrices of {packed.get('quant_method')} are bf16 from here on, and what they multiply is too"
+        )
     if hf.get("auto_map"):
         notes.append(f"{CONFIG}: auto_map names code of the model's own, which is not run")
-    files = Files(folder)
+    files = Files(folder) if packing is None else PackedFiles(folder, packing)
     cfg, ignored = family.config(family.as_stored(hf, files.names)), family.ignores(hf)
     try:
         weights = _weights(folder, files, family, cfg, ignored)
@@ -74,8 +80,6 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
 def _family(folder: Path, hf: Tree) -> Family:
     known = families()
     kind = str(hf.get("model_type"))
-    if hf.get("quantization_config"):
-        raise ConfigError(f"{folder / CONFIG}: quantization_config is set, and weights are read as they are. Use the unquantised model.")
     if kind not in known:
         raise ConfigError(f"{folder / CONFIG}: model_type={hf.get('model_type')!r} is not known. {did_you_mean(kind, known)}")
     return known[kind]

@@ -72,12 +72,17 @@ def write_hf(
 ) -> None:
     """Writes config.json, generation_config.json, safetensors (with an index beyond 5 GB), tokenizer files and README.md into a folder.
 
-    Raises NumericsError for a tensor that is not finite.
+    Raises NumericsError for a tensor that is not finite, ConfigError for a tokenizer that the family does not pad with.
     """
     theirs = to_hf(family, cfg, weights)
     dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")
     config: Tree = {**family.hf(cfg), "torch_dtype": dtype, "dtype": dtype, "use_cache": True}
     if tokenizer is not None:
+        if family.pad not in (None, tokenizer.pad):
+            raise ConfigError(
+                f"family={family.name}: its positions begin behind the padding token {family.pad}, and this tokenizer pads with"
+                f" {tokenizer.pad}. Choose another family."
+            )
         config |= {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos, "pad_token_id": tokenizer.pad}
     said = {**config, "eos_token_id": ends(tokenizer) if tokenizer is not None else None}
     keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")

@@ -1,15 +1,17 @@
-"""Windows in some of the layers: `layer_types` and `sliding_window` of config.json, and our window and global_every."""
+"""Windows in some of the layers: `layer_types` and `sliding_window` of config.json, and our window, global_every and global_at."""
 
 from lm.errors import ConfigError
+from lm.nn.mixers.gqa import evenly
 from lm.schema import Tree
 
 WINDOW_KEYS = ("sliding_window", "layer_types")
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def layer_types(n_layers: int, every: int | None) -> list[str]:
-    """Windows in all layers but every n-th."""
-    return [FULL if every is not None and (layer + 1) % every == 0 else SLIDING for layer in range(n_layers)]
+def layer_types(n_layers: int, every: int | None, at: int | None = None) -> list[str]:
+    """Windows in all layers but one of every n, the last of them or that at this place."""
+    whole = range(0) if every is None else range(every - 1 if at is None else at, n_layers, every)
+    return [FULL if layer in whole else SLIDING for layer in range(n_layers)]
 
 
 def read_windows(hf: Tree, usual: list[str], window: int | None, said_by: str = "layer_types") -> Tree:
@@ -20,13 +22,13 @@ def read_windows(hf: Tree, usual: list[str], window: int | None, said_by: str = 
     types, window = hf.get("layer_types") or usual, hf.get("sliding_window", window)
     if SLIDING not in types and len(types) == hf["num_hidden_layers"]:
         return {"attention.window": None, "attention.global_every": None}
-    every = types.index(FULL) + 1 if FULL in types else None
-    if types != layer_types(hf["num_hidden_layers"], every) or window is None:
+    every, at = evenly([kind == FULL for kind in types]) or (None, None)
+    if types != layer_types(hf["num_hidden_layers"], every, at) or window is None:
         raise ConfigError(
             f"config.json: {said_by}={hf.get(said_by)!r} with sliding_window={window} is not a window in all layers but every n-th."
             " lm has no other pattern; import another model."
         )
-    return {"attention.window": window, "attention.global_every": every}
+    return {"attention.window": window, "attention.global_every": every, "attention.global_at": at}
 
 
 def write_windows(ours: Tree) -> Tree:
@@ -34,4 +36,5 @@ def write_windows(ours: Tree) -> Tree:
     window, n_layers = ours.get("attention.window"), ours["n_layers"]
     if window is None:
         return {"layer_types": [FULL] * n_layers}
-    return {"layer_types": layer_types(n_layers, ours.get("attention.global_every")), "sliding_window": window}
+    types = layer_types(n_layers, ours.get("attention.global_every"), ours.get("attention.global_at"))
+    return {"layer_types": types, "sliding_window": window}

@@ -1,6 +1,7 @@
 """Multi-head, grouped-query and multi-query attention."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -35,6 +36,8 @@ class GQAConfig(AttentionConfig):
     """A token sees itself and the window-1 tokens before it. null: all."""
     global_every: int | None = Field(None, gt=0)
     """Every n-th layer ignores the window (layer n-1, 2n-1, ...). null: none does."""
+    global_at: int | None = Field(None, ge=0)
+    """Which of every n layers that is, counted from 0 (ModernBERT: 0). null: the last."""
     softcap: float | None = Field(None, gt=0)
     """Scores become softcap * tanh(score / softcap) (Gemma 2). null: off."""
     scale: float | None = Field(None, gt=0)
@@ -54,6 +57,8 @@ class GQAConfig(AttentionConfig):
             raise ValueError(f"n_heads={self.n_heads} is not a multiple of n_kv_heads={self.n_kv_heads}. Choose one of {divisors}.")
         if self.global_every is not None and self.window is None:
             raise ValueError(f"global_every={self.global_every} has no effect without a window. Set window, or drop global_every.")
+        if self.global_at is not None and self.global_at >= (self.global_every or 0):
+            raise ValueError(f"global_at={self.global_at} is none of global_every={self.global_every} layers. Lower it, or drop it.")
         return self
 
     def width(self, d_model: int) -> int:
@@ -76,14 +81,16 @@ class GQAConfig(AttentionConfig):
             raise ValueError(f"d_model={d_model} is not a multiple of n_heads={self.n_heads}. Change one, or set head_dim.")
 
     def layer_window(self, layer: int) -> int | None:
-        is_global = self.global_every is not None and (layer + 1) % self.global_every == 0
-        return None if is_global else self.window
+        if self.global_every is None:
+            return self.window
+        at = self.global_every - 1 if self.global_at is None else self.global_at
+        return None if layer % self.global_every == at else self.window
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return GQA(self, norm, d_model, layer)
 
     def cross(self) -> "GQAConfig":
-        return self.replace(window=None, global_every=None)
+        return self.replace(window=None, global_every=None, global_at=None)
 
     def build_cross(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return CrossAttention(self, norm, d_model, layer)
@@ -103,14 +110,28 @@ class GQAConfig(AttentionConfig):
         return PerToken((heads, heads), self.layer_window(layer))
 
     def implied(self, d_model: int, n_layers: int) -> Tree:
-        width, windows = self.width(d_model), {self.layer_window(layer) for layer in range(n_layers)}
+        width, seen_whole = self.width(d_model), [self.layer_window(layer) is None for layer in range(n_layers)]
+        every, at = evenly(seen_whole) or (None, None)
         return {
             "n_kv_heads": self.n_kv_heads or self.n_heads,
             "head_dim": width,
             "scale": self.scale or width**-0.5,
-            "window": None if windows == {None} else self.window,
-            "global_every": self.global_every if len(windows) == 2 else None,
+            "window": None if all(seen_whole) else self.window,
+            "global_every": None if all(seen_whole) else every,
+            "global_at": at,
         }
+
+
+def evenly(chosen: Sequence[bool]) -> tuple[int, int | None] | None:
+    """Returns the least n so that one in every n is chosen, and its place there (None: the last). None: none is, or not so."""
+    places = [i for i, one in enumerate(chosen) if one]
+    if not places:
+        return None
+    first = places[0]
+    every = places[1] - first if len(places) > 1 else max(first + 1, len(chosen) - first)
+    if places != list(range(first, len(chosen), every)) or first >= every:
+        return None
+    return every, None if first == every - 1 else first
 
 
 class GQA(Attention):

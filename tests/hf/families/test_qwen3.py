@@ -42,8 +42,8 @@ def test_qwen3_of_transformers_4(more: dict[str, Any]) -> None:
 
 
 IRREGULAR: list[dict[str, Any]] = [
-    {"max_window_layers": 1},
-    {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    {"max_window_layers": 2},
+    {"layer_types": ["full_attention", "full_attention", "sliding_attention"]},
     {"layer_types": ["sliding_attention", "sliding_attention"]},
 ]
 

@@ -15,7 +15,7 @@ from lm.storage.checkpoint import checkpoints
 from lm.storage.run_folder import RunFolder
 from tests.conftest import started
 from tests.server import ROOT
-from tests.training.conftest import Configure, Launch, ranks, read, results
+from tests.training.conftest import Configure, Launch, ranks, read, results, settled
 from tests.training.launch.test_launch import require_gone
 
 SBATCH = ROOT / "tools" / "slurm" / "train.sbatch"
@@ -69,7 +69,7 @@ def test_the_sbatch_file_saves_at_sigusr1_asks_for_the_queue_once_and_goes_on(ti
     endless = ["trainer.max_steps=100000", "trainer.val_every=100000", "checkpoint.every=100000", "optim=adamw", "strategy=ddp"]
     saved = [0]
     for start in (1, 2):
-        with started(["bash", str(SBATCH), *tiny, *endless], cwd=tmp_path, env=env) as job:
+        with started(["bash", str(SBATCH), *settled(*tiny, *endless)], cwd=tmp_path, env=env) as job:
             wait_for_step(tmp_path / "run", saved[-1] + 3, job)
             job.send_signal(signal.SIGUSR1)
             _, err = job.communicate(timeout=120)

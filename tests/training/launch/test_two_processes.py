@@ -178,9 +178,9 @@ def test_several_processes_train_as_one(kind: str, names: Iterable[str], world: 
         record, weights = alone(name)
         taken = POISONED_STEP if job.poisoned else STEPS
         assert found["bad_step"] == [-1.0] * taken + [float(taken)] * (STEPS - taken), name
-        close, near = (5e-3, 5e-2) if job.rounded else (1e-5, 1e-5)
-        for key in ("loss",) if job.rounded else ("loss", "grad_norm"):
-            assert found[key][:taken] == pytest.approx(record[key], rel=close), (name, key)
+        close, near = (5e-3, 5e-2) if job.rounded else (1e-5, 5e-5)  # Adam divides what rounding left of a small gradient by as little
+        for key, more in [("loss", 1)] if job.rounded else [("loss", 1), ("grad_norm", 5)]:
+            assert found[key][:taken] == pytest.approx(record[key], rel=more * close), (name, key)
         after = {key: weight.float() for key, weight in load_file(tmp_path / f"{name}.safetensors").items()}  # DeepSpeed's bf16 copies
         torch.testing.assert_close(after, weights, rtol=near, atol=near, msg=name)
         for key, before in build_model(job.config().model, seed=1).named_parameters():

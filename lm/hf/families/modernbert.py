@@ -1,0 +1,82 @@
+"""ModernBERT with its head for masked tokens.  Warner et al. 2024, arXiv:2412.13663."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.hf.io.family import Family, Pair, activation, hf_activation, module, modules, same
+from lm.hf.io.transforms import Split
+from lm.hf.options.windows import layer_types, read_windows, write_windows
+from lm.schema import Tree
+
+
+class ModernBert(Family):
+    """An encoder with rotary positions of two bases, windows in two of three layers, GeGLU, and no norm before the first attention."""
+
+    name = "modernbert"
+    architecture = "ModernBertForMaskedLM"
+    auto = "AutoModelForMaskedLM"
+    theta = 160000.0
+    local_theta = 10000.0
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        "vocab_size": "vocab_size",
+        "max_seq_len": ("max_position_embeddings", 8192),
+        "d_model": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "norm.eps": ("norm_eps", 1e-5),
+        "norm.bias": ("norm_bias", False),
+        "attention.n_heads": "num_attention_heads",
+        "attention.qkv_bias": ("attention_bias", False),
+        "attention.out_bias": ("attention_bias", False),
+        "attention.dropout": ("attention_dropout", 0.0),
+        "dropout": ("embedding_dropout", 0.0),
+        "ffn.hidden": "intermediate_size",
+        "ffn.activation": ("hidden_activation", "gelu"),
+        "ffn.bias": ("mlp_bias", False),
+        "ffn.dropout": ("mlp_dropout", 0.0),
+        "head.tied": ("tie_word_embeddings", True),
+        "head.bias": ("decoder_bias", True),
+        "head.transform_bias": ("classifier_bias", False),
+    }
+    further: ClassVar[tuple[str, ...]] = (
+        "layer_types", "local_attention", "global_attn_every_n_layers", "classifier_activation", "classifier_pooling", "layer_norm_eps",
+        "position_embedding_type", "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad", "sparse_prediction",
+        "sparse_pred_ignore_index",
+    )  # fmt: skip
+    respelled: ClassVar[tuple[str, ...]] = ("local_attention",)  # half of it is rounded down
+    renamed: ClassVar[dict[str, str]] = {"global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"}
+    fixed: ClassVar[Tree] = {
+        "kind": "encoder", "norm.kind": "layer", "norm.place": "pre", "position.kind": "rope", "attention.kind": "gqa", "ffn.kind": "mlp",
+        "ffn.gated": True, "block.kind": "sequential", "block.first_norm": False, "embed.norm": True,
+    }  # fmt: skip
+    fixed_there: ClassVar[Tree] = {"pad_token_id": None}  # where none is told, transformers takes 50283
+
+    def read(self, hf: Tree) -> Tree:
+        usual = layer_types(hf["num_hidden_layers"], hf.get("global_attn_every_n_layers", 3), 0)
+        windows = {**hf, "sliding_window": hf.get("local_attention", 128) // 2 + 1}  # to either side, with the token itself
+        return read_windows(windows, usual, None) | {"head.transform": activation(hf, "classifier_activation", "gelu")}
+
+    def write(self, ours: Tree) -> Tree:
+        windows = write_windows(ours)
+        local = {"local_attention": 2 * (windows.pop("sliding_window") - 1)} if "sliding_window" in windows else {}
+        # transformers would take a `rope_scaling` for layers with a window too
+        return {**windows, **local, "classifier_activation": hf_activation(ours["head.transform"]), "rope_scaling": None}
+
+    def pairs(self, ours: Tree) -> Iterator[Pair]:
+        yield same("embed.weight", "model.embeddings.tok_embeddings.weight")
+        yield from module("embed_norm", "model.embeddings.norm")
+        yield from module("norm", "model.final_norm")
+        yield from module("head", "decoder")
+        yield from module("head.dense", "head.dense")
+        yield from module("head.norm", "head.norm")
+        width = ours["attention.n_heads"] * ours["attention.head_dim"]
+        for i in range(ours["n_layers"]):
+            here, there = f"blocks.{i}", f"model.layers.{i}"
+            yield from module(f"{here}.attention_residual.norm", f"{there}.attn_norm")
+            yield from modules(tuple(f"{here}.attention.{name}" for name in "qkv"), f"{there}.attn.Wqkv", Split([width] * 3))
+            yield from module(f"{here}.attention.o", f"{there}.attn.Wo")
+            yield from module(f"{here}.ffn_residual.norm", f"{there}.mlp_norm")
+            yield from modules((f"{here}.ffn.gate", f"{here}.ffn.up"), f"{there}.mlp.Wi", Split([ours["ffn.hidden"]] * 2))
+            yield from module(f"{here}.ffn.down", f"{there}.mlp.Wo")
+
+
+FAMILY = ModernBert()

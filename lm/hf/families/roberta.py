@@ -1,0 +1,44 @@
+"""RoBERTa with its head for masked tokens.  Liu et al. 2019, arXiv:1907.11692."""
+
+from collections.abc import Iterator
+
+from lm.errors import ConfigError
+from lm.hf.families.bert import Bert
+from lm.hf.io.family import Pair
+from lm.hf.io.transforms import SkipRows
+from lm.schema import Tree
+
+_NAMES = {
+    "bert.": "roberta.", "cls.predictions.decoder.": "lm_head.decoder.", "cls.predictions.bias": "lm_head.bias",
+    "cls.predictions.transform.dense.": "lm_head.dense.", "cls.predictions.transform.LayerNorm.": "lm_head.layer_norm.",
+}  # fmt: skip
+
+
+class Roberta(Bert):
+    """BERT under other names; its table of positions starts with two rows for padding, and GELU is before the head whatever is within."""
+
+    name = "roberta"
+    architecture = "RobertaForMaskedLM"
+    pad = 1
+    ignored = (r"roberta\.pooler\.dense\.(weight|bias)", r"roberta\.embeddings\.position_ids", r"lm_head\.decoder\.bias")
+
+    def read(self, hf: Tree) -> Tree:
+        if (pad := hf.get("pad_token_id", self.pad)) != self.pad:
+            raise ConfigError(
+                f"config.json: pad_token_id={pad}: positions begin behind it, and in lm behind {self.pad}. Import another model."
+            )
+        length = hf.get("max_position_embeddings", 512) - self.pad - 1
+        return super().read(hf) | {"max_seq_len": length, "head.transform": "gelu"}
+
+    def write(self, ours: Tree) -> Tree:
+        return super().write(ours) | {"max_position_embeddings": ours["max_seq_len"] + self.pad + 1, "pad_token_id": self.pad}
+
+    def pairs(self, ours: Tree) -> Iterator[Pair]:
+        for pair in super().pairs(ours):
+            [key] = pair.theirs
+            old = next(old for old in _NAMES if key.startswith(old))
+            transform = SkipRows(self.pad + 1) if pair.ours == ("position.weight",) else pair.transform
+            yield Pair(pair.ours, (_NAMES[old] + key.removeprefix(old),), transform)
+
+
+FAMILY = Roberta()

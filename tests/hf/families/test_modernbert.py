@@ -1,0 +1,50 @@
+"""ModernBERT."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm.errors import ConfigError
+from lm.hf.families.modernbert import FAMILY
+from lm.hf.io.family import resolved
+
+transformers = pytest.importorskip("transformers")
+
+from tests.hf.harness import VOCAB, cases, verify  # noqa: E402
+
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "max_position_embeddings": 128, "local_attention": 12, "pad_token_id": 0,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+CASES: dict[str, dict[str, Any]] = {
+    "as usual": {},
+    "biases, untied, other activations": {
+        "norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True, "decoder_bias": False,
+        "tie_word_embeddings": False, "hidden_activation": "silu", "classifier_activation": "relu", "norm_eps": 1e-3, "local_attention": 7,
+    },
+    "a scaling of global layers, which are others": {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+        "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 90.0}},
+    },
+    "no windows": {"layer_types": ["full_attention"] * 4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", cases(CASES, quick=1))
+def test_modernbert(case: str, tmp_path: Path) -> None:
+    verify(transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**BASE | CASES[case])), tmp_path, greedy=False)
+
+
+@pytest.mark.parametrize("more", [{}, {"global_attn_every_n_layers": 2, "global_rope_theta": 500.0, "local_rope_theta": 90.0}])
+def test_modernbert_of_transformers_4(more: dict[str, Any]) -> None:
+    renamed = {FAMILY.renamed.get(key, key): value for key, value in (BASE | more).items()}
+    new = transformers.ModernBertConfig(**BASE | more).to_dict()
+    assert resolved(FAMILY.config(renamed)) == resolved(FAMILY.config(new))
+
+
+def test_windows_in_another_pattern_are_refused() -> None:
+    types = ["full_attention", "full_attention", "sliding_attention", "sliding_attention"]
+    with pytest.raises(ConfigError, match=r"layer_types=.* is not a window in all layers but every n-th"):
+        FAMILY.config({**BASE, "layer_types": types})

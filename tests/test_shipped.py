@@ -31,6 +31,7 @@ ROWS = ["data.seq_len=128", "data.global_batch=4", "data.val_rows=4", "data.cach
 WIDTH = ["model.d_model=32", "model.n_layers=2", "model.vocab_size=null", "model.max_seq_len=4096"]
 PARENT = ["init_from=runs/pretrain-tiny"]
 TEXT = ["data=text", "data.files=a.txt", "tokenizer=bytes"]
+MIXED = "data.sources=[{name:a,data:{kind:text,files:a.txt}},{name:b,data:{kind:text,files:a.jsonl}}]"
 CONFIGS = ("default", "en", "3.0.0", "sample-10BT", "de-en", "wikitext-103-raw-v1")  # of datasets that conf/data names
 CORPORA = ("mqar", "stdlib", "stdlib_docstrings", "stdlib_chat", "stdlib_code", "stdlib_preferences")  # 11 MB, which are prepared anew here
 OF_DATA = {"pair": "seq2seq", "chat": "sft", "preference": "dpo", "recall": "sft"}  # kind of record -> objective
@@ -121,11 +122,7 @@ def beside(group: str, option: str) -> list[str]:
         case "model/parametrization", "mup" | "completep":
             return [*TEXT, *WIDTH, *BESIDE[f"{group}={option}"]]
         case "data", "mix":
-            return [
-                *WIDTH,
-                "tokenizer=bytes",
-                "data.sources=[{name:a,data:{kind:text,files:a.txt}},{name:b,data:{kind:text,files:a.jsonl}}]",
-            ]
+            return [*WIDTH, "tokenizer=bytes", MIXED]
         case "data", _:
             return for_data(option)
         case "tokenizer", _:
@@ -158,7 +155,8 @@ def for_recipe(recipe: str) -> list[str]:
     hub = local_hub(catalog.values("data", data))
     longer = ["eval.seq_len=[160]"] * ("eval.seq_len" in catalog.values("recipes", recipe))  # as long as the local text allows
     fewer = ["data.n_records=400"] * (data == "mqar")
-    given = [f"data={local}", *NEEDED.get(local, []), *hub, *fewer, "trainer.compile=false", *longer]
+    needed = [MIXED] if local == "mix" else NEEDED.get(local, [])
+    given = [f"data={local}", *needed, *hub, *fewer, "trainer.compile=false", *longer]
     if parent:
         return [*given, *parent]
     size = ["tokenizer.vocab_size=600"] if tokenizer not in ("bytes", "file") else []

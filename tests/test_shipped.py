@@ -32,7 +32,7 @@ WIDTH = ["model.d_model=32", "model.n_layers=2", "model.vocab_size=null", "model
 PARENT = ["init_from=runs/pretrain-tiny"]
 TEXT = ["data=text", "data.files=a.txt", "tokenizer=bytes"]
 CONFIGS = ("default", "en", "3.0.0", "sample-10BT", "de-en", "wikitext-103-raw-v1")  # of datasets that conf/data names
-CORPORA = ("mqar", "stdlib", "stdlib_docstrings", "stdlib_chat", "stdlib_preferences")  # 11 MB, which are prepared anew here
+CORPORA = ("mqar", "stdlib", "stdlib_docstrings", "stdlib_chat", "stdlib_code", "stdlib_preferences")  # 11 MB, which are prepared anew here
 OF_DATA = {"pair": "seq2seq", "chat": "sft", "preference": "dpo", "recall": "sft"}  # kind of record -> objective
 WORDS = ["".join(random.Random(n).choices("abcdefghij", k=3 + n % 5)) for n in range(200)]  # enough for a small vocabulary
 
@@ -104,7 +104,7 @@ def for_data(option: str) -> list[str]:
     shape = values.get("data.record.kind", {"stdlib_docstrings": "pair", "arithmetic": "chat", "mqar": "recall"}.get(option))
     start = PARENT if shape == "preference" else [*WIDTH, "tokenizer=bytes"]
     long = (
-        ["data.seq_len=4096"] if option in ("stdlib_chat", "stdlib_preferences") else []
+        ["data.seq_len=4096"] if option in ("stdlib_chat", "stdlib_code", "stdlib_preferences") else []
     )  # in bytes, most functions are longer than other rows here
     return [f"objective={OF_DATA[shape]}" if shape else "objective=causal", *start, *NEEDED.get(option, []), *hub, *long]
 
@@ -157,7 +157,8 @@ def for_recipe(recipe: str) -> list[str]:
     local = {"stdlib": "text", "stdlib_docstrings": "pairs", "stdlib_chat": "chat", "stdlib_preferences": "preferences"}.get(data, data)
     hub = local_hub(catalog.values("data", data))
     longer = ["eval.seq_len=[160]"] * ("eval.seq_len" in catalog.values("recipes", recipe))  # as long as the local text allows
-    given = [f"data={local}", *NEEDED.get(local, []), *hub, "trainer.compile=false", *longer]
+    fewer = ["data.n_records=400"] * (data == "mqar")
+    given = [f"data={local}", *NEEDED.get(local, []), *hub, *fewer, "trainer.compile=false", *longer]
     if parent:
         return [*given, *parent]
     size = ["tokenizer.vocab_size=600"] if tokenizer not in ("bytes", "file") else []

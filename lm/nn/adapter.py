@@ -3,16 +3,16 @@
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from lm.nn.ffn.experts import Experts, by_expert
-from lm.nn.init import Declares, Draw, Start, zeros
+from lm.nn.ffn.experts import Experts
+from lm.nn.init import Declares
 from lm.nn.linear import Linear, Out, int8_rows, of_int8_rows
+from lm.nn.lowrank import LINEAR, A, B, LoRAExperts, LoRAOnInt8, M, lengths, of_lengths
 from lm.nn.transformer import LM
 from lm.schema import MOST, Slot
 from lm.spelling import means
@@ -63,6 +63,9 @@ class LoRAConfig(AdapterConfig):
     """The scale is alpha / sqrt(r), so that a rate fits more ranks (Kalajdzievski 2023, arXiv:2312.03732)."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of dropping an element of what A reads."""
+    dora: bool = False
+    """Each output's row of the sum has a length of its own, m, that is learned too: m (W + scale B A) / |W + scale B A| (DoRA, Liu et al.
+    2024, arXiv:2402.09353)."""
     base: Literal["saved", "int8"] = "saved"
     """How the frozen matrices beside which it is trained are held: as they are saved, or in int8 with a scale for each output (as QLoRA,
     Dettmers et al. 2023, arXiv:2305.14314, which has 4 bits). Stacked experts stay as they are."""
@@ -82,12 +85,18 @@ class LoRAConfig(AdapterConfig):
                 names = dict.fromkeys(path.split("blocks.")[-1].partition(".")[2] for path in known)
                 raise ValueError(f"adapter.targets names '{target}', and no matrix is called so. There are {', '.join(names)}.")
         self._leave_out_narrow(found)
+        if self.dora and (stacked := next((path for path, shape in found.items() if len(shape) > 2), None)) is not None:
+            raise ValueError(
+                f"adapter.dora has no form for stacked experts, as {stacked} are, and peft has none. Name others in adapter.targets, or"
+                " set adapter.dora=false."
+            )
         model.requires_grad_(False)
         for path, module in _holders(model):
             mine = [name for name in _own_matrices(module) if f"{path}.{name}".removesuffix(".weight") in found]
             if mine:
-                linear = LoRALinear if self.base == "saved" else LoRAOnInt8
-                model.set_submodule(path, linear(module, self) if isinstance(module, nn.Linear) else LoRAExperts(module, self, mine))
+                given = (self.rank, self.scale, self.dropout)
+                linear = LINEAR[self.base, self.dora]
+                model.set_submodule(path, linear(module, *given) if isinstance(module, nn.Linear) else LoRAExperts(module, mine, *given))
 
     def _leave_out_narrow(self, found: dict[str, torch.Size]) -> None:
         """Matrices with fewer inputs or outputs than the rank, where no target names them; ValueError otherwise, or where none is left."""
@@ -105,7 +114,15 @@ class LoRAConfig(AdapterConfig):
         """In float32: (out, in) + (out, r) (r, in), or the same with experts in front."""
         self.round(weights, own)
         for name, a, b in self.low(own):
-            weights[name] = (weights[name].float() + self.scale * (b.float() @ a.float())).to(weights[name].dtype)
+            merged = weights[name].float() + self.scale * (b.float() @ a.float())
+            if self.dora:
+                merged = of_lengths(merged, self.magnitude(name, weights, own))
+            weights[name] = merged.to(weights[name].dtype)
+
+    def magnitude(self, name: str, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Tensor:
+        """Returns m of DoRA, (out,); of a matrix that has no adapter, the lengths of its rows."""
+        grown = own.get(name.removesuffix("weight") + M)
+        return lengths(weights[name]) if grown is None else lengths(weights[name]) + grown.float()
 
     def round(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
         for name in [name for name, _, _ in self.low(own) if self.base == "int8" and weights[name].ndim == 2]:
@@ -113,114 +130,8 @@ class LoRAConfig(AdapterConfig):
 
     def low(self, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yields the name of each matrix that has an adapter, A, and B."""
-        for stem in (name.removesuffix(_A) for name in own if name.endswith(_A)):
-            yield stem + "weight" if stem.endswith(".") else stem.removesuffix("_"), own[stem + _A], own[stem + _B]
-
-
-_A, _B = "lora_a", "lora_b"
-
-
-def _inwards(shape: torch.Size, start: Start) -> Tensor:
-    """N(0, 1 / 3 inputs), which has the variance of Hu's own code: the uniform numbers of torch's linear layers."""
-    return start.normal(shape, 1 / math.sqrt(3 * shape[-1]))
-
-
-class LoRALinear(Declares, Linear):
-    """W x + b + scale B A dropout(x).  A: (r, in); B: (out, r), which starts as 0."""
-
-    drawn: ClassVar[Mapping[str, Draw]] = {_A: _inwards, _B: zeros}
-    adapting: ClassVar[tuple[str, ...]] = (_A, _B)
-
-    def __init__(self, base: nn.Linear, cfg: LoRAConfig) -> None:
-        super().__init__(base.in_features, base.out_features, bias=False, device="meta")
-        self.weight, self.bias, self.scale = base.weight, base.bias, cfg.scale
-        self.lora_a = nn.Parameter(base.weight.new_empty(cfg.rank, base.in_features))
-        self.lora_b = nn.Parameter(base.weight.new_empty(base.out_features, cfg.rank))
-        self.dropout = nn.Dropout(cfg.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        low = F.linear(F.linear(self.dropout(x), self.lora_a), self.lora_b)
-        return self.of_parent(x) + self.scale * low
-
-    def of_parent(self, x: Tensor) -> Tensor:
-        """W x + b."""
-        return F.linear(x, self.weight, self.bias)
-
-    def matrix(self) -> Tensor:
-        return self.weight + self.scale * (self.lora_b @ self.lora_a)
-
-
-class LoRAOnInt8(LoRALinear):
-    """The same with W in int8 from when it has been read on; a product makes it wide again, in the backward too."""
-
-    rows: Tensor
-    """(out,) the scale of each output."""
-
-    def __init__(self, base: nn.Linear, cfg: LoRAConfig) -> None:
-        super().__init__(base, cfg)
-        self.register_buffer("rows", base.weight.new_empty(base.out_features, dtype=torch.bfloat16), persistent=False)
-
-    def hold(self) -> None:
-        """Rounds W, once."""
-        if self.weight.dtype != torch.int8:
-            q, self.rows = int8_rows(self.weight.detach())
-            self.weight = nn.Parameter(q, requires_grad=False)
-
-    def of_parent(self, x: Tensor) -> Tensor:
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        out: Tensor = _OfInt8.apply(x, self.weight, self.rows)
-        return out if self.bias is None else out + self.bias
-
-    def matrix(self) -> Tensor:
-        return of_int8_rows(self.weight, self.rows).to(self.lora_a.dtype) + self.scale * (self.lora_b @ self.lora_a)
-
-
-class _OfInt8(torch.autograd.Function):
-    """x W^T, of which autograd would keep W in the dtype of x until the backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, q: Tensor, rows: Tensor) -> Tensor:
-        ctx.save_for_backward(q, rows)
-        return F.linear(x, of_int8_rows(q, rows).to(x.dtype))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return gradient @ of_int8_rows(*ctx.saved_tensors).to(gradient.dtype), None, None
-
-
-class LoRAExperts(Experts):
-    """The same for each expert.  A: (e, r, in); B: (e, out, r)."""
-
-    adapting: ClassVar[tuple[str, ...]] = tuple(f"{name}_{part}" for name in Experts.drawn for part in (_A, _B))
-    drawn: ClassVar[Mapping[str, Draw]] = {**Experts.drawn} | {name: _inwards if name.endswith(_A) else zeros for name in adapting}
-
-    def __init__(self, base: Experts, cfg: LoRAConfig, names: list[str]) -> None:
-        """names: of the matrices that are adapted."""
-        with torch.device("meta"):
-            super().__init__(base.cfg, base.n, base.d_model, base.reference)
-        self.scale, self.low_dropout, self.names = cfg.scale, nn.Dropout(cfg.dropout), tuple(names)
-        for name, p in base.named_parameters(recurse=False):
-            self.register_parameter(name, p)
-        for name in names:
-            weight = base.get_parameter(name)
-            e, rows, columns = weight.shape
-            self.register_parameter(f"{name}_{_A}", nn.Parameter(weight.new_empty(e, cfg.rank, columns)))
-            self.register_parameter(f"{name}_{_B}", nn.Parameter(weight.new_empty(e, rows, cfg.rank)))
-
-    def of_one(self, name: str, x: Tensor, i: int, weight: Tensor, bias: Tensor | None) -> Tensor:
-        out = super().of_one(name, x, i, weight, bias)
-        if name not in self.names:
-            return out
-        a, b = (self.get_parameter(f"{name}_{part}")[i] for part in (_A, _B))
-        return out + self.scale * F.linear(F.linear(self.low_dropout(x), a), b)
-
-    def of_all(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, chosen: Tensor) -> Tensor:
-        out = super().of_all(name, x, weight, bias, ends, chosen)
-        if name not in self.names:
-            return out
-        a, b = (self.get_parameter(f"{name}_{part}") for part in (_A, _B))
-        return out + self.scale * by_expert(by_expert(self.low_dropout(x), a, None, ends, chosen), b, None, ends, chosen)
+        for stem in (name.removesuffix(A) for name in own if name.endswith(A)):
+            yield stem + "weight" if stem.endswith(".") else stem.removesuffix("_"), own[stem + A], own[stem + B]
 
 
 def _holders(model: LM) -> Iterator[tuple[str, nn.Linear | Experts]]:

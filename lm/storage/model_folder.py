@@ -94,17 +94,22 @@ def folder_hash(folder: Path) -> str:
     return hashlib.sha256(manifest.read_bytes()).hexdigest()
 
 
-def meant(path: str) -> str:
-    """Returns the one folder that `latest`, of the runs in runs/ that have ended, or a pattern stands for; all else as it is."""
+def meant(path: str, but: str | None = None) -> str:
+    """Returns the one folder that `latest`, of the runs in runs/ that have ended, or a pattern stands for; all else as it is.
+
+    but: name of a run that is not meant.
+    """
     if os.path.lexists(os.path.expanduser(path)) or (path != LATEST and not glob.has_magic(path)):
         return path
     if path == LATEST:
-        ended = {file.parent.parent: file.stat().st_mtime_ns for file in Path("runs").glob(f"*/model/{CONFIG}")}
+        models = [file for file in Path("runs").glob(f"*/model/{CONFIG}") if file.parent.parent.name != but]
+        ended = {file.parent.parent: file.stat().st_mtime_ns for file in models}
         if not ended:
             raise CheckpointError(f"{path}: no run in {Path.cwd() / 'runs'} has ended. Give a folder that lm train or lm import wrote.")
         return str(max(ended, key=lambda run: (ended[run], run)))
     marks = (CONFIG, META, f"model/{CONFIG}")
-    found = [each for each in sorted(glob.glob(os.path.expanduser(path))) if any((Path(each) / mark).is_file() for mark in marks)]
+    folders = [each for each in sorted(glob.glob(os.path.expanduser(path))) if Path(each).name != but]
+    found = [each for each in folders if any((Path(each) / mark).is_file() for mark in marks)]
     if len(found) != 1:
         told = f"{len(found)} match it, {', '.join(found[:5])}" if found else "none matches it"
         raise CheckpointError(f"{path}: a pattern stands for one run, model or checkpoint folder, and {told}. Name one.")

@@ -66,6 +66,7 @@ class TrainModule(LightningModule):
 
     def configure_model(self) -> None:
         self.strategy.shard(self.model, self.device_mesh, self.fill)
+        self.fill = empty
 
     def configure_optimizers(self) -> Optimizer:
         optimizer = self.cfg.optim.build([*trainable(self.model).items()], self._traits)

@@ -1,6 +1,5 @@
 """The Lightning Trainer of a run, and what the process asks of the machine before it trains."""
 
-import ctypes
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from lightning import Callback, Trainer
 
 from lm.errors import ConfigError
+from lm.training.build import keep_freed_memory
 from lm.training.callbacks.averages import Averages
 from lm.training.callbacks.bad_steps import BadSteps, Rollback
 from lm.training.callbacks.checkpoints import Checkpoints
@@ -19,19 +19,7 @@ from lm.training.callbacks.validation import Validation
 from lm.training.config import TrainConfig
 from lm.training.launch.ranks import on_cuda
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _PRECISION = {"fp32": "32-true", "bf16-mixed": "bf16-mixed", "bf16-true": "bf16-true"}
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep what is freed. It returns large blocks to the system by default, so that each step of a CPU run faults the memory of
-    its activations in anew: 4 to 10 % of the step. No effect with another C library."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return
-    mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-    mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 _REFUSED = {
@@ -75,7 +63,7 @@ def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks:
     for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if not (cuda := on_cuda(cfg.trainer.device, cfg.launch.devices)):
-        keep_freed_memory()
+        keep_freed_memory(True)
     precision: Any = _PRECISION[cfg.trainer.precision]
     return Trainer(
         accelerator="cuda" if cuda else "cpu", devices=cfg.launch.devices, num_nodes=cfg.launch.nodes, strategy=strategy,

@@ -47,6 +47,7 @@ def adapted(preset: str, cfg: LoRAConfig, folder: Path) -> Path:
     model = build_model(run.model, seed=0)
     save_model(folder / "parent", model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {})
     cfg.apply(model)
+    model.load_state_dict({name: torch.zeros_like(p) for name, p in adapting(model).items()}, strict=False)
     redraw(model, seed=1)
     extra = {"adapter": cfg.tree(), "parent": str(folder / "parent"), "parent_hash": folder_hash(folder / "parent")}
     save_model(folder / "adapter", model.cfg.tree(), {n: 0.15 * p for n, p in adapting(model).items()}, tokenizer.save, extra)
@@ -55,6 +56,10 @@ def adapted(preset: str, cfg: LoRAConfig, folder: Path) -> Path:
 
 CASES = {preset: (preset, FUSED) for preset in PRESETS}
 CASES |= {f"parts of {preset}": (preset, LoRAConfig(rank=2, alpha=3.0, targets=targets)) for preset, targets in PARTS.items()}
+CASES |= {
+    f"dora of {preset}": (preset, FUSED.replace(dora=True)) for preset in ("llama3_8b", "gpt2", "gpt_neox_20b", "phi3_mini", "t5_small")
+}
+CASES["dora of parts"] = ("gpt2", LoRAConfig(rank=2, alpha=3.0, dora=True, targets=PARTS["gpt2"]))
 
 
 @pytest.mark.slow
@@ -112,15 +117,20 @@ def test_an_exported_adapter_comes_back_with_its_logits(case: str, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize(("preset", "modules"), [("llama3_8b", ["q_proj", "down_proj"]), ("gpt2", ["c_attn", "c_fc"])])
-def test_an_adapter_that_peft_has_made_computes_its_logits_here(preset: str, modules: list[str], tmp_path: Path) -> None:
+def test_an_adapter_that_peft_has_made_computes_its_logits_here(preset: str, modules: list[str], dora: bool, tmp_path: Path) -> None:
     """Of several ranks and scales. Seen to fail with one scale for all."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     adapted(preset, FUSED, tmp_path)
     export(tmp_path / "parent", tmp_path / "base", check=False)
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
     given = {"rank_pattern": {modules[0]: 5}, "alpha_pattern": {modules[1]: 9}, "fan_in_fan_out": preset == "gpt2"}
-    made = peft.get_peft_model(base, peft.LoraConfig(r=3, lora_alpha=4, target_modules=modules, init_lora_weights=False, **given))
+    asked = peft.LoraConfig(r=3, lora_alpha=4, target_modules=modules, init_lora_weights=False, use_dora=dora, **given)
+    made = peft.get_peft_model(base, asked)
+    for name, p in made.named_parameters():
+        if "magnitude" in name:
+            p.data *= torch.linspace(0.5, 1.5, len(p))
     made.save_pretrained(tmp_path / "peft")
     import_adapter(tmp_path / "peft", tmp_path / "back", base=tmp_path / "parent")
     ids = torch.arange(2, 16)[None]
@@ -133,13 +143,13 @@ def test_adapters_that_have_no_place_here_are_refused(tmp_path: Path) -> None:
     export_adapter(folder, tmp_path / "out", check=False)
     told = json.loads((tmp_path / "out" / CONFIG).read_text())
     for change, said in (
-        ({"use_dora": True}, "use_dora is True, which has no place here"),
+        ({"use_dora": True}, "use_dora and the magnitude of transformer.h.0.attn.c_proj do not fit each other"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA', and LORA is read"),
         ({"lora_alpha": None}, "lora_alpha or lora_dropout is no number"),
     ):
         (tmp_path / "out" / CONFIG).write_text(json.dumps(told | change))
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises((ConfigError, CheckpointError), match=said):
             import_adapter(tmp_path / "out", tmp_path / "back", base=tmp_path / "parent")
     (tmp_path / "out" / CONFIG).write_text(json.dumps(told))
     with pytest.raises(ConfigError, match=r"this is an adapter, which belongs to a model\. Name that, .* as base=FOLDER"):

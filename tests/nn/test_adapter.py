@@ -1,13 +1,16 @@
 """LoRA beside the matrices of any model: what it adds, what it leaves alone, and what it refuses."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lm.nn.adapter import LoRAConfig, adapting, hold
 from lm.nn.batch import Batch
+from lm.nn.linear import of_int8_rows
+from lm.nn.lowrank import LINEAR, DoRALinear, LoRAOnInt8
 from lm.nn.transformer import LM, build_model, model_config
 from lm.storage.model_folder import copy_weights
 from lm.testing.models import BASE, redraw, same, tokens
@@ -28,12 +31,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "encoder": {"kind": "encoder"},
     "encoder-decoder": {"kind": "encoder_decoder", "start_token": 0},
 }
+DORA = ("dense", "latents", "convolutions", "encoder-decoder")
 
 
 def adapted(changes: dict[str, Any], cfg: LoRAConfig) -> LM:
     """A model in eval mode with an adapter, every number of both random."""
     model = build_model(model_config(BASE | changes), seed=0)
     cfg.apply(model)
+    model.load_state_dict({name: torch.zeros_like(p) for name, p in adapting(model).items()}, strict=False)
     redraw(model)
     return model.eval()
 
@@ -57,10 +62,10 @@ def logits(model: LM, cached: bool) -> Tensor:
     return torch.cat([model(Batch(ids[:, :7], **source), cache=cache), model(Batch(ids[:, 7:]), cache=cache)], dim=1)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_merged_weights_compute_what_the_adapter_computes_beside_them(name: str) -> None:
-    """Seen to fail with latents that are absorbed without the adapter."""
-    cfg = LoRAConfig(rank=3, alpha=2.0, dropout=0.5)
+@pytest.mark.parametrize(("name", "dora"), [*((name, False) for name in MODELS), *((name, True) for name in DORA)])
+def test_merged_weights_compute_what_the_adapter_computes_beside_them(name: str, dora: bool) -> None:
+    """Seen to fail with latents that are absorbed without the adapter, and with DoRA's lengths of columns."""
+    cfg = LoRAConfig(rank=3, alpha=2.0, dropout=0.5, dora=dora)
     model = adapted(MODELS[name], cfg)
     bare = merged(model, cfg)
     for cached in (False, True)[: 1 if name == "encoder" else 2]:
@@ -112,6 +117,32 @@ def test_an_adapter_starts_as_nothing_and_its_gradient_is_that_of_the_product(na
         same(found, expected)
 
 
+@pytest.mark.parametrize("base", ["saved", "int8"])
+def test_dora_starts_as_nothing_and_its_gradients_are_those_of_its_formula(base: Literal["saved", "int8"]) -> None:
+    """m V x / |V| + b with V = W + scale B A and a divisor that is a constant, by autograd.  Seen to fail with a gradient through it."""
+    layer = nn.Linear(7, 5)
+    module = LINEAR[base, True](layer, 3, 1.5, 0.0)
+    assert isinstance(module, DoRALinear)
+    nn.init.zeros_(module.lora_m)
+    redraw(module)
+    hold(module)
+    x, w = torch.randn(4, 7), of_int8_rows(module.weight, module.rows) if isinstance(module, LoRAOnInt8) else module.weight.detach()
+    m = (w.norm(dim=1) + module.lora_m.detach()).requires_grad_()
+    a, b = (p.detach().clone().requires_grad_() for p in (module.lora_a, module.lora_b))
+    v = w + 1.5 * b @ a
+    expected = F.linear(x, (m / v.detach().norm(dim=1)).unsqueeze(1) * v, layer.bias)
+    same(module(x), expected)
+    module(x).square().sum().backward()
+    expected.square().sum().backward()
+    for found, wanted in ((module.lora_m, m), (module.lora_a, a), (module.lora_b, b)):
+        assert found.grad is not None and wanted.grad is not None
+        same(found.grad, wanted.grad)
+    with torch.no_grad():
+        module.lora_m.zero_()
+        module.lora_b.zero_()
+    same(module(x), F.linear(x, w, layer.bias))
+
+
 @pytest.mark.parametrize("name", ["dense", "latents", "experts"])
 def test_beside_a_base_in_int8_it_computes_and_learns_as_beside_the_rounded_one(name: str) -> None:
     """Seen to fail with the gradient of W as it was, and with the merge of an unrounded one."""
@@ -151,6 +182,7 @@ def test_targets_name_slots_parts_of_them_and_layers(targets: list[str], found: 
     [
         (LoRAConfig(targets=["attention", "fnf"]), r"names 'fnf', and no matrix is called so\. There are attention\.q, .*ffn\.down"),
         (LoRAConfig(targets=["router"]), "names 'router'"),
+        (LoRAConfig(rank=2, dora=True), r"adapter\.dora has no form for stacked experts, as blocks\.1\.ffn\.experts\.up are"),
         (LoRAConfig(rank=33), r"adapter\.rank=33 is over the rank of blocks\.0\.attention\.q, which is 32 -> 32\. Set adapter\.rank=32"),
         (LoRAConfig(rank=17, targets=["experts"]), r"blocks\.1\.ffn\.experts\.up, which is 32 -> 16\. Set adapter\.rank=16 or less"),
     ],

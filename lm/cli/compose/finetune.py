@@ -14,13 +14,15 @@ from lm.storage.model_folder import meant, read_config, resolve_model
 
 
 def with_one_parent(given: Sequence[Given]) -> list[Given]:
-    """Returns the same with the folder that init_from=latest or a pattern means by now, so that a run that goes on has the same one."""
-    return [_pinned(item) if item.key == "init_from" and item.value is not None else item for item in given]
+    """Returns the same with the folder that init_from=latest or a pattern means by now, which is never the one that run.name gives to the
+    run itself: the same command goes on, or finds nothing left to do."""
+    own = next((str(item.value) for item in given if item.key == "run.name"), None)
+    return [_pinned(item, own) if item.key == "init_from" and item.value is not None else item for item in given]
 
 
-def _pinned(item: Given) -> Given:
+def _pinned(item: Given, own: str | None) -> Given:
     path = as_text(known.root().model_fields["init_from"], item.raw, item.value)
-    folder = meant(str(path))
+    folder = meant(str(path), but=own)
     return item if folder == path else replace(item, text=f"init_from={quoted(folder)}", value=folder)
 
 

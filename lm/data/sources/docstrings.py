@@ -27,7 +27,8 @@ class StdlibDocstringsConfig(SourceConfig):
     """Part of the files whose functions are held out for validation."""
 
     record: RecordConfig = PairRecord()
-    """Of the fields source, target and brief, which is the first paragraph of the target: a pair, a chat or a preference."""
+    """Of the fields source, target, brief, which is the first paragraph of the target, and head, which is the function up to and with its
+    docstring: a pair, a chat or a preference."""
 
     @property
     def records(self) -> RecordConfig | None:
@@ -46,14 +47,15 @@ class StdlibDocstringsSource(StdlibFileSource):
 
     def _of_file(self, text: str, where: str, split: Split) -> Iterator[Document]:
         """Without a preference between two equal answers: of a docstring that is its first paragraph."""
-        for source, target in pairs(text):
-            turns = self._record.turns({"source": source, "target": target, "brief": target.split("\n\n")[0]}, where)
+        for head, source, target in functions(text):
+            turns = self._record.turns({"source": source, "target": target, "brief": target.split("\n\n")[0], "head": head}, where)
             if turns[-1].text != turns[-2].text and (found := turns_document(turns, split)):
                 yield found
 
 
-def pairs(module: str) -> Iterator[tuple[str, str]]:
-    """(source without its docstring, docstring) of each function, both dedented; nothing of a module that does not parse."""
+def functions(module: str) -> Iterator[tuple[str, str, str]]:
+    """(lines up to and with its docstring, source without that, docstring) of each function, dedented; nothing of a module that does not
+    parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old escapes
@@ -65,4 +67,6 @@ def pairs(module: str) -> Iterator[tuple[str, str]]:
         if isinstance(node, _Function) and (doc := ast.get_docstring(node, clean=False)) and len(node.body) > 1:
             first, last = node.body[0].lineno, node.body[0].end_lineno or 0
             if first > node.lineno and not lines[first - 1][: node.body[0].col_offset].strip() and node.body[1].lineno > last:
-                yield textwrap.dedent("".join([*lines[node.lineno - 1 : first - 1], *lines[last : node.end_lineno]])), inspect.cleandoc(doc)
+                head = textwrap.dedent("".join(lines[node.lineno - 1 : last]))
+                source = textwrap.dedent("".join([*lines[node.lineno - 1 : first - 1], *lines[last : node.end_lineno]]))
+                yield head, source, inspect.cleandoc(doc)

@@ -149,13 +149,15 @@ def export_adapter(
         drop_mtp(found)
     home, parent = family_for(found.cfg, family, imported=tree.get("family")), adapted.source(source)
     named = base or str(read_config(parent).get("parent") or adapted.parent)
+    weights = read_merged(parent)[1]
+    adapted.adapter.round(weights, own)
     with out_folder(folder, overwrite, sum(tensor.nbytes for tensor in own.values())) as half:
-        write_peft(half, home, found.cfg, adapted.adapter, own, named)
+        write_peft(half, home, found.cfg, adapted.adapter, own, weights, named)
         compared = None
+        if adapted.adapter.dora:
+            say("vLLM refuses adapters with DoRA; the merged model (format=hf) has no such limit")
         if check and theirs.available("peft"):
             with TemporaryDirectory() as beside:
-                weights = read_merged(parent)[1]
-                adapted.adapter.round(weights, own)
                 write_hf(Path(beside), home, found.cfg, {name: weights[name] for name, _ in found.named_parameters()}, tokenizer)
                 compared = _compared(Path(beside), home, found, say, half)
         else:
@@ -218,13 +220,13 @@ def import_adapter(
     """Writes an adapter of peft as a model folder that names `base`, a run, model or checkpoint folder of ours, as its parent.
 
     source: a folder with adapter_config.json and adapter_model.safetensors, or owner/name on the hub, there at `revision`. Raises
-    ConfigError for what is no plain LoRA of the base's matrices, CheckpointError for files that do not fit.
+    ConfigError for what is no LoRA or DoRA of the base's matrices, CheckpointError for files that do not fit.
     """
     target, parent = require_free(out, overwrite), resolve_model(str(base))
     tree, tokenizer = read_config(parent)["model"], load_tokenizer(parent)
     cfg = model_config(tree, f"{parent}: model")
     home = family_for(cfg, None)
-    adapter, own = read_peft(local_folder(str(source), revision), home, cfg)
+    adapter, own = read_peft(local_folder(str(source), revision), home, cfg, read_merged(parent)[1])
     extra = {"adapter": adapter.tree(), "parent": str(base), "parent_hash": folder_hash(parent), "tokenizer_hash": tokenizer.hash}
     save_model(target, tree, own, tokenizer.save, extra, overwrite)
     return Written(target, f"adapter of {home.name}", sum(tensor.numel() for tensor in own.values()))

@@ -20,6 +20,7 @@ from lm.errors import CheckpointError, ConfigError
 from lm.hf.io.family import Family, Pair, resolved
 from lm.hf.io.transforms import Halves, Stack
 from lm.nn.adapter import LoRAConfig, adapting
+from lm.nn.lowrank import lengths
 from lm.nn.transformer import ModelConfig, build_model
 from lm.schema import Tree
 from lm.storage.atomic import write_json
@@ -31,22 +32,27 @@ _TASKS = {"decoder": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM"}
 
 
 class Low(NamedTuple):
-    """A, (r, in), and B, (out, r); of experts that are one parameter, (e, r, in) and (e, out, r)."""
+    """A, (r, in), and B, (out, r); of experts that are one parameter, (e, r, in) and (e, out, r). Of DoRA, its magnitude, (out,)."""
 
     a: Tensor
     b: Tensor
+    m: Tensor | None = None
     transposed: bool = False  # the matrix is stored as (in, out)
 
 
-def write_peft(folder: Path, family: Family, cfg: ModelConfig, adapter: LoRAConfig, own: Mapping[str, Tensor], base: str) -> None:
-    """base: what the config calls the model that the adapter belongs to.  Raises NumericsError for a tensor that is not finite."""
+def write_peft(
+    folder: Path, family: Family, cfg: ModelConfig, adapter: LoRAConfig, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], base: str
+) -> None:
+    """weights: of the model that the adapter belongs to.  base: what the config calls it.  Raises NumericsError for a tensor that is not
+    finite."""
     rows = {name: p.shape[-2] for name, p in build_model(cfg, device="meta").named_parameters() if p.ndim > 1}
     low = {name: Low(a, b) for name, a, b in adapter.low(own) if name in rows}
     for name, each in [(name, each) for name, each in low.items() if each.a.ndim == 3]:
         low |= {f"{name}/{i}": Low(a, b) for i, (a, b) in enumerate(zip(each.a, each.b, strict=True))}
         rows |= dict.fromkeys((f"{name}/{i}" for i in range(len(each.a))), rows[name])
     pairs = [*_modules([pair for pair in family.pairs(resolved(cfg)) if pair.ours[0] in rows])]
-    found = {pair.theirs[0]: fused for pair in pairs if (fused := _fused(pair, low, rows)) is not None}
+    long = {name: adapter.magnitude(name, weights, own).unsqueeze(1) for name in rows if name in weights} if adapter.dora else {}
+    found = {pair.theirs[0]: fused for pair in pairs if (fused := _fused(pair, low, rows, long)) is not None}
     tensors = dict(_tensors(found))
     for name, tensor in tensors.items():
         require_finite(name, tensor, "export", "Use another checkpoint")
@@ -76,8 +82,8 @@ def _modules(pairs: list[Pair]) -> Iterator[Pair]:
             yield pair._replace(theirs=(pair.theirs[0].removesuffix(".weight"),))
 
 
-def _fused(pair: Pair, low: Mapping[str, Low], rows: Mapping[str, int]) -> Low | None:
-    """The adapter of one matrix there, of those of ours that it is made of and that have one."""
+def _fused(pair: Pair, low: Mapping[str, Low], rows: Mapping[str, int], long: Mapping[str, Tensor]) -> Low | None:
+    """The adapter of one matrix there, of those of ours that it is made of and that have one.  long: of DoRA, all magnitudes, (out, 1)."""
     mine = {name: low[name] for name in pair.ours if name in low}
     if not mine:
         return None
@@ -88,7 +94,8 @@ def _fused(pair: Pair, low: Mapping[str, Low], rows: Mapping[str, int]) -> Low |
         rank = each.b.shape[-1]
         [there] = pair.transform.to_theirs([each.b if n == name else each.b.new_zeros(*lead, rows[n], rank) for n in pair.ours])
         columns.append(there.mT if transposed else there)
-    return Low(a, torch.cat(columns, dim=-1), transposed)
+    magnitude = pair.transform.to_theirs([long[name] for name in pair.ours])[0].flatten() if long else None
+    return Low(a, torch.cat(columns, dim=-1), magnitude, transposed)
 
 
 def _transposed(pair: Pair, rows: Mapping[str, int], lead: torch.Size) -> bool:
@@ -109,6 +116,8 @@ def _tensors(found: Mapping[str, Low]) -> Iterator[tuple[str, Tensor]]:
             a, b = a.flatten(0, 1), b.permute(1, 2, 0).flatten(1)  # (e, r, in) -> (e*r, in); (e, out, r) -> (out, r*e)
         yield f"base_model.model.{where}.lora_A.weight", a.contiguous()
         yield f"base_model.model.{where}.lora_B.weight", b.contiguous()
+        if each.m is not None:
+            yield f"base_model.model.{where}.lora_magnitude_vector", each.m.contiguous()
 
 
 def _config(cfg: ModelConfig, adapter: LoRAConfig, found: Mapping[str, Low], known: list[str], base: str) -> Tree:
@@ -132,39 +141,48 @@ def _config(cfg: ModelConfig, adapter: LoRAConfig, found: Mapping[str, Low], kno
         "alpha_pattern": {path: adapter.alpha * (n**0.5 if adapter.rslora else n) for path, n in times.items()},
         "fan_in_fan_out": any(each.transposed for each in found.values() if each.a.ndim == 2),
         "bias": "none",
-        "use_dora": False,
+        "use_dora": adapter.dora,
         "modules_to_save": None,
         "inference_mode": True,
     }
 
 
-_MODULE = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
-_UNREAD = {"bias": "none", "use_dora": False, "modules_to_save": None, "target_parameters": None, "layer_replication": None}
+_MODULE = re.compile(r"base_model\.model\.(.+)\.lora_(?:([AB])\.weight|magnitude_vector)")
+_UNREAD = {"bias": "none", "modules_to_save": None, "target_parameters": None, "layer_replication": None}
 
 
-def read_peft(folder: Path, family: Family, cfg: ModelConfig) -> tuple[LoRAConfig, dict[str, Tensor]]:
-    """Returns the adapter of such a model, and its weights. Raises ConfigError for what has no place here, and CheckpointError."""
+def read_peft(folder: Path, family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor]) -> tuple[LoRAConfig, dict[str, Tensor]]:
+    """Returns the adapter of such a model, and its weights. Raises ConfigError for what has no place here, and CheckpointError.
+
+    weights: of the model."""
     config, theirs = read_json(folder / CONFIG), _low_ranks(folder)
     _require_lora(folder, config)
     rows = {name: p.shape[-2] for name, p in build_model(cfg, device="meta").named_parameters() if p.ndim == 2}
     found: dict[str, tuple[Tensor, Tensor, float]] = {}
+    grown: dict[str, Tensor] = {}
     for pair in _modules([pair for pair in family.pairs(resolved(cfg)) if pair.ours[0] in rows]):
         path = pair.theirs[0]
         if path in theirs:
-            a, b = theirs.pop(path)
+            a, b, m, _ = theirs.pop(path)
+            transposed = _transposed(pair, rows, torch.Size())
+            if (m is not None) != bool(config.get("use_dora")):
+                raise CheckpointError(f"{folder / WEIGHTS}: use_dora and the magnitude of {path} do not fit each other. Restore the file.")
             alpha = _of_pattern(config.get("alpha_pattern") or {}, path, float(config["lora_alpha"]))
-            parts = pair.transform.to_ours([b.mT.contiguous() if _transposed(pair, rows, torch.Size()) else b])
+            parts = pair.transform.to_ours([b.mT.contiguous() if transposed else b])
             scale = alpha / (sqrt(len(a)) if config.get("use_rslora") else len(a))
             found |= {name.removesuffix("weight"): (a, part, scale) for name, part in zip(pair.ours, parts, strict=True)}
+            if m is not None:
+                long = zip(pair.ours, pair.transform.to_ours([m.unsqueeze(0 if transposed else 1)]), strict=True)
+                grown |= {name.removesuffix("weight") + "lora_m": part.flatten() - lengths(weights[name]) for name, part in long}
     if theirs or not found:
         raise ConfigError(
             f"{folder}: it adapts {next(iter(theirs), 'nothing')}, which is no matrix of the base. Give the base that it is of."
         )
-    return _ours(folder, config, cfg, found)
+    return _ours(folder, config, cfg, found, grown)
 
 
-def _low_ranks(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    """A and B by the path of the module that they are of."""
+def _low_ranks(folder: Path) -> dict[str, Low]:
+    """By the path of the module that they are of."""
     try:
         tensors = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
@@ -176,11 +194,13 @@ def _low_ranks(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
     for key, match in named.items():
         assert match is not None
         require_finite(key, tensors[key], str(folder / WEIGHTS), "Use another adapter")
-        found.setdefault(match[1], {})[match[2]] = tensors[key]
-    for path, both in found.items():
-        if len(both) < 2 or any(t.ndim != 2 for t in both.values()) or len(both["A"]) != both["B"].shape[1]:
+        found.setdefault(match[1], {})[match[2] or "M"] = tensors[key]
+    for path, each in found.items():
+        sizes = {part: tensor.shape for part, tensor in each.items()}
+        a, b = sizes.get("A", ()), sizes.get("B", ())
+        if len(a) != 2 or len(b) != 2 or a[0] != b[1] or sizes.get("M", b[:1]) != b[:1]:
             raise CheckpointError(f"{folder / WEIGHTS}: A and B of {path} do not fit each other. Restore the file.")
-    return {path: (both["A"], both["B"]) for path, both in found.items()}
+    return {path: Low(each["A"], each["B"], each.get("M")) for path, each in found.items()}
 
 
 def _require_lora(folder: Path, config: Tree) -> None:
@@ -199,7 +219,7 @@ def _of_pattern(pattern: Mapping[str, float], path: str, otherwise: float) -> fl
 
 
 def _ours(
-    folder: Path, config: Tree, cfg: ModelConfig, found: Mapping[str, tuple[Tensor, Tensor, float]]
+    folder: Path, config: Tree, cfg: ModelConfig, found: Mapping[str, tuple[Tensor, Tensor, float]], grown: Mapping[str, Tensor]
 ) -> tuple[LoRAConfig, dict[str, Tensor]]:
     """Of one rank and scale: where theirs differ, narrow ones are filled with zeros, and B has the scale in it."""
     alike = len({(len(a), scale) for a, _, scale in found.values()}) == 1
@@ -209,13 +229,13 @@ def _ours(
         scaled = {"alpha": float(rank)}
     elif config.get("alpha_pattern"):
         scaled = {"alpha": rank * next(scale for _, _, scale in found.values())}
-    own = {}
+    own = {**grown}
     for stem, (a, b, scale) in found.items():
         own[f"{stem}lora_a"] = pad(a, (0, 0, 0, rank - len(a))).contiguous()
         own[f"{stem}lora_b"] = pad(b if alike else b * scale, (0, rank - len(a))).contiguous()
     shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
     for targets in (None, sorted(stem.removesuffix(".") for stem in found)):
-        adapter = LoRAConfig(rank=rank, dropout=float(config.get("lora_dropout", 0.0)), targets=targets, **scaled)
+        adapter = LoRAConfig(rank=rank, dropout=float(config.get("lora_dropout", 0.0)), targets=targets, dora=bool(grown), **scaled)
         model = build_model(cfg, device="meta")
         try:
             adapter.apply(model)

@@ -106,6 +106,10 @@ def test_a_pattern_means_its_only_match_and_latest_the_run_that_ended_last(paren
     os.utime(tmp_path / "runs/another/model/config.json", ns=(0, 0))
     (tmp_path / "runs/unfinished").mkdir()
     assert resolve_model("latest") == Path(parent) / "model"
+    shutil.copytree(tmp_path / parent, tmp_path / "runs/same")  # the same command again, when its run has ended
+    assert started("latest", *TEXT, "run.name=same").config().init_from == parent
+    assert started("latest", *TEXT).config().init_from == "runs/same"
+    shutil.rmtree(tmp_path / "runs/same")
     with pytest.raises(CheckpointError, match=r"^runs/\*: .*, and 2 match it, runs/another, runs/parent\. Name one\.$"):
         started("runs/*", *TEXT)
     with pytest.raises(CheckpointError, match=r"^runs/x\*: .*, and none matches it"):

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from lm.data.kinds import BPEConfig, BytesConfig, CausalConfig, FIMConfig, MLMConfig, PairRecord, Seq2SeqConfig, TextConfig
+from lm.data.rewards.base import Answer
+from lm.data.rewards.compiles import CompilesReward
 from lm.data.rows.build import build_rows
 from lm.data.rows.seq2seq import shift_right
-from lm.data.sources.docstrings import pairs
+from lm.data.sources.docstrings import functions
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -174,12 +176,15 @@ class Thing:
 
 
 def test_functions_are_parted_from_their_docstrings() -> None:
-    found = {target: source for source, target in pairs(MODULE)}
+    found = {target: source for _, source, target in functions(MODULE)}
     assert list(found) == ["Adds one.\n\nAnd no more.", "Short.", "Inner."]
     assert found["Adds one.\n\nAnd no more."] == "def first(a):\n    # a comment\n    return a + 1\n"
     assert found["Short."].startswith("async def second(self):\n    def third():\n") and '"""Inner."""' in found["Short."]
-    assert list(pairs("def broken(:")) == [] == list(pairs("\0"))
-    assert [target for _, target in pairs("def f():\n    x = '\x0c'\n\x0c\ndef g():\n    'Doc.'\n    return 1\n")] == ["Doc."]
+    assert next(functions(MODULE))[0] == 'def first(a):\n    """Adds one.\n\n    And no more.\n    """\n'
+    for head, source, _ in functions(MODULE):  # what data=stdlib_code asks for, and what it answers
+        assert CompilesReward().score(Answer(head, source, source, 1, True)) == 1.0
+    assert list(functions("def broken(:")) == [] == list(functions("\0"))
+    assert [target for _, _, target in functions("def f():\n    x = '\x0c'\n\x0c\ndef g():\n    'Doc.'\n    return 1\n")] == ["Doc."]
 
 
 TEXT, PAIRS = TextConfig(files="x"), TextConfig(files="x", record=PairRecord())

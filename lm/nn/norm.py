@@ -47,9 +47,11 @@ class LayerNormConfig(NormConfig):
     """Added to the variance before the root."""
     bias: bool = True
     """Learn an additive bias beside the weight (false in PaLM)."""
+    zero_centered: bool = False
+    """The learned weight is the difference from 1 (Nemotron)."""
 
     def build(self, d: int) -> nn.Module:
-        return nn.LayerNorm(d, self.eps, bias=self.bias)
+        return (ZeroCenteredLayerNorm if self.zero_centered else nn.LayerNorm)(d, self.eps, bias=self.bias)
 
 
 class DynamicTanhConfig(NormConfig):
@@ -129,6 +131,15 @@ class ZeroCenteredRMSNorm(Declares, RMSNorm):
 
     def gain(self) -> Tensor:
         return 1.0 + self.weight
+
+
+class ZeroCenteredLayerNorm(Declares, nn.LayerNorm):
+    """(x - mean) / std * (1 + weight) + bias, with weights of zeros at first.  Nemotron-4, arXiv:2402.16819."""
+
+    drawn: ClassVar[Mapping[str, Draw]] = {"weight": zeros}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.normalized_shape, 1.0 + self.weight, self.bias, self.eps)
 
 
 def half(shape: torch.Size, start: Start) -> Tensor:

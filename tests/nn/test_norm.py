@@ -33,9 +33,10 @@ def test_a_zero_centred_weight_is_the_difference_from_one(requires_grad: bool) -
     torch.testing.assert_close(norm(x), rms_norm(x, 1 + norm.weight, 1e-6), **CLOSE)
 
 
-def test_a_zero_centred_weight_starts_at_zero_and_others_at_one() -> None:
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_a_zero_centred_weight_starts_at_zero_and_others_at_one(kind: str) -> None:
     for zero_centered, start in ((True, 0.0), (False, 1.0)):
-        model = build_model(config(norm={"kind": "rms", "zero_centered": zero_centered}), seed=0)
+        model = build_model(config(norm={"kind": kind, "zero_centered": zero_centered}), seed=0)
         assert (model.norm.weight == start).all() and (model.blocks[0].ffn_residual.norm.weight == start).all()
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.nn.init import Declares, Draw, Start, zeros
+from lm.nn.init import Declares, Draw, zeros
 from lm.schema import Slot
 
 Place = Literal["pre", "post", "sandwich", "output"]
@@ -52,15 +52,6 @@ class LayerNormConfig(NormConfig):
 
     def build(self, d: int) -> nn.Module:
         return (ZeroCenteredLayerNorm if self.zero_centered else nn.LayerNorm)(d, self.eps, bias=self.bias)
-
-
-class DynamicTanhConfig(NormConfig):
-    """tanh(alpha x) * weight + bias: each element by itself, in place of a norm (Zhu et al. 2025, arXiv:2503.10622)."""
-
-    kind: Literal["dyt"] = "dyt"
-
-    def build(self, d: int) -> nn.Module:
-        return DynamicTanh(d)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -140,25 +131,6 @@ class ZeroCenteredLayerNorm(Declares, nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.normalized_shape, 1.0 + self.weight, self.bias, self.eps)
-
-
-def half(shape: torch.Size, start: Start) -> Tensor:
-    """0.5: what alpha of a DynamicTanh starts at, as published."""
-    return torch.full(shape, 0.5)
-
-
-class DynamicTanh(Declares, nn.Module):
-    """tanh(alpha x) * weight + bias, computed in float32, returned in x.dtype.  alpha: (1,), one for all elements."""
-
-    drawn: ClassVar[Mapping[str, Draw]] = {"alpha": half}
-
-    def __init__(self, d: int) -> None:
-        super().__init__()
-        self.alpha = nn.Parameter(torch.full((1,), 0.5))
-        self.weight, self.bias = nn.Parameter(torch.ones(d)), nn.Parameter(torch.zeros(d))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (torch.tanh(self.alpha.float() * x.float()) * self.weight.float() + self.bias.float()).to(x.dtype)
 
 
 Sublayer = Callable[[Tensor], Tensor]

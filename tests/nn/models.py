@@ -21,7 +21,7 @@ NORMS: list[dict[str, Any]] = [
     {"kind": "rms", "place": "sandwich"},
     {"kind": "layer", "place": "output"},
     {"kind": "rms", "zero_centered": True, "place": "sandwich"},
-    {"kind": "dyt", "place": "pre"},
+    {"kind": "rms", "zero_centered": True, "place": "pre"},
 ]
 SCALINGS: list[dict[str, Any]] = [
     {"kind": "linear", "factor": 4.0},

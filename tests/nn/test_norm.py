@@ -1,6 +1,5 @@
 """Norms, residual branches, embedding and head by their formulas."""
 
-import math
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from torch.nn import functional as F
 
 from lm.nn.batch import Batch
 from lm.nn.head import Head
-from lm.nn.norm import DynamicTanhConfig, LayerNormConfig, NormConfig, RMSNormConfig, build_residual, rms_norm
+from lm.nn.norm import LayerNormConfig, NormConfig, RMSNormConfig, build_residual, rms_norm
 from lm.nn.transformer import build_model
 from lm.testing.models import redraw, tokens
 from tests.nn.models import CLOSE, config, redrawn
@@ -40,14 +39,7 @@ def test_a_zero_centred_weight_starts_at_zero_and_others_at_one(kind: str) -> No
         assert (model.norm.weight == start).all() and (model.blocks[0].ffn_residual.norm.weight == start).all()
 
 
-def test_dyt_is_the_published_formula_and_starts_as_published() -> None:
-    fresh, norm, x = build_model(config(norm={"kind": "dyt"}), seed=0).norm, drawn(DynamicTanhConfig().build(D)), torch.randn(3, D)
-    assert norm.alpha.shape == (1,) and (fresh.alpha == 0.5).all() and (fresh.weight == 1).all() and (fresh.bias == 0).all()
-    expected = [[math.tanh(norm.alpha.item() * v) * w + b for v, w, b in zip(row, norm.weight, norm.bias, strict=True)] for row in x]
-    torch.testing.assert_close(norm(x), torch.tensor(expected), **CLOSE)
-
-
-@pytest.mark.parametrize("cfg", [RMSNormConfig(place="pre"), LayerNormConfig(place="pre"), DynamicTanhConfig(place="pre")])
+@pytest.mark.parametrize("cfg", [RMSNormConfig(place="pre"), LayerNormConfig(place="pre")])
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_each_place_of_the_norm_follows_its_formula(cfg: NormConfig, scale: float) -> None:
     x, double = torch.randn(3, D), (lambda h: h * h + 2)

@@ -53,7 +53,7 @@ def text(tmp_path: Path) -> Path:
         (["seed=0,1", "optim.lr=1"], [["seed=0", "optim.lr=1"], ["seed=1", "optim.lr=1"]]),
         (["model/ffn=a,b", "seed=choice(1,2)"], [[f"model/ffn={f}", f"seed={s}"] for f in "ab" for s in (1, 2)]),
         (["seed=range(0,6,2)"], [["seed=0"], ["seed=2"], ["seed=4"]]),
-        (["model/norm=glob(*)"], [["model/norm=dyt"], ["model/norm=layer"], ["model/norm=rms"]]),
+        (["model/norm=glob(*)"], [["model/norm=layer"], ["model/norm=rms"]]),
         (["trainer.sample_prompts=[a],['b, c']"], [["trainer.sample_prompts=[a]"], ["trainer.sample_prompts=['b, c']"]]),
         (["data.files=[a,b]", "x='1,2'"], [["data.files=[a,b]", "x='1,2'"]]),
     ],

@@ -50,12 +50,13 @@ class Job:
         return found if self.adapter is None else found.replace(adapter=self.adapter, init_from="drawn as the others")
 
     def run(self, cfg: TrainConfig, rank: int, world: int) -> tuple[Record, dict[str, torch.Tensor]]:
-        muon.fast_dtype = lambda device: torch.float32  # type: ignore[assignment]  # bf16 would hide what differs
         rows = batches(rank=rank, world=world, rows=ROWS, steps=STEPS, accumulation=self.accumulation)
         rows = with_sources(rows) if self.model == ENCODER_DECODER else rows
         kind = Poisoned if self.poisoned and world > 1 else TrainModule
         steps = POISONED_STEP if self.poisoned and world == 1 else STEPS
-        return train_steps(cfg, rows, cfg.strategy.build(cfg), kind, steps, self.accumulation, devices=world, **self.options)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(muon, "fast_dtype", lambda device: torch.float32)  # bf16 would hide what differs
+            return train_steps(cfg, rows, cfg.strategy.build(cfg), kind, steps, self.accumulation, devices=world, **self.options)
 
 
 BF16: Tree = {"precision": "bf16-mixed"}

@@ -141,6 +141,8 @@ def _unexpected(args: Sequence[str], error: Exception) -> int:
         printing.drop_answers()
         found = LmError(f"{error.filename or 'output'}: {error.strerror}. Free space, or write elsewhere.")
         return _fail(args, found, ResourceError.exit_code)
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        return _fail(args, ConfigError(f"{error.filename}: {error.strerror}. Give the path of a file or folder."), ConfigError.exit_code)
     return _fail(args, internal(error), 1)
 
 

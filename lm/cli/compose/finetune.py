@@ -17,7 +17,7 @@ def with_one_parent(given: Sequence[Given]) -> list[Given]:
     """Returns the same with the folder that init_from=latest or a pattern means by now, which is never the one that run.name gives to the
     run itself: the same command goes on, or finds nothing left to do."""
     own = next((str(item.value) for item in given if item.key == "run.name"), None)
-    return [_pinned(item, own) if item.key == "init_from" and item.value is not None else item for item in given]
+    return [_pinned(item, own) if item.key == "init_from" and not (item.is_delete or item.value is None) else item for item in given]
 
 
 def _pinned(item: Given, own: str | None) -> Given:
@@ -30,7 +30,8 @@ def parent_of(recipe: str | None, given: Sequence[Given]) -> str | None:
     """Returns what the command line, or else the recipe, starts from."""
     named = [catalog.values("recipes", recipe).get("init_from")] if recipe else [None]
     field = known.root().model_fields["init_from"]
-    found = [*named, *(as_text(field, item.raw, item.value) for item in given if item.key == "init_from")][-1]
+    spoken = [item for item in given if item.key == "init_from"]
+    found = [*named, *(None if item.is_delete else as_text(field, item.raw, item.value) for item in spoken)][-1]
     return None if found is None else str(found)
 
 

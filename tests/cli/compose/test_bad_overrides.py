@@ -78,6 +78,7 @@ MISTAKES = {
     "key with dashes": (["--optim.lr=1"], ["--optim.lr=1: there is no such flag", "key=value"]),
     "run name that leaves the folder": (["run.name=../../etc/x"], ["run.name: '../../etc/x' cannot name a run folder"]),
     "run name too long": (["run.name=" + "x" * 300], ["run.name", "cannot name a run folder"]),
+    "path too long": (["init_from=" + "x" * 300], ["xxx: File name too long. Give the path of a file or folder."]),
 }
 
 

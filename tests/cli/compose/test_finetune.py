@@ -118,3 +118,8 @@ def test_a_pattern_means_its_only_match_and_latest_the_run_that_ended_last(paren
     shutil.rmtree(tmp_path / "runs")
     with pytest.raises(CheckpointError, match=rf"^latest: no run in {tmp_path}/runs has ended"):
         started("latest", *TEXT)
+
+
+def test_a_parent_that_is_taken_away_again_is_not_looked_for() -> None:
+    """Seen to fail: its folder was asked for."""
+    assert compose(["recipes=pretrain/tiny", "~init_from=runs/gone"]).config().init_from is None

@@ -8,7 +8,7 @@ from pydantic import model_validator
 from lm.data.records.base import GIVEN, LEARNED, Values
 from lm.data.records.fields import bad_record
 from lm.data.records.forms import chat_form
-from lm.data.records.messages import MessagesRecord
+from lm.data.records.messages import MessagesRecord, tools_of
 from lm.data.sources.base import ASSISTANT, Turn
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ChatRecord(MessagesRecord):
 
     def turns(self, values: Values, where: str) -> list[Turn]:
         if self.messages is not None:
-            turns = self.messages_of(values, self.messages, "data.record.messages", where)
+            turns = [*tools_of(values, where), *self.messages_of(values, self.messages, "data.record.messages", where)]
         else:
             assert self.assistant is not None
             parts = [self.turns_of(values, field, "user", "data.record.user", where) for field in self.user]

@@ -1,12 +1,14 @@
 """Records of messages: how these are read, and what a chat template makes of them."""
 
+import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lm.data.records.base import LEARNED, OTHER, Passage, RecordConfig, Values
 from lm.data.records.fields import bad_record, shown, text_of, value_of
-from lm.data.sources.base import ASSISTANT, Document, Split, Turn
+from lm.data.sources.base import ASSISTANT, TOOLS, Document, Split, Turn
 from lm.data.tokenizer.config import TEMPLATES
 from lm.data.tokenizer.tokenizer import Tokenizer
 
@@ -46,24 +48,46 @@ class MessagesRecord(RecordConfig):
         """Returns what the template writes, and of which kind each run of it is."""
 
     def messages_of(self, values: Values, field: str, key: str, where: str) -> list[Turn]:
-        """Returns the turns in a field that holds a list of messages."""
+        """Returns the turns in a field that holds a list of messages; none for an empty system prompt."""
         found = value_of(values, field, key, where)
         if not isinstance(found, list) or not found or not all(isinstance(message, Mapping) for message in found):
             raise bad_record(f"{where}: field '{field}' holds {shown(found)}, not a list of messages. Fix the record")
-        turns = []
-        for number, message in enumerate(found, 1):
-            at = f"{where}: message {number}"
-            role_field = self.role_field or ("from" if "role" not in message and "from" in message else "role")
-            content_field = self.content_field or ("value" if "content" not in message and "value" in message else "content")
-            role = text_of(message, role_field, "data.record.role_field", at)
-            turns.append(Turn(_ROLES.get(role, role), text_of(message, content_field, "data.record.content_field", at)))
-        return turns
+        turns = [self._turn(message, f"{where}: message {number}") for number, message in enumerate(found, 1)]
+        return [turn for turn in turns if turn.role != "system" or turn.text.strip()]
+
+    def _turn(self, message: Values, at: str) -> Turn:
+        role_field = self.role_field or ("from" if "role" not in message and "from" in message else "role")
+        content_field = self.content_field or ("value" if "content" not in message and "value" in message else "content")
+        role = text_of(message, role_field, "data.record.role_field", at)
+        also = {name: message[name] for name in ("tool_call_id", "name") if message.get(name)}
+        if calls := objects_of(message, "tool_calls", at):
+            also["tool_calls"] = calls
+            message = {**message, content_field: message.get(content_field) or ""}
+        text = text_of(message, content_field, "data.record.content_field", at)
+        return Turn(_ROLES.get(role, role), text, json.dumps(also) if also else "")
 
     def turns_of(self, values: Values, field: str, role: str, key: str, where: str) -> list[Turn]:
         """Returns what a field holds: one turn of this role, or a list of messages."""
         if isinstance(value_of(values, field, key, where), list):
             return self.messages_of(values, field, key, where)
         return [Turn(role, text_of(values, field, key, where))]
+
+
+def tools_of(values: Values, where: str) -> list[Turn]:
+    """Returns what a chat may call, as a turn before the others; none where the record has no field `tools`, or an empty one."""
+    tools = objects_of(values, TOOLS, where)
+    return [Turn(TOOLS, json.dumps(tools))] if tools else []
+
+
+def objects_of(values: Values, field: str, where: str) -> list[Values]:
+    """Returns the objects in a field, which may be one of JSON, since the rows of a dataset's column are of one shape; [] for none."""
+    found = values.get(field)
+    if isinstance(found, str) and found:
+        with suppress(ValueError):
+            found = json.loads(found)
+    if found and not (isinstance(found, list) and all(isinstance(each, Mapping) for each in found)):
+        raise bad_record(f"{where}: field '{field}' holds {shown(found)}, not a list of objects. Fix the record")
+    return found or []
 
 
 def _run_passages(split: Split, runs: list[tuple["Run", int]]) -> Iterator[Passage]:

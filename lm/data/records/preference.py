@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from lm.data.records.base import GIVEN, LEARNED, OTHER, Values
 from lm.data.records.fields import bad_record, names, text_of, value_of
-from lm.data.records.messages import MessagesRecord
+from lm.data.records.messages import MessagesRecord, tools_of
 from lm.data.sources.base import ASSISTANT, Turn
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class PreferenceRecord(MessagesRecord):
             raise bad_record(f"{where}: fields {fields} do not begin with the same messages. Fix the record")
         if not before:
             before = self.turns_of(values, self._prompt_field(values, where), "user", "data.record.prompt", where)
-        return [*before, Turn("chosen", chosen), Turn("rejected", rejected)]
+        return [*tools_of(values, where), *before, Turn("chosen", chosen), Turn("rejected", rejected)]
 
     def recognised(self, values: Values, where: str) -> tuple[Self, str]:
         if self.prompt is not None:
@@ -61,8 +61,10 @@ class PreferenceRecord(MessagesRecord):
         if isinstance(value_of(values, field, key, where), str):
             return [], text_of(values, field, key, where)
         turns = self.messages_of(values, field, key, where)
-        if turns[-1].role != ASSISTANT:
+        if not turns or turns[-1].role != ASSISTANT:
             raise bad_record(f"{where}: field '{field}' does not end with the assistant's message. Fix the record")
+        if turns[-1].also:
+            raise bad_record(f"{where}: field '{field}' ends with a call of a tool, and compared answers are texts. Fix the record")
         return turns[:-1], turns[-1].text
 
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[tuple["Run", int]]:

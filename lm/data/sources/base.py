@@ -15,6 +15,7 @@ T = TypeVar("T")
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 ASSISTANT = "assistant"  # the role whose turns are learned
+TOOLS = "tools"  # the role of what a chat may call, as a list in JSON
 _KEY_CHARS = 1 << 16
 
 
@@ -23,6 +24,7 @@ class Turn(NamedTuple):
 
     role: str
     text: str
+    also: str = ""  # what else a message has, as an object in JSON: calls of tools, and which call it answers
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def document(chunks: Iterable[str], split: Split | float) -> Document | None:
 
 def turns_document(turns: Sequence[Turn], split: Split | float) -> Document | None:
     """A record of several turns, divided as `document` does; None where a turn is only blank space."""
-    texts = [turn.text for turn in turns]
+    texts = [turn.text + turn.also for turn in turns]
     if not all(text.strip() for text in texts):
         return None
     key = _key("\0".join(texts))

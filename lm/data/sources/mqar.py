@@ -27,7 +27,7 @@ class RecallRecord(RecordConfig):
     def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
         for found in documents:
             last = len(found.turns) - 1
-            for i, (role, text) in enumerate(found.turns):
+            for i, (role, text, _) in enumerate(found.turns):
                 told = role == "told"
                 head = tokenizer.prefix if i == 0 else []
                 yield Passage(found.split, text, head, [], i == 0, i == last, LEARNED if told else GIVEN, counted=told)

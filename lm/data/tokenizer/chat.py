@@ -1,12 +1,14 @@
 """Chats as tokens: a template writes them out, and what the assistant says is learned."""
 
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm.data.sources.base import ASSISTANT, Turn
+from lm.data.sources.base import ASSISTANT, TOOLS, Turn
 from lm.data.tokenizer.config import TEMPLATES
 from lm.data.tokenizer.rendering import CLOSE, OPEN
 from lm.data.tokenizer.sandbox import Template
@@ -41,18 +43,18 @@ class ChatTemplate:
         self._names = {"bos_token": tokenizer.specials.bos or "", "eos_token": tokenizer.specials.eos or ""}
 
     def runs(self, turns: Sequence[Turn]) -> list[Run]:
-        """Without empty ones."""
-        messages = self._messages(turns)
-        texts = self._marked(messages) if self._marks else self._compared(messages)
+        """Without empty ones. Raises ConfigError where the turns have tools, or calls of them, and the template writes none."""
+        messages, names = self._named(turns)
+        texts = self._marked(messages, names) if self._marks else self._compared(messages, names)
         return [Run(self._split(text), learned) for text, learned in texts if text]
 
     def question(self, turns: Sequence[Turn]) -> list[int | str]:
         """All up to where the assistant's next answer begins."""
-        return self.asking([{"role": turn.role, "content": turn.text} for turn in turns], {})
+        return self._split(self._text(*self._named(turns), ask=True))
 
     def asking(self, messages: Sequence[Tree], names: Tree) -> list[int | str]:
         """The same of messages with more than a role and a text.  names: that the template knows too, such as tools."""
-        return self._split(self._text(self._held(messages), True, self._held(names)))
+        return self._split(self._text(self._held(_with_arguments(messages)), self._held(names), ask=True))
 
     def mentions(self, name: str) -> bool:
         """Returns whether the template's source has this name."""
@@ -61,23 +63,23 @@ class ChatTemplate:
     def end(self) -> int | None:
         """The special token that the template writes behind an answer; None where it writes none."""
         answer = "\ufdd3"
-        text = self._text([{"role": "user", "content": answer}, {"role": ASSISTANT, "content": answer}])
+        text = self._text([{"role": "user", "content": answer}, {"role": ASSISTANT, "content": answer}], {})
         behind = self._split(text.rpartition(answer)[2])
         return next((part for part in behind if isinstance(part, int)), None)
 
-    def _marked(self, messages: list[Tree]) -> Iterator[tuple[str, bool]]:
-        for number, part in enumerate(self._text(messages).split(OPEN)):
+    def _marked(self, messages: list[Tree], names: Tree) -> Iterator[tuple[str, bool]]:
+        for number, part in enumerate(self._text(messages, names).split(OPEN)):
             learned, _, rest = part.partition(CLOSE) if number else ("", "", part)
             yield learned, True
             yield rest, False
 
-    def _compared(self, messages: list[Tree]) -> Iterator[tuple[str, bool]]:
+    def _compared(self, messages: list[Tree], names: Tree) -> Iterator[tuple[str, bool]]:
         """Each answer is what the text with it has beyond the text that asks for it."""
         done = ""
         for number, message in enumerate(messages):
             if message["role"] != ASSISTANT:
                 continue
-            asked, answered = self._text(messages[:number], ask=True), self._text(messages[: number + 1])
+            asked, answered = self._text(messages[:number], names, ask=True), self._text(messages[: number + 1], names)
             if not asked.startswith(done) or not answered.startswith(asked):
                 raise ConfigError(
                     f"{self._where}: the chat template rewrites what came before message {number + 1}, so what is learned cannot be told."
@@ -87,11 +89,18 @@ class ChatTemplate:
             yield answered[len(asked) :], True
             done = answered
 
-    def _text(self, messages: Sequence[Tree], ask: bool = False, names: Tree | None = None) -> str:
-        return self._template.render(messages, {**self._names, **(names or {}), "add_generation_prompt": ask})
+    def _text(self, messages: Sequence[Tree], names: Tree, ask: bool = False) -> str:
+        return self._template.render(messages, {**self._names, **names, "add_generation_prompt": ask})
 
-    def _messages(self, turns: Sequence[Turn]) -> list[Tree]:
-        return [{"role": turn.role, "content": self._plain(turn.text)} for turn in turns]
+    def _named(self, turns: Sequence[Turn]) -> tuple[list[Tree], Tree]:
+        """What the template sees: messages, and names beside them."""
+        names: Tree = {turn.role: json.loads(turn.text) for turn in turns if turn.role == TOOLS}
+        also = [json.loads(turn.also or "{}") for turn in turns]
+        for name in (*names, *(name for of in also for name in of if name == "tool_calls")):
+            if not self.mentions(name):
+                raise ConfigError(f"{self._where}: the chat template writes no {name}, and a record has some. Use chatml or another.")
+        messages = [{"role": turn.role, "content": turn.text, **of} for turn, of in zip(turns, also, strict=True) if turn.role != TOOLS]
+        return self._held(_with_arguments(messages)), self._held(names)
 
     def _held(self, value: Any) -> Any:
         """The value with every special token in every text of it broken."""
@@ -110,6 +119,23 @@ class ChatTemplate:
     def _split(self, text: str) -> list[int | str]:
         parts = self._tokenizer.split_specials(text)
         return [part.replace(_BREAK, "") if isinstance(part, str) else part for part in parts]
+
+
+def _with_arguments(messages: Sequence[Tree]) -> list[Tree]:
+    """The messages with the arguments of calls as objects, which templates expect, where OpenAI's have them as JSON in a text."""
+    return [
+        {**message, "tool_calls": [_read(call) for call in message["tool_calls"]]} if message.get("tool_calls") else message
+        for message in messages
+    ]
+
+
+def _read(call: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
+    found = {key: _read(value) if key == "function" else value for key, value in call.items()}
+    with suppress(ValueError):
+        found |= {"arguments": json.loads(found["arguments"])} if isinstance(found.get("arguments"), str) else {}
+    return found
 
 
 def template_source(template: str | None, tokenizer: Tokenizer) -> tuple[str, str]:

@@ -1,0 +1,109 @@
+"""Chats with tools: what may be called, the calls and their answers, as records have them and as templates write them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm.data.kinds import BytesConfig, ChatRecord, PreferenceRecord
+from lm.data.records.fields import BadRecord
+from lm.data.tokenizer.chat import ChatTemplate, template_source
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
+from tests.data.tokenizer.test_chat import CHATML, UNMARKED, shown, source
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "<|im_end|>"}}}
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1 + 2?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "3", "tool_call_id": "c1", "name": "add"},
+    {"role": "assistant", "content": "3."},
+]
+RECORD = {"messages": MESSAGES, "tools": [TOOL]}
+CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "<|im_end|>"}}\n</tool_call><|im_end|>'
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return BytesConfig().build(extra=CHATML)
+
+
+def written(tokenizer: Tokenizer, record: dict[str, Any], template: str | None = None) -> list[tuple[str, bool]]:
+    text, where = (template, "here") if template else template_source("chatml", tokenizer)
+    return shown(tokenizer, ChatTemplate(text, where, tokenizer).runs(ChatRecord(messages="messages").turns(record, "here")))
+
+
+def test_calls_are_learned_and_tools_and_their_answers_are_read(tokenizer: Tokenizer) -> None:
+    """Seen to fail with the calls dropped."""
+    (opening, call, answer, said, end) = written(tokenizer, RECORD)
+    assert opening[0].startswith("<|bos|><|im_start|>system\nBe brief.\n\nTools:\n<tools>\n" + json.dumps(TOOL) + "\n</tools>\n")
+    assert opening[0].endswith("<|im_end|>\n<|im_start|>user\n1 + 2?<|im_end|>\n<|im_start|>assistant\n") and not opening[1]
+    assert call == (CALLED, True)
+    assert answer == ("\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n", False)
+    assert said == ("3.<|im_end|>", True) and end == ("\n", False)
+    runs = ChatTemplate(source("chatml"), "here", tokenizer).runs(ChatRecord(messages="messages").turns(RECORD, "here"))
+    assert [part for part in runs[1].parts if isinstance(part, int)] == [tokenizer.special(["<|im_end|>"])]  # not the one that it spells
+
+
+def test_the_forms_of_one_record_are_one(tokenizer: Tokenizer) -> None:
+    """Arguments as OpenAI has them, a call by its name alone, and lists as JSON."""
+    function = CALL["function"]
+    as_text = {**CALL, "function": {**function, "arguments": json.dumps(function["arguments"])}}  # type: ignore[dict-item]
+    for calls in ([as_text], [function], json.dumps([CALL]), json.dumps([as_text])):
+        messages = [*MESSAGES[:2], {**MESSAGES[2], "tool_calls": calls, "content": ""}, *MESSAGES[3:]]
+        for tools in ([TOOL], json.dumps([TOOL])):
+            assert written(tokenizer, {"messages": messages, "tools": tools}) == written(tokenizer, RECORD)
+    plain = [{**message, "tool_calls": None} for message in MESSAGES if message["content"]]
+    for tools in (None, [], "", "[]"):
+        assert written(tokenizer, {"messages": plain, "tools": tools}) == written(tokenizer, {"messages": plain})
+
+
+def test_ids_and_masks_are_those_of_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer.save(tmp_path)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<|bos|>", eos_token="<|eos|>")
+    theirs.chat_template = source("chatml")
+    harmless = {**CALL, "function": {"name": "add", "arguments": {"a": 1}}}  # theirs reads what a message spells
+    messages = [*MESSAGES[:2], {**MESSAGES[2], "content": "", "tool_calls": [harmless, harmless]}, *MESSAGES[3:]]
+    found = theirs.apply_chat_template(messages, tools=[TOOL], return_dict=True, return_assistant_tokens_mask=True)
+    turns = ChatRecord(messages="messages").turns({"messages": messages, "tools": [TOOL]}, "here")
+    ids, mask = [], []
+    for run in ChatTemplate(source("chatml"), "here", tokenizer).runs(turns):
+        tokens = [i for part in run.parts for i in ([part] if isinstance(part, int) else tokenizer.encode(part))]
+        ids += tokens
+        mask += [int(run.learned)] * len(tokens)
+    assert ids == found["input_ids"] and mask == found["assistant_masks"]
+
+
+def test_a_template_that_writes_no_tools_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ConfigError, match=r"^here: the chat template writes no tools, and a record has some\. Use chatml or another\.$"):
+        written(tokenizer, RECORD, UNMARKED)
+    with pytest.raises(ConfigError, match=r"writes no tool_calls"):
+        written(tokenizer, {"messages": MESSAGES}, UNMARKED)
+
+
+def test_an_empty_system_prompt_is_none(tokenizer: Tokenizer) -> None:
+    chat = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Hello."}]
+    empty = {"messages": [{"role": "system", "content": ""}, *chat]}
+    assert written(tokenizer, empty) == written(tokenizer, {"messages": chat})
+
+
+def test_what_is_no_call_and_no_tool_is_a_bad_record() -> None:
+    def read(record: dict[str, Any]) -> None:
+        ChatRecord(messages="messages").turns(record, "a.jsonl:1")
+
+    for tools in (3, "add", {"name": "add"}, ["add"]):
+        with pytest.raises(BadRecord, match=r"^a.jsonl:1: field 'tools' holds .*, not a list of objects"):
+            read({"messages": MESSAGES, "tools": tools})
+    for calls in (3, "add", {"name": "add"}, ["add"]):
+        with pytest.raises(BadRecord, match=r"^a.jsonl:1: message 1: field 'tool_calls' holds .*, not a list of objects"):
+            read({"messages": [{**MESSAGES[2], "tool_calls": calls}]})
+    record = {"chosen": MESSAGES[:3], "rejected": [*MESSAGES[:2], MESSAGES[4]]}
+    with pytest.raises(BadRecord, match=r"^a.jsonl:1: field 'chosen' ends with a call of a tool"):
+        PreferenceRecord().turns(record, "a.jsonl:1")
+    with pytest.raises(BadRecord, match="does not end with the assistant's message"):
+        PreferenceRecord().turns({"chosen": [{"role": "system", "content": ""}], "rejected": "no"}, "a.jsonl:1")

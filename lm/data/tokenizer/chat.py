@@ -98,7 +98,8 @@ class ChatTemplate:
         also = [json.loads(turn.also or "{}") for turn in turns]
         for name in (*names, *(name for of in also for name in of if name == "tool_calls")):
             if not self.mentions(name):
-                raise ConfigError(f"{self._where}: the chat template writes no {name}, and a record has some. Use chatml or another.")
+                remedy = "Set data.record.template=chatml, or to a file that does."
+                raise ConfigError(f"{self._where}: the chat template writes no {name}, and a record has some. {remedy}")
         messages = [{"role": turn.role, "content": turn.text, **of} for turn, of in zip(turns, also, strict=True) if turn.role != TOOLS]
         return self._held(_with_arguments(messages)), self._held(names)
 

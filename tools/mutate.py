@@ -36,6 +36,7 @@ PARITY, CACHE, STACKS, MOE, MLA = (
 )
 CONV = ["nn/mixers/test_short_conv.py"]
 STATES = ["nn/mixers/test_recurrence.py"]
+CHANNELS = ["nn/mixers/test_rg_lru.py", *CONV]
 
 # (what goes wrong, file below lm/nn, text, what it becomes, the tests that should see it); the text must stand in the file exactly once
 MUTATIONS = [
@@ -81,6 +82,13 @@ MUTATIONS = [
     ("the delta rule forgets what the state holds", "mixers/recurrence.py", "new - held[n] @ state", "new", STATES),
     ("padding fades the state", "mixers/recurrence.py", "self.each(lambda x: x.masked_fill(hidden, 0))", "self", CONV),
     ("the state is kept one token late", "mixers/scan.py", "last, states = reference(flow.part(begun, s), state)", "last, states = reference(flow.part(begun, s), state); states = [states[0], *states[:-1]]", CONV),
+    ("a channel's state goes on into the next document", "mixers/rg_lru.py", 'torch.where(at == 0, float("-inf"), 0.0)', "torch.where(at == 0, log_a, 0.0)", CHANNELS),
+    ("padding fades a channel", "mixers/rg_lru.py", "torch.where(at > 0, log_a,", "torch.where(at != 0, log_a,", CHANNELS),
+    ("padding is added to a channel", "mixers/rg_lru.py", "torch.where(at < 0, 0.0, wide(x)", "torch.where(at < -1, 0.0, wide(x)", CHANNELS),
+    ("a channel adds more than it lost", "mixers/rg_lru.py", "torch.expm1(2 * log_a)", "torch.expm1(log_a)", CHANNELS),
+    ("a chunk of a channel begins with nothing", "mixers/rg_lru.py", "return torch.stack([h + f * before", "return torch.stack([h + 0 * before", CHANNELS),
+    ("a channel's state is kept one token early", "mixers/rg_lru.py", "h[:, -ends.shape[1] :])", "h[:, : ends.shape[1]])", CHANNELS),
+    ("what fades and what is let in are swapped", "mixers/rg_lru.py", "self.rate(mixed), self.write(mixed)", "self.write(mixed), self.rate(mixed)", CHANNELS),
     ("a frozen weight is counted as steered", "cost/memory.py", "for p in model.steered().values())", "for p in model.parameters() if not p.requires_grad)", ["nn/test_memory.py"]),
     ("a layer mixes as the one before", "stack.py", "self.pattern[layer % len(self.pattern)]", "self.pattern[(layer - 1) % len(self.pattern)]", ["nn/test_model.py"]),
     ("keys are not rotated", "mixers/gqa.py", "ctx.position.rotate(k, ctx.angles, self.layer), v", "k, v", PARITY),

@@ -114,6 +114,7 @@ MUTATIONS = [
     ("the rms gradient loses its mean term", "norm.py", "dx.addcmul_((g @ w).unsqueeze(-1), inverse / d)", "dx.add_(0)", ["nn/test_precision.py", "nn/test_norm.py"]),
     ("zero-centred weights are not", "norm.py", "return 1.0 + self.weight", "return 1.0 * self.weight", ["nn/test_norm.py"]),
     ("a sublayer is added unscaled", "norm.py", "return x if self.scale == 1.0 else x * self.scale", "return x", ["nn/test_norm.py"]),
+    ("LayerScale multiplies nothing", "norm.py", "return super().forward(x) * self.gain", "return super().forward(x) + 0 * self.gain", ["nn/test_norm.py"]),
     ("the gate is applied to the wrong side", "ffn/mlp.py", "return lambda gate, up: act(gate) * up", "return lambda gate, up: gate * act(up)", PARITY),
     ("gpt-oss's up has no lower bound", "ffn/mlp.py", "up.clamp(-limit, limit)", "up.clamp(max=limit)", MOE),
     ("the parallel block reads one norm twice", "block.py", "g = h if self.ffn_norm is None else self.ffn_norm(x)", "g = h", GRID),

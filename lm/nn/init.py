@@ -102,11 +102,15 @@ class Declares:
     adapting: ClassVar[tuple[str, ...]] = ()
     """Those of an adapter, which are not the model's own."""
 
+    def draws(self) -> Mapping[str, Draw]:
+        """Returns `drawn`, or what depends on the module's config."""
+        return self.drawn
+
 
 def draw_of(module: nn.Module, name: str, parameter: Tensor) -> Draw:
     """Returns how this parameter starts: as its module says, biases as zeros, vectors as ones, linear layers as matrices, tables drawn."""
-    if isinstance(module, Declares) and name in module.drawn:
-        return module.drawn[name]
+    if isinstance(module, Declares) and (draw := module.draws().get(name)):
+        return draw
     if name.endswith("bias"):
         return zeros
     if parameter.ndim == 1:

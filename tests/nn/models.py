@@ -104,8 +104,8 @@ FFNS += [GPT_OSS | {"hidden": 40}, *MIXTURES]
 BLOCKS: list[dict[str, Any]] = [
     {"kind": "sequential"},
     {"kind": "parallel"},
-    {"kind": "parallel", "shared_norm": False},
-    {"kind": "sequential", "residual_scale": 0.6},
+    {"kind": "parallel", "shared_norm": False, "layer_scale": 0.7},
+    {"kind": "sequential", "residual_scale": 0.6, "layer_scale": 1.5},
 ]
 HEADS: list[dict[str, Any]] = [
     {"tied": True},

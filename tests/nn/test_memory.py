@@ -78,6 +78,16 @@ def test_activations_by_formula_are_what_autograd_keeps(preset: str) -> None:
     assert found.activations + head == pytest.approx(kept_bytes(model), rel=0.07)
 
 
+@pytest.mark.parametrize("preset", ["gpt2", "palm_8b", "transformer_base"])
+def test_layer_scale_keeps_what_it_multiplies(preset: str) -> None:
+    found, held = [], []
+    for option in ("", "model.block.layer_scale=0.1"):
+        model = build_model(composed(f"model={preset}", FUSED[preset], SMALL, option).model, seed=0).train()
+        found.append(memory(model, SETTING).activations)
+        held.append(kept_bytes(model))
+    assert found[1] - found[0] == held[1] - held[0] > 0
+
+
 @pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "phi3_mini", "smollm3_3b"])
 def test_activations_by_formula_are_what_autocast_keeps(preset: str) -> None:
     model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()

@@ -50,7 +50,7 @@ ATTENTIONS: list[dict[str, Any]] = [
     {"n_heads": 4, "n_kv_heads": 2, "qkv_bias": True, "out_bias": True, "out_gate": "element"},
     {"n_heads": 4, "n_kv_heads": 1, "qk_norm": "head", "head_dim": 12, "out_gate": "head"},
     {"n_heads": 4, "qk_norm": "full", "window": 7},
-    {"n_heads": 4, "n_kv_heads": 2, "window": 5, "global_every": 2, "softcap": 8.0, "scale": 0.3},
+    {"n_heads": 4, "n_kv_heads": 2, "window": 5, "global_every": 2, "softcap": 8.0, "scale": 0.3, "value_residual": True},
     {"n_heads": 4, "gpt_oss_sinks": True, "out_bias": True},
     {"n_heads": 4, "n_kv_heads": 2, "gpt_oss_sinks": True, "window": 6, "global_every": 3, "qkv_bias": True},
     {"n_heads": 4, "n_kv_heads": 1, "gpt_oss_sinks": True, "softcap": 5.0},

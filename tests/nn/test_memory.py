@@ -79,10 +79,11 @@ def test_activations_by_formula_are_what_autograd_keeps(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", ["gpt2", "palm_8b", "transformer_base"])
-def test_layer_scale_keeps_what_it_multiplies(preset: str) -> None:
+@pytest.mark.parametrize("option", ["block.layer_scale=0.1", "attention.value_residual=true"])
+def test_what_is_multiplied_by_learned_numbers_is_kept(preset: str, option: str) -> None:
     found, held = [], []
-    for option in ("", "model.block.layer_scale=0.1"):
-        model = build_model(composed(f"model={preset}", FUSED[preset], SMALL, option).model, seed=0).train()
+    for changes in ("", f"model.{option}"):
+        model = build_model(composed(f"model={preset}", FUSED[preset], SMALL, changes).model, seed=0).train()
         found.append(memory(model, SETTING).activations)
         held.append(kept_bytes(model))
     assert found[1] - found[0] == held[1] - held[0] > 0

@@ -65,6 +65,14 @@ def test_it_equals_transformers(positions: list[int]) -> None:
     same(out, expected)
 
 
+def test_padding_neither_fades_nor_adds_and_a_first_token_finds_nothing() -> None:
+    mixer, at = RGLRU(CFG, D, 0), torch.tensor([-1, 0, 1, -1, 2])[None, :, None]
+    mixer.fade.data.fill_(-4)
+    fade, new = mixer.flow(*(torch.randn(B, 5, W) for _ in range(3)), at)
+    assert (fade[:, [0, 3]] == 1).all() and (new[:, [0, 3]] == 0).all()
+    assert (fade[:, 1] == 0).all() and ((fade[:, [2, 4]] > 0) & (fade[:, [2, 4]] < 1)).all() and (new[:, [1, 2, 4]] != 0).all()
+
+
 def test_gradients_stay_finite_where_a_channel_keeps_everything_or_nothing() -> None:
     """Gates that are shut, whose root is of 0, and gates that are open; with padding, which does neither."""
     mixer = RGLRU(CFG, D, 0)

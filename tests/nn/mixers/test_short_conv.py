@@ -97,7 +97,7 @@ def test_padding_anywhere_in_a_chunk_is_passed_over(chunks: list[int], kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chunk", [1, 3, 4])
+@pytest.mark.parametrize("chunk", [1, 3, 4, 6])
 @torch.no_grad()
 def test_a_state_is_rewound_within_its_slack_and_reordered(chunk: int, kind: str) -> None:
     model, ids = hybrid(kind), tokens(2, 20)

@@ -123,6 +123,14 @@ PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of th
             "conv_L_cache": 3, "tie_word_embeddings": True, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0, "conv_bias": False,
         },
     ),
+    "recurrent_gemma_2b": (
+        "RecurrentGemmaForCausalLM",
+        {
+            "vocab_size": 256000, "hidden_size": 2560, "intermediate_size": 15360, "num_hidden_layers": 26, "num_attention_heads": 10,
+            "num_key_value_heads": 1, "head_dim": 256, "lru_width": 2560, "conv1d_width": 4, "attention_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
     "gpt_oss_20b": llama_like(
         "GptOssForCausalLM", (201088, 2880, 2880, 24, 64, 8, 64), 131072, tied=False, num_local_experts=32, attention_bias=True
     ),
@@ -191,6 +199,8 @@ TINY = {
     "granite_3_1_2b": f"{GQA} model.ffn.hidden=64 model.head.scale=1.0",
     "starcoder2_3b": f"{GQA} model.attention.window=5 model.ffn.hidden=64",
     "lfm2_1_2b": f"{GQA} model.ffn.hidden=64 model.n_layers=3",
+    "recurrent_gemma_2b": "model.attention.n_heads=4 model.recurrent.n_heads=4 model.recurrent.width=32 model.attention.window=5"
+    " model.ffn.hidden=64 model.n_layers=3 model.embed.scale=5.66",
     "gpt_oss_20b": f"{GQA} model.attention.head_dim=8 model.attention.window=5 model.ffn.top_k=2 {MOE}",
 }
 SMALL = "model.vocab_size=96 model.max_seq_len=16 model.d_model=32 model.n_layers=2 data.seq_len=16 optim=adamw optim.lr=1e-2"

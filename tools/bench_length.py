@@ -31,6 +31,7 @@ KINDS: dict[str, Tree | None] = {
     "kda": {"kind": "gated_delta", **STATE, "channels": True},
     "gla": {"kind": "gla", **STATE},
     "mamba2": {"kind": "mamba2", "n_heads": 8, "head_dim": 16, "state_dim": 16},
+    "rg_lru": {"kind": "rg_lru", "width": 64, "n_heads": 4},
     "short_conv": {"kind": "short_conv"},
 }
 

@@ -36,6 +36,7 @@ PARITY, CACHE, STACKS, MOE, MLA = (
 )
 CONV = ["nn/mixers/test_short_conv.py"]
 STATES = ["nn/mixers/test_recurrence.py"]
+CHANNELS = ["nn/mixers/test_rg_lru.py", *CONV]
 
 # (what goes wrong, file below lm/nn, text, what it becomes, the tests that should see it); the text must stand in the file exactly once
 MUTATIONS = [
@@ -57,8 +58,9 @@ MUTATIONS = [
     ("q and k norms are swapped", "mixers/gqa.py", "self._heads(self.q(x), self.q_norm)", "self._heads(self.q(x), self.k_norm)", PARITY),
     ("global layers one too early", "mixers/gqa.py", "at = self.global_every - 1 if", "at = 0 if", ["nn/test_model.py"]),
     ("scores scaled by the head's width, not its root", "mixers/gqa.py", "1 / math.sqrt(head_dim)", "1 / head_dim", PARITY),
-    ("cross-attention keeps the window", "mixers/gqa.py", "self.replace(window=None, global_every=None, global_at=None)", "self", GRID),
+    ("cross-attention keeps the window", "mixers/gqa.py", "self.replace(window=None, global_every=None, global_at=None, value_residual=False)", "self", GRID),
     ("cross-attention is causal", "transformer.py", "batch.source_documents, causal=False, square=square", "batch.source_documents, causal=True, square=square", STACKS),
+    ("a layer mixes its own values in twice", "mixers/gqa.py", "of_first * ctx.values + own * v", "of_first * v + own * v", ["nn/mixers/test_value_residual.py"]),
     ("dropout of weights in eval", "mixers/base.py", "self.how if self.training else self.quiet", "self.how", ["nn/test_model.py"]),
     ("a memory's keys and values are swapped", "mixers/gqa.py", "k, v = ctx.memory_keys(", "v, k = ctx.memory_keys(", STACKS),
     ("every layer reads the first one's memory", "context.py", "return self.cache.memory[layer]", "return self.cache.memory[0]", GRID),
@@ -81,6 +83,13 @@ MUTATIONS = [
     ("the delta rule forgets what the state holds", "mixers/recurrence.py", "new - held[n] @ state", "new", STATES),
     ("padding fades the state", "mixers/recurrence.py", "self.each(lambda x: x.masked_fill(hidden, 0))", "self", CONV),
     ("the state is kept one token late", "mixers/scan.py", "last, states = reference(flow.part(begun, s), state)", "last, states = reference(flow.part(begun, s), state); states = [states[0], *states[:-1]]", CONV),
+    ("a channel's state goes on into the next document", "mixers/rg_lru.py", 'torch.where(at == 0, float("-inf"), 0.0)', "torch.where(at == 0, log_a, 0.0)", CHANNELS),
+    ("padding fades a channel", "mixers/rg_lru.py", "torch.where(at > 0, log_a,", "torch.where(at != 0, log_a,", CHANNELS),
+    ("padding is added to a channel", "mixers/rg_lru.py", "torch.where(at < 0, 0.0, wide(x)", "torch.where(at < -1, 0.0, wide(x)", CHANNELS),
+    ("a channel adds more than it lost", "mixers/rg_lru.py", "torch.expm1(2 * log_a)", "torch.expm1(log_a)", CHANNELS),
+    ("a chunk of a channel begins with nothing", "mixers/rg_lru.py", "return torch.stack([h + f * before", "return torch.stack([h + 0 * before", CHANNELS),
+    ("a channel's state is kept one token early", "mixers/rg_lru.py", "h[:, -ends.shape[1] :])", "h[:, : ends.shape[1]])", CHANNELS),
+    ("what fades and what is let in are swapped", "mixers/rg_lru.py", "self.rate(mixed), self.write(mixed)", "self.write(mixed), self.rate(mixed)", CHANNELS),
     ("a frozen weight is counted as steered", "cost/memory.py", "for p in model.steered().values())", "for p in model.parameters() if not p.requires_grad)", ["nn/test_memory.py"]),
     ("a layer mixes as the one before", "stack.py", "self.pattern[layer % len(self.pattern)]", "self.pattern[(layer - 1) % len(self.pattern)]", ["nn/test_model.py"]),
     ("keys are not rotated", "mixers/gqa.py", "ctx.position.rotate(k, ctx.angles, self.layer), v", "k, v", PARITY),
@@ -106,14 +115,17 @@ MUTATIONS = [
     ("the rms gradient loses its mean term", "norm.py", "dx.addcmul_((g @ w).unsqueeze(-1), inverse / d)", "dx.add_(0)", ["nn/test_precision.py", "nn/test_norm.py"]),
     ("zero-centred weights are not", "norm.py", "return 1.0 + self.weight", "return 1.0 * self.weight", ["nn/test_norm.py"]),
     ("a sublayer is added unscaled", "norm.py", "return x if self.scale == 1.0 else x * self.scale", "return x", ["nn/test_norm.py"]),
+    ("LayerScale multiplies nothing", "norm.py", "return super().forward(x) * self.gain", "return super().forward(x) + 0 * self.gain", ["nn/test_norm.py"]),
     ("the gate is applied to the wrong side", "ffn/mlp.py", "return lambda gate, up: act(gate) * up", "return lambda gate, up: gate * act(up)", PARITY),
     ("gpt-oss's up has no lower bound", "ffn/mlp.py", "up.clamp(-limit, limit)", "up.clamp(max=limit)", MOE),
     ("the parallel block reads one norm twice", "block.py", "g = h if self.ffn_norm is None else self.ffn_norm(x)", "g = h", GRID),
     ("cross-attention comes after the feed-forward", "block.py", "x = self.cross_residual(x, lambda h: self.cross(h, ctx))\n        return self.ffn_residual(x, lambda h: self.ffn(h, ctx))", "x = self.ffn_residual(x, lambda h: self.ffn(h, ctx))\n        return self.cross_residual(x, lambda h: self.cross(h, ctx))", STACKS),
-    ("softmax weights do not sum to 1", "ffn/router.py", "weights = weights / weights.sum(-1, keepdim=True)\n        return Routing(experts, weights, probabilities, logits)", "return Routing(experts, weights, probabilities, logits)", MOE),
+    ("softmax weights do not sum to 1", "ffn/router.py", "weights = weights / weights.sum(-1, keepdim=True)\n        return", "weights = 1.0 * weights\n        return", MOE),
     ("the correction bias weighs", "ffn/router.py", "weights = scores.gather(-1, experts)", "weights = (scores + self.correction_bias).gather(-1, experts)", MOE),
-    ("groups are ranked by their best expert alone", "ffn/router.py", "groups.topk(min(2, groups.shape[-1]), dim=-1)", "groups.topk(1, dim=-1)", MOE),
-    ("sigmoid weights miss their factor", "ffn/router.py", "weights * self.cfg.scale", "weights", MOE),
+    ("groups are ranked by their best expert alone", "ffn/router.py", "groups.topk(min(counted, groups.shape[-1]), dim=-1)", "groups.topk(1, dim=-1)", MOE),
+    ("sigmoid weights miss their factor", "ffn/router.py", "weights * self.cfg.scale, scores", "weights, scores", MOE),
+    ("softmax weights miss their factor", "ffn/router.py", "weights * self.cfg.scale, probabilities", "weights, probabilities", MOE),
+    ("groups of a softmax are ranked by two experts", "ffn/router.py", "allowed(probabilities, 1)", "allowed(probabilities, 2)", MOE),
     ("the bias feeds the busiest expert", "ffn/router.py", "torch.sign(load.mean() - load)", "torch.sign(load - load.mean())", MOE),
     ("padding takes capacity", "ffn/moe.py", "nn.functional.one_hot(order, e) * real.repeat(1, k).unsqueeze(-1)", "nn.functional.one_hot(order, e)", MOE),
     ("one token too many per expert", "ffn/moe.py", "(place <= capacity)", "(place <= capacity + 1)", MOE),

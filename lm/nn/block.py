@@ -11,7 +11,7 @@ from lm.nn.context import Context
 from lm.nn.cost.kept import Kept, together
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.mixers.base import AttentionConfig, MixerConfig
-from lm.nn.norm import Branch, NormConfig, build_residual
+from lm.nn.norm import Branch, LayerScale, NormConfig, PreNorm, build_residual
 from lm.schema import Slot
 
 SlotOfMixer = Literal["attention", "recurrent"]
@@ -41,6 +41,11 @@ class BlockParts:
         return self.mixer.flops(self.d_model, self.layer, seq_len) + cross + self.ffn.flops(self.d_model, self.layer)
 
 
+def build_branch(parts: BlockParts, layer_scale: float | None, scale: float = 1.0) -> Branch:
+    """Returns what a sublayer's output goes through before it is added."""
+    return Branch(parts.dropout, scale) if layer_scale is None else LayerScale(parts.dropout, scale, parts.d_model, layer_scale)
+
+
 class BlockConfig(Slot, group="model/block"):
     """How the sublayers of a layer stand to each other."""
 
@@ -68,6 +73,9 @@ class SequentialConfig(BlockConfig):
     """Factor on what each sublayer adds to the residual stream (Granite)."""
     first_norm: bool = True
     """The first layer's mixer has a norm; false where that of the embedding stands for it (ModernBERT)."""
+    layer_scale: float | None = Field(None, gt=0)
+    """What a learned vector begins with that multiplies what each sublayer adds (CaiT: 0.1, and 1e-5 in deep models; arXiv:2103.17239).
+    null: there is none."""
 
     def build(self, parts: BlockParts) -> nn.Module:
         return Block(self, parts) if parts.cross is None else CrossBlock(self, parts)
@@ -75,7 +83,12 @@ class SequentialConfig(BlockConfig):
     def keeps(self, parts: BlockParts) -> Kept:
         sublayers, norms = 2 if parts.cross is None else 3, 2 if parts.norm.place == "sandwich" else 1
         width, missing = sublayers * parts.d_model, 0 if self.first_norm or parts.layer else parts.d_model
-        return Kept(norms * width - missing, width, width if parts.dropout else 0)
+        scaled = 0 if self.layer_scale is None else width
+        return Kept(norms * width - missing, width + scaled, width if parts.dropout else 0)
+
+    def residual(self, parts: BlockParts) -> PreNorm:
+        """Returns the residual connection of a sublayer."""
+        return build_residual(parts.norm, parts.d_model, build_branch(parts, self.layer_scale, self.residual_scale))
 
     def require(self, norm: NormConfig) -> None:
         if not self.first_norm and norm.place != "pre":
@@ -88,13 +101,16 @@ class ParallelConfig(BlockConfig):
     kind: Literal["parallel"] = "parallel"
     shared_norm: bool = True
     """Both read the same normalised input; false gives each a norm of its own (GPT-NeoX)."""
+    layer_scale: float | None = Field(None, gt=0)
+    """What a learned vector begins with that multiplies what both add (arXiv:2103.17239). null: there is none."""
 
     def build(self, parts: BlockParts) -> nn.Module:
         return ParallelBlock(self, parts)
 
     def keeps(self, parts: BlockParts) -> Kept:
         d = parts.d_model
-        return Kept(d, d if self.shared_norm else 2 * d, d if parts.dropout else 0, d if self.shared_norm else 0)
+        narrow = (1 if self.shared_norm else 2) + (0 if self.layer_scale is None else 1)
+        return Kept(d, narrow * d, d if parts.dropout else 0, d if self.shared_norm else 0)
 
     def require(self, norm: NormConfig) -> None:
         if norm.place != "pre":
@@ -109,11 +125,11 @@ class Block(nn.Module):
         self.slot = parts.slot
         self.add_module(self.slot, parts.mixer.build(parts.norm, parts.d_model, parts.layer))
         self.ffn = parts.ffn.build(parts.d_model, parts.layer)
-        residual = build_residual(parts.norm, parts.d_model, parts.dropout, cfg.residual_scale)
+        residual = cfg.residual(parts)
         if parts.layer == 0 and not cfg.first_norm:
             residual.norm = nn.Identity()
         self.add_module(f"{self.slot}_residual", residual)
-        self.ffn_residual = build_residual(parts.norm, parts.d_model, parts.dropout, cfg.residual_scale)
+        self.ffn_residual = cfg.residual(parts)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         x = self.mixed(x, ctx)
@@ -133,7 +149,7 @@ class CrossBlock(Block):
         super().__init__(cfg, parts)
         assert parts.cross is not None
         self.cross = parts.cross.build_cross(parts.norm, parts.d_model, parts.layer)
-        self.cross_residual = build_residual(parts.norm, parts.d_model, parts.dropout, cfg.residual_scale)
+        self.cross_residual = cfg.residual(parts)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         x = self.mixed(x, ctx)
@@ -151,7 +167,7 @@ class ParallelBlock(nn.Module):
         self.ffn = parts.ffn.build(parts.d_model, parts.layer)
         self.add_module(f"{self.slot}_norm", parts.norm.build(parts.d_model))
         self.ffn_norm = None if cfg.shared_norm else parts.norm.build(parts.d_model)
-        self.branch = Branch(parts.dropout)
+        self.branch = build_branch(parts, cfg.layer_scale)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         h = self.get_submodule(f"{self.slot}_norm")(x)

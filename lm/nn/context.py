@@ -30,6 +30,7 @@ class Context:
     cache: Cache | None = None
     memory: Tensor | None = None  # (b, m, d), what a decoder's cross-attention reads; None where the cache holds its keys
     memory_mask: Mask | None = None
+    values: Tensor | None = None  # (b, g, s, c), those of the first layer, where later ones mix them in
     stack: str = ""
     auxiliary: Auxiliary = field(default_factory=Auxiliary)
     mtp: list[Tensor] = field(default_factory=list)  # hidden states that predict the 2nd, 3rd, ... next token, (b, s, d) each

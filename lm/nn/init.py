@@ -54,6 +54,11 @@ def ones(shape: torch.Size, start: Start) -> Tensor:
     return torch.ones(shape)
 
 
+def halves(shape: torch.Size, start: Start) -> Tensor:
+    """1/2: the shares of two that are added."""
+    return torch.full(shape, 0.5)
+
+
 def embedding(shape: torch.Size, start: Start) -> Tensor:
     """N(0, std^2): a table of which rows are read."""
     return start.normal(shape, start.cfg.std)
@@ -89,7 +94,7 @@ def _std(shape: torch.Size, start: Start) -> float:
 
 
 _ROLES: dict[Draw, Role] = {matrix: "hidden", into_residual: "hidden", into_scores: "scores"}
-_ROLES |= dict.fromkeys((zeros, ones, embedding, by_inputs, into_logits), "vector")
+_ROLES |= dict.fromkeys((zeros, ones, halves, embedding, by_inputs, into_logits), "vector")
 
 
 class Declares:
@@ -102,11 +107,15 @@ class Declares:
     adapting: ClassVar[tuple[str, ...]] = ()
     """Those of an adapter, which are not the model's own."""
 
+    def draws(self) -> Mapping[str, Draw]:
+        """Returns `drawn`, or what depends on the module's config."""
+        return self.drawn
+
 
 def draw_of(module: nn.Module, name: str, parameter: Tensor) -> Draw:
     """Returns how this parameter starts: as its module says, biases as zeros, vectors as ones, linear layers as matrices, tables drawn."""
-    if isinstance(module, Declares) and name in module.drawn:
-        return module.drawn[name]
+    if isinstance(module, Declares) and (draw := module.draws().get(name)):
+        return draw
     if name.endswith("bias"):
         return zeros
     if parameter.ndim == 1:

@@ -149,6 +149,24 @@ class Branch(nn.Dropout):
         return x if self.scale == 1.0 else x * self.scale
 
 
+class LayerScale(Declares, Branch):
+    """gain * f(x), with a learned number of each channel.  Touvron et al. 2021, arXiv:2103.17239, section 2."""
+
+    def __init__(self, dropout: float, scale: float, d: int, start: float) -> None:
+        """start: all numbers, before they are trained."""
+        super().__init__(dropout, scale)
+        self.gain, self.d, self.start = nn.Parameter(torch.empty(d)), d, start
+
+    def draws(self) -> Mapping[str, Draw]:
+        return {"gain": lambda shape, start: torch.full(shape, self.start)}
+
+    def extra_repr(self) -> str:
+        return str(self.d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.gain
+
+
 class PreNorm(nn.Module):
     """x + f(norm(x)).  Xiong et al. 2020, arXiv:2002.04745."""
 
@@ -190,6 +208,6 @@ class SandwichNorm(PreNorm):
 RESIDUALS: dict[Place, type[PreNorm]] = {"pre": PreNorm, "post": PostNorm, "output": OutputNorm, "sandwich": SandwichNorm}
 
 
-def build_residual(cfg: NormConfig, d: int, dropout: float, scale: float = 1.0) -> PreNorm:
+def build_residual(cfg: NormConfig, d: int, branch: Branch) -> PreNorm:
     """The residual connection that `cfg.place` names."""
-    return RESIDUALS[cfg.place](cfg, d, Branch(dropout, scale))
+    return RESIDUALS[cfg.place](cfg, d, branch)

@@ -8,6 +8,7 @@ from lm.nn.mixers import gla as gla
 from lm.nn.mixers import gqa as gqa
 from lm.nn.mixers import mamba2 as mamba2
 from lm.nn.mixers import mla as mla
+from lm.nn.mixers import rg_lru as rg_lru
 from lm.nn.mixers import short_conv as short_conv
 from lm.nn.position import absolute as absolute
 from lm.nn.position import bias as bias

@@ -68,6 +68,7 @@ class ModelConfig(Slot):
     @model_validator(mode="after")
     def _slots_fit(self) -> Self:
         self.attention.require(self.d_model, self.position)
+        self.attention.require_layers(self.slot(0) == "attention", self.drafts())
         self.position.require(self.attention.rotary_width(self.d_model))
         self.block.require(self.norm)
         self.ffn.require(self.n_layers)
@@ -83,6 +84,10 @@ class ModelConfig(Slot):
                              f" {self.n_layers} layers. Use position=none, or name attention in the pattern.")  # fmt: skip
         self.written_out()
         return self
+
+    def drafts(self) -> bool:
+        """Whether there are blocks beyond the last layer."""
+        return False
 
     def growth(self) -> Growth:
         """Returns how many times its base this model is."""

@@ -31,6 +31,9 @@ class DecoderConfig(ModelConfig):
     mtp: MTPConfig | None = None
     """Multi-token prediction (DeepSeek-V3). null: off."""
 
+    def drafts(self) -> bool:
+        return self.mtp is not None
+
     def build(self) -> "DecoderLM":
         return DecoderLM(self)
 
@@ -83,8 +86,7 @@ class EncoderDecoderConfig(ModelConfig):
 
 def model_config(tree: Tree, where: str = "") -> ModelConfig:
     """Returns the config of the kind that `tree` names; raises ConfigError as `from_tree`."""
-    kinds = ModelConfig.kinds()
-    kind = str(tree.get("kind"))
+    kinds, kind = ModelConfig.kinds(), str(tree.get("kind"))
     if kind not in kinds:
         raise ConfigError(f"{where}{': ' if where else ''}model.kind: {kind!r} is not an option. {did_you_mean(kind, kinds)}")
     return from_tree(kinds[kind], tree, where)
@@ -142,9 +144,8 @@ class LM(Stack):
         return Context(self.position, mask, self.position.angles(positions), cache)
 
     def _next_positions(self, batch: Batch, cache: Cache | None) -> Tensor:
-        b, s = batch.tokens.shape
-        places = self.position.places(s, batch.tokens.device, cache.length if cache is not None else 0)
-        return places if cache is None else places.expand(b, s)
+        places = self.position.places(batch.tokens.shape[1], batch.tokens.device, cache.length if cache is not None else 0)
+        return places if cache is None else places.expand_as(batch.tokens)
 
     def predict_further(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:
         """Models with multi-token prediction put their hidden states into the context."""
@@ -209,8 +210,7 @@ class DecoderLM(LM):
 
     def __init__(self, cfg: DecoderConfig) -> None:
         super().__init__(cfg, causal=True)
-        depth = cfg.mtp.depth if cfg.mtp is not None else 0
-        self.mtp.extend(MTPBlock(cfg.block, cfg.parts(cfg.n_layers + k)) for k in range(depth))
+        self.mtp.extend(MTPBlock(cfg.block, cfg.parts(cfg.n_layers + k)) for k in range(cfg.mtp.depth if cfg.mtp is not None else 0))
 
     def predict_further(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:
         if not self.training or self.cfg.mtp is None:

@@ -50,7 +50,7 @@ ATTENTIONS: list[dict[str, Any]] = [
     {"n_heads": 4, "n_kv_heads": 2, "qkv_bias": True, "out_bias": True, "out_gate": "element"},
     {"n_heads": 4, "n_kv_heads": 1, "qk_norm": "head", "head_dim": 12, "out_gate": "head"},
     {"n_heads": 4, "qk_norm": "full", "window": 7},
-    {"n_heads": 4, "n_kv_heads": 2, "window": 5, "global_every": 2, "softcap": 8.0, "scale": 0.3},
+    {"n_heads": 4, "n_kv_heads": 2, "window": 5, "global_every": 2, "softcap": 8.0, "scale": 0.3, "value_residual": True},
     {"n_heads": 4, "gpt_oss_sinks": True, "out_bias": True},
     {"n_heads": 4, "n_kv_heads": 2, "gpt_oss_sinks": True, "window": 6, "global_every": 3, "qkv_bias": True},
     {"n_heads": 4, "n_kv_heads": 1, "gpt_oss_sinks": True, "softcap": 5.0},
@@ -69,6 +69,7 @@ CONV: dict[str, Any] = {"kind": "short_conv", "kernel": 3}
 DELTA: dict[str, Any] = {"kind": "gated_delta", "n_heads": 4, "n_k_heads": 2, "k_dim": 6, "v_dim": 10, "kernel": 3}
 MAMBA2: dict[str, Any] = {"kind": "mamba2", "n_heads": 4, "head_dim": 12, "state_dim": 6, "groups": 2, "kernel": 3}
 GLA: dict[str, Any] = {"kind": "gla", "n_heads": 4, "n_k_heads": 2, "k_dim": 6, "v_dim": 10, "kernel": 3, "rank": 5}
+RG_LRU: dict[str, Any] = {"kind": "rg_lru", "width": 24, "n_heads": 3, "kernel": 3}
 MIXING: list[dict[str, Any]] = [  # which layers of three attend
     {},
     {"recurrent": CONV, "pattern": ["recurrent", "attention"]},
@@ -81,6 +82,7 @@ MIXING: list[dict[str, Any]] = [  # which layers of three attend
     {"recurrent": GLA | {"decay": "constant"}, "pattern": ["attention", "recurrent"]},
     {"recurrent": MAMBA2, "pattern": ["recurrent", "attention"]},
     {"recurrent": MAMBA2 | {"groups": 1, "kernel_bias": False, "bias": True}, "pattern": ["attention", "recurrent", "recurrent"]},
+    {"recurrent": RG_LRU, "pattern": ["recurrent", "recurrent", "attention"]},
 ]
 EXPERT: dict[str, Any] = {"kind": "mlp", "hidden": 16}
 GPT_OSS: dict[str, Any] = {"kind": "mlp", "hidden": 16, "activation": "quick_gelu", "bias": True, "gpt_oss_limit": 1.0}
@@ -102,8 +104,8 @@ FFNS += [GPT_OSS | {"hidden": 40}, *MIXTURES]
 BLOCKS: list[dict[str, Any]] = [
     {"kind": "sequential"},
     {"kind": "parallel"},
-    {"kind": "parallel", "shared_norm": False},
-    {"kind": "sequential", "residual_scale": 0.6},
+    {"kind": "parallel", "shared_norm": False, "layer_scale": 0.7},
+    {"kind": "sequential", "residual_scale": 0.6, "layer_scale": 1.5},
 ]
 HEADS: list[dict[str, Any]] = [
     {"tied": True},

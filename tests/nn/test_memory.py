@@ -42,6 +42,8 @@ FUSED = {  # none has a window, a soft-cap or MLA, for which no kernel on a CPU 
     " model/recurrent=gla model.recurrent.decay=head model.pattern=[recurrent,recurrent,attention]",
     "qwen3_1_7b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
     " model/recurrent=gated_delta model.recurrent.channels=true model.pattern=[recurrent,recurrent,attention]",
+    "smollm3_3b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
+    " model/recurrent=rg_lru model.pattern=[recurrent,recurrent,attention]",
     "phi3_mini": "model.attention.n_heads=4 model.ffn.hidden=256 model/recurrent=short_conv model.pattern=[recurrent,recurrent,attention]",
 }
 
@@ -76,7 +78,18 @@ def test_activations_by_formula_are_what_autograd_keeps(preset: str) -> None:
     assert found.activations + head == pytest.approx(kept_bytes(model), rel=0.07)
 
 
-@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "phi3_mini"])
+@pytest.mark.parametrize("preset", ["gpt2", "palm_8b", "transformer_base"])
+@pytest.mark.parametrize("option", ["block.layer_scale=0.1", "attention.value_residual=true"])
+def test_what_is_multiplied_by_learned_numbers_is_kept(preset: str, option: str) -> None:
+    found, held = [], []
+    for changes in ("", f"model.{option}"):
+        model = build_model(composed(f"model={preset}", FUSED[preset], SMALL, changes).model, seed=0).train()
+        found.append(memory(model, SETTING).activations)
+        held.append(kept_bytes(model))
+    assert found[1] - found[0] == held[1] - held[0] > 0
+
+
+@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "phi3_mini", "smollm3_3b"])
 def test_activations_by_formula_are_what_autocast_keeps(preset: str) -> None:
     model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
     setting = replace(SETTING, precision="bf16-mixed")

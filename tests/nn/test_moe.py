@@ -80,9 +80,12 @@ def softmax_by_hand(router: SoftmaxRouter, x: Tensor) -> dict[int, float]:
     """Weight of each chosen expert of one token."""
     scores = (router.weight @ x + (0 if router.bias is None else router.bias)).tolist()
     powers = [float(torch.tensor(s).exp()) for s in scores]
-    best = sorted(range(len(powers)), key=lambda i: -powers[i])[: router.top_k]
+    size = len(powers) // router.cfg.n_groups
+    ranked = sorted(range(router.cfg.n_groups), key=lambda g: -max(powers[g * size : (g + 1) * size]))
+    open_ = [i for g in ranked[: router.cfg.top_groups] for i in range(g * size, (g + 1) * size)]
+    best = sorted(open_, key=lambda i: -powers[i])[: router.top_k]
     total = sum(powers[i] for i in best) if router.cfg.normalize else sum(powers)
-    return {i: powers[i] / total for i in best}
+    return {i: powers[i] / total * router.cfg.scale for i in best}
 
 
 def sigmoid_by_hand(router: SigmoidRouter, x: Tensor) -> dict[int, float]:
@@ -102,6 +105,8 @@ def sigmoid_by_hand(router: SigmoidRouter, x: Tensor) -> dict[int, float]:
     [
         {"kind": "softmax"},
         {"kind": "softmax", "normalize": False, "bias": True},
+        {"kind": "softmax", "n_groups": 4, "top_groups": 2, "normalize": False, "scale": 16.0},
+        {"kind": "softmax", "n_groups": 2, "top_groups": 1},
         {"kind": "sigmoid", "scale": 2.5},
         {"kind": "sigmoid", "n_groups": 4, "top_groups": 2, "normalize": False},
         {"kind": "sigmoid", "n_groups": 2, "top_groups": 1},

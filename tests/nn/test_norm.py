@@ -7,11 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lm.errors import ConfigError
+from lm.hf.io.writing import family_for
 from lm.nn.batch import Batch
 from lm.nn.head import Head
-from lm.nn.norm import LayerNormConfig, NormConfig, RMSNormConfig, build_residual, rms_norm
+from lm.nn.norm import Branch, LayerNormConfig, LayerScale, NormConfig, RMSNormConfig, build_residual, rms_norm
 from lm.nn.transformer import build_model
 from lm.testing.models import redraw, tokens
+from lm.training.optim.traits import traits_of
 from tests.nn.models import CLOSE, config, redrawn
 
 pytestmark = pytest.mark.usefixtures("doubles")
@@ -40,24 +43,44 @@ def test_a_zero_centred_weight_starts_at_zero_and_others_at_one(kind: str) -> No
 
 
 @pytest.mark.parametrize("cfg", [RMSNormConfig(place="pre"), LayerNormConfig(place="pre")])
-@pytest.mark.parametrize("scale", [1.0, 0.3])
-def test_each_place_of_the_norm_follows_its_formula(cfg: NormConfig, scale: float) -> None:
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+@pytest.mark.parametrize("learned", [False, True])
+def test_each_place_of_the_norm_follows_its_formula(cfg: NormConfig, factor: float, learned: bool) -> None:
     x, double = torch.randn(3, D), (lambda h: h * h + 2)
     for place in ("pre", "post", "sandwich", "output"):
-        residual = build_residual(cfg.replace(place=place), D, 0.0, scale)
+        branch = LayerScale(0.0, factor, D, 0.1) if learned else Branch(0.0, factor)
+        torch.nn.init.zeros_(branch.gain) if isinstance(branch, LayerScale) else None
+        residual = build_residual(cfg.replace(place=place), D, branch)
         redraw(residual)
-        n = residual.norm
+        n, scale = residual.norm, factor * branch.gain.detach() if isinstance(branch, LayerScale) else factor
         expected = {
-            "pre": lambda n=n: x + scale * double(n(x)),
-            "post": lambda n=n: n(x + scale * double(x)),
-            "output": lambda n=n: x + scale * n(double(x)),
-            "sandwich": lambda n=n, residual=residual: x + scale * residual.norm_out(double(n(x))),
+            "pre": lambda n=n, scale=scale: x + scale * double(n(x)),
+            "post": lambda n=n, scale=scale: n(x + scale * double(x)),
+            "output": lambda n=n, scale=scale: x + scale * n(double(x)),
+            "sandwich": lambda n=n, scale=scale, residual=residual: x + scale * residual.norm_out(double(n(x))),
         }[place]()
         torch.testing.assert_close(residual(x, double), expected, **CLOSE)
 
 
+@pytest.mark.parametrize(
+    ("kind", "names"), [("sequential", ["attention_residual.branch", "ffn_residual.branch"]), ("parallel", ["branch"])]
+)
+def test_what_layer_scale_multiplies_starts_small_and_no_family_of_transformers_has_a_place_for_it(kind: str, names: list[str]) -> None:
+    cfg = config(block={"kind": kind, "layer_scale": 1e-5})
+    plain, model = (build_model(each, seed=0) for each in (config(block={"kind": kind}), cfg))
+    gains = {name: p for name, p in model.named_parameters() if name.endswith("gain")}
+    assert gains.keys() == {f"blocks.{layer}.{name}.gain" for layer in range(3) for name in names}
+    assert all((p == 1e-5).all() and p.shape == (32,) for p in gains.values())
+    assert not gains.keys() & model.matrices() and not any(traits_of(model)[name].decays for name in gains)
+    ids = tokens(1, 8)
+    torch.testing.assert_close(model(ids), plain.head(plain.norm(plain.embed(ids))), atol=1e-3, rtol=0.0)  # each block is almost nothing
+    if kind == "sequential":
+        with pytest.raises(ConfigError, match=r"model\.block\.layer_scale=1e-05 must be null"):
+            family_for(cfg)
+
+
 def test_dropout_of_a_branch_leaves_the_residual_whole() -> None:
-    residual = build_residual(RMSNormConfig(place="pre"), D, 0.5).train()
+    residual = build_residual(RMSNormConfig(place="pre"), D, Branch(0.5)).train()
     x = torch.randn(64, D)
     added = residual(x, torch.ones_like) - x
     assert set(added.round(decimals=3).unique().tolist()) == {0.0, 2.0}

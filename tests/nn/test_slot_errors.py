@@ -12,7 +12,7 @@ from lm.nn.batch import Batch
 from lm.nn.transformer import ModelConfig, build_model, model_config
 from lm.schema import Config, Tree, variants
 from lm.testing.models import BASE, tokens
-from tests.nn.models import CONV, DELTA, EXPERT, MAMBA2, MIXTURES, MLA, with_kinds
+from tests.nn.models import CONV, DELTA, EXPERT, MAMBA2, MIXTURES, MLA, RG_LRU, with_kinds
 
 MOE = MIXTURES[0]
 DENSE = {"kind": "mlp", "hidden": 24}
@@ -113,6 +113,10 @@ MISTAKES: list[tuple[Tree, str]] = [
     ({"kind": "encoder", "recurrent": CONV, "pattern": ["recurrent", "attention"]}, "recurrent=short_conv reads from left to right,"),
     ({"recurrent": DELTA | {"n_k_heads": 3}, "pattern": ["recurrent"]}, "n_k_heads=3 does not divide n_heads=4. Choose a divisor."),
     ({"recurrent": MAMBA2 | {"groups": 3}, "pattern": ["recurrent"]}, "groups=3 does not divide n_heads=4. Choose a divisor."),
+    ({"recurrent": RG_LRU | {"n_heads": 5}, "pattern": ["recurrent"]}, "n_heads=5 does not divide width=24. Choose a divisor."),
+    ({"recurrent": CONV, "pattern": ["recurrent", "attention"], "attention": {"n_heads": 4, "value_residual": True}},
+     "value_residual=true mixes in the values of layer 0, which does not attend. Begin the pattern with attention."),
+    ({"mtp": {"depth": 1}, "attention": {"n_heads": 4, "value_residual": True}}, "value_residual=true reads layer 0, without which the"),
     ({"n_layers": 0}, "n_layers: 0 does not fit. The value must be greater than 0."),
     ({"kind": "encoder", "mtp": {"depth": 1}}, "mtp: there is no such key."),
     ({"kind": "encoder_decoder", "block": {"kind": "parallel"}}, "block=parallel has no place for cross-attention. Use block=sequential"),

@@ -11,7 +11,7 @@ from lm.hf.options.pattern import read_pattern, write_pattern
 from lm.hf.options.rope import ROPE_KEYS, read_rope, write_rope
 from lm.schema import Tree
 
-_MAMBA = ("linear_attention", "mamba")  # in transformers 5, and in published files
+MAMBA = ("linear_attention", "mamba")  # in transformers 5, and in published files
 
 
 class GraniteHybrid(Granite):
@@ -23,7 +23,7 @@ class GraniteHybrid(Granite):
     name = "granitemoehybrid"
     architecture = "GraniteMoeHybridForCausalLM"
     hybrid = True
-    theta = None  # most of these models have no positions
+    theta: ClassVar[float | None] = None  # most of these models have no positions
     renamed: ClassVar[dict[str, str]] = {"layers_block_type": "layer_types"}
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         **{ours: theirs for ours, theirs in Granite.fields.items() if ours not in ("ffn.bias", "ffn.hidden", "attention.head_dim")},
@@ -39,40 +39,44 @@ class GraniteHybrid(Granite):
     fixed_there: ClassVar[Tree] = {"num_local_experts": 0}
 
     def read(self, hf: Tree) -> Tree:
-        n, width = hf["num_hidden_layers"], hf["hidden_size"]
-        pattern = read_pattern(hf.get("layer_types") or [_MAMBA[0]] * n, n, _MAMBA)
+        n = hf["num_hidden_layers"]
+        pattern = read_pattern(hf.get("layer_types") or [MAMBA[0]] * n, n, MAMBA)
         position = read_rope(hf) if hf.get("position_embedding_type") == "rope" else {"position.kind": "none"}
         if n_experts := hf.get("num_local_experts", 8):
             raise ConfigError(
                 f"config.json: num_local_experts={n_experts}, and lm knows {self.name} without experts only. Import a dense one."
             )
-        if "recurrent" not in pattern:
-            return {**super().read(hf), "pattern": pattern, **position}
+        return {**super().read(hf), "pattern": pattern, **position, **(self.mamba(hf) if "recurrent" in pattern else {})}
+
+    def mamba(self, hf: Tree) -> Tree:
+        """The mixer of layers that do not attend."""
         if (act := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
             raise ConfigError(f"config.json: hidden_act={act!r} is of the convolutions too, which are silu's in lm. Import another model.")
-        heads = hf.get("mamba_n_heads", 128)
+        heads, width = hf.get("mamba_n_heads", 128), hf["hidden_size"]
         head = hf.get("mamba_d_head", "auto")
         inner = hf.get("mamba_expand", 2) * width
         if head != "auto" and heads * head != inner:
             raise ConfigError(f"config.json: {heads} heads of mamba_d_head={head} are not mamba_expand times hidden_size={width} wide.")
-        mamba = {
+        recurrent = {
             "kind": "mamba2", "n_heads": heads, "head_dim": inner // heads,
             "state_dim": hf.get("mamba_d_state", 256), "groups": hf.get("mamba_n_groups", 1), "kernel": hf.get("mamba_d_conv", 4),
             "kernel_bias": hf.get("mamba_conv_bias", True), "bias": hf.get("mamba_proj_bias", False),
             "eps": hf.get("rms_norm_eps", 1e-6),
         }  # fmt: skip
-        return {**super().read(hf), "pattern": pattern, "recurrent": mamba, **position}
+        return {"recurrent": recurrent}
 
     def write(self, ours: Tree) -> Tree:
         rope = {"position_embedding_type": "rope", **write_rope(ours)} if ours["position.kind"] == "rope" else {}
-        there = {**super().write(ours), "layer_types": write_pattern(ours, _MAMBA[0]), **rope}
+        return {**super().write(ours), "layer_types": write_pattern(ours, MAMBA[0]), **rope, **self.mamba_keys(ours)}
+
+    def mamba_keys(self, ours: Tree) -> Tree:
+        """The keys of that mixer."""
         if ours.get("recurrent.kind") != "mamba2":
-            return {**there, "mamba_n_heads": 1}  # their default must divide a width that no layer has
+            return {"mamba_n_heads": 1}  # their default must divide a width that no layer has
         theirs = {"n_heads": "n_heads", "n_groups": "groups", "d_state": "state_dim", "d_head": "head_dim", "d_conv": "kernel"}
         theirs |= {"conv_bias": "kernel_bias", "proj_bias": "bias"}
         expand = ours["recurrent.n_heads"] * ours["recurrent.head_dim"] // ours["d_model"]
-        mamba = {f"mamba_{key}": ours[f"recurrent.{name}"] for key, name in theirs.items()}
-        return {**there, **mamba, "mamba_expand": expand}
+        return {"mamba_expand": expand, **{f"mamba_{key}": ours[f"recurrent.{name}"] for key, name in theirs.items()}}
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         for slot in ("attention", "recurrent"):
@@ -81,11 +85,12 @@ class GraniteHybrid(Granite):
         for name in "qkvo":
             yield from module(f"{here}.attention.{name}", f"{there}.self_attn.{name}_proj")
         if "recurrent.n_heads" in ours:
-            yield from self._mamba(f"{here}.recurrent", f"{there}.mamba", ours)
+            yield from self.mamba_pairs(f"{here}.recurrent", f"{there}.mamba", ours)
         yield from modules((f"{here}.ffn.gate", f"{here}.ffn.up"), f"{there}.shared_mlp.input_linear", Split([ours["ffn.hidden"]] * 2))
         yield from module(f"{here}.ffn.down", f"{there}.shared_mlp.output_linear")
 
-    def _mamba(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+    def mamba_pairs(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        """The tensors of that mixer."""
         heads, groups = ours["recurrent.n_heads"], ours["recurrent.groups"]
         x, b = heads * ours["recurrent.head_dim"], groups * ours["recurrent.state_dim"]
         yield from modules((f"{here}.gate", f"{here}.xbc", f"{here}.rate"), f"{there}.in_proj", Split([x, x + 2 * b, heads]))

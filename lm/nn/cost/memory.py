@@ -8,7 +8,6 @@ from torch import nn
 
 from lm.nn.block import BlockParts
 from lm.nn.cost.kept import Kept, Precision, together
-from lm.nn.ffn.experts import Experts
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import LM
 
@@ -77,8 +76,8 @@ def _gathered(model: LM) -> int:
 
 def _multiplied(model: LM) -> int:
     """Weights of matrices: what autocast keeps a bf16 copy of until the backward."""
-    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    return linear + sum(p.numel() for m in model.modules() if isinstance(m, Experts) for p in m.parameters() if p.ndim == 3)
+    roles, linear = model.roles(), sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    return linear + sum(p.numel() for name, p in model.named_parameters() if p.ndim == 3 and roles[name] == "hidden")
 
 
 def _activations(model: LM, setting: Setting) -> int:

@@ -28,34 +28,16 @@ class RouterConfig(Slot):
         """Raises ValueError where so many experts do not fit."""
 
 
-class SoftmaxRouterConfig(RouterConfig):
-    """The top k of a softmax over all experts (Mixtral, Switch, gpt-oss)."""
+class GroupedRouterConfig(RouterConfig):
+    """Experts in groups, of which a token goes to a few."""
 
-    kind: Literal["softmax"] = "softmax"
-    bias: bool = False
-    """Bias on the scores (gpt-oss)."""
-    jitter: float = Field(0.0, ge=0, lt=1)
-    """Switch: in training, inputs are multiplied by numbers from 1 - jitter to 1 + jitter (Fedus et al. 2021, arXiv:2101.03961, 2.4)."""
-
-    def build(self, d_model: int, n_experts: int, top_k: int) -> "Router":
-        return SoftmaxRouter(self, d_model, n_experts, top_k)
-
-
-class SigmoidRouterConfig(RouterConfig):
-    """Sigmoid scores, and a bias that is moved in training until loads are even (DeepSeek-V3, arXiv:2412.19437, section 2.1.2)."""
-
-    kind: Literal["sigmoid"] = "sigmoid"
     n_groups: int = Field(1, gt=0)
-    """Groups of neighbouring experts (DeepSeek-V3: 8); divides n_experts."""
+    """Groups of neighbouring experts (DeepSeek-V2 and V3: 8); divides n_experts."""
     top_groups: int = Field(1, gt=0)
-    """Groups that a token may go to, those with the largest sum of their two best scores (DeepSeek-V3: 4)."""
+    """Groups that a token may go to, those with the best score (DeepSeek-V2: 3), or with a sigmoid the largest sum of their two best
+    (DeepSeek-V3: 4)."""
     scale: float = Field(1.0, gt=0)
-    """Factor on the weights (DeepSeek-V3: 2.5)."""
-    bias_rate: float = Field(0.001, ge=0)
-    """How far a step moves an expert's bias, up where its load is below the mean and down where it is above (DeepSeek-V3: 0.001)."""
-
-    def build(self, d_model: int, n_experts: int, top_k: int) -> "Router":
-        return SigmoidRouter(self, d_model, n_experts, top_k)
+    """Factor on the weights (DeepSeek-V2: 16, DeepSeek-V3: 2.5)."""
 
     def require(self, n_experts: int, top_k: int) -> None:
         if n_experts % self.n_groups:
@@ -67,6 +49,39 @@ class SigmoidRouterConfig(RouterConfig):
                 f"top_k={top_k} experts are not in {self.top_groups} groups of {n_experts // self.n_groups}."
                 " Lower top_k, or raise router.top_groups."
             )
+
+    def allowed(self, choice: Tensor, counted: int) -> Tensor:
+        """-inf outside of each token's best groups, (b, s, e).  counted: scores of a group that are summed."""
+        if self.top_groups == self.n_groups:
+            return choice
+        groups = choice.unflatten(-1, (self.n_groups, -1))  # (b, s, e) -> (b, s, groups, e/groups)
+        best = groups.topk(min(counted, groups.shape[-1]), dim=-1).values.sum(-1).topk(self.top_groups, dim=-1).indices
+        closed = torch.ones(groups.shape[:-1], dtype=torch.bool, device=choice.device).scatter(-1, best, False)
+        return groups.masked_fill(closed.unsqueeze(-1), float("-inf")).flatten(-2)
+
+
+class SoftmaxRouterConfig(GroupedRouterConfig):
+    """The top k of a softmax over all experts (Mixtral, Switch, gpt-oss; with groups DeepSeek-V2, arXiv:2405.04434, section 2.2.2)."""
+
+    kind: Literal["softmax"] = "softmax"
+    bias: bool = False
+    """Bias on the scores (gpt-oss)."""
+    jitter: float = Field(0.0, ge=0, lt=1)
+    """Switch: in training, inputs are multiplied by numbers from 1 - jitter to 1 + jitter (Fedus et al. 2021, arXiv:2101.03961, 2.4)."""
+
+    def build(self, d_model: int, n_experts: int, top_k: int) -> "Router":
+        return SoftmaxRouter(self, d_model, n_experts, top_k)
+
+
+class SigmoidRouterConfig(GroupedRouterConfig):
+    """Sigmoid scores, and a bias that is moved in training until loads are even (DeepSeek-V3, arXiv:2412.19437, section 2.1.2)."""
+
+    kind: Literal["sigmoid"] = "sigmoid"
+    bias_rate: float = Field(0.001, ge=0)
+    """How far a step moves an expert's bias, up where its load is below the mean and down where it is above (DeepSeek-V3: 0.001)."""
+
+    def build(self, d_model: int, n_experts: int, top_k: int) -> "Router":
+        return SigmoidRouter(self, d_model, n_experts, top_k)
 
 
 class Routing(NamedTuple):
@@ -104,10 +119,10 @@ class SoftmaxRouter(Router):
             wide = wide * torch.empty_like(wide).uniform_(1 - self.cfg.jitter, 1 + self.cfg.jitter)
         logits = _logits(self, wide)
         probabilities = logits.softmax(-1)
-        weights, experts = probabilities.topk(self.top_k, dim=-1)
+        weights, experts = self.cfg.allowed(probabilities, 1).topk(self.top_k, dim=-1)
         if self.cfg.normalize:
             weights = weights / weights.sum(-1, keepdim=True)
-        return Routing(experts, weights, probabilities, logits)
+        return Routing(experts, weights * self.cfg.scale, probabilities, logits)
 
 
 class SigmoidRouter(Router):
@@ -131,20 +146,11 @@ class SigmoidRouter(Router):
     def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
         logits = _logits(self, x.float())
         scores = logits.sigmoid()
-        experts = self._allowed(scores.detach() + self.correction_bias).topk(self.top_k, dim=-1).indices
+        experts = self.cfg.allowed(scores.detach() + self.correction_bias, 2).topk(self.top_k, dim=-1).indices
         weights = scores.gather(-1, experts)
         if self.cfg.normalize:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return Routing(experts, weights * self.cfg.scale, scores / (scores.sum(-1, keepdim=True) + 1e-20), logits)
-
-    def _allowed(self, choice: Tensor) -> Tensor:
-        """-inf outside of each token's best groups, (b, s, e)."""
-        if self.cfg.top_groups == self.cfg.n_groups:
-            return choice
-        groups = choice.unflatten(-1, (self.cfg.n_groups, -1))  # (b, s, e) -> (b, s, groups, e/groups)
-        best = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1).topk(self.cfg.top_groups, dim=-1).indices
-        closed = torch.ones(groups.shape[:-1], dtype=torch.bool, device=choice.device).scatter(-1, best, False)
-        return groups.masked_fill(closed.unsqueeze(-1), float("-inf")).flatten(-2)
 
     @torch.no_grad()
     def balance(self, load: Tensor) -> None:

@@ -98,6 +98,9 @@ class AttentionConfig(MixerConfig, Slot, group="model/attention"):
     def require(self, d_model: int, position: PositionConfig) -> None:
         """Raises ValueError where this width or this position does not fit."""
 
+    def require_layers(self, first: bool, drafts: bool) -> None:
+        """Raises ValueError where it matters whether the first layer attends, or whether blocks beyond the last one draft by themselves."""
+
     def layer_window(self, layer: int) -> int | None:
         """Returns the window of this layer, None where it sees everything."""
         return None

@@ -1,14 +1,16 @@
 """Multi-head, grouped-query and multi-query attention."""
 
 import math
-from collections.abc import Sequence
-from typing import Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, Self
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
+from lm.nn.init import Draw, halves
 from lm.nn.linear import Out
 from lm.nn.mixers.attend import Scoring
 from lm.nn.mixers.base import Attention, AttentionConfig, Mixer
@@ -47,6 +49,9 @@ class GQAConfig(AttentionConfig):
     out_gate: Literal["none", "head", "element"] = "none"
     """What is read is multiplied by the sigmoid of a projection of the layer's input: a number per head, or one per element (Qwen3-Next;
     Qiu et al. 2025, arXiv:2505.06708)."""
+    value_residual: bool = False
+    """Values of each layer but the first become a v_first + b v, with learned a and b, 1/2 at first (Zhou et al. 2024,
+    arXiv:2410.17897)."""
     gpt_oss_sinks: bool = False
     """gpt-oss: a learned score per head that takes its part of each softmax and has no value."""
 
@@ -80,6 +85,12 @@ class GQAConfig(AttentionConfig):
         if self.head_dim is None and d_model % self.n_heads:
             raise ValueError(f"d_model={d_model} is not a multiple of n_heads={self.n_heads}. Change one, or set head_dim.")
 
+    def require_layers(self, first: bool, drafts: bool) -> None:
+        if self.value_residual and not first:
+            raise ValueError("value_residual=true mixes in the values of layer 0, which does not attend. Begin the pattern with attention.")
+        if self.value_residual and drafts:
+            raise ValueError("value_residual=true reads layer 0, without which the blocks of mtp draft. Leave one of them out.")
+
     def layer_window(self, layer: int) -> int | None:
         if self.global_every is None:
             return self.window
@@ -87,10 +98,11 @@ class GQAConfig(AttentionConfig):
         return None if layer % self.global_every == at else self.window
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
-        return GQA(self, norm, d_model, layer)
+        kind = GQA if not self.value_residual else ResidualGQA if layer else FirstGQA
+        return kind(self, norm, d_model, layer)
 
     def cross(self) -> "GQAConfig":
-        return self.replace(window=None, global_every=None, global_at=None)
+        return self.replace(window=None, global_every=None, global_at=None, value_residual=False)
 
     def build_cross(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return CrossAttention(self, norm, d_model, layer)
@@ -100,10 +112,11 @@ class GQAConfig(AttentionConfig):
         return 4 * self.n_heads * self.width(d_model) * min(seq_len, self.layer_window(layer) or seq_len)
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """q, k, v and the weighted values; q and k once more before a norm of theirs; a gate, and what it gives."""
+        """q, k, v and the weighted values; q and k once more before a norm of theirs, v before it is mixed; a gate, and what it gives."""
         q, kv, gate = self.n_heads * self.width(d_model), self.kv_width(d_model), self.gate_width(d_model)
         normed, gated = q + kv if self.qk_norm != "none" else 0, q + 2 * gate if gate else 0
-        return Kept(0, 2 * q + 2 * kv + normed + gated, 0, 2 * d_model)
+        mixed = kv if self.value_residual and layer else 0
+        return Kept(0, 2 * q + 2 * kv + normed + mixed + gated, 0, 2 * d_model)
 
     def state(self, d_model: int, layer: int) -> PerToken:
         heads = (self.n_kv_heads or self.n_heads, self.width(d_model))
@@ -190,6 +203,31 @@ class GQA(Attention):
             gate = self.gate(x).unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)  # (b, s, h*c or h) -> (b, h, s, c or 1)
             heads = heads * gate.sigmoid()
         return self.joined(heads)
+
+
+class FirstGQA(GQA):
+    """The first layer, whose values later ones mix in."""
+
+    def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().projected(x, ctx)
+        ctx.values = v
+        return q, k, v
+
+
+class ResidualGQA(GQA):
+    """Its values are a v_first + b v, and kept so in a cache.  Zhou et al. 2024, arXiv:2410.17897, with learned a and b of each layer."""
+
+    drawn: ClassVar[Mapping[str, Draw]] = {**GQA.drawn, "shares": halves}
+
+    def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
+        super().__init__(cfg, norm, d_model, layer)
+        self.shares = nn.Parameter(torch.empty(2))
+
+    def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().projected(x, ctx)
+        assert ctx.values is not None
+        of_first, own = self.shares.unbind()
+        return q, k, of_first * ctx.values + own * v
 
 
 class CrossAttention(GQA):

@@ -1,4 +1,4 @@
-"""LFM2 and Granite 4: most layers without attention."""
+"""LFM2, Granite 4 and Bamba: most layers without attention."""
 
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ import pytest
 transformers = pytest.importorskip("transformers")
 
 from lm.errors import ConfigError  # noqa: E402
+from lm.hf.families.bamba import FAMILY as BAMBA_FAMILY  # noqa: E402
 from lm.hf.families.granite_hybrid import FAMILY  # noqa: E402
 from lm.hf.options.keys import unheard  # noqa: E402
 from lm.nn.mixers.mamba2 import Mamba2Config  # noqa: E402
@@ -34,6 +35,15 @@ GRANITE: dict[str, dict[str, Any]] = {
     },
     "attention alone": {"layer_types": ["full_attention"] * 4},
 }  # fmt: skip
+BAMBA: dict[str, dict[str, Any]] = {
+    "half rotated": {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}},
+    "wholly rotated and stretched, groups, tied, biases": {
+        "rope_parameters": {**ROPE, "rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 1.0}, "mamba_n_groups": 2,
+        "mamba_conv_bias": False, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "mamba_d_conv": 3,
+        "rms_norm_eps": 1e-6, "attn_layer_indices": [0, 3],
+    },
+    "attention alone": {"attn_layer_indices": [0, 1, 2, 3]},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", cases(LFM2))
@@ -49,6 +59,31 @@ def test_granite_hybrid(case: str, tmp_path: Path) -> None:
         "embedding_multiplier": 1.7, "attention_multiplier": 0.21, "residual_multiplier": 0.6, "logits_scaling": 1.6,
     }  # fmt: skip
     verify(transformers.GraniteMoeHybridForCausalLM(transformers.GraniteMoeHybridConfig(**sizes | GRANITE[case])), tmp_path)
+
+
+@pytest.mark.parametrize("case", cases(BAMBA))
+def test_bamba(case: str, tmp_path: Path) -> None:
+    sizes = SIZES | {
+        "intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_state": 6, "mamba_chunk_size": 8, "attn_layer_indices": [2],
+    }  # fmt: skip
+    verify(transformers.BambaForCausalLM(transformers.BambaConfig(**sizes | BAMBA[case])), tmp_path)
+
+
+def test_the_published_bamba_is_understood() -> None:
+    """As ibm-ai-platform/Bamba-9B-v1 has it, in the spelling of transformers 4."""
+    there = {
+        "architectures": ["BambaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "attn_layer_indices": [9, 18, 27],
+        "attn_rotary_emb": 64, "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 4096,
+        "initializer_range": 0.02, "intermediate_size": 14336, "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4,
+        "mamba_d_head": 64, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 128, "mamba_proj_bias": False,
+        "max_position_embeddings": 262144, "mlp_bias": False, "model_type": "bamba", "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "num_logits_to_keep": 1, "pad_token_id": 128001, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+        "tie_word_embeddings": False, "use_cache": True, "vocab_size": 128256,
+    }  # fmt: skip
+    cfg = BAMBA_FAMILY.config(there)
+    assert isinstance(cfg.recurrent, Mamba2Config) and cfg.recurrent.state_dim == 128 and cfg.position.tree()["fraction"] == 0.5
+    assert [layer for layer in range(32) if cfg.slot(layer) == "attention"] == [9, 18, 27]
+    assert unheard("config.json", there, BAMBA_FAMILY, cfg) == [] and BAMBA_FAMILY.homeless(cfg) == []
 
 
 def test_published_granite_4_spells_its_layers_otherwise(tmp_path: Path) -> None:

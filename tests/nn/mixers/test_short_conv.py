@@ -16,11 +16,18 @@ from lm.nn.mixers.short_conv import ShortConv, ShortConvConfig
 from lm.nn.position.base import Position
 from lm.nn.transformer import DecoderLM, build_model
 from lm.testing.models import redraw, tokens
-from tests.nn.models import CONV, DELTA, GLA, MAMBA2, config, packed, redrawn
+from tests.nn.models import CONV, DELTA, GLA, MAMBA2, RG_LRU, config, packed, redrawn
 
 B, S, D = 2, 11, 6
 HYBRID: dict[str, Any] = {"recurrent": CONV | {"kernel": 4}, "pattern": ["recurrent", "attention"]}
-KINDS = {"short_conv": CONV | {"kernel": 4}, "gated_delta": DELTA, "mamba2": MAMBA2, "gla": GLA, "channels": DELTA | {"channels": True}}
+KINDS = {
+    "short_conv": CONV | {"kernel": 4},
+    "gated_delta": DELTA,
+    "mamba2": MAMBA2,
+    "gla": GLA,
+    "channels": DELTA | {"channels": True},
+    "rg_lru": RG_LRU,
+}
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 
 
@@ -90,7 +97,7 @@ def test_padding_anywhere_in_a_chunk_is_passed_over(chunks: list[int], kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chunk", [1, 3, 4])
+@pytest.mark.parametrize("chunk", [1, 3, 4, 6])
 @torch.no_grad()
 def test_a_state_is_rewound_within_its_slack_and_reordered(chunk: int, kind: str) -> None:
     model, ids = hybrid(kind), tokens(2, 20)

@@ -1,0 +1,62 @@
+"""Bamba.  IBM, Princeton, CMU and UIUC 2024, "Bamba: inference-efficient hybrid Mamba2 model"."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.hf.families.granite_hybrid import MAMBA, GraniteHybrid
+from lm.hf.families.llama import Llama
+from lm.hf.io.family import Pair, module, same
+from lm.hf.options.pattern import ATTENDS, read_pattern, write_pattern
+from lm.hf.options.rope import read_rope, write_rope
+from lm.schema import Tree
+
+
+class Bamba(GraniteHybrid):
+    """Llama with Mamba-2 in most layers, and half of each head rotated in those that attend."""
+
+    name = "bamba"
+    architecture = "BambaForCausalLM"
+    theta = 10000.0
+    partial = True
+    renamed: ClassVar[dict[str, str]] = {}
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **Llama.fields,
+        "norm.eps": ("rms_norm_eps", 1e-5),
+        "attention.n_kv_heads": ("num_key_value_heads", 8),
+    }
+    further: ClassVar[tuple[str, ...]] = (
+        *(key for key in GraniteHybrid.further if key.startswith(("mamba_", "time_step_"))), "attn_layer_indices", "attn_rotary_emb",
+        "num_logits_to_keep", "z_loss_coefficient",
+    )  # fmt: skip
+    respelled: ClassVar[tuple[str, ...]] = ("attn_layer_indices", "mamba_d_head", "mamba_n_heads")
+    fixed: ClassVar[Tree] = Llama.fixed
+    fixed_there: ClassVar[Tree] = {}
+
+    def read(self, hf: Tree) -> Tree:
+        n, attends = hf["num_hidden_layers"], hf.get("attn_layer_indices") or []
+        pattern = read_pattern([ATTENDS[0] if layer in attends else MAMBA[0] for layer in range(n)], n, MAMBA)
+        rope = read_rope({**hf, "partial_rotary_factor": 0.5})  # transformers looks at that of rope_parameters alone
+        return {"pattern": pattern, **rope, **(self.mamba(hf) if "recurrent" in pattern else {})}
+
+    def write(self, ours: Tree) -> Tree:
+        attends = [layer for layer, name in enumerate(write_pattern(ours, MAMBA[0])) if name == ATTENDS[0]]
+        partial = {"partial_rotary_factor": ours.get("position.fraction")}
+        rope = {key: {**given, **partial} for key, given in write_rope(ours).items() if isinstance(given, dict)}  # of either spelling
+        return {"attn_layer_indices": attends, **rope, **self.mamba_keys(ours)}
+
+    def pairs(self, ours: Tree) -> Iterator[Pair]:
+        for pair in super().pairs(ours):
+            yield same("norm.weight", "model.final_layernorm.weight") if pair.ours == ("norm.weight",) else pair
+
+    def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        for slot, theirs in {"attention": "input", "recurrent": "input", "ffn": "pre_ff"}.items():
+            yield from module(f"{here}.{slot}_residual.norm", f"{there}.{theirs}_layernorm")
+        for name in "qkvo":
+            yield from module(f"{here}.attention.{name}", f"{there}.self_attn.{name}_proj")
+        for name in ("gate", "up", "down"):
+            yield from module(f"{here}.ffn.{name}", f"{there}.feed_forward.{name}_proj")
+        if "recurrent.n_heads" in ours:
+            yield from self.mamba_pairs(f"{here}.recurrent", f"{there}.mamba", ours)
+
+
+FAMILY = Bamba()

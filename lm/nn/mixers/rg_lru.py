@@ -1,0 +1,159 @@
+"""The RG-LRU: a number of each channel that fades as the token says, and to which the token adds what its gate lets in.
+
+De et al. 2024, arXiv:2402.19427, section 2.4; two of three layers of Griffin and of RecurrentGemma mix so.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.nn.context import Context
+from lm.nn.cost.kept import Kept
+from lm.nn.init import Declares, Draw, Start, by_inputs, matrix, zeros
+from lm.nn.linear import Out, without_autocast
+from lm.nn.mixers.base import Mixer, RecurrentConfig
+from lm.nn.mixers.cache import Fixed
+from lm.nn.mixers.convolve import continued, fast
+from lm.nn.mixers.scan import wide
+from lm.nn.norm import NormConfig
+from lm.schema import MOST
+
+_SHARPNESS = 8  # the paper's c: how often a channel fades by what is its own where the gate is fully open
+
+
+class RGLRUConfig(RecurrentConfig):
+    """h = a h + sqrt(1 - a^2) i x; o(h * gelu(gate)), with a and i of each token and channel, and x through a short convolution."""
+
+    kind: Literal["rg_lru"] = "rg_lru"
+    width: int = Field(gt=0, le=MOST)
+    """Channels, each with one number as its state (Griffin: 4/3 of d_model; RecurrentGemma: d_model)."""
+    n_heads: int = Field(gt=0, le=MOST)
+    """Groups of channels; what lets a channel fade and add is said by those of its group."""
+    kernel: int = Field(4, gt=1, le=MOST)
+    """Tokens that the convolution mixes before, itself included."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.width % self.n_heads:
+            raise ValueError(f"n_heads={self.n_heads} does not divide width={self.width}. Choose a divisor.")
+        return self
+
+    def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
+        return RGLRU(self, d_model, layer)
+
+    def flops(self, d_model: int, layer: int, seq_len: int) -> int:
+        """The convolution, both matrices of each group, what fades and what is added."""
+        return self.width * (2 * self.kernel + 4 * self.width // self.n_heads + 4)
+
+    def keeps(self, d_model: int, layer: int) -> Kept:
+        """What lets in and what it lets in, a, its root, the products of a chunk and h; x, and the gate three times."""
+        return Kept(12 * self.width, 4 * self.width, 0, self.width)
+
+    def state(self, d_model: int, layer: int) -> Fixed:
+        """What was convolved of the last tokens, and h."""
+        return Fixed(((self.kernel - 1, self.width), (self.width,)))
+
+
+def reference(fade: Tensor, new: Tensor, state: Tensor) -> Tensor:
+    """h_t = fade_t h_(t-1) + new_t, token by token.  fade, new: (b, s, w), fade of 0 .. 1; state: (b, w), h before the first."""
+    out = []
+    for t in range(new.shape[1]):
+        state = fade[:, t] * state + new[:, t]
+        out.append(state)
+    return torch.stack(out, dim=1)
+
+
+def chunked(fade: Tensor, new: Tensor, state: Tensor) -> Tensor:
+    """The same in 2 sqrt(s) steps: token by token in all of sqrt(s) chunks at once, then from chunk to chunk. No factor is above 1."""
+    s = new.shape[1]
+    size = math.isqrt(s - 1) + 1
+    n = -(-s // size)
+    fades, news = (F.pad(x, (0, 0, 0, n * size - s)).unflatten(1, (n, size)).unbind(2) for x in (fade, new))  # (b, s, w) -> (b, n, w) each
+    held, left = [news[0]], [fades[0]]
+    for f, x in zip(fades[1:], news[1:], strict=True):
+        held.append(f * held[-1] + x)
+        left.append(f * left[-1])
+    begun = [state]
+    for kept, added in zip(left[-1].unbind(1)[:-1], held[-1].unbind(1)[:-1], strict=True):
+        begun.append(kept * begun[-1] + added)
+    before = torch.stack(begun, dim=1)
+    return torch.stack([h + f * before for h, f in zip(held, left, strict=True)], dim=2).flatten(1, 2)[:, :s]
+
+
+def fading(shape: torch.Size, start: Start) -> Tensor:
+    """softplus^-1(-log(u) / c) of u between 0.9 and 0.999: what is left of a channel's number where the gate is open.  Section 2.4."""
+    left = torch.empty(shape).uniform_(0.9, 0.999, generator=start.source)
+    return torch.expm1(-left.log() / _SHARPNESS).log()
+
+
+class ByHead(Declares, nn.Module):
+    """W x + b of each group of channels by itself. The weight is (h, out, in), the bias (h, out)."""
+
+    drawn: ClassVar[Mapping[str, Draw]] = {"weight": matrix, "bias": zeros}
+
+    def __init__(self, width: int, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads, each = n_heads, width // n_heads
+        self.width = width
+        self.weight, self.bias = nn.Parameter(torch.empty(n_heads, each, each)), nn.Parameter(torch.empty(n_heads, each))
+
+    def extra_repr(self) -> str:
+        return f"{self.width} -> {self.width}, in {self.n_heads} groups"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, s, w) -> (b, s, w)."""
+        out = torch.einsum("bshi,hoi->bsho", x.unflatten(-1, (self.n_heads, -1)), self.weight)
+        return (out + self.bias.to(out.dtype)).flatten(2)
+
+
+class RGLRU(Mixer):
+    """o(h * gelu(gate)). A token at position 0 finds no h, and adds what its gate lets in whole, as in the authors' code.
+
+    The root's derivative, which their code bounds, is that of -expm1(2 log a) here, and log a is never 0 but where it underflows.
+    """
+
+    drawn: ClassVar[Mapping[str, Draw]] = {"kernel": by_inputs, "fade": fading}
+
+    def __init__(self, cfg: RGLRUConfig, d_model: int, layer: int) -> None:
+        super().__init__(layer)
+        self.cfg = cfg
+        self.gate, self.x = nn.Linear(d_model, cfg.width), nn.Linear(d_model, cfg.width)
+        self.kernel = nn.Parameter(torch.empty(cfg.width, cfg.kernel))
+        self.kernel_bias = nn.Parameter(torch.empty(cfg.width))
+        self.rate, self.write = ByHead(cfg.width, cfg.n_heads), ByHead(cfg.width, cfg.n_heads)
+        self.fade = nn.Parameter(torch.empty(cfg.width))
+        self.o = Out(cfg.width, d_model)
+
+    def extra_repr(self) -> str:
+        return f"{self.cfg.width} channels, a convolution of {self.cfg.kernel} tokens"
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        ctx.mask.require_causal("recurrent=rg_lru")
+        u, cache = self.x(x), ctx.cache
+        kernel, ends = self.kernel.to(u.dtype), u[:, :0]
+        if cache is None:
+            mixed = fast(u, kernel, ctx.mask)
+        else:
+            mixed, ends = continued(u, kernel, cache.state(self.layer)[0], ctx.mask, cache.slack)
+        mixed = mixed + self.kernel_bias.to(u.dtype)
+        rate, write = self.rate(mixed), self.write(mixed)
+        with without_autocast(x.device):  # sums over a row are kept in float32
+            fade, new = self.flow(mixed, rate, write, ctx.mask.q_positions.unsqueeze(-1))
+            before = torch.zeros_like(new[:, 0]) if cache is None else cache.state(self.layer)[1].to(new.dtype)
+            h = chunked(fade, new, before)
+        if cache is not None:
+            cache.advance(self.layer, ends, h[:, -ends.shape[1] :])
+        out: Tensor = self.o(h.to(x.dtype) * F.gelu(self.gate(x), approximate="tanh"))
+        return out
+
+    def flow(self, x: Tensor, rate: Tensor, write: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns a of each token and what it adds, wide, (b, s, w); padding leaves all as it is.  at: positions, (b or 1, s, 1)."""
+        log_a = -_SHARPNESS * F.softplus(wide(self.fade)) * wide(rate).sigmoid()
+        log_a = torch.where(at > 0, log_a, torch.where(at == 0, float("-inf"), 0.0))
+        root = torch.expm1(2 * log_a).clamp(max=-torch.finfo(log_a.dtype).tiny).neg().sqrt()  # a root of 0 has no derivative
+        return log_a.exp(), torch.where(at < 0, 0.0, wide(x) * wide(write).sigmoid() * root)

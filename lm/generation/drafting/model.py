@@ -7,8 +7,9 @@ from torch import Tensor
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import begin, read, right_padded
+from lm.generation.decode import begin
 from lm.generation.drafting.base import Drafter
+from lm.generation.prefill import read, right_padded
 from lm.generation.sampling import History, choose, common
 from lm.nn.batch import Batch
 from lm.nn.mixers.cache import Cache
@@ -37,7 +38,7 @@ class DraftModel(Drafter):
         self.cfg, self.n_drawn = cfg, n_tokens
         own = [History(row.key, begin(self.draft, row.source or row.begin), source=row.source) for row in rows]
         self.cache: Cache
-        self.cache, *_ = read(self.draft, own, 0, n_new, ahead=self.n_tokens)
+        self.cache, *_ = read(self.draft, own, 0, n_new, cfg.prefill_chunk, ahead=self.n_tokens)
         self.first = [row.begin for row in own]
         self.held = [list(row.begin) for row in own]  # what the cache holds of each row
 

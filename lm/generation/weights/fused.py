@@ -44,6 +44,11 @@ class FusedMLP(GatedMLP):
         nn.Module.__init__(self)
         self.gate_up, self.down, self.combine = stacked([of.gate, of.up], hold), of.down, of.combine
 
+    @staticmethod
+    def fits(of: GatedMLP) -> bool:
+        """Whether there is no adapter beside the matrices."""
+        return all(type(linear) is nn.Linear for linear in (of.gate, of.up))
+
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
         out: Tensor = self.down(self.combine(gate, up))
@@ -65,8 +70,9 @@ class FusedGQA(GQA):
 
     @staticmethod
     def fits(of: GQA) -> bool:
-        """Whether there are no norms of queries and keys, or of each head."""
-        return isinstance(of.q_norm, nn.Identity) or (isinstance(of.q_norm, RMSNorm) and not of.norm_full)
+        """Whether there are no norms of queries and keys, or of each head, and no adapter beside the matrices."""
+        normed = isinstance(of.q_norm, nn.Identity) or (isinstance(of.q_norm, RMSNorm) and not of.norm_full)
+        return normed and all(type(linear) is nn.Linear for linear in (of.q, of.k, of.v))
 
     def extra_repr(self) -> str:
         return self.said

@@ -69,7 +69,7 @@ class _Preparing:
                     raise ConfigError(
                         f"dtype=int4: {path} has {linear.in_features} inputs, which is no multiple of {GROUP}. Use dtype=int8."
                     )
-        largest = max((each for each in self.linears.values() if type(each) is not Head), key=lambda each: each.weight.numel())
+        largest = max(self.linears.values(), key=lambda each: (type(each) is not Head, each.weight.numel()))
         self.kinds = ranked(KINDS[dtype], self._cast(largest.weight))
 
     def run(self) -> None:
@@ -77,7 +77,7 @@ class _Preparing:
         for path, module in [*self.model.named_modules()] if fused else []:
             if type(module) is GQA and FusedGQA.fits(module):
                 self.model.set_submodule(path, FusedGQA(module, self._held))
-            elif type(module) is GatedMLP:
+            elif type(module) is GatedMLP and FusedMLP.fits(module):
                 self.model.set_submodule(path, FusedMLP(module, self._held))
         for path, module in [*self.model.named_modules()]:
             if type(module) is Head:

@@ -127,7 +127,7 @@ def _run(
             cache.reorder(rows)
         last = [(beam.tokens[-1], len(search.begin) + len(beam.tokens) - 1) for search in searches for beam in search.running]
         ids, positions = torch.tensor(last, dtype=torch.int64, device=log_probs.device).view(-1, 2).unsqueeze(1).unbind(-1)  # (b, 1) each
-        logits = model(Batch(ids, positions=positions), loss=last_position, cache=cache)
+        logits = model(Batch(ids, positions=positions, padded=False), loss=last_position, cache=cache)
 
 
 def _step(searches: Sequence[_Search], log_probs: Tensor, ends: Collection[int], ended: Ended | None) -> list[int]:

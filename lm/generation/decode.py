@@ -2,6 +2,7 @@
 draft of several.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from lm.errors import ConfigError, NumericsError
 from lm.generation.config import SamplingConfig
 from lm.generation.drafting.base import Drafter
 from lm.generation.grammar import Grammar
-from lm.generation.prefill import read, right_padded
+from lm.generation.prefill import read, right_padded, uneven
 from lm.generation.sampling import History, Logprob, choose, logprobs, row_keys
 from lm.nn.batch import Batch
 from lm.nn.head import every_position
@@ -184,20 +185,23 @@ class _Decoding:
         given = [[row.new[-1], *draft] for row, draft in zip(self.rows, self.drafts, strict=True)]
         starts = [len(row.begin) + len(row.new) - 1 for row in self.rows]
         ids, positions = right_padded(given, starts, self.pad, self.logits.device)
-        hidden, self.logits = self.model(Batch(ids, positions=positions), loss=every_position, cache=self.cache)  # (b, s, v)
+        batch = Batch(ids, positions=positions, padded=uneven(given))
+        hidden, self.logits = self.model(batch, loss=every_position, cache=self.cache)  # (b, s, v)
         self.drafter.see(hidden, positions)
 
     def _draw(self, ends: Collection[int], on_token: OnToken | None) -> None:
         """Takes the model's own tokens, as far as what was read before them is its own too; the rest, and rows that end, are forgotten."""
         places = [(i, j) for i, draft in enumerate(self.drafts) for j in range(len(draft) + 1)]
-        which, where = torch.tensor(places, device=self.logits.device).unbind(1)
-        logits = self.logits[which, where]  # (b, s, v) -> (drafts and rows, v)
+        logits = self.logits.squeeze(1)  # (b, 1, v) -> (rows, v)
+        if any(self.drafts):
+            which, where = torch.tensor(places, device=self.logits.device).unbind(1)
+            logits = self.logits[which, where]  # (b, s, v) -> (drafts and rows, v)
         ids = choose(finite(logits[:, : self.n_tokens]), [self.rows[i].extended(self.drafts[i][:j]) for i, j in places], self.cfg)
         told = [] if self.cfg.logprobs is None else logprobs(logits, ids, self.cfg.logprobs)
-        going, forgotten, first = [], [], 0
+        going, forgotten, first, drawn = [], [], 0, ids.tolist()
         for i, (row, draft) in enumerate(zip(self.rows, self.drafts, strict=True)):
             mine = slice(first, first := first + len(draft) + 1)
-            n, goes_on = _take(row, draft, ids[mine].tolist(), told[mine], ends, on_token)
+            n, goes_on = _take(row, draft, drawn[mine], told[mine], ends, on_token)
             self.drafter.tally.accept(len(draft), n - 1)
             forgotten.append(self.logits.shape[1] - n if goes_on else 0)
             going += [i] if goes_on else []
@@ -232,7 +236,7 @@ def _goes_on(row: Row, token: int, told: list[Logprob], ends: Collection[int], o
 
 
 def finite(logits: Tensor) -> Tensor:
-    """Them; NumericsError where they are not."""
-    if not torch.isfinite(logits).all():
+    """Them; NumericsError where they are not. Their sum tells it at a twentieth of the cost, unless it is too large itself."""
+    if not math.isfinite(logits.sum(dtype=torch.float32)) and not torch.isfinite(logits).all():
         raise NumericsError("generate: the model's logits hold NaN or infinity, and no token can be drawn. Use another checkpoint.")
     return logits

@@ -174,11 +174,12 @@ class Engine:
         """The last new token of each row, behind what the cache holds of it."""
         rows, device = [sample.row for sample in self._running], self._model.embed.weight.device
         positions = [[len(row.begin) + len(row.new) - 1] for row in rows]
-        return Batch(torch.tensor([row.new[-1:] for row in rows], device=device), positions=torch.tensor(positions, device=device))
+        ids = torch.tensor([row.new[-1:] for row in rows], device=device)
+        return Batch(ids, positions=torch.tensor(positions, device=device), padded=False)
 
     def _drawn(self, logits: Tensor, samples: Sequence[Sample]) -> list[Event]:
         """The next token of each row.  logits: (b, v)."""
-        finite = torch.isfinite(logits[:, : self._n_tokens]).all(-1).tolist()
+        finite = self._finite(logits[:, : self._n_tokens])
         events = [self._ended(sample, "error") for sample, fine in zip(samples, finite, strict=True) if not fine]
         events += [self._ended(sample, "length") for sample, fine in zip(samples, finite, strict=True) if fine and not sample.row.limit]
         going = [i for i, sample in enumerate(samples) if not sample.over]
@@ -190,6 +191,11 @@ class Engine:
             told = [None] * len(group) if cfg.logprobs is None else logprobs(rows, ids, cfg.logprobs)
             events += [self._went_on(*each) for each in zip(chosen, ids.tolist(), told, strict=True)]
         return events
+
+    def _finite(self, logits: Tensor) -> list[bool]:
+        """Of each row; as `lm.generation.decode.finite`, by the sums unless one is too large."""
+        sums = torch.isfinite(logits.sum(-1, dtype=torch.float32)).tolist()
+        return sums if all(sums) else torch.isfinite(logits).all(-1).tolist()
 
     def _went_on(self, sample: Sample, token: int, told: Logprob | None) -> Event:
         if token in sample.request.ends:

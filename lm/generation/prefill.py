@@ -61,10 +61,16 @@ def spaces(model: LM, batch: Batch, n_new: int, ahead: int = 0) -> Cache:
 def filled(rows: Sequence[Begun], pad: int, device: torch.device) -> Batch:
     """What the cache is filled with: the sources too, whose keys and values it keeps."""
     tokens, positions = left_padded([row.begin for row in rows], pad, device)
+    batch = Batch(tokens, positions=positions, padded=uneven([row.begin for row in rows]))
     if not rows[0].source:
-        return Batch(tokens, positions=positions)
+        return batch
     source_tokens, source_positions = left_padded([row.source for row in rows], pad, device)
-    return Batch(tokens, positions=positions, source_tokens=source_tokens, source_positions=source_positions)
+    return replace(batch, source_tokens=source_tokens, source_positions=source_positions)
+
+
+def uneven(rows: Sequence[Sequence[int]]) -> bool:
+    """Whether some are shorter than others."""
+    return len({len(row) for row in rows}) > 1
 
 
 def left_padded(rows: Sequence[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import ROWS, begin, decoding, filled, finite, room, spaces
+from lm.generation.decode import ROWS, begin, decoding, finite, room
 from lm.generation.grammar import Grammar, Matcher
+from lm.generation.prefill import filled, pieces, spaces
 from lm.generation.sampling import History, adjusted
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
@@ -112,18 +113,21 @@ def _run(
 ) -> None:
     batch = filled(searches, pad, model.embed.weight.device)
     cache = spaces(model, batch, max(search.limit for search in searches))
-    while searches:
-        logits = finite(model(batch, loss=last_position, cache=cache)[:, :n_tokens])  # (running beams, v)
+    *_, logits = (model(piece, loss=last_position, cache=cache) for piece in pieces(batch, cfg.prefill_chunk))
+    while True:
+        logits = finite(logits[:, :n_tokens])  # (running beams, v)
         histories = [History(b"", search.begin, beam.tokens, matcher=search.matcher) for search in searches for beam in search.running]
         log_probs = adjusted(logits.float().log_softmax(-1), histories, cfg)
         parents = _step(searches, log_probs, ends, ended)
         searches = [search for search in searches if search.running]
+        if not searches:
+            return
         if parents != list(range(len(log_probs))):
             rows = torch.tensor(parents, dtype=torch.int64, device=log_probs.device)
             cache.reorder(rows)
         last = [(beam.tokens[-1], len(search.begin) + len(beam.tokens) - 1) for search in searches for beam in search.running]
         ids, positions = torch.tensor(last, dtype=torch.int64, device=log_probs.device).view(-1, 2).unsqueeze(1).unbind(-1)  # (b, 1) each
-        batch = Batch(ids, positions=positions)
+        logits = model(Batch(ids, positions=positions, padded=False), loss=last_position, cache=cache)
 
 
 def _step(searches: Sequence[_Search], log_probs: Tensor, ends: Collection[int], ended: Ended | None) -> list[int]:

@@ -61,6 +61,8 @@ class SamplingConfig(Config):
     early_stopping: bool | Literal["never"] = False
     """true: as many ended beams as `beams` are enough. false: until the best running one, as long as it is, is no better than those.
     never: until none could be better at max_tokens."""
+    prefill_chunk: int = Field(512, gt=0, le=MOST)
+    """Tokens of a prompt that are read at a time: fewer need less memory. A source is read whole."""
 
     @property
     def form(self) -> str | None:

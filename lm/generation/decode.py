@@ -2,11 +2,11 @@
 draft of several.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,22 +15,14 @@ from lm.errors import ConfigError, NumericsError
 from lm.generation.config import SamplingConfig
 from lm.generation.drafting.base import Drafter
 from lm.generation.grammar import Grammar
+from lm.generation.prefill import read, right_padded, uneven
 from lm.generation.sampling import History, Logprob, choose, logprobs, row_keys
 from lm.nn.batch import Batch
-from lm.nn.head import every_position, first_read
-from lm.nn.mixers.cache import Cache
+from lm.nn.head import every_position
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig
 
 OnToken = Callable[[int, int], bool]
 ROWS = 32  # decoded together; more prompts follow in further batches
-CHUNK = 512  # tokens of a prompt that one forward reads: a row of 8,192 took 0.6 of the time, and a twelfth of the memory, of all at once
-
-
-class Begun(Protocol):
-    """What decoding starts from: the source, empty in a decoder, and the decoder's first tokens."""
-
-    source: list[int]
-    begin: list[int]
 
 
 @dataclass
@@ -170,7 +162,7 @@ class _Decoding:
     def __init__(self, model: LM, rows: list[Row], cfg: SamplingConfig, pad: int, n_tokens: int, drafter: Drafter) -> None:
         self.model, self.rows, self.cfg, self.pad, self.n_tokens, self.drafter = model, rows, cfg, pad, n_tokens, drafter
         n_new = max(row.limit for row in rows)
-        self.cache, positions, hidden, self.logits = read(model, rows, pad, n_new, drafter.n_tokens)
+        self.cache, positions, hidden, self.logits = read(model, rows, pad, n_new, cfg.prefill_chunk, drafter.n_tokens)
         drafter.begin(rows, cfg, n_tokens, n_new, hidden, positions)
         self.drafts: list[list[int]] = [[] for _ in rows]  # what the last forward read behind each row's newest token
 
@@ -193,20 +185,23 @@ class _Decoding:
         given = [[row.new[-1], *draft] for row, draft in zip(self.rows, self.drafts, strict=True)]
         starts = [len(row.begin) + len(row.new) - 1 for row in self.rows]
         ids, positions = right_padded(given, starts, self.pad, self.logits.device)
-        hidden, self.logits = self.model(Batch(ids, positions=positions), loss=every_position, cache=self.cache)  # (b, s, v)
+        batch = Batch(ids, positions=positions, padded=uneven(given))
+        hidden, self.logits = self.model(batch, loss=every_position, cache=self.cache)  # (b, s, v)
         self.drafter.see(hidden, positions)
 
     def _draw(self, ends: Collection[int], on_token: OnToken | None) -> None:
         """Takes the model's own tokens, as far as what was read before them is its own too; the rest, and rows that end, are forgotten."""
         places = [(i, j) for i, draft in enumerate(self.drafts) for j in range(len(draft) + 1)]
-        which, where = torch.tensor(places, device=self.logits.device).unbind(1)
-        logits = self.logits[which, where]  # (b, s, v) -> (drafts and rows, v)
+        logits = self.logits.squeeze(1)  # (b, 1, v) -> (rows, v)
+        if any(self.drafts):
+            which, where = torch.tensor(places, device=self.logits.device).unbind(1)
+            logits = self.logits[which, where]  # (b, s, v) -> (drafts and rows, v)
         ids = choose(finite(logits[:, : self.n_tokens]), [self.rows[i].extended(self.drafts[i][:j]) for i, j in places], self.cfg)
         told = [] if self.cfg.logprobs is None else logprobs(logits, ids, self.cfg.logprobs)
-        going, forgotten, first = [], [], 0
+        going, forgotten, first, drawn = [], [], 0, ids.tolist()
         for i, (row, draft) in enumerate(zip(self.rows, self.drafts, strict=True)):
             mine = slice(first, first := first + len(draft) + 1)
-            n, goes_on = _take(row, draft, ids[mine].tolist(), told[mine], ends, on_token)
+            n, goes_on = _take(row, draft, drawn[mine], told[mine], ends, on_token)
             self.drafter.tally.accept(len(draft), n - 1)
             forgotten.append(self.logits.shape[1] - n if goes_on else 0)
             going += [i] if goes_on else []
@@ -217,26 +212,6 @@ class _Decoding:
             self.rows = [self.rows[i] for i in going]
             self.cache.reorder(kept)
             self.drafter.reorder(kept)
-
-
-def read(model: LM, rows: Sequence[History], pad: int, n_new: int, ahead: int = 0) -> tuple[Cache, Tensor, Tensor, Tensor]:
-    """Returns a cache that holds what each row begins with, the positions that were read, (b, s), what the head read there, (b, s, d), and
-    the logits behind, (b, 1, v). The cache has room for n_new more tokens and a draft of `ahead`. Equal prompts are read once."""
-    first: dict[tuple[int, ...], int] = {}
-    which = [first.setdefault((*row.source, *row.begin), len(first)) for row in rows]
-    different = dict(zip(which, rows, strict=True))
-    batch = filled([*different.values()], pad, model.embed.weight.device)
-    cache = spaces(model, batch, n_new, ahead)
-    assert batch.positions is not None
-    found = []
-    for tokens, positions in zip(batch.tokens.split(CHUNK, 1), batch.positions.split(CHUNK, 1), strict=True):
-        found.append(model(replace(batch, tokens=tokens, positions=positions), loss=first_read, cache=cache))
-    hidden, logits = torch.cat([hidden for hidden, _ in found], dim=1), found[-1][1]
-    if len(first) == len(rows):
-        return cache, batch.positions, hidden, logits
-    again = torch.tensor(which, device=logits.device)
-    cache.reorder(again)
-    return cache, batch.positions[again], hidden[again], logits[again]
 
 
 def _take(
@@ -260,40 +235,8 @@ def _goes_on(row: Row, token: int, told: list[Logprob], ends: Collection[int], o
     return not ended and len(row.new) < row.limit
 
 
-def spaces(model: LM, batch: Batch, n_new: int, ahead: int = 0) -> Cache:
-    """An empty cache for this batch and so many new tokens, which slides where they leave the context.  ahead: tokens of a draft."""
-    b, s = batch.tokens.shape
-    return model.new_cache(b, s + n_new + ahead, max(8, ahead + 1), model.max_seq_len if s + n_new > model.max_seq_len + 1 else None)
-
-
 def finite(logits: Tensor) -> Tensor:
-    """Them; NumericsError where they are not."""
-    if not torch.isfinite(logits).all():
+    """Them; NumericsError where they are not. Their sum tells it at a twentieth of the cost, unless it is too large itself."""
+    if not math.isfinite(logits.sum(dtype=torch.float32)) and not torch.isfinite(logits).all():
         raise NumericsError("generate: the model's logits hold NaN or infinity, and no token can be drawn. Use another checkpoint.")
     return logits
-
-
-def filled(rows: Sequence[Begun], pad: int, device: torch.device) -> Batch:
-    """What the cache is filled with: the sources too, whose keys and values it keeps."""
-    tokens, positions = left_padded([row.begin for row in rows], pad, device)
-    if not rows[0].source:
-        return Batch(tokens, positions=positions)
-    source_tokens, source_positions = left_padded([row.source for row in rows], pad, device)
-    return Batch(tokens, positions=positions, source_tokens=source_tokens, source_positions=source_positions)
-
-
-def left_padded(rows: Sequence[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens that end together, and their positions; padding at position -1 is seen by nobody."""
-    longest = max(map(len, rows))
-    missing = [longest - len(row) for row in rows]
-    tokens = [[pad] * n + row for n, row in zip(missing, rows, strict=True)]
-    positions = [[-1] * n + list(range(longest - n)) for n in missing]
-    return torch.tensor(tokens, dtype=torch.int64, device=device), torch.tensor(positions, dtype=torch.int64, device=device)
-
-
-def right_padded(rows: Sequence[list[int]], starts: Sequence[int], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens that begin together, each row at a position of its own, and their positions."""
-    longest = max(map(len, rows))
-    tokens = [row + [pad] * (longest - len(row)) for row in rows]
-    positions = [[*range(n, n + len(row)), *[-1] * (longest - len(row))] for n, row in zip(starts, rows, strict=True)]
-    return torch.tensor(tokens, dtype=torch.int64, device=device), torch.tensor(positions, dtype=torch.int64, device=device)

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import Row, begin, decoding, filled
+from lm.generation.decode import Row, begin, decoding
+from lm.generation.prefill import filled, pieces
 from lm.generation.sampling import Logprob, choose, logprobs
 from lm.nn.batch import Batch
 from lm.nn.context import Context
-from lm.nn.head import CHUNK, Head, last_position
+from lm.nn.head import CHUNK, Head, Reader, last_position
 from lm.nn.mixers.cache import Cache
 from lm.nn.transformer import LM
 
 _ROOM = 64  # places beyond the longest row, when a cache is made anew
-_READ = 512  # tokens of prompts that are read between two steps, or one prompt
 
 Finish = Literal["stop", "length", "error"]
 
@@ -61,14 +61,32 @@ class Event:
     finish: Finish | None
 
 
+class _Prompt:
+    """That of a request while it is read."""
+
+    def __init__(self, request: Request, model: LM, pad: int, chunk: int) -> None:
+        row = request.rows[0]
+        self.request, self.cache = request, model.new_cache(1, len(row.begin), horizon=model.max_seq_len)
+        self.unread = deque(pieces(filled([row], pad, model.embed.weight.device), chunk))
+        self.reader: Reader = last_position if request.scores is None else _Scores(row.begin, request)
+
+    @property
+    def next(self) -> int:
+        """Returns how many tokens the next piece has, a source among them."""
+        piece = self.unread[0]
+        return piece.tokens.numel() + (0 if piece.source_tokens is None else piece.source_tokens.numel())
+
+
 class Engine:
     """One batch of a model. `step` reads prompts that wait, as far as there are rows, and gives every running row its next token."""
 
-    def __init__(self, model: LM, pad: int, n_tokens: int, most_rows: int) -> None:
-        """n_tokens: ids from here on are never drawn.  most_rows: decoded together."""
+    def __init__(self, model: LM, pad: int, n_tokens: int, most_rows: int, chunk: int = 512) -> None:
+        """n_tokens: ids from here on are never drawn.  most_rows: decoded together.  chunk: tokens of prompts that are read in a step,
+        so that running rows do not wait for a long one."""
         begin(model, [0])  # raises ConfigError for a model that continues nothing
-        self._model, self._pad, self._n_tokens, self._most_rows = model.eval(), pad, n_tokens, most_rows
+        self._model, self._pad, self._n_tokens, self._most_rows, self._chunk = model.eval(), pad, n_tokens, most_rows, chunk
         self._waiting: deque[Request] = deque()
+        self._prompt: _Prompt | None = None  # of the first that waits, where some of it has been read
         self._running: list[Sample] = []
         self._cache: Cache | None = None
         self._room = 0
@@ -91,6 +109,8 @@ class Engine:
     def cancel(self, requests: Collection[Request]) -> None:
         """Forgets requests, before the next step."""
         self._waiting = deque(request for request in self._waiting if request not in requests)
+        if self._prompt is not None and self._prompt.request in requests:
+            self._prompt = None
         for sample in self._running:
             sample.over = sample.over or sample.request in requests
 
@@ -102,7 +122,7 @@ class Engine:
         """Forgets everything, as after an allocation that failed; returns the requests that are not answered."""
         lost = [*self._waiting, *dict.fromkeys(sample.request for sample in self._running if not sample.over)]
         self._waiting.clear()
-        self._running, self._cache = [], None
+        self._running, self._cache, self._prompt = [], None, None
         return lost
 
     def step(self) -> list[Event]:
@@ -110,8 +130,7 @@ class Engine:
         with decoding(self._model):
             events: list[Event] = []
             joining: list[tuple[Cache, list[Sample]]] = []
-            for request in self._admitted():
-                logits, cache = self._read(request)
+            for request, logits, cache in self._read():
                 samples = [Sample(request, row) for row in request.rows]
                 events += self._drawn(logits.expand(len(samples), -1), samples)
                 joining.append((cache, [sample for sample in samples if not sample.over]))
@@ -120,23 +139,20 @@ class Engine:
                 events += self._drawn(self._model(self._next(), loss=last_position, cache=self._cache), self._running)
         return events
 
-    def _admitted(self) -> Iterator[Request]:
-        rows, read = self.running, 0
+    def _read(self) -> Iterator[tuple[Request, Tensor, Cache]]:
+        """Reads prompts on in their order, a piece at least; yields those that are through, with the logits behind, (1, v), and a cache of
+        one row. Where a prompt is cut depends on itself alone."""
+        rows, left = self.running, self._chunk
         while self._waiting and rows + len(self._waiting[0].rows) <= self._most_rows:
-            row = self._waiting[0].rows[0]
-            read += len(row.source) + len(row.begin)
-            if read > _READ and rows > self.running:
+            prompt = self._prompt = self._prompt or _Prompt(self._waiting[0], self._model, self._pad, self._chunk)
+            if prompt.next > left and left < self._chunk:
                 return
-            rows += len(self._waiting[0].rows)
-            yield self._waiting.popleft()
-
-    def _read(self, request: Request) -> tuple[Tensor, Cache]:
-        """The logits behind a prompt, (1, v), and a cache of one row that holds it."""
-        row, device = request.rows[0], self._model.embed.weight.device
-        cache = self._model.new_cache(1, len(row.begin), horizon=self._model.max_seq_len)
-        reader = last_position if request.scores is None else _Scores(row.begin, request)
-        logits: Tensor = self._model(filled([row], self._pad, device), loss=reader, cache=cache)
-        return logits, cache
+            left -= prompt.next
+            logits: Tensor = self._model(prompt.unread.popleft(), loss=prompt.reader, cache=prompt.cache)
+            if not prompt.unread:
+                self._waiting.popleft()
+                self._prompt, rows = None, rows + len(prompt.request.rows)
+                yield prompt.request, logits, prompt.cache
 
     def _regroup(self, joining: Sequence[tuple[Cache, list[Sample]]]) -> None:
         """One cache for the rows that are left and those that join; as wide as the longest of them, and a little room."""
@@ -158,11 +174,12 @@ class Engine:
         """The last new token of each row, behind what the cache holds of it."""
         rows, device = [sample.row for sample in self._running], self._model.embed.weight.device
         positions = [[len(row.begin) + len(row.new) - 1] for row in rows]
-        return Batch(torch.tensor([row.new[-1:] for row in rows], device=device), positions=torch.tensor(positions, device=device))
+        ids = torch.tensor([row.new[-1:] for row in rows], device=device)
+        return Batch(ids, positions=torch.tensor(positions, device=device), padded=False)
 
     def _drawn(self, logits: Tensor, samples: Sequence[Sample]) -> list[Event]:
         """The next token of each row.  logits: (b, v)."""
-        finite = torch.isfinite(logits[:, : self._n_tokens]).all(-1).tolist()
+        finite = self._finite(logits[:, : self._n_tokens])
         events = [self._ended(sample, "error") for sample, fine in zip(samples, finite, strict=True) if not fine]
         events += [self._ended(sample, "length") for sample, fine in zip(samples, finite, strict=True) if fine and not sample.row.limit]
         going = [i for i, sample in enumerate(samples) if not sample.over]
@@ -174,6 +191,11 @@ class Engine:
             told = [None] * len(group) if cfg.logprobs is None else logprobs(rows, ids, cfg.logprobs)
             events += [self._went_on(*each) for each in zip(chosen, ids.tolist(), told, strict=True)]
         return events
+
+    def _finite(self, logits: Tensor) -> list[bool]:
+        """Of each row; as `lm.generation.decode.finite`, by the sums unless one is too large."""
+        sums = torch.isfinite(logits.sum(-1, dtype=torch.float32)).tolist()
+        return sums if all(sums) else torch.isfinite(logits).all(-1).tolist()
 
     def _went_on(self, sample: Sample, token: int, told: Logprob | None) -> Event:
         if token in sample.request.ends:
@@ -188,14 +210,14 @@ class Engine:
 
 
 class _Scores:
-    """A reader of the last position that tells the request log p of its prompt."""
+    """A reader of the last position that tells the request log p of its prompt, piece by piece."""
 
     def __init__(self, tokens: Sequence[int], request: Request) -> None:
-        self._tokens, self._request = tokens, request
+        self._labels, self._request = list(tokens[1:]), request
 
     def __call__(self, hidden: Tensor, head: Head, ctx: Context) -> Tensor:
-        n = self._request.scores or 0
-        labels = torch.tensor(self._tokens[1:], device=hidden.device)
-        for some, ids in zip(hidden[0, :-1].split(CHUNK), labels.split(CHUNK), strict=True):
+        n, s = self._request.scores or 0, hidden.shape[1]
+        labels, self._labels = torch.tensor(self._labels[:s], dtype=torch.int64, device=hidden.device), self._labels[s:]
+        for some, ids in zip(hidden[0, : len(labels)].split(CHUNK), labels.split(CHUNK), strict=True):
             self._request.scored += logprobs(head(some), ids, n) if len(ids) else []
         return last_position(hidden, head, ctx)

@@ -19,7 +19,8 @@ from torch import Tensor
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import begin, decoding, filled
+from lm.generation.decode import begin, decoding
+from lm.generation.prefill import filled
 from lm.generation.text import continued
 from lm.nn.context import Context
 from lm.nn.head import Head

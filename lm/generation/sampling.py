@@ -38,7 +38,7 @@ class History:
 
     def extended(self, draft: Sequence[int]) -> "History":
         """Returns what it would be behind these tokens."""
-        return History(self.key, self.begin, [*self.new, *draft], self.source, self.matcher)
+        return History(self.key, self.begin, [*self.new, *draft], self.source, self.matcher) if draft else self
 
 
 @dataclass(frozen=True)

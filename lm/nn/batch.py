@@ -27,6 +27,7 @@ class Batch:
     source_documents: Tensor | None = None  # (b, m) int32, decoder tokens see the source of their own document
     prefix: Tensor | None = None  # (b, s) bool, tokens that all of their document may see (prefix LM)
     answers: Tensor | None = None  # (b, s) int64, the labels that are answers, where others are too; IGNORED elsewhere
+    padded: bool = True  # positions may be -1; False: none is, and what looks for padding is left out
     segments: Tensor | None = None  # (b, s) int64, which of several texts a token belongs to (BERT); None: all 0
 
     def to(self, device: torch.device) -> "Batch":

@@ -137,7 +137,8 @@ class Block(nn.Module):
 
     def mixed(self, x: Tensor, ctx: Context) -> Tensor:
         """x = residual(x, mixer)."""
-        mixer, residual = self.get_submodule(self.slot), self.get_submodule(f"{self.slot}_residual")
+        mixer, residual = self._modules[self.slot], self._modules[f"{self.slot}_residual"]  # get_submodule takes a name apart each time
+        assert mixer is not None and residual is not None
         out: Tensor = residual(x, lambda h: mixer(h, ctx))
         return out
 

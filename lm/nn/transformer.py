@@ -140,7 +140,7 @@ class LM(Stack):
             raise ConfigError(f"batch.source_tokens was given, and a model of kind {self.cfg.kind} reads no source. Leave them out.")
         positions = batch.positions if batch.positions is not None else self._next_positions(batch, cache)
         square = batch.positions is None and batch.documents is None and cache is None
-        mask = Mask(positions, positions, batch.documents, batch.documents, self.causal, square, batch.prefix)
+        mask = Mask(positions, positions, batch.documents, batch.documents, self.causal, square, batch.prefix, padded=batch.padded)
         return Context(self.position, mask, self.position.angles(positions), cache)
 
     def _next_positions(self, batch: Batch, cache: Cache | None) -> Tensor:

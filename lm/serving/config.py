@@ -18,6 +18,8 @@ class ServeConfig(Config):
     """The environment variable that holds the key which requests to /v1 must bring. null: they need none."""
     rows: int = Field(32, gt=0, le=1024)
     """Samples decoded together; more wait."""
+    prefill_chunk: int = Field(512, gt=0, le=MOST)
+    """Tokens of prompts that are read between two tokens of the samples: fewer need less memory, and make those wait less."""
     queue: int = Field(256, gt=0, le=MOST)
     """Requests in hand, decoded and waiting; the next is answered 429."""
     tokens: int | None = Field(None, gt=0, le=MOST)

@@ -61,7 +61,7 @@ class Server(uvicorn.Server):
         """Raises ConfigError for a model that continues nothing, or a key that is not there."""
         metrics = Metrics()
         reader = Reader(model, tokenizer, name, cfg)
-        self._worker = Worker(Engine(model, tokenizer.pad, tokenizer.vocab_size, cfg.rows), cfg.queue, metrics)
+        self._worker = Worker(Engine(model, tokenizer.pad, tokenizer.vocab_size, cfg.rows, cfg.prefill_chunk), cfg.queue, metrics)
         door = Door(_hosts(cfg.host), key_of(cfg, os.environ), cfg.body_kib << 10)
         app = build(Service(model, reader, self._worker, door, metrics), door)
         quiet = uvicorn.Config(app, log_config=None, log_level="critical", access_log=False, server_header=False)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lm.errors import ConfigError, NumericsError
-from lm.generation import decode as decode_module
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import decode, generate
 from lm.nn.batch import Batch
@@ -36,12 +35,9 @@ def by_full_forwards(model: DecoderLM, prompt: list[int], n: int) -> list[int]:
 
 
 @pytest.mark.parametrize("changes", [*MODELS, *MIXING], ids=str)
-def test_greedy_decode_of_a_batch_read_in_chunks_equals_full_forwards_of_each_prompt(
-    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decode_module, "CHUNK", 4)
+def test_greedy_decode_of_a_batch_read_in_chunks_equals_full_forwards_of_each_prompt(changes: dict[str, Any]) -> None:
     model = redrawn(config(**changes))
-    together = generate(model, PROMPTS, cfg(temperature=0))
+    together = generate(model, PROMPTS, cfg(temperature=0, prefill_chunk=4))
     assert together == [by_full_forwards(model, prompt, 20) for prompt in PROMPTS]
 
 

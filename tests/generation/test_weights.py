@@ -18,9 +18,11 @@ from lm.generation.weights.fused import FusedGQA, FusedMLP, QuickRMSNorm
 from lm.generation.weights.held import Held, OneDNN, Plain
 from lm.generation.weights.prepare import HeldHead, prepare, ranked
 from lm.generation.weights.quantised import GROUP, Int4, Int4Reference, Int8, Int8Reference
+from lm.nn.adapter import LoRAConfig
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, model_config
-from lm.testing.models import Doubles, random_model, same, tokens
+from lm.schema import from_tree
+from lm.testing.models import Doubles, random_model, redraw, same, tokens
 from tests.conftest import Lm
 from tests.nn.grid import pairwise, tree_of
 from tests.nn.models import ATTENTIONS, HEADS, MIXING, MIXTURES, NORMS, POSITIONS, config, redrawn
@@ -69,6 +71,14 @@ def test_a_prepared_model_gives_the_logits_of_the_readable_one(changes: dict[str
 @pytest.mark.parametrize("kind, choice", [(kind, choice) for kind, choice in pairwise() if kind != "encoder"], ids=str)
 def test_every_pair_of_slots_gives_the_logits_of_the_readable_model(kind: str, choice: Any) -> None:
     agree_in_float64(random_model(model_config(tree_of(kind, tuple(enumerate(choice))))))
+
+
+@pytest.mark.parametrize("options", [{}, {"targets": ["attention", "ffn.up"]}, {"targets": ["attention.q"], "dora": True}], ids=str)
+def test_an_adapter_beside_the_weights_computes_in_a_prepared_model_too(options: dict[str, Any]) -> None:
+    model = redrawn(config(attention=ATTENTIONS[1]))
+    from_tree(LoRAConfig, {"rank": 4, **options}).apply(model)
+    redraw(model, seed=3)
+    agree_in_float64(model)
 
 
 def test_what_is_known_is_fused_and_every_other_matrix_is_held() -> None:

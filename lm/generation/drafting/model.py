@@ -7,8 +7,9 @@ from torch import Tensor
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import begin, read, right_padded
+from lm.generation.decode import begin
 from lm.generation.drafting.base import Drafter
+from lm.generation.prefill import read, right_padded, uneven
 from lm.generation.sampling import History, choose, common
 from lm.nn.batch import Batch
 from lm.nn.mixers.cache import Cache
@@ -37,7 +38,7 @@ class DraftModel(Drafter):
         self.cfg, self.n_drawn = cfg, n_tokens
         own = [History(row.key, begin(self.draft, row.source or row.begin), source=row.source) for row in rows]
         self.cache: Cache
-        self.cache, *_ = read(self.draft, own, 0, n_new, ahead=self.n_tokens)
+        self.cache, *_ = read(self.draft, own, 0, n_new, cfg.prefill_chunk, ahead=self.n_tokens)
         self.first = [row.begin for row in own]
         self.held = [list(row.begin) for row in own]  # what the cache holds of each row
 
@@ -64,7 +65,8 @@ class DraftModel(Drafter):
     def _read(self, tokens: Sequence[list[int]], starts: Sequence[int]) -> Tensor:
         """Logits behind these tokens of each row, of which the first stands at its start, (b, v)."""
         ids, positions = right_padded(tokens, starts, 0, self.draft.embed.weight.device)
-        logits: Tensor = self.draft(Batch(ids, positions=positions.clamp(max=self.last)), cache=self.cache)
+        batch = Batch(ids, positions=positions.clamp(max=self.last), padded=uneven(tokens))
+        logits: Tensor = self.draft(batch, cache=self.cache)
         n = [len(each) for each in tokens]
         self.cache.rewind([ids.shape[1] - each for each in n])
         return logits[torch.arange(len(n)), torch.tensor(n, device=ids.device) - 1, : self.n_drawn]

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import left_padded, right_padded
 from lm.generation.drafting.base import UNDRAFTED, Drafter
+from lm.generation.prefill import left_padded, right_padded
 from lm.generation.sampling import History, choose
 from lm.nn.batch import Batch
 from lm.nn.mixers.cache import Cache

@@ -6,21 +6,27 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from lm.nn.block import Block
 from lm.nn.context import Context
 from lm.nn.ffn.mlp import GatedMLP
 from lm.nn.mixers.gqa import GQA
 from lm.nn.mixers.mask import Mask
-from lm.nn.norm import RMSNorm
-from lm.nn.position.base import Position
+from lm.nn.norm import PreNorm, RMSNorm
+from lm.nn.position.base import Angles, Position
+from lm.nn.position.rope import Rope
 
 Hold = Callable[[Tensor, Tensor | None], nn.Module]
 """From a matrix and its bias to what multiplies by it."""
 
 
-def stacked(linears: Sequence[nn.Linear], hold: Hold) -> nn.Module:
-    """Returns one layer for several that read the same; what it gives is theirs side by side."""
-    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-    return hold(torch.cat([linear.weight.detach() for linear in linears]), torch.cat(biases) if biases else None)
+def stacked(linears: Sequence[nn.Linear], hold: Hold, order: Tensor | None = None) -> nn.Module:
+    """Returns one layer for several that read the same; what it gives is theirs side by side, or in this order."""
+    weight, biases = (
+        torch.cat([linear.weight.detach() for linear in linears]),
+        [each.bias.detach() for each in linears if each.bias is not None],
+    )
+    bias = torch.cat(biases) if biases else None
+    return hold(weight, bias) if order is None else hold(weight[order], None if bias is None else bias[order])
 
 
 class QuickRMSNorm(nn.Module):
@@ -34,7 +40,34 @@ class QuickRMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        return (x / length.hypot_(self.floor)).mul_(self.gain).to(x.dtype)
+        out = (x * self.gain).div_(length.hypot_(self.floor))
+        return out if out.dtype is x.dtype else out.to(x.dtype)
+
+    __call__ = forward
+
+
+class FusedBlock(Block):
+    """x = x + mixer(norm(x)); x = x + ffn(norm(x)), with nothing between that does nothing in decoding."""
+
+    def __init__(self, of: Block) -> None:
+        """of: what is fused within already."""
+        nn.Module.__init__(self)
+        for name, child in of.named_children():
+            self.add_module(name, child)
+        self.slot = of.slot
+        sublayers = (of.slot, f"{of.slot}_residual.norm"), ("ffn", "ffn_residual.norm")
+        self.steps = [(of.get_submodule(norm), of.get_submodule(name)) for name, norm in sublayers]
+
+    @staticmethod
+    def fits(of: Block) -> bool:
+        """Whether the norms stand before the sublayers, whose outputs are added as they are."""
+        residuals = of.get_submodule(f"{of.slot}_residual"), of.ffn_residual
+        return all(type(each) is PreNorm and each.branch.scale == 1.0 for each in residuals)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        for norm, sublayer in self.steps:
+            x = x + sublayer(norm(x), ctx)
+        return x
 
 
 class FusedMLP(GatedMLP):
@@ -44,40 +77,93 @@ class FusedMLP(GatedMLP):
         nn.Module.__init__(self)
         self.gate_up, self.down, self.combine = stacked([of.gate, of.up], hold), of.down, of.combine
 
+    @staticmethod
+    def fits(of: GatedMLP) -> bool:
+        """Whether there is no adapter beside the matrices."""
+        return all(type(linear) is nn.Linear for linear in (of.gate, of.up))
+
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
         out: Tensor = self.down(self.combine(gate, up))
         return out
 
 
-class FusedGQA(GQA):
-    """Queries, keys and values come of one matrix; queries and keys are normed and rotated together."""
+class QuickRope(Rope):
+    """Neighbours turn together, as one complex number, where they lie: one operation instead of ten. `FusedGQA` brings together what turns
+    together, in queries and keys alike, so that scores stay what they are."""
 
-    def __init__(self, of: GQA, hold: Hold) -> None:
+    def __init__(self, of: Rope) -> None:
+        nn.Module.__init__(self)
+        self.cfg, self.rotary_dim, self.amplitude, self.window = of.cfg, of.rotary_dim, of.amplitude, of.window
+        self.rates, self.local, self._here = of.rates, of.local, (of.rates, of.local)
+
+    @staticmethod
+    def order(of: Rope, head_dim: int) -> Tensor:
+        """Returns where in a head of `of` each of its dimensions comes from, (c,)."""
+        r = 0 if of.cfg.interleaved else of.rotary_dim
+        return torch.cat([torch.arange(r).view(2, -1).t().flatten(), torch.arange(r, head_dim)])
+
+    def angles(self, positions: Tensor) -> Angles | None:
+        """cos + i sin, (b, 1, s, r/2), and that of windowed layers."""
+        found = super().angles(positions)
+        assert found is not None
+        turns = torch.complex(*found)
+        return (turns, turns) if self.local is None else (turns[0], turns[1])
+
+    def rotate(self, x: Tensor, angles: Angles | None, layer: int) -> Tensor:
+        assert angles is not None
+        if self.cfg.none_every is not None and (layer + 1) % self.cfg.none_every == 0:
+            return x
+        turns, pairs = angles[self.window(layer) is not None], x[..., : self.rotary_dim].unflatten(-1, (-1, 2))
+        if x.dtype.itemsize < 4:
+            pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * turns))
+        else:
+            torch.view_as_complex(pairs).mul_(turns)
+        return x
+
+
+class FusedGQA(GQA):
+    """Queries, keys and values come of one matrix, and stay in one tensor: queries and keys are normed and rotated there together, and keys
+    and values are kept together."""
+
+    def __init__(self, of: GQA, hold: Hold, rope: Rope | None) -> None:
+        """rope: what will be a QuickRope; None: the position stays as it is."""
         nn.Module.__init__(self)
         self.layer, self.head_dim, self.how, self.quiet = of.layer, of.head_dim, of.how, of.quiet
         self.sinks, self.attend, self.o, self.gate, self.said = of.sinks, of.attend, of.o, of.gate, of.extra_repr()
         self.heads = [linear.out_features // of.head_dim for linear in (of.q, of.k, of.v)]
-        self.qkv, self.norm = stacked([of.q, of.k, of.v], hold), None
+        self.qk, self.norm = sum(self.heads[:2]), None
+        order, rows = torch.arange(of.head_dim), torch.arange(sum(self.heads) * of.head_dim).view(-1, of.head_dim)
+        if rope is not None:
+            order = QuickRope.order(rope, of.head_dim)
+            rows[: self.qk] = rows[: self.qk, order]
+        self.qkv = stacked([of.q, of.k, of.v], hold, rows.flatten())
         if isinstance(of.q_norm, RMSNorm) and isinstance(of.k_norm, RMSNorm):
-            gains = [norm.gain().expand(heads, -1) for norm, heads in zip((of.q_norm, of.k_norm), self.heads, strict=False)]
-            self.norm = QuickRMSNorm(torch.cat(gains), of.q_norm.eps)
+            gains = [norm.gain()[order].expand(heads, 1, -1) for norm, heads in zip((of.q_norm, of.k_norm), self.heads, strict=False)]
+            self.norm = QuickRMSNorm(torch.cat(gains), of.q_norm.eps)  # (h+g, 1, c)
 
     @staticmethod
     def fits(of: GQA) -> bool:
-        """Whether there are no norms of queries and keys, or of each head."""
-        return isinstance(of.q_norm, nn.Identity) or (isinstance(of.q_norm, RMSNorm) and not of.norm_full)
+        """Whether there are no norms of queries and keys, or of each head, and no adapter beside the matrices; pairs need an even head."""
+        normed = isinstance(of.q_norm, nn.Identity) or (isinstance(of.q_norm, RMSNorm) and not of.norm_full)
+        return normed and of.head_dim % 2 == 0 and all(type(linear) is nn.Linear for linear in (of.q, of.k, of.v))
 
     def extra_repr(self) -> str:
         return self.said
 
-    def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.heads
-        qk, values = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split([q + k, v], dim=2)  # (b, s, (h+2g)*c) -> (b, s, h+g, c)
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (b, s, (h+2g)*c) -> (b, h+2g, s, c)
+        qk = turning = heads[:, : self.qk]
         if self.norm is not None:
-            qk = self.norm(qk)
-        qk = ctx.position.rotate(qk.transpose(1, 2), ctx.angles, self.layer)  # (b, s, h+g, c) -> (b, h+g, s, c)
-        return (*qk.split([q, k], dim=1), values.transpose(1, 2))
+            turning = self.norm(qk)
+        turning = ctx.position.rotate(turning, ctx.angles, self.layer)
+        if turning is not qk:
+            qk.copy_(turning)
+        kept = heads[:, self.heads[0] :]
+        if ctx.cache is not None:
+            [kept] = ctx.cache.append(self.layer, kept)  # (b, 2g, k, c)
+        k, v = kept.chunk(2, dim=1)
+        return self.told(x, self.weighted(heads[:, : self.heads[0]], k, v, ctx.keys(self.layer), ctx.position))
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
         """One token's queries that share keys are as several queries of one head, which copies no keys; torch's kernel does in bfloat16."""

@@ -29,8 +29,11 @@ class Held(nn.Module):
         return True
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.product(x.to(self.takes)).to(x.dtype)
+        same = x.dtype is self.takes  # a cast that changes nothing costs as much as a small operation
+        out = self.product(x) if same else self.product(x.to(self.takes)).to(x.dtype)
         return out if self.bias is None else out + self.bias
+
+    __call__ = forward  # nothing hooks in here, and a step of a small model is calls for the most part
 
     @abstractmethod
     def product(self, x: Tensor) -> Tensor:

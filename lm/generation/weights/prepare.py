@@ -8,14 +8,17 @@ from torch import Tensor, nn
 
 from lm.errors import ConfigError
 from lm.generation.config import Dtype
-from lm.generation.weights.fused import FusedGQA, FusedMLP, QuickRMSNorm
+from lm.generation.weights.fused import FusedBlock, FusedGQA, FusedMLP, QuickRMSNorm, QuickRope
 from lm.generation.weights.held import Held, OneDNN, Plain
 from lm.generation.weights.quantised import GROUP, Int4, Int4Reference, Int8, Int8Reference
+from lm.nn.block import Block
 from lm.nn.ffn.mlp import GatedMLP
 from lm.nn.head import Head
 from lm.nn.linear import Out
-from lm.nn.mixers.gqa import GQA
+from lm.nn.mixers.base import Attention
+from lm.nn.mixers.gqa import GQA, CrossAttention
 from lm.nn.norm import RMSNorm, ZeroCenteredRMSNorm
+from lm.nn.position.rope import Rope
 from lm.nn.transformer import LM
 
 KINDS: dict[Dtype, tuple[type[Held], ...]] = {
@@ -69,16 +72,19 @@ class _Preparing:
                     raise ConfigError(
                         f"dtype=int4: {path} has {linear.in_features} inputs, which is no multiple of {GROUP}. Use dtype=int8."
                     )
-        largest = max((each for each in self.linears.values() if type(each) is not Head), key=lambda each: each.weight.numel())
+        largest = max(self.linears.values(), key=lambda each: (type(each) is not Head, each.weight.numel()))
         self.kinds = ranked(KINDS[dtype], self._cast(largest.weight))
 
     def run(self) -> None:
         fused = self.model.embed.weight.device.type == "cpu"
+        rope = self._rope() if fused else None
         for path, module in [*self.model.named_modules()] if fused else []:
             if type(module) is GQA and FusedGQA.fits(module):
-                self.model.set_submodule(path, FusedGQA(module, self._held))
-            elif type(module) is GatedMLP:
+                self.model.set_submodule(path, FusedGQA(module, self._held, rope))
+            elif type(module) is GatedMLP and FusedMLP.fits(module):
                 self.model.set_submodule(path, FusedMLP(module, self._held))
+            elif type(module) is Rope and rope is not None:
+                self.model.set_submodule(path, QuickRope(module))
         for path, module in [*self.model.named_modules()]:
             if type(module) is Head:
                 self.model.set_submodule(path, HeldHead(module, self._held(module.weight, module.bias)))
@@ -86,6 +92,15 @@ class _Preparing:
                 self.model.set_submodule(path, self._held(module.weight, module.bias))
             elif type(module) in (RMSNorm, ZeroCenteredRMSNorm) and fused:
                 self.model.set_submodule(path, QuickRMSNorm(module.gain(), module.eps))
+        for path, module in [*self.model.named_modules()] if fused else []:
+            if type(module) is Block and FusedBlock.fits(module):
+                self.model.set_submodule(path, FusedBlock(module))
+
+    def _rope(self) -> Rope | None:
+        """What rotates, where nothing does so in another way than a fused layer; an encoder's is like its decoder's."""
+        rotated = [each for each in self.model.modules() if isinstance(each, Attention) and not isinstance(each, CrossAttention)]
+        rope = self.model.position
+        return rope if type(rope) is Rope and all(type(each) is GQA and FusedGQA.fits(each) for each in rotated) else None
 
     def _held(self, weight: Tensor, bias: Tensor | None) -> Held:
         weight = self._cast(weight)

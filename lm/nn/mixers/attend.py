@@ -60,7 +60,8 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: 
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))  # (b, g, k, c) -> (b, g, k+1, c)
         sink = sinks.to(q.dtype)[:, None, None]
         shown = torch.cat([shown.expand(-1, len(sinks), -1, -1), sink.expand(len(shown), -1, shown.shape[2], 1)], dim=-1)
-    return _fused(q, k, v, shown, False, how).masked_fill(mask.blind(how.window), 0.0)
+    out, blind = _fused(q, k, v, shown, False, how), mask.blind(how.window)
+    return out if blind is None else out.masked_fill(blind, 0.0)
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, causal: bool, how: Scoring) -> Tensor:

@@ -37,6 +37,10 @@ def continued(u: Tensor, kernel: Tensor, held: Tensor, mask: Mask, slack: int) -
     held: (b, L-1, d).
     """
     before, s, d = kernel.shape[1] - 1, *u.shape[1:]
+    if not mask.padded:
+        seen = torch.cat([held.to(u.dtype), u], dim=1)
+        last = seen[:, -(min(s, slack + 1) + before) + 1 :]  # (b, min(s, slack + 1) + L-2, d)
+        return _convolved(seen, kernel, s), last.unfold(1, before, 1).transpose(-1, -2).contiguous()
     order, after = mask.once(("continued", before), lambda: _without_gaps(mask.q_positions.expand(len(u), -1), before, slack))
     seen = torch.cat([held.to(u.dtype), u], dim=1).gather(1, order.unsqueeze(-1).expand(-1, -1, d))  # (b, L-1+s, d)
     ends = seen.gather(1, after.flatten(1).unsqueeze(-1).expand(-1, -1, d)).unflatten(1, after.shape[1:])

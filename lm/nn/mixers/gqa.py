@@ -119,8 +119,8 @@ class GQAConfig(AttentionConfig):
         return Kept(0, 2 * q + 2 * kv + normed + mixed + gated, 0, 2 * d_model)
 
     def state(self, d_model: int, layer: int) -> PerToken:
-        heads = (self.n_kv_heads or self.n_heads, self.width(d_model))
-        return PerToken((heads, heads), self.layer_window(layer))
+        """Keys, and behind their heads those of values."""
+        return PerToken(((2 * (self.n_kv_heads or self.n_heads), self.width(d_model)),), self.layer_window(layer))
 
     def implied(self, d_model: int, n_layers: int) -> Tree:
         width, seen_whole = self.width(d_model), [self.layer_window(layer) is None for layer in range(n_layers)]
@@ -194,7 +194,8 @@ class GQA(Attention):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, v = self.projected(x, ctx)
         if ctx.cache is not None:
-            k, v = ctx.cache.append(self.layer, k, v)
+            [kept] = ctx.cache.append(self.layer, torch.cat([k, v], dim=1))  # (b, 2g, k, c)
+            k, v = kept.chunk(2, dim=1)
         return self.told(x, self.weighted(q, k, v, ctx.keys(self.layer), ctx.position))
 
     def told(self, x: Tensor, heads: Tensor) -> Tensor:

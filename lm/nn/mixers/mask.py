@@ -27,6 +27,7 @@ class Mask:
     k_prefix: Tensor | None = None
     explicit: Tensor | None = None
     horizon: int | None = None  # no layer sees so far, whatever its own window
+    padded: bool = True  # a query may be hidden; False: none is, and each sees itself
     _built: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
@@ -56,8 +57,10 @@ class Mask:
         allowed = self.allowed(window)
         return self.once(("additive", window, dtype), lambda: torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, float("-inf")))
 
-    def blind(self, window: int | None) -> Tensor:
-        """True where a query sees no key, (b, 1 or h, q, 1)."""
+    def blind(self, window: int | None) -> Tensor | None:
+        """True where a query sees no key, (b, 1 or h, q, 1); None where each sees itself."""
+        if not self.padded and self.explicit is None:
+            return None
         return self.once(("blind", window), lambda: ~self.allowed(window).any(-1, keepdim=True))
 
     def once(self, key: Hashable, build: Callable[[], T]) -> T:

@@ -113,7 +113,7 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _padding(mask: Mask) -> Tensor | None:
-    return None if mask.square else mask.q_positions < 0
+    return None if mask.square or not mask.padded else mask.q_positions < 0
 
 
 def _documents(mask: Mask, rows: int) -> Tensor | None:

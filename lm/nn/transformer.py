@@ -21,7 +21,8 @@ from lm.nn.mtp import MTPBlock, MTPConfig, shifted
 from lm.nn.parametrization import Role
 from lm.nn.stack import ModelConfig as ModelConfig
 from lm.nn.stack import Stack
-from lm.schema import MOST_LAYERS, Tree, did_you_mean, from_tree
+from lm.nn.stack import model_config as model_config
+from lm.schema import MOST_LAYERS, Tree
 
 
 class DecoderConfig(ModelConfig):
@@ -30,6 +31,11 @@ class DecoderConfig(ModelConfig):
     kind: Literal["decoder"] = "decoder"
     mtp: MTPConfig | None = None
     """Multi-token prediction (DeepSeek-V3). null: off."""
+
+    def unsliced(self, n: int) -> str | None:
+        if self.mtp is not None:
+            return "model.mtp reads the next tokens, which may be of another rank. Set model.mtp=null"
+        return super().unsliced(n)
 
     def build(self) -> "DecoderLM":
         return DecoderLM(self)
@@ -73,21 +79,15 @@ class EncoderDecoderConfig(ModelConfig):
     def build(self) -> "EncoderDecoderLM":
         return EncoderDecoderLM(self)
 
+    def unsliced(self, n: int) -> str | None:
+        return "model.kind=encoder_decoder reads a source beside its row, and only one row is cut. Use a decoder"
+
     def encoder(self) -> Self:
         """Returns what the encoder's stack is built of: attention in every layer."""
         return self if self.recurrent is None else self.replace(recurrent=None, pattern=["attention"])
 
     def implied(self) -> Tree:
         return super().implied() | {"n_encoder_layers": self.n_encoder_layers or self.n_layers}
-
-
-def model_config(tree: Tree, where: str = "") -> ModelConfig:
-    """Returns the config of the kind that `tree` names; raises ConfigError as `from_tree`."""
-    kinds = ModelConfig.kinds()
-    kind = str(tree.get("kind"))
-    if kind not in kinds:
-        raise ConfigError(f"{where}{': ' if where else ''}model.kind: {kind!r} is not an option. {did_you_mean(kind, kinds)}")
-    return from_tree(kinds[kind], tree, where)
 
 
 class LM(Stack):
@@ -123,7 +123,7 @@ class LM(Stack):
         ctx = self.context(batch, cache)
         if cache is not None:
             cache.begin(ctx.mask.q_positions)
-        x = self.embedded(self.embed(batch.tokens), ctx.mask.q_positions, batch.segments)  # (b, s) -> (b, s, d)
+        x = self.embedded(self.embed(batch.tokens), ctx.positions, batch.segments)  # (b, s) -> (b, s, d)
         x = self.norm(self.through_blocks(x, ctx))
         if loss is None:
             return self.head(x)
@@ -138,12 +138,12 @@ class LM(Stack):
             raise ConfigError(f"batch.source_tokens was given, and a model of kind {self.cfg.kind} reads no source. Leave them out.")
         positions = batch.positions if batch.positions is not None else self._next_positions(batch, cache)
         square = batch.positions is None and batch.documents is None and cache is None
-        mask = Mask(positions, positions, batch.documents, batch.documents, self.causal, square, batch.prefix)
-        return Context(self.position, mask, self.position.angles(positions), cache)
+        mask = Mask(positions, positions, batch.documents, batch.documents, self.causal, square, batch.prefix, held=batch.held)
+        return Context(self.position, mask, self.position.angles(batch.held.here(positions)), cache)
 
     def _next_positions(self, batch: Batch, cache: Cache | None) -> Tensor:
         b, s = batch.tokens.shape
-        places = self.position.places(s, batch.tokens.device, cache.length if cache is not None else 0)
+        places = self.position.places(batch.held.length(s), batch.tokens.device, cache.length if cache is not None else 0)
         return places if cache is None else places.expand(b, s)
 
     def predict_further(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:

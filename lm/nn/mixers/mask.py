@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from lm.nn.mixers.ulysses import WHOLE, Whole
+
 T = TypeVar("T")
 
 
@@ -27,6 +29,7 @@ class Mask:
     k_prefix: Tensor | None = None
     explicit: Tensor | None = None
     horizon: int | None = None  # no layer sees so far, whatever its own window
+    held: Whole = WHOLE  # how ranks hold the rows, which all of this is of whole
     _built: dict[Hashable, Any] = field(default_factory=dict)
 
     @property

@@ -5,6 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from lm.nn.mixers.ulysses import WHOLE, Slices, Whole
 
 IGNORED = -100  # a label that is not predicted
 
@@ -14,14 +17,15 @@ class Batch:
     """Rows of tokens. `documents` None means that each row is one document at positions 0..s-1, which fast paths use.
 
     An encoder-decoder reads `source_tokens` in its encoder and `tokens` in its decoder. Who sees whom follows from positions, documents
-    and prefix, which every backend knows; any other mask is `Mask.explicit`, for code that calls blocks with a Context of its own.
+    and prefix, which every backend knows; any other mask is `Mask.explicit`, for code that calls blocks with a Context of its own. Where
+    ranks hold rows in slices, tokens, labels, answers and segments are this rank's, and positions, documents and prefix of whole rows.
     """
 
     tokens: Tensor  # (b, s) int64
     labels: Tensor | None = None  # (b, s) int64, the token to predict at each place, IGNORED where none
     positions: Tensor | None = None  # (b, s) int64, restarting per document; -1 marks padding
     documents: Tensor | None = None  # (b, s) int32, tokens see only their own document
-    step_tokens: int = 0  # label tokens of this rank's rows in the whole optimizer step
+    step_tokens: int = 0  # label tokens of this rank's rows in the whole optimizer step; of rows in slices the first rank has all
     source_tokens: Tensor | None = None  # (b, m) int64
     source_positions: Tensor | None = None  # (b, m) int64, -1 marks padding; None: 0..m-1
     source_documents: Tensor | None = None  # (b, m) int32, decoder tokens see the source of their own document
@@ -29,9 +33,32 @@ class Batch:
     answers: Tensor | None = None  # (b, s) int64, the labels that are answers, where others are too; IGNORED elsewhere
     padded: bool = True  # positions may be -1; False: none is, and what looks for padding is left out
     segments: Tensor | None = None  # (b, s) int64, which of several texts a token belongs to (BERT); None: all 0
+    held: Whole = WHOLE  # how this rank holds the rows
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device, copied without waiting."""
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
         moved: dict[str, Any] = {name: value.to(device, non_blocking=True) for name, value in tensors.items() if isinstance(value, Tensor)}
         return replace(self, **moved)
+
+    def in_slices(self, held: Slices) -> "Batch":
+        """This rank's part of whole rows, behind whose ends padding makes slices alike. The first rank has the `step_tokens` of all."""
+        whole = self._wider(-self.tokens.shape[1] % held.n)
+        mine: dict[str, Any] = {name: held.here(x) for name, x in whole._by_token().items()}
+        return replace(whole, **mine, step_tokens=0 if held.rank else whole.step_tokens, held=held)
+
+    def _by_token(self) -> dict[str, Tensor]:
+        """What a rank needs of its own tokens only."""
+        each = {"tokens": self.tokens, "labels": self.labels, "answers": self.answers, "segments": self.segments}
+        return {name: x for name, x in each.items() if x is not None}
+
+    def _wider(self, by: int) -> "Batch":
+        """The same rows with so many places of padding."""
+        if not by:
+            return self
+        places = torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(self.tokens)
+        row = {"positions": places if self.positions is None else self.positions, "documents": self.documents, "prefix": self.prefix}
+        fill = {"labels": IGNORED, "answers": IGNORED, "positions": -1, "documents": -1}
+        shown: dict[str, Tensor] = self._by_token() | {name: x for name, x in row.items() if x is not None}
+        wider: dict[str, Any] = {name: F.pad(x, (0, by), value=fill.get(name, 0)) for name, x in shown.items()}
+        return replace(self, **wider)

@@ -43,6 +43,11 @@ class Context:
         at, position = arange_positions(x.shape[1], x.device), position or Position()
         return cls(position, Mask(at, at, causal=causal, square=True), position.angles(at))
 
+    @property
+    def positions(self) -> Tensor:
+        """Those of the tokens at hand, (b or 1, s)."""
+        return self.mask.held.here(self.mask.q_positions)
+
     def keys(self, layer: int) -> Mask:
         """The mask over the keys that this layer sees: those of the input, or those in its cache."""
         if self.cache is None:

@@ -20,7 +20,7 @@ from lm.nn.mixers.base import AttentionConfig, RecurrentConfig
 from lm.nn.norm import NormConfig
 from lm.nn.parametrization import Growth, ParametrizationConfig, StandardConfig
 from lm.nn.position.base import Dims, PositionConfig
-from lm.schema import MOST, MOST_LAYERS, Config, Slot, Tree, from_tree
+from lm.schema import MOST, MOST_LAYERS, Config, Slot, Tree, did_you_mean, from_tree
 
 
 class EmbedConfig(Config):
@@ -115,6 +115,11 @@ class ModelConfig(Slot):
             tree["attention"]["scale"] = (self.attention.score_width(self.d_model) * growth.head) ** -0.5
         return from_tree(type(self), tree)
 
+    def unsliced(self, n: int) -> str | None:
+        """Returns why n ranks cannot hold a row in slices, with the remedy; None where they can."""
+        mixers = [mixer for mixer in (self.recurrent, self.attention) if mixer is not None]
+        return next(filter(None, [*(mixer.unsliced(n) for mixer in mixers), self.position.unsliced(), self.ffn.unsliced()]), None)
+
     def _shown(self) -> str:
         return f"[{','.join(self.pattern)}]"
 
@@ -143,6 +148,15 @@ class ModelConfig(Slot):
         slots["position"] = self.position.implied(self.n_layers, windows)
         pattern = shortest([self.slot(layer) for layer in range(self.n_layers)])
         return {"pattern": pattern, **{f"{slot}.{key}": value for slot, values in slots.items() for key, value in values.items()}}
+
+
+def model_config(tree: Tree, where: str = "") -> ModelConfig:
+    """Returns the config of the kind that `tree` names; raises ConfigError as `from_tree`."""
+    kinds = ModelConfig.kinds()
+    kind = str(tree.get("kind"))
+    if kind not in kinds:
+        raise ConfigError(f"{where}{': ' if where else ''}model.kind: {kind!r} is not an option. {did_you_mean(kind, kinds)}")
+    return from_tree(kinds[kind], tree, where)
 
 
 def shortest(layers: Sequence[str]) -> list[str]:

@@ -21,7 +21,8 @@ from lm.nn.mtp import MTPBlock, MTPConfig, shifted
 from lm.nn.parametrization import Role
 from lm.nn.stack import ModelConfig as ModelConfig
 from lm.nn.stack import Stack
-from lm.schema import MOST_LAYERS, Tree, did_you_mean, from_tree
+from lm.nn.stack import model_config as model_config
+from lm.schema import MOST_LAYERS, Tree
 
 
 class DecoderConfig(ModelConfig):
@@ -33,6 +34,9 @@ class DecoderConfig(ModelConfig):
 
     def drafts(self) -> bool:
         return self.mtp is not None
+
+    def unsliced(self, n: int) -> str | None:
+        return super().unsliced(n) if self.mtp is None else "model.mtp reads the next tokens, maybe another rank's. Set model.mtp=null"
 
     def build(self) -> "DecoderLM":
         return DecoderLM(self)
@@ -76,20 +80,15 @@ class EncoderDecoderConfig(ModelConfig):
     def build(self) -> "EncoderDecoderLM":
         return EncoderDecoderLM(self)
 
+    def unsliced(self, n: int) -> str | None:
+        return "model.kind=encoder_decoder reads a source beside its row, and only one row is cut. Use a decoder"
+
     def encoder(self) -> Self:
         """Returns what the encoder's stack is built of: attention in every layer."""
         return self if self.recurrent is None else self.replace(recurrent=None, pattern=["attention"])
 
     def implied(self) -> Tree:
         return super().implied() | {"n_encoder_layers": self.n_encoder_layers or self.n_layers}
-
-
-def model_config(tree: Tree, where: str = "") -> ModelConfig:
-    """Returns the config of the kind that `tree` names; raises ConfigError as `from_tree`."""
-    kinds, kind = ModelConfig.kinds(), str(tree.get("kind"))
-    if kind not in kinds:
-        raise ConfigError(f"{where}{': ' if where else ''}model.kind: {kind!r} is not an option. {did_you_mean(kind, kinds)}")
-    return from_tree(kinds[kind], tree, where)
 
 
 class LM(Stack):
@@ -125,7 +124,7 @@ class LM(Stack):
         ctx = self.context(batch, cache)
         if cache is not None:
             cache.begin(ctx.mask.q_positions)
-        x = self.embedded(self.embed(batch.tokens), ctx.mask.q_positions, batch.segments)  # (b, s) -> (b, s, d)
+        x = self.embedded(self.embed(batch.tokens), ctx.positions, batch.segments)  # (b, s) -> (b, s, d)
         x = self.norm(self.through_blocks(x, ctx))
         if loss is None:
             return self.head(x)
@@ -140,11 +139,12 @@ class LM(Stack):
             raise ConfigError(f"batch.source_tokens was given, and a model of kind {self.cfg.kind} reads no source. Leave them out.")
         positions = batch.positions if batch.positions is not None else self._next_positions(batch, cache)
         square = batch.positions is None and batch.documents is None and cache is None
-        mask = Mask(positions, positions, batch.documents, batch.documents, self.causal, square, batch.prefix, padded=batch.padded)
-        return Context(self.position, mask, self.position.angles(positions), cache)
+        rows = positions, positions, batch.documents, batch.documents
+        mask = Mask(*rows, self.causal, square, batch.prefix, padded=batch.padded, held=batch.held)
+        return Context(self.position, mask, self.position.angles(batch.held.here(positions)), cache)
 
     def _next_positions(self, batch: Batch, cache: Cache | None) -> Tensor:
-        places = self.position.places(batch.tokens.shape[1], batch.tokens.device, cache.length if cache is not None else 0)
+        places = self.position.places(batch.held.length(batch.tokens.shape[1]), batch.tokens.device, 0 if cache is None else cache.length)
         return places if cache is None else places.expand_as(batch.tokens)
 
     def predict_further(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:

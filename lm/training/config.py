@@ -156,23 +156,38 @@ class Sized(Config):
                 f"strategy={self.strategy.kind}: its engine cuts weights into slices or casts them, and adapter.base={self.adapter.base}"
                 " has whole rows of int8. Use strategy=single or ddp."
             )
-        if self.data.global_batch % (world := self.launch.world):
+        if (reason := self._unsliced()) is not None:
+            return f"launch.context={self.launch.context}: {reason}."
+        if self.data.global_batch % (readers := self.launch.readers):
             given = f"data.global_batch={self.data.global_batch}"
-            return f"{given} is not a multiple of the {world} ranks. Choose a multiple, or other devices."
+            who = f"{readers} ranks" if self.launch.context == 1 else f"{readers} groups of {self.launch.context} ranks"
+            return f"{given} is not a multiple of the {who}. Choose a multiple, or other devices."
         return None
+
+    def _unsliced(self) -> str | None:
+        """Returns why ranks cannot hold rows in slices where they are to, with the remedy."""
+        n, s = self.launch.context, self.data.seq_len
+        if n == 1:
+            return None
+        if s % n:
+            return f"data.seq_len={s} is not a multiple of it. Choose one, such as {-(-s // n) * n}"
+        if self.trainer.compile:
+            return "trainer.compile does not know the exchange between ranks. Leave it out"
+        return self.model.unsliced(n) or self.objective.unsliced()
 
     def setting(self) -> Setting:
         """Returns what the memory of a rank depends on, as training sets it up."""
-        trainer, world = self.trainer, self.launch.world
+        trainer = self.trainer
         return Setting(
-            micro_batch=split(self.data.global_batch, world, trainer.micro_batch)[0],
+            micro_batch=split(self.data.global_batch, self.launch.readers, trainer.micro_batch)[0],
             seq_len=self.data.seq_len,
             chunk=self.objective.chunk if isinstance(self.objective, LikelihoodConfig) else CHUNK,
             precision=trainer.precision,
             states=self.optim.state_bytes(2 if trainer.precision == "bf16-true" else 4),
             checkpoint_every=trainer.checkpoint_blocks or 0,
             stage=self.strategy.stage,
-            world=world,
+            world=self.launch.world,
+            context=self.launch.context,
         )
 
 

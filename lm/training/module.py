@@ -14,9 +14,11 @@ from torch.optim import Optimizer
 from lm.nn.adapter import adapting
 from lm.nn.batch import Batch
 from lm.nn.cost.count import Counts, count
+from lm.nn.mixers.ulysses import Slices
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.training.config import TrainConfig
+from lm.training.launch.context import slices_of
 from lm.training.numerics import StepJudge
 from lm.training.objectives.base import build_objective
 from lm.training.optim.base import set_lr
@@ -42,6 +44,7 @@ class TrainModule(LightningModule):
 
     run: RunState  # what the callbacks of a run share; a step needs none of it
     ema: EMA | None = None
+    slices: Slices | None = None  # of rows, where several ranks share them
 
     def __init__(self, cfg: TrainConfig, model: LM, strategy: Single, fill: Fill = empty, reader: CheckpointReader | None = None) -> None:
         """fill: writes the weights where the strategy builds the model part by part.  reader: of the checkpoint to go on from."""
@@ -77,12 +80,13 @@ class TrainModule(LightningModule):
         self.verdicts.to(self.device)
         self._still = self._still.to(self.device)
         self.model.train()
+        self.slices = slices_of(self.cfg.launch)
         self.strategy.ready(self.trainer.optimizers[0])
         if self.reader is not None:
             self.restore(self.reader)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        return batch.to(device)
+        return (batch if self.slices is None else batch.in_slices(self.slices)).to(device)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         torch.manual_seed(step_seed(self.cfg.seeds.dropout, self.step, self.micro, self.global_rank))
@@ -91,7 +95,7 @@ class TrainModule(LightningModule):
             self.nll = torch.zeros((), device=self.device, dtype=torch.float32)  # bf16-true makes bf16 the default
             self.tokens_in_step = self._label_tokens(batch)
             self.loads, self.told = None, {}
-        first_row = (self.global_rank * self.trainer.accumulate_grad_batches + self.micro) * len(batch.tokens)
+        first_row = (self.global_rank // self.cfg.launch.context * self.trainer.accumulate_grad_batches + self.micro) * len(batch.tokens)
         sums = self.objective(self.model, batch, self.step, first_row)
         self.micro += 1
         self.nll += sums.nll

@@ -10,6 +10,8 @@ from lm.cli.compose.compose import compose
 from lm.nn.batch import Batch
 from lm.nn.cost.memory import Setting, memory
 from lm.nn.loss import causal_reader
+from lm.nn.mixers import ulysses
+from lm.nn.mixers.ulysses import Slices
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
 from tests.training.optim.optimizers import begun
@@ -52,7 +54,7 @@ def composed(*overrides: str) -> TrainConfig:
     return compose([part for text in overrides for part in text.split()]).config()
 
 
-def kept_bytes(model: LM) -> int:
+def kept_bytes(model: LM, slices: Slices | None = None) -> int:
     """Bytes of the distinct storages, weights aside, that the forward of SETTING saves for its backward."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     storages: dict[int, torch.UntypedStorage] = {}
@@ -64,9 +66,11 @@ def kept_bytes(model: LM) -> int:
         return x
 
     rows = torch.randint(0, 96, (SETTING.micro_batch, SETTING.seq_len))
-    source = rows if isinstance(model.cfg, EncoderDecoderConfig) else None
+    batch = Batch(rows, rows, source_tokens=rows if isinstance(model.cfg, EncoderDecoderConfig) else None)
+    batch = batch if slices is None else batch.in_slices(slices)
+    assert batch.labels is not None
     with saved_tensors_hooks(pack, lambda x: x):
-        model(Batch(rows, source_tokens=source), causal_reader(rows, chunk=SETTING.chunk))
+        model(batch, causal_reader(batch.labels, chunk=SETTING.chunk))
     return sum(storage.nbytes() for storage in storages.values())
 
 
@@ -87,6 +91,17 @@ def test_what_is_multiplied_by_learned_numbers_is_kept(preset: str, option: str)
         found.append(memory(model, SETTING).activations)
         held.append(kept_bytes(model))
     assert found[1] - found[0] == held[1] - held[0] > 0
+
+
+@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "qwen3_0_6b"])
+def test_activations_of_slices_by_formula_are_what_autograd_keeps(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of four that sends to itself. palm_8b has one head of keys, mixtral_8x7b two."""
+    monkeypatch.setattr(ulysses, "_exchanged", lambda x, group, n, cut, joined: torch.cat(x.chunk(n, cut), joined))
+    monkeypatch.setattr(ulysses, "_summed", lambda x, group: x.clone())
+    model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
+    found = memory(model, replace(SETTING, context=4))
+    head = found.loss - 12 * 96 * SETTING.chunk - 4 * sum(p.numel() for p in model.head.parameters())
+    assert found.activations + head == pytest.approx(kept_bytes(model, Slices(None, 1, 4)), rel=0.07)
 
 
 @pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "phi3_mini", "smollm3_3b"])

@@ -118,8 +118,8 @@ def launch(server: Path, tmp_path: Path) -> Launch:
     return run
 
 
-def ranks(strategy: str, devices: int = 2) -> list[str]:
-    return [f"strategy={strategy}", f"launch.devices={devices}"]
+def ranks(strategy: str, devices: int = 2, context: int = 1) -> list[str]:
+    return [f"strategy={strategy}", f"launch.devices={devices}", f"launch.context={context}"]
 
 
 def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

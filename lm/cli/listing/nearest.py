@@ -15,6 +15,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, nanoGPT, litgpt and Lig
     "data.val_frac": "eval_split test_size val_ratio val_size validation_split",
     "data.workers": "dataloader_num_workers n_workers num_workers",
     "init_from": "base base_model checkpoint_path ckpt ckpt_path from load_from model_name_or_path parent pretrained resume_from",
+    "launch.context": "context_parallel context_parallel_size cp cp_size sequence_parallel sequence_parallel_size sp ulysses",
     "launch.devices": "gpus n_gpu n_gpus ngpu nproc nproc_per_node num_gpus num_processes world_size",
     "launch.nodes": "machines nnodes",
     "logger": "report_to",

@@ -100,6 +100,10 @@ class ObjectiveConfig(Slot, group="objective"):
         """Returns what a validation measures a model by.  parent: gives the model that training started from; None: it is not known."""
         return Measure()
 
+    def unsliced(self) -> str | None:
+        """Returns why ranks cannot hold a row in slices, with the remedy; None where the loss is a sum over tokens."""
+        return f"objective={self.kind} needs whole rows in one rank. Use launch.context=1"
+
     @abstractmethod
     def rows(self, of: Material) -> Rows:
         """Returns the rows that this objective makes of one split. ConfigError where there are none, or a token is missing."""
@@ -146,6 +150,9 @@ class LikelihoodConfig(ObjectiveConfig):
     def measure(self, parent: Callable[[], LM] | None) -> Measure:
         return Answers() if self.answers else Measure()
 
+    def unsliced(self) -> str | None:
+        return None
+
 
 class ScheduledSamplingConfig(LikelihoodConfig):
     """Objectives whose inputs may be the model's own."""
@@ -153,6 +160,11 @@ class ScheduledSamplingConfig(LikelihoodConfig):
     scheduled_sampling: float = Field(0.0, ge=0, le=1)
     """Part of the decoder's inputs that the model itself draws at the last step, growing evenly from none at the first: scheduled
     sampling (Bengio et al. 2015, arXiv:1506.03099). It costs another forward."""
+
+    def unsliced(self) -> str | None:
+        if not self.scheduled_sampling:
+            return None
+        return "objective.scheduled_sampling takes inputs from the place before, which may be of another rank. Set it to 0"
 
 
 def widest(n: int, *widths: Ids) -> Ids:

@@ -24,6 +24,7 @@ class Setting:
     checkpoint_every: int = 0  # as LM.checkpoint_blocks
     stage: int = 0  # what is cut into slices: 1 optimizer states, 2 gradients too, 3 weights too (ZeRO; FSDP2 is 3)
     world: int = 1  # ranks that share the slices
+    context: int = 1  # ranks of which each has its part of a row's tokens
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def memory(model: LM, setting: Setting) -> Memory:
     states = inner * setting.states[0] + (trained - inner) * setting.states[1]
     whole = _gathered(model) * size if cut[0] > 1 else 0
     cast = 2 * _multiplied(model) if setting.precision == "bf16-mixed" else 0
-    tokens = setting.micro_batch * setting.seq_len
+    tokens = setting.micro_batch * setting.seq_len // setting.context
     return Memory(
         weights=-(-(held + cast) // cut[0]) + whole,
         gradients=-(-trained * size // cut[1]),
@@ -84,22 +85,22 @@ def _activations(model: LM, setting: Setting) -> int:
     """Bytes per token."""
     cfg, d = model.cfg, model.cfg.d_model
     kept, again = [_ends(d), *([Kept(d, 0)] * len(model.stacks()) if cfg.embed.norm else [])], 0
-    for layer, block, inputs in _units(model, setting.seq_len):
+    for layer, block, inputs in _units(model, setting):
         if setting.checkpoint_every and layer % setting.checkpoint_every == 0:
             again, block = max(again, block.bytes(setting.precision)), inputs
         kept.append(block)
     return together(kept).bytes(setting.precision) + again
 
 
-def _units(model: LM, seq_len: int) -> Iterator[tuple[int, Kept, Kept]]:
+def _units(model: LM, setting: Setting) -> Iterator[tuple[int, Kept, Kept]]:
     """Of each block its number, what it keeps, and its inputs alone."""
     cfg, d = model.cfg, model.cfg.d_model
     for stack in model.stacks():
         for parts in stack.parts:
-            yield parts.layer, _block(cfg, parts, seq_len), Kept(d, 0)
+            yield parts.layer, _block(cfg, parts, setting), Kept(d, 0)
     for layer in range(cfg.n_layers, cfg.n_layers + len(model.mtp)):
         join = Kept(d, 2 * d)  # the norm of the embedding, and the matrix that reads it beside the hidden states
-        yield layer, together([join, _block(cfg, cfg.parts(layer), seq_len), _ends(d)]), together([Kept(d, 0), _ends(d)])
+        yield layer, together([join, _block(cfg, cfg.parts(layer), setting), _ends(d)]), together([Kept(d, 0), _ends(d)])
 
 
 def _ends(d: int) -> Kept:
@@ -107,7 +108,8 @@ def _ends(d: int) -> Kept:
     return Kept(d, 2 * d)
 
 
-def _block(cfg: ModelConfig, parts: BlockParts, seq_len: int) -> Kept:
+def _block(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Kept:
     """Of one token, norms and residual branches included."""
-    bias = [cfg.position.keeps(cfg.attention.n_heads, seq_len)] if parts.slot == "attention" else []
-    return together([cfg.block.keeps(parts), parts.keeps(), *bias])
+    bias = [cfg.position.keeps(cfg.attention.n_heads, setting.seq_len)] if parts.slot == "attention" else []
+    sent = [parts.mixer.exchanges(cfg.d_model, setting.context)] if setting.context > 1 else []
+    return together([cfg.block.keeps(parts), parts.keeps(), *bias, *sent])

@@ -27,6 +27,10 @@ class FFNConfig(Slot, group="model/ffn"):
     def require(self, n_layers: int) -> None:
         """Raises ValueError where so many layers do not fit."""
 
+    def unsliced(self) -> str | None:
+        """Returns why ranks cannot hold a row in slices, with the remedy; None where each token is for itself."""
+        return None
+
     def implied(self, d_model: int) -> Tree:
         """Returns what options stand for that are null."""
         return {}

@@ -86,6 +86,11 @@ class MoEConfig(FFNConfig):
             raise ValueError(f"ffn.first_dense={self.first_dense} and ffn.every={self.every} leave no layer of {n_layers} with"
                              " experts. Lower them, or use ffn=mlp.")  # fmt: skip
 
+    def unsliced(self) -> str | None:
+        if self.capacity is None and self.capacity_factor is None:
+            return None
+        return "ffn.capacity counts the tokens of a whole row that come before. Leave ffn.capacity and ffn.capacity_factor out"
+
     def flops(self, d_model: int, layer: int) -> int:
         """Of the experts that a token is sent to."""
         return 2 * self.top_k * self.expert.weights(d_model) if self._mlp(layer) is None else 0
@@ -135,7 +140,7 @@ class MoE(Mixture):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         routing = self.router(x)
-        real = (ctx.mask.q_positions >= 0).expand(x.shape[:2])
+        real = (ctx.positions >= 0).expand(x.shape[:2])
         kept = self._within_capacity(routing.experts, real)
         weights = (routing.weights if kept is None else routing.weights * kept).to(x.dtype)
         out = self.experts(x.flatten(0, 1), routing.experts.flatten(0, 1), weights.flatten(0, 1)).view_as(x)
@@ -159,19 +164,20 @@ class MoE(Mixture):
         return (place <= capacity).float().unflatten(1, (k, -1)).transpose(1, 2)  # (b, k*s) -> (b, s, k)
 
     def _report(self, routing: Routing, real: Tensor, ctx: Context) -> None:
-        """Losses per row, so that no split into micro-batches changes them; loads over the batch. Padding counts in neither."""
-        cfg, at = self.cfg, (ctx.stack, self.layer)
+        """Losses per row, so that no split into micro-batches or slices changes them; loads over the batch. Padding counts in neither."""
+        cfg, at, total = self.cfg, (ctx.stack, self.layer), ctx.mask.held.total
         shown = real.unsqueeze(-1).float()  # (b, s, 1)
-        n = shown.sum(1).clamp_min(1)  # (b, 1)
+        n = total(shown.sum(1)).clamp_min(1)  # (b, 1)
         with torch.no_grad():
             choices = torch.zeros_like(routing.probabilities).scatter(-1, routing.experts, 1.0)  # (b, s, e)
             counts = (choices * shown).sum(1)  # (b, s, e) -> (b, e)
         ctx.auxiliary.loads[at] = counts.sum(0)
         loss = torch.zeros(len(real), device=real.device)
         if cfg.balance_loss:
-            mean = (routing.probabilities * shown).sum(1) / n  # (b, s, e) -> (b, e)
-            loss = loss + cfg.balance_loss * cfg.n_experts * (counts / (n * cfg.top_k) * mean).sum(-1)
+            mean = total((routing.probabilities * shown).sum(1)) / n  # (b, s, e) -> (b, e)
+            loss = loss + cfg.balance_loss * cfg.n_experts * (total(counts) / (n * cfg.top_k) * mean).sum(-1)
         if cfg.router_z_loss:
-            loss = loss + cfg.router_z_loss * (routing.logits.logsumexp(-1).square() * shown.squeeze(-1)).sum(1) / n.squeeze(-1)
+            squares = routing.logits.logsumexp(-1).square() * shown.squeeze(-1)  # (b, s)
+            loss = loss + cfg.router_z_loss * total(squares.sum(1)) / n.squeeze(-1)
         if cfg.balance_loss or cfg.router_z_loss:
             ctx.auxiliary.losses[at] = loss

@@ -51,9 +51,11 @@ class Attention(Mixer):
         return moved
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
-        """As `Attend`, with the bias of this position; dropout acts in training only."""
+        """As `Attend`, with the bias of this position; dropout acts in training only. Ranks that share rows attend with some heads each."""
         bias = None if position is None else mask.once("bias", lambda: position.bias(mask.q_positions, mask.k_positions))
-        return self.attend(q, k, v, mask, bias, self.how if self.training else self.quiet, self.sinks)
+        how, sinks = self.how if self.training else self.quiet, None if self.sinks is None else mask.held.own(self.sinks)
+        q, k, v = mask.held.by_heads(q, k, v)
+        return mask.held.by_tokens(self.attend(q, k, v, mask, bias, how, sinks))
 
     def joined(self, heads: Tensor) -> Tensor:
         """(b, h, s, c) -> (b, s, d)."""
@@ -80,12 +82,30 @@ class MixerConfig(Config):
     def state(self, d_model: int, layer: int) -> State:
         """Returns what a cache keeps of a row."""
 
+    @abstractmethod
+    def unsliced(self, n: int) -> str | None:
+        """Returns why n ranks cannot hold a row in slices, with the remedy; None where they can."""
+
+    def exchanges(self, d_model: int, n: int) -> Kept:
+        """Returns what the backward needs of one token more where n ranks hold its row in slices."""
+        return Kept(0, 0)
+
 
 class AttentionConfig(MixerConfig, Slot, group="model/attention"):
     """How tokens read each other by scores of all pairs."""
 
+    by_heads: ClassVar[bool] = False
+    """All that tokens read of each other goes through `Attention.weighted`."""
+
     n_heads: int = Field(gt=0, le=MOST)
     """Number of query heads."""
+
+    def unsliced(self, n: int) -> str | None:
+        if not self.by_heads:
+            return f"attention={self.kind} reads whole rows in one rank. Use attention=gqa"
+        if self.n_heads % n:
+            return f"model.attention.n_heads={self.n_heads} is not a multiple of it, and each rank attends with as many. Choose a divisor"
+        return None
 
     @abstractmethod
     def rotary_width(self, d_model: int) -> int:
@@ -120,3 +140,6 @@ class AttentionConfig(MixerConfig, Slot, group="model/attention"):
 
 class RecurrentConfig(MixerConfig, Slot, group="model/recurrent"):
     """How tokens read those before them by a state of fixed size that goes through the row; of use in causal stacks only."""
+
+    def unsliced(self, n: int) -> str | None:
+        return f"recurrent={self.kind} takes a state through the whole row, token by token. Use attention in all layers"

@@ -15,6 +15,7 @@ from lm.nn.linear import Out
 from lm.nn.mixers.attend import Scoring
 from lm.nn.mixers.base import Attention, AttentionConfig, Mixer
 from lm.nn.mixers.cache import PerToken
+from lm.nn.mixers.ulysses import repeats
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import PositionConfig
 from lm.schema import MOST, Tree
@@ -22,6 +23,8 @@ from lm.schema import MOST, Tree
 
 class GQAConfig(AttentionConfig):
     """Scaled dot-product attention; n_kv_heads = n_heads is multi-head, 1 is multi-query (Ainslie et al. 2023, arXiv:2305.13245)."""
+
+    by_heads: ClassVar[bool] = True
 
     kind: Literal["gqa"] = "gqa"
     n_kv_heads: int | None = Field(None, gt=0, le=MOST)
@@ -117,6 +120,11 @@ class GQAConfig(AttentionConfig):
         normed, gated = q + kv if self.qk_norm != "none" else 0, q + 2 * gate if gate else 0
         mixed = kv if self.value_residual and layer else 0
         return Kept(0, 2 * q + 2 * kv + normed + mixed + gated, 0, 2 * d_model)
+
+    def exchanges(self, d_model: int, n: int) -> Kept:
+        """What was read, on both sides of its way back; and copies of keys and values."""
+        copies = repeats(self.n_kv_heads or self.n_heads, n) - 1
+        return Kept(0, self.n_heads * self.width(d_model) + 2 * copies * self.kv_width(d_model))
 
     def state(self, d_model: int, layer: int) -> PerToken:
         """Keys, and behind their heads those of values."""

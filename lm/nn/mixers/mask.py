@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from lm.nn.mixers.ulysses import WHOLE, Whole
+
 T = TypeVar("T")
 
 
@@ -28,6 +30,7 @@ class Mask:
     explicit: Tensor | None = None
     horizon: int | None = None  # no layer sees so far, whatever its own window
     padded: bool = True  # a query may be hidden; False: none is, and each sees itself
+    held: Whole = WHOLE  # how ranks hold the rows, which all of this is of whole
     _built: dict[Hashable, Any] = field(default_factory=dict)
 
     @property

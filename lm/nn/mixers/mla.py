@@ -1,7 +1,7 @@
 """Multi-head latent attention: keys and values are kept as one small latent per token.  DeepSeek-V2, arXiv:2405.04434, section 2.1."""
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -20,6 +20,8 @@ from lm.schema import MOST, Tree
 
 class MLAConfig(AttentionConfig):
     """DeepSeek's latent attention; a token's cache is kv_rank + rope_dim numbers a layer, for all heads together."""
+
+    by_heads: ClassVar[bool] = True
 
     kind: Literal["mla"] = "mla"
     q_rank: int | None = Field(None, gt=0, le=MOST)
@@ -63,6 +65,10 @@ class MLAConfig(AttentionConfig):
         """Latents twice (before and after their norm), q, k, v and the weighted values."""
         latents, width = (self.q_rank or 0) + self.kv_rank, self.n_heads * (self.nope_dim + self.rope_dim)
         return Kept(0, 2 * latents + 2 * width + 2 * self.n_heads * self.v_dim, 0, d_model)
+
+    def exchanges(self, d_model: int, n: int) -> Kept:
+        """What was read, on both sides of its way back."""
+        return Kept(0, self.n_heads * self.v_dim)
 
     def state(self, d_model: int, layer: int) -> PerToken:
         """The latent and the rotated key."""

@@ -55,6 +55,12 @@ class PositionConfig(Slot, group="model/position"):
         """Returns null for the options that act in no layer.  windows: whether some layer has one."""
         return {}
 
+    def unsliced(self) -> str | None:
+        """Returns why ranks cannot hold a row in slices, with the remedy; None where a token needs its own position only."""
+        if self.acts != "bias":
+            return None
+        return f"position={self.kind} is a bias on all pairs of a row, of all heads. Use position=rope"
+
     def changes_at(self, max_len: int) -> int | None:
         """Returns the length up to which transformers has other frequencies than our model for rows of max_len. None: it has not."""
         return None

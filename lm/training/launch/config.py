@@ -15,6 +15,8 @@ class LaunchConfig(Config):
     """Processes on each machine, one per GPU."""
     nodes: int = Field(1, gt=0, le=65536)
     """Machines; start the same command on each of them."""
+    context: int = Field(1, gt=0, le=1024)
+    """Ranks that hold a slice each of the same rows, for rows too long for one device; attention exchanges them. 1: whole rows."""
     rendezvous: str | None = None
     """host:port of the first machine, which all machines reach; needed where nodes > 1."""
     max_restarts: int = Field(0, ge=0, le=1000)
@@ -27,6 +29,19 @@ class LaunchConfig(Config):
     def world(self) -> int:
         """Processes in all."""
         return self.devices * self.nodes
+
+    @property
+    def readers(self) -> int:
+        """Returns how many ranks, or groups of `context` ranks, have rows of their own."""
+        return self.world // self.context
+
+    @model_validator(mode="after")
+    def _groups_are_whole(self) -> Self:
+        if self.world % self.context:
+            raise ValueError(
+                f"context={self.context} ranks hold a row, and devices * nodes={self.world} is not a multiple. Choose a divisor of it."
+            )
+        return self
 
     @model_validator(mode="after")
     def _nodes_can_meet(self) -> Self:

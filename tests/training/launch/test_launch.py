@@ -21,6 +21,7 @@ from lm.training.config import TrainConfig
 from tests.server import ROOT, Process
 from tests.training.conftest import Configure, Launch, ranks, read, results
 
+HALVES = ranks("ddp", 2, 2)
 ENDLESS = ("trainer.max_steps=100000", "trainer.val_every=100000", "checkpoint.every=100000")
 FAILING = """
 import os, sys
@@ -204,6 +205,20 @@ def test_a_config_that_differs_is_refused_before_any_rank_starts(
         (["strategy=zero1", "optim=adamw", "trainer.ema_decay=0.9"], "trainer.ema_decay needs weights"),
         (["strategy=zero3", "optim=adamw", "trainer.precision=bf16-true"], "trainer.precision=bf16-mixed"),
         (["strategy=zero3", "optim=adamw", "trainer.compile=true"], "trainer.compile"),
+        (ranks("ddp", 2, 3), "context=3 ranks hold a row, and devices \\* nodes=2 is not a multiple. Choose a divisor of it"),
+        ([*ranks("ddp", 6, 2), "data.global_batch=8"], "data.global_batch=8 is not a multiple of the 3 groups of 2 ranks"),
+        ([*HALVES, "data.seq_len=33"], "launch.context=2: data.seq_len=33 is not a multiple of it. Choose one, such as 34."),
+        (ranks("ddp", 4, 4), "launch.context=4: model.attention.n_heads=2 is not a multiple of it, .* Choose a divisor."),
+        ([*HALVES, "trainer.compile=true"], "launch.context=2: trainer.compile does not know the exchange"),
+        (
+            [*HALVES, "model/recurrent=gla", "model.pattern=[recurrent]", "model/position=none"],
+            "launch.context=2: recurrent=gla takes a state",
+        ),
+        ([*HALVES, "model/position=alibi"], "launch.context=2: position=alibi is a bias on all pairs .* Use position=rope."),
+        ([*HALVES, "model/position=t5_relative"], "launch.context=2: position=t5_relative is a bias"),
+        ([*HALVES, "model.mtp.depth=1"], "launch.context=2: model.mtp reads the next tokens, .* Set model.mtp=null."),
+        ([*HALVES, "objective.scheduled_sampling=0.1"], "launch.context=2: objective.scheduled_sampling takes inputs .* Set it to 0."),
+        ([*HALVES, "objective=simpo", "data.record.kind=preference"], "launch.context=2: objective=simpo needs whole rows in one rank."),
         (["strategy=ddp", "launch.nodes=2"], "nodes=2 need a place to meet, and rendezvous is None"),
         (
             ["strategy=ddp", "launch.nodes=2", "launch.rendezvous=a:1", "launch.max_restarts=1"],

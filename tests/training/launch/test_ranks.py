@@ -4,6 +4,7 @@ import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,8 @@ def losses(run: Path) -> list[float]:
 
 EXACT = [
     pytest.param("ddp", 2, []),
+    pytest.param("ddp", 2, ["launch.context=2"], marks=pytest.mark.slow),
+    pytest.param("fsdp", 2, ["launch.context=2", "trainer.ema_decay=0.9"], marks=pytest.mark.slow),
     pytest.param("fsdp", 2, ["trainer.ema_decay=0.9"], marks=pytest.mark.slow),
     pytest.param("ddp", 3, ["optim=muon", "data.global_batch=12"], marks=pytest.mark.slow),
     pytest.param("fsdp", 3, ["data.global_batch=12"], marks=pytest.mark.slow),
@@ -100,6 +103,9 @@ def test_ranks_share_a_validation_and_find_what_one_process_finds(configure: Con
 
 MOVES = [
     pytest.param([("ddp", 2), ("single", 1)]),
+    pytest.param([("ddp", 2, 2), ("single", 1)]),
+    pytest.param([("single", 1), ("ddp", 2, 2)], marks=pytest.mark.slow),
+    pytest.param([("ddp", 4, 2), ("fsdp", 2, 2), ("fsdp", 2)], marks=pytest.mark.slow),
     pytest.param([("single", 1), ("fsdp", 2)], marks=pytest.mark.slow),
     pytest.param([("fsdp", 3), ("ddp", 2), ("single", 1)], marks=pytest.mark.slow),
     pytest.param([("zero2", 2), ("fsdp", 2), ("ddp", 2)], marks=[pytest.mark.slow, needs_deepspeed]),
@@ -108,17 +114,16 @@ MOVES = [
 ]
 
 
-@pytest.mark.parametrize("path", MOVES, ids=lambda path: " to ".join(f"{n}x{kind}" for kind, n in path))
+@pytest.mark.parametrize("path", MOVES, ids=lambda path: " to ".join("x".join(map(str, one)) for one in path))
 def test_a_run_goes_on_under_another_strategy_and_number_of_ranks(
-    configure: Configure, launch: Launch, killed: Callable[..., None], tmp_path: Path, path: list[tuple[str, int]]
+    configure: Configure, launch: Launch, killed: Callable[..., None], tmp_path: Path, path: list[tuple[Any, ...]]
 ) -> None:
-    """The rows of each step, and so the losses but for rounding, are those of one process."""
+    """The rows of each step, and so the losses but for rounding, are those of one process.  path: arguments of `ranks`."""
     shared = [*PLAIN, "data.global_batch=12", f"trainer.max_steps={4 * len(path)}"]
     train(configure(*shared, "run.name=whole"))
-    for kind, devices in path[:-1]:
-        killed(configure(*shared, *ranks(kind, devices)))
-    kind, devices = path[-1]
-    launch(configure(*shared, *ranks(kind, devices)))
+    for where in path[:-1]:
+        killed(configure(*shared, *ranks(*where)))
+    launch(configure(*shared, *ranks(*path[-1])))
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
     found, whole = (CheckpointReader(tmp_path / name / "checkpoints" / f"step-{4 * len(path):08d}") for name in ("run", "whole"))
     for name in whole.names():

@@ -4,10 +4,7 @@ of the wrong scale. As a program, this file is one of the processes."""
 import importlib.util
 import json
 import os
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -24,6 +21,7 @@ from lm.schema import Tree, from_tree
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
 from lm.training.optim import muon
+from tests.training.launch.processes import launch
 from tests.training.steps import ADAMW, ENCODER_DECODER, MOE, SGD, UNCLIPPED, Record, batches, config, train_steps, with_sources
 
 ROWS, STEPS = 12, 20
@@ -43,6 +41,7 @@ class Job:
     model: Tree | None = None
     options: Tree = field(default_factory=dict)  # of train_steps
     adapter: Tree | None = None
+    context: int = 1  # ranks that hold a row
     rounded: bool = False  # in bf16, where gradients are rounded in other places: losses and weights are close, norms are not
 
     def config(self) -> TrainConfig:
@@ -50,7 +49,8 @@ class Job:
         return found if self.adapter is None else found.replace(adapter=self.adapter, init_from="drawn as the others")
 
     def run(self, cfg: TrainConfig, rank: int, world: int) -> tuple[Record, dict[str, torch.Tensor]]:
-        rows = batches(rank=rank, world=world, rows=ROWS, steps=STEPS, accumulation=self.accumulation)
+        n = cfg.launch.context
+        rows = batches(rank=rank // n, world=world // n, rows=ROWS, steps=STEPS, accumulation=self.accumulation)
         rows = with_sources(rows) if self.model == ENCODER_DECODER else rows
         kind = Poisoned if self.poisoned and world > 1 else TrainModule
         steps = POISONED_STEP if self.poisoned and world == 1 else STEPS
@@ -89,7 +89,21 @@ COMPILED = {
     "compiled, an adapter": Job(SLOW_ADAMW, 2, options={"compile": True}, adapter={"kind": "lora", "rank": 4}),
     "compiled, all blocks again": Job(SGD, 2, options={"compile": True, "checkpoint_blocks": 1}),
 }
-ALL = JOBS | COMPILED
+FOUR_HEADS: Tree = {"attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 1, "qkv_bias": True}}
+HALVES = {
+    "halves": Job(SGD, 2, context=2),
+    "halves, experts, adamw": Job(SLOW_ADAMW, 3, model=MOE, context=2),
+    "halves, experts, every other block again": Job(SGD | {"lr": 0.1}, 2, model=MOE, options={"checkpoint_blocks": 2}, context=2),
+    "halves, an adapter": Job(SLOW_ADAMW, 2, adapter={"kind": "lora", "rank": 4}, context=2),
+    "halves, experts, bf16": Job(SLOW_ADAMW, 2, model=MOE, options=BF16, rounded=True, context=2),
+    "halves, poisoned": Job(SLOW_ADAMW, 2, poisoned=True, context=2),
+}
+QUARTERS = {
+    "quarters": Job(SGD, 3, model=FOUR_HEADS, context=4),
+    "quarters, experts, adamw": Job(SLOW_ADAMW, 2, model=FOUR_HEADS | MOE, context=4),
+}
+FEW_HALVES = ("halves, experts, every other block again",)  # of make test
+ALL = JOBS | COMPILED | HALVES | QUARTERS
 ZERO = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
 REFUSING = ZERO[2:]  # what works on matrices
 
@@ -102,10 +116,10 @@ class Poisoned(TrainModule):
         return loss * float("nan") if self.step == POISONED_STEP and self.global_rank == 1 else loss
 
 
-def spread(cfg: TrainConfig, kind: str, world: int) -> TrainConfig:
+def spread(cfg: TrainConfig, kind: str, world: int, context: int) -> TrainConfig:
     """Under ZeRO-3 even the smallest weights are split."""
     threshold = {"persistence_threshold": 0} if kind.startswith("zero3") else {}
-    return from_tree(TrainConfig, {**cfg.tree(), "strategy": {"kind": kind, **threshold}, "launch": {"devices": world}})
+    return from_tree(TrainConfig, {**cfg.tree(), "strategy": {"kind": kind, **threshold}, "launch": {"devices": world, "context": context}})
 
 
 def process(kind: str, out: Path, names: list[str]) -> None:
@@ -115,36 +129,11 @@ def process(kind: str, out: Path, names: list[str]) -> None:
         job = ALL[name]
         if job.optim is MUON and kind in REFUSING:
             continue
-        record, weights = job.run(spread(job.config(), kind, world), rank, world)
+        record, weights = job.run(spread(job.config(), kind, world, job.context), rank, world)
         if rank == 0:
             (out / f"{name}.json").write_text(json.dumps(record))
             save_file(weights, out / f"{name}.safetensors")
     torch.distributed.barrier()
-
-
-def launch(kind: str, out: Path, timeout_s: int, names: Iterable[str], world: int) -> None:
-    """So many processes that meet at a free port; none outlives this call."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "NODE_RANK": "0"}
-    env = os.environ | shared | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parents[3])}
-    jobs: list[subprocess.Popen[bytes]] = []
-    try:
-        for rank in map(str, range(world)):
-            with (out / f"rank{rank}.log").open("w") as log:
-                command = [sys.executable, __file__, kind, str(out), *names]
-                jobs.append(subprocess.Popen(command, env=env | {"RANK": rank, "LOCAL_RANK": rank}, stdout=log, stderr=log))
-        deadline = time.monotonic() + timeout_s
-        while any(job.poll() is None for job in jobs) and not any(job.poll() for job in jobs) and time.monotonic() < deadline:
-            time.sleep(0.1)
-    finally:
-        codes = [job.poll() for job in jobs]
-        for job in jobs:
-            job.kill()
-            job.wait()
-    said = "\n".join((out / f"rank{rank}.log").read_text()[-3000:] for rank in range(len(jobs)))
-    assert codes == [0] * world, f"exit codes {codes} (None: was still running)\n{said}"
 
 
 @cache
@@ -158,10 +147,16 @@ def alone(name: str) -> tuple[Record, dict[str, torch.Tensor]]:
     ("kind", "names", "world"),
     [
         pytest.param("fsdp", FEW, 2, id="fsdp, few"),
+        pytest.param("ddp", FEW_HALVES, 2, id="ddp, rows in halves, few"),
         # DeepSpeed compiles its shared-memory collectives at the first start
         *(pytest.param(kind, JOBS, 2, marks=pytest.mark.slow, id=kind) for kind in ("fsdp", "ddp", *ZERO)),
         # no width is a multiple of 3, and of 4 experts one rank holds none
         *(pytest.param(kind, MATRICES, 3, marks=pytest.mark.slow, id=f"{kind}, three") for kind in ("fsdp", "zero1", "zero2")),
+        *(pytest.param(kind, HALVES, 2, marks=pytest.mark.slow, id=f"{kind}, rows in halves") for kind in ("ddp", "fsdp", *ZERO)),
+        *(
+            pytest.param(kind, HALVES | QUARTERS, 4, marks=pytest.mark.slow, id=f"{kind}, rows in slices, four")
+            for kind in ("ddp", "fsdp", "zero2")
+        ),
         # a compiler runs; ZeRO-3 refuses to compile
         *(pytest.param(kind, COMPILED, 2, marks=pytest.mark.slow, id=f"{kind}, compiled") for kind in ("ddp", "fsdp", "zero1", "zero2")),
     ],
@@ -170,7 +165,7 @@ def test_several_processes_train_as_one(kind: str, names: Iterable[str], world: 
     """And where one rank's gradient is not finite, every rank leaves the weights as the steps before it made them."""
     if kind.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed: pip install 'slotlm[deepspeed]'")
-    launch(kind, tmp_path, 600 if names is COMPILED else 300, names, world)
+    launch([__file__, kind, str(tmp_path), *names], tmp_path, 600 if names is COMPILED else 300, world)
     for name in names:
         if ALL[name].optim is MUON and kind in REFUSING:
             continue

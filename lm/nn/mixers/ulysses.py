@@ -1,0 +1,120 @@
+"""Rows that several ranks hold in slices, for which attention exchanges tokens for heads.
+
+DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509, section 3.1.
+"""
+
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+
+class Whole:
+    """How a rank holds the rows of a batch: whole, so that nothing is cut and nothing exchanged. The base of other ways."""
+
+    def length(self, s: int) -> int:
+        """Returns that of the whole row, of which this rank holds s tokens."""
+        return s
+
+    def here(self, x: Tensor) -> Tensor:
+        """Returns this rank's slice of what is told of a whole row, (b, n*s) -> (b, s)."""
+        return x
+
+    def own(self, x: Tensor) -> Tensor:
+        """Returns what belongs to the heads that this rank attends with, (h,) -> (h/n,)."""
+        return x
+
+    def by_heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns some heads of all tokens of the row, given all heads of this rank's, (b, h, s, c) -> (b, h/n, n*s, c)."""
+        return q, k, v
+
+    def by_tokens(self, heads: Tensor) -> Tensor:
+        """Returns all heads of this rank's tokens again, (b, h/n, n*s, c) -> (b, h, s, c)."""
+        return heads
+
+    def total(self, x: Tensor) -> Tensor:
+        """Returns the sum over the whole row of what each rank has summed over its own tokens; its gradient goes to all of them."""
+        return x
+
+
+WHOLE = Whole()
+
+
+class Slices(Whole):
+    """n ranks hold consecutive slices of the same rows, rank i of them the i-th. All of them must come to each call, in the same order."""
+
+    def __init__(self, group: Any, rank: int, n: int) -> None:
+        """group: of torch.distributed, the n ranks.  rank: within it."""
+        self._group, self.rank, self.n = group, rank, n
+
+    def length(self, s: int) -> int:
+        return s * self.n
+
+    def here(self, x: Tensor) -> Tensor:
+        return x.chunk(self.n, 1)[self.rank]  # (b, n*s) -> (b, s)
+
+    def own(self, x: Tensor) -> Tensor:
+        return x.chunk(self.n)[self.rank]  # (h,) -> (h/n,)
+
+    def by_heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Fewer heads of keys and values than ranks, or a number that these do not divide, are sent to several of them."""
+        copies = repeats(k.shape[1], self.n)
+        k, v = (x if copies == 1 else x.repeat_interleave(copies, 1) for x in (k, v))  # (b, g, s, c) -> (b, copies*g, s, c)
+        return self._sent(q, 1, 2), self._sent(k, 1, 2), self._sent(v, 1, 2)
+
+    def by_tokens(self, heads: Tensor) -> Tensor:
+        return self._sent(heads, 2, 1)
+
+    def total(self, x: Tensor) -> Tensor:
+        found: Tensor = _Total.apply(x, self._group)
+        return found
+
+    def _sent(self, x: Tensor, cut: int, joined: int) -> Tensor:
+        found: Tensor = _Exchange.apply(x, self._group, self.n, cut, joined)
+        return found
+
+
+def repeats(n_kv_heads: int, n: int) -> int:
+    """Returns the fewest copies of each head of keys after which n ranks have as many each. Neighbours stay together, so that the queries
+    of a rank find theirs in the same order."""
+    return n // gcd(n_kv_heads, n)
+
+
+class _Exchange(torch.autograd.Function):
+    """Cuts x into n along one dimension, sends part i to rank i, and joins what comes along another. Its gradient goes the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any, n: int, cut: int, joined: int) -> Tensor:
+        ctx.way = group, n, joined, cut
+        return _exchanged(x, group, n, cut, joined)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return _exchanged(grads[0], *ctx.way), None, None, None, None
+
+
+def _exchanged(x: Tensor, group: Any, n: int, cut: int, joined: int) -> Tensor:
+    sent = torch.stack(x.chunk(n, cut))  # (b, h, s, c) -> (n, b, h/n, s, c), say
+    come = torch.empty_like(sent)
+    distributed.all_to_all_single(come, sent, group=group)
+    return torch.cat(come.unbind(), joined)
+
+
+class _Total(torch.autograd.Function):
+    """The sum over the ranks; what each of them makes of it counts in every gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return _summed(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _summed(grads[0], ctx.group), None
+
+
+def _summed(x: Tensor, group: Any) -> Tensor:
+    found = x.clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(found, group=group)
+    return found

@@ -1,0 +1,21 @@
+"""Groups of ranks that hold the same rows in slices."""
+
+from datetime import timedelta
+
+from torch import distributed
+
+from lm.nn.mixers.ulysses import Slices
+from lm.training.launch.config import LaunchConfig
+
+
+def slices_of(launch: LaunchConfig) -> Slices | None:
+    """Returns this rank's slices of rows, None where it has whole ones. All ranks must call it.
+
+    Neighbours share rows, so that what they exchange stays on one machine where it can.
+    """
+    n = launch.context
+    if n == 1:
+        return None
+    rank, timeout = distributed.get_rank(), timedelta(seconds=launch.timeout_s)
+    groups = [distributed.new_group([*range(first, first + n)], timeout) for first in range(0, launch.world, n)]
+    return Slices(groups[rank // n], rank % n, n)

@@ -157,7 +157,7 @@ def test_configs_that_do_not_fit_are_refused(theirs: Path, keys: dict[str, Any],
         ({"rope_interleave": True}, "rope_interleave=True means something in deepseek_v3"),
         ({"use_parallel_residual": True}, "use_parallel_residual=True means something in gpt_neox"),
         ({"model_type": "gpt2", "n_positions": 8, "n_embd": 32, "n_layer": 2, "n_head": 4, "activation_function": "gelu"},
-         "means something in bamba, and model_type=gpt2 does not know it"),
+         "means something in arcee, and model_type=gpt2 does not know it"),
     ],
 )  # fmt: skip
 def test_what_only_another_family_knows_is_refused(theirs: Path, keys: dict[str, Any], named: str) -> None:

@@ -23,12 +23,15 @@ class Counting(TrainModule):
 
 
 MLA = {"kind": "mla", "n_heads": 2, "q_rank": 12, "kv_rank": 16, "nope_dim": 6, "rope_dim": 8, "v_dim": 10}
+RG_LRU = {"kind": "rg_lru", "width": 24, "n_heads": 2}
 CASES: dict[str, tuple[Tree, bool, int]] = {  # the model, documents in a row, and graphs: the backbone in 1, 2 where it encodes, and
     "rows": ({}, False, 2),  # the flattening of its output for the loss
     "documents": ({}, True, 2),
     "experts": (MOE, False, 3),  # and the sum of their losses
     "encoder-decoder": (ENCODER_DECODER, False, 3),
     "latent attention": ({"attention": MLA}, False, 2),
+    "values of the first layer": ({"attention": {"kind": "gqa", "n_heads": 2, "value_residual": True}}, True, 2),
+    "a state of channels": ({"recurrent": RG_LRU, "pattern": ["recurrent", "attention"]}, True, 2),
 }
 
 

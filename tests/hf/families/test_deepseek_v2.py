@@ -53,8 +53,8 @@ def test_deepseek_v2(case: str, tmp_path: Path) -> None:
     verify(transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**BASE | CASES[case])), tmp_path)
 
 
-def test_the_published_config_is_understood() -> None:
-    """As deepseek-ai/DeepSeek-V2-Lite has it."""
+def test_a_config_of_published_sizes_is_understood() -> None:
+    """The sizes of DeepSeek-V2-Lite in the spelling of transformers 4, with keys of its own code that change nothing."""
     cfg = FAMILY.config(LITE)
     assert isinstance(cfg.ffn, MoEConfig) and (cfg.ffn.n_experts, cfg.ffn.top_k, cfg.ffn.n_shared, cfg.ffn.first_dense) == (64, 6, 2, 1)
     assert isinstance(cfg.attention, MLAConfig) and cfg.attention.q_rank is None and cfg.attention.scale is not None

@@ -27,8 +27,8 @@ def test_ernie4_5(case: str, tmp_path: Path) -> None:
     verify(transformers.Ernie4_5ForCausalLM(transformers.Ernie4_5Config(**BASE | CASES[case])), tmp_path)
 
 
-def test_the_published_config_is_understood() -> None:
-    """As baidu/ERNIE-4.5-0.3B-PT has it."""
+def test_a_config_of_published_sizes_is_understood() -> None:
+    """The sizes of the 0.3B in the spelling of transformers 4."""
     there = {
         "architectures": ["Ernie4_5ForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "head_dim": 128, "hidden_act": "silu",
         "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 131072, "model_type": "ernie4_5",

@@ -69,8 +69,8 @@ def test_bamba(case: str, tmp_path: Path) -> None:
     verify(transformers.BambaForCausalLM(transformers.BambaConfig(**sizes | BAMBA[case])), tmp_path)
 
 
-def test_the_published_bamba_is_understood() -> None:
-    """As ibm-ai-platform/Bamba-9B-v1 has it, in the spelling of transformers 4."""
+def test_a_bamba_of_published_sizes_is_understood() -> None:
+    """The sizes of the 9B in the spelling of transformers 4."""
     there = {
         "architectures": ["BambaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "attn_layer_indices": [9, 18, 27],
         "attn_rotary_emb": 64, "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 4096,

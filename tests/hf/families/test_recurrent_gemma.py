@@ -35,8 +35,8 @@ def test_recurrent_gemma(case: str, tmp_path: Path) -> None:
     verify(theirs, tmp_path, lefts=UNPADDED)
 
 
-def test_the_published_config_is_understood() -> None:
-    """As google/recurrentgemma-2b has it, in the spelling of transformers 4."""
+def test_a_config_of_published_sizes_is_understood() -> None:
+    """The sizes of the 2B in the spelling of transformers 4."""
     there = {
         "_block_types": ["recurrent", "recurrent", "attention"], "architectures": ["RecurrentGemmaForCausalLM"], "attention_bias": False,
         "attention_dropout": 0.0, "attention_window_size": 2048, "block_types": ["recurrent", "recurrent", "attention"], "bos_token_id": 2,

@@ -1,0 +1,61 @@
+"""Families that differ from Llama in one thing: Arcee and Seed-OSS."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+
+from lm.hf.io.family import families  # noqa: E402
+from lm.hf.options.keys import unheard  # noqa: E402
+from tests.hf.harness import VOCAB, verify  # noqa: E402
+
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}  # fmt: skip
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "arcee": ("Arcee", {}),
+    "arcee, biases, another activation, tied": (
+        "Arcee", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu", "tie_word_embeddings": True, "head_dim": 10},
+    ),
+    "seed-oss": ("SeedOss", {"head_dim": 10}),
+    "seed-oss, biases out of the heads alone": (
+        "SeedOss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True, "head_dim": None},
+    ),
+}  # fmt: skip
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "arcee": {
+        "architectures": ["ArceeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "relu2",
+        "hidden_size": 2560, "intermediate_size": 18432, "max_position_embeddings": 65536, "mlp_bias": False, "num_attention_heads": 20,
+        "num_hidden_layers": 36, "num_key_value_heads": 4, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": False,
+        "rope_scaling": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 20.0, "mscale": 1.0, "original_max_position_embeddings": 4096,
+            "rope_type": "yarn",
+        },
+        "vocab_size": 128004,
+    },
+    "seed_oss": {
+        "architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.1, "attention_out_bias": False,
+        "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 27648, "max_position_embeddings": 524288,
+        "mlp_bias": False, "num_attention_heads": 80, "num_hidden_layers": 64, "num_key_value_heads": 8, "residual_dropout": 0.1,
+        "rms_norm_eps": 1e-06, "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0, "tie_word_embeddings": False,
+        "vocab_size": 155136,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_family_like_llama(case: str, tmp_path: Path) -> None:
+    name, changes = CASES[case]
+    theirs = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**BASE | changes))
+    verify(theirs, tmp_path)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_config_of_published_sizes_is_understood(name: str) -> None:
+    """The sizes of the 4.5B and the 36B in the spelling of transformers 4."""
+    family, there = families()[name], PUBLISHED[name]
+    cfg = family.config(there)
+    assert unheard("config.json", there, family, cfg) == [] and family.homeless(cfg) == []

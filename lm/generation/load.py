@@ -15,7 +15,8 @@ from lm.generation.drafting.mtp import MTP
 from lm.generation.text import Completion
 from lm.generation.weights.prepare import prepare
 from lm.nn.adapter import hold
-from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, build_model, model_config
+from lm.nn.mixers.cache import PerToken
+from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig, ModelConfig, build_model, model_config
 from lm.schema import Tree, did_you_mean, from_tree
 from lm.storage.adapted import Adapted, read_apart, read_merged
 from lm.storage.model_folder import copy_weights, resolve_model
@@ -29,7 +30,7 @@ def load(
     device: cpu, cuda, cuda:1 ..., or auto: CUDA where there is a GPU. merge: an adapter becomes part of the weights; otherwise it computes
     beside them. dtype: saved, fp32, bf16, int8 or int4: of the matrices of a model that is to decode fast and can do nothing else, as
     `prepare`. cache: bf16 or int8, of what decoding keeps of each token; None: as it is computed. Raises CheckpointError where the parts
-    do not fit, ConfigError for a dtype that the model cannot have.
+    do not fit, ConfigError for a dtype that the model cannot have, and for a cache where none of its layers keeps anything of a token.
     """
     for key, value, options in (("dtype", dtype, get_args(Dtype)), ("cache", cache, get_args(CacheForm))):
         if value is not None and value not in options:
@@ -42,6 +43,8 @@ def load(
         cfg = cfg.replace(start_token=tokenizer.start)
     assert cfg.vocab_size is not None
     text.require_fit(tokenizer, cfg.vocab_size, str(folder / "tokenizer.json"))
+    if cache is not None:
+        _require_kept(cfg, cache)
     saved = next((weight.dtype for weight in weights.values()), torch.float32)
     model = build_model(cfg, device=where).to(saved)
     if not merge and (adapted := Adapted.of(folder, tree)) is not None:
@@ -117,6 +120,16 @@ def _model_config(tree: Tree, folder: Path) -> ModelConfig:
     if cfg.vocab_size is None or cfg.max_seq_len is None:
         raise CheckpointError(f"{folder}: model.vocab_size or model.max_seq_len is null, and a saved model has both. Use another folder.")
     return cfg
+
+
+def _require_kept(cfg: ModelConfig, cache: CacheForm) -> None:
+    """Raises ConfigError where decoding keeps nothing of a token, or there is none."""
+    if isinstance(cfg, EncoderConfig):
+        raise ConfigError(f"cache={cache}: an encoder continues nothing, and keeps nothing. Leave it out.")
+    parts = [cfg.parts(layer) for layer in range(cfg.n_layers)]
+    if not any(isinstance(each.mixer.state(cfg.d_model, each.layer), PerToken) for each in parts):
+        kinds = f"model.pattern=[{','.join(cfg.pattern)}]"
+        raise ConfigError(f"cache={cache}: no layer of {kinds} keeps anything of a token, but states of fixed size. Leave it out.")
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

@@ -5,18 +5,24 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
+from lm.generation.beams import search
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import decode, generate
 from lm.generation.drafting.base import Lookup
 from lm.generation.load import load
 from lm.nn.mixers.rounded import FORMS
+from lm.nn.transformer import model_config
 from lm.schema import from_tree
-from lm.testing.models import Doubles
+from lm.storage.model_folder import save_model
+from lm.testing.models import BASE, Doubles, random_model
 from tests.conftest import Lm
+from tests.generation.test_engine import agrees
 from tests.generation.test_weights import stepped
-from tests.nn.models import MIXING, MLA, config, redrawn
+from tests.nn.models import GLA, MIXING, MLA, config, redrawn
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [3], [40, 41], [60, 2, 5, 5, 1]]
 MODELS: list[dict[str, Any]] = [{}, {"attention": {"n_heads": 4, "window": 5}}, {"attention": MLA}, MIXING[5]]
@@ -58,6 +64,48 @@ def test_a_text_is_the_same_alone_in_a_batch_and_with_drafts(changes: dict[str, 
         assert generate(model, PROMPTS, cfg) == alone
         drafter = Lookup(4, ngram=2)
         assert [row.new for row in decode(model, PROMPTS, cfg, drafter=drafter)] == alone and drafter.tally.drafted > 0
+
+
+@pytest.mark.parametrize("form", ERROR)
+@pytest.mark.parametrize("changes", [MODELS[1], MODELS[2], MODELS[3]], ids=str)
+def test_beams_and_requests_that_come_and_go_are_as_alone(changes: dict[str, Any], form: str) -> None:
+    """Rows are reordered, forgotten and adopted, with their scales."""
+    model = redrawn(config(**changes)).double()
+    model.cache_form = form
+    with Doubles():
+        beams = from_tree(SamplingConfig, {"max_tokens": 8, "beams": 3, "n": 3})
+        together, alone = search(model, PROMPTS, beams), [search(model, [prompt], beams)[0] for prompt in PROMPTS]
+        assert [[beam.tokens for beam in each] for each in together] == [[beam.tokens for beam in each] for each in alone]
+        agrees(model, seed=4, n=5, most=20)
+
+
+@pytest.mark.parametrize("form", ERROR)
+@pytest.mark.parametrize("changes", MODELS, ids=str)
+def test_a_text_read_through_the_cache_costs_little_more_whether_at_once_or_token_by_token(changes: dict[str, Any], form: str) -> None:
+    """The loss of a model that is as sure as a trained one: its own likeliest tokens are the text."""
+    model = redrawn(config(**changes)).double()
+    with Doubles(), torch.no_grad():
+        ids = torch.tensor([[3, *generate(model, [[3]], SamplingConfig(max_tokens=30, temperature=0))[0]]])
+
+        def loss(form: str | None, width: int) -> float:
+            model.cache_form = form
+            cache = model.new_cache(1, 31)
+            logits = torch.cat([model(piece, cache=cache) for piece in ids.split(width, 1)], dim=1)
+            return float(F.cross_entropy(logits[0, :-1], ids[0, 1:]))
+
+        exact, one, all_at_once = loss(None, 1), loss(form, 1), loss(form, 31)
+    assert one == pytest.approx(all_at_once, abs=1e-9) and 0 < abs(one - exact) < 0.1
+
+
+def test_what_keeps_nothing_of_a_token_takes_no_form(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    recurrent = {"recurrent": GLA, "pattern": ["recurrent"], "position": {"kind": "none"}}
+    refused = [(recurrent, r"no layer of model\.pattern=\[recurrent\] keeps"), ({"kind": "encoder"}, "an encoder")]
+    for i, (changes, rule) in enumerate(refused):
+        model = random_model(model_config({**BASE, "vocab_size": 320, **changes}))
+        save_model(tmp_path / str(i), model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {})
+        assert load(tmp_path / str(i), "cpu")[0].cache_form is None
+        with pytest.raises(ConfigError, match=f"cache=int8: {rule}"):
+            load(tmp_path / str(i), "cpu", cache="int8")
 
 
 def test_generate_takes_a_form_and_refuses_one_that_is_not_there(lm: Lm, model_folder: Path) -> None:

@@ -50,7 +50,7 @@ class Int8(Exact):
 
     def unpack(self, parts: Sequence[Tensor]) -> Tensor:
         numbers, scale = parts
-        return (numbers * scale).to(self.dtype)
+        return numbers.to(self.dtype).mul_(scale)  # a product of two types would be made of two wide copies
 
 
 FORMS: dict[str | None, type[Exact]] = {None: Exact, "bf16": BFloat16, "int8": Int8}

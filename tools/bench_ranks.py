@@ -1,6 +1,7 @@
-"""What several processes cost on this machine's CPU, and what saving costs the step loop.
+"""What several processes cost on this machine's CPU, what a long row takes in slices, and what saving costs the step loop.
 
     python tools/bench_ranks.py overhead [steps=60]    # ddp and zero2 on 2 pinned processes against twice a single pinned one
+    python tools/bench_ranks.py context [seq_len=4096] # memory and time of one long row whole, and in halves on 2 processes
     python tools/bench_ranks.py save [d_model=720]     # the stall of a step that saves, synchronous and in the background (50 M parameters)
 
 Each contestant is a run of its own in a temporary folder; speeds are medians over its steps, the first ones left out. Prints JSON.
@@ -14,8 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lm.schema import Tree
-from lm.storage.run_folder import Metrics
+from lm.schema import Tree, from_tree
+from lm.storage.model_folder import read_config
+from lm.storage.run_folder import Metrics, RunFolder
+from lm.training.check import estimate
+from lm.training.config import TrainConfig
 
 ROOT = Path(__file__).parents[1]
 WARMUP = 5  # steps that are left out
@@ -42,6 +46,21 @@ def overhead(folder: Path, steps: int = 60) -> Tree:
     return {"tokens_per_second": speed, **against, "zero2 / ddp": round(speed["zero2"] / speed["ddp"], 3)}
 
 
+def context(folder: Path, seq_len: int = 4096) -> Tree:
+    """Of a rank its peak memory with the program itself, and what its tensors are by formula; and the seconds of a step."""
+    size = ["model.n_layers=8", "model.d_model=256", "model.attention.n_heads=4", "model.attention.n_kv_heads=4", "model.ffn.hidden=704"]
+    rows = [f"data.seq_len={seq_len}", "data.global_batch=1", "data.mask_documents=false", "data.max_contamination=1"]
+    shared = [*size, *rows, f"trainer.max_steps={WARMUP + 2}", "checkpoint.every=1000000"]
+    found: dict[str, Tree] = {}
+    for name, overrides in {"whole": [], "halves": ["strategy=ddp", "launch.devices=2", "launch.context=2"]}.items():
+        lines = train(folder, name, "0,1", *shared, *overrides)
+        cfg = from_tree(TrainConfig, RunFolder(folder / name).config())
+        tensors = estimate(cfg, read_config(folder / name / "model")["model"]).total / 2**30
+        step_s = statistics.median(line["step_s"] for line in lines)
+        found[name] = {"memory_gib": lines[-1]["memory_gib"], "by_formula_gib": round(tensors, 3), "step_s": step_s}
+    return found
+
+
 def save(folder: Path, d_model: int = 720) -> Tree:
     """Seconds that the step loop stands still per save, and how much slower the steps behind a save are while it is written."""
     size = ["model.n_layers=8", f"model.d_model={d_model}", "model.attention.n_heads=10", "model.attention.n_kv_heads=10"]
@@ -60,7 +79,7 @@ def save(folder: Path, d_model: int = 720) -> Tree:
 
 
 def main(args: list[str]) -> int:
-    verbs = {"overhead": overhead, "save": save}
+    verbs = {"overhead": overhead, "context": context, "save": save}
     if not args or args[0] not in verbs:
         print(__doc__)
         return 2

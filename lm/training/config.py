@@ -171,8 +171,6 @@ class Sized(Config):
             return None
         if s % n:
             return f"data.seq_len={s} is not a multiple of it. Choose one, such as {-(-s // n) * n}"
-        if self.trainer.compile:
-            return "trainer.compile does not know the exchange between ranks. Leave it out"
         return self.model.unsliced(n) or self.objective.unsliced()
 
     def setting(self) -> Setting:

@@ -83,3 +83,15 @@ def test_the_estimate_follows_the_strategy(configure: Configure) -> None:
     whole = total()
     assert total(*ranks("ddp")) == whole
     assert all(total(*ranks(kind)) == -(-whole // 2) for kind in ("zero1", "zero2", "zero3", "fsdp"))
+
+
+def test_the_estimate_of_a_rank_with_half_of_each_row_is_half_the_activations(configure: Configure) -> None:
+    """And what the exchange keeps."""
+
+    def activations(*overrides: str) -> int:
+        cfg = configure("optim=adamw", *overrides)
+        return checking.estimate(cfg, cfg.model.replace(vocab_size=320, max_seq_len=32).tree()).activations
+
+    whole = activations()
+    assert 0.5 * whole < activations(*ranks("ddp", 2, 2)) < 0.58 * whole
+    assert activations(*ranks("ddp", 2)) == 0.5 * whole  # of as many rows

@@ -209,7 +209,6 @@ def test_a_config_that_differs_is_refused_before_any_rank_starts(
         ([*ranks("ddp", 6, 2), "data.global_batch=8"], "data.global_batch=8 is not a multiple of the 3 groups of 2 ranks"),
         ([*HALVES, "data.seq_len=33"], "launch.context=2: data.seq_len=33 is not a multiple of it. Choose one, such as 34."),
         (ranks("ddp", 4, 4), "launch.context=4: model.attention.n_heads=2 is not a multiple of it, .* Choose a divisor."),
-        ([*HALVES, "trainer.compile=true"], "launch.context=2: trainer.compile does not know the exchange"),
         (
             [*HALVES, "model/recurrent=gla", "model.pattern=[recurrent]", "model/position=none"],
             "launch.context=2: recurrent=gla takes a state",

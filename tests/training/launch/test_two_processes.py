@@ -88,6 +88,7 @@ COMPILED = {
     "compiled": Job(SLOW_ADAMW, 2, options={"compile": True}),
     "compiled, an adapter": Job(SLOW_ADAMW, 2, options={"compile": True}, adapter={"kind": "lora", "rank": 4}),
     "compiled, all blocks again": Job(SGD, 2, options={"compile": True, "checkpoint_blocks": 1}),
+    "compiled, experts, halves": Job(SGD, 2, model=MOE, options={"compile": True}, context=2),
 }
 FOUR_HEADS: Tree = {"attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 1, "qkv_bias": True}}
 HALVES = {

@@ -12,6 +12,7 @@ from lm.generation.decode import finite, generate
 from lm.generation.weights.fused import QuickRope
 from lm.generation.weights.prepare import prepare
 from lm.nn.batch import Batch
+from lm.nn.head import last_position
 from lm.nn.position.rope import Rope
 from lm.testing.models import Doubles, same, tokens
 from tests.nn.models import ATTENTIONS, MIXING, MLA, POSITIONS, config, redrawn
@@ -37,6 +38,23 @@ def test_rows_without_padding_need_not_look_for_it(changes: dict[str, Any]) -> N
             found.append(torch.cat(out, dim=1))
         same(*found)
         same(found[0][:, :19], model(Batch(ids[:, :19])))
+
+
+@pytest.mark.parametrize("form", [None, "int8"])
+@pytest.mark.parametrize("changes", ALL, ids=str)
+def test_no_forward_of_decoding_waits_for_the_device(changes: dict[str, Any], form: str | None) -> None:
+    """As tests/training/test_meta.py, of rows without padding, caches in fewer bits, and rows that forget unlike numbers of tokens."""
+    model = redrawn(config(**changes)).to("meta")
+    model.cache_form = form
+    cache, seen = model.new_cache(2, 20), 0
+    with torch.no_grad():
+        for width, padded in ((14, True), (3, False), (1, False), (1, False)):
+            positions = torch.arange(seen, seen + width, device="meta").expand(2, -1)
+            logits = model(Batch(tokens(2, width).to("meta"), positions=positions, padded=padded), loss=last_position, cache=cache)
+            assert logits.shape == (2, 61)
+            seen += width
+        cache.rewind(2)
+        cache.rewind([1, 0])
 
 
 def test_padding_is_looked_for_where_rows_are_uneven() -> None:

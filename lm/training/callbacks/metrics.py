@@ -88,12 +88,12 @@ def memory(trainer: Trainer, module: TrainModule) -> Tree:
 
 
 def utilisation(trainer: Trainer, module: TrainModule) -> Tree:
-    """The part of the GPU's peak that the model's own arithmetic takes; nothing where the peak is not known."""
+    """The part of the GPUs' peak that the model's own arithmetic takes; nothing where the peak is not known."""
     peak = peak_flops(torch.cuda.get_device_name()) if module.device.type == "cuda" else None
     if peak is None:
         return {}
     flops = module.run.tokens(1) * module.counts.train_flops_per_token
-    return {"mfu_pct": round(100 * flops / module.run.clock.step_s / peak, 2)}
+    return {"mfu_pct": round(100 * flops / module.run.clock.step_s / (peak * trainer.world_size), 2)}
 
 
 def data(trainer: Trainer, module: TrainModule) -> Tree:

@@ -1,7 +1,9 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from lm.training.callbacks.metrics import memory_gib, peak_flops
+from lm.training.callbacks.metrics import memory_gib, peak_flops, utilisation
 
 
 def test_peaks_are_found_by_the_names_that_cuda_reports() -> None:
@@ -29,3 +31,12 @@ def test_memory_counts_what_is_allocated() -> None:
     block = torch.ones(2**26)  # 0.25 GiB, touched
     assert 0.01 < before < memory_gib(torch.device("cpu"))
     assert block[0] == 1
+
+
+def test_the_share_of_the_peak_is_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: two GPUs took twice their part."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    run = SimpleNamespace(tokens=lambda steps: 1000 * steps, clock=SimpleNamespace(step_s=0.5))
+    module = SimpleNamespace(device=torch.device("cuda"), run=run, counts=SimpleNamespace(train_flops_per_token=989e9))
+    found = [utilisation(SimpleNamespace(world_size=n), module) for n in (1, 2)]  # type: ignore[arg-type]
+    assert found == [{"mfu_pct": 200.0}, {"mfu_pct": 100.0}]

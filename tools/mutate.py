@@ -130,7 +130,7 @@ MUTATIONS = [
     ("padding takes capacity", "ffn/moe.py", "nn.functional.one_hot(order, e) * real.repeat(1, k).unsqueeze(-1)", "nn.functional.one_hot(order, e)", MOE),
     ("one token too many per expert", "ffn/moe.py", "(place <= capacity)", "(place <= capacity + 1)", MOE),
     ("second choices come before the next token's first", "ffn/moe.py", "order = experts.transpose(1, 2).flatten(1)", "order = experts.flatten(1)", MOE),
-    ("padding counts in the balance loss", "ffn/moe.py", "mean = (routing.probabilities * shown).sum(1) / n", "mean = routing.probabilities.mean(1)", MOE),
+    ("padding counts in the balance loss", "ffn/moe.py", "mean = total((routing.probabilities * shown).sum(1)) / n", "mean = routing.probabilities.mean(1)", MOE),
     ("padding counts in the loads", "ffn/moe.py", "counts = (choices * shown).sum(1)", "counts = choices.sum(1)", MOE),
     ("the shared expert is left out", "ffn/moe.py", "if self.shared is None:", "if self.shared is None or True:", MOE),
     ("experts' layers one too early", "ffn/moe.py", "(layer + 1) % self.every != 0", "layer % self.every != 0", MOE),

@@ -19,6 +19,7 @@ from tests.nn.models import ATTENTIONS, MIXING, MLA, POSITIONS, config, redrawn
 
 ALL = [*({"attention": each} for each in ATTENTIONS), *({"position": each} for each in POSITIONS), *MIXING]
 ROPES = [position for position in POSITIONS if position["kind"] == "rope"]
+NEIGHBOURS = [ATTENTIONS[1], ATTENTIONS[2] | {"head_dim": 8}, ATTENTIONS[4] | {"value_residual": False}]
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [3], [40, 41], [60, 2, 5, 5, 1]]
 
 
@@ -66,7 +67,7 @@ def test_padding_is_looked_for_where_rows_are_uneven() -> None:
 
 
 @pytest.mark.parametrize("position", ROPES, ids=str)
-@pytest.mark.parametrize("attention", [ATTENTIONS[1], ATTENTIONS[2] | {"head_dim": 8}, ATTENTIONS[4]], ids=str)
+@pytest.mark.parametrize("attention", NEIGHBOURS, ids=str)
 def test_neighbours_that_turn_as_one_number_are_halves_that_turn(attention: dict[str, Any], position: dict[str, Any]) -> None:
     """Packed rows without a cache; test_weights.py has those with one."""
     model = redrawn(config(attention=attention, position=position)).double()
@@ -78,7 +79,7 @@ def test_neighbours_that_turn_as_one_number_are_halves_that_turn(attention: dict
         same(prepared(batch), model(batch))
 
 
-@pytest.mark.parametrize("attention", [MLA, ATTENTIONS[3], {"n_heads": 4, "head_dim": 9}], ids=str)
+@pytest.mark.parametrize("attention", [MLA, ATTENTIONS[3], ATTENTIONS[4], {"n_heads": 4, "head_dim": 9}], ids=str)
 def test_what_is_not_fused_rotates_as_it_did(attention: dict[str, Any]) -> None:
     fraction = 1.0 if attention.get("head_dim") is None else 8 / 9
     model = redrawn(config(attention=attention, position={"kind": "rope", "fraction": fraction})).double()

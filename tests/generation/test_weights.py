@@ -32,6 +32,7 @@ MODELS: list[dict[str, Any]] = [
     {"attention": ATTENTIONS[2], "position": POSITIONS[5]},
     {"attention": ATTENTIONS[3], "head": HEADS[4]},
     {"attention": ATTENTIONS[4], "block": {"kind": "parallel"}},
+    {"attention": ATTENTIONS[1], "block": {"kind": "sequential", "layer_scale": 0.5}},
     {"attention": ATTENTIONS[1], "position": {"kind": "alibi"}},
     {"attention": ATTENTIONS[6]},
     {"attention": ATTENTIONS[10], "ffn": MIXTURES[2]},

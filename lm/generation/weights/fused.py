@@ -11,7 +11,7 @@ from lm.nn.context import Context
 from lm.nn.ffn.mlp import GatedMLP
 from lm.nn.mixers.gqa import GQA
 from lm.nn.mixers.mask import Mask
-from lm.nn.norm import PreNorm, RMSNorm
+from lm.nn.norm import Branch, PreNorm, RMSNorm
 from lm.nn.position.base import Angles, Position
 from lm.nn.position.rope import Rope
 
@@ -62,7 +62,7 @@ class FusedBlock(Block):
     def fits(of: Block) -> bool:
         """Whether the norms stand before the sublayers, whose outputs are added as they are."""
         residuals = of.get_submodule(f"{of.slot}_residual"), of.ffn_residual
-        return all(type(each) is PreNorm and each.branch.scale == 1.0 for each in residuals)
+        return all(type(each) is PreNorm and type(each.branch) is Branch and each.branch.scale == 1.0 for each in residuals)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         for norm, sublayer in self.steps:

@@ -34,8 +34,9 @@ def widths(model: LM) -> list[tuple[int, ...]]:
     return fed
 
 
-@pytest.mark.parametrize("form", [None, "int8"])
-@pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.parametrize(
+    ("chunk", "form"), [(5, None), *(pytest.param(n, form, marks=pytest.mark.slow) for n, form in ((1, None), (1, "int8"), (5, "int8")))]
+)
 @pytest.mark.parametrize("changes", ALL, ids=str)
 def test_ragged_rows_read_in_pieces_are_what_they_are_read_at_once(changes: dict[str, Any], chunk: int, form: str | None) -> None:
     """What the head reads of every token, and the logits of further ones, which tell what is in the cache."""

@@ -41,7 +41,7 @@ def test_rows_without_padding_need_not_look_for_it(changes: dict[str, Any]) -> N
         same(found[0][:, :19], model(Batch(ids[:, :19])))
 
 
-@pytest.mark.parametrize("form", [None, "int8"])
+@pytest.mark.parametrize("form", [None, pytest.param("int8", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("changes", ALL, ids=str)
 def test_no_forward_of_decoding_waits_for_the_device(changes: dict[str, Any], form: str | None) -> None:
     """As tests/training/test_meta.py, of rows without padding, caches in fewer bits, and rows that forget unlike numbers of tokens."""

@@ -27,6 +27,7 @@ SLOW = (
     "distributed",
     "finetuning",
     "generation",
+    "models",
     "huggingface",
     "papers",
     "plugins",

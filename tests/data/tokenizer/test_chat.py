@@ -185,7 +185,21 @@ BOMBS = {
 }
 
 
-ALIKE = ("of a list", "width", "format", "center", "filter", "indent", "json", "to_bytes", "squares", "power", "ranges", "words")
+ALIKE = (
+    "of a list",
+    "width",
+    "format",
+    "center",
+    "filter",
+    "indent",
+    "json",
+    "to_bytes",
+    "squares",
+    "power",
+    "ranges",
+    "words",
+    "shared lists",
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in BOMBS])

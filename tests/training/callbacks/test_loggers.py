@@ -172,7 +172,7 @@ def stop() -> Iterator[threading.Event]:
 @pytest.mark.parametrize(
     "answer",
     [
-        pytest.param(None, id="stalls"),
+        pytest.param(None, id="stalls", marks=pytest.mark.slow),
         pytest.param(b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", id="fails", marks=pytest.mark.slow),
     ],
 )

@@ -230,6 +230,7 @@ def test_what_cannot_be_trained_so_is_refused_by_the_config(configure: Configure
         configure(*overrides)
 
 
+@pytest.mark.slow
 def test_every_rank_prints_nothing_but_the_first(lm_process: Start, tiny: list[str]) -> None:
     done = lm_process("train", *tiny, "optim=adamw", *ranks("fsdp"))
     assert done.wait() == 0, done.stderr

@@ -68,6 +68,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_leap_of_the_loss_takes_all_ranks_back_together(
     configure: Configure, server: Path, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +104,7 @@ def test_ranks_share_a_validation_and_find_what_one_process_finds(configure: Con
 
 MOVES = [
     pytest.param([("ddp", 2), ("single", 1)]),
-    pytest.param([("ddp", 2, 2), ("single", 1)]),
+    pytest.param([("ddp", 2, 2), ("single", 1)], marks=pytest.mark.slow),
     pytest.param([("single", 1), ("ddp", 2, 2)], marks=pytest.mark.slow),
     pytest.param([("ddp", 4, 2), ("fsdp", 2, 2), ("fsdp", 2)], marks=pytest.mark.slow),
     pytest.param([("single", 1), ("fsdp", 2)], marks=pytest.mark.slow),

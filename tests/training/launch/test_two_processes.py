@@ -103,7 +103,6 @@ QUARTERS = {
     "quarters": Job(SGD, 3, model=FOUR_HEADS, context=4),
     "quarters, experts, adamw": Job(SLOW_ADAMW, 2, model=FOUR_HEADS | MOE, context=4),
 }
-FEW_HALVES = ("halves, experts, every other block again",)  # of make test
 ALL = JOBS | COMPILED | HALVES | QUARTERS
 ZERO = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
 REFUSING = ZERO[2:]  # what works on matrices
@@ -148,7 +147,6 @@ def alone(name: str) -> tuple[Record, dict[str, torch.Tensor]]:
     ("kind", "names", "world"),
     [
         pytest.param("fsdp", FEW, 2, id="fsdp, few"),
-        pytest.param("ddp", FEW_HALVES, 2, id="ddp, rows in halves, few"),
         # DeepSpeed compiles its shared-memory collectives at the first start
         *(pytest.param(kind, JOBS, 2, marks=pytest.mark.slow, id=kind) for kind in ("fsdp", "ddp", *ZERO)),
         # no width is a multiple of 3, and of 4 experts one rank holds none

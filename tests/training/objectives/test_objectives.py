@@ -310,8 +310,9 @@ COMPARED: dict[str, tuple[str, str, dict[str, float]]] = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("objective", ["dpo", pytest.param("causal", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("objective", ["dpo", "causal"])
 def test_objectives_with_a_second_forward_train_on_two_ranks_as_on_one(
     small: Callable[..., TrainConfig], launch: Launch, parent: str, tmp_path: Path, objective: str, strategy: str
 ) -> None:

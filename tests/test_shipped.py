@@ -163,10 +163,14 @@ def for_recipe(recipe: str) -> list[str]:
     return [*given, *size, *WIDTH, *shlex.split(TINY[model])]
 
 
+ALIKE = ("stdlib_docstrings", "stdlib_chat", "stdlib_code", "pairs", "chat")  # each is the data of an objective, which is tried
+
+
 def option_case(group: str, option: str) -> Any:
     several = group == "strategy" and option != "single"  # processes of their own, which take seconds to start
     of_model = group.split("/")[0] == "model"  # composed in tests/cli/compose/test_recipes.py, run in tests/nn/test_invariants.py
-    marks = [pytest.mark.slow] if several or option in CORPORA or of_model else []
+    alike = group == "data" and option in ALIKE
+    marks = [pytest.mark.slow] if several or option in CORPORA or of_model or alike else []
     if option.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
         marks.append(pytest.mark.skip(reason="pip install 'slotlm[deepspeed]'"))
     return pytest.param(group, option, marks=marks, id=f"{group}={option}")

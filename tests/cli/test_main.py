@@ -70,6 +70,7 @@ def test_cfg_job_prints_the_whole_config_and_runs_nothing(lm: Lm, tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_composition_works_from_any_folder(lm_process: Process) -> None:
     done = lm_process("train", "recipes=ablation/ffn", "--cfg", "job")
     assert done.returncode == 0, done.stderr

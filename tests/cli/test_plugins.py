@@ -181,6 +181,7 @@ def test_a_run_with_a_plugin_is_swept_resumed_read_and_asks_for_its_file(tmp_pat
         assert done.returncode == 2 and f"the plugin 'swept' of SHA-256 {sha256}, and " in done.stderr.splitlines()[-1], done.stderr
 
 
+@pytest.mark.slow
 def test_every_slot_with_a_group_takes_a_kind_of_its_own_without_a_yaml(tmp_path: Path, own: Callable[[str, str], str]) -> None:
     slots = [slot for slot in Slot.__subclasses__() if slot.__module__.startswith("lm.") and slot.group is not None]
     groups = {slot.group: slot for slot in slots}

@@ -34,6 +34,7 @@ def by_full_forwards(model: DecoderLM, prompt: list[int], n: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+@pytest.mark.slow  # what is read in pieces is what is read at once: test_prefill.py
 @pytest.mark.parametrize("changes", [*MODELS, *MIXING], ids=str)
 def test_greedy_decode_of_a_batch_read_in_chunks_equals_full_forwards_of_each_prompt(changes: dict[str, Any]) -> None:
     model = redrawn(config(**changes))

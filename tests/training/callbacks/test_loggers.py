@@ -125,6 +125,7 @@ def wandb_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyP
     return monkeypatch
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wandb_env")
 def test_wandb_without_a_key_leaves_an_offline_run_in_the_run_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):  # a resumed run keeps its id

@@ -45,7 +45,7 @@ class ChatRecord(MessagesRecord):
 
     def turns(self, values: Values, where: str) -> list[Turn]:
         if self.messages is not None:
-            turns = [*tools_of(values, where), *self.messages_of(values, self.messages, "data.record.messages", where)]
+            turns = self.messages_of(values, self.messages, "data.record.messages", where)
         else:
             assert self.assistant is not None
             parts = [self.turns_of(values, field, "user", "data.record.user", where) for field in self.user]
@@ -54,7 +54,7 @@ class ChatRecord(MessagesRecord):
             turns = [*asked, *answer]
         if not any(turn.role == ASSISTANT for turn in turns):
             raise bad_record(f"{where}: no message is the assistant's, so there is nothing to learn. Fix the record")
-        return turns
+        return [*tools_of(values, where), *turns]
 
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[tuple["Run", int]]:
         return [(run, LEARNED if run.learned else GIVEN) for run in template.runs(turns)]

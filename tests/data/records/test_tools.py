@@ -14,7 +14,7 @@ from lm.errors import ConfigError
 from tests.data.tokenizer.test_chat import CHATML, UNMARKED, shown, source
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "<|im_end|>"}}}
+CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "<|im_end|>"}}}
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "1 + 2?"},
@@ -51,7 +51,7 @@ def test_calls_are_learned_and_tools_and_their_answers_are_read(tokenizer: Token
 def test_the_forms_of_one_record_are_one(tokenizer: Tokenizer) -> None:
     """Arguments as OpenAI has them, a call by its name alone, and lists as JSON."""
     function = CALL["function"]
-    as_text = {**CALL, "function": {**function, "arguments": json.dumps(function["arguments"])}}  # type: ignore[dict-item]
+    as_text = {**CALL, "function": {**function, "arguments": json.dumps(function["arguments"])}}
     for calls in ([as_text], [function], json.dumps([CALL]), json.dumps([as_text])):
         messages = [*MESSAGES[:2], {**MESSAGES[2], "tool_calls": calls, "content": ""}, *MESSAGES[3:]]
         for tools in ([TOOL], json.dumps([TOOL])):
@@ -86,6 +86,13 @@ def test_a_template_that_writes_no_tools_is_refused(tokenizer: Tokenizer) -> Non
         written(tokenizer, RECORD, UNMARKED)
     with pytest.raises(ConfigError, match=r"writes no tool_calls"):
         written(tokenizer, {"messages": MESSAGES}, UNMARKED)
+
+
+def test_tools_stand_beside_a_prompt_and_its_completion_too(tokenizer: Tokenizer) -> None:
+    """Seen to fail: they were left out where the messages are in two fields."""
+    record = {"prompt": MESSAGES[:2], "completion": MESSAGES[2:], "tools": [TOOL]}
+    own, _ = ChatRecord().recognised(record, "here")
+    assert own.turns(record, "here") == ChatRecord(messages="messages").turns(RECORD, "here")
 
 
 def test_an_empty_system_prompt_is_none(tokenizer: Tokenizer) -> None:

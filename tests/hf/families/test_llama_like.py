@@ -1,4 +1,4 @@
-"""Families that differ from Llama in one thing: Arcee and Seed-OSS."""
+"""Families that differ from Llama in one thing or two: Arcee, ERNIE 4.5 and Seed-OSS."""
 
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee, biases, another activation, tied": (
         "Arcee", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu", "tie_word_embeddings": True, "head_dim": 10},
     ),
+    "ernie, tied": ("Ernie4_5", {"head_dim": 10}),
+    "ernie, untied, biases, another width of heads": (
+        "Ernie4_5", {"tie_word_embeddings": False, "use_bias": True, "head_dim": None, "num_key_value_heads": 3},
+    ),
     "seed-oss": ("SeedOss", {"head_dim": 10}),
     "seed-oss, biases out of the heads alone": (
         "SeedOss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True, "head_dim": None},
@@ -35,6 +39,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "rope_type": "yarn",
         },
         "vocab_size": 128004,
+    },
+    "ernie4_5": {
+        "architectures": ["Ernie4_5ForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 131072, "model_type": "ernie4_5",
+        "num_attention_heads": 16, "num_hidden_layers": 18, "num_key_value_heads": 2, "pad_token_id": 0, "rms_norm_eps": 1e-05,
+        "rope_theta": 500000.0, "rope_scaling": None, "tie_word_embeddings": True, "use_bias": False, "use_cache": True,
+        "vocab_size": 103424,
     },
     "seed_oss": {
         "architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.1, "attention_out_bias": False,
@@ -55,7 +66,7 @@ def test_a_family_like_llama(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_config_of_published_sizes_is_understood(name: str) -> None:
-    """The sizes of the 4.5B and the 36B in the spelling of transformers 4."""
+    """The sizes of the 4.5B, the 0.3B and the 36B in the spelling of transformers 4."""
     family, there = families()[name], PUBLISHED[name]
     cfg = family.config(there)
     assert unheard("config.json", there, family, cfg) == [] and family.homeless(cfg) == []

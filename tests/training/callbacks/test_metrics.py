@@ -1,4 +1,5 @@
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,6 @@ def test_the_share_of_the_peak_is_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -
     """Seen to fail: two GPUs took twice their part."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     run = SimpleNamespace(tokens=lambda steps: 1000 * steps, clock=SimpleNamespace(step_s=0.5))
-    module = SimpleNamespace(device=torch.device("cuda"), run=run, counts=SimpleNamespace(train_flops_per_token=989e9))
-    found = [utilisation(SimpleNamespace(world_size=n), module) for n in (1, 2)]  # type: ignore[arg-type]
-    assert found == [{"mfu_pct": 200.0}, {"mfu_pct": 100.0}]
+    module: Any = SimpleNamespace(device=torch.device("cuda"), run=run, counts=SimpleNamespace(train_flops_per_token=989e9))
+    trainers: list[Any] = [SimpleNamespace(world_size=n) for n in (1, 2)]
+    assert [utilisation(trainer, module) for trainer in trainers] == [{"mfu_pct": 200.0}, {"mfu_pct": 100.0}]

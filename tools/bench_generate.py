@@ -1,10 +1,11 @@
-"""Tokens per second of greedy decoding with the cache, on the same weights, taking turns: ours in each dtype, transformers, llama.cpp.
+"""Tokens per second of greedy decoding with the cache, on the same weights, taking turns: ours in each dtype and others'.
 
     python tools/bench_generate.py [rows=1,16] [tokens=64] [rounds=5] [threads=2] [clock=wall] [only=lm int8,transformers fp32]
 
 The shape is a Llama of 100 M parameters: vocabulary 32,000, width 768, 12 layers, 12 heads and 4 of keys, hidden 2,048. All start
 from the same prompts of 16 tokens; those in float32 must give the same tokens. `readable` is our model as it was trained in, before
-`prepare`. llama.cpp takes part with one row where llama-cpp-python is installed; litgpt cannot be installed beside transformers 5.
+`prepare`. llama.cpp takes part with one row where llama-cpp-python is installed, litgpt where its model can be imported (it asks for
+another huggingface-hub than transformers 5: pip install --no-deps litgpt==0.5.9).
 Machines are shared and noisy: `ratio` is the median over rounds of a contestant's speed over that of transformers in float32, `of_memory`
 the part of the bandwidth that was measured in the same round (reading 400 MB) at which its matrices came in. clock=cpu counts CPU seconds,
 for one thread on a machine that is busy with other things.
@@ -74,6 +75,52 @@ def theirs(model: LM, dtype: torch.dtype) -> Decode:
     return decode
 
 
+def litgpt(model: LM, dtype: torch.dtype) -> Decode:
+    """litgpt's model with its cache, the loop around it as its own: one position a call, the keys that there are and no more."""
+    from litgpt.config import Config
+    from litgpt.model import GPT
+
+    cfg = model.cfg
+    loaded = GPT(
+        Config(
+            block_size=cfg.max_seq_len, padded_vocab_size=cfg.vocab_size, vocab_size=cfg.vocab_size, n_layer=cfg.n_layers, n_head=12,
+            n_query_groups=4, n_embd=cfg.d_model, rotary_percentage=1.0, parallel_residual=False, bias=False, norm_class_name="RMSNorm",
+            mlp_class_name="LLaMAMLP", intermediate_size=2048,
+        )
+    )  # fmt: skip
+    ours = dict(model.named_parameters())
+    weights = {
+        "transformer.wte.weight": ours["embed.weight"],
+        "transformer.ln_f.weight": ours["norm.weight"],
+        "lm_head.weight": ours["embed.weight"],
+    }
+    for i in range(cfg.n_layers):
+        here, there = f"blocks.{i}", f"transformer.h.{i}"
+        weights[f"{there}.attn.qkv.weight"] = torch.cat([ours[f"{here}.attention.{part}.weight"] for part in "qkv"])
+        weights[f"{there}.attn.proj.weight"] = ours[f"{here}.attention.o.weight"]
+        for ours_name, name in (("gate", "fc_1"), ("up", "fc_2"), ("down", "proj")):
+            weights[f"{there}.mlp.{name}.weight"] = ours[f"{here}.ffn.{ours_name}.weight"]
+        weights[f"{there}.norm_1.weight"] = ours[f"{here}.attention_residual.norm.weight"]
+        weights[f"{there}.norm_2.weight"] = ours[f"{here}.ffn_residual.norm.weight"]
+    loaded.load_state_dict(weights)
+    loaded = loaded.to(model.embed.weight.device, dtype).eval()
+
+    @torch.inference_mode()
+    def decode(prompts: list[list[int]], n: int) -> list[list[int]]:
+        ids = torch.tensor(prompts, device=model.embed.weight.device)
+        rows, read = ids.shape
+        loaded.max_seq_length = read + n
+        loaded.set_kv_cache(rows, device=ids.device, dtype=dtype)
+        places, found = torch.arange(read, device=ids.device), []
+        for end in range(read, read + n):
+            ids = loaded(ids, places, end)[:, -1].argmax(-1, keepdim=True)
+            found.append(ids)
+            places = places[-1:] + 1
+        return torch.cat(found, 1).tolist()  # type: ignore[no-any-return]
+
+    return decode
+
+
 def llama_cpp(model: LM, dtype: str) -> Decode:
     """llama.cpp on the exported file, of one row."""
     import llama_cpp
@@ -93,6 +140,9 @@ def contestants(model: LM, n_rows: int, only: set[str]) -> Iterator[tuple[str, D
     dtypes: tuple[Dtype, ...] = ("fp32", "bf16", "int8", "int4")
     made: dict[str, Callable[[], Decode]] = {REFERENCE: lambda: theirs(model, torch.float32)}
     made["transformers bf16"] = lambda: theirs(model, torch.bfloat16)
+    if importlib.util.find_spec("litgpt") is not None:
+        made["litgpt fp32"] = lambda: litgpt(model, torch.float32)
+        made["litgpt bf16"] = lambda: litgpt(model, torch.bfloat16)
     made["readable fp32"] = lambda: ours(model)
     for dtype in dtypes:
         made[f"lm {dtype}"] = lambda dtype=dtype: ours(prepare(copy.deepcopy(model), dtype))  # type: ignore[misc]

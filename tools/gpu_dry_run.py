@@ -158,8 +158,10 @@ def on_fake_cuda(cfg: ModelConfig, run: Callable[[LM], object]) -> str:
     """The same model of tensors that say they are on a GPU. Autocast as torch switches it on, which asks for a GPU first."""
 
     def inside() -> None:
-        with pretended(), FakeTensorMode(allow_non_fake_inputs=True), CUDA, torch.no_grad():
-            run(cast(LM, cfg.build()).requires_grad_(False))
+        with pretended(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            with CUDA:
+                model = cast(LM, cfg.build()).requires_grad_(False)
+            run(model)
 
     torch.set_autocast_dtype("cuda", torch.bfloat16)
     torch.set_autocast_enabled("cuda", True)

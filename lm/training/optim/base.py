@@ -22,8 +22,6 @@ class OptimConfig(Slot, group="optim"):
 
     whole_matrices: ClassVar[bool] = False
     """Whether a step needs all of a matrix at once."""
-    gathers: ClassVar[bool] = False
-    """Whether it makes them whole by itself where the ranks hold slices of them that it is told of."""
     obeys_rates: ClassVar[bool] = False
     """Whether `build` obeys the rates of each weight, without which no parametrization but the standard one means anything."""
 
@@ -35,6 +33,16 @@ class OptimConfig(Slot, group="optim"):
     """Factor on the rate for each block further below the head, and once more for the embedding."""
     groups: list[GroupConfig] = []
     """Weights with a rate or decay of their own; of several that mean a weight, the first counts."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether it makes matrices whole by itself where the ranks hold slices of them that it is told of."""
+        return False
+
+    @property
+    def whole_by(self) -> str:
+        """The option that wants whole matrices."""
+        return f"optim={self.kind}"
 
     @abstractmethod
     def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:

@@ -53,6 +53,21 @@ def orthogonalize(matrices: Tensor, iteration: Iteration = "quintic") -> Tensor:
     return x.mT if tall else x
 
 
+def even_rows(updates: Sequence[Tensor], squares: list[Tensor], beta: float) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns updates whose rows are about equally long, each matrix as long in all as before, and the new means of squares.
+
+    updates: (..., rows, columns).  squares: (..., rows, 1), the mean of each row's elements squared, over steps.  NorMuon, Li et al. 2025,
+    arXiv:2510.05491, algorithm 1. Its means begin at 0 and are not corrected: that is a factor on all rows, which the kept norm takes out.
+    """
+    updates = [x.float() for x in updates]
+    squares = [of.lerp(x.square().mean(-1, keepdim=True), 1 - beta) for x, of in zip(updates, squares, strict=True)]
+    even = [x / (of.sqrt() + 1e-10) for x, of in zip(updates, squares, strict=True)]
+    factors = [
+        x.norm(dim=(-2, -1), keepdim=True) / (y.norm(dim=(-2, -1), keepdim=True) + 1e-10) for x, y in zip(updates, even, strict=True)
+    ]
+    return [y * factor for y, factor in zip(even, factors, strict=True)], squares
+
+
 def fast_dtype(device: torch.device) -> torch.dtype:
     """bf16 where the hardware multiplies it (on an AVX512-BF16 core about 4 times as fast as float32), else float32."""
     native = torch.cpu._is_avx512_bf16_supported() if device.type == "cpu" else torch.cuda.is_bf16_supported()
@@ -63,7 +78,6 @@ class MuonConfig(OptimConfig):
     """Muon for the blocks' matrices, AdamW for embeddings, head and vectors (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982)."""
 
     whole_matrices: ClassVar[bool] = True
-    gathers: ClassVar[bool] = True
     obeys_rates: ClassVar[bool] = True
 
     kind: Literal["muon"] = "muon"
@@ -78,6 +92,9 @@ class MuonConfig(OptimConfig):
     al. 2025, arXiv:2505.16932)."""
     cautious_decay: bool = False
     """Decay only elements that the update does not take away from 0 (Chen et al. 2025, arXiv:2510.12402)."""
+    row_beta2: float | None = Field(None, ge=0, lt=1)
+    """Decay of each row's mean square, by whose root the row of an update is divided, the norm of the whole kept: NorMuon, with 0.95
+    (Li et al. 2025, arXiv:2510.05491). null: rows as they come."""
     adam_lr: float = Field(3e-3, gt=0)
     """Peak learning rate of everything else."""
     beta1: float = Field(0.9, ge=0, lt=1)
@@ -89,6 +106,14 @@ class MuonConfig(OptimConfig):
     adam_weight_decay: float = Field(0.0, ge=0)
     """AdamW: decoupled decay of embeddings and head."""
 
+    @property
+    def gathers(self) -> bool:
+        return self.row_beta2 is None
+
+    @property
+    def whole_by(self) -> str:
+        return super().whole_by if self.row_beta2 is None else f"optim.row_beta2={self.row_beta2}"
+
     def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:
         inner, outer = ([pair for pair in named if traits[pair[0]].matrix == of] for of in (True, False))
         adam = {"beta1": self.beta1, "beta2": self.beta2}
@@ -97,7 +122,8 @@ class MuonConfig(OptimConfig):
         for of, part in alike(inner, traits):
             factor = of.rates.muon
             group = grouped(part, of.peak(self.lr, factor), of.decay(self.weight_decay, factor))
-            groups.append(group | {"momentum": self.momentum, "cautious": self.cautious_decay, "iteration": self.iteration})
+            own = {"momentum": self.momentum, "cautious": self.cautious_decay, "iteration": self.iteration, "row_beta2": self.row_beta2}
+            groups.append(group | own)
         return MuonAdamW(groups)
 
     def state_bytes(self, number: int) -> tuple[int, int]:
@@ -112,6 +138,7 @@ class Held:
     weights: list[Tensor]
     grads: list[Tensor]
     momenta: list[Tensor]
+    squares: list[Tensor]  # of rows; none where these are left as they come
 
     def orthogonal(self, updates: list[Tensor], iteration: Iteration) -> Sequence[Tensor]:
         """Returns the update of each as it is of the nearest matrix of singular values 1."""
@@ -144,7 +171,7 @@ def _of_shards(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor])
     """As FSDP2 cuts them."""
     mesh = cast(DTensor, params[0]).device_mesh
     weights, grads, momenta = ([cast(DTensor, x).to_local().view(-1) for x in xs] for xs in (params, grads, momenta))
-    return Sliced([p.shape for p in params], weights, grads, momenta, [by_rows(p.shape, mesh.size()) for p in params], mesh.get_group())
+    return Sliced([p.shape for p in params], weights, grads, momenta, [], [by_rows(p.shape, mesh.size()) for p in params], mesh.get_group())
 
 
 def _of_flat(cuts: Sequence[Cut], weight: Tensor, grad: Tensor, momentum: Tensor) -> Sliced:
@@ -153,14 +180,17 @@ def _of_flat(cuts: Sequence[Cut], weight: Tensor, grad: Tensor, momentum: Tensor
     sizes = [cut.sizes[rank] for cut in cuts]
     padded = [*sizes, weight.numel() - sum(sizes)]
     weights, grads, momenta = ([*x.split(padded)[:-1]] for x in (weight, grad, momentum))
-    return Sliced([cut.shape for cut in cuts], weights, grads, momenta, cuts, None)
+    return Sliced([cut.shape for cut in cuts], weights, grads, momenta, [], cuts, None)
 
 
 class MuonAdamW(Skippable):
     """Groups with a `momentum` are Muon's, the others AdamW's."""
 
     def initial_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
-        return momentum_state(p) if "momentum" in group else adam_state(p)
+        if "momentum" not in group:
+            return adam_state(p)
+        rows = {} if group["row_beta2"] is None else {"row_square": torch.zeros((*p.shape[:-1], 1), device=p.device)}
+        return momentum_state(p) | rows
 
     def _step(self, params: list[Tensor], group: Group) -> None:
         if "momentum" not in group:
@@ -172,8 +202,9 @@ class MuonAdamW(Skippable):
         elif isinstance(params[0], DTensor):
             self._muon(_of_shards(params, grads, momenta), group)
         else:
+            squares = [] if group["row_beta2"] is None else [self.state[p]["row_square"] for p in params]
             for shape in dict.fromkeys(p.shape for p in params):
-                of_shape = [[x for p, x in zip(params, xs, strict=True) if p.shape == shape] for xs in (params, grads, momenta)]
+                of_shape = [[x for p, x in zip(params, xs, strict=False) if p.shape == shape] for xs in (params, grads, momenta, squares)]
                 self._muon(Held([shape] * len(of_shape[0]), *of_shape), group)
 
     def _muon(self, held: "Held", group: Group) -> None:
@@ -181,7 +212,10 @@ class MuonAdamW(Skippable):
         momentum = torch._foreach_lerp(held.momenta, held.grads, 1 - mu)
         nesterov = torch._foreach_lerp(held.grads, momentum, mu)
         dtype = fast_dtype(held.weights[0].device)
-        updates = held.orthogonal([x.to(dtype) for x in nesterov], group["iteration"])
+        updates: Sequence[Tensor] = held.orthogonal([x.to(dtype) for x in nesterov], group["iteration"])
+        if held.squares:
+            updates, squares = even_rows(updates, held.squares, group["row_beta2"])
+            self._write(held.squares, squares)
         kept, weights = 1 - lr * group["weight_decay"], [p.float() for p in held.weights]
         if group["cautious"]:
             stepped = [torch.where(p * update >= 0, p * kept, p) for p, update in zip(weights, updates, strict=True)]

@@ -39,8 +39,9 @@ class StrategyConfig(Slot, group="strategy"):
     def refused(self, cfg: "Sized") -> str | None:
         """Returns what in this config the engine cannot do, with the remedy; None where there is nothing."""
         if cfg.optim.whole_matrices and self.slices_matrices and not (cfg.optim.gathers and self.tells_slices):
-            kind, others = cfg.optim.kind, "ddp, fsdp, zero1 or zero2" if cfg.optim.gathers else "ddp"
-            return f"optim={kind} works on whole matrices, and this strategy cuts them into slices. Use optim=adamw, or strategy={others}."
+            others = "ddp, fsdp, zero1 or zero2" if cfg.optim.gathers else "ddp"
+            what = f"{cfg.optim.whole_by} works on whole matrices, and this strategy cuts them into slices"
+            return f"{what}. Use optim=adamw, or strategy={others}."
         return None
 
 

@@ -110,6 +110,34 @@ def test_cautious_decay_spares_the_elements_that_the_step_takes_away_from_zero()
         torch.testing.assert_close(cautious[name], torch.where(towards, decayed[name], plain[name]), rtol=0, atol=0)
 
 
+def test_rows_are_divided_as_normuon_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Algorithm 1 of Li et al. 2025 in a plain loop, with the norm of Muon's own update. At first all rows move alike."""
+    monkeypatch.setattr("lm.training.optim.muon.fast_dtype", lambda device: torch.float32)
+    params, plain = parameters(), parameters()
+    optimizer = begun(CFG.replace(row_beta2=0.9), params.items(), MATRICES)
+    momenta = {name: torch.zeros_like(plain[name]) for name in MATRICES}
+    squares = {name: torch.zeros(len(plain[name])) for name in MATRICES}
+    for seed in range(3):
+        for each in (params, plain):
+            set_gradients(each, seed)
+            for name in MATRICES:
+                each[name].grad[0] *= 1e-3
+        optimizer.step()
+        for name in MATRICES:
+            p, m, v = plain[name].data, momenta[name], squares[name]
+            m.mul_(0.9).add_(plain[name].grad, alpha=0.1)
+            update = newton_schulz_of_one(0.1 * plain[name].grad + 0.9 * m).float()
+            v.mul_(0.9).add_((update**2).mean(1), alpha=0.1)
+            even = update / v.sqrt()[:, None]
+            even *= update.norm() / even.norm()
+            if seed == 0:
+                torch.testing.assert_close(even.norm(dim=1), even.norm(dim=1).mean().expand(len(even)))
+            p.mul_(1 - 0.1 * 0.2).add_(even, alpha=-0.1 * max(1, p.shape[0] / p.shape[1]) ** 0.5)
+    for name in MATRICES:
+        torch.testing.assert_close(params[name], plain[name], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(optimizer.state[params[name]]["row_square"][:, 0], squares[name], rtol=1e-4, atol=1e-6)
+
+
 def test_the_rest_steps_as_adamw_alone_would() -> None:
     params, plain = parameters(), parameters()
     rest = ["embed", "bias"]

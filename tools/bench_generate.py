@@ -89,7 +89,7 @@ def litgpt(model: LM, dtype: torch.dtype) -> Decode:
         )
     )  # fmt: skip
     ours = dict(model.named_parameters())
-    weights = {
+    weights: dict[str, torch.Tensor] = {
         "transformer.wte.weight": ours["embed.weight"],
         "transformer.ln_f.weight": ours["norm.weight"],
         "lm_head.weight": ours["embed.weight"],
@@ -116,7 +116,7 @@ def litgpt(model: LM, dtype: torch.dtype) -> Decode:
             ids = loaded(ids, places, end)[:, -1].argmax(-1, keepdim=True)
             found.append(ids)
             places = places[-1:] + 1
-        return torch.cat(found, 1).tolist()  # type: ignore[no-any-return]
+        return torch.cat(found, 1).tolist()
 
     return decode
 

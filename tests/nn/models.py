@@ -102,7 +102,7 @@ MIXTURES: list[dict[str, Any]] = [
     {"kind": "moe", "n_experts": 4, "top_k": 3, "expert": EXPERT, "router": {"kind": "sigmoid", "normalize": False}, "reference": True},
     {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": GPT_OSS, "router": {"kind": "softmax", "bias": True}},
 ]  # fmt: skip
-FFNS += [GPT_OSS | {"hidden": 40}, *MIXTURES]
+FFNS += [GPT_OSS | {"hidden": 40}, *MIXTURES, {"kind": "none"}]
 BLOCKS: list[dict[str, Any]] = [
     {"kind": "sequential"},
     {"kind": "parallel"},

@@ -91,6 +91,8 @@ MISTAKES: list[tuple[Tree, str]] = [
     ({"ffn": {"activation": "swish"}}, "ffn.activation: 'swish' is not an option."),
     ({"norm": {"kind": "rms", "place": "front"}}, "norm.place: 'front' is not an option."),
     ({"norm": {"kind": "rms", "place": "post"}, "block": {"kind": "parallel"}}, "place=post has no meaning in block=parallel. Use"),
+    ({"ffn": {"kind": "none"}, "block": {"kind": "parallel"}}, "has a feed-forward beside each mixer, and ffn=none is none. Use block=s"),
+    ({"ffn": {"kind": "none", "hidden": 8}}, "ffn.hidden: there is no such key."),
     ({"norm": {"kind": "rms", "place": "post"}, "block": {"kind": "sequential", "first_norm": False}}, "a mixer, and norm.place=post."),
     ({"block": {"kind": "parallel", "residual_scale": 0.5}}, "block.residual_scale: there is no such key."),
     (

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept, together
@@ -14,8 +15,12 @@ from lm.nn.init import Draw, halves
 from lm.nn.linear import Out
 from lm.nn.mixers.attend import Scoring
 from lm.nn.mixers.base import Attention, Mixer
+from lm.nn.mixers.cache import PerToken
 from lm.nn.mixers.grouped import GroupedConfig
+from lm.nn.mixers.mask import Mask
 from lm.nn.norm import NormConfig
+from lm.nn.position.base import Position
+from lm.schema import MOST, Tree
 
 
 class GQAConfig(GroupedConfig):
@@ -24,9 +29,24 @@ class GQAConfig(GroupedConfig):
     kind: Literal["gqa"] = "gqa"
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of dropping an attention weight."""
+    keep_first: int = Field(0, ge=0, le=MOST)
+    """Behind its window a token sees the first so many of its document too, as if they stood right before it (Xiao et al. 2023,
+    arXiv:2309.17453: 4)."""
     value_residual: bool = False
     """Values of each layer but the first become a v_first + b v, with learned a and b, 1/2 at first (Zhou et al. 2024,
     arXiv:2410.17897)."""
+
+    @model_validator(mode="after")
+    def _first_tokens_fit(self) -> Self:
+        if self.keep_first and self.window is None:
+            raise ValueError(f"keep_first={self.keep_first} has no effect without a window. Set window, or drop keep_first.")
+        if self.keep_first and self.value_residual:
+            raise ValueError(f"keep_first={self.keep_first} has no form with value_residual=true. Leave one of them out.")
+        return self
+
+    def first(self, layer: int) -> int:
+        """Returns how many tokens of a document this layer sees from behind its window."""
+        return 0 if self.layer_window(layer) is None else self.keep_first
 
     def require_layers(self, first: bool, drafts: bool) -> None:
         if self.value_residual and not first:
@@ -35,22 +55,37 @@ class GQAConfig(GroupedConfig):
             raise ValueError("value_residual=true reads layer 0, without which the blocks of mtp draft. Leave one of them out.")
 
     def scoring(self, d_model: int, layer: int) -> Scoring:
-        return replace(super().scoring(d_model, layer), dropout=self.dropout)
+        return replace(super().scoring(d_model, layer), first=self.first(layer), dropout=self.dropout)
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
-        kind = GQA if not self.value_residual else ResidualGQA if layer else FirstGQA
-        return kind(self, norm, d_model, layer)
+        if self.value_residual:
+            return (ResidualGQA if layer else FirstGQA)(self, norm, d_model, layer)
+        return (StreamingGQA if self.first(layer) else GQA)(self, norm, d_model, layer)
 
     def cross(self) -> "GQAConfig":
-        return self.replace(window=None, global_every=None, global_at=None, value_residual=False)
+        return self.replace(window=None, global_every=None, global_at=None, keep_first=0, value_residual=False)
 
     def build_cross(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return CrossAttention(self, norm, d_model, layer)
 
+    def flops(self, d_model: int, layer: int, seq_len: int) -> int:
+        return super().flops(d_model, layer, seq_len) + 4 * self.n_heads * self.width(d_model) * self._behind(layer, seq_len)
+
+    def _behind(self, layer: int, seq_len: int) -> int:
+        return min(self.first(layer), max(0, seq_len - (self.layer_window(layer) or seq_len)))
+
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """And v before it is mixed."""
-        mixed = self.kv_width(d_model) if self.value_residual and layer else 0
-        return together([super().keeps(d_model, layer), Kept(0, mixed)])
+        """And v before it is mixed; with first tokens q, k, v and what is read are twice as wide."""
+        q, kv = self.n_heads * self.width(d_model), self.kv_width(d_model)
+        mixed, twice = kv if self.value_residual and layer else 0, 2 * q + 2 * kv if self.first(layer) else 0
+        return together([super().keeps(d_model, layer), Kept(0, mixed + twice)])
+
+    def state(self, d_model: int, layer: int) -> PerToken:
+        return replace(super().state(d_model, layer), first=self.first(layer))
+
+    def implied(self, d_model: int, n_layers: int) -> Tree:
+        found = super().implied(d_model, n_layers)
+        return found | {"keep_first": 0 if found["window"] is None else self.keep_first}
 
 
 class GQA(Attention):
@@ -109,6 +144,42 @@ class GQA(Attention):
             gate = self.gate(x).unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)  # (b, s, h*c or h) -> (b, h, s, c or 1)
             heads = heads * gate.sigmoid()
         return self.joined(heads)
+
+
+class StreamingGQA(GQA):
+    """Keys of the first tokens meet queries of their own, turned no further than to where they stand right before the window.
+
+    As numbering tokens by their place in the cache would have it, which would turn cached keys anew at each step.  Xiao et al. 2023,
+    arXiv:2309.17453, section 3.2.
+    """
+
+    def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
+        super().__init__(cfg, norm, d_model, layer)
+        self.last = cfg.first(layer) + (self.how.window or 0) - 1  # place of a query, counted in what it sees
+
+    def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries twice, side by side: for keys in the window, and for the first."""
+        q, (k, v) = self.queries(x), self.keys_values(x)
+        near = ctx.mask.once(("angles", self.last), lambda: ctx.position.angles(ctx.positions.clamp(max=self.last)))
+        turned = [ctx.position.rotate(q, angles, self.layer) for angles in (ctx.angles, near)]
+        return torch.cat(turned, -1), ctx.position.rotate(k, ctx.angles, self.layer), v
+
+    def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
+        """Each key meets one half of a query. Values are widened for fused kernels, which want them so."""
+        first = mask.held.here(self.is_first(mask.k_positions))[:, None, :, None]  # (b, k) -> (b, 1, k, 1)
+        halves = torch.cat([k.masked_fill(first, 0.0), k.masked_fill(~first, 0.0)], -1)  # (b, g, k, c) -> (b, g, k, 2c)
+        return super().weighted(q, halves, F.pad(v, (0, self.head_dim)), mask, position)[..., : self.head_dim]
+
+    def bias(self, mask: Mask, position: Position | None) -> Tensor | None:
+        far = super().bias(mask, position)
+        if position is None or far is None:
+            return None
+        near = mask.once(("bias", self.last), lambda: position.bias(mask.q_positions.clamp(max=self.last), mask.k_positions))
+        return far if near is None else torch.where(self.is_first(mask.k_positions)[:, None, None], near, far)
+
+    def is_first(self, positions: Tensor) -> Tensor:
+        """Whether keys at these places are seen from behind the window."""
+        return positions < self.how.first
 
 
 class FirstGQA(GQA):

@@ -37,7 +37,7 @@ MODELS: list[dict[str, Any]] = [
     {"attention": ATTENTIONS[6]},
     {"attention": ATTENTIONS[10], "ffn": MIXTURES[2]},
     {"attention": ATTENTIONS[11]},
-    {"attention": ATTENTIONS[13]},
+    {"attention": ATTENTIONS[12]},
     MIXING[5],
 ]
 

@@ -54,7 +54,7 @@ class Mamba2(Family):
         """And an attention of which no layer has any."""
         expand, heads, head, d = hf.get("expand", 2), hf.get("num_heads", 128), hf.get("head_dim", 64), hf["hidden_size"]
         if heads * head != expand * d:
-            raise ConfigError(f"config.json: {heads} heads of head_dim={head} are not expand={expand} times hidden_size={d} wide.")
+            raise ConfigError(f"config.json: {heads} heads of head_dim={head} must be as wide as expand={expand} times hidden_size={d}.")
         if (limit := hf.get("time_step_limit") or UNLIMITED[0]) not in UNLIMITED:
             raise ConfigError(f"config.json: time_step_limit={limit} limits what no option of lm does. Import another model.")
         return {"attention.kind": "gqa", "attention.n_heads": 1}

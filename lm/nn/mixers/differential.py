@@ -23,7 +23,7 @@ class DifferentialConfig(GroupedConfig):
     """norm((softmax(q1 k1) - share softmax(q2 k2)) v), with a learned share of each layer; two heads are one of twice the width."""
 
     kind: Literal["differential"] = "differential"
-    eps: float = Field(1e-5, ge=1e-30)
+    eps: float = Field(1e-6, ge=1e-30)
     """Added to the mean square in the norm of what is read."""
 
     @model_validator(mode="after")

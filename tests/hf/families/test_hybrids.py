@@ -100,7 +100,7 @@ def test_a_mamba2_of_published_sizes_is_understood() -> None:
     family = families()["mamba2"]
     cfg = family.config(there)
     assert unheard("config.json", there, family, cfg) == [] and family.homeless(cfg) == []
-    with pytest.raises(ConfigError, match="24 heads of head_dim=32 are not expand=2 times hidden_size=768 wide"):
+    with pytest.raises(ConfigError, match="24 heads of head_dim=32 must be as wide as expand=2 times hidden_size=768"):
         family.config({**there, "head_dim": 32})
     with pytest.raises(ConfigError, match=r"time_step_limit=\[0.0, 0.5\] limits what no option of lm does"):
         family.config({**there, "time_step_limit": [0.0, 0.5]})

@@ -30,7 +30,7 @@ def by_the_paper(layer: Differential, x: Tensor, number: int) -> Tensor:
         )  # two heads of queries share one of keys
         values = torch.cat([v[:, :, pair // 2], v[:, :, pair // 2 + 2]], -1)
         read = (first - share * second) @ values
-        heads.append((1 - start) * read / (read.square().mean(-1, keepdim=True) + 1e-5).sqrt())
+        heads.append((1 - start) * read / (read.square().mean(-1, keepdim=True) + 1e-6).sqrt())
     out: Tensor = layer.o(torch.cat(heads, -1))
     return out
 

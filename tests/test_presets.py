@@ -123,6 +123,14 @@ PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of th
             "conv_L_cache": 3, "tie_word_embeddings": True, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0, "conv_bias": False,
         },
     ),
+    "mamba2_130m": (
+        "Mamba2ForCausalLM",
+        {
+            "vocab_size": 50288, "hidden_size": 768, "num_hidden_layers": 24, "num_heads": 24, "head_dim": 64, "state_size": 128,
+            "n_groups": 1, "conv_kernel": 4, "expand": 2, "time_step_rank": 48, "use_bias": False, "use_conv_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "recurrent_gemma_2b": (
         "RecurrentGemmaForCausalLM",
         {
@@ -201,6 +209,7 @@ TINY = {
     "lfm2_1_2b": f"{GQA} model.ffn.hidden=64 model.n_layers=3",
     "recurrent_gemma_2b": "model.attention.n_heads=4 model.recurrent.n_heads=4 model.recurrent.width=32 model.attention.window=5"
     " model.ffn.hidden=64 model.n_layers=3 model.embed.scale=5.66",
+    "mamba2_130m": "model.recurrent.n_heads=4 model.recurrent.head_dim=16 model.recurrent.state_dim=8",
     "gpt_oss_20b": f"{GQA} model.attention.head_dim=8 model.attention.window=5 model.ffn.top_k=2 {MOE}",
 }
 SMALL = "model.vocab_size=96 model.max_seq_len=16 model.d_model=32 model.n_layers=2 data.seq_len=16 optim=adamw optim.lr=1e-2"

@@ -60,8 +60,8 @@ class BlockConfig(Slot, group="model/block"):
     def keeps(self, parts: BlockParts) -> Kept:
         """Returns what the backward needs of one token around the sublayers: norms, inputs, and masks of dropout."""
 
-    def require(self, norm: NormConfig) -> None:
-        """Raises ValueError where this norm, or its place, does not fit."""
+    def require(self, norm: NormConfig, ffn: FFNConfig) -> None:
+        """Raises ValueError where this norm, its place, or this feed-forward does not fit."""
 
 
 class SequentialConfig(BlockConfig):
@@ -81,7 +81,8 @@ class SequentialConfig(BlockConfig):
         return Block(self, parts) if parts.cross is None else CrossBlock(self, parts)
 
     def keeps(self, parts: BlockParts) -> Kept:
-        sublayers, norms = 2 if parts.cross is None else 3, 2 if parts.norm.place == "sandwich" else 1
+        sublayers = 1 + parts.ffn.sublayers + (0 if parts.cross is None else 1)
+        norms = 2 if parts.norm.place == "sandwich" else 1
         width, missing = sublayers * parts.d_model, 0 if self.first_norm or parts.layer else parts.d_model
         scaled = 0 if self.layer_scale is None else width
         return Kept(norms * width - missing, width + scaled, width if parts.dropout else 0)
@@ -90,7 +91,7 @@ class SequentialConfig(BlockConfig):
         """Returns the residual connection of a sublayer."""
         return build_residual(parts.norm, parts.d_model, build_branch(parts, self.layer_scale, self.residual_scale))
 
-    def require(self, norm: NormConfig) -> None:
+    def require(self, norm: NormConfig, ffn: FFNConfig) -> None:
         if not self.first_norm and norm.place != "pre":
             raise ValueError(f"first_norm=false leaves out a norm before a mixer, and norm.place={norm.place}. Use place=pre, or drop it.")
 
@@ -112,9 +113,11 @@ class ParallelConfig(BlockConfig):
         narrow = (1 if self.shared_norm else 2) + (0 if self.layer_scale is None else 1)
         return Kept(d, narrow * d, d if parts.dropout else 0, d if self.shared_norm else 0)
 
-    def require(self, norm: NormConfig) -> None:
+    def require(self, norm: NormConfig, ffn: FFNConfig) -> None:
         if norm.place != "pre":
             raise ValueError(f"norm.place={norm.place} has no meaning in block=parallel. Use place=pre, or block=sequential.")
+        if not ffn.sublayers:
+            raise ValueError(f"block=parallel has a feed-forward beside each mixer, and ffn={ffn.kind} is none. Use block=sequential.")
 
 
 class Block(nn.Module):
@@ -129,7 +132,7 @@ class Block(nn.Module):
         if parts.layer == 0 and not cfg.first_norm:
             residual.norm = nn.Identity()
         self.add_module(f"{self.slot}_residual", residual)
-        self.ffn_residual = cfg.residual(parts)
+        self.ffn_residual = parts.ffn.connected(cfg.residual(parts))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         x = self.mixed(x, ctx)

@@ -3,6 +3,8 @@
 from lm.nn import block as block
 from lm.nn.ffn import mlp as mlp
 from lm.nn.ffn import moe as moe
+from lm.nn.ffn import none as none
+from lm.nn.mixers import differential as differential
 from lm.nn.mixers import gated_delta as gated_delta
 from lm.nn.mixers import gla as gla
 from lm.nn.mixers import gqa as gqa

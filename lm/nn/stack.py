@@ -70,7 +70,7 @@ class ModelConfig(Slot):
         self.attention.require(self.d_model, self.position)
         self.attention.require_layers(self.slot(0) == "attention", self.drafts())
         self.position.require(self.attention.rotary_width(self.d_model))
-        self.block.require(self.norm)
+        self.block.require(self.norm, self.ffn)
         self.ffn.require(self.n_layers)
         used = {self.slot(layer) for layer in range(self.n_layers)}
         if self.recurrent is None and "recurrent" in self.pattern:
@@ -203,3 +203,7 @@ class Stack(nn.Module):
         again = self.training and self.checkpoint_every and layer % self.checkpoint_every == 0
         out: Tensor = checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)
         return out
+
+    def sublayers(self, name: str) -> int:
+        """How many of them add to the residual stream that the parameter of this name writes to."""
+        return (1 + self.cfg.ffn.sublayers) * len(self.blocks)

@@ -158,10 +158,6 @@ class LM(Stack):
         """The blocks, encoder's first: what is sharded, and computed again, as one."""
         return [*(block for stack in self.stacks() for block in stack.blocks), *self.mtp]
 
-    def sublayers(self, name: str) -> int:
-        """How many of them add to the residual stream that the parameter of this name writes to."""
-        return 2 * len(self.blocks)
-
     def checkpoint_blocks(self, every: int) -> None:
         """Keep only the input of every n-th block for the backward; 0: all activations."""
         for stack in self.stacks():
@@ -275,7 +271,7 @@ class EncoderDecoderLM(LM):
         return [self.encoder, self]
 
     def sublayers(self, name: str) -> int:
-        return 2 * len(self.encoder.blocks) if name.startswith("encoder.") else 3 * len(self.blocks)
+        return self.encoder.sublayers(name) if name.startswith("encoder.") else super().sublayers(name) + len(self.blocks)
 
 
 def build_model(cfg: ModelConfig, seed: int | None = None, device: torch.device | str = "cpu") -> LM:

@@ -14,7 +14,13 @@ from tests.generation.test_answers import MODELS as ANSWERING
 from tests.generation.test_answers import encoder_decoder
 from tests.nn.models import ATTENTIONS, MIXING, POSITIONS, config, redrawn
 
-FEW: list[dict[str, Any]] = [{"attention": ATTENTIONS[4]}, {"position": {"kind": "learned"}}, MIXING[1], {"attention": ATTENTIONS[-1]}]
+FEW: list[dict[str, Any]] = [
+    {"attention": ATTENTIONS[4]},
+    {"position": {"kind": "learned"}},
+    MIXING[1],
+    {"attention": ATTENTIONS[10]},
+    {"attention": ATTENTIONS[11]},
+]
 ALL = [*({"attention": each} for each in ATTENTIONS), *({"position": each} for each in POSITIONS), *MIXING]
 
 

@@ -36,6 +36,8 @@ MODELS: list[dict[str, Any]] = [
     {"attention": ATTENTIONS[1], "position": {"kind": "alibi"}},
     {"attention": ATTENTIONS[6]},
     {"attention": ATTENTIONS[10], "ffn": MIXTURES[2]},
+    {"attention": ATTENTIONS[11]},
+    {"attention": ATTENTIONS[12]},
     MIXING[5],
 ]
 

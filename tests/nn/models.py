@@ -57,6 +57,8 @@ ATTENTIONS: list[dict[str, Any]] = [
     {"n_heads": 6, "head_dim": 8, "window": 2, "global_every": 2, "global_at": 0},  # 6 is no power of two (ALiBi)
     MLA,
     MLA | {"q_rank": 12, "bias": True, "scale": 0.4},
+    {"n_heads": 4, "n_kv_heads": 2, "window": 4, "keep_first": 3, "global_every": 2, "qk_norm": "head", "out_gate": "head"},
+    {"kind": "differential", "n_heads": 8, "n_kv_heads": 4, "head_dim": 8, "window": 7, "qk_norm": "head", "out_gate": "head"},
 ]
 FFNS: list[dict[str, Any]] = [
     {"kind": "mlp", "activation": activation, "gated": gated, "bias": bias, "hidden": 40}
@@ -100,7 +102,7 @@ MIXTURES: list[dict[str, Any]] = [
     {"kind": "moe", "n_experts": 4, "top_k": 3, "expert": EXPERT, "router": {"kind": "sigmoid", "normalize": False}, "reference": True},
     {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": GPT_OSS, "router": {"kind": "softmax", "bias": True}},
 ]  # fmt: skip
-FFNS += [GPT_OSS | {"hidden": 40}, *MIXTURES]
+FFNS += [GPT_OSS | {"hidden": 40}, *MIXTURES, {"kind": "none"}]
 BLOCKS: list[dict[str, Any]] = [
     {"kind": "sequential"},
     {"kind": "parallel"},

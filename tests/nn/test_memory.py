@@ -33,6 +33,7 @@ FUSED = {  # none has a window, a soft-cap or MLA, for which no kernel on a CPU 
     "qwen3_0_6b": "model.attention.out_gate=element model.attention.n_heads=4 model.attention.n_kv_heads=2 model.attention.head_dim=32"
     " model.ffn.hidden=256",
     "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=256",
+    "granite_3_1_2b": "model/attention=differential model.attention.n_heads=4 model.attention.n_kv_heads=2 model.ffn.hidden=256",
     "nano": "model.attention.n_heads=4 model.mtp.depth=3",
     "llama3_8b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
     " model/recurrent=gated_delta model.pattern=[recurrent,recurrent,attention]",
@@ -46,6 +47,7 @@ FUSED = {  # none has a window, a soft-cap or MLA, for which no kernel on a CPU 
     " model/recurrent=gated_delta model.recurrent.channels=true model.pattern=[recurrent,recurrent,attention]",
     "smollm3_3b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
     " model/recurrent=rg_lru model.pattern=[recurrent,recurrent,attention]",
+    "mamba2_130m": "model.recurrent.n_heads=4 model.recurrent.state_dim=32",
     "phi3_mini": "model.attention.n_heads=4 model.ffn.hidden=256 model/recurrent=short_conv model.pattern=[recurrent,recurrent,attention]",
 }
 
@@ -93,7 +95,7 @@ def test_what_is_multiplied_by_learned_numbers_is_kept(preset: str, option: str)
     assert found[1] - found[0] == held[1] - held[0] > 0
 
 
-@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "qwen3_0_6b"])
+@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "qwen3_0_6b", "granite_3_1_2b"])
 def test_activations_of_slices_by_formula_are_what_autograd_keeps(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank of four that sends to itself. palm_8b has one head of keys, mixtral_8x7b two."""
     monkeypatch.setattr(ulysses, "_exchanged", lambda x, group, n, cut, joined: torch.cat(x.chunk(n, cut), joined))

@@ -31,6 +31,8 @@ CASES: dict[str, tuple[Tree, bool, int]] = {  # the model, documents in a row, a
     "encoder-decoder": (ENCODER_DECODER, False, 3),
     "latent attention": ({"attention": MLA}, False, 2),
     "values of the first layer": ({"attention": {"kind": "gqa", "n_heads": 2, "value_residual": True}}, True, 2),
+    "the first tokens": ({"attention": {"kind": "gqa", "n_heads": 2, "window": 4, "keep_first": 2}}, True, 2),
+    "differences": ({"attention": {"kind": "differential", "n_heads": 2}}, True, 2),
     "a state of channels": ({"recurrent": RG_LRU, "pattern": ["recurrent", "attention"]}, True, 2),
 }
 

@@ -167,7 +167,8 @@ class Family(ABC):
             back = resolved(self.config(self.hf(cfg)))
         except ConfigError as error:
             return [str(error).removeprefix("config.json: ").rstrip(".")]
-        keys = [key for key in dict.fromkeys([*ours, *back]) if not key.startswith(TRAINING_ONLY)]
+        idle = TRAINING_ONLY if "attention" in ours["pattern"] else (*TRAINING_ONLY, "attention.")
+        keys = [key for key in dict.fromkeys([*ours, *back]) if not key.startswith(idle)]
         return [_differs(key, ours, back) for key in keys if not alike(ours.get(key), back.get(key))]
 
 

@@ -1,7 +1,7 @@
 """Windows in some of the layers: `layer_types` and `sliding_window` of config.json, and our window, global_every and global_at."""
 
 from lm.errors import ConfigError
-from lm.nn.mixers.gqa import evenly
+from lm.nn.mixers.grouped import evenly
 from lm.schema import Tree
 
 WINDOW_KEYS = ("sliding_window", "layer_types")

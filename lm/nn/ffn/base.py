@@ -1,6 +1,7 @@
 """The slot of feed-forward layers."""
 
 from abc import abstractmethod
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -12,9 +13,16 @@ from lm.schema import Slot, Tree
 class FFNConfig(Slot, group="model/ffn"):
     """What a layer computes of each token alone."""
 
+    sublayers: ClassVar[int] = 1
+    """How many of a layer's additions to the residual stream are its own."""
+
     @abstractmethod
     def build(self, d_model: int, layer: int) -> nn.Module:
         """Returns that of layer `layer`, counted from 0: a module that is called with (b, s, d) and the Context."""
+
+    def connected(self, residual: nn.Module) -> nn.Module:
+        """Returns what joins it to the residual stream, given the block's own way to do so."""
+        return residual
 
     @abstractmethod
     def keeps(self, d_model: int, layer: int) -> Kept:

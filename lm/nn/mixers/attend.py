@@ -19,6 +19,7 @@ class Scoring:
     window: int | None = None
     softcap: float | None = None
     dropout: float = 0.0
+    first: int = 0  # tokens of a document that are seen from behind the window
 
 
 class Attend(Protocol):
@@ -41,7 +42,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, 
         scores = how.softcap * torch.tanh(scores / how.softcap)
     if bias is not None:
         scores = scores + bias
-    allowed = mask.allowed(how.window)
+    allowed = mask.allowed(how.window, how.first)
     scores = scores.masked_fill(~allowed, float("-inf"))
     if sinks is not None:
         scores = torch.cat([scores, sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)  # (b, h, q, k+1)
@@ -55,12 +56,14 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: 
     plain = mask.plain(how.window) if bias is None and sinks is None else None
     if plain is not None:
         return _fused(q, k, v, None, plain == "causal", how)
-    shown = mask.additive(how.window, q.dtype) if bias is None else mask.additive(how.window, q.dtype) + bias.to(q.dtype)
+    shown = mask.additive(how.window, q.dtype, how.first)
+    if bias is not None:
+        shown = shown + bias.to(q.dtype)
     if sinks is not None:
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))  # (b, g, k, c) -> (b, g, k+1, c)
         sink = sinks.to(q.dtype)[:, None, None]
         shown = torch.cat([shown.expand(-1, len(sinks), -1, -1), sink.expand(len(shown), -1, shown.shape[2], 1)], dim=-1)
-    out, blind = _fused(q, k, v, shown, False, how), mask.blind(how.window)
+    out, blind = _fused(q, k, v, shown, False, how), mask.blind(how.window, how.first)
     return out if blind is None else out.masked_fill(blind, 0.0)
 
 

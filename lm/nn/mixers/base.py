@@ -52,10 +52,13 @@ class Attention(Mixer):
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
         """As `Attend`, with the bias of this position; dropout acts in training only. Ranks that share rows attend with some heads each."""
-        bias = None if position is None else mask.once("bias", lambda: position.bias(mask.q_positions, mask.k_positions))
         how, sinks = self.how if self.training else self.quiet, None if self.sinks is None else mask.held.own(self.sinks)
         q, k, v = mask.held.by_heads(q, k, v)
-        return mask.held.by_tokens(self.attend(q, k, v, mask, bias, how, sinks))
+        return mask.held.by_tokens(self.attend(q, k, v, mask, self.bias(mask, position), how, sinks))
+
+    def bias(self, mask: Mask, position: Position | None) -> Tensor | None:
+        """Returns what this position adds to the scores."""
+        return None if position is None else mask.once("bias", lambda: position.bias(mask.q_positions, mask.k_positions))
 
     def joined(self, heads: Tensor) -> Tensor:
         """(b, h, s, c) -> (b, s, d)."""

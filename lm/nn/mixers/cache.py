@@ -12,15 +12,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.nn.mixers.ring import FirstSlots, Slots, get, put
 from lm.nn.mixers.rounded import FORMS
 
 
 @dataclass(frozen=True)
 class PerToken:
-    """Tensors of (heads, dim) of each token, and how far back the layer looks (None: everything; else a ring of places used again)."""
+    """Tensors of (heads, dim) of each token, and how far back the layer looks (None: everything; else a ring of places used again).
+
+    first: tokens of a row that it sees from behind its window.
+    """
 
     tensors: tuple[tuple[int, int], ...]
     window: int | None = None
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,95 +42,6 @@ def numbers(states: Sequence[State]) -> tuple[int, int]:
     """Returns how many numbers are kept of one more token while no window is full, and of a row whatever its length."""
     of = {kind: sum(prod(shape) for state in states if isinstance(state, kind) for shape in state.tensors) for kind in (PerToken, Fixed)}
     return of[PerToken], of[Fixed]
-
-
-class Slots:
-    """Which position each slot holds, shared by all layers with as many slots. -1 marks an empty or hidden slot."""
-
-    def __init__(self, batch: int, n: int, slack: int | None, device: torch.device) -> None:
-        """slack: how many slots of a ring are beyond its window; None where no slot is ever used again."""
-        self.positions = torch.full((batch, n), -1, dtype=torch.int64, device=device)
-        self.n, self.slack = n, slack
-        self.written, self.furthest = [0] * batch, [0] * batch  # tokens of each row, padding included: now, and before it was rewound
-        self.in_place, self.old, self.visible = True, 0, self.positions[:, :0]
-        self.index: slice | Tensor = slice(0, 0)
-
-    def begin(self, positions: Tensor) -> None:
-        """Make room for a chunk, (b, s). A chunk that would overwrite what its first token still sees is attended beside the ring."""
-        s, start = positions.shape[1], max(self.written)
-        if self.slack is None and start + s > self.n:
-            raise ValueError(f"the cache holds {self.n} tokens, and {start} + {s} are too many. Give new_cache a larger max_len.")
-        self.in_place = start + s <= self.n or (self.slack is not None and s <= self.slack)
-        self.old = min(start, self.n)
-        beside = torch.cat([self.positions[:, : self.old], positions], dim=1) if not self.in_place else None
-        kept = min(s, self.n)
-        self.written = [n + s for n in self.written]
-        self.index = self._last(kept)
-        _put(self.positions, self.index, positions[:, s - kept :])
-        self.furthest = list(map(max, self.furthest, self.written))
-        self.visible = self.positions[:, : min(start + s, self.n)] if beside is None else beside
-
-    def append(self, store: Tensor, new: Tensor) -> Tensor:
-        """Write the chunk of one layer, (b, heads, s, dim), and return what it attends to, (b, heads, k, dim)."""
-        if self.in_place:
-            _put(store, self.index, new)
-            return store[:, :, : self.visible.shape[1]]
-        seen = torch.cat([store[:, :, : self.old], new], dim=2)
-        _put(store, self.index, new[:, :, -min(new.shape[2], self.n) :])
-        return seen
-
-    def reorder(self, rows: Tensor) -> None:
-        """Row i continues what row rows[i] held."""
-        self.positions = self.positions.index_select(0, rows)
-        self.written, self.furthest = ([held[row] for row in rows.tolist()] for held in (self.written, self.furthest))
-
-    def can_rewind(self, ns: list[int]) -> bool:
-        """Whether all is there that came before each row's last n tokens: a ring that came round holds its window before `furthest` -
-        slack."""
-        kept = [written - n for written, n in zip(self.written, ns, strict=True)]
-        lost = [self.slack is not None and far > self.n and left < far - self.slack for left, far in zip(kept, self.furthest, strict=True)]
-        return min(kept) >= 0 and not any(lost)
-
-    def rewind(self, ns: list[int]) -> None:
-        """Forget each row's last n tokens."""
-        last = self._places(max(ns))
-        forgotten = torch.tensor([[i >= max(ns) - n for i in range(max(ns))] for n in ns], dtype=torch.bool, device=last.device)
-        self.positions.scatter_(1, last, self.positions.gather(1, last).masked_fill(forgotten, -1))
-        self.written = [written - n for written, n in zip(self.written, ns, strict=True)]
-
-    def take(self, other: "Slots", at: slice, rows: Tensor) -> tuple[slice | Tensor, slice | Tensor]:
-        """Holds the last tokens of these rows of another in its own rows `at`; returns where they are, and where they were."""
-        k = min(self.written[0], self.n, max(other.written))
-        here, there = self._last(k), other._last(k)
-        here = here if isinstance(here, slice) else here[at]
-        _put(self.positions[at], here, _get(other.positions, there, rows))  # -1 in front of a row that is shorter than others there
-        return here, there
-
-    def _last(self, length: int) -> slice | Tensor:
-        """Where each row's last tokens are: a slice where all rows are as long and the ring does not begin anew in it, or (b, length)."""
-        first = (self.written[0] - length) % self.n
-        even = min(self.written) == max(self.written)
-        return slice(first, first + length) if even and first + length <= self.n else self._places(length)
-
-    def _places(self, length: int) -> Tensor:
-        ends = torch.tensor(self.written, device=self.positions.device).unsqueeze(1)
-        return (ends + torch.arange(-length, 0, device=ends.device)) % self.n  # (b, length)
-
-
-def _get(of: Tensor, where: slice | Tensor, rows: Tensor) -> Tensor:
-    """What `_put` has written to these rows."""
-    if isinstance(where, slice):
-        return of[(slice(None),) * (1 + of.ndim // 4) + (where,)].index_select(0, rows)
-    where, of = where[rows], of.index_select(0, rows)
-    return of.gather(of.ndim // 2, where if of.ndim == 2 else where[:, None, :, None].expand(-1, of.shape[1], -1, of.shape[3]))
-
-
-def _put(into: Tensor, where: slice | Tensor, new: Tensor) -> None:
-    """into: (b, k) or (b, heads, k, dim); where: a slice of k, or (b, s)."""
-    if isinstance(where, slice):
-        into[(slice(None),) * (1 + into.ndim // 4) + (where,)] = new
-    else:
-        into.scatter_(into.ndim // 2, (where if into.ndim == 2 else where[:, None, :, None]).expand_as(new), new.to(into.dtype))
 
 
 class Snapshots:
@@ -175,7 +91,7 @@ class Cache:
         self.device, self.form = like.device, FORMS[form](like.dtype)
         self.lengths = [0] * batch  # tokens written so far of each row, padding included
         self.slack, self.horizon = slack, horizon
-        self.groups: dict[int, Slots] = {}
+        self.groups: dict[tuple[int, int], Slots] = {}
         self.slots: dict[int, Slots] = {}  # by layer, as are all below
         self.stores: dict[int, list[Tensor]] = {}
         self.states: dict[int, Snapshots] = {}
@@ -184,8 +100,11 @@ class Cache:
                 self.states[layer] = Snapshots(state, batch, slack, like.device, like.dtype)
                 continue
             n = min([max_len, *(window + slack for window in (state.window, horizon) if window is not None)])
-            self.slots[layer] = self.groups.setdefault(n, Slots(batch, n, slack if n < max_len else None, like.device))
-            self.stores[layer] = [x for heads, dim in state.tensors for x in self.form.empty(batch, heads, n, dim, device=like.device)]
+            spare = slack if n < max_len else None
+            kept = FirstSlots(batch, n, spare, like.device, state.first) if state.first and spare is not None else None
+            slots = self.slots[layer] = self.groups.setdefault((n, state.first), kept or Slots(batch, n, spare, like.device))
+            empty = (self.form.empty(batch, heads, slots.places, dim, device=like.device) for heads, dim in state.tensors)
+            self.stores[layer] = [x for parts in empty for x in parts]
         self.memory: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of an encoder's output, (b, g, m, c)
         self.memory_positions: Tensor | None = None  # (b, m), -1 on padding
 
@@ -244,9 +163,12 @@ class Cache:
         for cache, rows in parts:
             at, start = slice(start, start + len(rows)), start + len(rows)
             for layer, stores in self.stores.items():
-                here, there = self.slots[layer].take(cache.slots[layer], at, rows)
+                slots, theirs = self.slots[layer], cache.slots[layer]
+                here, there = slots.take(theirs, at, rows)
                 for own, store in zip(stores, cache.stores[layer], strict=True):
-                    _put(own[at], here, _get(store, there, rows))
+                    put(own[at], here, get(store, there, rows))
+                    if isinstance(slots, FirstSlots):
+                        put(own[at], slots.where_first(slots.first)[at], get(store, theirs.where_first(slots.first), rows))
         for layer, state in self.states.items():
             each = zip(*([x.index_select(0, rows) for x in cache.state(layer)] for cache, rows in parts), strict=True)
             state.after = deque([list(map(torch.cat, each))], maxlen=state.after.maxlen)

@@ -31,7 +31,7 @@ class Flex:
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None
     ) -> Tensor:
         learned = bias is not None and bias.requires_grad  # whose gradient flex would gather by one atomic addition a score
-        other = mask.cached or mask.explicit is not None or learned
+        other = mask.cached or mask.explicit is not None or learned or how.first > 0
         if how.softcap is None and (other or (bias is None and mask.plain(how.window) is not None)):
             return sdpa(q, k, v, mask, bias, how)
         if other:

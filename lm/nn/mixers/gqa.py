@@ -1,92 +1,52 @@
 """Multi-head, grouped-query and multi-query attention."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lm.nn.context import Context
-from lm.nn.cost.kept import Kept
+from lm.nn.cost.kept import Kept, together
 from lm.nn.init import Draw, halves
 from lm.nn.linear import Out
 from lm.nn.mixers.attend import Scoring
-from lm.nn.mixers.base import Attention, AttentionConfig, Mixer
+from lm.nn.mixers.base import Attention, Mixer
 from lm.nn.mixers.cache import PerToken
-from lm.nn.mixers.ulysses import repeats
+from lm.nn.mixers.grouped import GroupedConfig
+from lm.nn.mixers.mask import Mask
 from lm.nn.norm import NormConfig
-from lm.nn.position.base import PositionConfig
+from lm.nn.position.base import Position
 from lm.schema import MOST, Tree
 
 
-class GQAConfig(AttentionConfig):
+class GQAConfig(GroupedConfig):
     """Scaled dot-product attention; n_kv_heads = n_heads is multi-head, 1 is multi-query (Ainslie et al. 2023, arXiv:2305.13245)."""
 
-    by_heads: ClassVar[bool] = True
-
     kind: Literal["gqa"] = "gqa"
-    n_kv_heads: int | None = Field(None, gt=0, le=MOST)
-    """Number of key and value heads; divides n_heads. null: n_heads."""
-    head_dim: int | None = Field(None, gt=0, le=MOST)
-    """Width of one head. null: d_model / n_heads."""
-    qkv_bias: bool = False
-    """Bias on the query, key and value projections."""
-    out_bias: bool = False
-    """Bias on the output projection."""
-    qk_norm: Literal["none", "head", "full"] = "none"
-    """Normalise queries and keys: per head (Qwen3) or over the full width (OLMo 2), before rotation."""
-    window: int | None = Field(None, gt=0)
-    """A token sees itself and the window-1 tokens before it. null: all."""
-    global_every: int | None = Field(None, gt=0)
-    """Every n-th layer ignores the window (layer n-1, 2n-1, ...). null: none does."""
-    global_at: int | None = Field(None, ge=0)
-    """Which of every n layers that is, counted from 0 (ModernBERT: 0). null: the last."""
-    softcap: float | None = Field(None, gt=0)
-    """Scores become softcap * tanh(score / softcap) (Gemma 2). null: off."""
-    scale: float | None = Field(None, gt=0)
-    """Factor on the scores. null: 1 / sqrt(head_dim)."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of dropping an attention weight."""
-    out_gate: Literal["none", "head", "element"] = "none"
-    """What is read is multiplied by the sigmoid of a projection of the layer's input: a number per head, or one per element (Qwen3-Next;
-    Qiu et al. 2025, arXiv:2505.06708)."""
+    keep_first: int = Field(0, ge=0, le=MOST)
+    """Behind its window a token sees the first so many of its document too, as if they stood right before it (Xiao et al. 2023,
+    arXiv:2309.17453: 4)."""
     value_residual: bool = False
     """Values of each layer but the first become a v_first + b v, with learned a and b, 1/2 at first (Zhou et al. 2024,
     arXiv:2410.17897)."""
-    gpt_oss_sinks: bool = False
-    """gpt-oss: a learned score per head that takes its part of each softmax and has no value."""
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
-        if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
-            divisors = ", ".join(str(n) for n in range(1, self.n_heads + 1) if self.n_heads % n == 0)
-            raise ValueError(f"n_heads={self.n_heads} is not a multiple of n_kv_heads={self.n_kv_heads}. Choose one of {divisors}.")
-        if self.global_every is not None and self.window is None:
-            raise ValueError(f"global_every={self.global_every} has no effect without a window. Set window, or drop global_every.")
-        if self.global_at is not None and self.global_at >= (self.global_every or 0):
-            raise ValueError(f"global_at={self.global_at} is none of global_every={self.global_every} layers. Lower it, or drop it.")
+    def _first_tokens_fit(self) -> Self:
+        if self.keep_first and self.window is None:
+            raise ValueError(f"keep_first={self.keep_first} has no effect without a window. Set window, or drop keep_first.")
+        if self.keep_first and self.value_residual:
+            raise ValueError(f"keep_first={self.keep_first} has no form with value_residual=true. Leave one of them out.")
         return self
 
-    def width(self, d_model: int) -> int:
-        """Width of one head."""
-        return self.head_dim or d_model // self.n_heads
-
-    def kv_width(self, d_model: int) -> int:
-        """Returns the width of all keys, which is that of all values."""
-        return (self.n_kv_heads or self.n_heads) * self.width(d_model)
-
-    def gate_width(self, d_model: int) -> int:
-        """Returns the numbers that the heads are multiplied by; 0 without a gate."""
-        return {"none": 0, "head": self.n_heads, "element": self.n_heads * self.width(d_model)}[self.out_gate]
-
-    def rotary_width(self, d_model: int) -> int:
-        return self.width(d_model)
-
-    def require(self, d_model: int, position: PositionConfig) -> None:
-        if self.head_dim is None and d_model % self.n_heads:
-            raise ValueError(f"d_model={d_model} is not a multiple of n_heads={self.n_heads}. Change one, or set head_dim.")
+    def first(self, layer: int) -> int:
+        """Returns how many tokens of a document this layer sees from behind its window."""
+        return 0 if self.layer_window(layer) is None else self.keep_first
 
     def require_layers(self, first: bool, drafts: bool) -> None:
         if self.value_residual and not first:
@@ -94,74 +54,46 @@ class GQAConfig(AttentionConfig):
         if self.value_residual and drafts:
             raise ValueError("value_residual=true reads layer 0, without which the blocks of mtp draft. Leave one of them out.")
 
-    def layer_window(self, layer: int) -> int | None:
-        if self.global_every is None:
-            return self.window
-        at = self.global_every - 1 if self.global_at is None else self.global_at
-        return None if layer % self.global_every == at else self.window
+    def scoring(self, d_model: int, layer: int) -> Scoring:
+        return replace(super().scoring(d_model, layer), first=self.first(layer), dropout=self.dropout)
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
-        kind = GQA if not self.value_residual else ResidualGQA if layer else FirstGQA
-        return kind(self, norm, d_model, layer)
+        if self.value_residual:
+            return (ResidualGQA if layer else FirstGQA)(self, norm, d_model, layer)
+        return (StreamingGQA if self.first(layer) else GQA)(self, norm, d_model, layer)
 
     def cross(self) -> "GQAConfig":
-        return self.replace(window=None, global_every=None, global_at=None, value_residual=False)
+        return self.replace(window=None, global_every=None, global_at=None, keep_first=0, value_residual=False)
 
     def build_cross(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return CrossAttention(self, norm, d_model, layer)
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
-        """Of scores and weighted values."""
-        return 4 * self.n_heads * self.width(d_model) * min(seq_len, self.layer_window(layer) or seq_len)
+        return super().flops(d_model, layer, seq_len) + 4 * self.n_heads * self.width(d_model) * self._behind(layer, seq_len)
+
+    def _behind(self, layer: int, seq_len: int) -> int:
+        return min(self.first(layer), max(0, seq_len - (self.layer_window(layer) or seq_len)))
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """q, k, v and the weighted values; q and k once more before a norm of theirs, v before it is mixed; a gate, and what it gives."""
-        q, kv, gate = self.n_heads * self.width(d_model), self.kv_width(d_model), self.gate_width(d_model)
-        normed, gated = q + kv if self.qk_norm != "none" else 0, q + 2 * gate if gate else 0
-        mixed = kv if self.value_residual and layer else 0
-        return Kept(0, 2 * q + 2 * kv + normed + mixed + gated, 0, 2 * d_model)
-
-    def exchanges(self, d_model: int, n: int) -> Kept:
-        """What was read, on both sides of its way back; and copies of keys and values."""
-        copies = repeats(self.n_kv_heads or self.n_heads, n) - 1
-        return Kept(0, self.n_heads * self.width(d_model) + 2 * copies * self.kv_width(d_model))
+        """And v before it is mixed; with first tokens q, k, v and what is read are twice as wide."""
+        q, kv = self.n_heads * self.width(d_model), self.kv_width(d_model)
+        mixed, twice = kv if self.value_residual and layer else 0, 2 * q + 2 * kv if self.first(layer) else 0
+        return together([super().keeps(d_model, layer), Kept(0, mixed + twice)])
 
     def state(self, d_model: int, layer: int) -> PerToken:
-        """Keys, and behind their heads those of values."""
-        return PerToken(((2 * (self.n_kv_heads or self.n_heads), self.width(d_model)),), self.layer_window(layer))
+        return replace(super().state(d_model, layer), first=self.first(layer))
 
     def implied(self, d_model: int, n_layers: int) -> Tree:
-        width, seen_whole = self.width(d_model), [self.layer_window(layer) is None for layer in range(n_layers)]
-        every, at = evenly(seen_whole) or (None, None)
-        return {
-            "n_kv_heads": self.n_kv_heads or self.n_heads,
-            "head_dim": width,
-            "scale": self.scale or width**-0.5,
-            "window": None if all(seen_whole) else self.window,
-            "global_every": None if all(seen_whole) else every,
-            "global_at": at,
-        }
-
-
-def evenly(chosen: Sequence[bool]) -> tuple[int, int | None] | None:
-    """Returns the least n so that one in every n is chosen, and its place there (None: the last). None: none is, or not so."""
-    places = [i for i, one in enumerate(chosen) if one]
-    if not places:
-        return None
-    first = places[0]
-    every = places[1] - first if len(places) > 1 else max(first + 1, len(chosen) - first)
-    if places != list(range(first, len(chosen), every)) or first >= every:
-        return None
-    return every, None if first == every - 1 else first
+        found = super().implied(d_model, n_layers)
+        return found | {"keep_first": 0 if found["window"] is None else self.keep_first}
 
 
 class GQA(Attention):
     """Project, norm, rotate, cache, attend, project."""
 
-    def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
-        head_dim, window = cfg.width(d_model), cfg.layer_window(layer)
-        how = Scoring(cfg.scale or 1 / math.sqrt(head_dim), window, cfg.softcap, cfg.dropout)
-        super().__init__(layer, head_dim, how, cfg.n_heads if cfg.gpt_oss_sinks else 0)
+    def __init__(self, cfg: GroupedConfig, norm: NormConfig, d_model: int, layer: int) -> None:
+        head_dim = cfg.width(d_model)
+        super().__init__(layer, head_dim, cfg.scoring(d_model, layer), cfg.n_heads if cfg.gpt_oss_sinks else 0)
         q_width, kv_width = cfg.n_heads * head_dim, cfg.kv_width(d_model)
         self.q = nn.Linear(d_model, q_width, bias=cfg.qkv_bias)
         self.k = nn.Linear(d_model, kv_width, bias=cfg.qkv_bias)
@@ -212,6 +144,42 @@ class GQA(Attention):
             gate = self.gate(x).unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)  # (b, s, h*c or h) -> (b, h, s, c or 1)
             heads = heads * gate.sigmoid()
         return self.joined(heads)
+
+
+class StreamingGQA(GQA):
+    """Keys of the first tokens meet queries of their own, turned no further than to where they stand right before the window.
+
+    As numbering tokens by their place in the cache would have it, which would turn cached keys anew at each step.  Xiao et al. 2023,
+    arXiv:2309.17453, section 3.2.
+    """
+
+    def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
+        super().__init__(cfg, norm, d_model, layer)
+        self.last = cfg.first(layer) + (self.how.window or 0) - 1  # place of a query, counted in what it sees
+
+    def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries twice, side by side: for keys in the window, and for the first."""
+        q, (k, v) = self.queries(x), self.keys_values(x)
+        near = ctx.mask.once(("angles", self.last), lambda: ctx.position.angles(ctx.positions.clamp(max=self.last)))
+        turned = [ctx.position.rotate(q, angles, self.layer) for angles in (ctx.angles, near)]
+        return torch.cat(turned, -1), ctx.position.rotate(k, ctx.angles, self.layer), v
+
+    def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
+        """Each key meets one half of a query. Values are widened for fused kernels, which want them so."""
+        first = mask.held.here(self.is_first(mask.k_positions))[:, None, :, None]  # (b, k) -> (b, 1, k, 1)
+        halves = torch.cat([k.masked_fill(first, 0.0), k.masked_fill(~first, 0.0)], -1)  # (b, g, k, c) -> (b, g, k, 2c)
+        return super().weighted(q, halves, F.pad(v, (0, self.head_dim)), mask, position)[..., : self.head_dim]
+
+    def bias(self, mask: Mask, position: Position | None) -> Tensor | None:
+        far = super().bias(mask, position)
+        if position is None or far is None:
+            return None
+        near = mask.once(("bias", self.last), lambda: position.bias(mask.q_positions.clamp(max=self.last), mask.k_positions))
+        return far if near is None else torch.where(self.is_first(mask.k_positions)[:, None, None], near, far)
+
+    def is_first(self, positions: Tensor) -> Tensor:
+        """Whether keys at these places are seen from behind the window."""
+        return positions < self.how.first
 
 
 class FirstGQA(GQA):

@@ -14,7 +14,8 @@ T = TypeVar("T")
 
 @dataclass
 class Mask:
-    """A query sees a key of its own document, not hidden (position >= 0), not later if causal, and less than `window` tokens away.
+    """A query sees a key of its own document, not hidden (position >= 0), not later if causal, and less than `window` tokens away, or one
+    of the `first` of its document, however far.
 
     Positions are (b, q) and (b, k); b may be 1. `square` says that both are 0..s-1 in one document, the case that kernels know.
     `k_prefix` (b, k) marks keys that may be seen from before too (prefix LM); `explicit` (b, 1 or h, q, k) hides more where False.
@@ -51,20 +52,20 @@ class Mask:
             return None
         return "causal" if self.causal else "full"
 
-    def allowed(self, window: int | None) -> Tensor:
+    def allowed(self, window: int | None, first: int = 0) -> Tensor:
         """True where the query may see the key, (b, 1 or h, q, k); built once per window."""
-        return self.once(("allowed", window), lambda: self._build(window))
+        return self.once(("allowed", window, first), lambda: self._build(window, first))
 
-    def additive(self, window: int | None, dtype: torch.dtype) -> Tensor:
+    def additive(self, window: int | None, dtype: torch.dtype, first: int = 0) -> Tensor:
         """`allowed` as what is added to scores, 0 or -inf: kernels would make it of booleans anew in each layer."""
-        allowed = self.allowed(window)
-        return self.once(("additive", window, dtype), lambda: torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, float("-inf")))
+        allowed, key = self.allowed(window, first), ("additive", window, first, dtype)
+        return self.once(key, lambda: torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, float("-inf")))
 
-    def blind(self, window: int | None) -> Tensor | None:
+    def blind(self, window: int | None, first: int = 0) -> Tensor | None:
         """True where a query sees no key, (b, 1 or h, q, 1); None where each sees itself."""
         if not self.padded and self.explicit is None:
             return None
-        return self.once(("blind", window), lambda: ~self.allowed(window).any(-1, keepdim=True))
+        return self.once(("blind", window, first), lambda: ~self.allowed(window, first).any(-1, keepdim=True))
 
     def once(self, key: Hashable, build: Callable[[], T]) -> T:
         """What `build` returns, kept for the layers to come: a backend's own form of this mask, or a bias."""
@@ -73,7 +74,7 @@ class Mask:
         found: T = self._built[key]
         return found
 
-    def _build(self, window: int | None) -> Tensor:
+    def _build(self, window: int | None, first: int) -> Tensor:
         q, k = self.q_positions.unsqueeze(-1), self.k_positions.unsqueeze(-2)  # (b, q) -> (b, q, 1), (b, k) -> (b, 1, k)
         seen = (k >= 0) & (q >= 0)
         if self.causal:
@@ -81,7 +82,8 @@ class Mask:
             seen = seen & (earlier if self.k_prefix is None else earlier | self.k_prefix.unsqueeze(-2))
         for limit in (window, self.horizon):
             if limit is not None:
-                seen = seen & ((q - k).abs() < limit)
+                near = (q - k).abs() < limit
+                seen = seen & (near | (k < first) if first else near)
         if self.q_documents is not None and self.k_documents is not None:
             seen = seen & (self.q_documents.unsqueeze(-1) == self.k_documents.unsqueeze(-2))
         seen = seen.unsqueeze(1)  # (b, q, k) -> (b, 1, q, k)

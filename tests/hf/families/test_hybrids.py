@@ -1,4 +1,4 @@
-"""LFM2, Granite 4 and Bamba: most layers without attention."""
+"""LFM2, Granite 4, Bamba and Mamba-2: most layers without attention, or all of them."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,10 @@ transformers = pytest.importorskip("transformers")
 from lm.errors import ConfigError  # noqa: E402
 from lm.hf.families.bamba import FAMILY as BAMBA_FAMILY  # noqa: E402
 from lm.hf.families.granite_hybrid import FAMILY  # noqa: E402
+from lm.hf.io.family import families  # noqa: E402
+from lm.hf.io.writing import family_for  # noqa: E402
 from lm.hf.options.keys import unheard  # noqa: E402
+from lm.nn.mixers.gqa import GQAConfig  # noqa: E402
 from lm.nn.mixers.mamba2 import Mamba2Config  # noqa: E402
 from tests.hf.harness import VOCAB, cases, verify  # noqa: E402
 
@@ -44,6 +47,12 @@ BAMBA: dict[str, dict[str, Any]] = {
     },
     "attention alone": {"attn_layer_indices": [0, 1, 2, 3]},
 }  # fmt: skip
+MAMBA2: dict[str, dict[str, Any]] = {
+    "one group, tied": {"tie_word_embeddings": True, "n_groups": 1},
+    "groups, other widths, no bias of the convolution": {
+        "num_heads": 6, "head_dim": 24, "expand": 3, "n_groups": 3, "conv_kernel": 3, "use_conv_bias": False, "layer_norm_epsilon": 1e-3,
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", cases(LFM2))
@@ -67,6 +76,34 @@ def test_bamba(case: str, tmp_path: Path) -> None:
         "intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_state": 6, "mamba_chunk_size": 8, "attn_layer_indices": [2],
     }  # fmt: skip
     verify(transformers.BambaForCausalLM(transformers.BambaConfig(**sizes | BAMBA[case])), tmp_path)
+
+
+@pytest.mark.parametrize("case", cases(MAMBA2, quick=0))
+def test_mamba2(case: str, tmp_path: Path) -> None:
+    sizes = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 4, "num_heads": 4, "head_dim": 24, "n_groups": 2}
+    sizes |= {"state_size": 6, "chunk_size": 8} | MAMBA2[case]
+    found = verify(transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**sizes)), tmp_path)
+    trained = found.config.replace(attention=GQAConfig(n_heads=4))  # of which no layer has any
+    assert family_for(trained).name == "mamba2"
+
+
+def test_a_mamba2_of_published_sizes_is_understood() -> None:
+    """The 130M, and what it may not say otherwise."""
+    there = {
+        "architectures": ["Mamba2ForCausalLM"], "bos_token_id": 0, "chunk_size": 256, "conv_kernel": 4, "eos_token_id": 0, "expand": 2,
+        "head_dim": 64, "hidden_act": "silu", "hidden_size": 768, "initializer_range": 0.1, "layer_norm_epsilon": 1e-05,
+        "model_type": "mamba2", "n_groups": 1, "norm_before_gate": True, "num_heads": 24, "num_hidden_layers": 24, "pad_token_id": 0,
+        "rescale_prenorm_residual": False, "residual_in_fp32": True, "rms_norm": True, "state_size": 128, "tie_word_embeddings": True,
+        "time_step_floor": 0.0001, "time_step_limit": [0.0, float("inf")], "time_step_max": 0.1, "time_step_min": 0.001,
+        "time_step_rank": 48, "use_bias": False, "use_cache": True, "use_conv_bias": True, "vocab_size": 50288,
+    }  # fmt: skip
+    family = families()["mamba2"]
+    cfg = family.config(there)
+    assert unheard("config.json", there, family, cfg) == [] and family.homeless(cfg) == []
+    with pytest.raises(ConfigError, match="24 heads of head_dim=32 must be as wide as expand=2 times hidden_size=768"):
+        family.config({**there, "head_dim": 32})
+    with pytest.raises(ConfigError, match=r"time_step_limit=\[0.0, 0.5\] limits what no option of lm does"):
+        family.config({**there, "time_step_limit": [0.0, 0.5]})
 
 
 def test_a_bamba_of_published_sizes_is_understood() -> None:

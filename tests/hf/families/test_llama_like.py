@@ -1,4 +1,4 @@
-"""Families that differ from Llama in one thing or two: Arcee, ERNIE 4.5 and Seed-OSS."""
+"""Families that differ from Llama in one thing or two: Arcee, DiffLlama, ERNIE 4.5 and Seed-OSS."""
 
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("Arcee", {}),
     "arcee, biases, another activation, tied": (
         "Arcee", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu", "tie_word_embeddings": True, "head_dim": 10},
+    ),
+    "diffllama": ("DiffLlama", {}),
+    "diffllama, biases, another width of heads, tied": (
+        "DiffLlama",
+        {"attention_bias": True, "head_dim": 10, "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True},
     ),
     "ernie, tied": ("Ernie4_5", {"head_dim": 10}),
     "ernie, untied, biases, another width of heads": (

@@ -74,6 +74,7 @@ RAGGED = [
     {},
     {"attention": {"n_heads": 4, "window": 6, "global_every": 2}},
     {"attention": {"n_heads": 4, "window": 3}},
+    {"attention": {"n_heads": 4, "window": 3, "keep_first": 2}},
     {"recurrent": CONV, "pattern": ["recurrent", "attention"]},
     {"attention": MLA},
 ]
@@ -105,7 +106,7 @@ def test_rows_that_forget_and_go_on_each_by_its_own_number_are_as_whole_rows(cha
 
 @torch.no_grad()
 def test_rows_of_several_caches_go_on_in_one() -> None:
-    for changes in ({"attention": ATTENTIONS[4]}, {"attention": ATTENTIONS[-1]}, MIXING[1]):
+    for changes in ({"attention": ATTENTIONS[4]}, *({"attention": each} for each in ATTENTIONS[10:12]), MIXING[1]):
         model, ids = redrawn(config(**changes)), tokens(3, 30)
         caches = []
         for rows, n in ((ids[:2], 20), (ids[2:], 9)):

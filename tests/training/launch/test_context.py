@@ -32,6 +32,8 @@ MODELS: dict[str, Tree] = {
         "attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "window": 5, "global_every": 2, "gpt_oss_sinks": True}
     },
     "six heads over three, soft-cap": {"attention": {"kind": "gqa", "n_heads": 12, "n_kv_heads": 3, "head_dim": 8, "softcap": 5.0}},
+    "first tokens": {"attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "window": 4, "keep_first": 2}},
+    "differences": {"attention": {"kind": "differential", "n_heads": 8, "n_kv_heads": 2}},
     "latents": {"attention": {"kind": "mla", "n_heads": 4, "kv_rank": 8, "nope_dim": 8, "rope_dim": 4, "v_dim": 6}},
     "learned positions": {"position": {"kind": "learned"}},
     "sinusoidal positions": {"position": {"kind": "sinusoidal"}},

@@ -1,0 +1,31 @@
+"""DiffLlama, Llama with differential attention.  Ye et al. 2024, arXiv:2410.05258."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from lm.hf.families.llama import Llama
+from lm.hf.io.family import Pair, same
+from lm.schema import Tree
+
+
+class DiffLlama(Llama):
+    """Llama whose pairs of heads are subtracted, and normed without a weight."""
+
+    name = "diffllama"
+    architecture = "DiffLlamaForCausalLM"
+    fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
+        **{ours: theirs for ours, theirs in Llama.fields.items() if ours not in ("attention.dropout", "ffn.bias")},
+        "norm.eps": ("rms_norm_eps", 1e-5),
+        "attention.eps": ("rms_norm_eps", 1e-5),
+    }
+    further: ClassVar[tuple[str, ...]] = ("lambda_std_dev",)
+    fixed: ClassVar[Tree] = {**Llama.fixed, "attention.kind": "differential"}
+    fixed_there: ClassVar[Tree] = {"attention_dropout": 0.0}
+
+    def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
+        yield from super().block(here, there, ours)
+        for name in ("q1", "k1", "q2", "k2"):
+            yield same(f"{here}.attention.lambda_{name}", f"{there}.self_attn.lambda_{name}")
+
+
+FAMILY = DiffLlama()

@@ -1,0 +1,33 @@
+"""Layers without a feed-forward."""
+
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from lm.nn.cost.kept import Kept
+from lm.nn.ffn.base import FFNConfig
+from lm.nn.norm import Sublayer
+
+
+class NoFFNConfig(FFNConfig):
+    """A layer is its mixer alone, as in Mamba (Gu & Dao 2023, arXiv:2312.00752, section 3.4)."""
+
+    sublayers: ClassVar[int] = 0
+
+    kind: Literal["none"] = "none"
+
+    def build(self, d_model: int, layer: int) -> nn.Module:
+        return nn.Identity()
+
+    def connected(self, residual: nn.Module) -> nn.Module:
+        return Past()
+
+    def keeps(self, d_model: int, layer: int) -> Kept:
+        return Kept(0, 0)
+
+
+class Past(nn.Module):
+    """x: where a residual connection would be, there is none."""
+
+    def forward(self, x: Tensor, sublayer: Sublayer) -> Tensor:
+        return x

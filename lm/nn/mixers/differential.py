@@ -1,0 +1,78 @@
+"""Differential attention: what half of the heads weigh is taken off what the others do.  Ye et al. 2024, arXiv:2410.05258."""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.nn.cost.kept import Kept, together
+from lm.nn.init import Draw, Start
+from lm.nn.mixers.base import Mixer
+from lm.nn.mixers.gqa import GQA
+from lm.nn.mixers.grouped import GroupedConfig
+from lm.nn.mixers.mask import Mask
+from lm.nn.norm import NormConfig
+from lm.nn.position.base import Position
+
+
+class DifferentialConfig(GroupedConfig):
+    """norm((softmax(q1 k1) - share softmax(q2 k2)) v), with a learned share of each layer; two heads are one of twice the width."""
+
+    kind: Literal["differential"] = "differential"
+    eps: float = Field(1e-6, ge=1e-30)
+    """Added to the mean square in the norm of what is read."""
+
+    @model_validator(mode="after")
+    def _heads_pair(self) -> Self:
+        if (self.n_kv_heads or self.n_heads) % 2:
+            n = f"n_heads={self.n_heads}" if self.n_kv_heads is None else f"n_kv_heads={self.n_kv_heads}"
+            raise ValueError(f"{n} is odd, and attention=differential takes half of the heads off the others. Use an even number.")
+        return self
+
+    def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
+        return Differential(self, norm, d_model, layer)
+
+    def flops(self, d_model: int, layer: int, seq_len: int) -> int:
+        """Values are twice as wide; that scores are computed again for each half of them does not count."""
+        return super().flops(d_model, layer, seq_len) * 3 // 2
+
+    def keeps(self, d_model: int, layer: int) -> Kept:
+        """And each half of the values twice, what is read of them and what is joined of it, the difference and its norm."""
+        q = self.n_heads * self.width(d_model)
+        return together([super().keeps(d_model, layer), Kept(0, self.kv_width(d_model) + 5 * q)])
+
+
+def tenth(shape: torch.Size, start: Start) -> Tensor:
+    """N(0, 0.1^2)."""
+    return start.normal(shape, 0.1)
+
+
+class Differential(GQA):
+    """Heads i and h/2 + i of the queries are a pair, and so are those of the values, which both of them read.
+
+    As in transformers' DiffLlama the norm has no weight. Of the paper's share, exp(q1 k1) - exp(q2 k2) + start, start grows with depth.
+    """
+
+    drawn: ClassVar[Mapping[str, Draw]] = {**GQA.drawn, **{f"lambda_{name}": tenth for name in ("q1", "k1", "q2", "k2")}}
+
+    def __init__(self, cfg: DifferentialConfig, norm: NormConfig, d_model: int, layer: int) -> None:
+        super().__init__(cfg, norm, d_model, layer)
+        self.eps, self.start = cfg.eps, 0.8 - 0.6 * math.exp(-0.3 * layer)
+        self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = (nn.Parameter(torch.empty(self.head_dim)) for _ in range(4))
+
+    def share(self) -> Tensor:
+        """Returns what the second half of the heads is multiplied by, a float32 number.  Section 2.1, eq. 2."""
+        first, second = self.lambda_q1.float() * self.lambda_k1.float(), self.lambda_q2.float() * self.lambda_k2.float()
+        return first.sum().exp() - second.sum().exp() + self.start
+
+    def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
+        """Fused kernels want values as wide as keys, so that each half of theirs is read by itself."""
+        halves = (half.repeat(1, 2, 1, 1) for half in v.chunk(2, 1))  # (b, g, k, c) -> twice (b, g/2, k, c) -> (b, g, k, c)
+        read = torch.cat([super(Differential, self).weighted(q, k, half, mask, position) for half in halves], -1)
+        more, less = read.chunk(2, 1)  # (b, h, s, 2c) -> twice (b, h/2, s, 2c)
+        told = F.rms_norm(more - self.share().to(v.dtype) * less, (2 * self.head_dim,), eps=self.eps) * (1 - self.start)
+        return told.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)  # (b, h/2, s, 2c) -> (b, h, s, c), a pair side by side

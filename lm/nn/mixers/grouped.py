@@ -1,0 +1,130 @@
+"""What kinds of attention have in common whose heads of queries share those of keys and values, and that may look through a window."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from lm.nn.cost.kept import Kept
+from lm.nn.mixers.attend import Scoring
+from lm.nn.mixers.base import AttentionConfig
+from lm.nn.mixers.cache import PerToken
+from lm.nn.mixers.ulysses import repeats
+from lm.nn.position.base import PositionConfig
+from lm.schema import MOST, Tree
+
+
+class GroupedConfig(AttentionConfig):
+    """What such kinds are configured by."""
+
+    by_heads: ClassVar[bool] = True
+
+    n_kv_heads: int | None = Field(None, gt=0, le=MOST)
+    """Number of key and value heads; divides n_heads. null: n_heads."""
+    head_dim: int | None = Field(None, gt=0, le=MOST)
+    """Width of one head. null: d_model / n_heads."""
+    qkv_bias: bool = False
+    """Bias on the query, key and value projections."""
+    out_bias: bool = False
+    """Bias on the output projection."""
+    qk_norm: Literal["none", "head", "full"] = "none"
+    """Normalise queries and keys: per head (Qwen3) or over the full width (OLMo 2), before rotation."""
+    window: int | None = Field(None, gt=0)
+    """A token sees itself and the window-1 tokens before it. null: all."""
+    global_every: int | None = Field(None, gt=0)
+    """Every n-th layer ignores the window (layer n-1, 2n-1, ...). null: none does."""
+    global_at: int | None = Field(None, ge=0)
+    """Which of every n layers that is, counted from 0 (ModernBERT: 0). null: the last."""
+    softcap: float | None = Field(None, gt=0)
+    """Scores become softcap * tanh(score / softcap) (Gemma 2). null: off."""
+    scale: float | None = Field(None, gt=0)
+    """Factor on the scores. null: 1 / sqrt(head_dim)."""
+    out_gate: Literal["none", "head", "element"] = "none"
+    """What is read is multiplied by the sigmoid of a projection of the layer's input: a number per head, or one per element (Qwen3-Next;
+    Qiu et al. 2025, arXiv:2505.06708)."""
+    gpt_oss_sinks: bool = False
+    """gpt-oss: a learned score per head that takes its part of each softmax and has no value."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
+            divisors = ", ".join(str(n) for n in range(1, self.n_heads + 1) if self.n_heads % n == 0)
+            raise ValueError(f"n_heads={self.n_heads} is not a multiple of n_kv_heads={self.n_kv_heads}. Choose one of {divisors}.")
+        if self.global_every is not None and self.window is None:
+            raise ValueError(f"global_every={self.global_every} has no effect without a window. Set window, or drop global_every.")
+        if self.global_at is not None and self.global_at >= (self.global_every or 0):
+            raise ValueError(f"global_at={self.global_at} is none of global_every={self.global_every} layers. Lower it, or drop it.")
+        return self
+
+    def width(self, d_model: int) -> int:
+        """Width of one head."""
+        return self.head_dim or d_model // self.n_heads
+
+    def kv_width(self, d_model: int) -> int:
+        """Returns the width of all keys, which is that of all values."""
+        return (self.n_kv_heads or self.n_heads) * self.width(d_model)
+
+    def gate_width(self, d_model: int) -> int:
+        """Returns the numbers that the heads are multiplied by; 0 without a gate."""
+        return {"none": 0, "head": self.n_heads, "element": self.n_heads * self.width(d_model)}[self.out_gate]
+
+    def rotary_width(self, d_model: int) -> int:
+        return self.width(d_model)
+
+    def require(self, d_model: int, position: PositionConfig) -> None:
+        if self.head_dim is None and d_model % self.n_heads:
+            raise ValueError(f"d_model={d_model} is not a multiple of n_heads={self.n_heads}. Change one, or set head_dim.")
+
+    def layer_window(self, layer: int) -> int | None:
+        if self.global_every is None:
+            return self.window
+        at = self.global_every - 1 if self.global_at is None else self.global_at
+        return None if layer % self.global_every == at else self.window
+
+    def scoring(self, d_model: int, layer: int) -> Scoring:
+        """Returns how scores become weights in this layer."""
+        return Scoring(self.scale or 1 / math.sqrt(self.width(d_model)), self.layer_window(layer), self.softcap)
+
+    def flops(self, d_model: int, layer: int, seq_len: int) -> int:
+        """Of scores and weighted values."""
+        return 4 * self.n_heads * self.width(d_model) * min(seq_len, self.layer_window(layer) or seq_len)
+
+    def keeps(self, d_model: int, layer: int) -> Kept:
+        """q, k, v and the weighted values; q and k once more before a norm of theirs; a gate, and what it gives."""
+        q, kv, gate = self.n_heads * self.width(d_model), self.kv_width(d_model), self.gate_width(d_model)
+        normed, gated = q + kv if self.qk_norm != "none" else 0, q + 2 * gate if gate else 0
+        return Kept(0, 2 * q + 2 * kv + normed + gated, 0, 2 * d_model)
+
+    def exchanges(self, d_model: int, n: int) -> Kept:
+        """What was read, on both sides of its way back; and copies of keys and values."""
+        copies = repeats(self.n_kv_heads or self.n_heads, n) - 1
+        return Kept(0, self.n_heads * self.width(d_model) + 2 * copies * self.kv_width(d_model))
+
+    def state(self, d_model: int, layer: int) -> PerToken:
+        """Keys, and behind their heads those of values."""
+        return PerToken(((2 * (self.n_kv_heads or self.n_heads), self.width(d_model)),), self.layer_window(layer))
+
+    def implied(self, d_model: int, n_layers: int) -> Tree:
+        width, seen_whole = self.width(d_model), [self.layer_window(layer) is None for layer in range(n_layers)]
+        every, at = evenly(seen_whole) or (None, None)
+        return {
+            "n_kv_heads": self.n_kv_heads or self.n_heads,
+            "head_dim": width,
+            "scale": self.scale or width**-0.5,
+            "window": None if all(seen_whole) else self.window,
+            "global_every": None if all(seen_whole) else every,
+            "global_at": at,
+        }
+
+
+def evenly(chosen: Sequence[bool]) -> tuple[int, int | None] | None:
+    """Returns the least n so that one in every n is chosen, and its place there (None: the last). None: none is, or not so."""
+    places = [i for i, one in enumerate(chosen) if one]
+    if not places:
+        return None
+    first = places[0]
+    every = places[1] - first if len(places) > 1 else max(first + 1, len(chosen) - first)
+    if places != list(range(first, len(chosen), every)) or first >= every:
+        return None
+    return every, None if first == every - 1 else first

@@ -1,6 +1,7 @@
 """Granite 4, dense: Mamba-2 in most layers, attention in the others.  IBM 2025, "Granite 4.0 Language Models"."""
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any, ClassVar
 
 from lm.errors import ConfigError
@@ -12,6 +13,14 @@ from lm.hf.options.rope import ROPE_KEYS, read_rope, write_rope
 from lm.schema import Tree
 
 MAMBA = ("linear_attention", "mamba")  # in transformers 5, and in published files
+UNLIMITED = ([0.0, inf], [0.0, {"__float__": "Infinity"}])
+"""Steps of any size, in published files and as transformers 5 writes it."""
+
+
+def require_free_steps(hf: Tree) -> None:
+    """Raises ConfigError for a mixer whose steps have limits."""
+    if (limit := hf.get("time_step_limit") or UNLIMITED[0]) not in UNLIMITED:
+        raise ConfigError(f"config.json: time_step_limit={limit} limits what no option of lm does. Import another model.")
 
 
 class GraniteHybrid(Granite):
@@ -52,6 +61,7 @@ class GraniteHybrid(Granite):
         """The mixer of layers that do not attend."""
         if (act := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
             raise ConfigError(f"config.json: hidden_act={act!r} is of the convolutions too, which are silu's in lm. Import another model.")
+        require_free_steps(hf)
         heads, width = hf.get("mamba_n_heads", 128), hf["hidden_size"]
         head = hf.get("mamba_d_head", "auto")
         inner = hf.get("mamba_expand", 2) * width

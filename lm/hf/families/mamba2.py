@@ -1,16 +1,13 @@
 """Mamba-2, without attention and without feed-forwards.  Dao & Gu 2024, arXiv:2405.21060."""
 
 from collections.abc import Iterator
-from math import inf
 from typing import Any, ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.granite_hybrid import FAMILY as GRANITE
+from lm.hf.families.granite_hybrid import require_free_steps
 from lm.hf.io.family import Family, Pair, module, same
 from lm.schema import Tree
-
-UNLIMITED = ([0.0, inf], [0.0, {"__float__": "Infinity"}])
-"""Steps of any size, in published files and as transformers 5 writes it."""
 
 
 class Mamba2(Family):
@@ -55,8 +52,7 @@ class Mamba2(Family):
         expand, heads, head, d = hf.get("expand", 2), hf.get("num_heads", 128), hf.get("head_dim", 64), hf["hidden_size"]
         if heads * head != expand * d:
             raise ConfigError(f"config.json: {heads} heads of head_dim={head} must be as wide as expand={expand} times hidden_size={d}.")
-        if (limit := hf.get("time_step_limit") or UNLIMITED[0]) not in UNLIMITED:
-            raise ConfigError(f"config.json: time_step_limit={limit} limits what no option of lm does. Import another model.")
+        require_free_steps(hf)
         return {"attention.kind": "gqa", "attention.n_heads": 1}
 
     def write(self, ours: Tree) -> Tree:

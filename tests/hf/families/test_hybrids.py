@@ -102,8 +102,14 @@ def test_a_mamba2_of_published_sizes_is_understood() -> None:
     assert unheard("config.json", there, family, cfg) == [] and family.homeless(cfg) == []
     with pytest.raises(ConfigError, match="24 heads of head_dim=32 must be as wide as expand=2 times hidden_size=768"):
         family.config({**there, "head_dim": 32})
+
+
+@pytest.mark.parametrize("config", [transformers.Mamba2Config, transformers.BambaConfig, transformers.GraniteMoeHybridConfig])
+def test_steps_that_have_limits_are_refused(config: Any) -> None:
+    """Seen to fail: Bamba and Granite came in as if they had none, and answered otherwise."""
+    there = config(num_local_experts=0, time_step_limit=[0.0, 0.5]).to_dict()
     with pytest.raises(ConfigError, match=r"time_step_limit=\[0.0, 0.5\] limits what no option of lm does"):
-        family.config({**there, "time_step_limit": [0.0, 0.5]})
+        families()[there["model_type"]].config(there)
 
 
 def test_a_bamba_of_published_sizes_is_understood() -> None:

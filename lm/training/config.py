@@ -184,7 +184,7 @@ class Sized(Config):
             states=self.optim.state_bytes(2 if trainer.precision == "bf16-true" else 4),
             checkpoint_every=trainer.checkpoint_blocks or 0,
             stage=self.strategy.stage,
-            world=self.launch.world,
+            world=self.strategy.sharing(self.launch.world),
             context=self.launch.context,
         )
 

@@ -36,6 +36,10 @@ class StrategyConfig(Slot, group="strategy"):
     def build(self, cfg: "TrainConfig") -> "Single":
         """Returns the engine; raises ConfigError where it is not installed."""
 
+    def sharing(self, world: int) -> int:
+        """Returns how many ranks share the slices of one copy."""
+        return world
+
     def refused(self, cfg: "Sized") -> str | None:
         """Returns what in this config the engine cannot do, with the remedy; None where there is nothing."""
         if cfg.optim.whole_matrices and self.slices_matrices and not (cfg.optim.gathers and self.tells_slices):
@@ -81,11 +85,21 @@ class FSDPConfig(StrategyConfig):
     tells_slices: ClassVar[bool] = True
 
     kind: Literal["fsdp"] = "fsdp"
+    shard: int | None = Field(None, gt=1)
+    """Ranks that hold one copy of the weights in slices; others hold further copies, and gradients are summed between them. null: all."""
 
     def build(self, cfg: "TrainConfig") -> "Single":
         from lm.training.strategies.fsdp import FSDP
 
-        return FSDP(cfg.launch.world)
+        return FSDP(cfg.launch, self.sharing(cfg.launch.world))
+
+    def sharing(self, world: int) -> int:
+        return self.shard or world
+
+    def refused(self, cfg: "Sized") -> str | None:
+        if (world := cfg.launch.world) % self.sharing(world):
+            return f"shard={self.shard} ranks hold a copy of the weights, and launch asks for {world}, no multiple. Choose a divisor of it."
+        return super().refused(cfg)
 
 
 class ZeroConfig(StrategyConfig):

@@ -42,6 +42,7 @@ class Job:
     options: Tree = field(default_factory=dict)  # of train_steps
     adapter: Tree | None = None
     context: int = 1  # ranks that hold a row
+    strategy: Tree = field(default_factory=dict)  # options
     rounded: bool = False  # in bf16, where gradients are rounded in other places: losses and weights are close, norms are not
 
     def config(self) -> TrainConfig:
@@ -103,7 +104,20 @@ QUARTERS = {
     "quarters": Job(SGD, 3, model=FOUR_HEADS, context=4),
     "quarters, experts, adamw": Job(SLOW_ADAMW, 2, model=FOUR_HEADS | MOE, context=4),
 }
-ALL = JOBS | COMPILED | HALVES | QUARTERS
+COPIES = {  # of four ranks, or of six
+    "copies, sgd": Job(SGD, 3, strategy={"shard": 2}),
+    "copies, experts, muon": Job(MUON, 3, model=MOE, strategy={"shard": 2}),
+    "copies, poisoned": Job(SLOW_ADAMW, 1, poisoned=True, strategy={"shard": 2}),
+    "copies, an adapter, all blocks again": Job(
+        SLOW_ADAMW, 3, adapter={"kind": "lora", "rank": 4}, options={"checkpoint_blocks": 1}, strategy={"shard": 2}
+    ),
+    "copies, experts, halves": Job(SLOW_ADAMW, 3, model=MOE, context=2, strategy={"shard": 2}),
+    "copies, compiled": Job(SGD, 3, options={"compile": True}, strategy={"shard": 2}),
+}
+UNEVEN_COPIES = {
+    f"{name}, uneven": replace(COPIES[name], accumulation=2, strategy={"shard": 3}) for name in ("copies, sgd", "copies, experts, muon")
+}
+ALL = JOBS | COMPILED | HALVES | QUARTERS | COPIES | UNEVEN_COPIES
 ZERO = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
 REFUSING = ZERO[2:]  # what works on matrices
 
@@ -116,10 +130,11 @@ class Poisoned(TrainModule):
         return loss * float("nan") if self.step == POISONED_STEP and self.global_rank == 1 else loss
 
 
-def spread(cfg: TrainConfig, kind: str, world: int, context: int) -> TrainConfig:
+def spread(job: Job, kind: str, world: int) -> TrainConfig:
     """Under ZeRO-3 even the smallest weights are split."""
-    threshold = {"persistence_threshold": 0} if kind.startswith("zero3") else {}
-    return from_tree(TrainConfig, {**cfg.tree(), "strategy": {"kind": kind, **threshold}, "launch": {"devices": world, "context": context}})
+    options = job.strategy | ({"persistence_threshold": 0} if kind.startswith("zero3") else {})
+    launched = {"devices": world, "context": job.context}
+    return from_tree(TrainConfig, {**job.config().tree(), "strategy": {"kind": kind, **options}, "launch": launched})
 
 
 def process(kind: str, out: Path, names: list[str]) -> None:
@@ -129,7 +144,7 @@ def process(kind: str, out: Path, names: list[str]) -> None:
         job = ALL[name]
         if job.optim is MUON and kind in REFUSING:
             continue
-        record, weights = job.run(spread(job.config(), kind, world, job.context), rank, world)
+        record, weights = job.run(spread(job, kind, world), rank, world)
         if rank == 0:
             (out / f"{name}.json").write_text(json.dumps(record))
             save_file(weights, out / f"{name}.safetensors")
@@ -156,6 +171,8 @@ def alone(name: str) -> tuple[Record, dict[str, torch.Tensor]]:
             pytest.param(kind, HALVES | QUARTERS, 4, marks=pytest.mark.slow, id=f"{kind}, rows in slices, four")
             for kind in ("ddp", "fsdp", "zero2")
         ),
+        pytest.param("fsdp", COPIES, 4, marks=pytest.mark.slow, id="fsdp, copies, four"),
+        pytest.param("fsdp", UNEVEN_COPIES, 6, marks=pytest.mark.slow, id="fsdp, copies, six"),
         # a compiler runs; ZeRO-3 refuses to compile
         *(pytest.param(kind, COMPILED, 2, marks=pytest.mark.slow, id=f"{kind}, compiled") for kind in ("ddp", "fsdp", "zero1", "zero2")),
     ],

@@ -15,6 +15,7 @@ from lm.nn.linear import Out
 from lm.nn.mixers.attend import Scoring
 from lm.nn.mixers.base import Attention, AttentionConfig, Mixer
 from lm.nn.mixers.cache import PerToken
+from lm.nn.mixers.columns import Divisible
 from lm.nn.mixers.ulysses import repeats
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import PositionConfig
@@ -121,6 +122,18 @@ class GQAConfig(AttentionConfig):
         mixed = kv if self.value_residual and layer else 0
         return Kept(0, 2 * q + 2 * kv + normed + mixed + gated, 0, 2 * d_model)
 
+    def undivided(self, n: int) -> str | None:
+        for name, heads in (("n_heads", self.n_heads), ("n_kv_heads", self.n_kv_heads or self.n_heads)):
+            if heads % n:
+                return f"model.attention.{name}={heads} is not a multiple of it, and each rank has as many. Choose a divisor"
+        if self.qk_norm == "full":
+            return "model.attention.qk_norm=full is of all heads, of which a rank has some. Use qk_norm=head or none"
+        return None
+
+    def divided(self, d_model: int, n: int) -> "GQAConfig":
+        heads, width = self.n_kv_heads or self.n_heads, self.width(d_model)
+        return self.replace(n_heads=self.n_heads // n, n_kv_heads=heads // n, head_dim=width)
+
     def exchanges(self, d_model: int, n: int) -> Kept:
         """What was read, on both sides of its way back; and copies of keys and values."""
         copies = repeats(self.n_kv_heads or self.n_heads, n) - 1
@@ -155,8 +168,10 @@ def evenly(chosen: Sequence[bool]) -> tuple[int, int | None] | None:
     return every, None if first == every - 1 else first
 
 
-class GQA(Attention):
+class GQA(Attention, Divisible):
     """Project, norm, rotate, cache, attend, project."""
+
+    cut: ClassVar[Mapping[str, int]] = {**Divisible.cut_by(("q", "k", "v", "gate"), "o"), "sinks": 0}
 
     def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
         head_dim, window = cfg.width(d_model), cfg.layer_window(layer)

@@ -47,6 +47,10 @@ class StrategyConfig(Slot, group="strategy"):
             return f"optim={kind} works on whole matrices, and this strategy cuts them into slices. Use optim=adamw, or strategy={others}."
         return None
 
+    def undivided(self, cfg: "Sized") -> str | None:
+        """Returns why ranks cannot compute with slices of matrices in this config, with the remedy; None where they can."""
+        return f"strategy={self.kind} knows whole matrices only. Use strategy=fsdp"
+
 
 class SingleConfig(StrategyConfig):
     """One process on one device."""
@@ -90,8 +94,9 @@ class FSDPConfig(StrategyConfig):
 
     def build(self, cfg: "TrainConfig") -> "Single":
         from lm.training.strategies.fsdp import FSDP
+        from lm.training.strategies.tensor import DividedFSDP
 
-        return FSDP(cfg.launch, self.sharing(cfg.launch.world))
+        return (DividedFSDP if cfg.launch.tensor > 1 else FSDP)(cfg.launch, self.sharing(cfg.launch.world))
 
     def sharing(self, world: int) -> int:
         return self.shard or world
@@ -100,6 +105,17 @@ class FSDPConfig(StrategyConfig):
         if (world := cfg.launch.world) % self.sharing(world):
             return f"shard={self.shard} ranks hold a copy of the weights, and launch asks for {world}, no multiple. Choose a divisor of it."
         return super().refused(cfg)
+
+    def undivided(self, cfg: "Sized") -> str | None:
+        if self.sharing(cfg.launch.world) % cfg.launch.tensor:
+            return f"strategy.shard={self.shard} is not a multiple of it. Choose one"
+        if cfg.optim.whole_matrices:
+            return f"optim={cfg.optim.kind} works on whole matrices. Use optim=adamw"
+        if cfg.adapter is not None:
+            return f"adapter={cfg.adapter.kind} is trained beside whole matrices. Use launch.context, or leave it out"
+        if cfg.trainer.compile:
+            return "trainer.compile has not been tried with slices of matrices. Leave it out"
+        return cfg.model.undivided(cfg.launch.tensor)
 
 
 class ZeroConfig(StrategyConfig):

@@ -1,5 +1,6 @@
 """torch's FSDP2, through Lightning's ModelParallelStrategy.  Zhao et al. 2023, arXiv:2304.11277."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,7 +44,12 @@ class FSDP(Single):
             data_parallel = mesh_of(mesh.device_type, {"copies": self.copies, "slices": self.n}, self.launch.timeout_s)
         device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
         for part in materialized(model, model.units(), device, fill):
-            fully_shard(part, mesh=data_parallel, ignored_params=set(model.steered().values()) & set(part.parameters()))
+            placed, steered = self._placed(part), set(model.steered().values()) & set(part.parameters())
+            fully_shard(part, mesh=data_parallel, ignored_params=steered, shard_placement_fn=placed)
+
+    def _placed(self, part: nn.Module) -> Callable[[nn.Parameter], Any] | None:
+        """Returns what tells of a part's weights where they lie; None: all on the mesh, along their first dimension."""
+        return None
 
     def ready(self, optimizer: Optimizer) -> None:
         """Gathers once: that allocates what later gatherings write into, and what an evaluation allocates no training step may write."""

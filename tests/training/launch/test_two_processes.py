@@ -42,6 +42,7 @@ class Job:
     options: Tree = field(default_factory=dict)  # of train_steps
     adapter: Tree | None = None
     context: int = 1  # ranks that hold a row
+    tensor: int = 1  # ranks that hold a matrix
     strategy: Tree = field(default_factory=dict)  # options
     rounded: bool = False  # in bf16, where gradients are rounded in other places: losses and weights are close, norms are not
 
@@ -50,7 +51,7 @@ class Job:
         return found if self.adapter is None else found.replace(adapter=self.adapter, init_from="drawn as the others")
 
     def run(self, cfg: TrainConfig, rank: int, world: int) -> tuple[Record, dict[str, torch.Tensor]]:
-        n = cfg.launch.context
+        n = cfg.launch.holders
         rows = batches(rank=rank // n, world=world // n, rows=ROWS, steps=STEPS, accumulation=self.accumulation)
         rows = with_sources(rows) if self.model == ENCODER_DECODER else rows
         kind = Poisoned if self.poisoned and world > 1 else TrainModule
@@ -117,7 +118,20 @@ COPIES = {  # of four ranks, or of six
 UNEVEN_COPIES = {
     f"{name}, uneven": replace(COPIES[name], accumulation=2, strategy={"shard": 3}) for name in ("copies, sgd", "copies, experts, muon")
 }
-ALL = JOBS | COMPILED | HALVES | QUARTERS | COPIES | UNEVEN_COPIES
+WIDER: Tree = {"attention": {"kind": "gqa", "n_heads": 8, "n_kv_heads": 4, "head_dim": 8, "qkv_bias": True, "qk_norm": "head"}}
+BIASES: Tree = {"attention": {**WIDER["attention"], "out_bias": True}, "ffn": {"kind": "mlp", "hidden": 40, "bias": True}}
+MATRICES_CUT = {
+    "matrices, sgd": Job(SGD, 2, model=WIDER, tensor=2),
+    "matrices, adamw": Job(SLOW_ADAMW, 3, model=BIASES, tensor=2),
+    "matrices, momentum, every other block again": Job(MOMENTUM, 2, model=WIDER, options={"checkpoint_blocks": 2}, tensor=2),
+    "matrices, bf16": Job(SLOW_ADAMW, 2, model=BIASES, options=BF16, rounded=True, tensor=2),
+    "matrices, poisoned": Job(SLOW_ADAMW, 2, model=WIDER, poisoned=True, tensor=2),
+}
+MATRICES_CUT_IN_FOUR = {
+    "matrices, four": Job(SLOW_ADAMW, 2, model=BIASES, tensor=4),
+    "matrices, copies": Job(SLOW_ADAMW, 2, model=WIDER, tensor=2, strategy={"shard": 2}),
+}
+ALL = JOBS | COMPILED | HALVES | QUARTERS | COPIES | UNEVEN_COPIES | MATRICES_CUT | MATRICES_CUT_IN_FOUR
 ZERO = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
 REFUSING = ZERO[2:]  # what works on matrices
 
@@ -133,7 +147,7 @@ class Poisoned(TrainModule):
 def spread(job: Job, kind: str, world: int) -> TrainConfig:
     """Under ZeRO-3 even the smallest weights are split."""
     options = job.strategy | ({"persistence_threshold": 0} if kind.startswith("zero3") else {})
-    launched = {"devices": world, "context": job.context}
+    launched = {"devices": world, "context": job.context, "tensor": job.tensor}
     return from_tree(TrainConfig, {**job.config().tree(), "strategy": {"kind": kind, **options}, "launch": launched})
 
 
@@ -173,6 +187,8 @@ def alone(name: str) -> tuple[Record, dict[str, torch.Tensor]]:
         ),
         pytest.param("fsdp", COPIES, 4, marks=pytest.mark.slow, id="fsdp, copies, four"),
         pytest.param("fsdp", UNEVEN_COPIES, 6, marks=pytest.mark.slow, id="fsdp, copies, six"),
+        pytest.param("fsdp", MATRICES_CUT, 2, marks=pytest.mark.slow, id="fsdp, matrices in slices"),
+        pytest.param("fsdp", MATRICES_CUT | MATRICES_CUT_IN_FOUR, 4, marks=pytest.mark.slow, id="fsdp, matrices in slices, four"),
         # a compiler runs; ZeRO-3 refuses to compile
         *(pytest.param(kind, COMPILED, 2, marks=pytest.mark.slow, id=f"{kind}, compiled") for kind in ("ddp", "fsdp", "zero1", "zero2")),
     ],

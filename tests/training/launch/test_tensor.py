@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, distributed
 
-from lm.errors import ConfigError, LmError
+from lm.errors import ConfigError
 from lm.nn.mixers.columns import Columns, Divisible
 from lm.nn.transformer import LM, model_config
 from lm.schema import Tree, from_tree
@@ -97,38 +97,35 @@ def test_a_fine_tune_in_slices_of_matrices_validates_and_continues_as_one_proces
     assert written[0] == written[1] and "return" in written[0]
 
 
-PARTS = ranks("fsdp", 4, tensor=2)
-REFUSED: list[tuple[list[str], str]] = [
-    (ranks("ddp", 2, tensor=2), "strategy=ddp knows whole matrices only. Use strategy=fsdp."),
-    ([*PARTS, "optim=muon"], "optim=muon works on whole matrices. Use optim=adamw."),
-    ([*PARTS, "trainer.compile=true"], "trainer.compile has not been tried"),
-    ([*PARTS, "data.seq_len=33"], "data.seq_len=33 is not a multiple of it. Choose one, such as 34."),
-    ([*PARTS, "model.attention.n_kv_heads=1"], "model.attention.n_kv_heads=1 is not a multiple of it, .* Choose a divisor."),
-    (ranks("fsdp", 4, tensor=4), "model.attention.n_heads=2 is not a multiple of it"),
-    ([*PARTS, "model.ffn.hidden=63"], "model.ffn.hidden=63 is not a multiple of it, .* Choose one, such as 64."),
-    ([*PARTS, "model.attention.qk_norm=full"], "model.attention.qk_norm=full is of all heads"),
-    ([*PARTS, "model/attention=mla"], "attention=mla has matrices that no rank can hold a slice of. Use attention=gqa."),
-    ([*PARTS, "objective.scheduled_sampling=0.1"], "objective.scheduled_sampling takes inputs"),
-    (ranks("fsdp", 6, shard=3, tensor=2), "strategy.shard=3 is not a multiple of it"),
+REFUSED: list[tuple[Tree, str]] = [
+    ({"strategy": {"kind": "ddp"}}, r"launch\.tensor=2: strategy=ddp knows whole matrices only\. Use strategy=fsdp\."),
+    ({"strategy": {"kind": "fsdp", "shard": 2}, "launch": {"devices": 4, "tensor": 4}}, r"strategy\.shard=2 is not a multiple of it"),
+    ({"optim": {"kind": "muon"}}, r"launch\.tensor=2: optim=muon works on whole matrices\. Use optim=adamw\."),
+    ({"trainer": {"max_steps": 4, "compile": True}}, r"trainer\.compile has not been tried"),
+    ({"adapter": {"kind": "lora"}, "init_from": "runs/a"}, "adapter=lora is trained beside whole matrices"),
+    ({"objective": {"kind": "causal", "scheduled_sampling": 0.1}}, r"launch\.tensor=2: objective\.scheduled_sampling takes inputs"),
+    ({"launch": {"devices": 4, "tensor": 2, "context": 2}}, r"context=2 and tensor=2 both cut the rows\. Set one of them to 1\."),
+    ({"launch": {"devices": 3, "tensor": 2}}, "tensor=2 ranks hold a row, and devices .* is not a multiple"),
+]
+UNDIVIDED: list[tuple[Tree, str]] = [
+    ({"attention": HEADS | {"n_kv_heads": 1}}, r"model\.attention\.n_kv_heads=1 is not a multiple of it, .* Choose a divisor\."),
+    ({"attention": HEADS | {"n_heads": 9, "n_kv_heads": 3}}, r"model\.attention\.n_heads=9 is not a multiple of it"),
+    ({"attention": HEADS | {"qk_norm": "full"}}, r"model\.attention\.qk_norm=full is of all heads"),
+    (
+        {"attention": {"kind": "mla", "n_heads": 4, "kv_rank": 8, "nope_dim": 8, "rope_dim": 4, "v_dim": 6}},
+        "attention=mla has matrices that no rank can hold a slice of",
+    ),
+    ({"ffn": {"kind": "mlp", "hidden": 63}}, r"model\.ffn\.hidden=63 is not a multiple of it, .* Choose one, such as 64\."),
+    (MOE, r"ffn=moe has matrices that no rank can hold a slice of\. Use ffn=mlp\."),
 ]
 
 
-@pytest.mark.parametrize(("overrides", "said"), REFUSED)
-def test_what_cannot_be_held_in_slices_is_refused(configure: Configure, overrides: list[str], said: str) -> None:
-    n = "4" if "launch.tensor=4" in overrides else "2"
-    with pytest.raises(LmError, match=f"launch.tensor={n}: {said}"):
-        configure("optim=adamw", "data.global_batch=12", *overrides)
-
-
-def test_experts_are_whole() -> None:
-    tree = config(SGD, model=MOE | {"attention": HEADS}).tree()
-    with pytest.raises(ConfigError, match=r"launch.tensor=2: ffn=moe has matrices that no rank can hold a slice of\. Use ffn=mlp\."):
-        from_tree(TrainConfig, {**tree, "strategy": {"kind": "fsdp"}, "launch": {"devices": 2, "tensor": 2}})
-
-
-def test_rows_are_cut_in_one_way(configure: Configure) -> None:
-    with pytest.raises(LmError, match=r"context=2 and tensor=2 both cut the rows. Set one of them to 1\."):
-        configure("optim=adamw", *ranks("fsdp", 4, 2, tensor=2))
+@pytest.mark.parametrize(("differs", "said"), [*REFUSED, *(({"model": model}, said) for model, said in UNDIVIDED)])
+def test_what_cannot_be_held_in_slices_is_refused(differs: Tree, said: str) -> None:
+    tree = config(SGD, rows=12, model={"attention": HEADS} | differs.get("model", {})).tree()
+    tree |= {"strategy": {"kind": "fsdp"}, "launch": {"devices": 2, "tensor": 2}}
+    with pytest.raises(ConfigError, match=said):
+        from_tree(TrainConfig, tree | {key: value for key, value in differs.items() if key != "model"})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What several processes cost on this machine's CPU, what a long row takes in slices, and what saving costs the step loop.
+"""What several processes cost on this machine's CPU, what long rows and wide matrices take in slices, and what saving costs the step loop.
 
     python tools/bench_ranks.py overhead [steps=60]    # ddp and zero2 on 2 pinned processes against twice a single pinned one
     python tools/bench_ranks.py context [seq_len=4096] # memory and time of one long row whole, and in halves on 2 processes
+    python tools/bench_ranks.py tensor [d_model=1024]  # memory and time of wide matrices by fsdp on 2 processes, whole and in halves
     python tools/bench_ranks.py save [d_model=720]     # the stall of a step that saves, synchronous and in the background (50 M parameters)
 
 Each contestant is a run of its own in a temporary folder; speeds are medians over its steps, the first ones left out. Prints JSON.
@@ -51,14 +52,25 @@ def context(folder: Path, seq_len: int = 4096) -> Tree:
     size = ["model.n_layers=8", "model.d_model=256", "model.attention.n_heads=4", "model.attention.n_kv_heads=4", "model.ffn.hidden=704"]
     rows = [f"data.seq_len={seq_len}", "data.global_batch=1", "data.mask_documents=false", "data.max_contamination=1"]
     shared = [*size, *rows, f"trainer.max_steps={WARMUP + 2}", "checkpoint.every=1000000"]
-    found: dict[str, Tree] = {}
-    for name, overrides in {"whole": [], "halves": ["strategy=ddp", "launch.devices=2", "launch.context=2"]}.items():
-        lines = train(folder, name, "0,1", *shared, *overrides)
-        cfg = from_tree(TrainConfig, RunFolder(folder / name).config())
-        tensors = estimate(cfg, read_config(folder / name / "model")["model"]).total / 2**30
-        step_s = statistics.median(line["step_s"] for line in lines)
-        found[name] = {"memory_gib": lines[-1]["memory_gib"], "by_formula_gib": round(tensors, 3), "step_s": step_s}
-    return found
+    halves = ["strategy=ddp", "launch.devices=2", "launch.context=2"]
+    return {name: _taken(folder, name, *shared, *more) for name, more in {"whole": [], "halves": halves}.items()}
+
+
+def tensor(folder: Path, d_model: int = 1024) -> Tree:
+    """The same, of a model whose blocks are large, in 2 rows: each process with a row, with half of both, and with half of the matrices."""
+    size = ["model.n_layers=4", f"model.d_model={d_model}", "model.attention.n_heads=16", "model.attention.n_kv_heads=16"]
+    rows = [f"model.ffn.hidden={11 * d_model // 4}", "data.seq_len=256", "data.global_batch=2", f"trainer.max_steps={WARMUP + 5}"]
+    shared = [*size, *rows, "checkpoint.every=1000000", "strategy=fsdp", "launch.devices=2"]
+    kinds = {"a row each": [], "half of both rows": ["launch.context=2"], "half of the matrices": ["launch.tensor=2"]}
+    return {name: _taken(folder, name.replace(" ", "-"), *shared, *more) for name, more in kinds.items()}
+
+
+def _taken(folder: Path, name: str, *overrides: str) -> Tree:
+    lines = train(folder, name, "0,1", *overrides)
+    cfg = from_tree(TrainConfig, RunFolder(folder / name).config())
+    tensors = estimate(cfg, read_config(folder / name / "model")["model"]).total / 2**30
+    step_s = statistics.median(line["step_s"] for line in lines)
+    return {"memory_gib": lines[-1]["memory_gib"], "by_formula_gib": round(tensors, 3), "step_s": step_s}
 
 
 def save(folder: Path, d_model: int = 720) -> Tree:
@@ -79,7 +91,7 @@ def save(folder: Path, d_model: int = 720) -> Tree:
 
 
 def main(args: list[str]) -> int:
-    verbs = {"overhead": overhead, "context": context, "save": save}
+    verbs = {"overhead": overhead, "context": context, "tensor": tensor, "save": save}
     if not args or args[0] not in verbs:
         print(__doc__)
         return 2

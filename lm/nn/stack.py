@@ -120,6 +120,10 @@ class ModelConfig(Slot):
         mixers = [mixer for mixer in (self.recurrent, self.attention) if mixer is not None]
         return next(filter(None, [*(mixer.unsliced(n) for mixer in mixers), self.position.unsliced(), self.ffn.unsliced()]), None)
 
+    def undivided(self, n: int) -> str | None:
+        """Returns why n ranks cannot hold matrices in slices, with the remedy; None where they can."""
+        return self.attention.undivided(n) or self.ffn.undivided(self.d_model, n)
+
     def _shown(self) -> str:
         return f"[{','.join(self.pattern)}]"
 

@@ -141,7 +141,7 @@ class LM(Stack):
         square = batch.positions is None and batch.documents is None and cache is None
         rows = positions, positions, batch.documents, batch.documents
         mask = Mask(*rows, self.causal, square, batch.prefix, padded=batch.padded, held=batch.held)
-        return Context(self.position, mask, self.position.angles(batch.held.here(positions)), cache)
+        return Context(self.position, mask, self.position.angles(batch.held.within(positions)), cache)
 
     def _next_positions(self, batch: Batch, cache: Cache | None) -> Tensor:
         places = self.position.places(batch.held.length(batch.tokens.shape[1]), batch.tokens.device, 0 if cache is None else cache.length)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 META = "meta.json"
 _FILE = r"^rank-\d{5,}\.(weights|optimizer)\.safetensors$"
+ALONE = (0, 1)  # a share: no other rank holds it
 WEIGHTS = ("weight", "ema")  # kinds of what a model computes with; optimizers may hold infinity and go on
 
 Count = Annotated[int, Field(ge=0)]
@@ -45,7 +46,7 @@ class Piece:
     shape: Shape  # of the whole tensor
     offset: Shape
     tensor: "Tensor"
-    shared: bool = True  # every rank holds it; otherwise this rank alone
+    share: tuple[int, int] | None = None  # this rank is the i-th of n that hold it; None: every rank does
 
     @classmethod
     def whole(cls, name: str, kind: str, tensor: "Tensor") -> Self:
@@ -55,7 +56,8 @@ class Piece:
 
     def part(self, rank: int, world: int) -> Self:
         """Returns what this rank writes: all of a piece that it alone holds, else its share, of a whole tensor in equal ranges."""
-        if not self.shared or world == 1:
+        rank, world = self.share or (rank, world)
+        if world == 1:
             return self
         flat = self.tensor.shape == self.shape
         tensor = self.tensor.reshape(-1) if flat else self.tensor

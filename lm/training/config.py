@@ -157,21 +157,21 @@ class Sized(Config):
                 " has whole rows of int8. Use strategy=single or ddp."
             )
         if (reason := self._unsliced()) is not None:
-            return f"launch.context={self.launch.context}: {reason}."
+            return f"launch.{self.launch.holding}: {reason}."
         if self.data.global_batch % (readers := self.launch.readers):
             given = f"data.global_batch={self.data.global_batch}"
-            who = f"{readers} ranks" if self.launch.context == 1 else f"{readers} groups of {self.launch.context} ranks"
+            who = f"{readers} ranks" if self.launch.holders == 1 else f"{readers} groups of {self.launch.holders} ranks"
             return f"{given} is not a multiple of the {who}. Choose a multiple, or other devices."
         return None
 
     def _unsliced(self) -> str | None:
         """Returns why ranks cannot hold rows in slices where they are to, with the remedy."""
-        n, s = self.launch.context, self.data.seq_len
+        n, s = self.launch.holders, self.data.seq_len
         if n == 1:
             return None
         if s % n:
             return f"data.seq_len={s} is not a multiple of it. Choose one, such as {-(-s // n) * n}"
-        return self.model.unsliced(n) or self.objective.unsliced()
+        return self.model.unsliced(n) or self.objective.unsliced() or (self.strategy.undivided(self) if self.launch.tensor > 1 else None)
 
     def setting(self) -> Setting:
         """Returns what the memory of a rank depends on, as training sets it up."""
@@ -184,8 +184,9 @@ class Sized(Config):
             states=self.optim.state_bytes(2 if trainer.precision == "bf16-true" else 4),
             checkpoint_every=trainer.checkpoint_blocks or 0,
             stage=self.strategy.stage,
-            world=self.launch.world,
-            context=self.launch.context,
+            world=self.strategy.sharing(self.launch.world),
+            context=self.launch.holders,
+            tensor=self.launch.tensor,
         )
 
 

@@ -80,7 +80,7 @@ class TrainModule(LightningModule):
         self.verdicts.to(self.device)
         self._still = self._still.to(self.device)
         self.model.train()
-        self.slices = slices_of(self.cfg.launch)
+        self.slices = self.strategy.slices or slices_of(self.cfg.launch)
         self.strategy.ready(self.trainer.optimizers[0])
         if self.reader is not None:
             self.restore(self.reader)
@@ -95,7 +95,7 @@ class TrainModule(LightningModule):
             self.nll = torch.zeros((), device=self.device, dtype=torch.float32)  # bf16-true makes bf16 the default
             self.tokens_in_step = self._label_tokens(batch)
             self.loads, self.told = None, {}
-        first_row = (self.global_rank // self.cfg.launch.context * self.trainer.accumulate_grad_batches + self.micro) * len(batch.tokens)
+        first_row = (self.global_rank // self.cfg.launch.holders * self.trainer.accumulate_grad_batches + self.micro) * len(batch.tokens)
         sums = self.objective(self.model, batch, self.step, first_row)
         self.micro += 1
         self.nll += sums.nll

@@ -127,13 +127,13 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
 
     cfg, run, step = module.cfg, module.run, module.step
     micro_batch, accumulation = split(cfg.data.global_batch, cfg.launch.readers, cfg.trainer.micro_batch)
-    shared = f", each on {cfg.launch.context} ranks" if cfg.launch.context > 1 else ""
+    shared = f", each on {cfg.launch.holders} ranks" if cfg.launch.holders > 1 else ""
     _describe(module, f"{accumulation} x {counted(micro_batch, 'row')}{shared}")
     if run.done(step):  # killed before the model was written
         return
     loader = train_loader(
         run.splits.train, seed=cfg.seeds.data, global_batch=cfg.data.global_batch, micro_batch=micro_batch,
-        rank=run.ranks.rank // cfg.launch.context, world=cfg.launch.readers, start_step=step + run.counters.rows_from,
+        rank=run.ranks.rank // cfg.launch.holders, world=cfg.launch.readers, start_step=step + run.counters.rows_from,
         max_steps=_ENDLESS, workers=cfg.data.workers, train_rows=cfg.data.train_rows, widest_first=cfg.check,
     )  # fmt: skip
     module.model.checkpoint_blocks(cfg.trainer.checkpoint_blocks or 0)

@@ -11,6 +11,7 @@ from pydantic import Field
 from lm.data.rows.build import Splits
 from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError
+from lm.generation.evaluate import Sharers
 from lm.schema import Config, Tree
 from lm.storage.checkpoint import META, CheckpointReader, checkpoints, step_folder
 from lm.storage.reading import checked
@@ -18,6 +19,7 @@ from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.saving import Saver
 from lm.training.config import TrainConfig
 from lm.training.journal import Journal
+from lm.training.launch.context import Readers
 from lm.training.launch.ranks import Ranks
 from lm.training.launch.signals import Signals
 
@@ -131,6 +133,12 @@ class RunState:
     @property
     def folder(self) -> RunFolder:
         return self.journal.folder
+
+    @property
+    def readers(self) -> Sharers:
+        """Returns who evaluates together: ranks that compute with slices of matrices do so as one."""
+        n = self.cfg.launch.tensor
+        return self.ranks if n == 1 else Readers(self.ranks, n)
 
     def logs(self, step: int) -> bool:
         """Says whether a line of metrics belongs behind this step."""

@@ -10,7 +10,8 @@ from lm.cli.compose.compose import compose
 from lm.nn.batch import Batch
 from lm.nn.cost.memory import Setting, memory
 from lm.nn.loss import causal_reader
-from lm.nn.mixers import ulysses
+from lm.nn.mixers import columns, ulysses
+from lm.nn.mixers.columns import Columns, Divisible
 from lm.nn.mixers.ulysses import Slices
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
@@ -99,11 +100,25 @@ def test_what_is_multiplied_by_learned_numbers_is_kept(preset: str, option: str)
 def test_activations_of_slices_by_formula_are_what_autograd_keeps(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank of four that sends to itself. palm_8b has one head of keys, mixtral_8x7b two."""
     monkeypatch.setattr(ulysses, "_exchanged", lambda x, group, n, cut, joined: torch.cat(x.chunk(n, cut), joined))
-    monkeypatch.setattr(ulysses, "_summed", lambda x, group: x.clone())
+    monkeypatch.setattr(ulysses, "summed", lambda x, group: x.clone())
     model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
     found = memory(model, replace(SETTING, context=4))
     head = found.loss - 12 * 96 * SETTING.chunk - 4 * sum(p.numel() for p in model.head.parameters())
     assert found.activations + head == pytest.approx(kept_bytes(model, Slices(None, 1, 4)), rel=0.07)
+
+
+@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "gpt_neox_20b", "qwen3_0_6b"])
+def test_activations_of_slices_of_matrices_by_formula_are_what_autograd_keeps(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of two that hears itself."""
+    monkeypatch.setattr(columns, "_gathered", lambda x, group, n: torch.cat([x] * n, 1))
+    monkeypatch.setattr(columns, "_scattered", lambda x, group, n: x.chunk(n, 1)[0].clone())
+    model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
+    found, half = memory(model, replace(SETTING, context=2, tensor=2)), Columns(None, 1, 2)
+    head = found.loss - 12 * 96 * SETTING.chunk - 4 * sum(p.numel() for p in model.head.parameters())
+    for module in model.modules():
+        if isinstance(module, Divisible):
+            half.divide(module)
+    assert found.activations + head == pytest.approx(kept_bytes(model, half), rel=0.07)
 
 
 @pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "phi3_mini", "smollm3_3b"])

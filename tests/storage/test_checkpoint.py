@@ -224,6 +224,19 @@ def test_rows_that_all_ranks_hold_are_shared_by_rows(tmp_path: Path) -> None:
     assert [(part.offset, part.tensor.shape) for part in parts] == [((2, 0), (2, 3)), ((4, 0), (2, 3))]
 
 
+def test_what_some_ranks_hold_each_of_these_writes_a_part_of(tmp_path: Path) -> None:
+    """As of two copies in slices: ranks 0 and 2 hold the first rows, 1 and 3 the others."""
+    whole = torch.arange(15.0).view(5, 3)
+    with atomic_folder(tmp_path / "x") as folder:
+        for rank in range(4):
+            offset, rows = ((0, 0), whole[:3]) if rank % 2 == 0 else ((3, 0), whole[3:])
+            part = Piece("w", "weight", (5, 3), offset, rows, (rank // 2, 2)).part(rank, 4)
+            assert len(part.tensor) < len(rows)
+            write_pieces(folder, [part], rank)
+        write_meta(folder, {"step": 0})
+    assert torch.equal(CheckpointReader(tmp_path / "x").read("w"), whole)
+
+
 def test_a_slice_that_no_rank_wrote_is_an_error(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "x", [Piece("w", "weight", (10,), (0,), torch.zeros(7))], {})
     reader = CheckpointReader(tmp_path / "x")

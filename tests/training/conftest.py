@@ -118,8 +118,10 @@ def launch(server: Path, tmp_path: Path) -> Launch:
     return run
 
 
-def ranks(strategy: str, devices: int = 2, context: int = 1) -> list[str]:
-    return [f"strategy={strategy}", f"launch.devices={devices}", f"launch.context={context}"]
+def ranks(strategy: str, devices: int = 2, context: int = 1, shard: int | None = None, tensor: int = 1) -> list[str]:
+    more = [] if shard is None else [f"strategy.shard={shard}"]
+    more += [] if tensor == 1 else [f"launch.tensor={tensor}"]
+    return [f"strategy={strategy}", f"launch.devices={devices}", f"launch.context={context}", *more]
 
 
 def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

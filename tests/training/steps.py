@@ -151,4 +151,19 @@ def train_steps(
         warnings.simplefilter("ignore")
         loader: Any = DataLoader(rows, batch_size=None, collate_fn=lambda batch: batch)  # type: ignore[arg-type]
         Trainer(max_epochs=1, accumulate_grad_batches=accumulation, callbacks=[recorder], **given).fit(module, loader)
+    if cfg.launch.tensor > 1:
+        return recorder.record, gathered(strategy, model)
     return recorder.record, {name: strategy.whole(p).to("cpu", copy=True) for name, p in model.named_parameters()}
+
+
+def gathered(strategy: Single, model: LM) -> dict[str, torch.Tensor]:
+    """The weights, whole, of the pieces of all ranks, which must agree where they hold the same."""
+    found: dict[str, torch.Tensor] = {}
+    each: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(each, [*strategy.weights(model)])
+    for piece in (piece for pieces in each for piece in pieces):
+        at = tuple(slice(start, start + n) for start, n in zip(piece.offset, piece.tensor.shape, strict=True))
+        part = found.setdefault(piece.name, torch.full(piece.shape, float("nan")))[at]
+        assert torch.equal(part, piece.tensor) or part.isnan().all(), piece.name
+        part.copy_(piece.tensor.detach())
+    return found

@@ -83,6 +83,7 @@ def test_the_estimate_follows_the_strategy(configure: Configure) -> None:
     whole = total()
     assert total(*ranks("ddp")) == whole
     assert all(total(*ranks(kind)) == -(-whole // 2) for kind in ("zero1", "zero2", "zero3", "fsdp"))
+    assert total(*ranks("fsdp", 8, shard=4)) == -(-whole // 4)
 
 
 def test_the_estimate_of_a_rank_with_half_of_each_row_is_half_the_activations(configure: Configure) -> None:
@@ -95,3 +96,4 @@ def test_the_estimate_of_a_rank_with_half_of_each_row_is_half_the_activations(co
     whole = activations()
     assert 0.5 * whole < activations(*ranks("ddp", 2, 2)) < 0.58 * whole
     assert activations(*ranks("ddp", 2)) == 0.5 * whole  # of as many rows
+    assert activations(*ranks("ddp", 2, 2)) < activations(*ranks("fsdp", 2, tensor=2)) < 0.68 * whole  # both sublayers read whole rows

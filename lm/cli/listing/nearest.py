@@ -18,6 +18,7 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, nanoGPT, litgpt and Lig
     "launch.context": "context_parallel context_parallel_size cp cp_size sequence_parallel sequence_parallel_size sp ulysses",
     "launch.devices": "gpus n_gpu n_gpus ngpu nproc nproc_per_node num_gpus num_processes world_size",
     "launch.nodes": "machines nnodes",
+    "launch.tensor": "tensor_parallel tensor_parallel_size tp tp_size",
     "logger": "report_to",
     "logger=wandb": "use_wandb wandb wandb_log",
     "model.attention.n_heads": "attention_heads heads n_head num_attention_heads",

@@ -89,7 +89,7 @@ def _figures(cfg: ModelConfig, counts: Counts, seq_len: int) -> list[tuple[str, 
 
 
 def _heading(shown: Sized, how: Setting) -> str:
-    ranks = f", on each of {how.world} ranks with {shown.strategy.kind}" if how.world > 1 else ""
+    ranks = f", on each of {shown.launch.world} ranks with {shown.strategy.kind}" if shown.launch.world > 1 else ""
     return f"memory of the tensors of a step of {how.micro_batch} x {how.seq_len} tokens in {how.precision} with {shown.optim.kind}{ranks}"
 
 

@@ -102,7 +102,7 @@ class ObjectiveConfig(Slot, group="objective"):
 
     def unsliced(self) -> str | None:
         """Returns why ranks cannot hold a row in slices, with the remedy; None where the loss is a sum over tokens."""
-        return f"objective={self.kind} needs whole rows in one rank. Use launch.context=1"
+        return f"objective={self.kind} needs whole rows in one rank. Set it to 1"
 
     @abstractmethod
     def rows(self, of: Material) -> Rows:

@@ -25,6 +25,7 @@ class Setting:
     stage: int = 0  # what is cut into slices: 1 optimizer states, 2 gradients too, 3 weights too (ZeRO; FSDP2 is 3)
     world: int = 1  # ranks that share the slices
     context: int = 1  # ranks of which each has its part of a row's tokens
+    tensor: int = 1  # ranks, the same ones, of which each has its slice of the blocks' matrices
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def memory(model: LM, setting: Setting) -> Memory:
     matrices = model.matrices()
     inner = sum(p.numel() for name, p in model.named_parameters() if name in matrices and p.requires_grad)
     states = inner * setting.states[0] + (trained - inner) * setting.states[1]
-    whole = _gathered(model) * size if cut[0] > 1 else 0
+    whole = _gathered(model, setting.tensor) * size if cut[0] > 1 else 0
     cast = 2 * _multiplied(model) if setting.precision == "bf16-mixed" else 0
     tokens = setting.micro_batch * setting.seq_len // setting.context
     return Memory(
@@ -69,10 +70,10 @@ def memory(model: LM, setting: Setting) -> Memory:
     )
 
 
-def _gathered(model: LM) -> int:
-    """Parameters that a rank sees whole: of the block at work, and those outside of blocks."""
+def _gathered(model: LM, tensor: int) -> int:
+    """Parameters that a rank sees whole: of the block at work, of whose matrices it may have a slice, and those outside of blocks."""
     blocks = [sum(p.numel() for p in unit.parameters()) for unit in model.units()]
-    return sum(p.numel() for p in model.parameters()) - sum(blocks) + max(blocks)
+    return sum(p.numel() for p in model.parameters()) - sum(blocks) + max(blocks) // tensor
 
 
 def _multiplied(model: LM) -> int:
@@ -111,5 +112,11 @@ def _ends(d: int) -> Kept:
 def _block(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Kept:
     """Of one token, norms and residual branches included."""
     bias = [cfg.position.keeps(cfg.attention.n_heads, setting.seq_len)] if parts.slot == "attention" else []
-    sent = [parts.mixer.exchanges(cfg.d_model, setting.context)] if setting.context > 1 else []
-    return together([cfg.block.keeps(parts), parts.keeps(), *bias, *sent])
+    return together([cfg.block.keeps(parts), parts.keeps(), *bias, _exchanged(cfg, parts, setting)])
+
+
+def _exchanged(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Kept:
+    """Of one token more where ranks hold its row in slices: of their matrices too, and both sublayers read the tokens of all."""
+    if setting.tensor > 1:
+        return Kept(0, 2 * (setting.tensor - 1) * cfg.d_model)
+    return parts.mixer.exchanges(cfg.d_model, setting.context) if setting.context > 1 else Kept(0, 0)

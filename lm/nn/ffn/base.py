@@ -39,6 +39,10 @@ class FFNConfig(Slot, group="model/ffn"):
         """Returns why ranks cannot hold a row in slices, with the remedy; None where each token is for itself."""
         return None
 
+    def undivided(self, d_model: int, n: int) -> str | None:
+        """Returns why n ranks cannot hold its matrices in slices, with the remedy; None where they can."""
+        return f"ffn={self.kind} has matrices that no rank can hold a slice of. Use ffn=mlp"
+
     def implied(self, d_model: int) -> Tree:
         """Returns what options stand for that are null."""
         return {}

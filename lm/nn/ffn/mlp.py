@@ -1,7 +1,7 @@
 """Position-wise feed-forward layers."""
 
-from collections.abc import Callable
-from typing import Literal, Self
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -12,6 +12,7 @@ from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.linear import Out
+from lm.nn.mixers.columns import Divisible
 from lm.schema import MOST, Tree
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "relu2"]
@@ -57,6 +58,11 @@ class MLPConfig(FFNConfig):
         width = self.width(d_model)
         return Kept(0, tensors * width, width if self.dropout else 0, d_model if self.gated else 0)
 
+    def undivided(self, d_model: int, n: int) -> str | None:
+        if (width := self.width(d_model)) % n:
+            return f"model.ffn.hidden={width} is not a multiple of it, and each rank has as much. Choose one, such as {-(-width // n) * n}"
+        return None
+
     def implied(self, d_model: int) -> Tree:
         return {"hidden": self.width(d_model)}
 
@@ -97,8 +103,10 @@ _STEPS: dict[Activation, int] = {"relu": 1, "relu2": 2, "gelu": 2, "gelu_tanh": 
 """Tensors kept from an activation's input to its result, the result included; relu needs its result alone."""
 
 
-class MLP(nn.Module):
+class MLP(Divisible):
     """down(act(up(x)))."""
+
+    cut: ClassVar[Mapping[str, int]] = Divisible.cut_by(("gate", "up"), "down")
 
     def __init__(self, cfg: MLPConfig, d_model: int) -> None:
         super().__init__()

@@ -89,6 +89,10 @@ class MixerConfig(Config):
     def unsliced(self, n: int) -> str | None:
         """Returns why n ranks cannot hold a row in slices, with the remedy; None where they can."""
 
+    def divided(self, d_model: int, n: int) -> Self:
+        """Returns the same of one of n ranks that hold its matrices in slices."""
+        raise AssertionError("its matrices are whole")
+
     def exchanges(self, d_model: int, n: int) -> Kept:
         """Returns what the backward needs of one token more where n ranks hold its row in slices."""
         return Kept(0, 0)
@@ -109,6 +113,10 @@ class AttentionConfig(MixerConfig, Slot, group="model/attention"):
         if self.n_heads % n:
             return f"model.attention.n_heads={self.n_heads} is not a multiple of it, and each rank attends with as many. Choose a divisor"
         return None
+
+    def undivided(self, n: int) -> str | None:
+        """Returns why n ranks cannot hold its matrices in slices, with the remedy; None where they can."""
+        return f"attention={self.kind} has matrices that no rank can hold a slice of. Use attention=gqa"
 
     @abstractmethod
     def rotary_width(self, d_model: int) -> int:

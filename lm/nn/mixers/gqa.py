@@ -16,6 +16,7 @@ from lm.nn.linear import Out
 from lm.nn.mixers.attend import Scoring
 from lm.nn.mixers.base import Attention, Mixer
 from lm.nn.mixers.cache import PerToken
+from lm.nn.mixers.columns import Divisible
 from lm.nn.mixers.grouped import GroupedConfig
 from lm.nn.mixers.mask import Mask
 from lm.nn.norm import NormConfig
@@ -80,6 +81,18 @@ class GQAConfig(GroupedConfig):
         mixed, twice = kv if self.value_residual and layer else 0, 2 * q + 2 * kv if self.first(layer) else 0
         return together([super().keeps(d_model, layer), Kept(0, mixed + twice)])
 
+    def undivided(self, n: int) -> str | None:
+        for name, heads in (("n_heads", self.n_heads), ("n_kv_heads", self.n_kv_heads or self.n_heads)):
+            if heads % n:
+                return f"model.attention.{name}={heads} is not a multiple of it, and each rank has as many. Choose a divisor"
+        if self.qk_norm == "full":
+            return "model.attention.qk_norm=full is of all heads, of which a rank has some. Use qk_norm=head or none"
+        return None
+
+    def divided(self, d_model: int, n: int) -> "GQAConfig":
+        heads, width = self.n_kv_heads or self.n_heads, self.width(d_model)
+        return self.replace(n_heads=self.n_heads // n, n_kv_heads=heads // n, head_dim=width)
+
     def state(self, d_model: int, layer: int) -> PerToken:
         return replace(super().state(d_model, layer), first=self.first(layer))
 
@@ -88,8 +101,10 @@ class GQAConfig(GroupedConfig):
         return found | {"keep_first": 0 if found["window"] is None else self.keep_first}
 
 
-class GQA(Attention):
+class GQA(Attention, Divisible):
     """Project, norm, rotate, cache, attend, project."""
+
+    cut: ClassVar[Mapping[str, int]] = {**Divisible.cut_by(("q", "k", "v", "gate"), "o"), "sinks": 0}
 
     def __init__(self, cfg: GroupedConfig, norm: NormConfig, d_model: int, layer: int) -> None:
         head_dim = cfg.width(d_model)

@@ -21,6 +21,10 @@ class Whole:
         """Returns this rank's slice of what is told of a whole row, (b, n*s) -> (b, s)."""
         return x
 
+    def within(self, x: Tensor) -> Tensor:
+        """Returns that of the tokens that a sublayer reads, as `here`."""
+        return self.here(x)
+
     def own(self, x: Tensor) -> Tensor:
         """Returns what belongs to the heads that this rank attends with, (h,) -> (h/n,)."""
         return x
@@ -107,14 +111,15 @@ class _Total(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
         ctx.group = group
-        return _summed(x, group)
+        return summed(x, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _summed(grads[0], ctx.group), None
+        return summed(grads[0], ctx.group), None
 
 
-def _summed(x: Tensor, group: Any) -> Tensor:
+def summed(x: Tensor, group: Any) -> Tensor:
+    """Returns the sum over the ranks of a group."""
     found = x.clone(memory_format=torch.contiguous_format)
     distributed.all_reduce(found, group=group)
     return found

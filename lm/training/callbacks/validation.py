@@ -84,7 +84,7 @@ class Validation(RunCallback):
                 found = self._losses(module, rows, documents)
                 for name in (name for name in found if name.startswith("val_loss")):
                     _require_finite(module, name.replace("val_", "test_", 1), found[name])
-                told = documents.found(run.ranks.total(*documents.flat()))
+                told = documents.found(run.readers.total(*documents.flat()))
             if run.ranks.first:
                 run.folder.write_test_documents(told.tree())
             run.counters.test = {name.replace("val_", "test_", 1): value for name, value in found.items()}
@@ -99,15 +99,15 @@ class Validation(RunCallback):
         with module.exported_weights():
             for suffix, rows, ids in wanted:
                 of = totals(
-                    module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.ranks, measure, closely, documents
+                    module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.readers, measure, closely, documents
                 ).figures()
                 told = {name: value for name, value in of.items() if name.startswith("val_")}
                 in_step, tokenizer = cfg.strategy.stage == 3, run.data.tokenizer
-                told |= held_out_rewards(module.model, cfg.objective, [(rows, ids)], tokenizer, run.ranks, in_step)
+                told |= held_out_rewards(module.model, cfg.objective, [(rows, ids)], tokenizer, run.readers, in_step)
                 found |= {f"{name}{suffix}": value for name, value in told.items()}
             if closely:
                 micro_batch, data = cfg.trainer.micro_batch, cfg.data
-                found |= further(module.model, cfg.eval, cfg.objective, data, run.data, ["test"], micro_batch, measure, run.ranks)
+                found |= further(module.model, cfg.eval, cfg.objective, data, run.data, ["test"], micro_batch, measure, run.readers)
         return found
 
     def _held_out(self, module: TrainModule) -> list[Held]:

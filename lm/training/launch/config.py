@@ -17,6 +17,8 @@ class LaunchConfig(Config):
     """Machines; start the same command on each of them."""
     context: int = Field(1, gt=0, le=1024)
     """Ranks that hold a slice each of the same rows, for rows too long for one device; attention exchanges them. 1: whole rows."""
+    tensor: int = Field(1, gt=0, le=1024)
+    """Ranks that hold a slice each of the blocks' matrices, and of the same rows between them, with strategy=fsdp. 1: whole matrices."""
     rendezvous: str | None = None
     """host:port of the first machine, which all machines reach; needed where nodes > 1."""
     max_restarts: int = Field(0, ge=0, le=1000)
@@ -32,14 +34,26 @@ class LaunchConfig(Config):
 
     @property
     def readers(self) -> int:
-        """Returns how many ranks, or groups of `context` ranks, have rows of their own."""
-        return self.world // self.context
+        """Returns how many ranks, or groups of `holders` ranks, have rows of their own."""
+        return self.world // self.holders
+
+    @property
+    def holders(self) -> int:
+        """Returns how many ranks hold the same rows."""
+        return max(self.context, self.tensor)
+
+    @property
+    def holding(self) -> str:
+        """Returns the option that says so, as key=value."""
+        return f"tensor={self.tensor}" if self.tensor > 1 else f"context={self.context}"
 
     @model_validator(mode="after")
     def _groups_are_whole(self) -> Self:
-        if self.world % self.context:
+        if self.context > 1 and self.tensor > 1:
+            raise ValueError(f"context={self.context} and tensor={self.tensor} both cut the rows. Set one of them to 1.")
+        if self.world % self.holders:
             raise ValueError(
-                f"context={self.context} ranks hold a row, and devices * nodes={self.world} is not a multiple. Choose a divisor of it."
+                f"{self.holding} ranks hold a row, and devices * nodes={self.world} is not a multiple. Choose a divisor of it."
             )
         return self
 

@@ -1,11 +1,13 @@
 """Groups of ranks that hold the same rows in slices."""
 
+from dataclasses import dataclass
 from datetime import timedelta
 
 from torch import distributed
 
 from lm.nn.mixers.ulysses import Slices
 from lm.training.launch.config import LaunchConfig
+from lm.training.launch.ranks import Ranks
 
 
 def slices_of(launch: LaunchConfig) -> Slices | None:
@@ -19,3 +21,22 @@ def slices_of(launch: LaunchConfig) -> Slices | None:
     rank, timeout = distributed.get_rank(), timedelta(seconds=launch.timeout_s)
     groups = [distributed.new_group([*range(first, first + n)], timeout) for first in range(0, launch.world, n)]
     return Slices(groups[rank // n], rank % n, n)
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Those who evaluate together: groups of n ranks, of which all do the same."""
+
+    ranks: Ranks
+    n: int
+
+    @property
+    def rank(self) -> int:
+        return self.ranks.rank // self.n
+
+    @property
+    def world(self) -> int:
+        return self.ranks.world // self.n
+
+    def total(self, *values: float) -> list[float]:
+        return [value / self.n for value in self.ranks.total(*values)]

@@ -76,13 +76,13 @@ def read(folder: Path) -> list[Outcome]:
 
 def verdict(outcomes: list[Outcome], killed: dict[int, int], silent: dict[int, str]) -> LmError | None:
     """The error that ended a run: the first that is not the mere loss of another rank. killed: rank -> signal number. silent: rank -> what
-    its process did when another one had waited for it in vain."""
+    its process did when another one had waited for it in vain. Where one of these had gone, the others have only not noticed yet."""
     errors = sorted((found for found in outcomes if found.exit_code), key=lambda found: found.at)
     own = [found for found in errors if not found.peer_lost and not found.stopped]
     if own:
         return RankFailed(own[0])
-    for rank, state in silent.items():
-        if state not in _GONE and any(found.rank == rank and found.exit_code is None for found in outcomes):
+    for rank, state in ({} if any(state in _GONE for state in silent.values()) else silent).items():
+        if any(found.rank == rank and found.exit_code is None for found in outcomes):
             what = f"{_STATES.get(state, 'runs or sleeps')} (state {state})"
             return ResourceError(f"rank {rank}: it did not answer the others within launch.timeout_s, and its process {what}. {_AGAIN}")
     for rank in killed:

@@ -168,10 +168,12 @@ class Sliced(Held):
 
 
 def _of_shards(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor]) -> Sliced:
-    """As FSDP2 cuts them."""
+    """As FSDP2 cuts them, along the last dimension of its mesh; each of the copies along another does the same."""
     mesh = cast(DTensor, params[0]).device_mesh
+    last = mesh.ndim - 1
     weights, grads, momenta = ([cast(DTensor, x).to_local().view(-1) for x in xs] for xs in (params, grads, momenta))
-    return Sliced([p.shape for p in params], weights, grads, momenta, [], [by_rows(p.shape, mesh.size()) for p in params], mesh.get_group())
+    cuts = [by_rows(p.shape, mesh.size(last)) for p in params]
+    return Sliced([p.shape for p in params], weights, grads, momenta, [], cuts, mesh.get_group(last))
 
 
 def _of_flat(cuts: Sequence[Cut], weight: Tensor, grad: Tensor, momentum: Tensor) -> Sliced:

@@ -36,6 +36,10 @@ class StrategyConfig(Slot, group="strategy"):
     def build(self, cfg: "TrainConfig") -> "Single":
         """Returns the engine; raises ConfigError where it is not installed."""
 
+    def sharing(self, world: int) -> int:
+        """Returns how many ranks share the slices of one copy."""
+        return world
+
     def refused(self, cfg: "Sized") -> str | None:
         """Returns what in this config the engine cannot do, with the remedy; None where there is nothing."""
         if cfg.optim.whole_matrices and self.slices_matrices and not (cfg.optim.gathers and self.tells_slices):
@@ -43,6 +47,10 @@ class StrategyConfig(Slot, group="strategy"):
             what = f"{cfg.optim.whole_by} works on whole matrices, and this strategy cuts them into slices"
             return f"{what}. Use optim=adamw, or strategy={others}."
         return None
+
+    def undivided(self, cfg: "Sized") -> str | None:
+        """Returns why ranks cannot compute with slices of matrices in this config, with the remedy; None where they can."""
+        return f"strategy={self.kind} knows whole matrices only. Use strategy=fsdp"
 
 
 class SingleConfig(StrategyConfig):
@@ -82,11 +90,33 @@ class FSDPConfig(StrategyConfig):
     tells_slices: ClassVar[bool] = True
 
     kind: Literal["fsdp"] = "fsdp"
+    shard: int | None = Field(None, gt=1)
+    """Ranks that hold one copy of the weights in slices; others hold further copies, and gradients are summed between them. null: all."""
 
     def build(self, cfg: "TrainConfig") -> "Single":
         from lm.training.strategies.fsdp import FSDP
+        from lm.training.strategies.tensor import DividedFSDP
 
-        return FSDP(cfg.launch.world)
+        return (DividedFSDP if cfg.launch.tensor > 1 else FSDP)(cfg.launch, self.sharing(cfg.launch.world))
+
+    def sharing(self, world: int) -> int:
+        return self.shard or world
+
+    def refused(self, cfg: "Sized") -> str | None:
+        if (world := cfg.launch.world) % self.sharing(world):
+            return f"shard={self.shard} ranks hold a copy of the weights, and launch asks for {world}, no multiple. Choose a divisor of it."
+        return super().refused(cfg)
+
+    def undivided(self, cfg: "Sized") -> str | None:
+        if self.sharing(cfg.launch.world) % cfg.launch.tensor:
+            return f"strategy.shard={self.shard} is not a multiple of it. Choose one"
+        if cfg.optim.whole_matrices:
+            return f"optim={cfg.optim.kind} works on whole matrices. Use optim=adamw"
+        if cfg.adapter is not None:
+            return f"adapter={cfg.adapter.kind} is trained beside whole matrices. Use launch.context, or leave it out"
+        if cfg.trainer.compile:
+            return "trainer.compile has not been tried with slices of matrices. Leave it out"
+        return cfg.model.undivided(cfg.launch.tensor)
 
 
 class ZeroConfig(StrategyConfig):

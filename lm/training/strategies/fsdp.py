@@ -1,5 +1,6 @@
 """torch's FSDP2, through Lightning's ModelParallelStrategy.  Zhao et al. 2023, arXiv:2304.11277."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,20 +13,26 @@ from torch.optim import Optimizer
 
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import Piece
+from lm.training.launch.config import LaunchConfig
+from lm.training.strategies.mesh import mesh_of
 from lm.training.strategies.single import Single
 from lm.training.weights.initial import Fill, materialized
 
 
 class FSDP(Single):
-    """Every rank keeps a slice of each weight; a block's weights are whole only while it computes. Works on CPU with gloo."""
+    """Every rank keeps a slice of each weight; a block's weights are whole only while it computes. Works on CPU with gloo.
+
+    Neighbours hold one copy of the weights together, and every copy the same.
+    """
 
     meta = True
 
-    def __init__(self, world: int) -> None:
-        self.world = world
+    def __init__(self, launch: LaunchConfig, shard: int) -> None:
+        """shard: ranks that hold a copy of the weights."""
+        self.launch, self.n, self.copies = launch, shard, launch.world // shard
 
     def lightning(self) -> Any:
-        return ModelParallelStrategy(data_parallel_size=self.world, tensor_parallel_size=1)
+        return ModelParallelStrategy(data_parallel_size=self.launch.world, tensor_parallel_size=1)
 
     def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
         """Each block is one unit, and the root holds embedding, norm and head, so that a tied weight stays one.
@@ -33,9 +40,16 @@ class FSDP(Single):
         What routers steer stays whole; frozen weights are split as all others."""
         self._model: Any = model
         data_parallel = mesh["data_parallel"]
+        if self.copies > 1:
+            data_parallel = mesh_of(mesh.device_type, {"copies": self.copies, "slices": self.n}, self.launch.timeout_s)
         device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
         for part in materialized(model, model.units(), device, fill):
-            fully_shard(part, mesh=data_parallel, ignored_params=set(model.steered().values()) & set(part.parameters()))
+            placed, steered = self._placed(part), set(model.steered().values()) & set(part.parameters())
+            fully_shard(part, mesh=data_parallel, ignored_params=steered, shard_placement_fn=placed)
+
+    def _placed(self, part: nn.Module) -> Callable[[nn.Parameter], Any] | None:
+        """Returns what tells of a part's weights where they lie; None: all on the mesh, along their first dimension."""
+        return None
 
     def ready(self, optimizer: Optimizer) -> None:
         """Gathers once: that allocates what later gatherings write into, and what an evaluation allocates no training step may write."""
@@ -60,9 +74,9 @@ class FSDP(Single):
         return full.detach()
 
     def piece(self, name: str, kind: str, tensor: Tensor) -> Piece:
-        """The block of this rank, wherever the mesh has put it."""
+        """The block of this rank, wherever the mesh has put it; one rank of each copy has the same."""
         if not isinstance(tensor, DTensor):
             return Piece.whole(name, kind, tensor)
         mine = tensor.to_local().detach()
         _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        return Piece(name, kind, tuple(tensor.shape), tuple(offset), mine, shared=False)
+        return Piece(name, kind, tuple(tensor.shape), tuple(offset), mine, (torch.distributed.get_rank() // self.n, self.copies))

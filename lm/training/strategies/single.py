@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lm.nn.mixers.ulysses import Slices
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import Piece
 from lm.training.optim.base import begin_state, named_state
@@ -19,6 +20,7 @@ Judge = Callable[[Tensor], Tensor]  # the norm of a step's whole gradient -> the
 class Single:
     """Gradients are whole, or sharded tensors that behave so; they are clipped here, before the optimizer's step."""
 
+    slices: Slices | None = None  # of rows and matrices, where ranks hold these
     meta = False  # whether `shard` takes a model on the meta device, so that no rank ever holds all of it
 
     def lightning(self) -> Any:

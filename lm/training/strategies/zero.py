@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from lm.nn.transformer import LM
 from lm.schema import Tree
-from lm.storage.checkpoint import Piece
+from lm.storage.checkpoint import ALONE, Piece
 from lm.training.optim.base import CUTS, begin_state
 from lm.training.optim.slices import in_a_row
 from lm.training.strategies.single import Judge, Single
@@ -132,4 +132,4 @@ class Zero(Single):
 def _slice(name: str, kind: str, p: nn.Parameter, found: Any, tensor: Tensor) -> Piece:
     """found: DeepSpeed's note of which elements of p this rank keeps."""
     at = found.lp_fragment_address
-    return Piece(name, kind, tuple(p.shape), (at.start,), tensor, shared=False)
+    return Piece(name, kind, tuple(p.shape), (at.start,), tensor, share=ALONE)

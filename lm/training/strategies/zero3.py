@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.nn.transformer import LM
-from lm.storage.checkpoint import Piece
+from lm.storage.checkpoint import ALONE, Piece
 from lm.training.strategies.zero import Zero
 from lm.training.weights.initial import Fill, materialized
 
@@ -66,7 +66,7 @@ class Zero3(Zero):
         """Without the padding, of which the last rank's slice may consist."""
         start, stop = self._range(p)
         if start < stop:
-            yield Piece(name, kind, tuple(p.ds_shape), (start,), padded.narrow(0, 0, stop - start), shared=False)
+            yield Piece(name, kind, tuple(p.ds_shape), (start,), padded.narrow(0, 0, stop - start), share=ALONE)
 
     def _range(self, p: Any) -> tuple[int, int]:
         """Which elements of the flattened weight this rank keeps."""

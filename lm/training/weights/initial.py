@@ -31,9 +31,12 @@ def copied(path: str) -> Fill:
     """Of a run, model or checkpoint folder; raises CheckpointError where the shapes differ."""
     source = resolve_model(path)
     _, weights = read_merged(source)
+    fitting: list[LM] = []
 
     def fill(model: LM, names: Container[str]) -> None:
-        require_same_shapes(_shapes(model), {name: tuple(weight.shape) for name, weight in weights.items()}, str(source))
+        if not fitting:  # before any of them is cut
+            require_same_shapes(_shapes(model), {name: tuple(weight.shape) for name, weight in weights.items()}, str(source))
+            fitting.append(model)
         mine = [(name, p) for name, p in model.named_parameters() if name in names]
         copy_weights(mine, {name: weights[name] for name, _ in mine}, str(source))
 

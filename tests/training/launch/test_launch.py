@@ -18,6 +18,7 @@ from lm.errors import LmError, ResourceError
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
 from lm.training.config import TrainConfig
+from lm.training.launch.outcome import Outcome, verdict
 from tests.server import ROOT, Process
 from tests.training.conftest import Configure, Launch, ranks, read, results
 
@@ -176,6 +177,13 @@ def test_a_rank_that_does_not_answer_is_told_with_its_state(configure: Configure
     require_gone(tmp_path)
 
 
+def test_a_rank_that_was_killed_is_told_before_one_that_has_not_noticed() -> None:
+    """Seen with four ranks on two cores: the last one had not come to what it would wait for."""
+    ranks_now = [Outcome(0, 10, 1.0), Outcome(1, 11, 2.0, 1, "lost", peer_lost=True), Outcome(2, 12, 3.0)]
+    died, hung = verdict(ranks_now, {0: 9, 2: 15}, {0: "Z", 2: "R"}), verdict(ranks_now, {0: 9, 2: 9}, {0: "S", 2: "R"})
+    assert "rank 0: the process was killed by SIGKILL" in str(died) and "rank 0: it did not answer the others" in str(hung)
+
+
 def test_ranks_end_and_save_when_their_launcher_is_killed(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:
     process = lm_process("train", *tiny, "optim=adamw", *ENDLESS, *ranks("ddp"))
     wait_for_steps(tmp_path / "run", process)
@@ -206,6 +214,7 @@ def test_a_config_that_differs_is_refused_before_any_rank_starts(
         (["strategy=zero1", "optim=adamw", "trainer.ema_decay=0.9"], "trainer.ema_decay needs weights"),
         (["strategy=zero3", "optim=adamw", "trainer.precision=bf16-true"], "trainer.precision=bf16-mixed"),
         (["strategy=zero3", "optim=adamw", "trainer.compile=true"], "trainer.compile"),
+        (ranks("fsdp", 4, shard=3), "strategy=fsdp: shard=3 ranks hold a copy of the weights, and launch asks for 4, no multiple. Choose"),
         (ranks("ddp", 2, 3), "context=3 ranks hold a row, and devices \\* nodes=2 is not a multiple. Choose a divisor of it"),
         ([*ranks("ddp", 6, 2), "data.global_batch=8"], "data.global_batch=8 is not a multiple of the 3 groups of 2 ranks"),
         ([*HALVES, "data.seq_len=33"], "launch.context=2: data.seq_len=33 is not a multiple of it. Choose one, such as 34."),

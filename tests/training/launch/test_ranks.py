@@ -31,6 +31,8 @@ EXACT = [
     pytest.param("ddp", 3, ["optim=muon", "data.global_batch=12"], marks=pytest.mark.slow),
     pytest.param("fsdp", 3, ["data.global_batch=12"], marks=pytest.mark.slow),
     pytest.param("fsdp", 3, ["optim=muon", "data.global_batch=12"], marks=pytest.mark.slow),
+    pytest.param("fsdp", 4, ["strategy.shard=2", "optim=muon", "trainer.ema_decay=0.9"], marks=pytest.mark.slow),
+    pytest.param("fsdp", 4, ["launch.tensor=2", "trainer.ema_decay=0.9"], marks=pytest.mark.slow),
     pytest.param("zero2", 2, ["optim=muon"], marks=[pytest.mark.slow, needs_deepspeed]),
     *(pytest.param(kind, 2, [], marks=[pytest.mark.slow, needs_deepspeed]) for kind in ZERO),
     pytest.param("zero2", 2, ["trainer.precision=bf16-mixed", "trainer.micro_batch=2"], marks=[pytest.mark.slow, needs_deepspeed]),
@@ -109,6 +111,10 @@ MOVES = [
     pytest.param([("ddp", 4, 2), ("fsdp", 2, 2), ("fsdp", 2)], marks=pytest.mark.slow),
     pytest.param([("single", 1), ("fsdp", 2)], marks=pytest.mark.slow),
     pytest.param([("fsdp", 3), ("ddp", 2), ("single", 1)], marks=pytest.mark.slow),
+    pytest.param([("single", 1), ("fsdp", 4, 1, 2), ("fsdp", 3), ("fsdp", 4, 2, 2), ("single", 1)], marks=pytest.mark.slow),
+    pytest.param(
+        [("single", 1), ("fsdp", 2, 1, None, 2), ("fsdp", 4, 1, 2, 2), ("ddp", 2), ("fsdp", 4, 1, None, 2)], marks=pytest.mark.slow
+    ),
     pytest.param([("zero2", 2), ("fsdp", 2), ("ddp", 2)], marks=[pytest.mark.slow, needs_deepspeed]),
     pytest.param([("zero3", 2), ("zero1", 2), ("single", 1)], marks=[pytest.mark.slow, needs_deepspeed]),
     pytest.param([("single", 1), ("zero3", 2), ("zero2_offload", 2)], marks=[pytest.mark.slow, needs_deepspeed]),

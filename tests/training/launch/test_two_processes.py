@@ -42,6 +42,8 @@ class Job:
     options: Tree = field(default_factory=dict)  # of train_steps
     adapter: Tree | None = None
     context: int = 1  # ranks that hold a row
+    tensor: int = 1  # ranks that hold a matrix
+    strategy: Tree = field(default_factory=dict)  # options
     rounded: bool = False  # in bf16, where gradients are rounded in other places: losses and weights are close, norms are not
 
     def config(self) -> TrainConfig:
@@ -49,7 +51,7 @@ class Job:
         return found if self.adapter is None else found.replace(adapter=self.adapter, init_from="drawn as the others")
 
     def run(self, cfg: TrainConfig, rank: int, world: int) -> tuple[Record, dict[str, torch.Tensor]]:
-        n = cfg.launch.context
+        n = cfg.launch.holders
         rows = batches(rank=rank // n, world=world // n, rows=ROWS, steps=STEPS, accumulation=self.accumulation)
         rows = with_sources(rows) if self.model == ENCODER_DECODER else rows
         kind = Poisoned if self.poisoned and world > 1 else TrainModule
@@ -103,7 +105,33 @@ QUARTERS = {
     "quarters": Job(SGD, 3, model=FOUR_HEADS, context=4),
     "quarters, experts, adamw": Job(SLOW_ADAMW, 2, model=FOUR_HEADS | MOE, context=4),
 }
-ALL = JOBS | COMPILED | HALVES | QUARTERS
+COPIES = {  # of four ranks, or of six
+    "copies, sgd": Job(SGD, 3, strategy={"shard": 2}),
+    "copies, experts, muon": Job(MUON, 3, model=MOE, strategy={"shard": 2}),
+    "copies, poisoned": Job(SLOW_ADAMW, 1, poisoned=True, strategy={"shard": 2}),
+    "copies, an adapter, all blocks again": Job(
+        SLOW_ADAMW, 3, adapter={"kind": "lora", "rank": 4}, options={"checkpoint_blocks": 1}, strategy={"shard": 2}
+    ),
+    "copies, experts, halves": Job(SLOW_ADAMW, 3, model=MOE, context=2, strategy={"shard": 2}),
+    "copies, compiled": Job(SGD, 3, options={"compile": True}, strategy={"shard": 2}),
+}
+UNEVEN_COPIES = {
+    f"{name}, uneven": replace(COPIES[name], accumulation=2, strategy={"shard": 3}) for name in ("copies, sgd", "copies, experts, muon")
+}
+WIDER: Tree = {"attention": {"kind": "gqa", "n_heads": 8, "n_kv_heads": 4, "head_dim": 8, "qkv_bias": True, "qk_norm": "head"}}
+BIASES: Tree = {"attention": {**WIDER["attention"], "out_bias": True}, "ffn": {"kind": "mlp", "hidden": 40, "bias": True}}
+MATRICES_CUT = {
+    "matrices, sgd": Job(SGD, 2, model=WIDER, tensor=2),
+    "matrices, adamw": Job(SLOW_ADAMW, 3, model=BIASES, tensor=2),
+    "matrices, momentum, every other block again": Job(MOMENTUM, 2, model=WIDER, options={"checkpoint_blocks": 2}, tensor=2),
+    "matrices, bf16": Job(SLOW_ADAMW, 2, model=BIASES, options=BF16, rounded=True, tensor=2),
+    "matrices, poisoned": Job(SLOW_ADAMW, 2, model=WIDER, poisoned=True, tensor=2),
+}
+MATRICES_CUT_IN_FOUR = {
+    "matrices, four": Job(SLOW_ADAMW, 2, model=BIASES, tensor=4),
+    "matrices, copies": Job(SLOW_ADAMW, 2, model=WIDER, tensor=2, strategy={"shard": 2}),
+}
+ALL = JOBS | COMPILED | HALVES | QUARTERS | COPIES | UNEVEN_COPIES | MATRICES_CUT | MATRICES_CUT_IN_FOUR
 ZERO = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
 REFUSING = ZERO[2:]  # what works on matrices
 
@@ -116,10 +144,11 @@ class Poisoned(TrainModule):
         return loss * float("nan") if self.step == POISONED_STEP and self.global_rank == 1 else loss
 
 
-def spread(cfg: TrainConfig, kind: str, world: int, context: int) -> TrainConfig:
+def spread(job: Job, kind: str, world: int) -> TrainConfig:
     """Under ZeRO-3 even the smallest weights are split."""
-    threshold = {"persistence_threshold": 0} if kind.startswith("zero3") else {}
-    return from_tree(TrainConfig, {**cfg.tree(), "strategy": {"kind": kind, **threshold}, "launch": {"devices": world, "context": context}})
+    options = job.strategy | ({"persistence_threshold": 0} if kind.startswith("zero3") else {})
+    launched = {"devices": world, "context": job.context, "tensor": job.tensor}
+    return from_tree(TrainConfig, {**job.config().tree(), "strategy": {"kind": kind, **options}, "launch": launched})
 
 
 def process(kind: str, out: Path, names: list[str]) -> None:
@@ -129,7 +158,7 @@ def process(kind: str, out: Path, names: list[str]) -> None:
         job = ALL[name]
         if job.optim is MUON and kind in REFUSING:
             continue
-        record, weights = job.run(spread(job.config(), kind, world, job.context), rank, world)
+        record, weights = job.run(spread(job, kind, world), rank, world)
         if rank == 0:
             (out / f"{name}.json").write_text(json.dumps(record))
             save_file(weights, out / f"{name}.safetensors")
@@ -156,6 +185,10 @@ def alone(name: str) -> tuple[Record, dict[str, torch.Tensor]]:
             pytest.param(kind, HALVES | QUARTERS, 4, marks=pytest.mark.slow, id=f"{kind}, rows in slices, four")
             for kind in ("ddp", "fsdp", "zero2")
         ),
+        pytest.param("fsdp", COPIES, 4, marks=pytest.mark.slow, id="fsdp, copies, four"),
+        pytest.param("fsdp", UNEVEN_COPIES, 6, marks=pytest.mark.slow, id="fsdp, copies, six"),
+        pytest.param("fsdp", MATRICES_CUT, 2, marks=pytest.mark.slow, id="fsdp, matrices in slices"),
+        pytest.param("fsdp", MATRICES_CUT | MATRICES_CUT_IN_FOUR, 4, marks=pytest.mark.slow, id="fsdp, matrices in slices, four"),
         # a compiler runs; ZeRO-3 refuses to compile
         *(pytest.param(kind, COMPILED, 2, marks=pytest.mark.slow, id=f"{kind}, compiled") for kind in ("ddp", "fsdp", "zero1", "zero2")),
     ],

@@ -1,0 +1,93 @@
+"""FSDP2 where ranks hold slices of the blocks' matrices as well, and compute with these: a grid of ranks."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from lm.errors import ConfigError
+from lm.nn.mixers.columns import Columns, Divisible
+from lm.nn.transformer import LM
+from lm.storage.checkpoint import Piece
+from lm.training.optim.base import Group
+from lm.training.strategies.fsdp import FSDP
+from lm.training.strategies.mesh import mesh_of
+from lm.training.strategies.single import Judge
+from lm.training.weights.initial import Fill
+
+
+class DividedFSDP(FSDP):
+    """Neighbours hold slices of the same matrices, and each slice is cut again over the ranks that hold the same one. What is no slice of
+    a matrix is cut over all ranks, which see other tokens of it each."""
+
+    def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
+        try:
+            from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+        except ImportError:
+            raise ConfigError(f"launch.tensor needs torch 2.12, and this is {torch.__version__}. Install it, or leave it out.") from None
+        n = self.launch.tensor
+        grid = mesh_of(mesh.device_type, {"copies": self.copies, "slices": self.n // n, "tensor": n}, self.launch.timeout_s)
+        self._group, self._mesh = grid.get_group("tensor"), grid["copies", "slices"] if self.copies > 1 else grid["slices"]
+        info = HSDPMeshInfo(self._mesh, 1, 0) if self.copies > 1 else FSDPMeshInfo(self._mesh, 0)
+        self._placement = ShardPlacementResult(Shard(0), info)
+        self.slices: Columns = Columns(self._group, grid.get_local_rank("tensor"), n)
+        self._cut = dict(cut_weights(model))
+        super().shard(model, mesh, fill)
+        for stack in model.stacks():
+            stack.parts = [replace(parts, mixer=parts.mixer.divided(parts.d_model, n)) for parts in stack.parts]
+
+    def _placed(self, part: nn.Module) -> Callable[[nn.Parameter], Any] | None:
+        if part is self._model:  # its blocks are done
+            return None
+        mine = {p for module in part.modules() if isinstance(module, Divisible) for p in self.slices.divide(module)}
+        return lambda p: self._placement if p in mine else None
+
+    def _divided(self, tensor: Tensor) -> bool:
+        return isinstance(tensor, DTensor) and tensor.device_mesh == self._mesh
+
+    def prepare(self, optimizer: Optimizer, judge: Judge) -> None:
+        """No kernel takes weights of two meshes at once."""
+        super().prepare(optimizer, judge)
+        optimizer.param_groups[:] = [part for group in optimizer.param_groups for part in self._apart(group)]
+
+    def _apart(self, group: Group) -> Iterator[Group]:
+        for divided in (False, True):
+            found = [(name, p) for name, p in zip(group["names"], group["params"], strict=True) if self._divided(p) is divided]
+            if found:
+                yield group | {"names": [name for name, _ in found], "params": [p for _, p in found]}
+
+    def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None) -> None:
+        """A slice has its gradient by all tokens on one rank, and FSDP2 has divided by fewer ranks than it was multiplied by."""
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        parts = [[grad for grad in grads if self._divided(grad) is divided] for divided in (False, True)]
+        if parts[1]:  # not all of them frozen
+            torch._foreach_div_(parts[1], self.launch.tensor)
+        wide, narrow = (self.whole(get_total_norm(part, foreach=True)).square() for part in parts)
+        torch.distributed.all_reduce(narrow, group=self._group)
+        norm = (wide + narrow).sqrt()
+        if limit is not None:
+            for part in filter(None, parts):
+                torch._foreach_mul_(part, (limit / (norm + 1e-6)).clamp(max=1.0))
+        optimizer.found_inf = self.judge(norm)  # type: ignore[attr-defined]
+
+    def piece(self, name: str, kind: str, tensor: Tensor) -> Piece:
+        """Of the whole matrix, which FSDP2 does not know."""
+        found = super().piece(name, kind, tensor)
+        if name not in self._cut or not isinstance(tensor, DTensor):
+            return found
+        dim, shape, offset = self._cut[name], [*found.shape], [*found.offset]
+        offset[dim] += self.slices.rank * shape[dim]
+        shape[dim] *= self.slices.n
+        return replace(found, shape=tuple(shape), offset=tuple(offset))
+
+
+def cut_weights(model: LM) -> Iterator[tuple[str, int]]:
+    """Of each weight of which ranks hold slices the dimension that is cut."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, Divisible):
+            yield from ((f"{prefix}.{name}", dim) for name, dim in module.cut.items())

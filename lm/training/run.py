@@ -93,7 +93,7 @@ def _prepare(cfg: TrainConfig, folder: RunFolder, reader: CheckpointReader | Non
     """The tokens, by the tokenizer of the checkpoint or of the parent where there is one."""
     source = str(reader.folder) if reader is not None else cfg.init_from
     tokenizer = load_tokenizer(resolve_model(source)) if source is not None else cfg.tokenizer
-    data = prepare(cfg.data, tokenizer, log=console.say, specials=cfg.objective.specials())
+    data = prepare(cfg.data, tokenizer, log=console.say, specials=cfg.objective.specials(), seed=cfg.seeds.data)
     if reader is not None:
         require_same_data(folder, cfg, reader.meta, data)
     return data

@@ -41,6 +41,16 @@ def test_parts_joined_are_what_one_machine_makes(lm: Lm, files: list[str], tmp_p
     assert lm("prepare", *files)[1].strip() == str(joined)  # found, as training finds it
 
 
+def test_a_damaged_part_is_not_joined(lm: Lm, files: list[str]) -> None:
+    """Seen to fail: its damage was given a checksum of its own."""
+    folder = Path([lm("prepare", *files, f"part={part}/2")[1].strip() for part in (1, 2)][1])
+    data = bytearray((folder / "train-00000.bin").read_bytes())
+    data[20] ^= 1
+    (folder / "train-00000.bin").write_bytes(data)
+    code, _, err = lm("prepare", *files, "merge=2")
+    assert code == 2 and f"{folder}/train-00000.bin: the token cache is damaged: it has another checksum" in err.splitlines()[-1]
+
+
 MISTAKES = {
     "no part": (["part=5/4"], ["part", "'5/4'", "1 <= I <= N"]),
     "part of a part": (["part=a"], ["part", "1/4"]),

@@ -135,6 +135,7 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
         run.splits.train, seed=cfg.seeds.data, global_batch=cfg.data.global_batch, micro_batch=micro_batch,
         rank=run.ranks.rank // cfg.launch.context, world=cfg.launch.readers, start_step=step + run.counters.rows_from,
         max_steps=_ENDLESS, workers=cfg.data.workers, train_rows=cfg.data.train_rows, widest_first=cfg.check,
+        pinned=on_cuda(cfg.trainer.device, cfg.launch.devices),
     )  # fmt: skip
     module.model.checkpoint_blocks(cfg.trainer.checkpoint_blocks or 0)
     if cfg.trainer.compile:

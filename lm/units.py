@@ -14,7 +14,7 @@ def si(value: float | None) -> str:
     """Three significant digits and a decimal prefix: 3285504 -> '3.29 M'."""
     if value is None:
         return "-"
-    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, prefix in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 0.9995 * size:
             scaled = value / size
             return f"{scaled:.{0 if scaled >= 99.95 else 1 if scaled >= 9.995 else 2}f} {prefix}"
@@ -29,6 +29,11 @@ def counted(n: int, noun: str) -> str:
 def sized(n_bytes: int) -> str:
     """317 bytes; 12.3 kB; 1.25 GB."""
     return counted(n_bytes, "byte") if n_bytes < 1000 else f"{si(n_bytes)}B"
+
+
+def binary(n_bytes: float) -> str:
+    """12.00 MiB; 1.50 GiB."""
+    return f"{n_bytes / 2**30:,.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:,.2f} MiB"
 
 
 def fixed(value: float | None, error: float | None = None) -> str:

@@ -46,6 +46,7 @@ DOORS = {
     "lm_eval": "lm/generation/harness.py",
     "transformers": "lm/hf/io/check.py",
     "gguf": "lm/hf/gguf/writing.py",
+    "ray": "lm/data/on_ray.py",
     "llguidance": "lm/generation/grammar.py",
 }
 

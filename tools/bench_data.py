@@ -4,11 +4,13 @@ python tools/bench_data.py tokenise     # MB/s of preparing against the encoder 
 python tools/bench_data.py batches      # tokens/s of packed rows from warm shards, split and best fit
 python tools/bench_data.py loading      # part of a step of the default recipe that goes into its batch
 python tools/bench_data.py packing      # seconds and fill of best-fit packing of 10 M tokens
-python tools/bench_data.py shards       # seconds to open 1,000 shards that were verified before
+python tools/bench_data.py shards       # seconds to open 1,000 shards and compare a sample of each
+python tools/bench_data.py start mtokens=10000   # seconds to the first batch of so many million tokens, 2 bytes each, read from the disk
 python tools/bench_data.py memory mb=1000 tokenizer=bytes   # most memory while that much text is prepared; tokenizer=bpe takes minutes more
 """
 
 import json
+import os
 import random
 import resource
 import statistics
@@ -21,7 +23,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer as RawTokenizer
 
-from lm.data.kinds import BPEConfig, BytesConfig, StdlibConfig, TextConfig, TokenizerConfig
+from lm.data.batches import Batches
+from lm.data.kinds import BPEConfig, BytesConfig, CausalConfig, StdlibConfig, TextConfig, TokenizerConfig
 from lm.data.layout.best_fit import BestFit, best_fit
 from lm.data.loader import train_loader
 from lm.data.order import step_rows
@@ -146,10 +149,34 @@ def shards() -> dict[str, float]:
         writer.start_document()
         writer.add(np.arange(1_000_000, dtype=np.uint32) % 1000)
         write_index(path, {"splits": {"train": writer.close()}})
-        TokenStore(path, "train").verify(1000, path / "verified")
         begun = time.perf_counter()
-        TokenStore(path, "train").verify(1000, path / "verified")
+        TokenStore(path, "train").sample(1000, seed=0)
         return {"seconds": time.perf_counter() - begun}
+
+
+def start(mtokens: int) -> dict[str, float]:
+    """In place of the tokens of a small file; read from the disk, with a sample compared and with all of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        records = [json.dumps({"text": f"document {n}"}) + "\n" for n in range(1000)]
+        (Path(folder) / "a.jsonl").write_text("".join(records))
+        data = TextConfig(files=f"{folder}/a.jsonl", cache_dir=f"{folder}/cache", seq_len=256, global_batch=64)
+        [part] = prepare(data, BytesConfig(), log=quiet).parts.values()
+        writer, tokens = ShardWriter(part.folder, "train", 259), np.random.default_rng(0).integers(0, 256, 1_000_000).astype(np.uint32)
+        for _ in range(mtokens):
+            writer.starts_at(np.arange(0, 1_000_000, 1000), np.empty((0, 2), np.int64))
+            writer.add(tokens)
+        write_index(part.folder, {**part.index, "splits": {**part.index["splits"], "train": writer.close()}})
+        return {f"{how}_s": _first_batch(part.folder, data.replace(verify=how)) for how in ("sample", "full")}
+
+
+def _first_batch(folder: Path, data: TextConfig) -> float:
+    for file in folder.iterdir():
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())  # what is not on the disk yet stays in memory
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    begun = time.perf_counter()
+    next(Batches(data, CausalConfig(), BytesConfig(), log=quiet).steps())
+    return time.perf_counter() - begun
 
 
 def memory(mb: int, kind: str) -> dict[str, float]:
@@ -170,6 +197,7 @@ def main(args: list[str]) -> int:
         "loading": loading,
         "packing": packing,
         "shards": shards,
+        "start": lambda: start(int(options.get("mtokens", 10_000))),
         "memory": lambda: memory(int(options.get("mb", 1000)), options.get("tokenizer", "bpe")),
     }
     if not args or args[0] not in named:

@@ -16,11 +16,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from lm.nn.transformer import model_config
 from lm.schema import Tree, from_tree
 from lm.storage.model_folder import read_config
 from lm.storage.run_folder import Metrics, RunFolder
-from lm.training.check import estimate
 from lm.training.config import TrainConfig
+from lm.training.plan import estimate
 
 ROOT = Path(__file__).parents[1]
 WARMUP = 5  # steps that are left out
@@ -68,7 +69,7 @@ def tensor(folder: Path, d_model: int = 1024) -> Tree:
 def _taken(folder: Path, name: str, *overrides: str) -> Tree:
     lines = train(folder, name, "0,1", *overrides)
     cfg = from_tree(TrainConfig, RunFolder(folder / name).config())
-    tensors = estimate(cfg, read_config(folder / name / "model")["model"]).total / 2**30
+    tensors = estimate(cfg, model_config(read_config(folder / name / "model")["model"])).total / 2**30
     step_s = statistics.median(line["step_s"] for line in lines)
     return {"memory_gib": lines[-1]["memory_gib"], "by_formula_gib": round(tensors, 3), "step_s": step_s}
 

@@ -106,8 +106,8 @@ def plain_config(where: str, cfg: TrainConfig, metric: str) -> TrainConfig:
 
     where: what an error names.  Raises ConfigError where its runs would train nothing or need several processes.
     """
-    if cfg.check:
-        raise ConfigError(f"{where}: check=true trains nothing that could be compared. Leave it out.")
+    if cfg.check or cfg.plan:
+        raise ConfigError(f"{where}: {'check' if cfg.check else 'plan'}=true trains nothing that could be compared. Leave it out.")
     if cfg.strategy.launched:
         raise ConfigError(f"{where}: strategy={cfg.strategy.kind} starts ranks, and a run of a study is one process. Leave it out.")
     if cfg.trainer.early_stop is not None:

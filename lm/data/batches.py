@@ -39,7 +39,7 @@ class Batches:
         seed: int = 0,
         log: Log = say,
     ) -> None:
-        prepared = prepare(data, tokenizer, log=log, specials=objective.specials())
+        prepared = prepare(data, tokenizer, log=log, specials=objective.specials(), seed=seed)
         self.tokenizer: Tokenizer = prepared.tokenizer
         self.train, self.val, self.val_of_sources, self.test = build_splits(objective, data, prepared, model, seed)
         self._data, self._seed = data, seed

@@ -35,6 +35,9 @@ class DataConfig(Slot, group="data"):
     """Tokens of one packed document do not see another."""
     cache_dir: str = "~/.cache/lm"
     """Where token shards and trained tokenizers are kept."""
+    verify: Literal["sample", "full"] = "sample"
+    """What of the cached tokens is compared with checksums at each start. sample: of each shard the first block, the last and six that the
+    seed picks; full: all, which reads every byte."""
     workers: int = Field(0, ge=0, le=1024)
     """Loader processes. 0: in the training process."""
 

@@ -41,15 +41,17 @@ def train_loader(
     workers: int,
     train_rows: int | None = None,
     widest_first: bool = False,
+    pinned: bool = False,
 ) -> "TrainLoader":
     """One rank's micro-batches of the steps start_step..max_steps-1, each with the label tokens of this rank's whole step.
 
     train_rows: only the first so many rows are read, again and again.
     widest_first: the first micro-batch of each step is as wide as any can be, whatever its rows should have been.
+    pinned: batches lie in memory from which a GPU copies without the host's waiting.
     """
     size, accumulation = split(global_batch, world, micro_batch)
     steps = Steps(rows, seed, global_batch, size, rank, world, train_rows, widest_first)
-    return TrainLoader(steps, range(start_step, max_steps), accumulation, workers)
+    return TrainLoader(steps, range(start_step, max_steps), accumulation, workers, pinned)
 
 
 def eval_batches(rows: Rows, ids: NDArray[np.int64], micro_batch: int) -> Iterator[Batch]:
@@ -61,9 +63,11 @@ def eval_batches(rows: Rows, ids: NDArray[np.int64], micro_batch: int) -> Iterat
 class TrainLoader(Sized):
     """Micro-batches, flat; `len` is how many. Can be iterated again, from the first step. Use inside `worker_faults`."""
 
-    def __init__(self, steps: "Steps", order: range, accumulation: int, workers: int) -> None:
+    def __init__(self, steps: "Steps", order: range, accumulation: int, workers: int, pinned: bool) -> None:
         start = _leave_signals_to_the_run if workers else None
-        self._steps = DataLoader(steps, batch_size=None, sampler=order, num_workers=workers, collate_fn=_as_is, worker_init_fn=start)
+        self._steps = DataLoader(
+            steps, batch_size=None, sampler=order, num_workers=workers, collate_fn=_as_is, worker_init_fn=start, pin_memory=pinned
+        )
         self._length = len(order) * accumulation
 
     def __len__(self) -> int:

@@ -1,5 +1,6 @@
 """The one input type of every model and objective. It lives beside the models, since lm/nn imports nothing above itself."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -36,10 +37,17 @@ class Batch:
     held: Whole = WHOLE  # how this rank holds the rows
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on another device, copied without waiting."""
+        """The same batch on another device, copied without waiting where its memory is pinned."""
+        return self._each(lambda x: x.to(device, non_blocking=True))
+
+    def pin_memory(self) -> "Batch":
+        """The same batch in memory that a GPU reads by itself. Torch's loaders call it by this name."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved: dict[str, Any] = {name: value.to(device, non_blocking=True) for name, value in tensors.items() if isinstance(value, Tensor)}
-        return replace(self, **moved)
+        changed: dict[str, Any] = {name: change(value) for name, value in tensors.items() if isinstance(value, Tensor)}
+        return replace(self, **changed)
 
     def in_slices(self, held: Slices) -> "Batch":
         """This rank's part of whole rows, behind whose ends padding makes slices alike. The first rank has the `step_tokens` of all."""

@@ -3,16 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from lm.nn.cost.count import count
-from lm.nn.cost.memory import Memory, memory
-from lm.nn.transformer import build_model, model_config
-from lm.schema import Tree, from_tree
+from lm.nn.transformer import model_config
+from lm.schema import from_tree
 from lm.storage.atomic import TEMPORARY, free_bytes, remove, require_space
 from lm.storage.model_folder import read_config
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
-from lm.training.weights.freeze import freeze
-from lm.units import duration
+from lm.training.plan import cost, estimate, plan, steps_of
+from lm.units import counted, duration
 
 _SAMPLE_TOKENS = 8
 
@@ -23,6 +21,7 @@ def check(cfg: TrainConfig, run: Callable[[TrainConfig], object], say: Callable[
     folder = cfg.run.folder.parent
     trial = folder / f"{TEMPORARY}check-{cfg.run.name}"
     remove(trial)
+    plan(cfg, say)
     try:
         for steps in (1, 2):
             run(_small(cfg, trial, steps))
@@ -47,30 +46,15 @@ def _report(cfg: TrainConfig, run: RunFolder, folder: Path, say: Callable[[str],
     (checkpoint,) = run.checkpoints.glob("step-*")
     size = sum(path.stat().st_size for path in checkpoint.iterdir())
     kept = cfg.checkpoint.most
-    model = read_config(run.model)["model"]
-    expected, n = estimate(cfg, model), count(model_config(model), cfg.data.seq_len).parameters
+    expected = estimate(cfg, model_config(read_config(run.model)["model"]))
+    steps = steps_of(cfg, line["step_s"])
     peak, tensors = f"{line['memory_gib']:.2f} GiB", f"{expected.total / 2**20:,.1f} MiB"
     whose = "this process" if cfg.launch.world == 1 else f"the largest of {cfg.launch.world} ranks"
     say(f"check: step 2 has loss {line['loss']:.4f} and gradient norm {line['grad_norm']:.3g}, and took {line['step_s']:.3g} s")
-    say(_plan(cfg, n, line["step_s"]))
+    pace = "at the pace of that step; those behind the first of a process are faster"
+    taken = duration(steps * line["step_s"]) + cost(cfg, steps * line["step_s"])
+    say(f"check: {counted(steps, 'step')} take {taken}, {pace}")
     say(f"check: memory of {whose} is {peak} at its peak, with the program itself; by formula its tensors are {tensors}")
     say(f"check: {kept} checkpoints of {size:,} bytes are {kept * size:,}, and {free_bytes(folder):,} are free")
     require_space(folder, kept * size)
     say(f"check: saved, resumed, validated and {'sampled' if cfg.trainer.sample_prompts else 'exported'}; the run can start")
-
-
-def _plan(cfg: TrainConfig, n: int, step_s: float) -> str:
-    """n: parameters.  Hoffmann et al. 2022, arXiv:2203.15556, find about 20 tokens for each the best use of compute."""
-    steps = cfg.trainer.max_steps
-    if cfg.trainer.max_minutes is not None:
-        steps = min(steps, round(cfg.trainer.max_minutes * 60 / step_s))
-    tokens = steps * cfg.data.global_batch * cfg.data.seq_len
-    pace = "at the pace of that step; those behind the first of a process are faster"
-    return f"check: {tokens:,} tokens are {tokens / n:.3g} a parameter (Chinchilla: 20), in {duration(steps * step_s)} {pace}"
-
-
-def estimate(cfg: TrainConfig, model: Tree) -> Memory:
-    """Of one rank, by formula.  model: with its sizes filled in."""
-    built = build_model(model_config(model), device="meta")
-    freeze(built, cfg.trainer.freeze)
-    return memory(built, cfg.setting())

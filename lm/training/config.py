@@ -19,6 +19,7 @@ from lm.nn.parametrization import Growth
 from lm.nn.transformer import ModelConfig, build_model
 from lm.schema import MOST, Config, MaybeEmpty, Named, Slot, Tree, flatten
 from lm.storage.run_folder import RunFolder
+from lm.training.budget import BudgetConfig
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
 from lm.training.launch.config import LaunchConfig
 from lm.training.numerics import NumericsConfig
@@ -225,6 +226,9 @@ class TrainConfig(Sized):
     resume: ResumeConfig = ResumeConfig()
     check: bool = False
     """Try everything once and small, tell what it takes, and stop."""
+    plan: bool = False
+    """Tell what it will take in tokens, time, cost and memory, and stop; nothing is read or trained."""
+    budget: BudgetConfig = BudgetConfig()
     plugins: dict[str, str] = {}
     """Files of code that define a kind used here, by name, with the SHA-256 of each; filled in from plugins=FILE and LM_PLUGINS."""
     traceback: bool = False
@@ -269,6 +273,8 @@ class TrainConfig(Sized):
         if self.model.growth() != Growth() and not self.optim.obeys_rates:
             kind = self.model.parametrization.kind
             raise ValueError(f"optim={self.optim.kind} has no rule for model.parametrization={kind}. Use optim=adamw or muon.")
+        if self.budget != BudgetConfig() and not (self.plan or self.check):
+            raise ValueError("budget is what a plan reckons with, and this is none. Write plan=true as well, or leave it out.")
         self.objective.require_fit(self.model.kind, self.data)
         if (refused := self.eval.refusal(self.model, self.data.seq_len, self.objective.kind)) is not None:
             raise ValueError(refused)

@@ -19,9 +19,9 @@ from lm.training.state import Saved
 Say = Callable[[str], None]
 
 _MAY_CHANGE = (
-    "run.", "launch.", "strategy.", "logger.", "checkpoint.", "resume.", "traceback", "check", "trainer.micro_batch", "trainer.val_every",
-    "trainer.log_every", "trainer.sample_", "trainer.device", "trainer.compile", "trainer.checkpoint_blocks",
-    "trainer.early_stop", "data.workers", "numerics.", "data.cache_dir", "metrics", "eval.",
+    "run.", "launch.", "strategy.", "logger.", "checkpoint.", "resume.", "traceback", "check", "plan", "budget.", "trainer.micro_batch",
+    "trainer.val_every", "trainer.log_every", "trainer.sample_", "trainer.device", "trainer.compile", "trainer.checkpoint_blocks",
+    "trainer.early_stop", "data.workers", "data.verify", "numerics.", "data.cache_dir", "metrics", "eval.",
 )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def _prepare(cfg: TrainConfig, folder: RunFolder, reader: CheckpointReader | Non
     """The tokens, by the tokenizer of the checkpoint or of the parent where there is one."""
     source = str(reader.folder) if reader is not None else cfg.init_from
     tokenizer = load_tokenizer(resolve_model(source)) if source is not None else cfg.tokenizer
-    data = prepare(cfg.data, tokenizer, log=console.say, specials=cfg.objective.specials())
+    data = prepare(cfg.data, tokenizer, log=console.say, specials=cfg.objective.specials(), seed=cfg.seeds.data)
     if reader is not None:
         require_same_data(folder, cfg, reader.meta, data)
     return data
@@ -135,6 +135,7 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
         run.splits.train, seed=cfg.seeds.data, global_batch=cfg.data.global_batch, micro_batch=micro_batch,
         rank=run.ranks.rank // cfg.launch.holders, world=cfg.launch.readers, start_step=step + run.counters.rows_from,
         max_steps=_ENDLESS, workers=cfg.data.workers, train_rows=cfg.data.train_rows, widest_first=cfg.check,
+        pinned=on_cuda(cfg.trainer.device, cfg.launch.devices),
     )  # fmt: skip
     module.model.checkpoint_blocks(cfg.trainer.checkpoint_blocks or 0)
     if cfg.trainer.compile:

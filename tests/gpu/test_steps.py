@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lm.cli.compose.compose import compose_config
+from lm.data.loader import TrainLoader
 from lm.nn.batch import Batch
 from lm.training.module import TrainModule
 from lm.training.run import train
@@ -74,6 +75,14 @@ def test_a_step_never_waits_for_the_device(optim: dict[str, Any], compiled: bool
     cfg, rows = config(optim, LENGTH, window=9, global_every=2), batches(LENGTH, documents=True)
     record, _ = train_steps(cfg, rows, kind=Watched, accelerator="cuda", compile=compiled)
     assert len(record["loss"]) == STEPS
+
+
+def test_a_loader_gives_the_same_batches_in_pinned_memory() -> None:
+    rows = batches(LENGTH, documents=True)
+    for plain, pinned in zip(rows, TrainLoader([rows], range(1), len(rows), workers=0, pinned=True), strict=True):  # type: ignore[arg-type]
+        moved = pinned.to(torch.device("cuda"))
+        for name in ("tokens", "labels", "positions", "documents"):
+            assert getattr(pinned, name).is_pinned() and torch.equal(getattr(moved, name).cpu(), getattr(plain, name))
 
 
 class Poisoned(TrainModule):

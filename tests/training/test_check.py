@@ -11,20 +11,21 @@ import torch
 
 from lm.cli.main import main
 from lm.nn.batch import Batch
-from lm.training import check as checking
 from lm.training.module import TrainModule
+from lm.training.plan import estimate
 from tests.training.conftest import Configure, ranks, settled
 
 
 def test_a_check_tries_everything_once_and_leaves_nothing(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = set(tmp_path.iterdir())
-    assert main(settled("train", *tiny, "check=true", "trainer.sample_prompts=['def ']", "trainer.ema_decay=0.9")) == 0
+    assert main(settled("train", *tiny, "check=true", "trainer.sample_prompts=['def ']", "trainer.ema_decay=0.9", "budget.price=2")) == 0
     out = capsys.readouterr().out
     assert "resumes at step 1" in out and out.count("  validation") == 2
     thousands, told = (
-        re.search(pattern, out) for pattern in (r"([\d.]+) k parameters", r"3,072 tokens are ([\d.]+) a parameter .*, in [\d.]+ s")
+        re.search(pattern, out) for pattern in (r"([\d.]+) k parameters", r"3,072 tokens in 12 steps are ([\d.]+) a parameter")
     )
     assert thousands and told and float(told[1]) == pytest.approx(3.072 / float(thousands[1]), rel=0.01)
+    assert out.startswith("plan: ") and "check: 12 steps take " in out and "GPU-hours at 2: " in out
     assert "3 checkpoints of" in out and "by formula its tensors are" in out and out.rstrip().endswith("the run can start")
     assert set(tmp_path.iterdir()) - before == {tmp_path / "cache"}
 
@@ -78,7 +79,7 @@ def test_what_would_end_the_run_ends_the_check(tiny: list[str], capsys: pytest.C
 def test_the_estimate_follows_the_strategy(configure: Configure) -> None:
     def total(*overrides: str) -> int:
         cfg = configure("optim=adamw", *overrides)
-        return checking.estimate(cfg, cfg.model.replace(vocab_size=320, max_seq_len=32).tree()).optimizer
+        return estimate(cfg, cfg.model.replace(vocab_size=320, max_seq_len=32)).optimizer
 
     whole = total()
     assert total(*ranks("ddp")) == whole
@@ -91,7 +92,7 @@ def test_the_estimate_of_a_rank_with_half_of_each_row_is_half_the_activations(co
 
     def activations(*overrides: str) -> int:
         cfg = configure("optim=adamw", *overrides)
-        return checking.estimate(cfg, cfg.model.replace(vocab_size=320, max_seq_len=32).tree()).activations
+        return estimate(cfg, cfg.model.replace(vocab_size=320, max_seq_len=32)).activations
 
     whole = activations()
     assert 0.5 * whole < activations(*ranks("ddp", 2, 2)) < 0.58 * whole

@@ -20,8 +20,8 @@ _LONGEST_VARIANT = 60  # of StudyConfig.variants
 _PLACE = ("run.name", "run.dir")
 
 WHERE_AND_HOW = (
-    *("run", "logger", "checkpoint", "resume", "launch", "traceback", "check"),
-    *("trainer.device", "trainer.log_every", "data.cache_dir", "data.workers"),
+    *("run", "logger", "checkpoint", "resume", "launch", "traceback", "check", "plan", "budget"),
+    *("trainer.device", "trainer.log_every", "data.cache_dir", "data.workers", "data.verify"),
 )
 """Keys that change where and how a run goes, not what comes out: two runs that differ in these only are one run."""
 

@@ -96,6 +96,11 @@ def _ended(composition: Composition) -> Path | None:
 def _train(cfg: "TrainConfig", command: str) -> None:
     from lm.training.launch.start import train
 
+    if cfg.plan:
+        from lm.training.plan import plan
+
+        plan(cfg, say)
+        return
     if cfg.check:
         from lm.training.check import check
 

@@ -12,7 +12,7 @@ from lm.nn.transformer import LM, EncoderConfig, ModelConfig, build_model
 from lm.schema import Config, Tree
 from lm.training.config import Sized
 from lm.training.weights.freeze import freeze, trainable
-from lm.units import si, table
+from lm.units import binary, si, table
 
 _BESIDE = """
 These are tensors alone. The column `memory` of a training has more: the peak of the whole process, Python and its
@@ -101,8 +101,4 @@ def _memory(found: Memory, offload: bool) -> list[tuple[str, str]]:
 
 
 def _placed(name: str, size: int, offload: bool) -> str:
-    return f"{_binary(size):>12}" + ("  of the host's memory, not in the total" if offload and name == "optimizer" else "")
-
-
-def _binary(n: float) -> str:
-    return f"{n / 2**30:,.2f} GiB" if n >= 2**30 else f"{n / 2**20:,.2f} MiB"
+    return f"{binary(size):>12}" + ("  of the host's memory, not in the total" if offload and name == "optimizer" else "")

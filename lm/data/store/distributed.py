@@ -16,21 +16,19 @@ from lm.errors import ConfigError
 from lm.progress import progress
 from lm.schema import Tree
 
-_CHUNK = 1 << 22
-
 
 def prepare_part(data: DataConfig, tokenizer: TokenizerConfig, part: int, parts: int, *, log: Log, specials: Sequence[str] = ()) -> Path:
     """Tokenises part `part` of 1..parts, beside where the whole will be."""
-    folder, cfg, source, found = _whole(data, tokenizer, log, specials)
+    folder, cfg, source, found = whole(data, tokenizer, log, specials)
     source.select(part, parts)
-    own = _part_folder(folder, part, parts)
+    own = part_folder(folder, part, parts)
     return build_once(own, lambda half: build_tokens(cfg, source, found, half, log, whole=False), log, resume=True)
 
 
 def merge(data: DataConfig, tokenizer: TokenizerConfig, parts: int, *, log: Log, specials: Sequence[str] = ()) -> Path:
     """Joins the parts, which stay. ConfigError names those that are missing."""
-    folder, _, _, found = _whole(data, tokenizer, log, specials)
-    folders = [_part_folder(folder, part, parts) for part in range(1, parts + 1)]
+    folder, _, _, found = whole(data, tokenizer, log, specials)
+    folders = [part_folder(folder, part, parts) for part in range(1, parts + 1)]
     if not folder.is_dir() and (missing := [path.name for path in folders if not path.is_dir()]):
         raise ConfigError(
             f"merge={parts}: of {parts} parts {len(missing)} are missing in {folder.parent} ({', '.join(missing[:3])}). Prepare them first."
@@ -38,8 +36,8 @@ def merge(data: DataConfig, tokenizer: TokenizerConfig, parts: int, *, log: Log,
     return build_once(folder, lambda half: _join(folders, found, half, data.test_frac), log)
 
 
-def _whole(data: DataConfig, given: TokenizerConfig, log: Log, specials: Sequence[str]) -> tuple[Path, SourceConfig, Source, Tokenizer]:
-    """Where the whole is or will be, and what makes it."""
+def whole(data: DataConfig, given: TokenizerConfig, log: Log, specials: Sequence[str]) -> tuple[Path, SourceConfig, Source, Tokenizer]:
+    """Returns where the whole is or will be, and what makes it; a tokenizer that is trained is made here."""
     sources = data.parts()
     if list(sources) != [""]:
         raise ConfigError("data: a mixture is not prepared in parts. Prepare each of its sources by itself.")
@@ -49,7 +47,8 @@ def _whole(data: DataConfig, given: TokenizerConfig, log: Log, specials: Sequenc
     return token_folder(cfg, source, tokenizer, cache), cfg, source, tokenizer
 
 
-def _part_folder(folder: Path, part: int, parts: int) -> Path:
+def part_folder(folder: Path, part: int, parts: int) -> Path:
+    """Returns where a part of this whole is or will be."""
     return folder.with_name(f"{folder.name}.part-{part}-of-{parts}")
 
 
@@ -64,17 +63,17 @@ def _join(folders: list[Path], tokenizer: Tokenizer, half: Path, test_frac: floa
         for split in SPLITS:
             writer = ShardWriter(half, split, tokenizer.vocab_size)
             for folder in folders:
-                done += _append(writer, folder, split)
+                done += _append(writer, folder, split, tokenizer.vocab_size)
                 told(done)
             splits[split] = writer.close()
     finish_tokens(half, {**indices[0], "splits": splits, **_totals(indices)})
 
 
-def _append(writer: ShardWriter, folder: Path, split: Split) -> int:
+def _append(writer: ShardWriter, folder: Path, split: Split, vocab_size: int) -> int:
     store = TokenStore(folder, split)
     writer.starts_at(np.asarray(store.starts), np.asarray(store.parts))
-    for at in range(0, store.n_tokens, _CHUNK):
-        writer.add(store.read(at, min(store.n_tokens, at + _CHUNK)))
+    for tokens in store.checked(vocab_size):
+        writer.add(tokens)
     writer.n_bytes += store.n_bytes
     return store.n_bytes
 

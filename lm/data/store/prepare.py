@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Literal
 
 from lm.data.config import DataConfig, SourceConfig
 from lm.data.records.base import text_passages
@@ -76,10 +77,10 @@ class Prepared:
         return sum(part.stores[split].n_tokens for part in self.parts.values())
 
 
-def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Log, specials: Sequence[str] = ()) -> Prepared:
+def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Log, specials: Sequence[str] = (), seed: int = 0) -> Prepared:
     """Reads, trains and tokenises what is not in the cache yet.
 
-    specials: special tokens that a tokenizer made here gets beside its own.
+    specials: special tokens that a tokenizer made here gets beside its own.  seed: decides which blocks are compared.
     """
     cache = cache_root(data.cache_dir, log)
     configs = {name: cfg.replace(test_frac=data.test_frac) for name, cfg in data.parts().items()}
@@ -89,7 +90,7 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Lo
     for name, cfg in configs.items():
         folder = token_folder(cfg, sources[name], tokenizer, cache)
         build_once(folder, lambda half, cfg=cfg, name=name: build_tokens(cfg, sources[name], tokenizer, half, log), log, resume=True)  # type: ignore[misc]
-        parts[name] = _opened(folder, tokenizer, cache)
+        parts[name] = _opened(folder, tokenizer, data.verify, seed)
         if passed_over := sources[name].passed_over:
             log(f"data.files: {counted(len(passed_over), '.json file')} left out ({', '.join(passed_over[:3])}); name what is to be read.")
         _report(f"{name} " if name else "", parts[name].index, sources[name].held_out(), log)
@@ -210,10 +211,13 @@ def _require_apart(found: Contamination, most: float) -> None:
         )
 
 
-def _opened(folder: Path, tokenizer: Tokenizer, cache: Path) -> Part:
+def _opened(folder: Path, tokenizer: Tokenizer, how: Literal["sample", "full"], seed: int) -> Part:
     stores = {split: TokenStore(folder, split) for split in SPLITS}
     for store in stores.values():
-        store.verify(tokenizer.vocab_size, cache / "verified")
+        if how == "full":
+            store.verify(tokenizer.vocab_size)
+        else:
+            store.sample(tokenizer.vocab_size, seed)
     return Part(folder, stores, read_index(folder))
 
 

@@ -4,7 +4,9 @@ import hashlib
 import json
 import mmap
 import os
+import zlib
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from lm.schema import Tree
 
 _SHARD_TOKENS = 1 << 28
 _WRITE_TOKENS = 1 << 20
+_BLOCK = 1 << 16  # tokens that have a checksum of their own
+_SAMPLED = 6  # blocks of a shard that are compared beside its first and its last
 _ITEM: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 Tokens = NDArray[Any]
 
@@ -36,7 +40,7 @@ class ShardWriter:
         self.n_bytes: int = state["n_bytes"]
         self._starts = _Numbers(folder / f"{split}.documents.half", state["starts"])
         self._parts = _Numbers(folder / f"{split}.parts.half", state["parts"])
-        self._hash, self._shard_hash = hashlib.sha256(), hashlib.sha256()
+        self._hash = hashlib.sha256()
         self._pending: list[Tokens] = []
         self._n_pending = 0
         self._reread()
@@ -96,27 +100,26 @@ class ShardWriter:
             part, data = np.split(data, [self._shard_tokens - shard["n_tokens"]])
             with (self._folder / shard["file"]).open("ab") as stream:
                 stream.write(part)
-            self._shard_hash.update(part.tobytes())
             shard["n_tokens"] += len(part)
 
     def _end_shard(self) -> None:
+        """The checksum of each of its blocks, eight digits each."""
         if self._shards:
-            self._shards[-1]["sha256"] = self._shard_hash.hexdigest()
-        self._shard_hash = hashlib.sha256()
+            with (self._folder / self._shards[-1]["file"]).open("rb") as stream:
+                blocks = iter(lambda: stream.read(_BLOCK * _ITEM[self.dtype].itemsize), b"")
+                self._shards[-1]["crc32"] = "".join(f"{zlib.crc32(block):08x}" for block in blocks)
 
     def _reread(self) -> None:
-        """The hashes of what is there, and nothing behind it."""
+        """The hash of what is there, and nothing behind it."""
         for file in self._folder.glob(f"{self._split}-*.bin"):
             if file.name not in {shard["file"] for shard in self._shards}:
                 file.unlink()
         for shard in self._shards:
             path = self._folder / shard["file"]
             os.truncate(path, shard["n_tokens"] * _ITEM[self.dtype].itemsize)
-            self._shard_hash = hashlib.sha256()
             with path.open("rb") as stream:
                 while data := stream.read(1 << 24):
                     self._hash.update(data)
-                    self._shard_hash.update(data)
 
 
 class _Numbers:
@@ -160,7 +163,7 @@ class TokenStore:
         self.n_documents: int = index["n_documents"]
         self.n_bytes: int = index["n_bytes"]
         self.sha256: str = index["sha256"]
-        self._hashes = [shard["sha256"] for shard in index["shards"]]
+        self._checksums = [shard["crc32"] for shard in index["shards"]]
         self._files = [folder / shard["file"] for shard in index["shards"]]
         self._maps = [_mapped(file, index["dtype"], shard["n_tokens"]) for file, shard in zip(self._files, index["shards"], strict=True)]
         self._shards = [np.frombuffer(shard, _ITEM[index["dtype"]]) for shard in self._maps]
@@ -187,27 +190,44 @@ class TokenStore:
         for shard in self._maps:
             shard.madvise(mmap.MADV_DONTNEED)
 
-    def verify(self, vocab_size: int, memory: Path) -> None:
-        """Reads every token once; again only where a file has changed since, which the folder `memory` tells.
+    def sample(self, vocab_size: int, seed: int) -> None:
+        """Compares the first and the last block of each shard and six that the seed picks; `checked` names what it may raise."""
+        counts = [-(-len(shard) // _BLOCK) for shard in self._shards]
+        draws = [np.random.default_rng([seed, number]).integers(n, size=_SAMPLED).tolist() for number, n in enumerate(counts)]
+        picked = [(number, block) for number, n in enumerate(counts) for block in {0, n - 1, *draws[number]}]
+        for number, block in picked:  # asked for at once, since a disk far away answers many as fast as one
+            size = _BLOCK * self._shards[number].itemsize
+            at = block * size // mmap.PAGESIZE * mmap.PAGESIZE
+            self._maps[number].madvise(mmap.MADV_WILLNEED, at, min(size, len(self._maps[number]) - at))
+        for number, block in picked:
+            self._block(number, block, vocab_size)
+        self.release()
 
-        ConfigError names the shard with an id that the vocabulary does not have, or with another checksum than the index says.
-        """
-        stats = [(str(file), (s := file.stat()).st_size, s.st_mtime_ns, s.st_ctime_ns) for file in self._files]
-        name = hashlib.sha256(json.dumps([vocab_size, stats]).encode()).hexdigest()[:16]
-        if (memory / name).exists():
-            return
-        for file, shard, wanted in zip(self._files, self._shards, self._hashes, strict=True):
-            found = hashlib.sha256()
-            for at in range(0, len(shard), _SHARD_TOKENS >> 4):
-                tokens = shard[at : at + (_SHARD_TOKENS >> 4)]
-                if (highest := int(tokens.max())) >= vocab_size:
-                    raise _damaged(file, f"holds token id {highest}, and the vocabulary has {vocab_size} ids")
-                found.update(tokens.data)
-                self.release()
-            if found.hexdigest() != wanted:
-                raise _damaged(file, "has another checksum than the index says")
-        memory.mkdir(exist_ok=True)
-        (memory / name).touch()
+    def verify(self, vocab_size: int) -> None:
+        """Compares all of it, and where documents and parts start. Raises as `checked` does."""
+        found = hashlib.sha256()
+        for tokens in self.checked(vocab_size):
+            found.update(tokens.data)
+        for starts in (self.starts, self.parts):
+            found.update(starts.tobytes())
+        if found.hexdigest() != self.sha256:
+            raise _damaged(self._folder / f"{self.split}.documents.npy", "has another checksum than the index says")
+
+    def checked(self, vocab_size: int) -> Iterator[Tokens]:
+        """Yields the tokens in blocks. ConfigError names the shard with an id that the vocabulary does not have, or with another
+        checksum than the index says."""
+        for number, shard in enumerate(self._shards):
+            for block in range(-(-len(shard) // _BLOCK)):
+                yield self._block(number, block, vocab_size)
+                self._maps[number].madvise(mmap.MADV_DONTNEED)
+
+    def _block(self, shard: int, block: int, vocab_size: int) -> Tokens:
+        tokens: Tokens = self._shards[shard][block * _BLOCK : (block + 1) * _BLOCK]
+        if (highest := int(tokens.max())) >= vocab_size:
+            raise _damaged(self._files[shard], f"holds token id {highest}, and the vocabulary has {vocab_size} ids")
+        if f"{zlib.crc32(tokens.data):08x}" != self._checksums[shard][8 * block : 8 * block + 8]:
+            raise _damaged(self._files[shard], "has another checksum than the index says")
+        return tokens
 
 
 def write_index(folder: Path, index: Tree) -> None:

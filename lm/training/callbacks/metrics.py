@@ -11,6 +11,7 @@ from lightning import Trainer
 
 from lm.errors import ConfigError
 from lm.schema import Tree
+from lm.training.budget import peak_flops
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 
@@ -111,36 +112,6 @@ def expert_loads(trainer: Trainer, module: TrainModule) -> Tree:
 
 LINE: tuple[Metric, ...] = (tokens, loss, told, rate, gradient, speed, memory, utilisation, data, expert_loads)
 """In this order: `speed` stops its clock behind the wait of `loss`."""
-
-# Dense bf16 FLOP/s with fp32 accumulation, by words that the device name must hold; the first match counts. NVIDIA's data sheets
-# (half of what they print "with sparsity"): A100, H100, H200, GH200, HGX B200, L4, L40, L40S, A10; for GeForce and RTX A cards
-# the tables of the GA102, Ada and RTX Blackwell architecture white papers.
-_PEAKS = (
-    ("B200", 2250e12),
-    ("GH200", 990e12),
-    ("H200 NVL", 835e12),
-    ("H200", 989e12),
-    ("H100 PCIe", 756e12),
-    ("H100 NVL", 835e12),
-    ("H100", 989e12),
-    ("A100", 312e12),
-    ("L40S", 362e12),
-    ("L40", 181e12),
-    ("L4", 121e12),
-    ("A10", 125e12),
-    ("A6000", 154.8e12),
-    ("5090", 209.5e12),
-    ("4090", 165.2e12),
-    ("3090", 71e12),
-)
-
-
-def peak_flops(device_name: str) -> float | None:
-    """Dense bf16 FLOP/s of a GPU by its CUDA name; None where unknown, so that no utilisation is shown rather than a wrong one."""
-    words = set(device_name.replace("-", " ").split())
-    if words & {"Laptop", "D", "MIG", "Ti"}:
-        return None
-    return next((peak for name, peak in _PEAKS if set(name.split()) <= words), None)
 
 
 def memory_gib(device: torch.device) -> float:

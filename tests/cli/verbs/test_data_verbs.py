@@ -1,6 +1,7 @@
 """`lm prepare`, `lm tokenizer`, `lm data show`."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,16 @@ def test_parts_joined_are_what_one_machine_makes(lm: Lm, files: list[str], tmp_p
     assert lm("prepare", *files)[1].strip() == str(joined)  # found, as training finds it
 
 
+def test_a_damaged_part_is_not_joined(lm: Lm, files: list[str]) -> None:
+    """Seen to fail: its damage was given a checksum of its own."""
+    folder = Path([lm("prepare", *files, f"part={part}/2")[1].strip() for part in (1, 2)][1])
+    data = bytearray((folder / "train-00000.bin").read_bytes())
+    data[20] ^= 1
+    (folder / "train-00000.bin").write_bytes(data)
+    code, _, err = lm("prepare", *files, "merge=2")
+    assert code == 2 and f"{folder}/train-00000.bin: the token cache is damaged: it has another checksum" in err.splitlines()[-1]
+
+
 MISTAKES = {
     "no part": (["part=5/4"], ["part", "'5/4'", "1 <= I <= N"]),
     "part of a part": (["part=a"], ["part", "1/4"]),
@@ -48,6 +59,10 @@ MISTAKES = {
     "missing": (["merge=2"], ["merge=2", "2 are missing", "part-1-of-2"]),
     "no number": (["merge=two"], ["merge", "'two'"]),
     "both": (["merge=2", "part=1/2"], ["merge=2", "Give one of them"]),
+    "ray without parts": (["engine=ray"], ["engine=ray", "parts=16"]),
+    "parts without ray": (["parts=2"], ["parts=2", "Write engine=ray"]),
+    "cores without ray": (["cpus=2"], ["cpus=2", "Write engine=ray"]),
+    "a part of ray": (["engine=ray", "parts=2", "part=1/2"], ["engine=ray", "Leave part and merge out"]),
     "twice": (["merge=2", "merge=3"], ["merge", "twice"]),
     "sweep": (["-m"], ["-m", "lm train"]),
     "key": (["data.nothing=1"], ["data.nothing", "no such key"]),
@@ -60,6 +75,12 @@ def test_a_mistake_is_answered_with_one_sentence(lm: Lm, files: list[str], case:
     code, out, err = lm("prepare", *files, *args)
     assert code == 2 and not out and "Traceback" not in err
     assert all(part in err.splitlines()[-1] for part in parts), err
+
+
+def test_without_ray_the_engine_says_what_to_install(lm: Lm, files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, _, err = lm("prepare", *files, "engine=ray", "parts=2")
+    assert code == 2 and "pip install 'slotlm[ray]'" in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "unigram", "wordpiece", "bytes"])

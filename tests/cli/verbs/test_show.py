@@ -9,7 +9,7 @@ from lm.cli.compose.compose import compose
 from lm.data.kinds import BytesConfig
 from lm.storage.model_folder import save_model
 from lm.storage.run_folder import RunFolder
-from lm.training.check import estimate
+from lm.training.plan import estimate
 from tests.conftest import Lm
 from tests.nn.models import config, redrawn
 
@@ -152,7 +152,7 @@ def test_an_offloaded_optimizer_is_not_in_the_total(lm: Lm) -> None:
 def test_show_and_the_check_before_a_run_estimate_the_same(lm: Lm) -> None:
     args = ["optim=adamw", "strategy=zero2", "launch.devices=2", f"{EVERY}=2", "trainer.precision=bf16-mixed"]
     cfg = compose(["model=llama3_8b", "trainer.micro_batch=1", *args]).config()
-    assert memory_rows(lm, *args)["total"] == mib(estimate(cfg, cfg.model.tree()).total)
+    assert memory_rows(lm, *args)["total"] == mib(estimate(cfg, cfg.model).total)
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,51 @@ def test_a_store_travels_to_another_process_by_its_path(make_store: MakeStore) -
     assert np.array_equal(pickle.loads(data).read(0, 45_000), store.read(0, 45_000))
 
 
-def test_an_id_outside_the_vocabulary_names_the_shard(make_store: MakeStore, tmp_path: Path) -> None:
+def test_an_id_outside_the_vocabulary_names_the_shard(make_store: MakeStore) -> None:
     """Seen to fail with the check of ids removed."""
     store = make_store(DOCUMENTS, shard_tokens=10)
-    store.verify(125, tmp_path / "verified")
-    with pytest.raises(ConfigError, match=r"train-00003.bin: .* token id 124, and the vocabulary has 124 ids"):
-        store.verify(124, tmp_path / "verified")
+    compare: list[Callable[[int], None]] = [store.verify, lambda vocab_size: store.sample(vocab_size, seed=0)]
+    for each in compare:
+        each(125)
+        with pytest.raises(ConfigError, match=r"train-00003.bin: .* token id 124, and the vocabulary has 124 ids"):
+            each(124)
+
+
+@pytest.mark.parametrize("place", [0, 400, 799])
+def test_a_sample_sees_both_ends_and_other_blocks_with_other_seeds(
+    make_store: MakeStore, tmp_path: Path, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six of the 98 blocks between the ends: a seed in sixteen picks a given one. Seen to fail with the same blocks for every seed."""
+    monkeypatch.setattr("lm.data.store.shards._BLOCK", 8)
+    store = make_store([list(range(800))])
+    store.verify(1000)
+    flip(tmp_path / "train-00000.bin", 2 * place)
+    with pytest.raises(ConfigError, match=r"train-00000.bin: .* has another checksum than the index says"):
+        store.verify(1000)
+    seen = [is_named(lambda seed=seed: store.sample(1000, seed)) for seed in range(100)]  # type: ignore[misc]
+    assert all(seen) if place != 400 else 2 <= sum(seen) <= 14
+
+
+def test_all_of_a_store_is_where_its_documents_start_too(make_store: MakeStore, tmp_path: Path) -> None:
+    make_store(DOCUMENTS)
+    flip(tmp_path / "train.documents.npy", -8)
+    with pytest.raises(ConfigError, match=r"train.documents.npy: .* has another checksum than the index says"):
+        TokenStore(tmp_path, "train").verify(1000)
+
+
+def flip(file: Path, at: int) -> None:
+    """One bit of a file."""
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+
+
+def is_named(compare: Callable[[], None]) -> bool:
+    try:
+        compare()
+    except ConfigError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("name", ["train-00001.bin", "train.documents.npy", "index.json"])

@@ -88,11 +88,20 @@ def test_a_cache_that_has_lost_a_byte_or_a_bit_is_named(tmp_path: Path, byte_tok
         prepare(cfg, byte_tokenizer, log=lambda line: None)
 
 
-def test_a_verified_cache_is_not_read_again(tmp_path: Path, byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_that_a_sample_passes_by_is_named_on_demand(
+    tmp_path: Path, byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only then: a start reads a part of what is there. Seen to fail with data.verify unread."""
+    monkeypatch.setattr("lm.data.store.shards._BLOCK", 8)
     cfg = corpus(tmp_path / "a.jsonl", False)
     first = prepare(cfg, byte_tokenizer, log=lambda line: None)
-    monkeypatch.setattr("lm.data.store.shards._SHARD_TOKENS", None)
+    shard = next(first.train._folder.glob("train-*.bin"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
     assert prepare(cfg, byte_tokenizer, log=lambda line: None).fingerprint == first.fingerprint
+    with pytest.raises(ConfigError, match=rf"{shard}: .* has another checksum than the index says. Delete"):
+        prepare(cfg.replace(verify="full"), byte_tokenizer, log=lambda line: None)
 
 
 def test_an_error_while_reading_ahead_is_raised_where_it_is_awaited(tmp_path: Path, byte_tokenizer: Tokenizer) -> None:

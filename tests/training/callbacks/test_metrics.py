@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 import torch
 
-from lm.training.callbacks.metrics import memory_gib, peak_flops, utilisation
+from lm.training.budget import peak_flops
+from lm.training.callbacks.metrics import memory_gib, utilisation
 
 
 def test_peaks_are_found_by_the_names_that_cuda_reports() -> None:

@@ -1,0 +1,114 @@
+"""`lm train plan=true`: what a run will take, from its config alone. No data is read, nothing is built, nothing trains."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+
+from lm.nn.adapter import hold
+from lm.nn.cost.count import Counts, count
+from lm.nn.cost.memory import Memory, memory
+from lm.nn.transformer import ModelConfig, build_model
+from lm.training.budget import peak_flops
+from lm.training.config import TrainConfig
+from lm.training.weights.freeze import freeze
+from lm.units import binary, counted, duration, si
+
+
+def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
+    """Says what the run will take. ConfigError where a tokenizer that is a file cannot be read."""
+    model = _filled(cfg)
+    counts = count(model, cfg.data.seq_len)
+    step_s = _step_s(cfg, counts)
+    say(f"plan: {_size(cfg, counts, step_s)}")
+    say(f"plan: {_time(cfg, counts, step_s)}")
+    say(f"plan: {_room(cfg, estimate(cfg, model))}")
+    if cfg.init_from is None:
+        say(f"plan: {_advice(cfg, counts)}")
+
+
+def steps_of(cfg: TrainConfig, step_s: float | None) -> int:
+    """Returns how many steps the run takes at this pace."""
+    if cfg.trainer.max_minutes is None or step_s is None:
+        return cfg.trainer.max_steps
+    return min(cfg.trainer.max_steps, round(cfg.trainer.max_minutes * 60 / step_s))
+
+
+def cost(cfg: TrainConfig, seconds: float) -> str:
+    """Returns what so long costs on all ranks; '' where no price is given."""
+    price, hours = cfg.budget.price, seconds / 3600 * cfg.launch.world
+    return "" if price is None else f", {si(hours)} GPU-hours at {price:g}: {hours * price:,.2f}"
+
+
+def estimate(cfg: TrainConfig, model: ModelConfig) -> Memory:
+    """Of one rank, by formula.  model: with its sizes filled in."""
+    built = build_model(model, device="meta")
+    if cfg.adapter is not None:
+        cfg.adapter.apply(built)
+        hold(built)
+    freeze(built, cfg.trainer.freeze)
+    return memory(built, cfg.setting())
+
+
+def step_law(n: int, tokens: int) -> tuple[float, float]:
+    """(peak rate, tokens a step) of n parameters without embeddings and so many tokens in all: 1.79 n^-0.713 tokens^0.307 and
+    0.58 tokens^0.571 (Li et al. 2025, arXiv:2503.04715)."""
+    return 1.79 * n**-0.713 * tokens**0.307, 0.58 * tokens**0.571
+
+
+def _filled(cfg: TrainConfig) -> ModelConfig:
+    """As training fills in what tokenizer and data decide; a tokenizer that is still to be trained as large as it may become."""
+    given = cfg.tokenizer
+    vocab_size = cfg.model.vocab_size or -(-(given.size() or given.build().vocab_size) // 64) * 64
+    return cfg.model.replace(vocab_size=vocab_size, max_seq_len=cfg.model.max_seq_len or cfg.data.seq_len)
+
+
+def _step_s(cfg: TrainConfig, counts: Counts) -> float | None:
+    """None where the GPU is not known."""
+    found = _gpu(cfg)
+    if found is None:
+        return None
+    flops = cfg.data.global_batch * cfg.data.seq_len * counts.train_flops_per_token
+    return flops / (found[1] * cfg.budget.mfu * cfg.launch.world)
+
+
+def _gpu(cfg: TrainConfig) -> tuple[str, float] | None:
+    """The GPU's name and peak."""
+    here = cfg.trainer.device != "cpu" and torch.cuda.is_available()
+    name = cfg.budget.gpu or (torch.cuda.get_device_name() if here else "")
+    peak = peak_flops(name)
+    return None if peak is None else (name, peak)
+
+
+def _size(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:
+    """Hoffmann et al. 2022, arXiv:2203.15556, find about 20 tokens for each parameter the best use of compute."""
+    steps = steps_of(cfg, step_s)
+    tokens = steps * cfg.data.global_batch * cfg.data.seq_len
+    active = f" ({counts.active:,} for one token)" if counts.active != counts.parameters else ""
+    read = f"{tokens:,} tokens in {counted(steps, 'step')} are {tokens / counts.parameters:.3g} a parameter (Chinchilla: 20)"
+    return f"{counts.parameters:,} parameters{active}; {read}"
+
+
+def _time(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:
+    found, steps, n, budget = _gpu(cfg), steps_of(cfg, step_s), cfg.launch.world, cfg.budget
+    flops = f"{si(steps * cfg.data.global_batch * cfg.data.seq_len * counts.train_flops_per_token)}FLOPs"
+    if found is None or step_s is None:
+        return f"{flops}; budget.gpu=H100, say, tells in what time"
+    where = f"on {n} x {found[0]} at {budget.mfu:.0%} of {si(found[1])}FLOP/s"
+    return f"{flops} take {duration(steps * step_s)} {where}{cost(cfg, steps * step_s)}; validations and saves come on top"
+
+
+def _room(cfg: TrainConfig, found: Memory) -> str:
+    """Where it is offloaded, the optimizer is in the host's memory."""
+    parts = asdict(found)
+    aside = f", and {binary(parts.pop('optimizer'))} of optimizer in the host's memory" if cfg.strategy.offload else ""
+    told = ", ".join(f"{name} {binary(size)}" for name, size in parts.items())
+    each = "" if cfg.launch.world == 1 else f" each of {cfg.launch.world} ranks'"
+    return f"by formula{each} tensors take {binary(sum(parts.values()))} ({told}){aside}"
+
+
+def _advice(cfg: TrainConfig, counts: Counts) -> str:
+    rows = cfg.data.global_batch * cfg.data.seq_len
+    lr, batch = step_law(counts.non_embedding, cfg.trainer.max_steps * rows)
+    law = f"a peak rate of {lr:.2g} and {si(batch)} tokens a step are the step law's (arXiv:2503.04715), of dense models under AdamW"
+    return f"{law}; here optim={cfg.optim.kind} has {cfg.optim.lr:.2g}, and a step {si(rows)}"

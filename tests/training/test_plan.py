@@ -1,0 +1,82 @@
+"""`lm train plan=true`: what a run takes, from its config alone."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+import lm
+from lm.errors import ConfigError
+from lm.training.plan import step_law
+from lm.units import duration
+from tests.conftest import Lm
+
+GPT2 = ["recipes=pretrain/gpt2_124m", "plan=true"]  # its data are of the hub, its device is a GPU: neither is asked for
+
+
+def test_the_plan_of_a_published_run_multiplies_out_and_leaves_nothing(lm: Lm, tmp_path: Path) -> None:
+    """Seen to fail with the FLOPs of a forward alone."""
+    code, out, err = lm("train", *GPT2, "strategy=ddp", "launch.devices=8", "budget.gpu=H100", "budget.mfu=0.5", "budget.price=3")
+    assert (code, err, list(tmp_path.iterdir())) == (0, "", [])
+    assert "plan: 124,475,904 parameters; 9,999,745,024 tokens in 19,073 steps are 80.3 a parameter (Chinchilla: 20)" in out
+    matrices = 12 * 12 * 768**2 + 768 * 50304
+    flops = 3 * (2 * matrices + 12 * 4 * 1024 * 768) * 9_999_745_024  # of scores both products, as Chowdhery et al. count them
+    hours = flops / 989e12 / 0.5 / 3600
+    assert f"{flops / 1e18:.2f} EFLOPs take {duration(hours / 8 * 3600)} on 8 x H100 at 50% of 989 TFLOP/s, " in out
+    price = re.search(r"([\d.]+)  ?GPU-hours at 3: ([\d.]+);", out)
+    assert price and float(price[1]) == pytest.approx(hours, rel=0.005) and float(price[2]) == pytest.approx(3 * hours, abs=0.01)
+
+
+def test_a_plan_counts_as_show_does(lm: Lm) -> None:
+    args = ["model=llama3_8b", "data.seq_len=4096", "strategy=fsdp", "launch.devices=8", "trainer.precision=bf16-mixed", "optim=adamw"]
+    shown, planned = lm("show", *args)[1], lm("train", *args, "plan=true")[1]
+    rows = re.findall(r"^ *(weights|gradients|optimizer|activations|loss) +([\d.,]+ [GM]iB)$", shown, re.MULTILINE)
+    assert len(rows) == 5 and all(f"{name} {size}" in planned for name, size in rows)
+    total = re.search(r"^ *total +([\d.,]+ [GM]iB)", shown, re.MULTILINE)
+    assert total and f"by formula each of 8 ranks' tensors take {total[1]} (" in planned
+
+
+def test_without_a_gpu_nothing_is_said_of_time_and_of_money(lm: Lm) -> None:
+    out = lm("train", "plan=true", "trainer.device=cpu")[1]
+    assert "FLOPs; budget.gpu=H100, say, tells in what time" in out and " at " not in out and "GPU-hour" not in out
+
+
+def test_a_clock_ends_the_planned_run_too(lm: Lm) -> None:
+    out = lm("train", *GPT2, "budget.gpu=A100", "trainer.max_minutes=60", "schedule=wsd")[1]
+    assert "take 60 min" in out.replace("1 h 00 min", "60 min") and "19,073 steps" not in out
+
+
+def test_the_law_of_rate_and_batch() -> None:
+    """Its figures by logarithms; and what it says of twice the parameters, twice the tokens."""
+    lr, batch = step_law(10**9, 10**11)
+    assert math.log10(lr) == pytest.approx(math.log10(1.79) - 0.713 * 9 + 0.307 * 11)
+    assert math.log10(batch) == pytest.approx(math.log10(0.58) + 0.571 * 11)
+    assert step_law(2 * 10**9, 10**11) == (pytest.approx(lr * 0.61, rel=0.001), batch)
+    assert step_law(10**9, 2 * 10**11)[1] == pytest.approx(batch * 1.4856, rel=0.001)
+
+
+def test_the_law_is_of_models_that_begin_anew(lm: Lm, tmp_path: Path) -> None:
+    out = lm("train", *GPT2)[1]
+    lr, batch = step_law(124_475_904 - 50304 * 768 - 1024 * 768, 9_999_745_024)
+    assert f"a peak rate of {lr:.2g} and {batch / 1000:.0f} k tokens a step are the step law's" in out
+    assert "here optim=adamw has 0.0006, and a step 524 k" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["budget.price=2"], "budget is what a plan reckons with, and this is none. Write plan=true as well, or leave it out."),
+        (["plan=true", "budget.gpu=H900"], "gpu=H900 has no known peak. Choose one of B200, GH200, "),
+        (["plan=true", "budget.mfu=1.5"], "budget.mfu"),
+        (["plan=true", "tokenizer=file", "tokenizer.path=no.json"], "no.json"),
+    ],
+)
+def test_each_mistake_is_one_sentence(lm: Lm, args: list[str], expected: str) -> None:
+    code, out, err = lm("train", *args)
+    assert (code, out) == (2, "") and expected in err and "Traceback" not in err
+
+
+def test_a_plan_is_not_trained_from_python_either() -> None:
+    with pytest.raises(ConfigError, match="plan=true: a run that is only planned is not trained"):
+        lm.train(lm.config("pretrain/tiny", ["plan=true"]))

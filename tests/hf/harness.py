@@ -28,8 +28,8 @@ VOCAB, LENGTH = 61, 50
 FIRST = {"roberta": 2}  # position, where it is not 0
 
 
-def cases(named: Iterable[str], quick: int = 2) -> list[Any]:
-    """Those of a family for a parametrised test: the first ones always, the others in `make test-all`."""
+def cases(named: Iterable[str], quick: int = 1) -> list[Any]:
+    """Those of a family for a parametrised test: the first always, the others in `make test-all`."""
     return [name if i < quick else pytest.param(name, marks=pytest.mark.slow) for i, name in enumerate(named)]
 
 

@@ -23,7 +23,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "index.json"}
 
 
-@pytest.mark.parametrize("parts", [1, 2, 5])
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("pairs", [False, True])
 def test_parts_joined_are_what_one_machine_makes(lm: Lm, files: list[str], tmp_path: Path, parts: int, pairs: bool) -> None:
     if pairs:

@@ -59,7 +59,7 @@ OPTS: dict[str, dict[str, Any]] = {
 HEADS = {"Gemma3Text": "Gemma3ForCausalLM"}
 
 
-@pytest.mark.parametrize("case", cases(CASES, quick=1))
+@pytest.mark.parametrize("case", cases(CASES))
 def test_families(case: str, tmp_path: Path) -> None:
     name, options = CASES[case]
     config = getattr(transformers, f"{name}Config")(**SIZES | options)

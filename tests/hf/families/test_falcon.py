@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", cases(CASES, quick=1))
+@pytest.mark.parametrize("case", cases(CASES))
 def test_falcon(case: str, tmp_path: Path) -> None:
     verify(transformers.FalconForCausalLM(transformers.FalconConfig(**BASE | CASES[case])), tmp_path)
 

@@ -32,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", cases(CASES, quick=1))
+@pytest.mark.parametrize("case", cases(CASES))
 def test_modernbert(case: str, tmp_path: Path) -> None:
     verify(transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**BASE | CASES[case])), tmp_path, greedy=False)
 

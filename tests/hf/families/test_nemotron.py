@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", cases(CASES, quick=1))
+@pytest.mark.parametrize("case", cases(CASES))
 def test_nemotron(case: str, tmp_path: Path) -> None:
     verify(transformers.NemotronForCausalLM(transformers.NemotronConfig(**BASE | CASES[case])), tmp_path)
 

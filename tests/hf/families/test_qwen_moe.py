@@ -37,7 +37,7 @@ def test_qwen2_moe(case: str, tmp_path: Path) -> None:
     verify(transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**SIZES | QWEN2[case])), tmp_path)
 
 
-@pytest.mark.parametrize("case", cases(NEXT, quick=1))
+@pytest.mark.parametrize("case", cases(NEXT))
 def test_qwen3_next(case: str, tmp_path: Path) -> None:
     sizes = SIZES | {
         "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 6, "linear_value_head_dim": 10,

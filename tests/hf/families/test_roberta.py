@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", cases(CASES, quick=1))
+@pytest.mark.parametrize("case", cases(CASES))
 def test_roberta(case: str, tmp_path: Path) -> None:
     found = verify(transformers.RobertaForMaskedLM(transformers.RobertaConfig(**BASE | CASES[case])), tmp_path, greedy=False)
     assert found.config.max_seq_len == LENGTH

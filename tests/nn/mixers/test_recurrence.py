@@ -90,7 +90,7 @@ def test_the_gated_delta_rule_equals_transformers(negative: bool) -> None:
     x = torch.randn(2, 75, D, dtype=torch.float64)
     out = through(ours, x)
     assert out.std() > 0.01
-    torch.testing.assert_close(out, there(x), atol=1e-5, rtol=1e-5)  # theirs computes in float32
+    torch.testing.assert_close(out, there(x), atol=5e-5, rtol=5e-5)  # theirs computes in float32: of 60 draws the worst differed by 1.4e-5
 
 
 def test_the_delta_rule_by_channels_equals_transformers() -> None:

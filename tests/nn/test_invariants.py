@@ -70,7 +70,7 @@ def named(part: Any) -> set[str]:
     return {NAMES[slot] for slot, _ in part}
 
 
-@pytest.mark.parametrize(("kind", "single", "pairs"), [("decoder", 0, 31), ("encoder", 11, 23), ("encoder_decoder", 5, 9)])
+@pytest.mark.parametrize(("kind", "single", "pairs"), [("decoder", 0, 33), ("encoder", 11, 25), ("encoder_decoder", 5, 11)])
 def test_few_slot_values_may_not_meet(kind: str, single: int, pairs: int) -> None:
     """A parallel block with a norm that is not in front, or without a feed-forward; MLA without rotation; longrope with another number of
     pairs than factors; values of a first layer that does not attend; in an encoder-decoder neither parallel blocks nor MLA nor

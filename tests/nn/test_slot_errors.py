@@ -43,6 +43,7 @@ MISTAKES: list[tuple[Tree, str]] = [
     (attention(softcap=0.0), "attention.softcap: 0.0 does not fit. The value must be greater than 0."),
     (attention(keep_first=4), "attention: keep_first=4 has no effect without a window. Set window, or drop keep_first."),
     (attention(window=8, keep_first=4, value_residual=True), "keep_first=4 has no form with value_residual=true. Leave one of them out."),
+    (attention(window=8, keep_first=4) | {"position": {"kind": "learned"}}, "position=learned has told already where they stand."),
     (attention(global_every=2), "attention: global_every=2 has no effect without a window. Set window, or drop global_every."),
     (attention(window=8, global_every=2, global_at=2), "attention: global_at=2 is none of global_every=2 layers. Lower it, or drop it."),
     (attention(n_kv_heads=3), "attention: n_heads=4 is not a multiple of n_kv_heads=3. Choose one of 1, 2, 4."),

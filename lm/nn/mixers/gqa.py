@@ -20,7 +20,7 @@ from lm.nn.mixers.columns import Divisible
 from lm.nn.mixers.grouped import GroupedConfig
 from lm.nn.mixers.mask import Mask
 from lm.nn.norm import NormConfig
-from lm.nn.position.base import Position
+from lm.nn.position.base import Position, PositionConfig
 from lm.schema import MOST, Tree
 
 
@@ -48,6 +48,12 @@ class GQAConfig(GroupedConfig):
     def first(self, layer: int) -> int:
         """Returns how many tokens of a document this layer sees from behind its window."""
         return 0 if self.layer_window(layer) is None else self.keep_first
+
+    def require(self, d_model: int, position: PositionConfig) -> None:
+        super().require(d_model, position)
+        if self.keep_first and position.acts == "embed" and position.kind != "none":
+            said = f"position={position.kind} has told already where they stand"
+            raise ValueError(f"keep_first={self.keep_first} sets the first tokens right before the window, and {said}. Use position=rope.")
 
     def require_layers(self, first: bool, drafts: bool) -> None:
         if self.value_residual and not first:
@@ -175,13 +181,15 @@ class StreamingGQA(GQA):
     def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Queries twice, side by side: for keys in the window, and for the first."""
         q, (k, v) = self.queries(x), self.keys_values(x)
-        near = ctx.mask.once(("angles", self.last), lambda: ctx.position.angles(ctx.positions.clamp(max=self.last)))
+        near = ctx.mask.once(
+            ("angles", self.last), lambda: ctx.position.angles(ctx.mask.held.within(ctx.mask.q_positions).clamp(max=self.last))
+        )
         turned = [ctx.position.rotate(q, angles, self.layer) for angles in (ctx.angles, near)]
         return torch.cat(turned, -1), ctx.position.rotate(k, ctx.angles, self.layer), v
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
         """Each key meets one half of a query. Values are widened for fused kernels, which want them so."""
-        first = mask.held.here(self.is_first(mask.k_positions))[:, None, :, None]  # (b, k) -> (b, 1, k, 1)
+        first = mask.held.within(self.is_first(mask.k_positions))[:, None, :, None]  # (b, k) -> (b, 1, k, 1)
         halves = torch.cat([k.masked_fill(first, 0.0), k.masked_fill(~first, 0.0)], -1)  # (b, g, k, c) -> (b, g, k, 2c)
         return super().weighted(q, halves, F.pad(v, (0, self.head_dim)), mask, position)[..., : self.head_dim]
 

@@ -93,13 +93,14 @@ class FirstSlots(Slots):
         self.own: Tensor = self.positions[:, :0]
 
     def begin(self, positions: Tensor) -> None:
-        """What the ring holds of the first tokens is hidden where it has come round, for then it is behind it."""
-        before, s = max(self.written), positions.shape[1]
+        """Once anything is cached the first tokens are seen where they are kept, and hidden where the ring still has them: it may have come
+        round, and been rewound since."""
+        before = max(self.written)
         super().begin(positions)
         self.own = self.n + torch.where((positions >= 0) & (positions < self.first), positions, self.first)
-        if before > 0 and before + s > self.n:
-            numbers = self.numbers.expand(len(positions), -1)
-            self.visible = torch.cat([self.visible.masked_fill(self.visible < self.first, -1), numbers], dim=1)
+        if before > 0:
+            seen = self.positions if self.in_place else self.visible
+            self.visible = torch.cat([seen.masked_fill(seen < self.first, -1), self.numbers.expand(len(positions), -1)], dim=1)
 
     def append(self, store: Tensor, new: Tensor) -> Tensor:
         put(store, self.own, new)

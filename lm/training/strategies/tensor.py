@@ -67,7 +67,7 @@ class DividedFSDP(FSDP):
         parts = [[grad for grad in grads if self._divided(grad) is divided] for divided in (False, True)]
         if parts[1]:  # not all of them frozen
             torch._foreach_div_(parts[1], self.launch.tensor)
-        wide, narrow = (self.whole(get_total_norm(part, foreach=True)).square() for part in parts)
+        wide, narrow = (self.whole(get_total_norm(part, foreach=True)).to(grads[0].device).square() for part in parts)
         torch.distributed.all_reduce(narrow, group=self._group)
         norm = (wide + narrow).sqrt()
         if limit is not None:

@@ -61,6 +61,20 @@ def test_a_cache_of_constant_size_goes_on_far_beyond_the_context(chunks: list[in
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("upto", range(WINDOW + 3, WINDOW + 10))
+def test_the_first_tokens_are_seen_where_tokens_are_taken_back(upto: int) -> None:
+    """Seen to fail: a ring that had come round and was rewound to before that had them no more, and their own slots were not looked at."""
+    model, ids = redrawn(config(attention=STREAMING)), tokens(1, 20)
+    whole = model(ids)
+    for n in range(1, 5):
+        cache = model.new_cache(1, 1000, slack=4)
+        for t in range(upto):
+            model(Batch(ids[:, t : t + 1]), cache=cache)
+        cache.rewind(n)
+        torch.testing.assert_close(model(Batch(ids[:, upto - n : upto - n + 1]), cache=cache)[:, 0], whole[:, upto - n], **CLOSE)
+
+
+@torch.no_grad()
 def test_each_document_has_first_tokens_of_its_own() -> None:
     model, batch = redrawn(config(attention=STREAMING)), packed([20, 20])
     changed = Batch(batch.tokens.clone(), positions=batch.positions, documents=batch.documents)

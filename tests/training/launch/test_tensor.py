@@ -32,6 +32,7 @@ MODELS: dict[str, Tree] = {
         "attention": HEADS | {"window": 5, "global_every": 2, "gpt_oss_sinks": True, "out_gate": "head"}
     },
     "a gate of each element, values of the first layer": {"attention": HEADS | {"out_gate": "element", "value_residual": True}},
+    "first tokens behind a window": {"attention": HEADS | {"window": 5, "keep_first": 2}},
     "side by side, not gated": {"attention": HEADS, "block": {"kind": "parallel"}, "ffn": {"kind": "mlp", "hidden": 20, "gated": False}},
     "learned positions, both sides": {"attention": HEADS, "kind": "encoder", "position": {"kind": "learned"}},
 }

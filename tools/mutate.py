@@ -66,7 +66,7 @@ MUTATIONS = [
     ("a bias knows where the first tokens are", "mixers/gqa.py", "far if near is None else torch.where(", "far if near is None else torch.where(False & ", ["nn/mixers/test_streaming.py"]),
     ("the first tokens are forgotten", "mixers/mask.py", "near | (k < first) if first else near", "near", ["nn/mixers/test_streaming.py"]),
     ("what is kept of the first tokens is written anew", "mixers/ring.py", "(positions >= 0) & (positions < self.first)", "positions < self.first * self.n", ["nn/mixers/test_streaming.py"]),
-    ("the first tokens are seen twice where they are in the ring", "mixers/ring.py", "self.visible.masked_fill(self.visible < self.first, -1)", "self.visible", ["nn/mixers/test_streaming.py"]),
+    ("the first tokens are seen twice where they are in the ring", "mixers/ring.py", "seen.masked_fill(seen < self.first, -1)", "seen", ["nn/mixers/test_streaming.py"]),
     ("a row that joins brings other first tokens", "mixers/cache.py", "theirs.where_first(slots.first), rows)", "theirs.where_first(slots.first) * 0, rows)", CACHE),
     ("neighbours are a pair of heads", "mixers/differential.py", "more, less = read.chunk(2, 1)", "more, less = read[:, ::2], read[:, 1::2]", ["nn/mixers/test_differential.py"]),
     ("the share of the second map starts alike in all layers", "mixers/differential.py", "math.exp(-0.3 * layer)", "math.exp(-0.3)", ["nn/mixers/test_differential.py"]),

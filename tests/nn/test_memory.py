@@ -12,7 +12,7 @@ from lm.nn.cost.memory import Setting, memory
 from lm.nn.loss import causal_reader
 from lm.nn.mixers import columns, ulysses
 from lm.nn.mixers.columns import Columns, Divisible
-from lm.nn.mixers.ulysses import Slices
+from lm.nn.mixers.ulysses import Ulysses
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
 from tests.training.optim.optimizers import begun
@@ -57,7 +57,7 @@ def composed(*overrides: str) -> TrainConfig:
     return compose([part for text in overrides for part in text.split()]).config()
 
 
-def kept_bytes(model: LM, slices: Slices | None = None) -> int:
+def kept_bytes(model: LM, slices: Ulysses | None = None) -> int:
     """Bytes of the distinct storages, weights aside, that the forward of SETTING saves for its backward."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     storages: dict[int, torch.UntypedStorage] = {}
@@ -104,7 +104,7 @@ def test_activations_of_slices_by_formula_are_what_autograd_keeps(preset: str, m
     model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
     found = memory(model, replace(SETTING, context=4))
     head = found.loss - 12 * 96 * SETTING.chunk - 4 * sum(p.numel() for p in model.head.parameters())
-    assert found.activations + head == pytest.approx(kept_bytes(model, Slices(None, 1, 4)), rel=0.07)
+    assert found.activations + head == pytest.approx(kept_bytes(model, Ulysses(None, 1, 4)), rel=0.07)
 
 
 @pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "gpt_neox_20b", "qwen3_0_6b"])

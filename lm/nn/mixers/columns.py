@@ -34,15 +34,6 @@ class Columns(Slices):
     def within(self, x: Tensor) -> Tensor:
         return x
 
-    def own(self, x: Tensor) -> Tensor:
-        return x
-
-    def by_heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return q, k, v
-
-    def by_tokens(self, heads: Tensor) -> Tensor:
-        return heads
-
     def divide(self, module: Divisible) -> set[nn.Parameter]:
         """Leaves this rank its slices, which are returned, and has the module gather what it reads and sum what it gives."""
         mine, weights = set(), dict(module.named_parameters())

@@ -58,6 +58,14 @@ class Slices(Whole):
     def here(self, x: Tensor) -> Tensor:
         return x.chunk(self.n, 1)[self.rank]  # (b, n*s) -> (b, s)
 
+    def total(self, x: Tensor) -> Tensor:
+        found: Tensor = _Total.apply(x, self._group)
+        return found
+
+
+class Ulysses(Slices):
+    """Attention exchanges tokens for heads, of which each rank attends with its part."""
+
     def own(self, x: Tensor) -> Tensor:
         return x.chunk(self.n)[self.rank]  # (h,) -> (h/n,)
 
@@ -69,10 +77,6 @@ class Slices(Whole):
 
     def by_tokens(self, heads: Tensor) -> Tensor:
         return self._sent(heads, 2, 1)
-
-    def total(self, x: Tensor) -> Tensor:
-        found: Tensor = _Total.apply(x, self._group)
-        return found
 
     def _sent(self, x: Tensor, cut: int, joined: int) -> Tensor:
         found: Tensor = _Exchange.apply(x, self._group, self.n, cut, joined)

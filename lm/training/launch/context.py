@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from torch import distributed
 
-from lm.nn.mixers.ulysses import Slices
+from lm.nn.mixers.ulysses import Slices, Ulysses
 from lm.training.launch.config import LaunchConfig
 from lm.training.launch.ranks import Ranks
 
@@ -20,7 +20,7 @@ def slices_of(launch: LaunchConfig) -> Slices | None:
         return None
     rank, timeout = distributed.get_rank(), timedelta(seconds=launch.timeout_s)
     groups = [distributed.new_group([*range(first, first + n)], timeout) for first in range(0, launch.world, n)]
-    return Slices(groups[rank // n], rank % n, n)
+    return Ulysses(groups[rank // n], rank % n, n)
 
 
 @dataclass(frozen=True)

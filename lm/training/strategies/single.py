@@ -44,11 +44,20 @@ class Single:
 
     def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None) -> None:
         """Scale a step's gradient down to the norm `limit`, and tell the optimizer whether to skip the step."""
-        grads = [p.grad for p in model.parameters() if p.grad is not None]
-        norm = self.whole(torch.nn.utils.get_total_norm(grads, foreach=True))
+        parts = self.alike([p.grad for p in model.parameters() if p.grad is not None])
+        norm = self.norm(parts)
         if limit is not None:
-            torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
+            for grads in filter(None, parts):
+                torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
         optimizer.found_inf = self.judge(norm)  # type: ignore[attr-defined]
+
+    def alike(self, grads: list[Tensor]) -> list[list[Tensor]]:
+        """Those that one kernel takes at once."""
+        return [grads]
+
+    def norm(self, parts: list[list[Tensor]]) -> Tensor:
+        """Of the whole gradient, in the parts of `alike`."""
+        return self.whole(torch.nn.utils.get_total_norm(parts[0], foreach=True))
 
     def settle(self) -> None:
         """Called after each optimizer step, for engines that may have left it out by themselves."""

@@ -63,17 +63,19 @@ class DividedFSDP(FSDP):
 
     def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None) -> None:
         """A slice has its gradient by all tokens on one rank, and FSDP2 has divided by fewer ranks than it was multiplied by."""
-        grads = [p.grad for p in model.parameters() if p.grad is not None]
-        parts = [[grad for grad in grads if self._divided(grad) is divided] for divided in (False, True)]
-        if parts[1]:  # not all of them frozen
-            torch._foreach_div_(parts[1], self.launch.tensor)
-        wide, narrow = (self.whole(get_total_norm(part, foreach=True)).to(grads[0].device).square() for part in parts)
+        if grads := [p.grad for p in model.parameters() if p.grad is not None and self._divided(p.grad)]:  # not all of them frozen
+            torch._foreach_div_(grads, self.launch.tensor)
+        super().clip(model, optimizer, limit)
+
+    def alike(self, grads: list[Tensor]) -> list[list[Tensor]]:
+        return [[grad for grad in grads if self._divided(grad) is divided] for divided in (False, True)]
+
+    def norm(self, parts: list[list[Tensor]]) -> Tensor:
+        """All ranks have the first part, and each its own slices."""
+        device = next(grad.device for grads in parts for grad in grads)  # the norm of none is on the CPU
+        wide, narrow = (self.whole(get_total_norm(grads, foreach=True)).to(device).square() for grads in parts)
         torch.distributed.all_reduce(narrow, group=self._group)
-        norm = (wide + narrow).sqrt()
-        if limit is not None:
-            for part in filter(None, parts):
-                torch._foreach_mul_(part, (limit / (norm + 1e-6)).clamp(max=1.0))
-        optimizer.found_inf = self.judge(norm)  # type: ignore[attr-defined]
+        return (wide + narrow).sqrt()
 
     def piece(self, name: str, kind: str, tensor: Tensor) -> Piece:
         """Of the whole matrix, which FSDP2 does not know."""

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from lm import printing
-from lm.cli import collector
+from lm import collector, printing
 from lm.errors import ConfigError, LmError, ResourceError, internal
 from lm.progress import progress
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import lm
-from lm import plugins
+from lm import collector, plugins
 from lm.data.loader import split, train_loader, worker_faults
 from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
@@ -75,7 +75,7 @@ def _train(
     on_cuda(cfg.trainer.device, cfg.launch.devices)  # a missing GPU is told before the data are prepared
     with console.during("Preparing the data"):
         data = ranks.first_here(lambda: _prepare(cfg, folder, reader, console))
-    with console.during("Loading Lightning"):  # takes seconds, and a finished run does not need it
+    with console.during("Loading Lightning"), collector.paused():  # takes seconds, and a finished run does not need it
         from lm.training.build import build_module, memory_errors
 
     with memory_errors(cfg):

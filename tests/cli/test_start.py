@@ -1,5 +1,6 @@
 """Starts: what was mistyped, and what has ended, is told before the code that trains is imported, in the same words."""
 
+import gc
 import json
 import shutil
 import subprocess
@@ -14,7 +15,8 @@ import torch
 import lm as library
 from lm.cli.compose.compose import compose
 from lm.cli.listing import known
-from lm.cli.verbs.train import _ended
+from lm.cli.main import VERBS
+from lm.cli.verbs.train import _ended, _outset
 from lm.storage.atomic import atomic_folder
 from lm.storage.checkpoint import step_folder, write_meta
 from lm.storage.model_folder import save_model
@@ -124,6 +126,47 @@ def test_what_is_mistyped_is_told_by_the_list_as_by_the_schema(lm: Lm, monkeypat
     assert by_schema[0] == TYPOS[command] and by_schema[2].strip()
 
 
+def test_the_help_of_every_verb_needs_no_torch(tmp_path: Path) -> None:
+    *_, codes = without_torch(tmp_path, f"print([main([verb, '--help']) for verb in {[*VERBS]}])")
+    assert codes == str([0] * len(VERBS)) and len(VERBS) >= 16
+
+
+def test_asking_for_the_real_classes_leaves_what_is_young_young() -> None:
+    known.real()
+    gc.collect()  # so that none is due within the next lines
+    young = [object()]
+    assert known.real() is TrainConfig
+    assert any(each is young for each in gc.get_objects(generation=0))
+
+
+FIRST = """
+class First:
+    encoding = "utf-8"
+
+    def write(self, text):
+        os.write(1, text.encode())
+        found = {"torch", "numpy", "lightning", "transformers", "matplotlib", "scipy"} & set(sys.modules)
+        os._exit(len(found))
+
+import os
+sys.stdout = First()
+main(sys.argv[1:])
+"""
+"""Ends at the first line on stdout, with the number of heavy modules as exit code."""
+
+
+def test_a_training_tells_what_it_is_before_torch_is_imported(tmp_path: Path) -> None:
+    assert without_torch(tmp_path, FIRST, "train", *RUN) == [
+        "runs/a: recipes=pretrain/tiny model=nano data=text objective=causal optim=muon"
+    ]
+
+
+def test_a_fine_tuning_tells_its_parent_for_the_model(ended: RunFolder) -> None:
+    composition = compose(["data=text", "data.files=a.txt", f"init_from={ended.path}", "run.name=b"])
+    told = _outset(composition)
+    assert told.startswith("runs/b: recipes=pretrain/tiny data=text ") and told.endswith(f" init_from={ended.path}")
+
+
 def test_what_is_mistyped_is_told_without_torch(tmp_path: Path) -> None:
     commands = [parted(command) for command in TYPOS]
     assert without_torch(tmp_path, f"print([main(command) for command in {commands!r}])") == [str(list(TYPOS.values()))]
@@ -192,6 +235,23 @@ def test_only_the_very_same_run_counts_as_ended(ended: RunFolder, change: str) -
     assert _ended(compose(RUN)) == ended.path
     apply(ended)
     assert _ended(compose([item for item in RUN if item != "run.name=a" or "run.name" not in str(further)] + further)) is None
+
+
+COLLECTIONS = """
+import gc
+gc.callbacks.append(lambda phase, info: found.update(name for name in ("torch", "lightning") if busy(sys.modules.get(name))))
+found, busy = set(), lambda module: module is not None and module.__spec__._initializing
+assert main(sys.argv[1:]) == 0
+print(sorted(found), "lightning" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_nothing_is_collected_while_torch_and_lightning_are_imported(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 400)
+    program = f"import sys\nfrom lm.cli.main import main\n{COLLECTIONS}"
+    done = subprocess.run([sys.executable, "-c", program, "train", *RUN], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "[] True", done.stderr
 
 
 @pytest.mark.slow

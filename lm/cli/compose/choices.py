@@ -15,7 +15,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.cli import collector
+from lm import collector
 from lm.cli.compose import catalog
 from lm.errors import ConfigError
 

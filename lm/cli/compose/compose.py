@@ -59,10 +59,8 @@ class Composition:
         """Raises ConfigError; a mistake in a file is told with the file."""
         listed = known.root()
         found: Any = self._checked(listed, self.tree)
-        from lm.training.config import TrainConfig
-
-        if listed is not TrainConfig:
-            found = self._checked(TrainConfig, self.tree)
+        if listed is not (real := known.real()):
+            found = self._checked(real, self.tree)
         used = plugins.used(found)
         return found.replace(plugins=used) if used else found
 

@@ -10,12 +10,15 @@ import re
 import sys
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import Field, create_model
 
-from lm import plugins
+from lm import collector, plugins
 from lm.schema import Config, Named, Slot, Tree, entry_type, from_tree, members, variant
+
+if TYPE_CHECKING:
+    from lm.training.config import TrainConfig
 
 FILE = Path(__file__).with_name("keys.json")
 _LM = Path(__file__).parents[2]
@@ -28,10 +31,16 @@ _LAZY: Any = {"defer_build": True, "use_attribute_docstrings": False, "validate_
 def root() -> type[Config]:
     """Returns TrainConfig, or what is made of the list where that is quicker and as good: no plugin adds kinds, and it is up to date."""
     if plugins.loaded() or "lm.training.config" in sys.modules or (listed := _listed()) is None:
-        from lm.training.config import TrainConfig
-
-        return TrainConfig
+        return real()
     return listed
+
+
+@cache
+def real() -> type["TrainConfig"]:
+    """Returns TrainConfig, which brings torch. Not asked twice: what is young would count as old each time."""
+    with collector.paused():
+        from lm.training.config import TrainConfig
+    return TrainConfig
 
 
 def declared(folder: Path = _LM) -> str:

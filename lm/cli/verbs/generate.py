@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
+from lm import collector
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.generation.config import CacheForm, Dtype, GenerateConfig
@@ -64,7 +65,8 @@ class Generate(Verb, GenerateConfig):
         if self.prompt is None and (sys.stdin is None or sys.stdin.closed):
             raise ConfigError(f"prompt: none was given, and standard input is closed. {_REMEDY}.")
         folder = resolve_model(self.from_)
-        from lm.generation.load import drafter_of, load
+        with collector.paused():
+            from lm.generation.load import drafter_of, load
 
         model, tokenizer = load(folder, self.device, self.merge, self.dtype, self.cache)
         drafter = drafter_of(model, tokenizer, self, self.dtype)

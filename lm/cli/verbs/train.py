@@ -2,7 +2,6 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import lm
 from lm import plugins
@@ -24,8 +23,7 @@ from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder
 from lm.training.launch.parent import end_with_parent
 
-if TYPE_CHECKING:
-    from lm.training.config import TrainConfig
+_TOLD = ("recipes", "model", "data", "objective", "optim")  # groups whose options say most of a run
 
 
 class Train(Verb):
@@ -52,10 +50,10 @@ class Train(Verb):
             from lm.cli.compose.multirun import multirun
 
             multirun(jobs)
-        elif (ended := _ended(compose(call.overrides))) is not None:
+        elif (ended := _ended(composition := compose(call.overrides))) is not None:
             _report(ended)
         else:
-            _train(compose_config(call.overrides), shlex.join(["lm", "train", *catalog.flags(), *plugins.flags(), *rest]))
+            _train(composition, shlex.join(["lm", "train", *catalog.flags(), *plugins.flags(), *rest]))
 
     @classmethod
     def help_text(cls, rest: list[str]) -> str:
@@ -93,7 +91,20 @@ def _ended(composition: Composition) -> Path | None:
     return folder.path
 
 
-def _train(cfg: "TrainConfig", command: str) -> None:
+def _outset(composition: Composition) -> str:
+    """What is about to run, told before what trains it is imported, which takes seconds."""
+    config = composition.full()
+    parent = config["init_from"]
+    groups = [group for group in _TOLD if composition.choices.get(group) is not None and (group != "model" or parent is None)]
+    chosen = [f"{group}={composition.choices[group]}" for group in groups] + [f"init_from={parent}"] * (parent is not None)
+    return f"{RunFolder.of(config['run']).path}: {' '.join(chosen)}"
+
+
+def _train(composition: Composition, command: str) -> None:
+    composition.tell()
+    if not composition.full()["plan"]:
+        say(_outset(composition))
+    cfg = composition.config()
     from lm.training.launch.start import train
 
     if cfg.plan:

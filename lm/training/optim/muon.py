@@ -2,19 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from lm.training.optim.base import CUTS, Group, NamedWeights, OptimConfig, Skippable, adam_state, alike, decaying, grouped, momentum_state
 from lm.training.optim.slices import Cut, Exchange, by_rows
 from lm.training.optim.traits import Traits
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Iteration = Literal["quintic", "polar_express"]
 _SAFETY = 1.01  # of Polar Express, whose polynomials grow fast beyond 1, where the rounding of bf16 takes singular values
@@ -169,9 +171,9 @@ class Sliced(Held):
 
 def _of_shards(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor]) -> Sliced:
     """As FSDP2 cuts them, along the last dimension of its mesh; each of the copies along another does the same."""
-    mesh = cast(DTensor, params[0]).device_mesh
+    mesh = cast("DTensor", params[0]).device_mesh
     last = mesh.ndim - 1
-    weights, grads, momenta = ([cast(DTensor, x).to_local().view(-1) for x in xs] for xs in (params, grads, momenta))
+    weights, grads, momenta = ([cast("DTensor", x).to_local().view(-1) for x in xs] for xs in (params, grads, momenta))
     cuts = [by_rows(p.shape, mesh.size(last)) for p in params]
     return Sliced([p.shape for p in params], weights, grads, momenta, [], cuts, mesh.get_group(last))
 
@@ -195,6 +197,8 @@ class MuonAdamW(Skippable):
         return momentum_state(p) | rows
 
     def _step(self, params: list[Tensor], group: Group) -> None:
+        from torch.distributed.tensor import DTensor  # here: a config of Muon is known without it
+
         if "momentum" not in group:
             self._adamw(params, group)
             return

@@ -1,0 +1,46 @@
+"""The collector of cycles, which waits while much is imported."""
+
+import gc
+import weakref
+
+import pytest
+
+from lm import collector
+
+
+class Node:
+    """One of a cycle of one."""
+
+    def __init__(self) -> None:
+        self.next = self
+
+
+def test_what_was_made_meanwhile_is_old_and_collected_all_the_same() -> None:
+    with collector.paused():
+        assert not gc.isenabled()
+        node = Node()
+        seen = weakref.ref(node)
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+    assert any(each is node for each in gc.get_objects(generation=2))
+    del node
+    gc.collect()
+    assert seen() is None
+
+
+def test_a_collector_that_was_off_or_has_frozen_stays_so() -> None:
+    gc.disable()
+    gc.freeze()
+    n_frozen = gc.get_freeze_count()
+    try:
+        with collector.paused():
+            pass
+        assert not gc.isenabled() and gc.get_freeze_count() == n_frozen > 0
+    finally:
+        gc.unfreeze()
+        gc.enable()
+
+
+def test_an_error_in_the_block_does_not_leave_it_off() -> None:
+    with pytest.raises(KeyError), collector.paused():
+        raise KeyError
+    assert gc.isenabled()

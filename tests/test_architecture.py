@@ -47,6 +47,7 @@ DOORS = {
     "transformers": "lm/hf/io/check.py",
     "gguf": "lm/hf/gguf/writing.py",
     "ray": "lm/data/on_ray.py",
+    "fsspec": "lm/storage/remote.py",
     "llguidance": "lm/generation/grammar.py",
 }
 

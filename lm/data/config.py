@@ -35,6 +35,8 @@ class DataConfig(Slot, group="data"):
     """Tokens of one packed document do not see another."""
     cache_dir: str = "~/.cache/lm"
     """Where token shards and trained tokenizers are kept."""
+    remote: str | None = None
+    """URL of a folder, such as s3://bucket/lm, where they are kept for other machines too. null: none."""
     verify: Literal["sample", "full"] = "sample"
     """What of the cached tokens is compared with checksums at each start. sample: of each shard the first block, the last and six that the
     seed picks; full: all, which reads every byte."""

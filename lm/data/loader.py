@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from lm.data.rows.base import Rows
-from lm.errors import ConfigError, ResourceError
+from lm.errors import ConfigError, LmError, ResourceError
 from lm.nn.batch import IGNORED, Batch
 
 
@@ -125,6 +125,10 @@ def _counted(batches: list[Batch]) -> list[Batch]:
 def _handed_over(steps: Iterator[list[Batch]], workers: Sequence[BaseProcess]) -> list[Batch] | None:
     try:
         return next(steps, None)
+    except LmError as error:  # torch raises what a worker raised, with a traceback before the sentence
+        if not workers:
+            raise
+        raise type(error)(error.sentence.removesuffix("\\n").rpartition(f"{type(error).__name__}: ")[2]) from None
     except (ConnectionError, EOFError) as error:  # one died while its tensors were on their way
         time.sleep(1)  # torch's handler of SIGCHLD mostly raises in here, and names it
         dead = ", ".join(str(worker.pid) for worker in workers if not worker.is_alive()) or "unknown"

@@ -11,6 +11,7 @@ from lm import plugins
 from lm.data.kinds import Corpus
 from lm.data.store.cache import Log
 from lm.data.store.distributed import merge, part_folder, prepare_part, whole
+from lm.data.store.shared import fetched
 from lm.errors import ConfigError, LmError, ResourceError
 from lm.schema import Tree, from_tree
 
@@ -21,14 +22,17 @@ _RETRIES = 3  # of a part, where its worker or its machine dies
 def prepare_on_ray(corpus: Corpus, parts: int, cpus: int, *, log: Log) -> Path:
     """Returns the folder of the whole, what one machine would have made. On the cluster of RAY_ADDRESS, or one of this machine alone.
 
-    cpus: cores of a part. All machines share the folder of the cache, and see the files and this folder under the same names.
+    cpus: cores of a part. All machines share the folder of the cache, or data.remote, and see the files and this folder under the same
+    names.
     Raises what a part raises first; ResourceError where its workers die, and the same call goes on.
     """
     specials = corpus.objective.specials()
     folder = whole(corpus.data, corpus.tokenizer, log, specials)[0]  # the tokenizer is made before any part waits for it
-    missing = [part for part in range(1, parts + 1) if not part_folder(folder, part, parts).is_dir()]
-    if missing and not folder.is_dir():
-        _make(corpus, missing, parts, cpus, log)
+    remote = corpus.data.remote
+    if not fetched(folder, log, remote):
+        missing = [part for part in range(1, parts + 1) if not fetched(part_folder(folder, part, parts), log, remote)]
+        if missing:
+            _make(corpus, missing, parts, cpus, log)
     return merge(corpus.data, corpus.tokenizer, parts, log=log, specials=specials)
 
 

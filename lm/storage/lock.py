@@ -1,10 +1,12 @@
-"""One process per run folder."""
+"""One process per run folder, and locks that others wait for."""
 
 import fcntl
 import json
 import os
 import re
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, TextIO
 
@@ -13,6 +15,18 @@ from lm.storage.atomic import disk_errors
 from lm.storage.reading import never_waiting
 
 LOCK = "run.lock"
+
+
+@contextmanager
+def locked(path: Path, waits: Callable[[], None]) -> Iterator[None]:
+    """One process at a time, by flock on this file, which stays.  waits: called where another one has it."""
+    with open(path, "w", opener=never_waiting) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waits()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 class RunLock:

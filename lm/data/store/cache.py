@@ -2,13 +2,11 @@
 
 import ast
 import errno
-import fcntl
 import inspect
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +17,7 @@ from lm.data.sources.fingerprint import short_hash
 from lm.errors import ConfigError, ResourceError
 from lm.schema import Slot
 from lm.storage.atomic import sync
-from lm.storage.reading import never_waiting
+from lm.storage.lock import locked
 
 Log = Callable[[str], None]
 ROOMS = ("sources", "records", "tokenizer", "store", "order")  # below lm/data: what a document is, how it is made, read, cut, encoded, kept
@@ -65,8 +63,10 @@ def _plugin_file(cls: type) -> Path | None:
 def cache_root(cache_dir: str, log: Log) -> Path:
     """The folder, created. Where the usual one cannot be (a read-only home), one of this user below the system's temporary folder.
 
-    Raises ResourceError for any other: machines that share a cache must not each go on with one of their own.
+    Raises ConfigError for a URL; ResourceError for any other folder: machines that share a cache must not each go on with one of their own.
     """
+    if "://" in cache_dir:
+        raise ConfigError(f"data.cache_dir={cache_dir}: tokens are read from a folder. Write data.remote={cache_dir} instead.")
     root = Path(os.path.expanduser(cache_dir))
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def build_once(folder: Path, build: Callable[[Path], None], log: Log, resume: bo
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(f"{folder.name}.lock"), log):
+        with locked(folder.with_name(f"{folder.name}.lock"), lambda: log(f"Another process builds {folder.name}; waiting for it.")):
             if not folder.is_dir():
                 _build(folder, build, resume)
     except OSError as error:
@@ -122,14 +122,3 @@ def _build(folder: Path, build: Callable[[Path], None], resume: bool) -> None:
     except Exception:
         shutil.rmtree(half, ignore_errors=True)
         raise
-
-
-@contextmanager
-def _locked(path: Path, log: Log) -> Iterator[None]:
-    with open(path, "w", opener=never_waiting) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log(f"Another process builds {path.stem}; waiting for it.")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -7,9 +7,10 @@ import numpy as np
 
 from lm.data.config import DataConfig, SourceConfig
 from lm.data.sources.base import SPLITS, Source, Split
-from lm.data.store.cache import Log, build_once, cache_root
+from lm.data.store.cache import Log, cache_root
 from lm.data.store.prepare import build_tokens, find_tokenizer, finish_tokens, require_documents, token_folder
 from lm.data.store.shards import ShardWriter, TokenStore, read_index
+from lm.data.store.shared import fetched, shared_once
 from lm.data.tokenizer.config import TokenizerConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -22,18 +23,19 @@ def prepare_part(data: DataConfig, tokenizer: TokenizerConfig, part: int, parts:
     folder, cfg, source, found = whole(data, tokenizer, log, specials)
     source.select(part, parts)
     own = part_folder(folder, part, parts)
-    return build_once(own, lambda half: build_tokens(cfg, source, found, half, log, whole=False), log, resume=True)
+    return shared_once(own, lambda half: build_tokens(cfg, source, found, half, log, whole=False), log, data.remote, resume=True)
 
 
 def merge(data: DataConfig, tokenizer: TokenizerConfig, parts: int, *, log: Log, specials: Sequence[str] = ()) -> Path:
     """Joins the parts, which stay. ConfigError names those that are missing."""
     folder, _, _, found = whole(data, tokenizer, log, specials)
     folders = [part_folder(folder, part, parts) for part in range(1, parts + 1)]
-    if not folder.is_dir() and (missing := [path.name for path in folders if not path.is_dir()]):
+    missing = [] if fetched(folder, log, data.remote) else [path.name for path in folders if not fetched(path, log, data.remote)]
+    if missing:
         raise ConfigError(
             f"merge={parts}: of {parts} parts {len(missing)} are missing in {folder.parent} ({', '.join(missing[:3])}). Prepare them first."
         )
-    return build_once(folder, lambda half: _join(folders, found, half, data.test_frac), log)
+    return shared_once(folder, lambda half: _join(folders, found, half, data.test_frac), log, data.remote)
 
 
 def whole(data: DataConfig, given: TokenizerConfig, log: Log, specials: Sequence[str]) -> tuple[Path, SourceConfig, Source, Tokenizer]:

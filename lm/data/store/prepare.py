@@ -10,9 +10,10 @@ from lm.data.config import DataConfig, SourceConfig
 from lm.data.records.base import text_passages
 from lm.data.sources.base import SPLITS, Source, Split, hashed_frac
 from lm.data.sources.fingerprint import short_hash
-from lm.data.store.cache import Log, build_once, cache_root, code_version
+from lm.data.store.cache import Log, cache_root, code_version
 from lm.data.store.contamination import Contamination, contamination
 from lm.data.store.shards import TokenStore, read_index, write_index
+from lm.data.store.shared import TOKENIZER, shared_once
 from lm.data.store.tokenise import tokenise
 from lm.data.tokenizer.config import TokenizerConfig
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, split_text
@@ -89,7 +90,11 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Lo
     parts = {}
     for name, cfg in configs.items():
         folder = token_folder(cfg, sources[name], tokenizer, cache)
-        build_once(folder, lambda half, cfg=cfg, name=name: build_tokens(cfg, sources[name], tokenizer, half, log), log, resume=True)  # type: ignore[misc]
+
+        def build(half: Path, cfg: SourceConfig = cfg, source: Source = sources[name], tokenizer: Tokenizer = tokenizer) -> None:
+            build_tokens(cfg, source, tokenizer, half, log)
+
+        shared_once(folder, build, log, data.remote, resume=True)
         parts[name] = _opened(folder, tokenizer, data.verify, seed)
         if passed_over := sources[name].passed_over:
             log(f"data.files: {counted(len(passed_over), '.json file')} left out ({', '.join(passed_over[:3])}); name what is to be read.")
@@ -164,7 +169,7 @@ def _trained(
     code = code_version(cfg, *data.parts().values(), *sources.values(), data.records)
     reading = [_reading(code, source) for source in sources.values()]
     key = short_hash([reading[0] if len(reading) == 1 else reading, cfg.tree(), *specials])
-    folder = build_once(cache / "tokenizers" / key, build, log)
+    folder = shared_once(cache / "tokenizers" / key, build, log, data.remote, TOKENIZER)
     tokenizer = load_tokenizer(folder)
     if not (folder / _HASH).is_file() or (folder / _HASH).read_text() != tokenizer.hash:
         raise ConfigError(f"{folder}/tokenizer.json: it is not the one that was trained here. Delete {folder}, and it is trained anew.")

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.sources.base import Split
+from lm.data.store.shared import brought, may_come
 from lm.errors import ConfigError
 from lm.schema import Tree
 
@@ -77,16 +78,20 @@ class ShardWriter:
         """Writes where documents and parts start; the entry's `sha256` covers tokens and starts."""
         self._write()
         self._end_shard()
-        starts = self._starts.close()
-        np.save(self._folder / f"{self._split}.documents.npy", starts)
-        self._hash.update(starts.tobytes())
-        parts = self._parts.close().reshape(-1, 2)
-        if len(parts):
-            np.save(self._folder / f"{self._split}.parts.npy", parts)
-            self._hash.update(parts.tobytes())
+        starts, parts = self._starts.close(), self._parts.close().reshape(-1, 2)
         found: Tree = {"dtype": self.dtype, "n_tokens": self.n_tokens, "n_documents": len(starts), "n_bytes": self.n_bytes}
-        found |= {"n_parts": len(parts)} if len(parts) else {}
+        found["crc32"] = {"documents": self._save("documents", starts)}
+        if len(parts):
+            found |= {"n_parts": len(parts)}
+            found["crc32"]["parts"] = self._save("parts", parts)
         return {**found, "sha256": self._hash.hexdigest(), "shards": self._shards}
+
+    def _save(self, name: str, numbers: NDArray[np.int64]) -> str:
+        """Returns the checksums of the file."""
+        file = self._folder / f"{self._split}.{name}.npy"
+        np.save(file, numbers)
+        self._hash.update(numbers.tobytes())
+        return _checksums(file, numbers.itemsize)
 
     def _write(self) -> None:
         data = np.concatenate(self._pending) if self._pending else np.array([], _ITEM[self.dtype])
@@ -103,11 +108,8 @@ class ShardWriter:
             shard["n_tokens"] += len(part)
 
     def _end_shard(self) -> None:
-        """The checksum of each of its blocks, eight digits each."""
         if self._shards:
-            with (self._folder / self._shards[-1]["file"]).open("rb") as stream:
-                blocks = iter(lambda: stream.read(_BLOCK * _ITEM[self.dtype].itemsize), b"")
-                self._shards[-1]["crc32"] = "".join(f"{zlib.crc32(block):08x}" for block in blocks)
+            self._shards[-1]["crc32"] = _checksums(self._folder / self._shards[-1]["file"], _ITEM[self.dtype].itemsize)
 
     def _reread(self) -> None:
         """The hash of what is there, and nothing behind it."""
@@ -153,7 +155,8 @@ class TokenStore:
     """One split, read as a single stream of tokens.
 
     parts: (parts, 2) where each part of a record starts, and its kind; none of records that are a text each.
-    Raises ConfigError, which names the file that is missing or has another size than the index says.
+    Raises ConfigError, which names the file that is missing or has another size than the index says. Of a folder that is kept at a URL a
+    shard comes when it is first read, which may raise ResourceError too.
     """
 
     def __init__(self, folder: Path, split: Split) -> None:
@@ -163,14 +166,19 @@ class TokenStore:
         self.n_documents: int = index["n_documents"]
         self.n_bytes: int = index["n_bytes"]
         self.sha256: str = index["sha256"]
+        self._item = _ITEM[index["dtype"]]
         self._checksums = [shard["crc32"] for shard in index["shards"]]
         self._files = [folder / shard["file"] for shard in index["shards"]]
-        self._maps = [_mapped(file, index["dtype"], shard["n_tokens"]) for file, shard in zip(self._files, index["shards"], strict=True)]
-        self._shards = [np.frombuffer(shard, _ITEM[index["dtype"]]) for shard in self._maps]
-        self._ends = np.cumsum([len(shard) for shard in self._shards])
-        self.starts = _array(folder / f"{split}.documents.npy", (self.n_documents,))
+        self._lengths = [shard["n_tokens"] for shard in index["shards"]]
+        self._ends = np.cumsum(self._lengths)
+        self._maps: dict[int, mmap.mmap] = {}
+        self._shards: dict[int, Tokens] = {}
+        for number, file in enumerate(self._files):
+            if file.exists() or not may_come(folder):
+                self._shard(number)
+        self.starts = self._numbers("documents", (self.n_documents,), index)
         n_parts = index.get("n_parts", 0)
-        self.parts = _array(folder / f"{split}.parts.npy", (n_parts, 2)) if n_parts else np.empty((0, 2), np.int64)
+        self.parts = self._numbers("parts", (n_parts, 2), index) if n_parts else np.empty((0, 2), np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A loader process maps the files itself instead of receiving their content."""
@@ -178,25 +186,26 @@ class TokenStore:
 
     def read(self, start: int, stop: int) -> Tokens:
         """Tokens start..stop-1, without a copy where one shard holds them all."""
-        first = int(np.searchsorted(self._ends, start, "right")) if len(self._shards) > 1 else 0
-        begin = int(self._ends[first]) - len(self._shards[first])
-        part = self._shards[first][start - begin : stop - begin]
-        if begin + len(self._shards[first]) >= stop or first + 1 == len(self._shards):
+        first = int(np.searchsorted(self._ends, start, "right")) if len(self._files) > 1 else 0
+        end = int(self._ends[first])
+        begin = end - self._lengths[first]
+        part = self._shard(first)[start - begin : stop - begin]
+        if end >= stop or first + 1 == len(self._files):
             return part
         return np.concatenate([part, self.read(int(self._ends[first]), stop)])
 
     def release(self) -> None:
         """What was read stops counting as memory of this process; after a pass through the maps all of it would."""
-        for shard in self._maps:
+        for shard in self._maps.values():
             shard.madvise(mmap.MADV_DONTNEED)
 
     def sample(self, vocab_size: int, seed: int) -> None:
-        """Compares the first and the last block of each shard and six that the seed picks; `checked` names what it may raise."""
-        counts = [-(-len(shard) // _BLOCK) for shard in self._shards]
-        draws = [np.random.default_rng([seed, number]).integers(n, size=_SAMPLED).tolist() for number, n in enumerate(counts)]
-        picked = [(number, block) for number, n in enumerate(counts) for block in {0, n - 1, *draws[number]}]
+        """Compares the first and the last block of each shard that is here and six that the seed picks. Raises as `checked` does."""
+        counts = {number: -(-len(shard) // _BLOCK) for number, shard in self._shards.items()}
+        draws = {number: np.random.default_rng([seed, number]).integers(n, size=_SAMPLED).tolist() for number, n in counts.items()}
+        picked = [(number, block) for number, n in counts.items() for block in {0, n - 1, *draws[number]}]
         for number, block in picked:  # asked for at once, since a disk far away answers many as fast as one
-            size = _BLOCK * self._shards[number].itemsize
+            size = _BLOCK * self._item.itemsize
             at = block * size // mmap.PAGESIZE * mmap.PAGESIZE
             self._maps[number].madvise(mmap.MADV_WILLNEED, at, min(size, len(self._maps[number]) - at))
         for number, block in picked:
@@ -216,13 +225,24 @@ class TokenStore:
     def checked(self, vocab_size: int) -> Iterator[Tokens]:
         """Yields the tokens in blocks. ConfigError names the shard with an id that the vocabulary does not have, or with another
         checksum than the index says."""
-        for number, shard in enumerate(self._shards):
-            for block in range(-(-len(shard) // _BLOCK)):
+        for number, length in enumerate(self._lengths):
+            for block in range(-(-length // _BLOCK)):
                 yield self._block(number, block, vocab_size)
                 self._maps[number].madvise(mmap.MADV_DONTNEED)
 
+    def _shard(self, number: int) -> Tokens:
+        if number not in self._shards:
+            file = _brought(self._files[number], self._checksums[number], self._item.itemsize)
+            self._maps[number] = _mapped(file, self._item, self._lengths[number])
+            self._shards[number] = np.frombuffer(self._maps[number], self._item)
+        return self._shards[number]
+
+    def _numbers(self, name: str, shape: tuple[int, ...], index: Tree) -> NDArray[np.int64]:
+        file = self._folder / f"{self.split}.{name}.npy"
+        return _array(_brought(file, index["crc32"][name], 8), shape)
+
     def _block(self, shard: int, block: int, vocab_size: int) -> Tokens:
-        tokens: Tokens = self._shards[shard][block * _BLOCK : (block + 1) * _BLOCK]
+        tokens: Tokens = self._shard(shard)[block * _BLOCK : (block + 1) * _BLOCK]
         if (highest := int(tokens.max())) >= vocab_size:
             raise _damaged(self._files[shard], f"holds token id {highest}, and the vocabulary has {vocab_size} ids")
         if f"{zlib.crc32(tokens.data):08x}" != self._checksums[shard][8 * block : 8 * block + 8]:
@@ -243,8 +263,17 @@ def read_index(folder: Path) -> Tree:
         raise _damaged(folder / "index.json", f"cannot be read ({error})") from None
 
 
-def _mapped(file: Path, dtype: str, n_tokens: int) -> mmap.mmap:
-    item = _ITEM[dtype]
+def _brought(file: Path, checksums: str, item: int) -> Path:
+    return brought(file, lambda copy: _checksums(copy, item) == checksums)
+
+
+def _checksums(file: Path, item: int) -> str:
+    """That of each block of so many bytes an item, eight digits each."""
+    with file.open("rb") as stream:
+        return "".join(f"{zlib.crc32(block):08x}" for block in iter(lambda: stream.read(_BLOCK * item), b""))
+
+
+def _mapped(file: Path, item: np.dtype[Any], n_tokens: int) -> mmap.mmap:
     size = file.stat().st_size if file.is_file() else None
     if size != n_tokens * item.itemsize:
         fault = "is missing" if size is None else f"has {size:,} bytes, and the index says {n_tokens * item.itemsize:,}"

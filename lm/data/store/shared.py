@@ -1,0 +1,94 @@
+"""Folders of the cache that are kept at a URL too: built by one machine, fetched by the others, file by file as they are read."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from lm.data.store.cache import Log, build_once
+from lm.errors import ConfigError
+from lm.progress import progress
+from lm.storage.atomic import disk_errors, replace_file
+from lm.storage.lock import locked
+from lm.storage.remote import exists, fetch, put, require_writable
+
+TOKENS = ("index.json",)
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "hash")
+_ORIGIN = "origin.url"  # in a folder that is kept at a URL: that one
+
+
+def shared_once(
+    folder: Path, build: Callable[[Path], None], log: Log, remote: str | None, files: tuple[str, ...] = TOKENS, resume: bool = False
+) -> Path:
+    """`build_once`, of a folder that is fetched where `remote` has it, and put there where it has not.
+
+    files: what is fetched at once; the last of them is put there last, so that a folder with it is whole.
+    """
+    if not fetched(folder, log, remote, files):
+        if remote is not None:
+            require_writable(remote)
+        build_once(folder, lambda half: _anew(half, build), log, resume)
+    if remote is not None:
+        _put(folder, _url(folder, remote), files)
+    return folder
+
+
+def fetched(folder: Path, log: Log, remote: str | None, files: tuple[str, ...] = TOKENS) -> bool:
+    """Whether the folder is here, perhaps since now."""
+    if remote is None or folder.is_dir():
+        return folder.is_dir()
+    url = _url(folder, remote)
+    if not exists(f"{url}/{files[-1]}"):
+        return False
+    log(f"{folder.name}: found at {url}.")
+    build_once(folder, lambda half: _begin(url, half, files), log)
+    return True
+
+
+def brought(file: Path, whole: Callable[[Path], bool]) -> Path:
+    """The file, fetched where its folder is kept at a URL and it has not come yet; others of this machine wait.
+
+    whole: whether a copy is as it should be.  Raises as `fetch` does.
+    """
+    origin = file.with_name(_ORIGIN)
+    if not file.exists() and origin.is_file():
+        with disk_errors(file), locked(file.parent.with_name(f"{file.parent.name}.lock"), lambda: None):
+            if not file.exists():
+                fetch(f"{origin.read_text()}/{file.name}", file, whole)
+    return file
+
+
+def may_come(folder: Path) -> bool:
+    """Whether files that are not in the folder are kept elsewhere."""
+    return (folder / _ORIGIN).is_file()
+
+
+def _begin(url: str, half: Path, files: tuple[str, ...]) -> None:
+    for name in files:
+        fetch(f"{url}/{name}", half / name, lambda copy: True)
+    (half / _ORIGIN).write_text(url)
+
+
+def _anew(half: Path, build: Callable[[Path], None]) -> None:
+    (half / _ORIGIN).unlink(missing_ok=True)  # a process was killed that fetched what is no longer there
+    build(half)
+
+
+def _put(folder: Path, url: str, files: tuple[str, ...]) -> None:
+    origin = folder / _ORIGIN
+    if origin.is_file():
+        if (other := origin.read_text()) != url:
+            raise ConfigError(f"data.remote: {folder} is a copy of {other}, not of {url}. Use that URL, or another data.cache_dir.")
+        return
+    last = folder / files[-1]
+    names = [*sorted(path for path in folder.iterdir() if path != last), last]
+    sent = 0
+    with progress(f"Uploading to {url}", sum(path.stat().st_size for path in names)) as done:
+        for path in names:
+            put(path, f"{url}/{path.name}")
+            done(sent := sent + path.stat().st_size)
+    replace_file(origin, url)
+
+
+def _url(folder: Path, remote: str) -> str:
+    if "://" not in remote:
+        raise ConfigError(f"data.remote: {remote!r} is no URL. Write one such as s3://bucket/folder.")
+    return f"{remote.rstrip('/')}/{folder.parent.name}/{folder.name}"

@@ -1,0 +1,107 @@
+"""Files at a URL of an object store, or of any file system that fsspec knows: fetched whole or not at all, and put there."""
+
+import errno
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lm.errors import ConfigError, ResourceError
+from lm.storage.atomic import disk_errors, sync
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PACKAGES = {"s3": "'slotlm[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
+_ANEW = "Delete its folder, there and below data.cache_dir, and prepare it again."
+_CHECK = "Check the URL, the credentials and the network."
+
+
+def exists(url: str) -> bool:
+    """Whether a small file is there. ResourceError where the store does not answer."""
+    system, path = _system(url)
+    try:
+        system.cat_file(path)
+    except FileNotFoundError:
+        return False
+    except Exception as error:
+        raise ResourceError(f"{url}: cannot be read ({_reason(error)}). {_CHECK}") from None
+    return True
+
+
+def fetch(url: str, file: Path, whole: Callable[[Path], bool]) -> None:
+    """Makes `file` of what is there. One process at a time may do so.  whole: whether the copy is as it should be.
+
+    Raises ConfigError where nothing is there, or something else; ResourceError where the store does not answer, or the disk is full.
+    """
+    system, path = _system(url)
+    half = file.with_name(f"{file.name}.half")
+    try:
+        with disk_errors(file):
+            _get(system, path, half, url, file)
+            if not whole(half):
+                raise ConfigError(f"{url}: the file is damaged: it has another checksum than its index says. {_ANEW}")
+            sync(half)
+            half.rename(file)
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def _get(system: Any, path: str, half: Path, url: str, file: Path) -> None:
+    try:
+        system.get_file(path, str(half))
+    except FileNotFoundError:
+        raise ConfigError(f"{url}: the file is missing, and its index names it. {_ANEW}") from None
+    except Exception as error:  # each store raises its own
+        if isinstance(error, OSError) and error.errno in _DISK:
+            half.unlink(missing_ok=True)
+            with disk_errors(file, system.info(path)["size"] or 0):
+                raise
+        raise ResourceError(f"{url}: cannot be read ({_reason(error)}). {_CHECK}") from None
+
+
+def put(file: Path, url: str) -> None:
+    """Writes a copy of the file, whole or not at all; one of its size that is there already stays."""
+    system, path = _system(url)
+    half = f"{path}.half" if "file" in system.protocol else path  # an object is not there before it is whole
+    try:
+        with suppress(FileNotFoundError):
+            if system.info(path)["size"] == file.stat().st_size:
+                return
+        system.put_file(str(file), half)
+        if half != path:
+            system.mv(half, path)
+    except Exception as error:
+        raise _not_writable(url, error) from None
+
+
+def require_writable(url: str) -> None:
+    """ResourceError where nothing can be put into this folder, before hours are spent on it."""
+    system, path = _system(f"{url}/.writable")
+    try:
+        system.pipe_file(path, b"")
+    except Exception as error:
+        raise _not_writable(url, error) from None
+    with suppress(Exception):  # who may write need not be allowed to delete
+        system.rm_file(path)
+
+
+def _not_writable(url: str, error: Exception) -> ResourceError:
+    return ResourceError(f"{url}: cannot be written ({_reason(error)}). {_CHECK}")
+
+
+def _system(url: str) -> tuple[Any, str]:
+    """What reads such URLs, and what it calls this one."""
+    from fsspec.core import url_to_fs
+
+    protocol = url.partition("://")[0]
+    try:
+        system, path = url_to_fs(url, **({"auto_mkdir": True} if protocol == "file" else {}))
+    except ImportError as error:
+        package = _PACKAGES.get(protocol, "the package that it names")
+        raise ConfigError(f"{url}: a package for {protocol}:// is missing ({_reason(error)}). Run: pip install {package}") from None
+    except Exception as error:
+        raise ConfigError(f"{url}: it cannot be opened ({_reason(error)}). Write a URL such as s3://bucket/folder.") from None
+    return system, path
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,304 @@
+"""Tokens that are kept at a URL, by real file systems of fsspec: of this machine, of this process, and of a server that is another one."""
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fsspec.core import url_to_fs
+
+from lm.data.kinds import BPEConfig, BytesConfig, ChatRecord, TextConfig
+from lm.data.loader import train_loader
+from lm.data.rows.build import build_splits
+from lm.data.rows.causal import CausalConfig
+from lm.data.store import prepare as preparing
+from lm.data.store import shared
+from lm.data.store.distributed import merge, prepare_part
+from lm.data.store.prepare import Prepared, prepare
+from lm.data.store.shards import ShardWriter, TokenStore
+from lm.errors import ConfigError, LmError, ResourceError
+from tests.data.store.served import served
+
+FORK = multiprocessing.get_context("fork")
+NAMES = ("alone", "one", "two", "three")
+URLS = ["file://{}/kept", "memory://{}/kept"]
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several of them, of 8 KB each."""
+    monkeypatch.setattr(ShardWriter.__init__, "__defaults__", (1 << 12, None))
+
+
+@pytest.fixture(params=URLS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(request.param.format(tmp_path))
+
+
+Prepare = Callable[..., Prepared]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Prepare:
+    """prepare() of records, with a cache of this name."""
+    lines = "".join(json.dumps({"text": f"record {n} " * (n % 9 + 1)}) + "\n" for n in range(400))
+    (tmp_path / "a.jsonl").write_text(lines)
+
+    def run(cache: str, remote: str | None = None, tokenizer: Any = None, **options: Any) -> Prepared:
+        return prepare(config(tmp_path, cache, remote, **options), tokenizer or BytesConfig(), log=lambda line: None)
+
+    return run
+
+
+def config(folder: Path, cache: str, remote: str | None, **options: Any) -> TextConfig:
+    return TextConfig(files=str(folder / "a.jsonl"), cache_dir=str(folder / cache), remote=remote, **options)
+
+
+def kept(url: str) -> dict[str, bytes]:
+    """What is below a URL, by name."""
+    system, path = url_to_fs(url)
+    return {name.removeprefix(path.rstrip("/") + "/"): system.cat_file(name) for name in system.find(path)}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What a cache holds beside locks, hashes of files, and where it is kept."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".lock", ".url"))
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found if "hashes" not in path.parts}
+
+
+def shards(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*.bin"))
+
+
+@pytest.mark.parametrize("tokenizer", [BytesConfig(), BPEConfig(vocab_size=300)])
+def test_what_is_kept_at_a_url_is_what_a_folder_holds_to_the_byte(prepared: Prepare, tmp_path: Path, url: str, tokenizer: Any) -> None:
+    """Seen to fail with a file of the cache's own put there too."""
+    alone, there = prepared("alone", None, tokenizer), prepared("one", url, tokenizer)
+    assert kept(url) == files(tmp_path / "alone") and len(kept(url)) >= 7
+    assert there.fingerprint == alone.fingerprint
+
+
+@pytest.mark.parametrize("tokenizer", [BytesConfig(), BPEConfig(vocab_size=300)])
+def test_shards_come_when_they_are_read(
+    prepared: Prepare, tmp_path: Path, url: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail with all of them fetched at once, and with tokens and a tokenizer that are made again."""
+    first = prepared("one", url, tokenizer)
+    monkeypatch.setattr(preparing, "build_tokens", None)
+    monkeypatch.setattr("lm.data.tokenizer.train.train_tokenizer", None)
+    found = prepared("two", url, tokenizer)
+    assert found.fingerprint == first.fingerprint and shards(tmp_path / "two") == []
+    assert np.array_equal(found.train.read(5000, 5100), first.train.read(5000, 5100)) and shards(tmp_path / "two") == ["train-00001.bin"]
+    assert np.array_equal(found.train.read(0, found.train.n_tokens), first.train.read(0, first.train.n_tokens))
+    prepared("two", url, tokenizer, verify="full")
+    assert files(tmp_path / "two") == files(tmp_path / "one")
+
+
+def test_records_in_parts_come_as_well(tmp_path: Path, url: str) -> None:
+    chats = [{"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n}!"}]} for n in range(50)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    stores = []
+    for cache in ("one", "two"):
+        cfg = TextConfig(files=str(tmp_path / "chats.jsonl"), record=ChatRecord(), cache_dir=str(tmp_path / cache), remote=url)
+        stores.append(prepare(cfg, BytesConfig(), log=lambda line: None).train)
+    assert len(stores[0].parts) and np.array_equal(stores[0].parts, stores[1].parts)
+
+
+def test_tokens_that_were_here_before_are_put_there(prepared: Prepare, tmp_path: Path, url: str) -> None:
+    prepared("one")
+    prepared("one", url)
+    assert kept(url) == files(tmp_path / "one")
+    with pytest.raises(ConfigError, match=rf"data.remote: .* is a copy of {url}/tokens/\w+, not of {url}2/tokens/\w+. Use that URL"):
+        prepared("one", f"{url}2")
+
+
+def test_parts_made_on_machines_that_share_a_url_alone_are_joined_to_the_same(prepared: Prepare, tmp_path: Path, url: str) -> None:
+    """Seen to fail with parts that are looked for in the cache only."""
+    lines = (tmp_path / "a.jsonl").read_text().splitlines(keepends=True)
+    for n in (0, 1):
+        (tmp_path / f"{n}.jsonl").write_text("".join(lines[200 * n : 200 * n + 200]))
+    inputs = [str(tmp_path / f"{n}.jsonl") for n in (0, 1)]
+    alone, one, two, three = (TextConfig(files=inputs, cache_dir=str(tmp_path / name), remote=url) for name in NAMES)
+    silent: Any = {"log": lambda line: None}
+    alone = alone.replace(remote=None)
+    for part in (1, 2):
+        prepare_part(alone, BytesConfig(), part, 2, **silent)
+    prepare_part(one, BytesConfig(), 1, 2, **silent)
+    with pytest.raises(ConfigError, match=r"merge=2: of 2 parts 1 are missing in .*part-2-of-2"):
+        merge(three, BytesConfig(), 2, **silent)
+    prepare_part(two, BytesConfig(), 2, 2, **silent)
+    whole, joined = merge(alone, BytesConfig(), 2, **silent), merge(three, BytesConfig(), 2, **silent)
+    assert joined.name == whole.name and len(kept(url)) > 18
+    assert kept(url) == files(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut", "gone"])
+@pytest.mark.parametrize("name", ["train-00001.bin", "train.documents.npy"])
+def test_what_is_damaged_there_is_named_and_not_kept(prepared: Prepare, tmp_path: Path, url: str, harm: str, name: str) -> None:
+    """Seen to fail without the comparison of checksums."""
+    first = prepared("one", url).train.n_tokens
+    system, path = url_to_fs(url)
+    (file,) = (found for found in system.find(path) if found.endswith(name))
+    data = bytearray(system.cat_file(file))
+    data[-5] ^= 1
+    system.rm_file(file)
+    if harm != "gone":
+        system.pipe_file(file, bytes(data if harm == "flipped" else data[:-2]))
+    fault = "is missing, and its index names it" if harm == "gone" else "is damaged: it has another checksum than its index says"
+    with pytest.raises(
+        ConfigError, match=rf"^{url}/tokens/\w+/{name}: the file {fault}. Delete its folder, there and below data.cache_dir"
+    ):
+        prepared("two", url).train.read(0, first)
+    assert not [found.name for found in (tmp_path / "two").rglob("*") if found.name.startswith(name) and found.suffix != ".lock"]
+
+
+def _killed_at(name: str, folder: Path, url: str) -> None:
+    put = shared.put
+
+    def deadly(file: Path, to: str) -> None:
+        if file.name == name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        put(file, to)
+
+    shared.put = deadly
+    prepare(config(folder, "one", url), BytesConfig(), log=lambda line: None)
+
+
+@pytest.mark.parametrize("name", ["train-00001.bin", "index.json"])
+def test_a_killed_upload_is_not_taken_for_whole_and_goes_on(prepared: Prepare, tmp_path: Path, name: str) -> None:
+    """Seen to fail with index.json put in its turn."""
+    url = URLS[0].format(tmp_path)
+    process = FORK.Process(target=_killed_at, args=(name, tmp_path, url))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    left = kept(url)
+    assert len(left) > 0 and not any(path.endswith("index.json") for path in left)
+    (folder,) = (Path(tmp_path / "one" / path).parent for path in left if path.endswith("test.documents.npy"))
+    assert not shared.fetched(tmp_path / "two" / "tokens" / folder.name, print, url)
+    before = {path: os.stat(tmp_path / "kept" / path).st_mtime_ns for path in left}
+    prepared("one", url)
+    assert kept(url) == files(tmp_path / "one")
+    assert before == {path: os.stat(tmp_path / "kept" / path).st_mtime_ns for path in left}
+
+
+@pytest.fixture
+def server(prepared: Prepare, tmp_path: Path) -> Iterator[Any]:
+    """Serves what is prepared in the folder `kept`, in another process; `tmp_path / "slow"` makes it take 20 ms for each KB of a shard."""
+    prepared("one", URLS[0].format(tmp_path))
+    with served(tmp_path / "kept", tmp_path / "slow") as found:
+        yield found
+
+
+def _read(folder: Path, url: str, told: Any) -> None:
+    try:
+        store = prepare(config(folder, "two", url), BytesConfig(), log=lambda line: None).train
+        told.put(store.read(0, store.n_tokens).tolist())
+    except LmError as error:
+        told.put(error)
+
+
+def test_of_two_processes_one_fetches_a_shard(prepared: Prepare, tmp_path: Path, server: Any) -> None:
+    """Seen to fail without the lock."""
+    (tmp_path / "slow").touch()
+    told = FORK.Queue()
+    readers = [FORK.Process(target=_read, args=(tmp_path, server.url, told)) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    found = [told.get(timeout=30) for _ in readers]
+    train = prepared("one").train
+    assert found == [train.read(0, train.n_tokens).tolist()] * 2
+    asked = [line for line in server.asked() if line.endswith(".bin")]
+    assert len(asked) == len(set(asked)) == len([name for name in shards(tmp_path / "one") if "train" in name]) > 1
+
+
+def test_a_process_that_is_killed_while_a_shard_comes_leaves_none(prepared: Prepare, tmp_path: Path, server: Any) -> None:
+    """Seen to fail with shards that are written under their own names."""
+    (tmp_path / "slow").touch()
+    told = FORK.Queue()
+    reader = FORK.Process(target=_read, args=(tmp_path, server.url, told))
+    reader.start()
+    ends = time.monotonic() + 30
+    while not (half := list(tmp_path.glob("two/tokens/*/train-00001.bin.half"))) or not half[0].stat().st_size:
+        assert time.monotonic() < ends
+        time.sleep(0.005)
+    reader.kill()
+    reader.join()
+    assert shards(tmp_path / "two") == ["train-00000.bin"]
+    (tmp_path / "slow").unlink()
+    prepared("two", server.url, verify="full")
+    assert files(tmp_path / "two") == files(tmp_path / "one")
+    assert sum(line.endswith("train-00000.bin") for line in server.asked()) == 1
+
+
+def _read_with_little_room(folder: Path, url: str, told: Any) -> None:
+    prepare(config(folder, "two", url), BytesConfig(), log=lambda line: None)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, 1 << 12))
+    _read(folder, url, told)
+
+
+def test_a_shard_for_which_there_is_no_room_is_named(tmp_path: Path, server: Any) -> None:
+    told = FORK.Queue()
+    reader = FORK.Process(target=_read_with_little_room, args=(tmp_path, server.url, told))
+    reader.start()
+    found = told.get(timeout=30)
+    assert isinstance(found, ResourceError) and "train-00000.bin: a file of 8,192 bytes is larger than one may be here" in found.sentence
+    assert shards(tmp_path / "two") == []
+
+
+def test_a_server_that_goes_away_is_named_by_a_loader_process_too(prepared: Prepare, tmp_path: Path, server: Any, decoder: Any) -> None:
+    """Seen to fail with torch's own text of it."""
+    cfg = config(tmp_path, "two", server.url, seq_len=16)
+    found = prepare(cfg, BytesConfig(), log=lambda line: None)
+    rows = build_splits(CausalConfig(), cfg, found, decoder, 0)[0]
+    server.stop()
+    order: Any = {"seed": 0, "global_batch": 4, "micro_batch": 4, "rank": 0, "world": 1, "start_step": 0, "max_steps": 2}
+    for workers in (0, 1):
+        with pytest.raises(ResourceError, match=rf"^{server.url}/tokens/\w+/train-0000\d.bin: cannot be read \(.*\). Check the URL"):
+            list(train_loader(rows, workers=workers, **order))
+
+
+def test_a_url_that_only_serves_is_refused_before_tokens_are_made(prepared: Prepare, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparing, "build_tokens", None)
+    with pytest.raises(ResourceError, match=rf"^{server.url}: cannot be written \("):
+        prepared("three", server.url, val_frac=0.2)
+
+
+@pytest.mark.parametrize(
+    ("remote", "kind", "said"),
+    [
+        ("kept", ConfigError, "data.remote: 'kept' is no URL. Write one such as s3://"),
+        ("nosuch://a", ConfigError, r"nosuch://a/.*: it cannot be opened \(Protocol not known: nosuch\)"),
+        ("gs://a/b", ConfigError, r"gs://a/b/.*: a package for gs:// is missing \(.*gcsfs.*\). Run: pip install gcsfs"),
+        ("http://127.0.0.1:9/a", ResourceError, r"http://127.0.0.1:9/a/.*: cannot be read \(.*127.0.0.1:9.*\). Check the URL"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_named(
+    prepared: Prepare, monkeypatch: pytest.MonkeyPatch, remote: str, kind: type[LmError], said: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(kind, match=said):
+        prepared("one", remote)
+
+
+def test_a_url_is_no_cache(prepared: Prepare, tmp_path: Path) -> None:
+    cfg = config(tmp_path, "one", None).replace(cache_dir="s3://bucket/lm")
+    with pytest.raises(ConfigError, match=r"data.cache_dir=s3://bucket/lm: .* Write data.remote=s3://bucket/lm instead"):
+        prepare(cfg, BytesConfig(), log=print)
+
+
+def test_a_store_of_a_folder_that_is_kept_nowhere_opens_all_its_shards(prepared: Prepare) -> None:
+    store = prepared("one").train
+    for file in (folder := prepared("one").parts[""].folder).glob("train-*.bin"):
+        file.unlink()
+    assert store.read(0, 10).tolist()
+    with pytest.raises(ConfigError, match=r"train-00000.bin: the token cache is damaged: it is missing"):
+        TokenStore(folder, "train")

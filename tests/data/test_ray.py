@@ -61,6 +61,18 @@ def test_a_cluster_whose_workers_are_killed_makes_what_one_machine_makes(lm: Lm,
     assert indices[0]["splits"] == indices[1]["splits"] and indices[0]["contamination"] == indices[1]["contamination"]
 
 
+def test_a_cluster_keeps_at_a_url_what_it_leaves_in_a_folder(lm: Lm, files: list[str], tmp_path: Path) -> None:
+    remote = f"data.remote=file://{tmp_path}/kept"
+    code, out, err = lm("prepare", *files, f"data.cache_dir={tmp_path}/ray", remote, "engine=ray", "parts=2")
+    assert code == 0, err
+    folder = Path(out.strip())
+    there = tmp_path / "kept" / "tokens"
+    assert sorted(path.name for path in there.iterdir()) == [folder.name, *(f"{folder.name}.part-{n}-of-2" for n in (1, 2))]
+    assert contents(there / folder.name) == {name: data for name, data in contents(folder).items() if name != "origin.url"}
+    assert lm("prepare", *files, f"data.cache_dir={tmp_path}/other", remote, "engine=ray", "parts=2")[0] == 0
+    assert not list((tmp_path / "other").rglob("*.part-*"))
+
+
 @pytest.mark.parametrize(
     ("address", "cpus", "said"),
     [

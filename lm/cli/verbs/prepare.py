@@ -16,7 +16,7 @@ class Prepare(Verb):
 
     Trains the tokenizer where it has none yet, tokenises the data and keeps both below data.cache_dir, where `lm train` with the same
     data, tokenizer and objective finds them. Killed at any point, it goes on with the next call; of two at once, one works and the other
-    waits. On a cluster, with the cache on a disk that all nodes share:
+    waits. On a cluster, with the cache on a disk that all nodes share, or with data.remote=s3://bucket/lm:
 
       sbatch --array=1-16 --wrap 'lm prepare data=fineweb_edu tokenizer=file tokenizer.path=tok.json part=$SLURM_ARRAY_TASK_ID/16'
       lm prepare data=fineweb_edu tokenizer=file tokenizer.path=tok.json merge=16
@@ -29,7 +29,7 @@ class Prepare(Verb):
     takes = None
 
     part: str | None = None
-    """Only part I of N (1/4 ... 4/4), for several machines with one data.cache_dir. null: all."""
+    """Only part I of N (1/4 ... 4/4), for several machines with one data.cache_dir or data.remote. null: all."""
     merge: int | None = Field(None, ge=1)
     """Join so many parts: the result is what one machine would have made."""
     engine: Literal["local", "ray"] = "local"

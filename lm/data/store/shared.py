@@ -1,6 +1,7 @@
 """Folders of the cache that are kept at a URL too: built by one machine, fetched by the others, file by file as they are read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lm.data.store.cache import Log, build_once
@@ -27,7 +28,9 @@ def shared_once(
             require_writable(remote)
         build_once(folder, lambda half: _anew(half, build), log, resume)
     if remote is not None:
-        _put(folder, _url(folder, remote), files)
+        url = _url(folder, remote)
+        with _alone(folder, lambda: log(f"Another process puts {folder.name} at {url}; waiting for it.")):
+            _put(folder, url, files)
     return folder
 
 
@@ -50,7 +53,7 @@ def brought(file: Path, whole: Callable[[Path], bool]) -> Path:
     """
     origin = file.with_name(_ORIGIN)
     if not file.exists() and origin.is_file():
-        with disk_errors(file), locked(file.parent.with_name(f"{file.parent.name}.lock"), lambda: None):
+        with _alone(file.parent, lambda: None):
             if not file.exists():
                 fetch(f"{origin.read_text()}/{file.name}", file, whole)
     return file
@@ -59,6 +62,12 @@ def brought(file: Path, whole: Callable[[Path], bool]) -> Path:
 def may_come(folder: Path) -> bool:
     """Whether files that are not in the folder are kept elsewhere."""
     return (folder / _ORIGIN).is_file()
+
+
+@contextmanager
+def _alone(folder: Path, waits: Callable[[], None]) -> Iterator[None]:
+    with disk_errors(folder), locked(folder.with_name(f"{folder.name}.lock"), waits):
+        yield
 
 
 def _begin(url: str, half: Path, files: tuple[str, ...]) -> None:

@@ -231,6 +231,33 @@ def test_a_killed_upload_is_not_taken_for_whole_and_goes_on(prepared: Prepare, t
     assert before == {path: os.stat(tmp_path / "kept" / path).st_mtime_ns for path in left}
 
 
+def _put_slowly(folder: Path, url: str) -> None:
+    put = LocalFileSystem.put_file
+
+    def slow(system: LocalFileSystem, file: str, to: str, **options: Any) -> None:
+        put(system, file, to, **options)
+        with (folder / "puts").open("a") as stream:
+            stream.write(f"{Path(to).name}\n")
+        time.sleep(0.05)
+
+    LocalFileSystem.put_file = slow
+    prepare(config(folder, "one", url), BytesConfig(), log=lambda line: None)
+
+
+def test_of_two_processes_one_puts_there_what_was_made(prepared: Prepare, tmp_path: Path) -> None:
+    """Seen to fail without the lock: then one took what the other had written away."""
+    url = URLS[0].format(tmp_path)
+    prepared("one")
+    processes = [FORK.Process(target=_put_slowly, args=(tmp_path, url)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0] and kept(url) == files(tmp_path / "one")
+    puts = (tmp_path / "puts").read_text().split()
+    assert len(puts) == len(set(puts)) == len(kept(url))
+
+
 def test_what_a_killed_copy_has_left_does_not_count_as_kept(prepared: Prepare, tmp_path: Path, url: str) -> None:
     """Seen to fail with its origin left in the folder."""
     name = prepared("alone").parts[""].folder.name

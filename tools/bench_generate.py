@@ -146,6 +146,8 @@ def contestants(model: LM, n_rows: int, only: set[str]) -> Iterator[tuple[str, D
     made["readable fp32"] = lambda: ours(model)
     for dtype in dtypes:
         made[f"lm {dtype}"] = lambda dtype=dtype: ours(prepare(copy.deepcopy(model), dtype))  # type: ignore[misc]
+        if n_rows == 1:  # what is compiled is a step of one row
+            made[f"lm compiled {dtype}"] = lambda dtype=dtype: ours(prepare(copy.deepcopy(model), dtype, compiled=True))  # type: ignore[misc]
     if importlib.util.find_spec("llama_cpp") is not None and n_rows == 1:
         for name in ("f32", "bf16", "q8_0"):
             made[f"llama.cpp {name}"] = lambda name=name: llama_cpp(model, name)  # type: ignore[misc]

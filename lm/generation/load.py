@@ -23,18 +23,26 @@ from lm.storage.model_folder import copy_weights, resolve_model
 
 
 def load(
-    path: str | Path, device: str = "auto", merge: bool = True, dtype: Dtype | None = None, cache: CacheForm | None = None
+    path: str | Path,
+    device: str = "auto",
+    merge: bool = True,
+    dtype: Dtype | None = None,
+    cache: CacheForm | None = None,
+    compile: bool = False,
 ) -> tuple[LM, Tokenizer]:
     """The model of a run, model or checkpoint folder, in eval mode and in the dtype that was saved, and its tokenizer.
 
     device: cpu, cuda, cuda:1 ..., or auto: CUDA where there is a GPU. merge: an adapter becomes part of the weights; otherwise it computes
     beside them. dtype: saved, fp32, bf16, int8 or int4: of the matrices of a model that is to decode fast and can do nothing else, as
-    `prepare`. cache: bf16 or int8, of what decoding keeps of each token; None: as it is computed. Raises CheckpointError where the parts
-    do not fit, ConfigError for a dtype that the model cannot have, and for a cache where none of its layers keeps anything of a token.
+    `prepare`. cache: bf16 or int8, of what decoding keeps of each token; None: as it is computed. compile: with a dtype, the step that
+    decodes one row, on a CPU. Raises CheckpointError where the parts do not fit, ConfigError for a dtype that the model cannot have, for a
+    cache where none of its layers keeps anything of a token, and for a step that cannot be compiled.
     """
     for key, value, options in (("dtype", dtype, get_args(Dtype)), ("cache", cache, get_args(CacheForm))):
         if value is not None and value not in options:
             raise ConfigError(f"{key}={value!r} is not an option. {did_you_mean(value, options)}")
+    if compile and dtype is None:
+        raise ConfigError("compile=true is for a model that can do nothing but decode, and dtype is null. Set dtype=saved or another.")
     where = pick_device(device)
     folder = resolve_model(str(path))
     tree, weights = (read_merged if merge else read_apart)(folder)
@@ -52,7 +60,7 @@ def load(
     copy_weights(model.named_parameters(), weights, str(folder))
     hold(model)
     model.cache_form = cache
-    return model.eval() if dtype is None else prepare(model, dtype), tokenizer
+    return model.eval() if dtype is None else prepare(model, dtype, compile), tokenizer
 
 
 @overload
@@ -79,8 +87,8 @@ def complete(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: 
     return text.complete(model, tokenizer, prompts, cfg, chat=template, drafter=drafter_of(model, tokenizer, cfg))
 
 
-def drafter_of(model: LM, tokenizer: Tokenizer, cfg: GenerateConfig, dtype: Dtype | None = None) -> Drafter | None:
-    """What drafts for this model, if anything shall.  dtype: of a draft model's matrices, as in `load`.
+def drafter_of(model: LM, tokenizer: Tokenizer, cfg: GenerateConfig, dtype: Dtype | None = None, compile: bool = False) -> Drafter | None:
+    """What drafts for this model, if anything shall.  dtype, compile: of a draft model, as in `load`.
 
     Raises ConfigError where it cannot, and CheckpointError.
     """
@@ -90,7 +98,7 @@ def drafter_of(model: LM, tokenizer: Tokenizer, cfg: GenerateConfig, dtype: Dtyp
         return None
     if cfg.draft == "mtp":
         return MTP(cfg.draft_tokens, model)
-    draft, own = load(cfg.draft, str(model.embed.weight.device), dtype=dtype)
+    draft, own = load(cfg.draft, str(model.embed.weight.device), dtype=dtype, compile=compile)
     if own.hash != tokenizer.hash:
         raise ConfigError(
             f"draft={cfg.draft}: its tokenizer, of {own.vocab_size} tokens, is not the model's, of {tokenizer.vocab_size}."

@@ -1,6 +1,6 @@
 """The models: decoder-only, encoder-only, encoder-decoder."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, Self
 
 import torch
@@ -104,6 +104,7 @@ class LM(Stack):
         self.head = Head(cfg.head, cfg.norm, cfg.d_model, self.vocab_size)
         self.mtp = nn.ModuleList()  # blocks that predict further tokens, in training and in drafts
         self.cache_form: str | None = None  # of what decoding keeps of a token: bf16, int8; None: as it is computed
+        self.quick: Callable[[Batch, Context], Tensor] | None = None  # the same step over one token, compiled
         self.tie()
 
     def tie(self) -> None:
@@ -124,8 +125,11 @@ class LM(Stack):
         ctx = self.context(batch, cache)
         if cache is not None:
             cache.begin(ctx.mask.q_positions)
-        x = self.embedded(self.embed(batch.tokens), ctx.positions, batch.segments)  # (b, s) -> (b, s, d)
-        x = self.norm(self.through_blocks(x, ctx))
+        if self.quick is not None and cache is not None and batch.tokens.numel() == 1:
+            x = self.quick(batch, ctx)
+        else:
+            x = self.embedded(self.embed(batch.tokens), ctx.positions, batch.segments)  # (b, s) -> (b, s, d)
+            x = self.norm(self.through_blocks(x, ctx))
         if loss is None:
             return self.head(x)
         self.predict_further(x, batch, ctx)

@@ -18,8 +18,9 @@ from lm.generation.weights.fused import FusedGQA, FusedMLP, QuickRMSNorm
 from lm.generation.weights.held import Held, OneDNN, Plain
 from lm.generation.weights.prepare import HeldHead, prepare, ranked
 from lm.generation.weights.quantised import GROUP, Int4, Int4Reference, Int8, Int8Reference
-from lm.nn.adapter import LoRAConfig
+from lm.nn.adapter import LoRAConfig, adapting
 from lm.nn.batch import Batch
+from lm.nn.init import init_weights
 from lm.nn.transformer import LM, model_config
 from lm.schema import from_tree
 from lm.testing.models import Doubles, random_model, redraw, same, tokens
@@ -80,6 +81,7 @@ def test_every_pair_of_slots_gives_the_logits_of_the_readable_model(kind: str, c
 def test_an_adapter_beside_the_weights_computes_in_a_prepared_model_too(options: dict[str, Any]) -> None:
     model = redrawn(config(attention=ATTENTIONS[1]))
     from_tree(LoRAConfig, {"rank": 4, **options}).apply(model)
+    init_weights(model, model.cfg.init, model.cfg.growth(), model.sublayers, 3, list(adapting(model)))  # empty before
     redraw(model, seed=3)
     agree_in_float64(model)
 

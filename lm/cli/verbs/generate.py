@@ -54,6 +54,8 @@ class Generate(Verb, GenerateConfig):
     dtype: Dtype | None = "saved"
     """Of the matrices: saved (as in the folder), fp32, bf16, int8 (a scale an output) or int4 (a scale and a zero for 32 inputs). null: the
     model as it was trained, with nothing fused."""
+    compile: bool = False
+    """A step over one token of one row is compiled for this CPU first, which takes seconds and a C++ compiler, and then runs faster."""
     cache: CacheForm | None = None
     """Of the keys and values of each token: bf16, or int8 (a scale for each head of a token). null: as they are computed."""
     format: Literal["text", "json"] = "text"
@@ -68,8 +70,8 @@ class Generate(Verb, GenerateConfig):
         with collector.paused():
             from lm.generation.load import drafter_of, load
 
-        model, tokenizer = load(folder, self.device, self.merge, self.dtype, self.cache)
-        drafter = drafter_of(model, tokenizer, self, self.dtype)
+        model, tokenizer = load(folder, self.device, self.merge, self.dtype, self.cache, self.compile)
+        drafter = drafter_of(model, tokenizer, self, self.dtype, self.compile)
         if self.prompt is None and (self.chat or (self.chat is None and tokenizer.chat_template is not None)):
             with quiet():  # else how long it takes would be told over what is typed
                 self._converse(model, tokenizer, drafter)

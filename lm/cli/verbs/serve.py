@@ -24,6 +24,8 @@ class Serve(Verb, ServeConfig):
     dtype: Dtype | None = "saved"
     """Of the matrices: saved (as in the folder), fp32, bf16, int8 (a scale an output) or int4 (a scale and a zero for 32 inputs). null: the
     model as it was trained, with nothing fused."""
+    compile: bool = False
+    """A step over one token of one row is compiled for this CPU first, which takes seconds and a C++ compiler, and then runs faster."""
     cache: CacheForm | None = None
     """Of the keys and values of each token: bf16, or int8 (a scale for each head of a token). null: as they are computed."""
 
@@ -38,7 +40,7 @@ class Serve(Verb, ServeConfig):
         with listening(self) as listener:
             from lm.generation.load import load
 
-            model, tokenizer = load(folder, self.device, dtype=self.dtype, cache=self.cache)
+            model, tokenizer = load(folder, self.device, dtype=self.dtype, cache=self.cache, compile=self.compile)
             server = Server(model, tokenizer, self.name or name_of(folder), self)
             host, port = listener.getsockname()[:2]
             say(f"http://{f'[{host}]' if ':' in host else host}:{port}  {self.name or name_of(folder)}")

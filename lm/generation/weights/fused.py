@@ -107,6 +107,8 @@ class QuickRope(Rope):
         """cos + i sin, (b, 1, s, r/2), and that of windowed layers."""
         found = super().angles(positions)
         assert found is not None
+        if torch.compiler.is_compiling():
+            return found
         turns = torch.complex(*found)
         return (turns, turns) if self.local is None else (turns[0], turns[1])
 
@@ -114,7 +116,13 @@ class QuickRope(Rope):
         assert angles is not None
         if self.cfg.none_every is not None and (layer + 1) % self.cfg.none_every == 0:
             return x
-        turns, pairs = angles[self.window(layer) is not None], x[..., : self.rotary_dim].unflatten(-1, (-1, 2))
+        local, pairs = self.window(layer) is not None, x[..., : self.rotary_dim].unflatten(-1, (-1, 2))
+        if torch.compiler.is_compiling():  # which knows no complex numbers
+            cos, sin = angles if self.local is None else (angles[0][int(local)], angles[1][int(local)])
+            a, b = pairs.unbind(-1)
+            turned = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+            return torch.cat([turned.to(x.dtype), x[..., self.rotary_dim :]], -1)
+        turns = angles[local]
         if x.dtype.itemsize < 4:
             pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * turns))
         else:
@@ -159,11 +167,14 @@ class FusedGQA(GQA):
         turning = ctx.position.rotate(turning, ctx.angles, self.layer)
         if turning is not qk:
             qk.copy_(turning)
-        kept = heads[:, self.heads[0] :]
+        return self.told(x, self.read(heads[:, : self.heads[0]], heads[:, self.heads[0] :], ctx))
+
+    def read(self, q: Tensor, kept: Tensor, ctx: Context) -> Tensor:
+        """What queries find among keys and values, these and those in the cache.  q: (b, h, s, c); kept: k and v, (b, 2g, s, c)."""
         if ctx.cache is not None:
             [kept] = ctx.cache.append(self.layer, kept)  # (b, 2g, k, c)
         k, v = kept.chunk(2, dim=1)
-        return self.told(x, self.weighted(heads[:, : self.heads[0]], k, v, ctx.keys(self.layer), ctx.position))
+        return self.weighted(q, k, v, ctx.keys(self.layer), ctx.position)
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
         """One token's queries that share keys are as several queries of one head, which copies no keys; torch's kernel does in bfloat16."""

@@ -11,6 +11,14 @@ from torch.nn import functional as F
 from lm.errors import ConfigError
 
 
+def by_hand(x: Tensor, weight: Tensor) -> Tensor:
+    """F.linear of one row as a loop over a matrix in whatever it is kept, with sums in float32. A compiler joins it with what comes before
+    and behind, and converts what it reads on the way."""
+    row = torch.as_strided(x.float(), (1, x.numel()), (x.numel(), 1))  # or else it is computed anew for every output
+    out = (row * weight.float()).sum(-1)
+    return out.to(x.dtype).view(*x.shape[:-1], -1)
+
+
 class Held(nn.Module):
     """x W^T + b, in the dtype of x."""
 
@@ -29,6 +37,8 @@ class Held(nn.Module):
         return True
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() and (found := self.row(x)) is not None:
+            return found if self.bias is None else found + self.bias
         same = x.dtype is self.takes  # a cast that changes nothing costs as much as a small operation
         out = self.product(x) if same else self.product(x.to(self.takes)).to(x.dtype)
         return out if self.bias is None else out + self.bias
@@ -38,6 +48,10 @@ class Held(nn.Module):
     @abstractmethod
     def product(self, x: Tensor) -> Tensor:
         """(.., in) -> (.., out)."""
+
+    def row(self, x: Tensor) -> Tensor | None:
+        """What a compiled step does with one row; None: the same.  (.., in) -> (.., out), in the dtype of x."""
+        return None
 
     @abstractmethod
     def matrix(self) -> Tensor:
@@ -96,3 +110,19 @@ class OneDNN(Held):
 
     def matrix(self) -> Tensor:
         return self.blocks.to_dense()
+
+
+class Twice(OneDNN):
+    """And once more row by row, as a compiled step reads it."""
+
+    says = "oneDNN and compiled loops"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.weight = weight.contiguous()
+
+    def row(self, x: Tensor) -> Tensor:
+        return by_hand(x, self.weight)
+
+    def matrix(self) -> Tensor:
+        return self.weight

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lm.errors import ConfigError
 from lm.generation.config import Dtype
 from lm.generation.weights.fused import FusedBlock, FusedGQA, FusedMLP, QuickRMSNorm, QuickRope
-from lm.generation.weights.held import Held, OneDNN, Plain
+from lm.generation.weights.held import Held, OneDNN, Plain, Twice
 from lm.generation.weights.quantised import GROUP, Int4, Int4Reference, Int8, Int8Reference
 from lm.nn.block import Block
 from lm.nn.ffn.mlp import GatedMLP
@@ -49,21 +49,28 @@ class HeldHead(Head):
 
 
 @torch.no_grad()
-def prepare(model: LM, dtype: Dtype = "saved") -> LM:
+def prepare(model: LM, dtype: Dtype = "saved", compiled: bool = False) -> LM:
     """Returns the model itself, which from now on decodes and is evaluated, and can be neither trained, moved nor saved.
 
     dtype: of all matrices but the embedding, those of stacked experts and latent attention's expansions, which stay as they are saved,
-    like norms, activations and cache; fp32: of all. Raises ConfigError for a matrix that cannot be held so.
+    like norms, activations and cache; fp32: of all.  compiled: a step over one token of one row is, and matrices that are not quantised
+    are held twice. Raises ConfigError for a matrix that cannot be held so, and for a step that cannot be compiled.
     """
+    if compiled and model.embed.weight.device.type != "cpu":
+        raise ConfigError(f"compile=true is for CPUs, and the model is on {model.embed.weight.device.type}. Leave it out.")
     model.eval().requires_grad_(False)
     if dtype == "fp32":
         model.float()
-    _Preparing(model, dtype).run()
+    _Preparing(model, dtype, compiled).run()
+    if compiled:
+        from lm.generation.weights.compiled import Step  # and torch's tools for graphs
+
+        model.quick = Step(model)
     return model
 
 
 class _Preparing:
-    def __init__(self, model: LM, dtype: Dtype) -> None:
+    def __init__(self, model: LM, dtype: Dtype, compiled: bool) -> None:
         self.model, self.dtype = model, dtype
         self.linears = {path: each for path, each in model.named_modules() if type(each) in (nn.Linear, Out, Head)}
         if dtype == "int4":
@@ -74,6 +81,7 @@ class _Preparing:
                     )
         largest = max(self.linears.values(), key=lambda each: (type(each) is not Head, each.weight.numel()))
         self.kinds = ranked(KINDS[dtype], self._cast(largest.weight))
+        self.compiled = [Twice if compiled and kind is OneDNN else kind for kind in self.kinds]  # of all but the head
 
     def run(self) -> None:
         fused = self.model.embed.weight.device.type == "cpu"
@@ -87,7 +95,7 @@ class _Preparing:
                 self.model.set_submodule(path, QuickRope(module))
         for path, module in [*self.model.named_modules()]:
             if type(module) is Head:
-                self.model.set_submodule(path, HeldHead(module, self._held(module.weight, module.bias)))
+                self.model.set_submodule(path, HeldHead(module, self._held(module.weight, module.bias, self.kinds)))
             elif type(module) in (nn.Linear, Out):
                 self.model.set_submodule(path, self._held(module.weight, module.bias))
             elif type(module) in (RMSNorm, ZeroCenteredRMSNorm) and fused:
@@ -102,9 +110,9 @@ class _Preparing:
         rope = self.model.position
         return rope if type(rope) is Rope and all(type(each) is GQA and FusedGQA.fits(each) for each in rotated) else None
 
-    def _held(self, weight: Tensor, bias: Tensor | None) -> Held:
+    def _held(self, weight: Tensor, bias: Tensor | None, kinds: Sequence[type[Held]] | None = None) -> Held:
         weight = self._cast(weight)
-        return next(kind for kind in self.kinds if kind.fits(weight))(weight, None if bias is None else bias.detach())
+        return next(kind for kind in kinds or self.compiled if kind.fits(weight))(weight, None if bias is None else bias.detach())
 
     def _cast(self, weight: Tensor) -> Tensor:
         return weight.detach().to(torch.bfloat16) if self.dtype == "bf16" else weight.detach()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.generation.weights.held import Held
+from lm.generation.weights.held import Held, by_hand
 from lm.nn.linear import int8_rows, of_int8_rows
 
 GROUP = 32  # inputs of one output that share a scale in int4
@@ -35,6 +35,9 @@ class Int8Reference(Held):
 
     def product(self, x: Tensor) -> Tensor:
         return F.linear(x, self.q.to(x.dtype)) * self.scale
+
+    def row(self, x: Tensor) -> Tensor:
+        return by_hand(x, self.q) * self.scale.to(x.dtype)
 
     def matrix(self) -> Tensor:
         return of_int8_rows(self.q, self.scale)

@@ -1,0 +1,182 @@
+"""A step over one token of one row as a few compiled pieces: what lies between two layers that look into the cache is one, and pieces that
+are alike are one function, so that compiling takes as long for many layers as for three."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NoReturn, Protocol, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
+from torch.fx.passes.split_module import split_module
+
+from lm.errors import ConfigError
+from lm.generation.weights.fused import FusedGQA
+from lm.nn.batch import Batch
+from lm.nn.context import Context
+from lm.nn.ffn.base import Mixture
+from lm.nn.mixers.base import Mixer
+from lm.nn.transformer import LM
+from lm.progress import progress
+
+_LIBRARY = torch.library.Library("slotlm", "DEF")
+_LIBRARY.define("live(Tensor[] inputs, str name) -> Tensor")
+_CUT = torch.ops.slotlm.live.default
+
+
+def _live(inputs: list[Tensor], name: str) -> Tensor:
+    return torch.empty(inputs[0].shape, dtype=inputs[-1].dtype, device=inputs[0].device)
+
+
+torch.library.register_fake("slotlm::live", _live, lib=_LIBRARY)
+
+
+Compiler = Callable[[fx.GraphModule], Callable[..., Any]]
+
+
+class Live(Protocol):
+    """What is not compiled: it reads or writes the cache, or chooses what it computes."""
+
+    def __call__(self, *inputs: Tensor, ctx: Context) -> Tensor: ...
+
+
+class Step:
+    """What the head reads, (1, 1, d), of one token behind what a cache holds.  Ansel et al. 2024 (PyTorch 2) is the compiler."""
+
+    def __init__(self, model: LM, compiler: Compiler | None = None) -> None:
+        """Compiles. Raises ConfigError for a model that cannot be, and where there is no C++ compiler."""
+        self._ctx: Context | None = None
+        with torch.no_grad(), progress("compiling a step"):
+            whole, constants = traced(model)
+            pieces = split_module(whole, whole, _piece_of(whole), keep_original_order=True)
+            made: dict[str, Callable[..., Any]] = {}
+            for name, piece in [*pieces.named_children()]:
+                assert isinstance(piece, fx.GraphModule)
+                [live] = [node.args[1] for node in piece.graph.nodes if node.target is _CUT] or [None]
+                delattr(pieces, name)
+                if live is not None:
+                    setattr(pieces, name, partial(self._call, live_of(model.get_submodule(cast(str, live)))))
+                    continue
+                key = description(piece.graph)
+                if key not in made:
+                    made[key] = (compiler or compiled)(piece)
+                setattr(pieces, name, made[key])
+        self.kinds = len(made)
+        self._run = partial(pieces.forward, *constants)
+
+    def __call__(self, batch: Batch, ctx: Context) -> Tensor:
+        self._ctx = ctx
+        out: Tensor = self._run(batch.tokens, ctx.mask.q_positions)
+        return out
+
+    def _call(self, live: Live, *inputs: Tensor) -> Tensor:
+        assert self._ctx is not None
+        return live(*inputs, ctx=self._ctx).contiguous()
+
+
+def live_of(module: nn.Module) -> Live:
+    """Returns the part of a module that is not compiled: attention over the cache, or all of it."""
+    return cast(Live, module.read if isinstance(module, FusedGQA) else module.forward)
+
+
+def is_live(module: nn.Module) -> bool:
+    return isinstance(module, Mixer | Mixture)
+
+
+class _Unseen:
+    """What pieces know nothing of."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ConfigError(f"compile=true: a layer reads {name} of the mask or the cache, and what is compiled knows neither. Leave it out.")
+
+
+class _Whole(nn.Module):
+    """All that happens between tokens and the head."""
+
+    def __init__(self, model: LM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        position, unseen = self.model.position, cast(Any, _Unseen())
+        ctx = Context(position, unseen, position.angles(positions), unseen, memory_mask=unseen)
+        x = self.model.embedded(self.model.embed(tokens), positions, None)
+        out: Tensor = self.model.norm(self.model.through_blocks(x, ctx))
+        return out
+
+
+def traced(model: LM) -> tuple[fx.GraphModule, list[Tensor]]:
+    """Returns one step as operations on weights, tokens and positions, each (1, 1), and the weights."""
+    examples = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
+    with cut(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch's own code
+        program = torch.export.export(_Whole(model), examples, strict=False).run_decompositions()
+    graph = program.graph_module
+    for node in [*graph.graph.nodes]:
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            graph.graph.erase_node(node)
+    graph.graph.output_node().args = graph.graph.output_node().args[0]
+    graph.recompile()
+    specs = program.graph_signature.input_specs
+    held = {**program.state_dict, **program.constants}
+    return graph, [held[spec.target].detach() for spec in specs if spec.target is not None]
+
+
+@contextmanager
+def cut(model: LM) -> Iterator[None]:
+    """Within, live parts leave a mark in what is traced."""
+    with ExitStack() as undo:
+        for name, module in model.named_modules():
+            if is_live(module):
+                method = "read" if isinstance(module, FusedGQA) else "forward"
+                vars(module)[method] = partial(_mark, name)
+                undo.callback(vars(module).pop, method)
+        yield
+
+
+def _mark(name: str, *inputs: Any) -> Tensor:
+    out: Tensor = _CUT([each for each in inputs if isinstance(each, Tensor)], name)
+    return out
+
+
+def _piece_of(whole: fx.GraphModule) -> Callable[[fx.Node], int]:
+    """Returns which piece each operation is in: a live one has its own."""
+    count, found = 0, {}
+    for node in whole.graph.nodes:
+        count += node.target is _CUT
+        found[node] = count
+        count += node.target is _CUT
+    return found.__getitem__
+
+
+def description(graph: fx.Graph) -> str:
+    """The same for graphs that compute the same from tensors of the same shapes."""
+    names: dict[fx.Node, str] = {}
+    lines = []
+    for node in graph.nodes:
+        names[node] = f"_{len(names)}"
+        value = node.meta.get("val")
+        form = (tuple(value.shape), value.stride(), value.dtype) if isinstance(value, Tensor) else None
+        given = () if node.op == "placeholder" else (node.target, map_arg((node.args, node.kwargs), lambda each: names[each]))
+        lines.append(f"{node.op} {given} {form}")
+    return "\n".join(lines)
+
+
+def compiled(piece: fx.GraphModule) -> Callable[..., Any]:
+    """Returns it as one call without guards: shapes are always these. Raises ConfigError where no C++ compiler does it."""
+    from torch._inductor import compile as inductor  # loading it takes a second
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
+
+    examples = [node.meta["val"] for node in piece.graph.nodes if node.op == "placeholder"]
+    try:
+        get_cpp_compiler()
+        made: Callable[..., Any] = inductor(piece, examples)
+    except InvalidCxxCompiler:
+        raise ConfigError("compile=true: no C++ compiler was found. Install g++ or clang++, or leave compile out.") from None
+    except (CppCompileError, InductorError) as error:
+        said = f"compile=true: the C++ compiler failed: {str(error).strip().splitlines()[-1]}"
+        raise ConfigError(f"{said}. Try it by itself, or leave compile out.") from error
+    return made

@@ -1,0 +1,122 @@
+"""A step in compiled pieces against the step that is not compiled."""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import lm as library
+from lm.errors import ConfigError
+from lm.generation.config import Dtype, SamplingConfig
+from lm.generation.decode import generate
+from lm.generation.weights.compiled import Step, traced
+from lm.generation.weights.prepare import prepare
+from lm.nn.batch import Batch
+from lm.nn.context import Context
+from lm.nn.transformer import LM, model_config
+from lm.testing.models import random_model, tokens
+from tests.generation.test_weights import MODELS
+from tests.nn.grid import pairwise, tree_of
+from tests.nn.models import ATTENTIONS, config, redrawn
+
+
+def as_it_is(piece: fx.GraphModule) -> fx.GraphModule:
+    """In place of the compiler: the operations one by one."""
+    return piece
+
+
+def stepped(model: LM) -> Tensor:
+    """Logits of a row of four tokens, and then of one at a time."""
+    ids, out = tokens(1, 9), []
+    cache, start = model.new_cache(1, 9), 0
+    for n in (4, 1, 1, 1, 1, 1):
+        batch = Batch(ids[:, start : start + n])
+        if model.cfg.kind == "encoder_decoder" and start == 0:
+            batch = Batch(batch.tokens, source_tokens=tokens(1, 7, 2))
+        out.append(model(batch, cache=cache)[:, -1:])
+        start += n
+    return torch.cat(out, dim=1)
+
+
+def agree(model: LM) -> Step:
+    prepared = prepare(model)
+    with torch.no_grad():
+        expected = stepped(prepared)
+        prepared.quick = step = Step(prepared, as_it_is)
+        torch.testing.assert_close(stepped(prepared), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    return step
+
+
+@pytest.mark.parametrize("changes", MODELS, ids=str)
+def test_a_step_in_pieces_gives_the_logits_of_the_whole(changes: dict[str, Any]) -> None:
+    agree(redrawn(config(**changes)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, choice", [(kind, choice) for kind, choice in pairwise() if kind != "encoder"], ids=str)
+def test_every_pair_of_slots_gives_the_logits_of_the_whole(kind: str, choice: Any) -> None:
+    agree(random_model(model_config(tree_of(kind, tuple(enumerate(choice))))))
+
+
+@pytest.mark.parametrize("n_layers", [2, 3, 6])
+def test_layers_that_are_alike_are_one_function(n_layers: int) -> None:
+    assert agree(redrawn(config(attention=ATTENTIONS[1], n_layers=n_layers))).kinds == min(n_layers, 2) + 1
+
+
+def test_what_differs_between_layers_is_compiled_apart() -> None:
+    windows = {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "window": 4, "global_every": 2}
+    position = {"kind": "rope", "local_theta": 500.0}
+    assert agree(redrawn(config(attention=windows, position=position, n_layers=6))).kinds == 4  # first, to local, to global, last
+
+
+@pytest.mark.parametrize("dtype", ["int8", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("fp32", "bf16", "int4"))])
+def test_a_compiled_step_draws_the_same_tokens(dtype: Dtype) -> None:
+    model = redrawn(config(d_model=64, attention=ATTENTIONS[1], ffn={"hidden": 96}))
+    prepared, compiled = prepare(copy.deepcopy(model), dtype), prepare(model, dtype, compiled=True)
+    with torch.no_grad():
+        found, expected = stepped(compiled), stepped(prepared)
+    assert compiled.quick is not None and not torch.equal(found[:, 1:], expected[:, 1:])  # it rounds elsewhere
+    assert torch.equal(found[:, :1], expected[:, :1])  # several tokens are read as ever
+    assert float((found - expected).abs().max() / expected.abs().max()) < {"fp32": 1e-5, "bf16": 0.02, "int8": 0.02, "int4": 0.02}[dtype]
+    if dtype == "fp32":
+        options = SamplingConfig(max_tokens=30, temperature=0.9, top_p=0.9)
+        assert generate(compiled, [[5, 6, 7]], options) == generate(prepared, [[5, 6, 7]], options)
+
+
+class Peeking(nn.Module):
+    """A feed-forward that asks how much is cached."""
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        return x * (0 if ctx.cache is None else ctx.cache.length)
+
+
+def test_a_layer_that_looks_into_the_cache_is_refused() -> None:
+    model = redrawn(config(attention=ATTENTIONS[1]))
+    model.set_submodule("blocks.1.ffn", Peeking())
+    with pytest.raises(ConfigError, match=r"compile=true: a layer reads length of the mask or the cache, .* Leave it out."):
+        prepare(model, compiled=True)
+
+
+def test_weights_of_a_traced_step_are_those_of_the_model() -> None:
+    model = prepare(redrawn(config(attention=ATTENTIONS[1])))
+    _, weights = traced(model)
+    assert model.embed.weight.data_ptr() in {weight.data_ptr() for weight in weights}
+    assert not any(vars(module).keys() & {"read", "forward"} for module in model.modules())
+
+
+def test_without_a_compiler_it_is_told_in_one_sentence(model_folder: Path) -> None:
+    command = [sys.executable, "-m", "lm", "generate", f"from={model_folder}", "prompt=a", "max_tokens=2", "compile=true"]
+    found = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"CXX": "no-such-compiler", "PATH": ""}, check=False)
+    assert found.returncode == 2 and found.stdout == ""
+    assert "compile=true: no C++ compiler was found. Install g++ or clang++, or leave compile out." in found.stderr
+
+
+def test_what_is_not_prepared_is_not_compiled(model_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="compile=true is for a model that can do nothing but decode, and dtype is null"):
+        library.load(model_folder, compile=True)

@@ -32,7 +32,7 @@ class Context:
     memory_mask: Mask | None = None
     values: Tensor | None = None  # (b, g, s, c), those of the first layer, where later ones mix them in
     stack: str = ""
-    auxiliary: Auxiliary = field(default_factory=Auxiliary)
+    auxiliary: Auxiliary = field(default_factory=lambda: Auxiliary())  # a class itself would break the graph of a compiler
     mtp: list[Tensor] = field(default_factory=list)  # hidden states that predict the 2nd, 3rd, ... next token, (b, s, d) each
     mtp_weight: float = 0.0
     _cached_masks: dict[int, Mask] = field(default_factory=dict)

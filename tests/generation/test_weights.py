@@ -103,6 +103,7 @@ def test_a_prepared_model_draws_the_same_tokens_and_leaves_the_embedding() -> No
     model = redrawn(config(attention=ATTENTIONS[1]))
     prepared, prompts = prepare(copy.deepcopy(model)), [[5, 6, 7], [3], [9] * 9]
     assert torch.equal(prepared.embed.weight, model.embed.weight)
+    assert "(head): HeldHead" in str(prepared)
     for options in (SamplingConfig(max_tokens=30, temperature=0), SamplingConfig(max_tokens=30, temperature=0.9, top_p=0.9)):
         assert generate(prepared, prompts, options) == generate(model, prompts, options)
 

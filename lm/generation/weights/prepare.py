@@ -47,6 +47,9 @@ class HeldHead(Head):
         out: Tensor = self.held(x)
         return out
 
+    def extra_repr(self) -> str:
+        return f"{self.in_features} -> {self.out_features}"
+
 
 @torch.no_grad()
 def prepare(model: LM, dtype: Dtype = "saved", compiled: bool = False) -> LM:

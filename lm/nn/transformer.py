@@ -104,7 +104,7 @@ class LM(Stack):
         self.head = Head(cfg.head, cfg.norm, cfg.d_model, self.vocab_size)
         self.mtp = nn.ModuleList()  # blocks that predict further tokens, in training and in drafts
         self.cache_form: str | None = None  # of what decoding keeps of a token: bf16, int8; None: as it is computed
-        self.quick: Callable[[Batch, Context], Tensor] | None = None  # the same step over one token, compiled
+        self.quick: Callable[[Tensor, Context], Tensor] | None = None  # blocks and last norm over one token, compiled
         self.tie()
 
     def tie(self) -> None:
@@ -125,10 +125,10 @@ class LM(Stack):
         ctx = self.context(batch, cache)
         if cache is not None:
             cache.begin(ctx.mask.q_positions)
+        x = self.embedded(self.embed(batch.tokens), ctx.positions, batch.segments)  # (b, s) -> (b, s, d)
         if self.quick is not None and cache is not None and batch.tokens.numel() == 1:
-            x = self.quick(batch, ctx)
+            x = self.quick(x, ctx)
         else:
-            x = self.embedded(self.embed(batch.tokens), ctx.positions, batch.segments)  # (b, s) -> (b, s, d)
             x = self.norm(self.through_blocks(x, ctx))
         if loss is None:
             return self.head(x)

@@ -4,18 +4,21 @@ import copy
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 import lm as library
 from lm.errors import ConfigError
 from lm.generation.config import Dtype, SamplingConfig
 from lm.generation.decode import generate
+from lm.generation.weights import compiled as compiling
 from lm.generation.weights.compiled import Step, traced
+from lm.generation.weights.held import Held, Twice
 from lm.generation.weights.prepare import prepare
 from lm.nn.batch import Batch
 from lm.nn.context import Context
@@ -23,12 +26,7 @@ from lm.nn.transformer import LM, model_config
 from lm.testing.models import random_model, tokens
 from tests.generation.test_weights import MODELS
 from tests.nn.grid import pairwise, tree_of
-from tests.nn.models import ATTENTIONS, config, redrawn
-
-
-def as_it_is(piece: fx.GraphModule) -> fx.GraphModule:
-    """In place of the compiler: the operations one by one."""
-    return piece
+from tests.nn.models import ATTENTIONS, MIXTURES, config, redrawn
 
 
 def stepped(model: LM) -> Tensor:
@@ -44,31 +42,41 @@ def stepped(model: LM) -> Tensor:
     return torch.cat(out, dim=1)
 
 
+@pytest.fixture
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the compiler: the operations one by one."""
+    monkeypatch.setattr(compiling, "compiled", lambda piece: piece)
+
+
 def agree(model: LM) -> Step:
-    prepared = prepare(model)
     with torch.no_grad():
-        expected = stepped(prepared)
-        prepared.quick = step = Step(prepared, as_it_is)
+        expected = stepped(model)
+        prepared = prepare(model, compiled=True)
         torch.testing.assert_close(stepped(prepared), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
-    return step
+    assert isinstance(prepared.quick, Step)
+    return prepared.quick
 
 
+@pytest.mark.usefixtures("in_pieces")
 @pytest.mark.parametrize("changes", MODELS, ids=str)
 def test_a_step_in_pieces_gives_the_logits_of_the_whole(changes: dict[str, Any]) -> None:
     agree(redrawn(config(**changes)))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_pieces")
 @pytest.mark.parametrize("kind, choice", [(kind, choice) for kind, choice in pairwise() if kind != "encoder"], ids=str)
 def test_every_pair_of_slots_gives_the_logits_of_the_whole(kind: str, choice: Any) -> None:
     agree(random_model(model_config(tree_of(kind, tuple(enumerate(choice))))))
 
 
+@pytest.mark.usefixtures("in_pieces")
 @pytest.mark.parametrize("n_layers", [2, 3, 6])
 def test_layers_that_are_alike_are_one_function(n_layers: int) -> None:
     assert agree(redrawn(config(attention=ATTENTIONS[1], n_layers=n_layers))).kinds == min(n_layers, 2) + 1
 
 
+@pytest.mark.usefixtures("in_pieces")
 def test_what_differs_between_layers_is_compiled_apart() -> None:
     windows = {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "window": 4, "global_every": 2}
     position = {"kind": "rope", "local_theta": 500.0}
@@ -90,18 +98,59 @@ def test_a_compiled_step_draws_the_same_tokens(dtype: Dtype) -> None:
         assert generate(compiled, [[5, 6, 7]], options) == generate(prepared, [[5, 6, 7]], options)
 
 
-class Peeking(nn.Module):
-    """A feed-forward that asks how much is cached."""
+class Odd(nn.Module):
+    """A feed-forward of one's own that a compiled step cannot have."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        return x * (0 if ctx.cache is None else ctx.cache.length)
+        match self.way:
+            case "length":
+                return x * (0 if ctx.cache is None else ctx.cache.length)
+            case "values":
+                return x if ctx.values is None else x + ctx.values.sum()
+            case "item":
+                return x if x.sum() > 0 else -x
+            case "buffer":
+                self.seen += 1
+        return x
 
 
-def test_a_layer_that_looks_into_the_cache_is_refused() -> None:
+@pytest.mark.parametrize(
+    "way, sentence",
+    [
+        ("length", "a layer reads length of what all layers share, .*"),
+        ("values", "a layer reads sum of what all layers share, .*"),
+        ("item", r"a layer cannot be traced \(.*\)."),
+        ("buffer", "a layer changes blocks.1.ffn.seen as it computes."),
+    ],
+)
+def test_a_layer_that_cannot_be_compiled_is_refused(way: str, sentence: str) -> None:
     model = redrawn(config(attention=ATTENTIONS[1]))
-    model.set_submodule("blocks.1.ffn", Peeking())
-    with pytest.raises(ConfigError, match=r"compile=true: a layer reads length of the mask or the cache, .* Leave it out."):
+    model.set_submodule("blocks.1.ffn", Odd(way))
+    with pytest.raises(ConfigError, match=f"^compile=true: {sentence} Leave it out.$"):
         prepare(model, compiled=True)
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_threads_that_share_a_model_keep_to_their_own_caches() -> None:
+    model = prepare(redrawn(config(attention=ATTENTIONS[1])), compiled=True)
+    prompts = [[5, 6, 7], [9, 3], [8] * 6, [11]]
+    alone = [generate(model, [prompt], SamplingConfig(max_tokens=30)) for prompt in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        together = pool.map(lambda prompt: generate(model, [prompt], SamplingConfig(max_tokens=30)), prompts * 3)
+        assert list(together) == alone * 3
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_only_what_pieces_read_is_held_twice() -> None:
+    model = prepare(redrawn(config(attention=ATTENTIONS[1], ffn=MIXTURES[2], n_layers=2)), compiled=True)
+    kinds = {type(each) for name, each in model.named_modules() if isinstance(each, Held) and ".ffn." in name}
+    assert kinds and Twice not in kinds
+    assert type(model.head.held) is not Twice
 
 
 def test_weights_of_a_traced_step_are_those_of_the_model() -> None:

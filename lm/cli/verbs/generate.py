@@ -66,6 +66,8 @@ class Generate(Verb, GenerateConfig):
         self.refuse(rest)
         if self.prompt is None and (sys.stdin is None or sys.stdin.closed):
             raise ConfigError(f"prompt: none was given, and standard input is closed. {_REMEDY}.")
+        if self.compile and self.beams > 1:
+            raise ConfigError(f"compile=true is for a row that is decoded alone, and beams={self.beams} are not. Leave one of them out.")
         folder = resolve_model(self.from_)
         with collector.paused():
             from lm.generation.load import drafter_of, load

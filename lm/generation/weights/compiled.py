@@ -4,6 +4,7 @@ are alike are one function, so that compiling takes as long for many layers as f
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, NoReturn, Protocol, cast
 
@@ -14,14 +15,14 @@ from torch.fx.passes.split_module import split_module
 
 from lm.errors import ConfigError
 from lm.generation.weights.fused import FusedGQA
-from lm.nn.batch import Batch
+from lm.generation.weights.held import tracing
 from lm.nn.context import Context
 from lm.nn.ffn.base import Mixture
 from lm.nn.mixers.base import Mixer
 from lm.nn.transformer import LM
 from lm.progress import progress
 
-_LIBRARY = torch.library.Library("slotlm", "DEF")
+_LIBRARY = torch.library.Library("slotlm", "FRAGMENT")
 _LIBRARY.define("live(Tensor[] inputs, str name) -> Tensor")
 _CUT = torch.ops.slotlm.live.default
 
@@ -31,9 +32,7 @@ def _live(inputs: list[Tensor], name: str) -> Tensor:
 
 
 torch.library.register_fake("slotlm::live", _live, lib=_LIBRARY)
-
-
-Compiler = Callable[[fx.GraphModule], Callable[..., Any]]
+_here: ContextVar[Context] = ContextVar("here")  # of the step that this thread makes
 
 
 class Live(Protocol):
@@ -43,11 +42,10 @@ class Live(Protocol):
 
 
 class Step:
-    """What the head reads, (1, 1, d), of one token behind what a cache holds.  Ansel et al. 2024 (PyTorch 2) is the compiler."""
+    """Blocks and the last norm over one token behind what a cache holds.  Ansel et al. 2024 (PyTorch 2) is the compiler."""
 
-    def __init__(self, model: LM, compiler: Compiler | None = None) -> None:
-        """Compiles. Raises ConfigError for a model that cannot be, and where there is no C++ compiler."""
-        self._ctx: Context | None = None
+    def __init__(self, model: LM) -> None:
+        """Compiles. Raises ConfigError for a model that cannot be."""
         with torch.no_grad(), progress("compiling a step"):
             whole, constants = traced(model)
             pieces = split_module(whole, whole, _piece_of(whole), keep_original_order=True)
@@ -57,23 +55,27 @@ class Step:
                 [live] = [node.args[1] for node in piece.graph.nodes if node.target is _CUT] or [None]
                 delattr(pieces, name)
                 if live is not None:
-                    setattr(pieces, name, partial(self._call, live_of(model.get_submodule(cast(str, live)))))
+                    setattr(pieces, name, partial(_call, live_of(model.get_submodule(cast(str, live)))))
                     continue
                 key = description(piece.graph)
                 if key not in made:
-                    made[key] = (compiler or compiled)(piece)
+                    made[key] = compiled(piece)
                 setattr(pieces, name, made[key])
         self.kinds = len(made)
         self._run = partial(pieces.forward, *constants)
 
-    def __call__(self, batch: Batch, ctx: Context) -> Tensor:
-        self._ctx = ctx
-        out: Tensor = self._run(batch.tokens, ctx.mask.q_positions)
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor:
+        """(1, 1, d) -> (1, 1, d)."""
+        before = _here.set(ctx)
+        try:
+            out: Tensor = self._run(x, ctx.mask.q_positions.long())
+        finally:
+            _here.reset(before)
         return out
 
-    def _call(self, live: Live, *inputs: Tensor) -> Tensor:
-        assert self._ctx is not None
-        return live(*inputs, ctx=self._ctx).contiguous()
+
+def _call(live: Live, *inputs: Tensor) -> Tensor:
+    return live(*inputs, ctx=_here.get()).contiguous()
 
 
 def live_of(module: nn.Module) -> Live:
@@ -89,30 +91,39 @@ class _Unseen:
     """What pieces know nothing of."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise ConfigError(f"compile=true: a layer reads {name} of the mask or the cache, and what is compiled knows neither. Leave it out.")
+        raise ConfigError(
+            f"compile=true: a layer reads {name} of what all layers share, and what is compiled knows none of it. Leave it out."
+        )
 
 
 class _Whole(nn.Module):
-    """All that happens between tokens and the head."""
+    """All that happens between the embedding and the head."""
 
     def __init__(self, model: LM) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         position, unseen = self.model.position, cast(Any, _Unseen())
-        ctx = Context(position, unseen, position.angles(positions), unseen, memory_mask=unseen)
-        x = self.model.embedded(self.model.embed(tokens), positions, None)
+        ctx = Context(position, unseen, position.angles(positions), unseen, memory_mask=unseen, values=unseen)
         out: Tensor = self.model.norm(self.model.through_blocks(x, ctx))
         return out
 
 
 def traced(model: LM) -> tuple[fx.GraphModule, list[Tensor]]:
-    """Returns one step as operations on weights, tokens and positions, each (1, 1), and the weights."""
-    examples = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
+    """Returns a step as operations on weights, what is embedded, (1, 1, d), and positions, (1, 1); and the weights. Raises ConfigError."""
+    examples = model.embed.weight[:1].unsqueeze(0), torch.zeros(1, 1, dtype=torch.int64)
     with cut(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's own code
-        program = torch.export.export(_Whole(model), examples, strict=False).run_decompositions()
+        try:
+            program = torch.export.export(_Whole(model), examples, strict=False).run_decompositions()
+        except ConfigError:
+            raise
+        except Exception as error:  # torch has many
+            said = f"compile=true: a layer cannot be traced ({str(error).strip().splitlines()[0]})"
+            raise ConfigError(f"{said}. Leave it out.") from error
+    if changed := sorted(program.graph_signature.buffers_to_mutate.values()):
+        raise ConfigError(f"compile=true: a layer changes {changed[0].removeprefix('model.')} as it computes. Leave it out.")
     graph = program.graph_module
     for node in [*graph.graph.nodes]:
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
@@ -128,6 +139,7 @@ def traced(model: LM) -> tuple[fx.GraphModule, list[Tensor]]:
 def cut(model: LM) -> Iterator[None]:
     """Within, live parts leave a mark in what is traced."""
     with ExitStack() as undo:
+        undo.callback(tracing.reset, tracing.set(True))
         for name, module in model.named_modules():
             if is_live(module):
                 method = "read" if isinstance(module, FusedGQA) else "forward"
@@ -164,18 +176,24 @@ def description(graph: fx.Graph) -> str:
     return "\n".join(lines)
 
 
-def compiled(piece: fx.GraphModule) -> Callable[..., Any]:
-    """Returns it as one call without guards: shapes are always these. Raises ConfigError where no C++ compiler does it."""
-    from torch._inductor import compile as inductor  # loading it takes a second
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
+def require_compiler() -> None:
+    """Raises ConfigError where there is no C++ compiler."""
+    from torch._inductor.cpp_builder import get_cpp_compiler  # loading it takes a second
+    from torch._inductor.exc import InvalidCxxCompiler
 
-    examples = [node.meta["val"] for node in piece.graph.nodes if node.op == "placeholder"]
     try:
         get_cpp_compiler()
-        made: Callable[..., Any] = inductor(piece, examples)
     except InvalidCxxCompiler:
         raise ConfigError("compile=true: no C++ compiler was found. Install g++ or clang++, or leave compile out.") from None
+
+
+def compiled(piece: fx.GraphModule) -> Callable[..., Any]:
+    """Returns it as one call without guards: shapes are always these. Raises ConfigError where the C++ compiler fails."""
+    from torch._inductor import compile as inductor
+    from torch._inductor.exc import CppCompileError, InductorError
+
+    try:
+        made: Callable[..., Any] = inductor(piece, [node.meta["val"] for node in piece.graph.nodes if node.op == "placeholder"])
     except (CppCompileError, InductorError) as error:
         said = f"compile=true: the C++ compiler failed: {str(error).strip().splitlines()[-1]}"
         raise ConfigError(f"{said}. Try it by itself, or leave compile out.") from error

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, ClassVar, Self
 
 import torch
@@ -10,12 +11,16 @@ from torch.nn import functional as F
 
 from lm.errors import ConfigError
 
+tracing: ContextVar[bool] = ContextVar("tracing", default=False)
+"""Whether a step is traced for the compiler, in this thread."""
+
 
 def by_hand(x: Tensor, weight: Tensor) -> Tensor:
-    """F.linear of one row as a loop over a matrix in whatever it is kept, with sums in float32. A compiler joins it with what comes before
-    and behind, and converts what it reads on the way."""
-    row = torch.as_strided(x.float(), (1, x.numel()), (x.numel(), 1))  # or else it is computed anew for every output
-    out = (row * weight.float()).sum(-1)
+    """F.linear of one row as a loop over a matrix in whatever it is kept, with sums in float32 at least. A compiler joins it with what
+    comes before and behind, and converts what it reads on the way."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    row = torch.as_strided(x.to(wide), (1, x.numel()), (x.numel(), 1))  # or else it is computed anew for every output
+    out = (row * weight.to(wide)).sum(-1)
     return out.to(x.dtype).view(*x.shape[:-1], -1)
 
 
@@ -37,7 +42,7 @@ class Held(nn.Module):
         return True
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() and (found := self.row(x)) is not None:
+        if tracing.get() and (found := self.row(x)) is not None:
             return found if self.bias is None else found + self.bias
         same = x.dtype is self.takes  # a cast that changes nothing costs as much as a small operation
         out = self.product(x) if same else self.product(x.to(self.takes)).to(x.dtype)
@@ -84,6 +89,9 @@ class Plain(Held):
 
     def product(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight)
+
+    def row(self, x: Tensor) -> Tensor:
+        return by_hand(x, self.weight)
 
     def matrix(self) -> Tensor:
         return self.weight

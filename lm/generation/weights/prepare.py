@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +14,11 @@ from lm.generation.weights.fused import FusedBlock, FusedGQA, FusedMLP, QuickRMS
 from lm.generation.weights.held import Held, OneDNN, Plain, Twice
 from lm.generation.weights.quantised import GROUP, Int4, Int4Reference, Int8, Int8Reference
 from lm.nn.block import Block
+from lm.nn.ffn.base import Mixture
 from lm.nn.ffn.mlp import GatedMLP
 from lm.nn.head import Head
 from lm.nn.linear import Out
-from lm.nn.mixers.base import Attention
+from lm.nn.mixers.base import Attention, Mixer
 from lm.nn.mixers.gqa import GQA, CrossAttention
 from lm.nn.norm import RMSNorm, ZeroCenteredRMSNorm
 from lm.nn.position.rope import Rope
@@ -31,6 +34,7 @@ KINDS: dict[Dtype, tuple[type[Held], ...]] = {
 """Ways to hold a matrix, of which the last is the readable reference and fits everywhere."""
 _CLEARLY = 1.5  # how many times as fast a later way must be to come before an earlier one: timings are noisy, and rounding differs
 _TRIES = 24
+_BETWEEN_S = 0.002  # so that a neighbour does not have a core of ours all the while
 
 
 class HeldHead(Head):
@@ -61,13 +65,15 @@ def prepare(model: LM, dtype: Dtype = "saved", compiled: bool = False) -> LM:
     """
     if compiled and model.embed.weight.device.type != "cpu":
         raise ConfigError(f"compile=true is for CPUs, and the model is on {model.embed.weight.device.type}. Leave it out.")
+    if compiled:
+        from lm.generation.weights.compiled import Step, require_compiler  # and torch's tools for graphs
+
+        require_compiler()
     model.eval().requires_grad_(False)
     if dtype == "fp32":
         model.float()
     _Preparing(model, dtype, compiled).run()
     if compiled:
-        from lm.generation.weights.compiled import Step  # and torch's tools for graphs
-
         model.quick = Step(model)
     return model
 
@@ -84,23 +90,23 @@ class _Preparing:
                     )
         largest = max(self.linears.values(), key=lambda each: (type(each) is not Head, each.weight.numel()))
         self.kinds = ranked(KINDS[dtype], self._cast(largest.weight))
-        self.compiled = [Twice if compiled and kind is OneDNN else kind for kind in self.kinds]  # of all but the head
+        self.in_pieces = [Twice if compiled and kind is OneDNN else kind for kind in self.kinds]
 
     def run(self) -> None:
         fused = self.model.embed.weight.device.type == "cpu"
         rope = self._rope() if fused else None
         for path, module in [*self.model.named_modules()] if fused else []:
             if type(module) is GQA and FusedGQA.fits(module):
-                self.model.set_submodule(path, FusedGQA(module, self._held, rope))
+                self.model.set_submodule(path, FusedGQA(module, partial(self._held, path), rope))
             elif type(module) is GatedMLP and FusedMLP.fits(module):
-                self.model.set_submodule(path, FusedMLP(module, self._held))
+                self.model.set_submodule(path, FusedMLP(module, partial(self._held, path)))
             elif type(module) is Rope and rope is not None:
                 self.model.set_submodule(path, QuickRope(module))
         for path, module in [*self.model.named_modules()]:
             if type(module) is Head:
-                self.model.set_submodule(path, HeldHead(module, self._held(module.weight, module.bias, self.kinds)))
+                self.model.set_submodule(path, HeldHead(module, self._held(path, module.weight, module.bias)))
             elif type(module) in (nn.Linear, Out):
-                self.model.set_submodule(path, self._held(module.weight, module.bias))
+                self.model.set_submodule(path, self._held(path, module.weight, module.bias))
             elif type(module) in (RMSNorm, ZeroCenteredRMSNorm) and fused:
                 self.model.set_submodule(path, QuickRMSNorm(module.gain(), module.eps))
         for path, module in [*self.model.named_modules()] if fused else []:
@@ -113,9 +119,16 @@ class _Preparing:
         rope = self.model.position
         return rope if type(rope) is Rope and all(type(each) is GQA and FusedGQA.fits(each) for each in rotated) else None
 
-    def _held(self, weight: Tensor, bias: Tensor | None, kinds: Sequence[type[Held]] | None = None) -> Held:
+    def _held(self, path: str, weight: Tensor, bias: Tensor | None) -> Held:
         weight = self._cast(weight)
-        return next(kind for kind in kinds or self.compiled if kind.fits(weight))(weight, None if bias is None else bias.detach())
+        kinds = self.in_pieces if self._is_traced(path) else self.kinds
+        return next(kind for kind in kinds if kind.fits(weight))(weight, None if bias is None else bias.detach())
+
+    def _is_traced(self, path: str) -> bool:
+        """Whether a compiled step would read it in a piece, and not call what it is a part of."""
+        *above, _ = accumulate(path.split("."), "{}.{}".format)
+        modules = map(self.model.get_submodule, above)
+        return path.startswith("blocks.") and not any(isinstance(each, Mixer | Mixture) and type(each) is not FusedGQA for each in modules)
 
     def _cast(self, weight: Tensor) -> Tensor:
         return weight.detach().to(torch.bfloat16) if self.dtype == "bf16" else weight.detach()
@@ -126,7 +139,11 @@ def ranked(kinds: Sequence[type[Held]], weight: Tensor) -> list[type[Held]]:
     fitting = [kind for kind in kinds if kind.fits(weight)]
     helds = [kind(weight, None) for kind in fitting]
     row = torch.ones(1, weight.shape[1], dtype=weight.dtype, device=weight.device)
-    fastest = [min(times) for times in zip(*([_seconds(held, row) for held in helds] for _ in range(_TRIES)), strict=True)]
+    tries = []
+    for _ in range(_TRIES):
+        tries.append([_seconds(held, row) for held in helds])
+        time.sleep(_BETWEEN_S)
+    fastest = [min(times) for times in zip(*tries, strict=True)]
     best = min(range(len(helds)), key=lambda i: fastest[i] * (1 if i == 0 else _CLEARLY))
     return [fitting[best], *(kind for kind in kinds if kind is not fitting[best])]
 

@@ -24,6 +24,7 @@ from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.transformer import LM, model_config
 from lm.testing.models import random_model, tokens
+from tests.conftest import Lm
 from tests.generation.test_weights import MODELS
 from tests.nn.grid import pairwise, tree_of
 from tests.nn.models import ATTENTIONS, MIXTURES, config, redrawn
@@ -170,3 +171,9 @@ def test_without_a_compiler_it_is_told_in_one_sentence(model_folder: Path) -> No
 def test_what_is_not_prepared_is_not_compiled(model_folder: Path) -> None:
     with pytest.raises(ConfigError, match="compile=true is for a model that can do nothing but decode, and dtype is null"):
         library.load(model_folder, compile=True)
+
+
+def test_beams_are_refused_before_anything_is_compiled(lm: Lm, model_folder: Path) -> None:
+    code, out, err = lm("generate", f"from={model_folder}", "prompt=a", "beams=3", "compile=true")
+    assert (code, out) == (2, "")
+    assert "compile=true is for a row that is decoded alone, and beams=3 are not. Leave one of them out." in err

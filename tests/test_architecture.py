@@ -48,6 +48,7 @@ DOORS = {
     "gguf": "lm/hf/gguf/writing.py",
     "ray": "lm/data/on_ray.py",
     "fsspec": "lm/storage/remote.py",
+    "aiohttp": "lm/storage/remote.py",
     "llguidance": "lm/generation/grammar.py",
 }
 

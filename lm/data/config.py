@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from lm.data.mixture import Mixture
 from lm.data.records.base import RecordConfig
 from lm.data.sources.base import Source
 from lm.schema import MOST, Slot, Tree
+from lm.storage.remote import require_folder
 
 
 class DataConfig(Slot, group="data"):
@@ -42,6 +43,13 @@ class DataConfig(Slot, group="data"):
     seed picks; full: all, which reads every byte."""
     workers: int = Field(0, ge=0, le=1024)
     """Loader processes. 0: in the training process."""
+
+    @field_validator("remote")
+    @classmethod
+    def _is_a_folder(cls, remote: str | None) -> str | None:
+        if remote is not None:
+            require_folder(remote)
+        return remote
 
     @abstractmethod
     def parts(self) -> dict[str, "SourceConfig"]:

@@ -1,6 +1,10 @@
 """Files at a URL of an object store, or of any file system that fsspec knows: fetched whole or not at all, and put there."""
 
 import errno
+import os
+import re
+import secrets
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +16,20 @@ from lm.storage.atomic import disk_errors, sync
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PACKAGES = {"s3": "'slotlm[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
 _ANEW = "Delete its folder, there and below data.cache_dir, and prepare it again."
+_SILENT_S = 60  # of a server that sends nothing; a large file may take hours
+_SECRET = re.compile(r"\?|://[^/@]*:(?!\d+(/|$))[^@]*@")  # a query such as a signature; user:password@, but not host:80/
 _CHECK = "Check the URL, the credentials and the network."
+
+
+def require_folder(url: str) -> None:
+    """ValueError, which tells no secret, where this is not the URL of a folder, the same one for every process."""
+    if _SECRET.search(url):
+        raise ValueError("the URL has a password or a query, and would be kept with the run. Credentials belong in the environment.")
+    protocol, sign, place = url.partition("://")
+    if not sign:
+        raise ValueError(f"{url!r} is no URL. Write one such as s3://bucket/folder.")
+    if not place.strip("/") or (protocol in ("file", "local") and not place.startswith("/")):
+        raise ValueError(f"{url!r} names no folder by its full path. Write one such as s3://bucket/folder or file:///shared/folder.")
 
 
 def exists(url: str) -> bool:
@@ -38,7 +55,7 @@ def fetch(url: str, file: Path, whole: Callable[[Path], bool]) -> None:
         with disk_errors(file):
             _get(system, path, half, url, file)
             if not whole(half):
-                raise ConfigError(f"{url}: the file is damaged: it has another checksum than its index says. {_ANEW}")
+                raise ConfigError(f"{url}: the file is damaged, or does not fit those beside it. {_ANEW}")
             sync(half)
             half.rename(file)
     finally:
@@ -61,7 +78,7 @@ def _get(system: Any, path: str, half: Path, url: str, file: Path) -> None:
 def put(file: Path, url: str) -> None:
     """Writes a copy of the file, whole or not at all; one of its size that is there already stays."""
     system, path = _system(url)
-    half = f"{path}.half" if "file" in system.protocol else path  # an object is not there before it is whole
+    half = f"{path}.{_writer()}.half" if "file" in system.protocol else path  # an object is not there before it is whole
     try:
         with suppress(FileNotFoundError):
             if system.info(path)["size"] == file.stat().st_size:
@@ -71,6 +88,10 @@ def put(file: Path, url: str) -> None:
             system.mv(half, path)
     except Exception as error:
         raise _not_writable(url, error) from None
+    finally:
+        if half != path:
+            with suppress(Exception):
+                system.rm_file(half)
 
 
 def require_writable(url: str) -> None:
@@ -84,6 +105,11 @@ def require_writable(url: str) -> None:
         system.rm_file(path)
 
 
+def _writer() -> str:
+    """A name that no other writer has, on this machine or another one."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
 def _not_writable(url: str, error: Exception) -> ResourceError:
     return ResourceError(f"{url}: cannot be written ({_reason(error)}). {_CHECK}")
 
@@ -94,13 +120,23 @@ def _system(url: str) -> tuple[Any, str]:
 
     protocol = url.partition("://")[0]
     try:
-        system, path = url_to_fs(url, **({"auto_mkdir": True} if protocol == "file" else {}))
+        system, path = url_to_fs(url, **_options(protocol))
     except ImportError as error:
         package = _PACKAGES.get(protocol, "the package that it names")
         raise ConfigError(f"{url}: a package for {protocol}:// is missing ({_reason(error)}). Run: pip install {package}") from None
     except Exception as error:
         raise ConfigError(f"{url}: it cannot be opened ({_reason(error)}). Write a URL such as s3://bucket/folder.") from None
     return system, path
+
+
+def _options(protocol: str) -> dict[str, Any]:
+    if protocol == "file":
+        return {"auto_mkdir": True}
+    if protocol in ("http", "https"):
+        from aiohttp import ClientTimeout
+
+        return {"client_kwargs": {"timeout": ClientTimeout(total=None, sock_connect=_SILENT_S, sock_read=_SILENT_S)}}
+    return {}
 
 
 def _reason(error: Exception) -> str:

@@ -13,11 +13,11 @@ from lm.data.sources.fingerprint import short_hash
 from lm.data.store.cache import Log, cache_root, code_version
 from lm.data.store.contamination import Contamination, contamination
 from lm.data.store.shards import TokenStore, read_index, write_index
-from lm.data.store.shared import TOKENIZER, shared_once
+from lm.data.store.shared import Checked, is_json, shared_once
 from lm.data.store.tokenise import tokenise
 from lm.data.tokenizer.config import TokenizerConfig
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, split_text
-from lm.errors import ConfigError
+from lm.errors import ConfigError, LmError
 from lm.progress import progress
 from lm.schema import Tree
 from lm.units import counted, sized
@@ -169,11 +169,22 @@ def _trained(
     code = code_version(cfg, *data.parts().values(), *sources.values(), data.records)
     reading = [_reading(code, source) for source in sources.values()]
     key = short_hash([reading[0] if len(reading) == 1 else reading, cfg.tree(), *specials])
-    folder = shared_once(cache / "tokenizers" / key, build, log, data.remote, TOKENIZER)
+    folder = shared_once(cache / "tokenizers" / key, build, log, data.remote, _TOKENIZER)
     tokenizer = load_tokenizer(folder)
     if not (folder / _HASH).is_file() or (folder / _HASH).read_text() != tokenizer.hash:
         raise ConfigError(f"{folder}/tokenizer.json: it is not the one that was trained here. Delete {folder}, and it is trained anew.")
     return tokenizer
+
+
+def _fits(copy: Path) -> bool:
+    """Whether this is the hash of the tokenizer beside it."""
+    try:
+        return copy.read_bytes() == load_tokenizer(copy.parent).hash.encode()
+    except LmError:
+        return False
+
+
+_TOKENIZER: Checked = {"tokenizer.json": is_json, "tokenizer_config.json": is_json, _HASH: _fits}
 
 
 def _training_texts(source: Source, done: Callable[[int], None], left: int) -> Iterator[str]:

@@ -1,23 +1,35 @@
 """Folders of the cache that are kept at a URL too: built by one machine, fetched by the others, file by file as they are read."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from lm.data.store.cache import Log, build_once
-from lm.errors import ConfigError
+from lm.errors import CheckpointError, ConfigError
 from lm.progress import progress
-from lm.storage.atomic import disk_errors, replace_file
+from lm.storage.atomic import TEMPORARY, disk_errors, replace_file
 from lm.storage.lock import locked
+from lm.storage.reading import read_json
 from lm.storage.remote import exists, fetch, put, require_writable
 
-TOKENS = ("index.json",)
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "hash")
+Checked = Mapping[str, Callable[[Path], bool]]
+"""Names of files, each with what says whether a copy is as it should be; those before it are beside the copy by then."""
 _ORIGIN = "origin.url"  # in a folder that is kept at a URL: that one
 
 
+def is_json(copy: Path) -> bool:
+    """Whether it holds an object."""
+    try:
+        return bool(read_json(copy))
+    except CheckpointError:
+        return False
+
+
+TOKENS: Checked = {"index.json": is_json}
+
+
 def shared_once(
-    folder: Path, build: Callable[[Path], None], log: Log, remote: str | None, files: tuple[str, ...] = TOKENS, resume: bool = False
+    folder: Path, build: Callable[[Path], None], log: Log, remote: str | None, files: Checked = TOKENS, resume: bool = False
 ) -> Path:
     """`build_once`, of a folder that is fetched where `remote` has it, and put there where it has not.
 
@@ -34,12 +46,12 @@ def shared_once(
     return folder
 
 
-def fetched(folder: Path, log: Log, remote: str | None, files: tuple[str, ...] = TOKENS) -> bool:
+def fetched(folder: Path, log: Log, remote: str | None, files: Checked = TOKENS) -> bool:
     """Whether the folder is here, perhaps since now."""
     if remote is None or folder.is_dir():
         return folder.is_dir()
     url = _url(folder, remote)
-    if not exists(f"{url}/{files[-1]}"):
+    if not exists(f"{url}/{_last(files)}"):
         return False
     log(f"{folder.name}: found at {url}.")
     build_once(folder, lambda half: _begin(url, half, files), log)
@@ -70,9 +82,9 @@ def _alone(folder: Path, waits: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def _begin(url: str, half: Path, files: tuple[str, ...]) -> None:
-    for name in files:
-        fetch(f"{url}/{name}", half / name, lambda copy: True)
+def _begin(url: str, half: Path, files: Checked) -> None:
+    for name, whole in files.items():
+        fetch(f"{url}/{name}", half / name, whole)
     (half / _ORIGIN).write_text(url)
 
 
@@ -81,14 +93,14 @@ def _anew(half: Path, build: Callable[[Path], None]) -> None:
     build(half)
 
 
-def _put(folder: Path, url: str, files: tuple[str, ...]) -> None:
+def _put(folder: Path, url: str, files: Checked) -> None:
     origin = folder / _ORIGIN
     if origin.is_file():
         if (other := origin.read_text()) != url:
             raise ConfigError(f"data.remote: {folder} is a copy of {other}, not of {url}. Use that URL, or another data.cache_dir.")
         return
-    last = folder / files[-1]
-    names = [*sorted(path for path in folder.iterdir() if path != last), last]
+    last = folder / _last(files)
+    names = [*sorted(path for path in folder.iterdir() if path != last and not _unfinished(path)), last]
     sent = 0
     with progress(f"Uploading to {url}", sum(path.stat().st_size for path in names)) as done:
         for path in names:
@@ -97,7 +109,14 @@ def _put(folder: Path, url: str, files: tuple[str, ...]) -> None:
     replace_file(origin, url)
 
 
+def _last(files: Checked) -> str:
+    return [*files][-1]
+
+
+def _unfinished(path: Path) -> bool:
+    """Whether a killed process left it."""
+    return path.suffix == ".half" or path.name.startswith(TEMPORARY)
+
+
 def _url(folder: Path, remote: str) -> str:
-    if "://" not in remote:
-        raise ConfigError(f"data.remote: {remote!r} is no URL. Write one such as s3://bucket/folder.")
     return f"{remote.rstrip('/')}/{folder.parent.name}/{folder.name}"

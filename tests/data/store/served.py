@@ -16,7 +16,7 @@ class _Handler(SimpleHTTPRequestHandler):
     def copyfile(self, source, outputfile):  # type: ignore[no-untyped-def]
         while data := source.read(1 << 10):
             if self.slow.exists() and self.path.endswith(".bin"):
-                time.sleep(0.02)
+                time.sleep(float(self.slow.read_text() or 0.02))
             outputfile.write(data)
             outputfile.flush()
 
@@ -39,7 +39,7 @@ class Served:
 
 @contextmanager
 def served(folder: Path, slow: Path) -> Iterator[Served]:
-    """Until the block ends.  slow: while this exists, a .bin takes 20 ms for each KB."""
+    """Until the block ends.  slow: while this exists, a .bin takes 20 ms for each KB, or as many seconds as it says."""
     log = slow.with_name("asked.log")
     with log.open("w") as stream:
         process = subprocess.Popen([sys.executable, __file__, folder, slow], stdout=subprocess.PIPE, stderr=stream, text=True)

@@ -41,6 +41,7 @@ TYPOS = {
     **dict.fromkeys(["eval from=nowhere", "generate from=nowhere", "export from=nowhere format=hf out=x"], 3),
 }
 RUN = ["debug=fast", "model=nano", "tokenizer=bytes", "data=text", "data.files=a.txt", "data.cache_dir=cache", "run.name=a"]
+MACHINES = ["strategy=ddp", "launch.nodes=2", "launch.rendezvous=a:1"]
 SOURCE = '''"""Norms."""
 
 MOST = 4
@@ -164,7 +165,16 @@ def test_a_training_tells_what_it_is_before_torch_is_imported(tmp_path: Path) ->
 def test_a_fine_tuning_tells_its_parent_for_the_model(ended: RunFolder) -> None:
     composition = compose(["data=text", "data.files=a.txt", f"init_from={ended.path}", "run.name=b"])
     told = _outset(composition)
-    assert told.startswith("runs/b: recipes=pretrain/tiny data=text ") and told.endswith(f" init_from={ended.path}")
+    assert told is not None and told.startswith("runs/b: recipes=pretrain/tiny data=text ") and told.endswith(f" init_from={ended.path}")
+
+
+@pytest.mark.parametrize("option", [["check=true"], ["plan=true"], MACHINES])
+def test_what_trains_elsewhere_is_told_there(option: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail with a line in any case."""
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    assert _outset(compose([*RUN, *option])) is None and _outset(compose(RUN)) is not None
+    monkeypatch.setenv("SLURM_NODEID", "0")
+    assert (_outset(compose([*RUN, *option])) is not None) == (option == MACHINES)
 
 
 def test_what_is_mistyped_is_told_without_torch(tmp_path: Path) -> None:
@@ -205,7 +215,6 @@ def over_machines(folder: RunFolder) -> None:
     folder.write_config(compose([*RUN, *MACHINES]).full())
 
 
-MACHINES = ["strategy=ddp", "launch.nodes=2", "launch.rendezvous=a:1"]
 CHANGES: dict[str, tuple[list[str], Callable[[RunFolder], object]]] = {
     "a value": (["seed=1"], str),
     "more steps": (["trainer.max_steps=5"], str),

@@ -1,5 +1,6 @@
 """`lm train [overrides]`: composes a config and trains it, or with -m every combination of a sweep."""
 
+import os
 import shlex
 from pathlib import Path
 
@@ -91,9 +92,12 @@ def _ended(composition: Composition) -> Path | None:
     return folder.path
 
 
-def _outset(composition: Composition) -> str:
-    """What is about to run, told before what trains it is imported, which takes seconds."""
+def _outset(composition: Composition) -> str | None:
+    """What is about to run, told before what trains it is imported, which takes seconds; None where nothing trains in that folder, and on
+    all machines of a SLURM job but the first."""
     config = composition.full()
+    if config["plan"] or config["check"] or (config["launch"]["nodes"] > 1 and os.environ.get("SLURM_NODEID", "0") != "0"):
+        return None
     parent = config["init_from"]
     groups = [group for group in _TOLD if composition.choices.get(group) is not None and (group != "model" or parent is None)]
     chosen = [f"{group}={composition.choices[group]}" for group in groups] + [f"init_from={parent}"] * (parent is not None)
@@ -102,8 +106,8 @@ def _outset(composition: Composition) -> str:
 
 def _train(composition: Composition, command: str) -> None:
     composition.tell()
-    if not composition.full()["plan"]:
-        say(_outset(composition))
+    if (told := _outset(composition)) is not None:
+        say(told)
     cfg = composition.config()
     from lm.training.launch.start import train
 

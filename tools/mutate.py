@@ -160,7 +160,7 @@ MUTATIONS = [
     ("a further token is of the one before", "transformer.py", "self.embed(shifted(batch.tokens, n, 0))", "self.embed(shifted(batch.tokens, n - 1, 0))", ["nn/test_mtp.py"]),
     ("a further token's embedding is not scaled", "transformer.py", "self.embed(shifted(batch.tokens, n, 0)) * self.embed_scale", "self.embed(shifted(batch.tokens, n, 0))", ["nn/test_mtp.py"]),
     ("blocks of multi-token prediction are never computed again", "transformer.py", "hidden = self.through(block, len(self.blocks) + n - 1, hidden, later, ctx)", "hidden = block(hidden, later, ctx)", ["nn/test_recompute.py"]),
-    ("a block computed again is another one", "stack.py", "layer % self.checkpoint_every == 0", "layer % self.checkpoint_every == 1", ["nn/test_recompute.py"]),
+    ("a block computed again is another one", "recompute.py", "layer % self.every == 0", "layer % self.every == 1", ["nn/test_recompute.py"]),
     ("cross-attention does not count as a sublayer", "transformer.py", "super().sublayers(name) + len(self.blocks)", "super().sublayers(name)", ["nn/test_model.py"]),
     ("segments are passed over", "stack.py", "elif segments is not None:", "elif False:", ["nn/test_slot_errors.py"]),
     ("a cache may pass the last learned position", "position/absolute.py", "if start + s > self.max_seq_len:", "if s > self.max_seq_len:", ["nn/test_slot_errors.py"]),

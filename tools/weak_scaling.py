@@ -23,6 +23,7 @@ import torch.distributed as dist
 from lm.cli.compose.compose import compose
 from lm.nn.cost.count import count
 from lm.nn.cost.memory import Setting, memory
+from lm.nn.recompute import Recompute
 from lm.nn.transformer import LM, build_model, model_config
 from lm.units import si, table
 
@@ -77,7 +78,7 @@ class Work:
 
     def held(self, ranks: int) -> float:
         """GiB on each rank, every block's input kept alone."""
-        setting = Setting(1, self.seq_len, self.seq_len, "bf16-mixed", stage=3, world=ranks, checkpoint_every=1)
+        setting = Setting(1, self.seq_len, self.seq_len, "bf16-mixed", stage=3, world=ranks, recompute=Recompute("block"))
         return memory(self.model, setting).total / GIB
 
 

@@ -35,6 +35,11 @@ class BlockParts:
         cross = [] if self.cross is None else [self.cross.keeps(self.d_model, self.layer)]
         return together([self.mixer.keeps(self.d_model, self.layer), *cross, self.ffn.keeps(self.d_model, self.layer)])
 
+    def gives(self) -> Kept:
+        """Returns what fused kernels and stacked matrices give of one token."""
+        cross = [] if self.cross is None else [self.cross.gives(self.d_model, self.layer)]
+        return together([self.mixer.gives(self.d_model, self.layer), *cross, self.ffn.gives(self.d_model, self.layer)])
+
     def flops(self, seq_len: int) -> int:
         """Returns those of one token in a full row, beside those of linear layers."""
         cross = 0 if self.cross is None else self.cross.flops(self.d_model, self.layer, seq_len)

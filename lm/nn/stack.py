@@ -6,7 +6,6 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from lm.errors import ConfigError
 from lm.nn import slots as slots
@@ -20,6 +19,7 @@ from lm.nn.mixers.base import AttentionConfig, RecurrentConfig
 from lm.nn.norm import NormConfig
 from lm.nn.parametrization import Growth, ParametrizationConfig, StandardConfig
 from lm.nn.position.base import Dims, PositionConfig
+from lm.nn.recompute import NOTHING, recomputed
 from lm.schema import MOST, MOST_LAYERS, Config, Slot, Tree, did_you_mean, from_tree
 
 
@@ -172,7 +172,7 @@ def shortest(layers: Sequence[str]) -> list[str]:
 class Stack(nn.Module):
     """Position, blocks and last norm. Parameter names are part of the checkpoint format."""
 
-    checkpoint_every = 0  # every n-th block keeps its input only, and is computed again in the backward; 0: none
+    recompute = NOTHING
 
     def __init__(self, cfg: ModelConfig, n_layers: int, causal: bool, cross: bool = False) -> None:
         super().__init__()
@@ -203,10 +203,8 @@ class Stack(nn.Module):
         return x
 
     def through(self, block: nn.Module, layer: int, *inputs: Any) -> Tensor:
-        """What a block gives, computed again in the backward if it is one of every n-th."""
-        again = self.training and self.checkpoint_every and layer % self.checkpoint_every == 0
-        out: Tensor = checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)
-        return out
+        """What a block gives, in training with what it computes again for the backward."""
+        return recomputed(block, self.recompute.of(layer) if self.training else "none", *inputs)
 
     def sublayers(self, name: str) -> int:
         """How many of them add to the residual stream that the parameter of this name writes to."""

@@ -19,6 +19,7 @@ from lm.nn.mixers.cache import Cache, State
 from lm.nn.mixers.mask import Mask
 from lm.nn.mtp import MTPBlock, MTPConfig, shifted
 from lm.nn.parametrization import Role
+from lm.nn.recompute import Recompute
 from lm.nn.stack import ModelConfig as ModelConfig
 from lm.nn.stack import Stack
 from lm.nn.stack import model_config as model_config
@@ -162,10 +163,10 @@ class LM(Stack):
         """The blocks, encoder's first: what is sharded, and computed again, as one."""
         return [*(block for stack in self.stacks() for block in stack.blocks), *self.mtp]
 
-    def checkpoint_blocks(self, every: int) -> None:
-        """Keep only the input of every n-th block for the backward; 0: all activations."""
+    def recomputes(self, how: Recompute) -> None:
+        """Set what blocks compute again for the backward."""
         for stack in self.stacks():
-            stack.checkpoint_every = every
+            stack.recompute = how
 
     def states(self) -> list[State]:
         """Returns what a cache keeps of a row, layer by layer."""

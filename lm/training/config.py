@@ -16,6 +16,7 @@ from lm.nn.adapter import AdapterConfig, LoRAConfig
 from lm.nn.cost.memory import Setting
 from lm.nn.head import CHUNK
 from lm.nn.parametrization import Growth
+from lm.nn.recompute import RecomputeConfig
 from lm.nn.transformer import ModelConfig, build_model
 from lm.schema import MOST, Config, MaybeEmpty, Named, Slot, Tree, flatten
 from lm.storage.run_folder import RunFolder
@@ -53,7 +54,7 @@ class RunConfig(Config):
         return RunFolder.of(self.tree()).path
 
 
-class TrainerConfig(Config):
+class TrainerConfig(RecomputeConfig):
     """The loop: length, cadence, precision, device."""
 
     max_steps: int = Field(gt=0)
@@ -68,8 +69,6 @@ class TrainerConfig(Config):
     """Steps between lines of metrics."""
     precision: Literal["fp32", "bf16-mixed", "bf16-true"] = "fp32"
     """fp32; bf16 compute on fp32 weights; bf16 weights too."""
-    checkpoint_blocks: int | None = Field(None, gt=0)
-    """Every n-th block keeps only its input for the backward and is computed again there; 1: all blocks. null: none."""
     compile: bool = False
     """torch.compile the model."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -183,7 +182,7 @@ class Sized(Config):
             chunk=self.objective.chunk if isinstance(self.objective, LikelihoodConfig) else CHUNK,
             precision=trainer.precision,
             states=self.optim.state_bytes(2 if trainer.precision == "bf16-true" else 4),
-            checkpoint_every=trainer.checkpoint_blocks or 0,
+            recompute=trainer.recomputes(),
             stage=self.strategy.stage,
             world=self.strategy.sharing(self.launch.world),
             context=self.launch.holders,

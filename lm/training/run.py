@@ -17,6 +17,7 @@ from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import Interrupted
+from lm.nn.recompute import let_compilers_in
 from lm.progress import quiet
 from lm.schema import Tree
 from lm.storage.atomic import remove
@@ -137,8 +138,9 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
         max_steps=_ENDLESS, workers=cfg.data.workers, train_rows=cfg.data.train_rows, widest_first=cfg.check,
         pinned=on_cuda(cfg.trainer.device, cfg.launch.devices),
     )  # fmt: skip
-    module.model.checkpoint_blocks(cfg.trainer.checkpoint_blocks or 0)
+    module.model.recomputes(cfg.trainer.recomputes())
     if cfg.trainer.compile:
+        let_compilers_in()
         module.model.compile()
     trainer = build_trainer(cfg, accumulation, module.strategy.lightning(), callbacks)
     with warnings.catch_warnings(), worker_faults():

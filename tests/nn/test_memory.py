@@ -13,6 +13,7 @@ from lm.nn.loss import causal_reader
 from lm.nn.mixers import columns, ulysses
 from lm.nn.mixers.columns import Columns, Divisible
 from lm.nn.mixers.ulysses import Ulysses
+from lm.nn.recompute import Recompute
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
 from tests.training.optim.optimizers import begun
@@ -167,10 +168,11 @@ def test_each_stage_cuts_one_thing_more_into_slices() -> None:
     assert {found.activations for found in stages} == {whole.activations}
 
 
-def test_checkpointed_blocks_keep_their_input_and_one_is_computed_again() -> None:
+def test_blocks_that_are_run_again_keep_their_input_and_one_has_all() -> None:
     model = build_model(composed("model=llama3_8b").model, device="meta")
-    tokens, d = SETTING.micro_batch * SETTING.seq_len, model.cfg.d_model
-    plain, all_blocks, half = (memory(model, replace(SETTING, checkpoint_every=n)).activations for n in (0, 1, 2))
-    one = (plain - 3 * d * 4 * tokens) // 32
-    assert all_blocks == 3 * d * 4 * tokens + 32 * d * 4 * tokens + one
-    assert half == (all_blocks - one + plain) // 2 + one
+    number = 4 * SETTING.micro_batch * SETTING.seq_len * model.cfg.d_model
+    hows = Recompute(), Recompute("block"), Recompute("block", 2)
+    plain, all_blocks, half = (memory(model, replace(SETTING, recompute=how)).activations for how in hows)
+    one = (plain - 3 * number) // 32
+    assert all_blocks == 3 * number + 31 * number + one
+    assert half == 3 * number + 15 * number + 17 * one

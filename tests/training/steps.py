@@ -10,6 +10,7 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 
 from lm.nn.batch import IGNORED, Batch
+from lm.nn.recompute import let_compilers_in
 from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.schema import Tree, from_tree
 from lm.training.callbacks.base import RunCallback
@@ -128,7 +129,7 @@ def train_steps(
 ) -> tuple[Record, dict[str, torch.Tensor]]:
     """Losses and norms of every step, and the weights after the last, whole.
 
-    options: Lightning's, and `compile` and `checkpoint_blocks`.
+    options: Lightning's, and `compile`.
     """
     torch.manual_seed(0)
     strategy = strategy or Single()
@@ -139,8 +140,9 @@ def train_steps(
         cfg.adapter.apply(model)
         if not strategy.meta:
             fill(model, [name for name, _ in model.named_parameters()])
-    model.checkpoint_blocks(options.pop("checkpoint_blocks", 0))
+    model.recomputes(cfg.trainer.recomputes())
     if options.pop("compile", False):
+        let_compilers_in()
         model.compile()
     module, recorder = kind(cfg, model, strategy, fill), Recorder(steps)
     quiet = dict.fromkeys(

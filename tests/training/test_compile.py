@@ -36,10 +36,12 @@ CASES: dict[str, tuple[Tree, bool, int]] = {  # the model, documents in a row, a
     "a state of channels": ({"recurrent": RG_LRU, "pattern": ["recurrent", "attention"]}, True, 2),
 }
 
+KEPT = ("documents", "experts", "encoder-decoder")
+
 
 @pytest.mark.slow  # a compiler runs
-@pytest.mark.parametrize("case", CASES)
-def test_a_compiled_model_trains_as_the_eager_one(case: str) -> None:
+@pytest.mark.parametrize(("case", "recompute"), [*((case, "none") for case in CASES), *((case, "selective") for case in KEPT)])
+def test_a_compiled_model_trains_as_the_eager_one(case: str, recompute: str) -> None:
     torch._dynamo.reset()
     counters.clear()
     Counting.graphs = []
@@ -47,7 +49,8 @@ def test_a_compiled_model_trains_as_the_eager_one(case: str) -> None:
     cfg, rows = config(ADAMW, model=changes), batches(documents=documents)
     rows = with_sources(rows) if case == "encoder-decoder" else rows
     expected, eager = train_steps(cfg, rows)
-    found, compiled = train_steps(cfg, rows, kind=Counting, compile=True)
+    again = cfg.replace(trainer=cfg.trainer.replace(recompute=recompute))
+    found, compiled = train_steps(again, rows, kind=Counting, compile=True)
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
     torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-4)  # AdamW's first steps amplify rounding

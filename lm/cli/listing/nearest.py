@@ -45,7 +45,6 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, nanoGPT, litgpt and Lig
     "strategy=fsdp": "fsdp",
     "strategy=zero2": "deepspeed zero",
     "tokenizer.vocab_size": "vocab vocab_size vocabulary vocabulary_size",
-    "trainer.checkpoint_blocks": "activation_checkpointing gradient_checkpointing recompute",
     "trainer.early_stop": "early_stopping early_stopping_patience patience",
     "trainer.log_every": "log_interval log_steps logging_steps",
     "trainer.max_steps": (
@@ -57,6 +56,8 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, nanoGPT, litgpt and Lig
     ),
     "trainer.precision": "dtype fp16 torch_dtype",
     "trainer.precision=bf16-mixed": "amp bf16 bfloat16 mixed_precision",
+    "trainer.recompute": "activation_checkpointing checkpoint_blocks gradient_checkpointing",
+    "trainer.recompute_every": "checkpoint_blocks",
     "trainer.val_every": "eval_every eval_freq eval_interval eval_steps evaluation_strategy val_check_interval val_interval",
     "trainer=gpu": "cuda gpu",
 }

@@ -15,14 +15,15 @@ class Show(Verb):
 
     Prints the modules with their parameters (equal blocks once), parameters in all and for one token, FLOPs and cache bytes per token, and
     the memory that the tensors of a training need on each rank. Weights are not built, and neither data nor tokenizer is read. Memory
-    depends on data.seq_len, data.global_batch, trainer.micro_batch, trainer.precision, trainer.checkpoint_blocks, optim, objective.chunk,
+    depends on data.seq_len, data.global_batch, trainer.micro_batch, trainer.precision, trainer.recompute, optim, objective.chunk,
     strategy, launch.devices and launch.nodes:
 
       weights      4 bytes each, 2 in bf16-true; in bf16-mixed 2 more for the cast of each matrix; fsdp, zero3: a slice, and one block whole
       gradients    as many bytes as the weights; fsdp, zero2, zero3: a slice
       optimizer    adamw 2 numbers a weight, muon 1 a matrix weight, sgd 1 with momentum; fsdp, zero1 to zero3: a slice
       activations  what the backward needs of each block: inputs of norms and matrices, q, k, v, and what activations and gates keep;
-                   of every n-th block only its input with trainer.checkpoint_blocks=n, and of one of these everything
+                   with trainer.recompute=block of each only its input, with selective what matrix products and fused attention
+                   give besides, and of one of these everything
       loss         8 bytes (10 in bf16) per logit of a chunk, and the head's gradient while it is summed
     """
 

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from lm.nn.block import BlockParts
 from lm.nn.cost.kept import Kept, Precision, together
+from lm.nn.linear import Out
+from lm.nn.recompute import NOTHING, Recompute
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import LM
 
@@ -21,7 +24,7 @@ class Setting:
     chunk: int  # tokens whose logits exist at once
     precision: Precision = "fp32"
     states: tuple[int, int] = (8, 8)  # bytes that the optimizer keeps per element of the blocks' matrices, and of all else
-    checkpoint_every: int = 0  # as LM.checkpoint_blocks
+    recompute: Recompute = NOTHING
     stage: int = 0  # what is cut into slices: 1 optimizer states, 2 gradients too, 3 weights too (ZeRO; FSDP2 is 3)
     world: int = 1  # ranks that share the slices
     context: int = 1  # ranks of which each has its part of a row's tokens
@@ -82,26 +85,46 @@ def _multiplied(model: LM) -> int:
     return linear + sum(p.numel() for name, p in model.named_parameters() if p.ndim == 3 and roles[name] == "hidden")
 
 
+class _Unit(NamedTuple):
+    """What a block keeps of a token."""
+
+    layer: int
+    whole: Kept
+    inputs: Kept
+    products: Kept  # what matrix products and fused kernels give
+    unread: Kept  # of these, what the backward has no use for
+
+
 def _activations(model: LM, setting: Setting) -> int:
     """Bytes per token."""
     cfg, d = model.cfg, model.cfg.d_model
     kept, again = [_ends(d), *([Kept(d, 0)] * len(model.stacks()) if cfg.embed.norm else [])], 0
-    for layer, block, inputs in _units(model, setting):
-        if setting.checkpoint_every and layer % setting.checkpoint_every == 0:
-            again, block = max(again, block.bytes(setting.precision)), inputs
-        kept.append(block)
+    for unit in _units(model, setting):
+        what = setting.recompute.of(unit.layer)
+        left = {"none": unit.whole, "block": unit.inputs, "selective": together([unit.inputs, unit.products])}[what]
+        unread = unit.unread if what == "selective" else Kept(0, 0)
+        whole, had, unread_bytes = (part.bytes(setting.precision) for part in (unit.whole, left, unread))
+        kept, again = [*kept, left], max(again, whole - had + unread_bytes)
     return together(kept).bytes(setting.precision) + again
 
 
-def _units(model: LM, setting: Setting) -> Iterator[tuple[int, Kept, Kept]]:
-    """Of each block its number, what it keeps, and its inputs alone."""
-    cfg, d = model.cfg, model.cfg.d_model
+def _units(model: LM, setting: Setting) -> Iterator[_Unit]:
+    cfg, d, modules = model.cfg, model.cfg.d_model, iter(model.units())
     for stack in model.stacks():
         for parts in stack.parts:
-            yield parts.layer, _block(cfg, parts, setting), Kept(d, 0)
+            yield _Unit(parts.layer, _block(cfg, parts, setting), Kept(d, 0), *_products(next(modules), parts, setting))
     for layer in range(cfg.n_layers, cfg.n_layers + len(model.mtp)):
-        join = Kept(d, 2 * d)  # the norm of the embedding, and the matrix that reads it beside the hidden states
-        yield layer, together([join, _block(cfg, cfg.parts(layer), setting), _ends(d)]), together([Kept(d, 0), _ends(d)])
+        join, parts = Kept(d, 2 * d), cfg.parts(layer)  # the norm of the embedding, and the matrix that reads it beside the hidden states
+        whole, inputs = together([join, _block(cfg, parts, setting), _ends(d)]), together([Kept(d, 0), _ends(d)])
+        yield _Unit(layer, whole, inputs, *_products(next(modules), parts, setting))
+
+
+def _products(module: nn.Module, parts: BlockParts, setting: Setting) -> tuple[Kept, Kept]:
+    """All, and those that are only added to the residual stream; of slices of matrices these are sums of all tokens' parts."""
+    out = sum(m.out_features for m in module.modules() if isinstance(m, Out)) * setting.tensor
+    others = [m for m in module.modules() if isinstance(m, nn.Linear) and not isinstance(m, Out)]
+    rows = sum(p.shape[0] for m in others for p in m.parameters(recurse=False) if p.ndim == 2)  # those of an adapter too
+    return together([Kept(0, rows + out), parts.gives()]), Kept(0, out)
 
 
 def _ends(d: int) -> Kept:

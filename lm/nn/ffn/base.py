@@ -28,6 +28,11 @@ class FFNConfig(Slot, group="model/ffn"):
     def keeps(self, d_model: int, layer: int) -> Kept:
         """Returns what the backward needs of one token, the input of the layer aside."""
 
+    def gives(self, d_model: int, layer: int) -> Kept:
+        """Returns what stacked matrices give of one token, which is kept where the cheap rest is computed again; linear layers
+        (nn.Linear) aside."""
+        return Kept(0, 0)
+
     def flops(self, d_model: int, layer: int) -> int:
         """Returns those of one token, 2 per multiply-add, beside those of its linear layers (nn.Linear)."""
         return 0

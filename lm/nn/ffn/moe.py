@@ -104,6 +104,12 @@ class MoEConfig(FFNConfig):
         routing = Kept(d_model + 3 * self.n_experts, 2 * self.top_k * d_model + gated)
         return together([routing, *(one.keeps(d_model, layer) for one in passed)])
 
+    def gives(self, d_model: int, layer: int) -> Kept:
+        """Per choice what each matrix of an expert gives."""
+        if self._mlp(layer) is not None:
+            return Kept(0, 0)
+        return Kept(0, self.top_k * ((1 + self.expert.gated) * self.expert.width(d_model) + d_model))
+
     def implied(self, d_model: int) -> Tree:
         parts = {"expert": self.expert, "dense": self.dense}
         hidden = {f"{name}.hidden": part.width(d_model) for name, part in parts.items() if part is not None}

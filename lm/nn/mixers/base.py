@@ -81,6 +81,11 @@ class MixerConfig(Config):
     def keeps(self, d_model: int, layer: int) -> Kept:
         """Returns what the backward needs of one token, the input of the mixer aside."""
 
+    def gives(self, d_model: int, layer: int) -> Kept:
+        """Returns what fused kernels give of one token, which is kept where the cheap rest is computed again; linear layers
+        (nn.Linear) aside."""
+        return Kept(0, 0)
+
     @abstractmethod
     def state(self, d_model: int, layer: int) -> State:
         """Returns what a cache keeps of a row."""

@@ -45,6 +45,10 @@ class DifferentialConfig(GroupedConfig):
         q = self.n_heads * self.width(d_model)
         return together([super().keeps(d_model, layer), Kept(0, self.kv_width(d_model) + 5 * q)])
 
+    def gives(self, d_model: int, layer: int) -> Kept:
+        """Once for each half of the values."""
+        return together([super().gives(d_model, layer)] * 2)
+
 
 def tenth(shape: torch.Size, start: Start) -> Tensor:
     """N(0, 0.1^2)."""

@@ -87,6 +87,11 @@ class GQAConfig(GroupedConfig):
         mixed, twice = kv if self.value_residual and layer else 0, 2 * q + 2 * kv if self.first(layer) else 0
         return together([super().keeps(d_model, layer), Kept(0, mixed + twice)])
 
+    def gives(self, d_model: int, layer: int) -> Kept:
+        """With first tokens twice as wide."""
+        kernel = super().gives(d_model, layer)
+        return together([kernel, Kept(0, kernel.narrow)]) if self.first(layer) else kernel
+
     def undivided(self, n: int) -> str | None:
         for name, heads in (("n_heads", self.n_heads), ("n_kv_heads", self.n_kv_heads or self.n_heads)):
             if heads % n:

@@ -96,6 +96,10 @@ class GroupedConfig(AttentionConfig):
         normed, gated = q + kv if self.qk_norm != "none" else 0, q + 2 * gate if gate else 0
         return Kept(0, 2 * q + 2 * kv + normed + gated, 0, 2 * d_model)
 
+    def gives(self, d_model: int, layer: int) -> Kept:
+        """The weighted values, and a logarithm of each head."""
+        return Kept(self.n_heads, self.n_heads * self.width(d_model))
+
     def exchanges(self, d_model: int, n: int) -> Kept:
         """What was read, on both sides of its way back; and copies of keys and values."""
         copies = repeats(self.n_kv_heads or self.n_heads, n) - 1

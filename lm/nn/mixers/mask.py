@@ -1,11 +1,13 @@
 """Who may see whom, as a description that each attention backend turns into its own form."""
 
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from lm.nn.mixers.ulysses import WHOLE, Whole
 
@@ -68,9 +70,13 @@ class Mask:
         return self.once(("blind", window, first), lambda: ~self.allowed(window, first).any(-1, keepdim=True))
 
     def once(self, key: Hashable, build: Callable[[], T]) -> T:
-        """What `build` returns, kept for the layers to come: a backend's own form of this mask, or a bias."""
+        """What `build` returns, kept for the layers to come: a backend's own form of this mask, or a bias.
+
+        What its gradient needs is kept even if the layer that asks first is run again for the backward, when it finds this here.
+        """
         if key not in self._built:
-            self._built[key] = build()
+            with nullcontext() if torch.compiler.is_compiling() else saved_tensors_hooks(_as_it_is, _as_it_is):
+                self._built[key] = build()
         found: T = self._built[key]
         return found
 
@@ -93,3 +99,7 @@ class Mask:
 def arange_positions(s: int, device: torch.device, start: int = 0) -> Tensor:
     """start..start+s-1 as (1, s): rows that are one document each."""
     return torch.arange(start, start + s, device=device).unsqueeze(0)
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x

@@ -66,6 +66,10 @@ class MLAConfig(AttentionConfig):
         latents, width = (self.q_rank or 0) + self.kv_rank, self.n_heads * (self.nope_dim + self.rope_dim)
         return Kept(0, 2 * latents + 2 * width + 2 * self.n_heads * self.v_dim, 0, d_model)
 
+    def gives(self, d_model: int, layer: int) -> Kept:
+        """The weighted values, and a logarithm of each head."""
+        return Kept(self.n_heads, self.n_heads * self.v_dim)
+
     def exchanges(self, d_model: int, n: int) -> Kept:
         """What was read, on both sides of its way back."""
         return Kept(0, self.n_heads * self.v_dim)

@@ -14,7 +14,7 @@ from lm.errors import ConfigError
 from lm.schema import Slot, Tree
 
 if TYPE_CHECKING:
-    from lm.training.config import Sized, TrainConfig
+    from lm.training.config import Sized, TrainConfig, TrainerConfig
     from lm.training.strategies.single import Single
 
 
@@ -135,9 +135,9 @@ class ZeroConfig(StrategyConfig):
         from lm.training.strategies.zero import Zero
         from lm.training.strategies.zero3 import Zero3
 
-        return (Zero3 if self.stage == 3 else Zero)(self.zero(), cfg.optim.clip, cfg.trainer.precision != "fp32")
+        return (Zero3 if self.stage == 3 else Zero)(self.zero(cfg.trainer), cfg.optim.clip, cfg.trainer.precision != "fp32")
 
-    def zero(self) -> Tree:
+    def zero(self, trainer: "TrainerConfig") -> Tree:
         """Returns DeepSpeed's `zero_optimization`."""
         return {"stage": self.stage} | ({"offload_optimizer": {"device": "cpu"}} if self.offload else {})
 
@@ -184,8 +184,10 @@ class WeightsInSlices(ZeroConfig):
     persistence_threshold: int = Field(100_000, ge=0)
     """Weights of fewer elements stay whole on every rank."""
 
-    def zero(self) -> Tree:
-        return super().zero() | {"stage3_param_persistence_threshold": self.persistence_threshold}
+    def zero(self, trainer: "TrainerConfig") -> Tree:
+        """Its own form of a linear layer adds the bias in place, to a product that the selective form of recompute keeps."""
+        linear = {"memory_efficient_linear": trainer.recompute != "selective"}
+        return super().zero(trainer) | linear | {"stage3_param_persistence_threshold": self.persistence_threshold}
 
     def refused(self, cfg: "Sized") -> str | None:
         if cfg.objective.own_answers:

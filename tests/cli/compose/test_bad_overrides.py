@@ -170,6 +170,16 @@ def test_whole_words_of_a_name_are_nearer_than_its_letters(given: str, options: 
     assert nearest(given, options) == near
 
 
+def test_blocks_that_are_computed_again_are_told_by_their_present_name() -> None:
+    with pytest.raises(ConfigError) as raised:
+        compose(["trainer.checkpoint_blocks=2"])
+    assert "trainer.checkpoint_blocks: there is no such key. Did you mean 'trainer.recompute' or 'trainer.recompute_every'?" in str(
+        raised.value
+    )
+    with pytest.raises(ConfigError, match="recompute_every=2 has no effect with recompute=none. Set recompute=block or selective"):
+        compose(["trainer.recompute_every=2"]).config()
+
+
 def test_every_key_that_others_name_differently_exists() -> None:
     for path in OTHER_NAMES:
         assert path.partition("=")[0] in known_keys()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lm.errors import ConfigError
 from lm.hf.io.writing import family_for
 from lm.nn.batch import Batch
+from lm.nn.recompute import Recompute
 from lm.nn.transformer import build_model
 from lm.testing.models import tokens
 from tests.nn.models import config, redrawn
@@ -50,11 +51,11 @@ def test_both_shares_start_at_a_half_and_the_first_layer_has_none() -> None:
     assert all(p.tolist() == [0.5, 0.5] for p in weights.values())
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_blocks_that_are_run_again_for_the_backward_give_the_same_gradients(every: int) -> None:
+@pytest.mark.parametrize("how", [Recompute("block"), Recompute("block", 2), Recompute("selective")], ids=str)
+def test_blocks_that_are_run_again_for_the_backward_give_the_same_gradients(how: Recompute) -> None:
     model, ids = redrawn(config(**RESIDUAL)).train(), tokens(2, 17)
     expected = torch.autograd.grad(model(Batch(ids)).square().sum(), [*model.parameters()])
-    model.checkpoint_blocks(every)
+    model.recomputes(how)
     found = torch.autograd.grad(model(Batch(ids)).square().sum(), [*model.parameters()])
     torch.testing.assert_close(found, expected, atol=0, rtol=0)
 

@@ -40,6 +40,7 @@ class Job:
     poisoned: bool = False
     model: Tree | None = None
     options: Tree = field(default_factory=dict)  # of train_steps
+    trainer: Tree = field(default_factory=dict)  # options
     adapter: Tree | None = None
     context: int = 1  # ranks that hold a row
     tensor: int = 1  # ranks that hold a matrix
@@ -48,6 +49,7 @@ class Job:
 
     def config(self) -> TrainConfig:
         found = config(self.optim, rows=ROWS, steps=STEPS, model=self.model)
+        found = found.replace(trainer=found.trainer.replace(**self.trainer))
         return found if self.adapter is None else found.replace(adapter=self.adapter, init_from="drawn as the others")
 
     def run(self, cfg: TrainConfig, rank: int, world: int) -> tuple[Record, dict[str, torch.Tensor]]:
@@ -62,6 +64,9 @@ class Job:
 
 
 BF16: Tree = {"precision": "bf16-mixed"}
+AGAIN: Tree = {"recompute": "block"}
+EVERY_OTHER = AGAIN | {"recompute_every": 2}
+PRODUCTS: Tree = {"recompute": "selective"}
 JOBS = {
     "sgd, clipped": Job(SGD, 2),
     "sgd, unclipped": Job(UNCLIPPED, 3),
@@ -73,30 +78,37 @@ JOBS = {
     "encoder-decoder, sgd": Job(SGD, 2, model=ENCODER_DECODER),
     "encoder-decoder, adamw": Job(SLOW_ADAMW, 3, model=ENCODER_DECODER),
     "an adapter, DoRA": Job(SLOW_ADAMW, 2, adapter={"kind": "lora", "rank": 4, "dora": True}),
-    "experts, an adapter": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, options={"checkpoint_blocks": 2}),
+    "experts, an adapter": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, trainer=EVERY_OTHER),
     "experts, an adapter, bf16": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, options=BF16, rounded=True),
     "poisoned": Job(SLOW_ADAMW, 2, poisoned=True),
-    "all blocks again": Job(SLOW_ADAMW, 2, options={"checkpoint_blocks": 1}),
-    "experts, every other block again": Job(SGD | {"lr": 0.1}, 2, model=MOE, options={"checkpoint_blocks": 2}),
-    "encoder-decoder, all blocks again": Job(SLOW_ADAMW, 3, model=ENCODER_DECODER, options={"checkpoint_blocks": 1}),
+    "all blocks again": Job(SLOW_ADAMW, 2, trainer=AGAIN),
+    "experts, every other block again": Job(SGD | {"lr": 0.1}, 2, model=MOE, trainer=EVERY_OTHER),
+    "encoder-decoder, all blocks again": Job(SLOW_ADAMW, 3, model=ENCODER_DECODER, trainer=AGAIN),
     "muon": Job(MUON, 2),
     "experts, muon": Job(MUON, 2, model=MOE),
     "experts, bf16": Job(SLOW_ADAMW, 2, model=MOE, options=BF16, rounded=True),
     "encoder-decoder, bf16": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER, options=BF16, rounded=True),
+}
+KEPT = {
+    "products kept": Job(SLOW_ADAMW, 2, trainer=PRODUCTS),
+    "experts, an adapter, products kept": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, trainer=PRODUCTS),
+    "encoder-decoder, products kept, bf16": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER, options=BF16, trainer=PRODUCTS, rounded=True),
+    "halves, experts, products kept": Job(SGD | {"lr": 0.1}, 2, model=MOE, trainer=PRODUCTS, context=2),
 }
 FEW = ("experts, muon", "poisoned")  # of make test
 MATRICES = ("muon", "experts, muon", "sgd, clipped")
 COMPILED = {
     "compiled": Job(SLOW_ADAMW, 2, options={"compile": True}),
     "compiled, an adapter": Job(SLOW_ADAMW, 2, options={"compile": True}, adapter={"kind": "lora", "rank": 4}),
-    "compiled, all blocks again": Job(SGD, 2, options={"compile": True, "checkpoint_blocks": 1}),
+    "compiled, all blocks again": Job(SGD, 2, options={"compile": True}, trainer=AGAIN),
+    "compiled, products kept": Job(SGD, 2, options={"compile": True}, trainer=PRODUCTS),
     "compiled, experts, halves": Job(SGD, 2, model=MOE, options={"compile": True}, context=2),
 }
 FOUR_HEADS: Tree = {"attention": {"kind": "gqa", "n_heads": 4, "n_kv_heads": 1, "qkv_bias": True}}
 HALVES = {
     "halves": Job(SGD, 2, context=2),
     "halves, experts, adamw": Job(SLOW_ADAMW, 3, model=MOE, context=2),
-    "halves, experts, every other block again": Job(SGD | {"lr": 0.1}, 2, model=MOE, options={"checkpoint_blocks": 2}, context=2),
+    "halves, experts, every other block again": Job(SGD | {"lr": 0.1}, 2, model=MOE, trainer=EVERY_OTHER, context=2),
     "halves, an adapter": Job(SLOW_ADAMW, 2, adapter={"kind": "lora", "rank": 4}, context=2),
     "halves, experts, bf16": Job(SLOW_ADAMW, 2, model=MOE, options=BF16, rounded=True, context=2),
     "halves, poisoned": Job(SLOW_ADAMW, 2, poisoned=True, context=2),
@@ -109,9 +121,8 @@ COPIES = {  # of four ranks, or of six
     "copies, sgd": Job(SGD, 3, strategy={"shard": 2}),
     "copies, experts, muon": Job(MUON, 3, model=MOE, strategy={"shard": 2}),
     "copies, poisoned": Job(SLOW_ADAMW, 1, poisoned=True, strategy={"shard": 2}),
-    "copies, an adapter, all blocks again": Job(
-        SLOW_ADAMW, 3, adapter={"kind": "lora", "rank": 4}, options={"checkpoint_blocks": 1}, strategy={"shard": 2}
-    ),
+    "copies, an adapter, all blocks again": Job(SLOW_ADAMW, 3, adapter={"kind": "lora", "rank": 4}, trainer=AGAIN, strategy={"shard": 2}),
+    "copies, experts, products kept": Job(SGD | {"lr": 0.1}, 3, model=MOE, trainer=PRODUCTS, strategy={"shard": 2}),
     "copies, experts, halves": Job(SLOW_ADAMW, 3, model=MOE, context=2, strategy={"shard": 2}),
     "copies, compiled": Job(SGD, 3, options={"compile": True}, strategy={"shard": 2}),
 }
@@ -123,7 +134,8 @@ BIASES: Tree = {"attention": {**WIDER["attention"], "out_bias": True}, "ffn": {"
 MATRICES_CUT = {
     "matrices, sgd": Job(SGD, 2, model=WIDER, tensor=2),
     "matrices, adamw": Job(SLOW_ADAMW, 3, model=BIASES, tensor=2),
-    "matrices, momentum, every other block again": Job(MOMENTUM, 2, model=WIDER, options={"checkpoint_blocks": 2}, tensor=2),
+    "matrices, momentum, every other block again": Job(MOMENTUM, 2, model=WIDER, trainer=EVERY_OTHER, tensor=2),
+    "matrices, products kept": Job(MOMENTUM, 2, model=WIDER, trainer=PRODUCTS, tensor=2),
     "matrices, bf16": Job(SLOW_ADAMW, 2, model=BIASES, options=BF16, rounded=True, tensor=2),
     "matrices, poisoned": Job(SLOW_ADAMW, 2, model=WIDER, poisoned=True, tensor=2),
 }
@@ -131,7 +143,7 @@ MATRICES_CUT_IN_FOUR = {
     "matrices, four": Job(SLOW_ADAMW, 2, model=BIASES, tensor=4),
     "matrices, copies": Job(SLOW_ADAMW, 2, model=WIDER, tensor=2, strategy={"shard": 2}),
 }
-ALL = JOBS | COMPILED | HALVES | QUARTERS | COPIES | UNEVEN_COPIES | MATRICES_CUT | MATRICES_CUT_IN_FOUR
+ALL = JOBS | KEPT | COMPILED | HALVES | QUARTERS | COPIES | UNEVEN_COPIES | MATRICES_CUT | MATRICES_CUT_IN_FOUR
 ZERO = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
 REFUSING = ZERO[2:]  # what works on matrices
 
@@ -167,8 +179,8 @@ def process(kind: str, out: Path, names: list[str]) -> None:
 
 @cache
 def alone(name: str) -> tuple[Record, dict[str, torch.Tensor]]:
-    """What one process makes of this job, not compiled."""
-    job = replace(ALL[name], options={key: value for key, value in ALL[name].options.items() if key != "compile"})
+    """What one process makes of this job, not compiled, with nothing computed again."""
+    job = replace(ALL[name], options={key: value for key, value in ALL[name].options.items() if key != "compile"}, trainer={})
     return job.run(job.config(), 0, 1)
 
 
@@ -178,6 +190,7 @@ def alone(name: str) -> tuple[Record, dict[str, torch.Tensor]]:
         pytest.param("fsdp", FEW, 2, id="fsdp, few"),
         # DeepSpeed compiles its shared-memory collectives at the first start
         *(pytest.param(kind, JOBS, 2, marks=pytest.mark.slow, id=kind) for kind in ("fsdp", "ddp", *ZERO)),
+        *(pytest.param(kind, KEPT, 2, marks=pytest.mark.slow, id=f"{kind}, products kept") for kind in ("fsdp", "ddp", *ZERO)),
         # no width is a multiple of 3, and of 4 experts one rank holds none
         *(pytest.param(kind, MATRICES, 3, marks=pytest.mark.slow, id=f"{kind}, three") for kind in ("fsdp", "zero1", "zero2")),
         *(pytest.param(kind, HALVES, 2, marks=pytest.mark.slow, id=f"{kind}, rows in halves") for kind in ("ddp", "fsdp", *ZERO)),

@@ -71,7 +71,7 @@ def recomputed(block: nn.Module, what: Recomputed, *inputs: Any) -> Tensor:
 
 
 def let_compilers_in() -> None:
-    """What a block that is run again writes into the context, it has written already; a compiler that had to repeat it leaves the block out."""
+    """Lets them follow blocks that are run again: what these write into the context is there already, and need not be written again."""
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
 
 

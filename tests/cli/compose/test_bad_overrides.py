@@ -176,7 +176,7 @@ def test_blocks_that_are_computed_again_are_told_by_their_present_name() -> None
     assert "trainer.checkpoint_blocks: there is no such key. Did you mean 'trainer.recompute' or 'trainer.recompute_every'?" in str(
         raised.value
     )
-    with pytest.raises(ConfigError, match="recompute_every=2 has no effect with recompute=none. Set recompute=block or selective"):
+    with pytest.raises(ConfigError, match=r"recompute_every=2 has no effect with recompute=none\. Set recompute=block or selective"):
         compose(["trainer.recompute_every=2"]).config()
 
 

@@ -186,7 +186,7 @@ class WeightsInSlices(ZeroConfig):
 
     def zero(self, trainer: "TrainerConfig") -> Tree:
         """Its own form of a linear layer adds the bias in place, to a product that the selective form of recompute keeps."""
-        linear = {"memory_efficient_linear": trainer.recompute != "selective"}
+        linear: Tree = {"memory_efficient_linear": False} if trainer.recompute == "selective" else {}
         return super().zero(trainer) | linear | {"stage3_param_persistence_threshold": self.persistence_threshold}
 
     def refused(self, cfg: "Sized") -> str | None:

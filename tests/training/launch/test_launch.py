@@ -19,6 +19,7 @@ from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
 from lm.training.config import TrainConfig
 from lm.training.launch.outcome import Outcome, verdict
+from lm.training.strategies.config import ZeroConfig
 from tests.server import ROOT, Process
 from tests.training.conftest import Configure, Launch, ranks, read, results
 
@@ -238,6 +239,18 @@ def test_a_config_that_differs_is_refused_before_any_rank_starts(
 def test_what_cannot_be_trained_so_is_refused_by_the_config(configure: Configure, overrides: list[str], said: str) -> None:
     with pytest.raises(LmError, match=said):
         configure(*overrides)
+
+
+@pytest.mark.parametrize("kind", ["zero3", "zero3_offload"])
+def test_only_where_products_are_kept_does_zero3_leave_its_own_linear_layers(configure: Configure, kind: str) -> None:
+    """These add their bias to a product in place. Everywhere else DeepSpeed's own default holds."""
+    found = {}
+    for recompute in ("none", "block", "selective"):
+        cfg = configure("optim=adamw", f"trainer.recompute={recompute}", *ranks(kind))
+        assert isinstance(cfg.strategy, ZeroConfig)
+        found[recompute] = cfg.strategy.zero(cfg.trainer)
+    assert found["none"] == found["block"] and "memory_efficient_linear" not in found["none"]
+    assert found["selective"] == found["none"] | {"memory_efficient_linear": False}
 
 
 @pytest.mark.slow

@@ -59,7 +59,8 @@ NOTHING = Recompute()
 def recomputed(block: nn.Module, what: Recomputed, *inputs: Any) -> Tensor:
     """What block(*inputs) gives, with the same gradients to the bit, dropout included.
 
-    selective raises RuntimeError where something is written over a result that is kept: the backward would do so a second time.
+    selective raises RuntimeError where something is written over a result that is kept: the backward would do so a second time. torch 2.11
+    tells no results, so that there only torch's own check is left, which does not see it through another shape.
     """
     if what == "none":
         out: Tensor = block(*inputs)
@@ -86,11 +87,13 @@ class Policy:
         self._kept: set[int] = set()  # their storages
 
     def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        """op: an operation of torch.ops that was called with these arguments."""
+        """op: an operation of torch.ops that was called with these arguments. torch up to 2.12 asks again in the backward, when another
+        tensor may lie where a kept one lay."""
         if op.name() in _KEPT and not _draws(op, args):
             self._kept |= _storages(getattr(ctx, "op_output", ()))
             return CheckpointPolicy.MUST_SAVE
-        if op.name().partition(".")[0].endswith("_") and self._kept & _storages(args[:1]):
+        in_place = op.name().partition(".")[0].endswith("_") and not ctx.is_recompute
+        if in_place and self._kept & _storages(args[:1]):
             raise RuntimeError(f"{op.name()} changes the result of a matrix product in place, which recompute=selective keeps")
         return CheckpointPolicy.PREFER_RECOMPUTE
 

@@ -93,3 +93,10 @@ def save_checkpoint(
         write_pieces(temporary, pieces)
         write_meta(temporary, meta)
         save_tokenizer(temporary)
+
+
+def older(config: Tree) -> Tree:
+    """A config as it was saved before `trainer.recompute`."""
+    trainer = {key: value for key, value in config["trainer"].items() if not key.startswith("recompute")}
+    blocks = config["trainer"]["recompute_every"] if config["trainer"]["recompute"] == "block" else None
+    return config | {"trainer": trainer | {"checkpoint_blocks": blocks}}

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from lm.errors import CheckpointError, ConfigError
 from lm.schema import Config, Tree, did_you_mean, flatten
 from lm.storage.atomic import replace_file
+from lm.storage.formats import with_todays_keys
 from lm.storage.reading import checked, read_json
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
@@ -50,7 +51,7 @@ class Asked(Config):
         file = checked(_File, read_json(path), path)
         if file != _file(file.hash, file.asked):
             raise CheckpointError(f"{path}: the file is damaged: it is not what its seal was made of. Restore the file that lm wrote.")
-        return checked(cls, file.asked, path)
+        return checked(cls, with_todays_keys(file.asked), path)
 
     @property
     def hash(self) -> str:

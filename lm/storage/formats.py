@@ -1,4 +1,5 @@
-"""What `format` in a checkpoint's meta.json and in a model folder's config.json counts: it goes up when what they mean changes."""
+"""What `format` in a checkpoint's meta.json and in a model folder's config.json counts: it goes up when what they mean changes.
+And what keys of saved configs are called by now."""
 
 from pathlib import Path
 
@@ -10,7 +11,7 @@ FORMAT = 3
 
 
 def current(tree: Tree, where: Path) -> Tree:
-    """Returns the tree, which is of today's format; CheckpointError for another one, ConfigError where it needs a plugin."""
+    """Returns the tree, of today's format, with today's keys; CheckpointError for another one, ConfigError where it needs a plugin."""
     found = tree.get("format")
     if type(found) is not int or found != FORMAT:
         rule = f"this version reads format {FORMAT}"
@@ -18,4 +19,14 @@ def current(tree: Tree, where: Path) -> Tree:
     if not isinstance(tree.get("model", {}), dict):
         raise CheckpointError(f"{where}: the file is damaged: its model is no object. Use another folder.")
     plugins.require(tree, where)
+    return with_todays_keys(tree)
+
+
+def with_todays_keys(saved: Tree) -> Tree:
+    """Returns a run's config, or a tree that has some in it, as it is written now: trainer.recompute was trainer.checkpoint_blocks once."""
+    tree = {key: with_todays_keys(value) if isinstance(value, dict) else value for key, value in saved.items()}
+    trainer = tree.get("trainer")
+    if isinstance(trainer, dict) and "checkpoint_blocks" in trainer:
+        every = trainer.pop("checkpoint_blocks")
+        trainer |= {"recompute": "none", "recompute_every": 1} if every is None else {"recompute": "block", "recompute_every": every}
     return tree

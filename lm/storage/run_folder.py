@@ -13,6 +13,7 @@ from lm.errors import CheckpointError, LmError
 from lm.schema import Tree
 from lm.spelling import nearest
 from lm.storage.atomic import disk_errors, replace_file, verify
+from lm.storage.formats import with_todays_keys
 from lm.storage.lock import LOCK, RunLock
 from lm.storage.reading import never_waiting, parse_json, read_bytes, read_json, read_text, read_yaml, yaml_text
 
@@ -57,7 +58,7 @@ class RunFolder:
 
     def config(self) -> Tree:
         """Returns the frozen config.yaml."""
-        return read_yaml(self.config_file)
+        return with_todays_keys(read_yaml(self.config_file))
 
     def write_config(self, tree: Tree) -> None:
         """Writes the file that every rank reads."""

@@ -21,8 +21,7 @@ Say = Callable[[str], None]
 _MAY_CHANGE = (
     "run.", "launch.", "strategy.", "logger.", "checkpoint.", "resume.", "traceback", "check", "plan", "budget.", "trainer.micro_batch",
     "trainer.val_every", "trainer.log_every", "trainer.sample_", "trainer.device", "trainer.compile", "trainer.recompute",
-    "trainer.checkpoint_blocks", "trainer.early_stop", "data.workers", "data.verify", "numerics.", "data.cache_dir", "data.remote",
-    "metrics", "eval.",
+    "trainer.early_stop", "data.workers", "data.verify", "numerics.", "data.cache_dir", "data.remote", "metrics", "eval.",
 )  # fmt: skip
 
 

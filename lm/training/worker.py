@@ -12,6 +12,7 @@ from lm import plugins, printing
 from lm.errors import CheckpointError, ConfigError, Interrupted, LmError, internal
 from lm.progress import progress
 from lm.schema import from_tree
+from lm.storage.formats import with_todays_keys
 from lm.storage.reading import read_yaml
 from lm.training.config import TrainConfig
 from lm.training.launch import outcome
@@ -63,7 +64,7 @@ def _train(args: list[str], command: str | None) -> None:
 
 def _read(path: Path) -> TrainConfig:
     try:
-        return from_tree(TrainConfig, read_yaml(path), str(path))
+        return from_tree(TrainConfig, with_todays_keys(read_yaml(path)), str(path))
     except CheckpointError as error:
         raise ConfigError(error.sentence) from None
 

@@ -5,7 +5,7 @@ import json
 import math
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from lm.ablation.judging.page import page
 from lm.ablation.judging.verdict import cells, report, verdict
 from lm.ablation.matching import moved
 from lm.ablation.noise import NoiseRuns, noise_runs
+from lm.ablation.runs import Asked
 from lm.ablation.study import AskedStudy, Study, new_study, read_study
 from lm.cli.compose.compose import compose_config
 from lm.cli.views.study import plan
@@ -24,6 +25,7 @@ from lm.schema import Tree, flatten, from_tree
 from lm.storage.run_folder import RunFolder
 from tests.ablation.conftest import Ablate, NewStudy, end
 from tests.conftest import Lm
+from tests.runs import older
 from tests.training.conftest import files_of_at_most
 
 
@@ -53,6 +55,26 @@ def test_any_damage_to_any_field_of_a_frozen_study_is_refused_in_one_sentence(st
             with pytest.raises(CheckpointError, match=r"study\.json.*[.]$"):
                 read_study(made.folder)
                 pytest.fail(f"{path}: {value}")
+
+
+class Older(Asked):
+    """What an older version wrote into study.json."""
+
+    file: ClassVar[str] = AskedStudy.file
+
+    study: Tree
+    configs: Tree
+    step_s: Tree
+
+
+def test_a_study_that_was_begun_with_another_name_of_a_key_goes_on(study: NewStudy) -> None:
+    made = study(seeds=2, overrides=[*study().config.overrides, "trainer.recompute=block"])
+    asked = made.asked.tree()
+    asked["configs"] = {name: older(config) for name, config in asked["configs"].items()}
+    Older(**asked).freeze(made.folder)
+    assert "checkpoint_blocks" in (made.folder / "study.json").read_text()
+    assert read_study(made.folder).asked == made.asked
+    made.freeze()
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"asked": 5, "hash": 5}', '{"seeds": NaN}', "\x00\x01", "[" * 100_000])

@@ -16,10 +16,11 @@ from lm.errors import CheckpointError, ConfigError, Interrupted
 from lm.storage.atomic import MANIFEST, verify
 from lm.storage.checkpoint import META, CheckpointReader, Piece, checkpoints
 from lm.storage.formats import FORMAT
+from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
 from lm.training.run import train
-from tests.runs import save_checkpoint
+from tests.runs import older, save_checkpoint
 from tests.training.conftest import Configure, edit, read, results, write_text
 
 ROOT = Path(__file__).parents[2]
@@ -271,6 +272,23 @@ def test_a_checkpoint_of_the_future_is_refused_by_number(configure: Configure, s
     edit(checkpoints(tmp_path / "run" / "checkpoints")[0], META, lambda meta: meta | {"format": 99})
     with pytest.raises(CheckpointError, match=f"the format is 99, but this version reads format {FORMAT}"):
         train(configure())
+
+
+@pytest.mark.parametrize("again", [[], ["trainer.recompute=block"]], ids=["plain", "blocks"])
+def test_a_run_that_was_begun_with_another_name_of_a_key_goes_on(
+    configure: Configure, stop: Stop, tmp_path: Path, again: list[str]
+) -> None:
+    train(configure(*again, "run.name=whole"))
+    stop(configure(*again), 5)
+    run = RunFolder(tmp_path / "run")
+    run.write_config(older(run.config()))
+    edit(checkpoints(run.checkpoints)[0], META, lambda meta: meta | {"config": older(meta["config"])})
+    assert "checkpoint_blocks" in run.config_file.read_text() and "recompute" not in run.config_file.read_text()
+    train(configure(*again))
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+    assert run.ended(configure(*again).tree()) is not None
+    run.write_config(older(run.config()))
+    assert run.ended(configure(*again).tree()) is not None
 
 
 def damage(path: Path, how: str) -> None:

@@ -12,6 +12,7 @@ from lm.storage.run_folder import RunFolder
 from lm.training.plan import estimate
 from tests.conftest import Lm
 from tests.nn.models import config, redrawn
+from tests.runs import older
 
 
 def sizes(out: str, depth: int) -> list[int]:
@@ -49,6 +50,18 @@ def test_rows_and_optimizer_of_a_run_are_those_that_it_was_trained_with(lm: Lm, 
         "of a step of 2 x 8 tokens in fp32 with adamw"
         in lm("show", "from=runs/x", "data.seq_len=8", "trainer.micro_batch=2", "optim=adamw")[1]
     )
+
+
+def test_a_run_that_was_begun_with_another_name_of_a_key_is_shown_as_it_is_now(lm: Lm, tmp_path: Path) -> None:
+    model, cfg = redrawn(config()), compose([AGAIN, HALF]).config().tree()
+    run = RunFolder(tmp_path / "runs" / "x")
+    save_model(run.model, model.cfg.tree(), dict(model.named_parameters()), BytesConfig().build().save, {})
+    run.write_config(cfg)
+    now = lm("show", "from=runs/x")
+    run.write_config(older(cfg))
+    assert now[0] == 0 and lm("show", "from=runs/x") == now
+    run.write_config(compose([]).config().tree())
+    assert lm("show", "from=runs/x")[1] != now[1]
 
 
 @pytest.mark.parametrize("preset", ["t5_small", "bert_base", "bart_base", "switch_base_8", "deepseek_v3", "gpt_oss_20b", "gpt2"])

@@ -99,8 +99,7 @@ class LM(Stack):
         """cfg: with vocab_size and max_seq_len set."""
         assert cfg.vocab_size is not None and cfg.max_seq_len is not None
         super().__init__(cfg, cfg.n_layers, causal, cross)
-        self.causal = causal
-        self.vocab_size, self.max_seq_len = cfg.vocab_size, cfg.max_seq_len
+        self.causal, self.vocab_size, self.max_seq_len = causal, cfg.vocab_size, cfg.max_seq_len
         self.embed = Embedding(self.vocab_size, cfg.d_model)
         self.head = Head(cfg.head, cfg.norm, cfg.d_model, self.vocab_size)
         self.mtp = nn.ModuleList()  # blocks that predict further tokens, in training and in drafts

@@ -59,7 +59,7 @@ def agree(model: LM) -> Step:
 
 
 @pytest.mark.usefixtures("in_pieces")
-@pytest.mark.parametrize("changes", MODELS, ids=str)
+@pytest.mark.parametrize("changes", [*MODELS[:4], *(pytest.param(each, marks=pytest.mark.slow) for each in MODELS[4:])], ids=str)
 def test_a_step_in_pieces_gives_the_logits_of_the_whole(changes: dict[str, Any]) -> None:
     agree(redrawn(config(**changes)))
 
@@ -72,7 +72,7 @@ def test_every_pair_of_slots_gives_the_logits_of_the_whole(kind: str, choice: An
 
 
 @pytest.mark.usefixtures("in_pieces")
-@pytest.mark.parametrize("n_layers", [2, 3, 6])
+@pytest.mark.parametrize("n_layers", [2, pytest.param(3, marks=pytest.mark.slow), 6])
 def test_layers_that_are_alike_are_one_function(n_layers: int) -> None:
     assert agree(redrawn(config(attention=ATTENTIONS[1], n_layers=n_layers))).kinds == min(n_layers, 2) + 1
 
@@ -84,7 +84,8 @@ def test_what_differs_between_layers_is_compiled_apart() -> None:
     assert agree(redrawn(config(attention=windows, position=position, n_layers=6))).kinds == 4  # first, to local, to global, last
 
 
-@pytest.mark.parametrize("dtype", ["int8", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("fp32", "bf16", "int4"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "int4"])
 def test_a_compiled_step_draws_the_same_tokens(dtype: Dtype) -> None:
     model = redrawn(config(d_model=64, attention=ATTENTIONS[1], ffn={"hidden": 96}))
     prepared, compiled = prepare(copy.deepcopy(model), dtype), prepare(model, dtype, compiled=True)

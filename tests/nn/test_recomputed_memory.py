@@ -66,14 +66,14 @@ def held(preset: str, how: Recompute, autocast: bool) -> tuple[float, float]:
     return found.activations + loss + casts - gone, alive.again[0]
 
 
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("autocast", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("preset", FUSED)
 def test_memory_by_formula_is_what_is_alive_where_products_are_kept(preset: str, autocast: bool) -> None:
     expected, found = held(preset, Recompute("selective"), autocast)
     assert expected == pytest.approx(found, rel=0.1)
 
 
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("autocast", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "phi3_mini", "smollm3_3b"])
 def test_memory_by_formula_is_what_is_alive_where_inputs_of_blocks_are_kept(preset: str, autocast: bool) -> None:
     expected, found = held(preset, Recompute("block"), autocast)

@@ -34,7 +34,7 @@ KINDS: dict[Dtype, tuple[type[Held], ...]] = {
 """Ways to hold a matrix, of which the last is the readable reference and fits everywhere."""
 _CLEARLY = 1.5  # how many times as fast a later way must be to come before an earlier one: timings are noisy, and rounding differs
 _TRIES = 24
-_BETWEEN_S = 0.002  # so that a neighbour does not have a core of ours all the while
+_BETWEEN_S = 0.0007  # so that a neighbour does not have a core of ours all the while
 
 
 class HeldHead(Head):

@@ -120,17 +120,8 @@ class OneDNN(Held):
         return self.blocks.to_dense()
 
 
-class Twice(OneDNN):
+class Twice(OneDNN, Plain):
     """And once more row by row, as a compiled step reads it."""
 
     says = "oneDNN and compiled loops"
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__(weight, bias)
-        self.weight = weight.contiguous()
-
-    def row(self, x: Tensor) -> Tensor:
-        return by_hand(x, self.weight)
-
-    def matrix(self) -> Tensor:
-        return self.weight
+    matrix = Plain.matrix

@@ -2,10 +2,11 @@
 
     python tools/gpu_dry_run.py [only=pretrain/tiny,model=llama3_8b]
 
-`on meta`: a whole step in bf16 (loss, gradients, AdamW, verdict), and a prompt with a token behind it, on the meta device, where whatever
-asks for a number raises. `on cuda`: the same forwards with tensors of a GPU that is not there (FakeTensorMode), through the branches that
-only CUDA takes, under autocast. That wants a build of torch with CUDA, not a GPU; autograd wants a GPU's streams, so gradients are tried on
-meta alone. Recipes read batches of their own data; presets of conf/model have their published sizes. What waits on purpose, once in many
+`on meta`: a whole step in bf16 (loss, gradients, AdamW, verdict), and a prompt with tokens behind it, the last by the step that a CUDA
+graph records, on the meta device, where whatever asks for a number raises. `on cuda`: the same forwards with tensors of a GPU that is not
+there (FakeTensorMode), through the branches that only CUDA takes, under autocast. That wants a build of torch with CUDA, not a GPU;
+autograd wants a GPU's streams, so gradients are tried on meta alone. Recipes read batches of their own data; presets of conf/model have
+their published sizes. What waits on purpose, once in many
 steps (a line of metrics, a validation, a checkpoint), is not run: it asks for numbers in order to tell them.
 """
 
@@ -26,6 +27,7 @@ from lm.cli.compose.compose import compose
 from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
 from lm.errors import LmError
+from lm.generation.weights.replayed import Replayed
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
 from lm.nn.loss import causal_reader
@@ -115,12 +117,13 @@ def step(model: LM, loss: Loss, batch: Batch) -> None:
 
 @torch.inference_mode()
 def decode(model: LM, batch: Batch) -> None:
-    """A prompt, and a token."""
-    cache = model.eval().new_cache(ROWS, batch.tokens.shape[1])
+    """A prompt and a token; one more as ever, and one by the step that a GPU records."""
+    cache, model.quick = model.eval().new_cache(ROWS, batch.tokens.shape[1] + 2), Replayed(model, lambda run: run)
     source = {name: getattr(batch, f"source_{name}") for name in ("tokens", "positions", "documents")}
     read = Batch(batch.tokens[:, :-1], **{f"source_{name}": value for name, value in source.items()})
-    for tokens in (read, Batch(batch.tokens[:, :1])):
+    for tokens in (read, *[Batch(batch.tokens[:, :1], padded=False)] * 3):
         model(tokens, loss=last_position, cache=cache)
+    assert cache.recorded is not None and cache.recorded[1] is not None
 
 
 def outcome(run: Callable[[], object]) -> str:

@@ -35,8 +35,9 @@ def load(
     device: cpu, cuda, cuda:1 ..., or auto: CUDA where there is a GPU. merge: an adapter becomes part of the weights; otherwise it computes
     beside them. dtype: saved, fp32, bf16, int8 or int4: of the matrices of a model that is to decode fast and can do nothing else, as
     `prepare`. cache: bf16 or int8, of what decoding keeps of each token; None: as it is computed. compile: with a dtype, the step that
-    decodes one row, on a CPU. Raises CheckpointError where the parts do not fit, ConfigError for a dtype that the model cannot have, for a
-    cache where none of its layers keeps anything of a token, and for a step that cannot be compiled.
+    decodes one row, on a CPU; on CUDA the step of all rows, as a graph. Raises CheckpointError where the parts do not fit, ConfigError for
+    a dtype that the model cannot have, for a cache where none of its layers keeps anything of a token, and for a step that cannot be
+    compiled.
     """
     for key, value, options in (("dtype", dtype, get_args(Dtype)), ("cache", cache, get_args(CacheForm))):
         if value is not None and value not in options:

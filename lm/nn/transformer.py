@@ -104,7 +104,7 @@ class LM(Stack):
         self.head = Head(cfg.head, cfg.norm, cfg.d_model, self.vocab_size)
         self.mtp = nn.ModuleList()  # blocks that predict further tokens, in training and in drafts
         self.cache_form: str | None = None  # of what decoding keeps of a token: bf16, int8; None: as it is computed
-        self.quick: Callable[[Tensor, Context], Tensor] | None = None  # blocks and last norm over one token, compiled
+        self.quick: Callable[[Tensor, Context], Tensor | None] | None = None  # blocks and last norm, where it knows a faster way
         self.tie()
 
     def tie(self) -> None:
@@ -126,10 +126,8 @@ class LM(Stack):
         if cache is not None:
             cache.begin(ctx.mask.q_positions)
         x = self.embedded(self.embed(batch.tokens), ctx.positions, batch.segments)  # (b, s) -> (b, s, d)
-        if self.quick is not None and cache is not None and batch.tokens.numel() == 1:
-            x = self.quick(x, ctx)
-        else:
-            x = self.norm(self.through_blocks(x, ctx))
+        quick = self.quick(x, ctx) if self.quick is not None else None
+        x = self.norm(self.through_blocks(x, ctx)) if quick is None else quick
         if loss is None:
             return self.head(x)
         self.predict_further(x, batch, ctx)

@@ -177,4 +177,4 @@ def test_what_is_not_prepared_is_not_compiled(model_folder: Path) -> None:
 def test_beams_are_refused_before_anything_is_compiled(lm: Lm, model_folder: Path) -> None:
     code, out, err = lm("generate", f"from={model_folder}", "prompt=a", "beams=3", "compile=true")
     assert (code, out) == (2, "")
-    assert "compile=true is for a row that is decoded alone, and beams=3 are not. Leave one of them out." in err
+    assert "compile=true is for rows that stay in place, and beams=3 move. Leave one of them out." in err

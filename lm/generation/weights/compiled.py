@@ -64,8 +64,10 @@ class Step:
         self.kinds = len(made)
         self._run = partial(pieces.forward, *constants)
 
-    def __call__(self, x: Tensor, ctx: Context) -> Tensor:
-        """(1, 1, d) -> (1, 1, d)."""
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        """(1, 1, d) -> (1, 1, d); None for other steps, which go as ever."""
+        if ctx.cache is None or x.shape[:2] != (1, 1):
+            return None
         before = _here.set(ctx)
         try:
             out: Tensor = self._run(x, ctx.mask.q_positions.long())

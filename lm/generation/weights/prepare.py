@@ -13,6 +13,7 @@ from lm.generation.config import Dtype
 from lm.generation.weights.fused import FusedBlock, FusedGQA, FusedMLP, QuickRMSNorm, QuickRope
 from lm.generation.weights.held import Held, OneDNN, Plain, Twice
 from lm.generation.weights.quantised import GROUP, Int4, Int4Reference, Int8, Int8Reference
+from lm.generation.weights.replayed import Replayed
 from lm.nn.block import Block
 from lm.nn.ffn.base import Mixture
 from lm.nn.ffn.mlp import GatedMLP
@@ -60,26 +61,28 @@ def prepare(model: LM, dtype: Dtype = "saved", compiled: bool = False) -> LM:
     """Returns the model itself, which from now on decodes and is evaluated, and can be neither trained, moved nor saved.
 
     dtype: of all matrices but the embedding, those of stacked experts and latent attention's expansions, which stay as they are saved,
-    like norms, activations and cache; fp32: of all.  compiled: a step over one token of one row is, and matrices that are not quantised
-    are held twice. Raises ConfigError for a matrix that cannot be held so, and for a step that cannot be compiled.
+    like norms, activations and cache; fp32: of all.  compiled: on a CPU a step over one token of one row is, and matrices that are not
+    quantised are held twice; on CUDA a step over one token of each row is a graph. Raises ConfigError for a matrix that cannot be held so,
+    and for a step that cannot be compiled.
     """
-    if compiled and model.embed.weight.device.type != "cpu":
-        raise ConfigError(f"compile=true is for CPUs, and the model is on {model.embed.weight.device.type}. Leave it out.")
-    if compiled:
+    device = model.embed.weight.device.type
+    if compiled and device not in ("cpu", "cuda"):
+        raise ConfigError(f"compile=true is for CPUs and CUDA, and the model is on {device}. Leave it out.")
+    if in_pieces := compiled and device == "cpu":
         from lm.generation.weights.compiled import Step, require_compiler  # and torch's tools for graphs
 
         require_compiler()
     model.eval().requires_grad_(False)
     if dtype == "fp32":
         model.float()
-    _Preparing(model, dtype, compiled).run()
+    _Preparing(model, dtype, in_pieces).run()
     if compiled:
-        model.quick = Step(model)
+        model.quick = Step(model) if in_pieces else Replayed(model)
     return model
 
 
 class _Preparing:
-    def __init__(self, model: LM, dtype: Dtype, compiled: bool) -> None:
+    def __init__(self, model: LM, dtype: Dtype, in_pieces: bool) -> None:
         self.model, self.dtype = model, dtype
         self.linears = {path: each for path, each in model.named_modules() if type(each) in (nn.Linear, Out, Head)}
         if dtype == "int4":
@@ -90,7 +93,7 @@ class _Preparing:
                     )
         largest = max(self.linears.values(), key=lambda each: (type(each) is not Head, each.weight.numel()))
         self.kinds = ranked(KINDS[dtype], self._cast(largest.weight))
-        self.in_pieces = [Twice if compiled and kind is OneDNN else kind for kind in self.kinds]
+        self.in_pieces = [Twice if in_pieces and kind is OneDNN else kind for kind in self.kinds]
 
     def run(self) -> None:
         fused = self.model.embed.weight.device.type == "cpu"

@@ -4,9 +4,10 @@ All of it follows `reorder` (beam search), `rewind` (speculation) and `adopt` (r
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,6 +108,7 @@ class Cache:
             self.stores[layer] = [x for parts in empty for x in parts]
         self.memory: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of an encoder's output, (b, g, m, c)
         self.memory_positions: Tensor | None = None  # (b, m), -1 on padding
+        self.recorded: tuple[Hashable, Any] | None = None  # a step over these very tensors, and what it is of; None: of none
 
     @property
     def length(self) -> int:
@@ -116,6 +118,7 @@ class Cache:
     def remember(self, positions: Tensor) -> None:
         """Start on a new memory, whose keys and values the layers will put into `memory`.  positions: (b, m)."""
         self.memory, self.memory_positions = {}, positions
+        self.recorded = None
 
     def begin(self, positions: Tensor) -> None:
         """Announce the next chunk, once a forward, before any layer appends.  positions: (b, s), -1 on padding."""
@@ -143,7 +146,7 @@ class Cache:
 
     def reorder(self, rows: Tensor) -> None:
         """Row i continues what row rows[i] held."""
-        self.lengths = [self.lengths[row] for row in rows.tolist()]
+        self.lengths, self.recorded = [self.lengths[row] for row in rows.tolist()], None
         for part in self._parts():
             part.reorder(rows)
         self.stores = {layer: [store.index_select(0, rows) for store in stores] for layer, stores in self.stores.items()}

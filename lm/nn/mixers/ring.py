@@ -93,14 +93,22 @@ class FirstSlots(Slots):
         self.own: Tensor = self.positions[:, :0]
 
     def begin(self, positions: Tensor) -> None:
-        """Once anything is cached the first tokens are seen where they are kept, and hidden where the ring still has them: it may have come
-        round, and been rewound since."""
+        """The first tokens have slots of their own."""
         before = max(self.written)
         super().begin(positions)
-        self.own = self.n + torch.where((positions >= 0) & (positions < self.first), positions, self.first)
+        self.keep(positions)
         if before > 0:
-            seen = self.positions if self.in_place else self.visible
-            self.visible = torch.cat([seen.masked_fill(seen < self.first, -1), self.numbers.expand(len(positions), -1)], dim=1)
+            self.look()
+
+    def keep(self, positions: Tensor) -> None:
+        """Say where tokens at these positions, (b, s), are kept beside the ring."""
+        self.own = self.n + torch.where((positions >= 0) & (positions < self.first), positions, self.first)
+
+    def look(self) -> None:
+        """Once anything is cached the first tokens are seen where they are kept, and hidden where the ring still has them: it may have come
+        round, and been rewound since."""
+        seen = self.positions if self.in_place else self.visible
+        self.visible = torch.cat([seen.masked_fill(seen < self.first, -1), self.numbers.expand(len(seen), -1)], dim=1)
 
     def append(self, store: Tensor, new: Tensor) -> Tensor:
         put(store, self.own, new)

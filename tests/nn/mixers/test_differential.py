@@ -41,6 +41,8 @@ def by_the_paper(layer: Differential, x: Tensor, number: int) -> Tensor:
 def test_it_is_the_difference_of_two_maps_over_values_of_twice_the_width(number: int) -> None:
     layer = config(attention=HEADS).attention.build(RMSNormConfig(), 32, number)
     assert isinstance(layer, Differential)
+    for p in layer.parameters():
+        p.zero_()
     redraw(layer)
     x = torch.randn(2, 17, 32, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(layer(x, Context.alone(x)), by_the_paper(layer, x, number), atol=1e-9, rtol=1e-9)

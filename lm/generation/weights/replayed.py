@@ -1,0 +1,155 @@
+"""A step over one token of each row as one launch: a CUDA graph, recorded once for a cache whose tensors and shapes stay."""
+
+import copy
+from collections.abc import Callable
+from typing import NoReturn, cast
+
+import torch
+from torch import Tensor
+
+from lm.errors import ConfigError
+from lm.nn.context import Context
+from lm.nn.mixers.cache import Cache
+from lm.nn.mixers.mask import Mask
+from lm.nn.mixers.ring import FirstSlots, Slots
+from lm.nn.transformer import LM
+
+_LEAST = 256  # slots that a step looks at, where a cache has as many
+
+Run = Callable[[], Tensor]
+Record = Callable[[Run], Run]
+"""From what computes by tensors that stay where they are to what does so again without Python."""
+
+
+def by_cuda(run: Run) -> Run:
+    """What `run` launches, as a graph. It runs once before, so that kernels are loaded and libraries have their workspaces."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads of a server may allocate meanwhile
+            out = run()
+    except RuntimeError as error:
+        said = f"compile=true: a layer cannot be recorded ({str(error).strip().splitlines()[0]})"
+        raise ConfigError(f"{said}. Leave it out.") from error
+
+    def replay() -> Tensor:
+        graph.replay()
+        return out
+
+    return replay
+
+
+class Replayed:
+    """Blocks and last norm over one token of each row, recorded at the second such step of a cache, and again where more slots are looked
+    at or rows have come or gone. Attends to empty slots too, which the mask hides: results are those of other steps up to rounding."""
+
+    def __init__(self, model: LM, record: Record = by_cuda) -> None:
+        self._model, self._record = model, record
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        """(b, 1, d) -> (b, 1, d); None for other steps, which go as ever."""
+        cache = ctx.cache
+        if cache is None or x.shape[1] != 1 or ctx.mask.padded or not all(slots.in_place for slots in cache.groups.values()):
+            return None
+        wanted = tuple(map(_seen, cache.groups.values()))
+        found, step = cache.recorded or (None, None)
+        if found != wanted:
+            cache.recorded = wanted, None
+            return None
+        if step is None:
+            cache.recorded = wanted, (step := _Step(self._model, x, ctx, self._record))
+        return cast(_Step, step)(x, ctx)
+
+
+def _seen(slots: Slots) -> int:
+    """How many slots a step looks at: a power of two, so that few are recorded while a row grows."""
+    filled = min(max(slots.written), slots.n)
+    return min(slots.n, max(_LEAST, 1 << (filled - 1).bit_length()))
+
+
+class _Step:
+    """Inputs are copied to where they were when it was recorded, and what comes of it from where that is."""
+
+    def __init__(self, model: LM, x: Tensor, ctx: Context, record: Record) -> None:
+        assert ctx.cache is not None
+        self.x, self.at, self.cache = x.clone(), ctx.mask.q_positions.expand(len(x), 1).clone(), _Still(ctx.cache)
+        memory = None if ctx.memory_mask is None else ctx.memory_mask.k_positions
+
+        def run() -> Tensor:
+            self.cache.look(self.at)
+            mask = Mask(self.at, self.at, causal=model.causal, padded=False)
+            across = None if memory is None else Mask(self.at, memory, causal=False)
+            here = Context(model.position, mask, model.position.angles(self.at), self.cache, memory_mask=across)
+            out: Tensor = model.norm(model.through_blocks(self.x, here))
+            return out
+
+        self.replay = record(run)
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor:
+        assert ctx.cache is not None
+        self.x.copy_(x)
+        self.at.copy_(ctx.mask.q_positions)
+        self.cache.take(ctx.cache)
+        out = self.replay().clone()
+        self.cache.give(ctx.cache)
+        return out
+
+
+class _Still(Cache):
+    """What a cache holds, its tensors shared, as a recorded step finds it: the slot that is written to is told by a tensor, all slots are
+    seen, empty ones as hidden ones, and states of fixed size lie where they lay."""
+
+    def __init__(self, of: Cache) -> None:
+        self.device, self.form, self.slack, self.horizon, self.stores = of.device, of.form, of.slack, of.horizon, of.stores
+        self.memory, self.memory_positions = of.memory, of.memory_positions
+        self.groups = {key: _still(slots) for key, slots in of.groups.items()}
+        same = {id(slots): self.groups[key] for key, slots in of.groups.items()}
+        self.slots = {layer: same[id(slots)] for layer, slots in of.slots.items()}
+        self.before = {layer: [x.clone() for x in of.state(layer)] for layer in of.states}
+        self.after: dict[int, tuple[Tensor, ...]] = {}
+        self.take(of)
+
+    @property
+    def length(self) -> NoReturn:
+        raise ConfigError("compile=true: a layer reads the length of the cache, of which a recorded step knows nothing. Leave it out.")
+
+    def take(self, of: Cache) -> None:
+        """Before a step: where its tokens go, and the states."""
+        for key, slots in of.groups.items():
+            index = self.groups[key].index
+            assert isinstance(index, Tensor)
+            if isinstance(slots.index, slice):
+                index.fill_(slots.index.start)
+            else:
+                index.copy_(slots.index)
+        if self.before:
+            torch._foreach_copy_([x for held in self.before.values() for x in held], [x for i in self.before for x in of.state(i)])
+
+    def give(self, to: Cache) -> None:
+        """After a step."""
+        for layer, tensors in self.after.items():
+            to.advance(layer, *(x.clone() for x in tensors))
+
+    def look(self, positions: Tensor) -> None:
+        """Part of the step: what is seen of rows at these positions, (b, 1)."""
+        for slots in self.groups.values():
+            if isinstance(slots, FirstSlots):
+                slots.keep(positions)
+                slots.look()
+
+    def state(self, layer: int) -> list[Tensor]:
+        return self.before[layer]
+
+    def advance(self, layer: int, *after: Tensor) -> None:
+        self.after[layer] = after
+
+
+def _still(slots: Slots) -> Slots:
+    still = copy.copy(slots)
+    still.index = torch.zeros(len(slots.positions), 1, dtype=torch.int64, device=slots.positions.device)
+    still.visible = slots.positions[:, : _seen(slots)]
+    return still

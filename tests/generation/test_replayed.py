@@ -1,0 +1,228 @@
+"""A step that is recorded once and replayed, against the step as ever. What is recorded here are torch's operations with the very tensors
+that they had, as a CUDA graph has them; tests/gpu/test_replayed.py has the graphs."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lm.errors import ConfigError
+from lm.generation.config import SamplingConfig
+from lm.generation.decode import decode, generate, rows_of
+from lm.generation.drafting.base import Lookup
+from lm.generation.engine import Engine, Request
+from lm.generation.weights.prepare import prepare
+from lm.generation.weights.replayed import Replayed, Run
+from lm.nn.batch import Batch
+from lm.nn.context import Context
+from lm.nn.ffn import experts
+from lm.nn.head import every_position, last_position
+from lm.nn.transformer import LM, model_config
+from lm.testing.models import Doubles, random_model, same, tokens
+from tests.generation.test_step import ALL, PROMPTS
+from tests.nn.grid import pairwise, tree_of
+from tests.nn.models import ATTENTIONS, MIXING, MIXTURES, config, redrawn
+
+
+class Tape(TorchDispatchMode):
+    """Operations as they come, whose tensors stay where they are; a number that is asked for cannot be recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("a number was asked for")
+        out = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, out in self.calls:
+            for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+class Recorder:
+    """Counts what was recorded, and how often it was replayed."""
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = 0
+
+    def __call__(self, run: Run) -> Run:
+        tape = Tape()
+        with tape:
+            out = run()
+        self.recorded += 1
+
+        def replay() -> Tensor:
+            tape.replay()
+            self.replayed += 1
+            return out
+
+        return replay
+
+
+def replaying(model: LM) -> tuple[LM, Recorder]:
+    made, recorder = copy.deepcopy(model), Recorder()
+    made.quick = Replayed(made, recorder)
+    return made, recorder
+
+
+def stepped(model: LM, ids: Tensor) -> Tensor:
+    """What the head read, of a prompt and of one token a step, with a few that are forgotten between; then the rows change places."""
+    batch, length = ids.shape
+    cache, out = model.new_cache(batch, length), []
+    source = {"source_tokens": tokens(batch, 5, 2)} if model.cfg.kind == "encoder_decoder" else {}
+    for start, stop in ((0, 6), *((i, i + 1) for i in range(6, 12)), *((i, i + 1) for i in range(10, length))):
+        if start < cache.length:
+            cache.rewind(cache.length - start)
+        if start == 14:
+            cache.reorder(torch.tensor([1, 0]))
+            ids = ids.flip(0)
+        at = torch.arange(start, stop).expand(batch, -1)
+        out.append(model(Batch(ids[:, start:stop], positions=at, padded=False, **source), loss=every_position, cache=cache)[0][:, -1])
+        source = {}
+    return torch.stack(out, 1)
+
+
+def agree(model: LM) -> None:
+    made, recorder = replaying(model)
+    with torch.inference_mode():
+        same(stepped(made, tokens(2, 20)), stepped(model, tokens(2, 20)))
+    assert recorder.recorded == 2 and recorder.replayed == 14  # one anew where rows changed places; each is preceded by a step as ever
+
+
+@pytest.fixture(autouse=True)
+def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the host reads how many tokens each expert has; on CUDA a kernel does."""
+    product = lambda x, weight, bias, ends, chosen: torch.einsum("noi,ni->no", weight[chosen], x) + (0 if bias is None else bias[chosen])  # noqa: E731
+    monkeypatch.setattr(experts, "by_expert", product)
+
+
+CHOSEN = [*ALL[::4], {"attention": ATTENTIONS[11]}, *MIXING[1:4], {"ffn": MIXTURES[0]}]
+EVERY = [*ALL, *({"ffn": each} for each in MIXTURES if not each.get("reference"))]
+
+
+@pytest.mark.parametrize("changes", CHOSEN, ids=str)
+def test_a_replayed_step_gives_what_the_step_does(changes: dict[str, Any]) -> None:
+    with Doubles():
+        agree(redrawn(config(**changes)).double())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [each for each in EVERY if each not in CHOSEN], ids=str)
+def test_every_value_of_a_slot_is_replayed(changes: dict[str, Any]) -> None:
+    with Doubles():
+        agree(redrawn(config(**changes)).double())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, choice", [(kind, choice) for kind, choice in pairwise() if kind != "encoder"], ids=str)
+def test_every_pair_of_slots_is_replayed(kind: str, choice: Any) -> None:
+    """But for the loop over experts, in which the host reads who goes where."""
+    tree = tree_of(kind, tuple(enumerate(choice)))
+    if "reference" in tree["ffn"]:
+        tree["ffn"] = tree["ffn"] | {"reference": False}
+    with Doubles():
+        agree(random_model(model_config(tree)).double())
+
+
+def test_texts_of_uneven_prompts_are_those_of_the_model_as_it_is() -> None:
+    """Rows end one by one, and the rest go on."""
+    model = redrawn(config(attention=ATTENTIONS[2])).double()
+    made, recorder = replaying(model)
+    for options in (SamplingConfig(max_tokens=24), SamplingConfig(max_tokens=24, temperature=0.9, top_p=0.9, n=2)):
+        assert generate(made, PROMPTS, options, ends=[7, 21]) == generate(model, PROMPTS, options, ends=[7, 21])
+    assert recorder.recorded > 2 and recorder.replayed > 24
+
+
+@pytest.mark.parametrize("changes", [{"attention": ATTENTIONS[3]}, MIXING[3]], ids=str)
+def test_drafts_and_single_tokens_take_turns(changes: dict[str, Any]) -> None:
+    model = redrawn(config(**changes)).double()
+    made, recorder = replaying(model)
+    options, prompt = SamplingConfig(max_tokens=60), [[5, 6, 7, 5, 6, 7, 5, 6]]
+    found = decode(made, prompt, options, drafter=(drafter := Lookup(3, 2)))
+    assert [row.new for row in found] == generate(model, prompt, options)
+    assert recorder.replayed > 0 and drafter.tally.drafted > 0
+
+
+def test_requests_that_come_and_go_are_answered_as_alone() -> None:
+    model = redrawn(config(attention=ATTENTIONS[1])).double()
+    made, recorder = replaying(model)
+    engine, requests = Engine(made, 0, 61, 3), []
+    for i, prompt in enumerate([*PROMPTS, *PROMPTS[::-1]]):
+        cfg = SamplingConfig(max_tokens=5 + 3 * i, seed=i)
+        requests.append((prompt, cfg, Request(rows_of(made, [prompt], cfg, 61), cfg)))
+        engine.add(requests[-1][2])
+        engine.step()
+    while engine.waiting or engine.running:
+        engine.step()
+    for prompt, cfg, request in requests:
+        assert [row.new for row in request.rows] == generate(model, [prompt], cfg)
+    assert recorder.replayed > 10
+
+
+def test_a_long_row_looks_at_twice_as_many_slots_when_it_has_filled_them() -> None:
+    model = redrawn(config(max_seq_len=1024)).double()
+    made, recorder = replaying(model)
+    options = SamplingConfig(max_tokens=330)
+    assert generate(made, [[5, 6, 7]], options) == generate(model, [[5, 6, 7]], options)
+    assert recorder.recorded == 2  # 256 slots and 332
+
+
+class Elsewhere(TorchDispatchMode):
+    """Raises where an operation takes numbers from another device, which waits for it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
+        assert all(x.is_meta or x.ndim == 0 for x in given), f"{func} takes numbers from the CPU"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("form", [None, pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("changes", EVERY, ids=str)
+def test_what_is_recorded_never_waits_for_the_device(changes: dict[str, Any], form: str | None) -> None:
+    """On the meta device, where whatever asks for a number raises; as on a GPU, where experts are in bfloat16."""
+    model, runs = redrawn(config(**changes)).bfloat16().to("meta"), []
+    model.cache_form = form
+
+    def record(run: Run) -> Run:
+        runs.append(run)
+        with Elsewhere():
+            run()
+        return run
+
+    model.quick = Replayed(model, record)
+    cache = model.new_cache(2, 20)
+    with torch.inference_mode():
+        for start, stop in ((0, 14), (14, 15), (15, 16), (16, 17)):
+            at = torch.arange(start, stop, device="meta").expand(2, -1)
+            model(Batch(tokens(2, stop - start).to("meta"), positions=at, padded=False), loss=last_position, cache=cache)
+    assert len(runs) == 1
+
+
+class Odd(nn.Module):
+    """A feed-forward of one's own that reads what a recorded step does not know."""
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        return x if ctx.cache is None else x * ctx.cache.length
+
+
+def test_a_layer_that_reads_the_length_is_refused() -> None:
+    model = redrawn(config())
+    model.set_submodule("blocks.1.ffn", Odd())
+    model.quick = Replayed(model, Recorder())
+    with pytest.raises(ConfigError, match=r"^compile=true: a layer reads the length of the cache, .* Leave it out.$"):
+        generate(model, [[5, 6]], SamplingConfig(max_tokens=4))
+
+
+def test_other_devices_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^compile=true is for CPUs and CUDA, and the model is on meta. Leave it out.$"):
+        prepare(redrawn(config()).to("meta"), compiled=True)

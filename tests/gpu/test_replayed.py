@@ -1,0 +1,54 @@
+"""A step as a CUDA graph: the tokens of the model as it is, no host that waits, and what cannot be recorded."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from lm.errors import ConfigError
+from lm.generation.config import SamplingConfig
+from lm.generation.decode import generate
+from lm.generation.weights.prepare import prepare
+from lm.nn.batch import Batch
+from lm.nn.head import last_position
+from lm.testing.models import tokens
+from tests.generation.test_step import PROMPTS
+from tests.nn.models import ATTENTIONS, MIXING, MIXTURES, POSITIONS, config, redrawn
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+MODELS: list[dict[str, Any]] = [
+    *({"attention": each} for each in ATTENTIONS),
+    {"position": POSITIONS[-2]},
+    {"position": POSITIONS[-1]},
+    *MIXING[1:],
+]
+
+
+@pytest.mark.parametrize("changes", MODELS, ids=str)
+def test_graphs_give_the_texts_of_the_model_as_it_is(changes: dict[str, Any]) -> None:
+    model = redrawn(config(**changes)).cuda()
+    made = prepare(copy.deepcopy(model), "saved", compiled=True)
+    for options in (SamplingConfig(max_tokens=40), SamplingConfig(max_tokens=40, temperature=0.9, top_p=0.9)):
+        assert generate(made, PROMPTS, options, ends=[7]) == generate(model, PROMPTS, options, ends=[7])
+
+
+@pytest.mark.parametrize("changes", [{}, MIXING[3], {"ffn": MIXTURES[0]}], ids=str)
+def test_a_replayed_step_never_waits_for_the_device(changes: dict[str, Any]) -> None:
+    model = prepare(redrawn(config(**changes)).cuda().bfloat16(), "saved", compiled=True)
+    cache, ids = model.new_cache(2, 20), tokens(2, 20).cuda()
+    at = torch.arange(20, device="cuda").expand(2, -1)
+    with torch.inference_mode():
+        for start, stop in ((0, 8), *((i, i + 1) for i in range(8, 20))):
+            torch.cuda.set_sync_debug_mode("error" if start > 9 else "default")
+            try:
+                model(Batch(ids[:, start:stop], positions=at[:, start:stop], padded=False), loss=last_position, cache=cache)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    assert cache.recorded is not None and cache.recorded[1] is not None
+
+
+def test_experts_of_which_the_host_reads_the_loads_are_refused() -> None:
+    model = prepare(redrawn(config(ffn=MIXTURES[0])).cuda(), "saved", compiled=True)
+    with pytest.raises(ConfigError, match=r"^compile=true: a layer cannot be recorded \(.*\). Leave it out.$"):
+        generate(model, [[5, 6]], SamplingConfig(max_tokens=8))

@@ -126,10 +126,9 @@ def test_the_server_answers_as_the_model_here(serve: Serve, tasks: list[str], tm
             "tokenizer": str(tmp_path / "hf"),
             "tokenizer_backend": "huggingface",
             "max_length": 256,
-            "add_bos_token": True,
         }
-        theirs, _ = answered("local-completions", args, [tasks[0]])
-    same(answered(Harness(model, plain, 4), None, [tasks[0]])[0], theirs)
+        theirs = [answered("local-completions", args | {"add_bos_token": i != 1}, [task])[0] for i, task in enumerate(tasks)]
+    same([answered(Harness(model, plain, 4), None, [task])[0] for task in tasks], theirs)
 
 
 def test_the_verb_prints_metrics_and_says_what_is_fetched(lm: Lm, tmp_path: Path, tasks: list[str], plain: Tokenizer) -> None:

@@ -36,6 +36,19 @@ class Batch:
     segments: Tensor | None = None  # (b, s) int64, which of several texts a token belongs to (BERT); None: all 0
     held: Whole = WHOLE  # how this rank holds the rows
 
+    def require(self, cached: int | None) -> None:
+        """Raises ValueError for parts that mean nothing beside each other, or behind so many tokens of a cache. None: without a cache."""
+        if cached is not None and self.documents is not None:
+            raise ValueError("a cache holds one document a row, and batch.documents was given. Leave it out, or decode without a cache.")
+        if cached and self.prefix is not None:
+            raise ValueError("batch.prefix was given to a cache that holds tokens already, which cannot see it. Give it with the first.")
+        if self.documents is not None and self.positions is None:
+            raise ValueError("batch.documents was given without batch.positions, which restart in each document. Give both.")
+        if self.source_tokens is not None and (self.documents is None) != (self.source_documents is None):
+            raise ValueError("of batch.documents and batch.source_documents one is None. Give both, or neither.")
+        if self.source_documents is not None and self.source_positions is None:
+            raise ValueError("batch.source_documents was given without batch.source_positions. Give both.")
+
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device, copied without waiting where its memory is pinned."""
         return self._each(lambda x: x.to(device, non_blocking=True))

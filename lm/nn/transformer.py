@@ -105,6 +105,7 @@ class LM(Stack):
         self.mtp = nn.ModuleList()  # blocks that predict further tokens, in training and in drafts
         self.cache_form: str | None = None  # of what decoding keeps of a token: bf16, int8; None: as it is computed
         self.quick: Callable[[Tensor, Context], Tensor | None] | None = None  # blocks and last norm, where it knows a faster way
+        self._hidden = type(self).hidden  # unbound: a copy of the model has its own weights
         self.tie()
 
     def tie(self) -> None:
@@ -117,26 +118,27 @@ class LM(Stack):
 
         With a cache the tokens continue what it holds, one document a row; positions default to the next ones. Tensor: tokens.
         """
-        batch = Batch(batch) if isinstance(batch, Tensor) else batch
-        if cache is not None and batch.documents is not None:
-            raise ValueError("a cache holds one document a row, and batch.documents was given. Leave it out, or decode without a cache.")
-        if cache is not None and batch.prefix is not None and cache.length:
-            raise ValueError("batch.prefix was given to a cache that holds tokens already, which cannot see it. Give it with the first.")
+        x, ctx = self._hidden(self, Batch(batch) if isinstance(batch, Tensor) else batch, cache)
+        return self.head(x) if loss is None else loss(x, self.head, ctx)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles, in place, all but the head and the loss: that has its gradient written out, and would cut the graph."""
+        self._hidden = torch.compile(type(self).hidden, *args, **kwargs)
+
+    def hidden(self, batch: Batch, cache: Cache | None) -> tuple[Tensor, Context]:
+        """What the head reads, (b, s, d), and what the blocks knew."""
+        batch.require(None if cache is None else cache.length)
         ctx = self.context(batch, cache)
         if cache is not None:
             cache.begin(ctx.mask.q_positions)
         x = self.embedded(self.embed(batch.tokens), ctx.positions, batch.segments)  # (b, s) -> (b, s, d)
         quick = self.quick(x, ctx) if self.quick is not None else None
         x = self.norm(self.through_blocks(x, ctx)) if quick is None else quick
-        if loss is None:
-            return self.head(x)
         self.predict_further(x, batch, ctx)
-        return loss(x, self.head, ctx)
+        return x, ctx
 
     def context(self, batch: Batch, cache: Cache | None) -> Context:
         """What the blocks know of this forward."""
-        if batch.documents is not None and batch.positions is None:
-            raise ValueError("batch.documents was given without batch.positions, which restart in each document. Give both.")
         if batch.source_tokens is not None and len(self.stacks()) == 1:
             raise ConfigError(f"batch.source_tokens was given, and a model of kind {self.cfg.kind} reads no source. Leave them out.")
         positions = batch.positions if batch.positions is not None else self._next_positions(batch, cache)
@@ -249,12 +251,8 @@ class EncoderDecoderLM(LM):
             source = cache.memory_positions
         else:
             raise ConfigError("cross-attention needs a source, and batch.source_tokens is None. Give the source tokens.")
-        if (batch.documents is None) != (batch.source_documents is None):
-            raise ValueError("of batch.documents and batch.source_documents one is None. Give both, or neither.")
-        if batch.source_documents is not None and batch.source_positions is None:
-            raise ValueError("batch.source_documents was given without batch.source_positions. Give both.")
         square = batch.positions is None and batch.source_positions is None and batch.documents is None and cache is None
-        ctx.memory_mask = Mask(q, source, batch.documents, batch.source_documents, causal=False, square=square)
+        ctx.memory_mask = Mask(q, source, batch.documents, batch.source_documents, causal=False, square=square, held=batch.held)
         return ctx
 
     def _encode(self, batch: Batch, auxiliary: Auxiliary) -> tuple[Tensor, Tensor]:
@@ -264,7 +262,7 @@ class EncoderDecoderLM(LM):
         encoder, square = self.encoder, positions is None and documents is None
         if positions is None:
             positions = encoder.position.places(tokens.shape[1], tokens.device)
-        mask = Mask(positions, positions, documents, documents, causal=False, square=square)
+        mask = Mask(positions, positions, documents, documents, causal=False, square=square, held=batch.held)
         ctx = Context(encoder.position, mask, encoder.position.angles(positions), stack="encoder", auxiliary=auxiliary)
         x = encoder.through_blocks(encoder.embedded(self.embed(tokens), positions, None), ctx)  # (b, m) -> (b, m, d)
         return encoder.norm(x), positions.expand(len(tokens), -1)

@@ -27,9 +27,11 @@ from lm.training.numerics import NumericsConfig
 from lm.training.optim import adamw, muon, sgd
 from lm.training.optim.base import OptimConfig
 from lm.training.optim.schedule import ScheduleConfig
+from lm.training.strategies import zero_config
 from lm.training.strategies.config import SingleConfig, StrategyConfig
 
 OPTIMIZERS = (adamw, muon, sgd)  # registered by being imported
+STRATEGIES = (zero_config,)  # as well
 
 
 class RunConfig(Config):

@@ -99,9 +99,8 @@ def _time(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:
 
 
 def _room(cfg: TrainConfig, found: Memory) -> str:
-    """Where it is offloaded, the optimizer is in the host's memory."""
     parts = asdict(found)
-    aside = f", and {binary(parts.pop('optimizer'))} of optimizer in the host's memory" if cfg.strategy.offload else ""
+    aside = f", and {binary(parts.pop('optimizer'))} of optimizer in {cfg.strategy.beside}" if cfg.strategy.offload else ""
     told = ", ".join(f"{name} {binary(size)}" for name, size in parts.items())
     each = "" if cfg.launch.world == 1 else f" each of {cfg.launch.world} ranks'"
     return f"by formula{each} tensors take {binary(sum(parts.values()))} ({told}){aside}"

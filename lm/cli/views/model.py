@@ -11,6 +11,7 @@ from lm.nn.cost.memory import Memory, Setting, memory
 from lm.nn.transformer import LM, EncoderConfig, ModelConfig, build_model
 from lm.schema import Config, Tree
 from lm.training.config import Sized
+from lm.training.strategies.config import StrategyConfig
 from lm.training.weights.freeze import freeze, trainable
 from lm.units import binary, si, table
 
@@ -42,7 +43,7 @@ def described(composition: Composition, shown: Sized) -> list[str]:
         shown.adapter.apply(model)
     freeze(model, shown.trainer.freeze)
     figures = table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len), *_trained(model)], "")
-    needed = f"{_heading(shown, how)}\n{table(_memory(memory(model, how), shown.strategy.offload))}"
+    needed = f"{_heading(shown, how)}\n{table(_memory(memory(model, how), shown.strategy))}"
     return [table(outline(model), ""), f"\n{figures}", f"\n{needed}", _BESIDE]
 
 
@@ -93,12 +94,11 @@ def _heading(shown: Sized, how: Setting) -> str:
     return f"memory of the tensors of a step of {how.micro_batch} x {how.seq_len} tokens in {how.precision} with {shown.optim.kind}{ranks}"
 
 
-def _memory(found: Memory, offload: bool) -> list[tuple[str, str]]:
-    """offload: the optimizer is in the host's memory."""
+def _memory(found: Memory, spread: StrategyConfig) -> list[tuple[str, str]]:
     rows = [(field.name, getattr(found, field.name)) for field in fields(found)]
-    total = found.total - (found.optimizer if offload else 0)
-    return [(name, _placed(name, size, offload)) for name, size in [*rows, ("total", total)]]
+    total = found.total - (found.optimizer if spread.offload else 0)
+    return [(name, _placed(name, size, spread)) for name, size in [*rows, ("total", total)]]
 
 
-def _placed(name: str, size: int, offload: bool) -> str:
-    return f"{binary(size):>12}" + ("  of the host's memory, not in the total" if offload and name == "optimizer" else "")
+def _placed(name: str, size: int, spread: StrategyConfig) -> str:
+    return f"{binary(size):>12}" + (f"  of {spread.beside}, not in the total" if spread.offload and name == "optimizer" else "")

@@ -1,20 +1,14 @@
 """How a run is spread over processes: one kind per engine, and what it cannot do. An engine is imported when it is built."""
 
-import importlib.util
-import os
-import sys
 from abc import abstractmethod
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
 from pydantic import Field
 
-from lm.errors import ConfigError
-from lm.schema import Slot, Tree
+from lm.schema import Slot
 
 if TYPE_CHECKING:
-    from lm.training.config import Sized, TrainConfig, TrainerConfig
+    from lm.training.config import Sized, TrainConfig
     from lm.training.strategies.single import Single
 
 
@@ -28,9 +22,14 @@ class StrategyConfig(Slot, group="strategy"):
     tells_slices: ClassVar[bool] = False
     """Whether it is told which slices, and steps where the ranks can exchange them."""
     offload: ClassVar[bool] = False
-    """Whether the optimizer's state and step are in the host's memory."""
+    """Whether the optimizer's state and step are elsewhere than the weights: `beside`."""
     launched: ClassVar[bool] = True
     """Whether processes are started for it."""
+
+    @property
+    def beside(self) -> str:
+        """Where the optimizer's state is with `offload`."""
+        return "the host's memory"
 
     @abstractmethod
     def build(self, cfg: "TrainConfig") -> "Single":
@@ -117,96 +116,3 @@ class FSDPConfig(StrategyConfig):
         if cfg.trainer.compile:
             return "trainer.compile has not been tried with slices of matrices. Leave it out"
         return cfg.model.undivided(cfg.launch.tensor)
-
-
-class ZeroConfig(StrategyConfig):
-    """What DeepSpeed's kinds share."""
-
-    slices_matrices: ClassVar[bool] = True
-
-    def build(self, cfg: "TrainConfig") -> "Single":
-        """Before the import: DeepSpeed finds no CPU by itself without a warning, and compiles its collectives with ninja, which lies beside
-        Python."""
-        if importlib.util.find_spec("deepspeed") is None:
-            raise ConfigError(f"strategy={self.kind} needs the package deepspeed. Run: pip install 'slotlm[deepspeed]'")
-        if not torch.cuda.is_available():
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        from lm.training.strategies.zero import Zero
-        from lm.training.strategies.zero3 import Zero3
-
-        return (Zero3 if self.stage == 3 else Zero)(self.zero(cfg.trainer), cfg.optim.clip, cfg.trainer.precision != "fp32")
-
-    def zero(self, trainer: "TrainerConfig") -> Tree:
-        """Returns DeepSpeed's `zero_optimization`."""
-        return {"stage": self.stage} | ({"offload_optimizer": {"device": "cpu"}} if self.offload else {})
-
-    def refused(self, cfg: "Sized") -> str | None:
-        if cfg.trainer.ema_decay is not None:
-            return "trainer.ema_decay needs weights that the engine keeps to itself. Leave it out, or use strategy=fsdp or ddp."
-        if cfg.trainer.precision == "bf16-true":
-            return "DeepSpeed keeps float32 masters of bf16 weights, which is trainer.precision=bf16-mixed. Set that, or fp32."
-        return super().refused(cfg)
-
-
-class Zero1Config(ZeroConfig):
-    """DeepSpeed: the optimizer's state in slices."""
-
-    stage: ClassVar[int] = 1
-    tells_slices: ClassVar[bool] = True
-
-    kind: Literal["zero1"] = "zero1"
-
-
-class Zero2Config(ZeroConfig):
-    """DeepSpeed: optimizer state and gradients in slices."""
-
-    stage: ClassVar[int] = 2
-    tells_slices: ClassVar[bool] = True
-
-    kind: Literal["zero2"] = "zero2"
-
-
-class Zero2OffloadConfig(ZeroConfig):
-    """DeepSpeed: as zero2, with the optimizer's state and step in the host's memory."""
-
-    stage: ClassVar[int] = 2
-    offload: ClassVar[bool] = True
-
-    kind: Literal["zero2_offload"] = "zero2_offload"
-
-
-class WeightsInSlices(ZeroConfig):
-    """What DeepSpeed's kinds share that cut the weights too."""
-
-    stage: ClassVar[int] = 3
-
-    persistence_threshold: int = Field(100_000, ge=0)
-    """Weights of fewer elements stay whole on every rank."""
-
-    def zero(self, trainer: "TrainerConfig") -> Tree:
-        """Its own form of a linear layer adds the bias in place, to a product that the selective form of recompute keeps."""
-        linear: Tree = {"memory_efficient_linear": False} if trainer.recompute == "selective" else {}
-        return super().zero(trainer) | linear | {"stage3_param_persistence_threshold": self.persistence_threshold}
-
-    def refused(self, cfg: "Sized") -> str | None:
-        if cfg.objective.own_answers:
-            drawn = f"objective={cfg.objective.kind} draws answers within a step, and ZeRO-3 keeps weights that it gathered for those"
-            return f"{drawn}, which have no gradient. Use strategy=fsdp or ddp."
-        if cfg.trainer.compile:
-            return "trainer.compile traces through hooks that gather weights, which ZeRO-3 forbids. Leave it out, or use strategy=fsdp."
-        return super().refused(cfg)
-
-
-class Zero3Config(WeightsInSlices):
-    """DeepSpeed: optimizer state, gradients and weights in slices."""
-
-    kind: Literal["zero3"] = "zero3"
-
-
-class Zero3OffloadConfig(WeightsInSlices):
-    """DeepSpeed: as zero3, with the optimizer's state and step in the host's memory."""
-
-    offload: ClassVar[bool] = True
-
-    kind: Literal["zero3_offload"] = "zero3_offload"

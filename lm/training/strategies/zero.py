@@ -2,9 +2,11 @@
 
 import io
 import logging
+import shutil
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -43,6 +45,18 @@ class _AnyDevice(DeepSpeedStrategy):
         )
         return engine, wrapped
 
+    def teardown(self) -> None:
+        """The files of an optimizer that lives in files are of no use to another process, which begins with those of a checkpoint."""
+        super().teardown()
+        assert self.config is not None
+        if (folder := self.config["zero_optimization"].get("offload_optimizer", {}).get("nvme_path")) is not None:
+            mine = Path(folder, "zero_stage_3", "optimizer", f"rank{self.global_rank}")
+            shutil.rmtree(mine, ignore_errors=True)
+            with suppress(OSError):  # another rank's are still there
+                mine.parent.rmdir()
+                mine.parents[1].rmdir()
+                mine.parents[2].rmdir()
+
 
 class Zero(Single):
     """The engine accumulates, averages, clips and steps, over flat slices of the weights, of which the optimizer is told."""
@@ -53,6 +67,8 @@ class Zero(Single):
         self._frozen: dict[str, Tensor] = {}  # in float32, where the engine keeps no master of what it does not train
         config = {"zero_optimization": zero, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
         config |= {"gradient_clipping": clip or 0.0, "train_micro_batch_size_per_gpu": 1}  # a number for DeepSpeed's logs
+        if zero.get("zero_quantized_gradients"):
+            config["communication_data_type"] = "fp16"  # its kernels take the bits of a gradient for those of an fp16 number
         self.plugin = _AnyDevice(config=config, logging_level=logging.ERROR)
 
     def lightning(self) -> Any:

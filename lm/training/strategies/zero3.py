@@ -1,10 +1,12 @@
 """DeepSpeed's ZeRO-3: the weights too are in slices, and whole only while a module computes with them."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import deepspeed
+import torch
+from deepspeed.utils import groups
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -21,46 +23,81 @@ class Zero3(Zero):
 
     def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
         """The engine splits the weights; the head's must be whole while the chunked loss uses it outside of the head's own forward."""
+        near = groups._get_zero_param_intra_parallel_group()  # of hpZ, made by Lightning's own Init; another one would make it again
         for part in materialized(model, [*model.units()], self.plugin.root_device, fill):
             mine = set(part.parameters())
             whole = {name: (p, p.detach().flatten().clone()) for name, p in self._kept(model) if p in mine and name not in self._frozen}
-            deepspeed.zero.Init(module=part, config_dict_or_path=self.plugin.config)
+            deepspeed.zero.Init(module=part, config_dict_or_path=self.plugin.config, zero_param_parallel_group=near)
             for name, (split, flat) in whole.items():
                 start, stop = self._range(split)
                 self._frozen[name] = flat[start:stop].clone()
         deepspeed.zero.register_external_parameter(model, model.head.weight)
 
     def ready(self, optimizer: Optimizer) -> None:
-        inner = self._engine.optimizer
-        for number, flat in enumerate(self._engine.fp32_partitioned_groups_flat):
-            group = inner.param_groups[self._engine.sub_group_to_group_id[number]]
-            inner.state[flat] = inner.initial_state(group, flat)
+        engine, inner = self._engine, self._engine.optimizer
+        for number, flat in enumerate(engine.fp32_partitioned_groups_flat):
+            with self._fetched(number):
+                inner.state[flat] = inner.initial_state(inner.param_groups[engine.sub_group_to_group_id[number]], flat)
 
     def weights(self, model: nn.Module) -> Iterator[Piece]:
         p: Any  # a parameter with DeepSpeed's notes on it
         for name, p in model.named_parameters():
-            if p.requires_grad:
-                flat, at = self._place(p)
-                yield from self._slice(name, "weight", p, flat.narrow(0, at, p.partition_numel()))
-            else:
+            if not p.requires_grad:
                 yield from self._slice(name, "weight", p, self._frozen.get(name, p.ds_tensor))
+        for number, places in enumerate(self._places(model)):
+            with self._lent(number) as (flat, _):
+                for name, p, at in places:
+                    yield from self._slice(name, "weight", p, flat.narrow(0, at, p.partition_numel()))
 
     def optimizer(self, model: nn.Module, optimizer: Optimizer) -> Iterator[Piece]:
-        p: Any
-        for name, p in model.named_parameters():
-            if not p.requires_grad:
-                continue
-            flat, at = self._place(p)
-            for key, tensor in self._engine.optimizer.state[flat].items():
-                if tensor.shape == flat.shape:
-                    yield from self._slice(name, key, p, tensor.narrow(0, at, p.partition_numel()))
-                else:
-                    yield Piece.whole(name, key, tensor)
+        for number, places in enumerate(self._places(model)):
+            with self._lent(number) as (flat, state):
+                for name, p, at in places:
+                    for key, tensor in state.items():
+                        if tensor.shape == flat.shape:
+                            yield from self._slice(name, key, p, tensor.narrow(0, at, p.partition_numel()))
+                        else:
+                            yield Piece.whole(name, key, tensor)
 
-    def _place(self, p: Any) -> tuple[Tensor, int]:
-        """The flat float32 tensor that holds this rank's slice of p, and where in it."""
-        number, at, _ = self._engine.grad_position[self._engine.get_param_id(p)]
-        return self._engine.fp32_partitioned_groups_flat[number], at
+    def _places(self, model: nn.Module) -> list[list[tuple[str, Any, int]]]:
+        """Returns the name of each trained weight, the weight, and where this rank's slice of it begins, by flat float32 tensor."""
+        found: list[list[tuple[str, Any, int]]] = [[] for _ in self._engine.fp32_partitioned_groups_flat]
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                number, at, _ = self._engine.grad_position[self._engine.get_param_id(p)]
+                found[number].append((name, p, at))
+        return found
+
+    @contextmanager
+    def _fetched(self, number: int) -> Iterator[None]:
+        """Inside the block a flat tensor and its state are in memory, from where they go back to their files if that is where they live."""
+        engine, filed = self._engine, self._engine._swappable_optimizer_subgroup(number)
+        if filed:
+            engine._optimizer_states_and_gradient_swap_in(number)
+        yield
+        if filed:
+            engine._optimizer_states_and_gradient_swap_out(number)
+
+    @contextmanager
+    def _lent(self, number: int) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """A flat tensor and its state: the live ones, or, where these live in files, copies, which go to the files if they change."""
+        engine, flat = self._engine, self._engine.fp32_partitioned_groups_flat[number]
+        state = engine.optimizer.state[flat]
+        if not engine._swappable_optimizer_subgroup(number):
+            yield flat, state
+            return
+        engine._optimizer_states_and_gradient_swap_in(number)
+        live = {"": flat.data, **state}
+        lent = {key: tensor.detach().clone() for key, tensor in live.items()}
+        try:
+            yield lent[""], {key: lent[key] for key in state}
+        finally:
+            if changed := [key for key in live if not torch.equal(live[key], lent[key])]:
+                for key in changed:
+                    live[key].copy_(lent[key])
+                engine._optimizer_states_and_gradient_swap_out(number)
+            else:
+                engine._release_swap_buffers(number)
 
     def _slice(self, name: str, kind: str, p: Any, padded: Tensor) -> Iterator[Piece]:
         """Without the padding, of which the last rank's slice may consist."""
@@ -81,11 +118,13 @@ class Zero3(Zero):
         engine = self._engine
         engine._partition_all_parameters()
         for number in range(len(engine.fp32_partitioned_groups_flat)):
-            engine._reassign_or_swap_out_partitioned_parameters(number)
+            with self._fetched(number):
+                engine._reassign_or_swap_out_partitioned_parameters(number)
         p: Any
         for name, p in model.named_parameters():
             if name in self._frozen:
                 p.ds_tensor.data.narrow(0, 0, len(self._frozen[name])).copy_(self._frozen[name])
+        engine.invalidate_secondary_tensor()
         if engine.persistent_parameters:
             engine.persistent_parameters[0].all_gather(engine.persistent_parameters)
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,23 @@ COPIES = {  # of four ranks, or of six
 UNEVEN_COPIES = {
     f"{name}, uneven": replace(COPIES[name], accumulation=2, strategy={"shard": 3}) for name in ("copies, sgd", "copies, experts, muon")
 }
+SMALL: Tree = {"reduce_bucket_size": 500}  # elements; an embedding has 1,952
+BUCKETS = {
+    "buckets": Job(SLOW_ADAMW, 2, strategy=SMALL | {"allgather_bucket_size": 300}),
+    "buckets, experts, bf16": Job(SLOW_ADAMW, 2, model=MOE, options=BF16, rounded=True, strategy=SMALL | {"allgather_bucket_size": 300}),
+}
+GROUPS: Tree = SMALL | {"prefetch_bucket_size": 100, "sub_group_size": 1000}
+BUCKETS_OF_WEIGHTS = {
+    "buckets of weights, sgd": Job(SGD, 2, strategy=GROUPS),
+    "buckets of weights, experts": Job(SLOW_ADAMW, 2, model=MOE, strategy=GROUPS),
+    "buckets of weights, poisoned": Job(SLOW_ADAMW, 2, poisoned=True, strategy=GROUPS),
+}
+NEAR = {  # of four ranks; a router's bias is written behind the step
+    "near, experts": Job(SLOW_ADAMW, 3, model=MOE, strategy={"hpz_partition_size": 2}),
+    "near, an adapter, all blocks again": Job(
+        SLOW_ADAMW, 3, adapter={"kind": "lora", "rank": 4}, trainer=AGAIN, strategy={"hpz_partition_size": 2}
+    ),
+}
 WIDER: Tree = {"attention": {"kind": "gqa", "n_heads": 8, "n_kv_heads": 4, "head_dim": 8, "qkv_bias": True, "qk_norm": "head"}}
 BIASES: Tree = {"attention": {**WIDER["attention"], "out_bias": True}, "ffn": {"kind": "mlp", "hidden": 40, "bias": True}}
 MATRICES_CUT = {
@@ -143,7 +161,20 @@ MATRICES_CUT_IN_FOUR = {
     "matrices, four": Job(SLOW_ADAMW, 2, model=BIASES, tensor=4),
     "matrices, copies": Job(SLOW_ADAMW, 2, model=WIDER, tensor=2, strategy={"shard": 2}),
 }
-ALL = JOBS | KEPT | COMPILED | HALVES | QUARTERS | COPIES | UNEVEN_COPIES | MATRICES_CUT | MATRICES_CUT_IN_FOUR
+ALL = (
+    JOBS
+    | KEPT
+    | COMPILED
+    | HALVES
+    | QUARTERS
+    | COPIES
+    | UNEVEN_COPIES
+    | MATRICES_CUT
+    | MATRICES_CUT_IN_FOUR
+    | BUCKETS
+    | BUCKETS_OF_WEIGHTS
+    | NEAR
+)
 ZERO = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
 REFUSING = ZERO[2:]  # what works on matrices
 
@@ -202,6 +233,13 @@ def alone(name: str) -> tuple[Record, dict[str, torch.Tensor]]:
         pytest.param("fsdp", UNEVEN_COPIES, 6, marks=pytest.mark.slow, id="fsdp, copies, six"),
         pytest.param("fsdp", MATRICES_CUT, 2, marks=pytest.mark.slow, id="fsdp, matrices in slices"),
         pytest.param("fsdp", MATRICES_CUT | MATRICES_CUT_IN_FOUR, 4, marks=pytest.mark.slow, id="fsdp, matrices in slices, four"),
+        *(pytest.param(kind, BUCKETS, 2, marks=pytest.mark.slow, id=f"{kind}, buckets") for kind in ("zero1", "zero2", "zero2_offload")),
+        *(pytest.param(kind, BUCKETS_OF_WEIGHTS, 2, marks=pytest.mark.slow, id=f"{kind}, buckets") for kind in ("zero3", "zero3_offload")),
+        # DeepSpeed makes the groups of a process once
+        *(
+            pytest.param(kind, [name], 4, marks=pytest.mark.slow, id=f"{kind}, {name}, four")
+            for kind, name in product(("zero3", "zero3_offload"), NEAR)
+        ),
         # a compiler runs; ZeRO-3 refuses to compile
         *(pytest.param(kind, COMPILED, 2, marks=pytest.mark.slow, id=f"{kind}, compiled") for kind in ("ddp", "fsdp", "zero1", "zero2")),
     ],

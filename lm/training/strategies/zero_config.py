@@ -1,0 +1,199 @@
+"""DeepSpeed's kinds of strategies, in DeepSpeed's terms: https://www.deepspeed.ai/docs/config-json/#zero-optimizations-for-fp16-training"""
+
+import hashlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from lm.errors import ConfigError
+from lm.schema import Tree
+from lm.training.strategies.config import StrategyConfig
+
+if TYPE_CHECKING:
+    from lm.training.config import Sized, TrainConfig
+    from lm.training.strategies.single import Single
+
+_MOST = 10**12
+
+
+class ZeroConfig(StrategyConfig):
+    """What DeepSpeed's kinds share."""
+
+    slices_matrices: ClassVar[bool] = True
+
+    reduce_bucket_size: int = Field(500_000_000, gt=0, le=_MOST)
+    """Elements of gradients that the ranks sum at a time. Fewer take less memory and more collectives."""
+
+    def build(self, cfg: "TrainConfig") -> "Single":
+        """Before the import: DeepSpeed finds no CPU by itself without a warning, and compiles its collectives with ninja, which lies beside
+        Python."""
+        if importlib.util.find_spec("deepspeed") is None:
+            raise ConfigError(f"strategy={self.kind} needs the package deepspeed. Run: pip install 'slotlm[deepspeed]'")
+        if not torch.cuda.is_available():
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        if (lacking := self.lacking(cfg)) is not None:
+            raise ConfigError(f"strategy.{lacking}")
+        from lm.training.strategies.zero import Zero
+        from lm.training.strategies.zero3 import Zero3
+
+        return (Zero3 if self.stage == 3 else Zero)(self.zero(cfg), cfg.optim.clip, cfg.trainer.precision != "fp32")
+
+    def zero(self, cfg: "TrainConfig") -> Tree:
+        """Returns DeepSpeed's `zero_optimization`."""
+        offload: Tree = {"offload_optimizer": {"device": "cpu"}} if self.offload else {}
+        return {"stage": self.stage, "reduce_bucket_size": self.reduce_bucket_size} | offload
+
+    def lacking(self, cfg: "TrainConfig") -> str | None:
+        """Returns which option needs what this machine has not, with the remedy; None where nothing is missing."""
+        return None
+
+    def refused(self, cfg: "Sized") -> str | None:
+        if cfg.trainer.ema_decay is not None:
+            return "trainer.ema_decay needs weights that the engine keeps to itself. Leave it out, or use strategy=fsdp or ddp."
+        if cfg.trainer.precision == "bf16-true":
+            return "DeepSpeed keeps float32 masters of bf16 weights, which is trainer.precision=bf16-mixed. Set that, or fp32."
+        return super().refused(cfg)
+
+
+class WeightsWhole(ZeroConfig):
+    """What DeepSpeed's kinds share that leave the weights whole."""
+
+    allgather_bucket_size: int = Field(500_000_000, gt=0, le=_MOST)
+    """Elements of stepped weights that the ranks send each other at a time."""
+
+    def zero(self, cfg: "TrainConfig") -> Tree:
+        return super().zero(cfg) | {"allgather_bucket_size": self.allgather_bucket_size}
+
+
+class Zero1Config(WeightsWhole):
+    """DeepSpeed: the optimizer's state in slices."""
+
+    stage: ClassVar[int] = 1
+    tells_slices: ClassVar[bool] = True
+
+    kind: Literal["zero1"] = "zero1"
+
+
+class Zero2Config(WeightsWhole):
+    """DeepSpeed: optimizer state and gradients in slices."""
+
+    stage: ClassVar[int] = 2
+    tells_slices: ClassVar[bool] = True
+
+    kind: Literal["zero2"] = "zero2"
+
+
+class Zero2OffloadConfig(WeightsWhole):
+    """DeepSpeed: as zero2, with the optimizer's state and step in the host's memory."""
+
+    stage: ClassVar[int] = 2
+    offload: ClassVar[bool] = True
+
+    kind: Literal["zero2_offload"] = "zero2_offload"
+
+
+class WeightsInSlices(ZeroConfig):
+    """What DeepSpeed's kinds share that cut the weights too."""
+
+    stage: ClassVar[int] = 3
+
+    persistence_threshold: int = Field(100_000, ge=0)
+    """Weights of fewer elements stay whole on every rank."""
+    prefetch_bucket_size: int = Field(50_000_000, ge=0, le=_MOST)
+    """Elements of weights that are gathered ahead of their use. 0: none."""
+    sub_group_size: int = Field(1_000_000_000, gt=0, le=_MOST)
+    """Elements that the optimizer steps at a time."""
+    hpz_partition_size: int = Field(1, gt=0)
+    """Ranks that keep a further copy of the weights in slices between forward and backward, which gathers them from these alone: those of
+    a machine (hpZ of ZeRO++, Wang et al. 2023, arXiv:2306.10209). 1: no copy."""
+    quantized: list[Literal["weights", "gradients"]] = []
+    """What the ranks send rounded: weights to 8 bits (qwZ of ZeRO++), gradients between machines to 4 (qgZ). On GPUs only."""
+
+    def zero(self, cfg: "TrainConfig") -> Tree:
+        """Its own form of a linear layer adds the bias in place, to a product that the selective form of recompute keeps."""
+        linear: Tree = {"memory_efficient_linear": False} if cfg.trainer.recompute == "selective" else {}
+        sizes = {
+            "stage3_param_persistence_threshold": self.persistence_threshold,
+            "stage3_prefetch_bucket_size": self.prefetch_bucket_size,
+            "sub_group_size": self.sub_group_size,
+            "zero_hpz_partition_size": self.hpz_partition_size,
+        }
+        return super().zero(cfg) | linear | sizes | {f"zero_quantized_{what}": True for what in self.quantized}
+
+    def lacking(self, cfg: "TrainConfig") -> str | None:
+        if not self.quantized:
+            return None
+        if not torch.cuda.is_available():
+            return f"quantized={_listed(self.quantized)} is rounded by CUDA kernels, and there is no GPU. Leave it out."
+        if "gradients" in self.quantized and (found := torch.cuda.device_count()) != cfg.launch.devices:
+            return (
+                f"quantized={_listed(self.quantized)} takes the ranks of a machine to be as many as its GPUs, {found}, and launch.devices="
+                f"{cfg.launch.devices}. Set that to {found}, or CUDA_VISIBLE_DEVICES to {cfg.launch.devices} of them."
+            )
+        return None
+
+    def refused(self, cfg: "Sized") -> str | None:
+        if cfg.objective.own_answers:
+            drawn = f"objective={cfg.objective.kind} draws answers within a step, and ZeRO-3 keeps weights that it gathered for those"
+            return f"{drawn}, which have no gradient. Use strategy=fsdp or ddp."
+        if cfg.trainer.compile:
+            return "trainer.compile traces through hooks that gather weights, which ZeRO-3 forbids. Leave it out, or use strategy=fsdp."
+        if (world := cfg.launch.world) % self.hpz_partition_size:
+            return f"hpz_partition_size={self.hpz_partition_size} does not divide the {world} ranks of launch. Choose a divisor."
+        if self.quantized and cfg.trainer.device == "cpu":
+            return f"quantized={_listed(self.quantized)} is rounded by CUDA kernels, and trainer.device=cpu. Leave it out."
+        if "gradients" in self.quantized and cfg.launch.nodes == 1:
+            return "quantized=[gradients] rounds what machines send each other, and launch.nodes=1. Leave it out."
+        return super().refused(cfg)
+
+
+class Zero3Config(WeightsInSlices):
+    """DeepSpeed: optimizer state, gradients and weights in slices."""
+
+    kind: Literal["zero3"] = "zero3"
+
+
+class Zero3OffloadConfig(WeightsInSlices):
+    """DeepSpeed: as zero3, with the optimizer's state and step in the host's memory, or its state in files."""
+
+    offload: ClassVar[bool] = True
+
+    kind: Literal["zero3_offload"] = "zero3_offload"
+    nvme: str | None = None
+    """Folder on a fast disk of each machine for the optimizer's state, of which the host's memory then holds `sub_group_size` elements at
+    a time (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv:2104.07857). null: the host's memory holds all."""
+
+    @property
+    def beside(self) -> str:
+        return "files" if self.nvme is not None else super().beside
+
+    def zero(self, cfg: "TrainConfig") -> Tree:
+        """Each run has a folder of its own, the same when it goes on."""
+        found = super().zero(cfg)
+        if self.nvme is not None:
+            run = hashlib.blake2b(str(cfg.run.folder.absolute()).encode(), digest_size=8).hexdigest()
+            found["offload_optimizer"] = {"device": "nvme", "nvme_path": str(Path(self.nvme) / f"lm-{run}")}
+        return found
+
+    def lacking(self, cfg: "TrainConfig") -> str | None:
+        if self.nvme is not None:
+            if not Path(self.nvme).is_dir():
+                return f"nvme={self.nvme} is not a directory here, and each machine needs it for the optimizer's state. Make it."
+            from deepspeed.ops.op_builder import AsyncIOBuilder
+
+            if not AsyncIOBuilder().is_compatible():
+                return (
+                    f"nvme={self.nvme} is read by DeepSpeed's async_io, which is compiled with libaio, not found here. Install libaio-dev"
+                    " (or libaio-devel), or leave strategy.nvme out."
+                )
+        return super().lacking(cfg)
+
+
+def _listed(names: list[Literal["weights", "gradients"]]) -> str:
+    return f"[{','.join(names)}]"

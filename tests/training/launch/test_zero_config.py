@@ -1,0 +1,113 @@
+"""What the options of DeepSpeed's kinds become, as DeepSpeed's own classes read it; and what is refused."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lm.errors import ConfigError, LmError
+from lm.training.strategies.zero_config import ZeroConfig
+from tests.training.conftest import Configure, ranks
+
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="pip install 'slotlm[deepspeed]'")
+ONE = ["optim=adamw", "data.global_batch=8"]
+
+
+def understood(configure: Configure, *overrides: str) -> Any:
+    """DeepSpeed's own reading. It refuses keys that it does not know."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    cfg = configure(*ONE, *overrides)
+    assert isinstance(cfg.strategy, ZeroConfig)
+    return DeepSpeedZeroConfig(**cfg.strategy.zero(cfg))
+
+
+@needs_deepspeed
+@pytest.mark.slow  # imports DeepSpeed
+def test_the_defaults_are_those_of_deepspeed(configure: Configure) -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    for kind in ("zero1", "zero2", "zero3"):
+        assert understood(configure, *ranks(kind)) == DeepSpeedZeroConfig(stage=int(kind[-1])), kind
+
+
+@needs_deepspeed
+@pytest.mark.slow  # imports DeepSpeed
+def test_each_option_is_what_deepspeed_understands(configure: Configure, tmp_path: Path) -> None:
+    sizes = ["strategy.reduce_bucket_size=11"]
+    for kind in ("zero1", "zero2", "zero2_offload"):
+        found = understood(configure, *ranks(kind), *sizes, "strategy.allgather_bucket_size=12")
+        assert (found.reduce_bucket_size, found.allgather_bucket_size) == (11, 12)
+    groups = ["strategy.prefetch_bucket_size=13", "strategy.sub_group_size=14", "strategy.persistence_threshold=15"]
+    for kind in ("zero3", "zero3_offload"):
+        found = understood(configure, *ranks(kind, 4), *sizes, *groups, "strategy.hpz_partition_size=2")
+        assert (found.reduce_bucket_size, found.prefetch_bucket_size, found.sub_group_size) == (11, 13, 14)
+        assert (found.param_persistence_threshold, found.zero_hpz_partition_size) == (15, 2)
+        assert not found.zero_quantized_weights and not found.zero_quantized_gradients
+    machines = ["launch.nodes=2", "launch.rendezvous=a:1", "trainer.device=auto"]
+    found = understood(configure, *ranks("zero3"), *machines, "strategy.quantized=[weights,gradients]")
+    assert found.zero_quantized_weights and found.zero_quantized_gradients
+    assert understood(configure, *ranks("zero3_offload")).offload_optimizer.device == "cpu"
+    filed = understood(configure, *ranks("zero3_offload"), f"strategy.nvme={tmp_path}").offload_optimizer
+    other = understood(configure, *ranks("zero3_offload"), f"strategy.nvme={tmp_path}", "run.name=other").offload_optimizer
+    assert filed.device == "nvme" and filed.nvme_path.parent == tmp_path and filed.nvme_path != other.nvme_path
+
+
+@needs_deepspeed
+@pytest.mark.slow  # imports DeepSpeed
+def test_gradients_are_sent_in_the_dtype_that_the_kernels_of_quantized_ones_read(configure: Configure) -> None:
+    from lm.training.strategies.zero3 import Zero3
+
+    cfg = configure(*ONE, *ranks("zero3"), "launch.nodes=2", "launch.rendezvous=a:1", "trainer.device=auto")
+    assert isinstance(cfg.strategy, ZeroConfig)
+    for what, dtype in ((["weights"], None), (["gradients"], "fp16")):
+        made = Zero3(cfg.strategy.replace(quantized=what).zero(cfg), None, True).plugin.config
+        assert made is not None and made.get("communication_data_type") == dtype
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            [*ranks("zero3", 4), "strategy.hpz_partition_size=3"],
+            "strategy=zero3: hpz_partition_size=3 does not divide the 4 ranks of launch. Choose a divisor.",
+        ),
+        (
+            [*ranks("zero3"), "strategy.quantized=[weights]"],
+            r"strategy=zero3: quantized=\[weights\] is rounded by CUDA kernels, and trainer.device=cpu. Leave it out.",
+        ),
+        (
+            [*ranks("zero3"), "trainer.device=auto", "strategy.quantized=[gradients]"],
+            r"quantized=\[gradients\] rounds what machines send each other, and launch.nodes=1. Leave it out.",
+        ),
+        ([*ranks("zero3"), "strategy.quantized=[biases]"], "strategy.quantized"),
+        ([*ranks("zero3"), "strategy.nvme=/x"], "strategy.nvme"),
+        ([*ranks("zero2"), "strategy.hpz_partition_size=2"], "strategy.hpz_partition_size"),
+        ([*ranks("zero2"), "strategy.reduce_bucket_size=0"], "strategy.reduce_bucket_size"),
+    ],
+)
+def test_what_deepspeed_cannot_do_is_refused_by_the_config(configure: Configure, overrides: list[str], said: str) -> None:
+    with pytest.raises(LmError, match=said):
+        configure(*ONE, *overrides)
+
+
+@needs_deepspeed
+@pytest.mark.slow  # imports DeepSpeed
+def test_what_this_machine_lacks_is_told_before_the_engine_stands(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = configure(*ONE, *ranks("zero3_offload"), f"strategy.nvme={tmp_path / 'absent'}")
+    with pytest.raises(ConfigError, match=r"strategy.nvme=\S+/absent is not a directory here, .* Make it."):
+        absent.strategy.build(absent)
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    monkeypatch.setattr(AsyncIOBuilder, "is_compatible", lambda self: False)  # as where there is no libaio
+    here = configure(*ONE, *ranks("zero3_offload"), f"strategy.nvme={tmp_path}")
+    with pytest.raises(ConfigError, match=r"strategy.nvme=\S+ is read by DeepSpeed's async_io, .* Install libaio-dev"):
+        here.strategy.build(here)
+    if not torch.cuda.is_available():
+        rounded = configure(*ONE, *ranks("zero3"), "trainer.device=auto", "strategy.quantized=[weights]")
+        with pytest.raises(ConfigError, match=r"strategy.quantized=\[weights\] is rounded by CUDA kernels, and there is no GPU"):
+            rounded.strategy.build(rounded)

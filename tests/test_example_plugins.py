@@ -75,7 +75,7 @@ def trainings(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "runs").iterdir(), key=lambda run: run.stat().st_ctime)
 
 
-QUICK = ("min_gru", "diffusion")
+QUICK = ("min_gru",)
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES])

@@ -59,7 +59,7 @@ def agree(model: LM) -> Step:
 
 
 @pytest.mark.usefixtures("in_pieces")
-@pytest.mark.parametrize("changes", [*MODELS[:4], *(pytest.param(each, marks=pytest.mark.slow) for each in MODELS[4:])], ids=str)
+@pytest.mark.parametrize("changes", [*MODELS[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in MODELS[2:])], ids=str)
 def test_a_step_in_pieces_gives_the_logits_of_the_whole(changes: dict[str, Any]) -> None:
     agree(redrawn(config(**changes)))
 
@@ -72,7 +72,7 @@ def test_every_pair_of_slots_gives_the_logits_of_the_whole(kind: str, choice: An
 
 
 @pytest.mark.usefixtures("in_pieces")
-@pytest.mark.parametrize("n_layers", [2, pytest.param(3, marks=pytest.mark.slow), 6])
+@pytest.mark.parametrize("n_layers", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 6))])
 def test_layers_that_are_alike_are_one_function(n_layers: int) -> None:
     assert agree(redrawn(config(attention=ATTENTIONS[1], n_layers=n_layers))).kinds == min(n_layers, 2) + 1
 

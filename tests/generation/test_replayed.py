@@ -187,7 +187,9 @@ class Elsewhere(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("form", [None, pytest.param("int8", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("changes", EVERY, ids=str)
+@pytest.mark.parametrize(
+    "changes", [*CHOSEN, *(pytest.param(each, marks=pytest.mark.slow) for each in EVERY if each not in CHOSEN)], ids=str
+)
 def test_what_is_recorded_never_waits_for_the_device(changes: dict[str, Any], form: str | None) -> None:
     """On the meta device, where whatever asks for a number raises; as on a GPU, where experts are in bfloat16."""
     model, runs = redrawn(config(**changes)).bfloat16().to("meta"), []

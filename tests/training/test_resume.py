@@ -301,10 +301,10 @@ def damage(path: Path, how: str) -> None:
     ("name", "how"),
     [
         ("rank-00000.weights.safetensors", "bit"),
-        ("rank-00000.optimizer.safetensors", "byte"),
-        ("rank-00000.optimizer.safetensors", "missing"),
-        (META, "empty"),
-        (MANIFEST, "byte"),
+        pytest.param("rank-00000.optimizer.safetensors", "byte", marks=pytest.mark.slow),
+        pytest.param("rank-00000.optimizer.safetensors", "missing", marks=pytest.mark.slow),
+        pytest.param(META, "empty", marks=pytest.mark.slow),
+        pytest.param(MANIFEST, "byte", marks=pytest.mark.slow),
         (MANIFEST, "missing"),
     ],
 )

@@ -16,6 +16,7 @@ from lm.generation.config import Dtype, SamplingConfig
 from lm.generation.decode import generate
 from lm.generation.weights.fused import FusedGQA, FusedMLP, QuickRMSNorm
 from lm.generation.weights.held import Held, OneDNN, Plain
+from lm.generation.weights.prepare import KINDS as WAYS
 from lm.generation.weights.prepare import HeldHead, prepare, ranked
 from lm.generation.weights.quantised import GROUP, Int4, Int4Reference, Int8, Int8Reference
 from lm.nn.adapter import LoRAConfig, adapting
@@ -169,8 +170,23 @@ def test_a_dtype_changes_the_logits_as_little_as_its_bits(dtype: Dtype) -> None:
 def test_the_reference_serves_where_no_kernel_does() -> None:
     weight = torch.randn(8, 40)
     assert [kind.fits(weight) for kind in (Int8, Int8Reference)] == [False, True]  # 40 is no multiple of what the kernel reads at once
-    assert ranked((Int8, Int8Reference), weight)[0] is Int8Reference
+    held = prepare(redrawn(config(d_model=40, ffn={"hidden": 64})), "int8").modules()
+    assert {type(each) for each in held if isinstance(each, Held)} == {Int8, Int8Reference}  # inputs of 64 and of 40
     assert not Int4.fits(weight.to("meta")) and not OneDNN.fits(weight.double())
+
+
+def test_a_seed_gives_the_same_text_tomorrow_since_only_clear_races_between_large_matrices_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(seconds: dict[type[Held], float]) -> None:
+        monkeypatch.setattr("lm.generation.weights.prepare._seconds", lambda held, row: seconds[type(held)])
+
+    timed({})  # whoever asks fails
+    for dtype, kinds in WAYS.items():
+        few = ranked(kinds, torch.zeros(8, 64, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32))
+        assert few == [*(kinds if dtype in ("int8", "int4") else reversed(kinds))]
+    assert ranked(WAYS["int8"], torch.zeros(1024, 512))[0] is Int8
+    for plain, first in ((1.0, OneDNN), (0.7, OneDNN), (0.6, Plain)):
+        timed({Plain: plain, OneDNN: 1.0})
+        assert ranked(WAYS["saved"], torch.zeros(1024, 512))[0] is first
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,6 @@ def by_hand(x: Tensor, weight: Tensor) -> Tensor:
 
 class Held(nn.Module):
     """x W^T + b, in the dtype of x."""
-
-    says: ClassVar[str]
-    """What it is called where it is told which one was chosen."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """weight: (out, in); bias: (out,)."""
@@ -81,8 +78,6 @@ class Held(nn.Module):
 class Plain(Held):
     """The reference: F.linear, in the dtype of the matrix."""
 
-    says = "F.linear"
-
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
         self.weight = weight.contiguous()
@@ -100,8 +95,6 @@ class Plain(Held):
 class OneDNN(Held):
     """The same in the blocks that oneDNN's kernels read, which spread one row over all cores, where MKL's does on Intel only
     (pytorch/pytorch#96643), and read bfloat16 as fast as memory brings it."""
-
-    says = "oneDNN"
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -123,5 +116,4 @@ class OneDNN(Held):
 class Twice(OneDNN, Plain):
     """And once more row by row, as a compiled step reads it."""
 
-    says = "oneDNN and compiled loops"
     matrix = Plain.matrix

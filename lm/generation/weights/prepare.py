@@ -33,7 +33,8 @@ KINDS: dict[Dtype, tuple[type[Held], ...]] = {
     "int4": (Int4, Int4Reference),
 }
 """Ways to hold a matrix, of which the last is the readable reference and fits everywhere."""
-_CLEARLY = 1.5  # how many times as fast a later way must be to come before an earlier one: timings are noisy, and rounding differs
+_SMALL = 1 << 19  # numbers of a matrix below which oneDNN's calls cost more than its reading saves: two cores of an AMD EPYC, float32
+_CLEARLY = 1.5  # how many times as fast F.linear must be to come first: they round otherwise, and the same machine has to choose the same
 _TRIES = 24
 _BETWEEN_S = 0.0007  # so that a neighbour does not have a core of ours all the while
 
@@ -138,17 +139,23 @@ class _Preparing:
 
 
 def ranked(kinds: Sequence[type[Held]], weight: Tensor) -> list[type[Held]]:
-    """Returns the ways to hold this matrix, in their order unless a later one multiplies one row clearly faster here."""
-    fitting = [kind for kind in kinds if kind.fits(weight)]
-    helds = [kind(weight, None) for kind in fitting]
-    row = torch.ones(1, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    """Returns the ways to hold this matrix, the one to be taken first. Only where a large one may be in oneDNN's blocks is it timed: a seed
+    has to give the same text tomorrow, so that nothing may hang on a close race."""
+    blocked = OneDNN in kinds and OneDNN.fits(weight)
+    if blocked and (weight.numel() < _SMALL or _is_clearly_faster(Plain(weight, None), OneDNN(weight, None), weight)):
+        return [*reversed(kinds)]
+    return [*kinds]
+
+
+def _is_clearly_faster(one: Held, other: Held, weight: Tensor) -> bool:
+    """Whether one row is multiplied clearly faster here."""
+    row = torch.ones(1, weight.shape[1], dtype=weight.dtype)
     tries = []
     for _ in range(_TRIES):
-        tries.append([_seconds(held, row) for held in helds])
+        tries.append([_seconds(held, row) for held in (one, other)])
         time.sleep(_BETWEEN_S)
-    fastest = [min(times) for times in zip(*tries, strict=True)]
-    best = min(range(len(helds)), key=lambda i: fastest[i] * (1 if i == 0 else _CLEARLY))
-    return [fitting[best], *(kind for kind in kinds if kind is not fitting[best])]
+    first, second = map(min, zip(*tries, strict=True))
+    return first * _CLEARLY < second
 
 
 def _seconds(held: Held, row: Tensor) -> float:

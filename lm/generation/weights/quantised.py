@@ -26,8 +26,6 @@ def by_rows(kernel: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 class Int8Reference(Held):
     """W = scale q with q in -127 .. 127 and a bfloat16 scale for each output, multiplied as such."""
 
-    says = "int8 made bfloat16 again"
-
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
         self.takes = torch.bfloat16
@@ -45,8 +43,6 @@ class Int8Reference(Held):
 
 class Int8(Int8Reference):
     """The same by torch's kernel where there are few rows; for more, as in reading prompts, the reference is up to 2.8 times as fast."""
-
-    says = "int8 kernel"
 
     @classmethod
     def fits(cls, weight: Tensor) -> bool:
@@ -75,8 +71,6 @@ def levels(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 class Int4Reference(Held):
     """W = scale (q - 8) + zero with q in 0 .. 15, and a bfloat16 scale and zero for every 32 inputs of an output."""
 
-    says = "int4 made bfloat16 again"
-
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
         self.takes = torch.bfloat16
@@ -92,8 +86,6 @@ class Int4Reference(Held):
 
 class Int4(Held):
     """The same by torch's kernel, which keeps two numbers in a byte."""
-
-    says = "int4 kernel"
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)

@@ -11,11 +11,11 @@ from lm.errors import ConfigError
 from lm.hf.io.writing import family_for
 from lm.nn.batch import Batch
 from lm.nn.head import Head
-from lm.nn.norm import Branch, LayerNormConfig, LayerScale, NormConfig, RMSNormConfig, build_residual, rms_norm
+from lm.nn.norm import Branch, LayerNormConfig, LayerScale, NormConfig, OutputNorm, PreNorm, RMSNormConfig, build_residual, rms_norm
 from lm.nn.transformer import build_model
 from lm.testing.models import redraw, tokens
 from lm.training.optim.traits import traits_of
-from tests.nn.models import CLOSE, config, redrawn
+from tests.nn.models import CLOSE, DELTA, config, redrawn
 
 pytestmark = pytest.mark.usefixtures("doubles")
 
@@ -60,6 +60,18 @@ def test_each_place_of_the_norm_follows_its_formula(cfg: NormConfig, factor: flo
             "sandwich": lambda n=n, scale=scale, residual=residual: x + scale * residual.norm_out(double(n(x))),
         }[place]()
         torch.testing.assert_close(residual(x, double), expected, **CLOSE)
+
+
+@torch.no_grad()
+def test_recurrent_layers_have_a_place_of_norms_of_their_own() -> None:
+    """As in OLMo Hybrid: before their sublayers, and behind those of layers that attend."""
+    block: dict[str, Any] = {"kind": "sequential", "recurrent_place": "pre"}
+    model = redrawn(config(norm={"kind": "rms", "place": "output"}, pattern=["recurrent", "attention"], recurrent=DELTA, block=block))
+    residuals = [[each for name, each in b.named_children() if name.endswith("residual")] for b in model.blocks]
+    assert [[type(each) for each in of] for of in residuals] == [[PreNorm] * 2, [OutputNorm] * 2, [PreNorm] * 2]
+    assert isinstance(model.norm, nn.Module) and not isinstance(model.norm, nn.Identity)
+    with pytest.raises(ConfigError, match="first_norm=false leaves out a norm before a mixer, and recurrent_place=post"):
+        config(pattern=["recurrent", "attention"], recurrent=DELTA, block={**block, "recurrent_place": "post", "first_norm": False})
 
 
 @pytest.mark.parametrize(

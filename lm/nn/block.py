@@ -65,8 +65,8 @@ class BlockConfig(Slot, group="model/block"):
     def keeps(self, parts: BlockParts) -> Kept:
         """Returns what the backward needs of one token around the sublayers: norms, inputs, and masks of dropout."""
 
-    def require(self, norm: NormConfig, ffn: FFNConfig) -> None:
-        """Raises ValueError where this norm, its place, or this feed-forward does not fit."""
+    def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
+        """Raises ValueError where this norm, its place, or this feed-forward does not fit. recurrent: whether a layer is."""
 
 
 class SequentialConfig(BlockConfig):
@@ -103,7 +103,9 @@ class SequentialConfig(BlockConfig):
         """Returns the residual connection of a sublayer."""
         return build_residual(self.norm(parts), parts.d_model, build_branch(parts, self.layer_scale, self.residual_scale))
 
-    def require(self, norm: NormConfig, ffn: FFNConfig) -> None:
+    def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
+        if self.recurrent_place is not None and not recurrent:
+            raise ValueError(f"recurrent_place={self.recurrent_place} is of recurrent layers, and there are none. Use norm.place.")
         places = {"norm.place": norm.place, "recurrent_place": self.recurrent_place or "pre"}
         wrong = [f"{name}={place}" for name, place in places.items() if place != "pre"]
         if not self.first_norm and wrong:
@@ -127,7 +129,7 @@ class ParallelConfig(BlockConfig):
         narrow = (1 if self.shared_norm else 2) + (0 if self.layer_scale is None else 1)
         return Kept(d, narrow * d, d if parts.dropout else 0, d if self.shared_norm else 0)
 
-    def require(self, norm: NormConfig, ffn: FFNConfig) -> None:
+    def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
         if norm.place != "pre":
             raise ValueError(f"norm.place={norm.place} has no meaning in block=parallel. Use place=pre, or block=sequential.")
         if not ffn.sublayers:

@@ -12,7 +12,7 @@ from lm.hf.io.writing import family_for
 from lm.nn.batch import Batch
 from lm.nn.head import Head
 from lm.nn.norm import Branch, LayerNormConfig, LayerScale, NormConfig, OutputNorm, PreNorm, RMSNormConfig, build_residual, rms_norm
-from lm.nn.transformer import build_model
+from lm.nn.transformer import EncoderDecoderLM, build_model, model_config
 from lm.testing.models import redraw, tokens
 from lm.training.optim.traits import traits_of
 from tests.nn.models import CLOSE, DELTA, config, redrawn
@@ -72,6 +72,12 @@ def test_recurrent_layers_have_a_place_of_norms_of_their_own() -> None:
     assert isinstance(model.norm, nn.Module) and not isinstance(model.norm, nn.Identity)
     with pytest.raises(ConfigError, match="first_norm=false leaves out a norm before a mixer, and recurrent_place=post"):
         config(pattern=["recurrent", "attention"], recurrent=DELTA, block={**block, "recurrent_place": "post", "first_norm": False})
+    with pytest.raises(ConfigError, match=r"recurrent_place=pre is of recurrent layers, and there are none. Use norm.place"):
+        config(block=block)
+    options = {key: value for key, value in model.cfg.tree().items() if key != "mtp"}
+    both = build_model(model_config({**options, "kind": "encoder_decoder"}))
+    assert isinstance(both, EncoderDecoderLM)
+    assert {type(b.attention_residual) for b in both.encoder.blocks} == {OutputNorm}
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,15 @@ PUBLISHED: dict[str, Published] = {  # class, and the sizes in config.json of th
             "tie_word_embeddings": True,
         },
     ),
+    "olmo_hybrid_7b": (
+        "OlmoHybridForCausalLM",
+        {
+            "vocab_size": 100352, "hidden_size": 3840, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 30,
+            "num_key_value_heads": 30, "max_position_embeddings": 65536, "linear_num_key_heads": 30, "linear_num_value_heads": 30,
+            "linear_key_head_dim": 96, "linear_value_head_dim": 192, "linear_conv_kernel_dim": 4, "attention_bias": False,
+            "tie_word_embeddings": False,
+        },
+    ),
     "recurrent_gemma_2b": (
         "RecurrentGemmaForCausalLM",
         {
@@ -207,6 +216,8 @@ TINY = {
     "granite_3_1_2b": f"{GQA} model.ffn.hidden=64 model.head.scale=1.0",
     "starcoder2_3b": f"{GQA} model.attention.window=5 model.ffn.hidden=64",
     "lfm2_1_2b": f"{GQA} model.ffn.hidden=64 model.n_layers=3",
+    "olmo_hybrid_7b": "model.attention.n_heads=4 model.recurrent.n_heads=4 model.recurrent.k_dim=6 model.recurrent.v_dim=10"
+    " model.ffn.hidden=64 model.n_layers=4",
     "recurrent_gemma_2b": "model.attention.n_heads=4 model.recurrent.n_heads=4 model.recurrent.width=32 model.attention.window=5"
     " model.ffn.hidden=64 model.n_layers=3 model.embed.scale=5.66",
     "mamba2_130m": "model.recurrent.n_heads=4 model.recurrent.head_dim=16 model.recurrent.state_dim=8",

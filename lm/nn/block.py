@@ -11,7 +11,7 @@ from lm.nn.context import Context
 from lm.nn.cost.kept import Kept, together
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.mixers.base import AttentionConfig, MixerConfig
-from lm.nn.norm import Branch, LayerScale, NormConfig, PreNorm, build_residual
+from lm.nn.norm import Branch, LayerScale, NormConfig, Place, PreNorm, build_residual
 from lm.schema import Slot
 
 SlotOfMixer = Literal["attention", "recurrent"]
@@ -65,8 +65,8 @@ class BlockConfig(Slot, group="model/block"):
     def keeps(self, parts: BlockParts) -> Kept:
         """Returns what the backward needs of one token around the sublayers: norms, inputs, and masks of dropout."""
 
-    def require(self, norm: NormConfig, ffn: FFNConfig) -> None:
-        """Raises ValueError where this norm, its place, or this feed-forward does not fit."""
+    def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
+        """Raises ValueError where this norm, its place, or this feed-forward does not fit. recurrent: whether a layer is."""
 
 
 class SequentialConfig(BlockConfig):
@@ -81,24 +81,35 @@ class SequentialConfig(BlockConfig):
     layer_scale: float | None = Field(None, gt=0)
     """What a learned vector begins with that multiplies what each sublayer adds (CaiT: 0.1, and 1e-5 in deep models; arXiv:2103.17239).
     null: there is none."""
+    recurrent_place: Place | None = None
+    """Where norms stand in layers that `pattern` calls recurrent (OLMo Hybrid: pre, beside output in the others). null: norm.place."""
 
     def build(self, parts: BlockParts) -> nn.Module:
         return Block(self, parts) if parts.cross is None else CrossBlock(self, parts)
 
     def keeps(self, parts: BlockParts) -> Kept:
         sublayers = 1 + parts.ffn.sublayers + (0 if parts.cross is None else 1)
-        norms = 2 if parts.norm.place == "sandwich" else 1
+        norms = 2 if self.norm(parts).place == "sandwich" else 1
         width, missing = sublayers * parts.d_model, 0 if self.first_norm or parts.layer else parts.d_model
         scaled = 0 if self.layer_scale is None else width
         return Kept(norms * width - missing, width + scaled, width if parts.dropout else 0)
 
+    def norm(self, parts: BlockParts) -> NormConfig:
+        """Returns that of the sublayers, where it stands in this layer."""
+        place = self.recurrent_place if parts.slot == "recurrent" else None
+        return parts.norm if place is None else parts.norm.replace(place=place)
+
     def residual(self, parts: BlockParts) -> PreNorm:
         """Returns the residual connection of a sublayer."""
-        return build_residual(parts.norm, parts.d_model, build_branch(parts, self.layer_scale, self.residual_scale))
+        return build_residual(self.norm(parts), parts.d_model, build_branch(parts, self.layer_scale, self.residual_scale))
 
-    def require(self, norm: NormConfig, ffn: FFNConfig) -> None:
-        if not self.first_norm and norm.place != "pre":
-            raise ValueError(f"first_norm=false leaves out a norm before a mixer, and norm.place={norm.place}. Use place=pre, or drop it.")
+    def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
+        if self.recurrent_place is not None and not recurrent:
+            raise ValueError(f"recurrent_place={self.recurrent_place} is of recurrent layers, and there are none. Use norm.place.")
+        places = {"norm.place": norm.place, "recurrent_place": self.recurrent_place or "pre"}
+        wrong = [f"{name}={place}" for name, place in places.items() if place != "pre"]
+        if not self.first_norm and wrong:
+            raise ValueError(f"first_norm=false leaves out a norm before a mixer, and {wrong[0]}. Use place=pre, or drop it.")
 
 
 class ParallelConfig(BlockConfig):
@@ -118,7 +129,7 @@ class ParallelConfig(BlockConfig):
         narrow = (1 if self.shared_norm else 2) + (0 if self.layer_scale is None else 1)
         return Kept(d, narrow * d, d if parts.dropout else 0, d if self.shared_norm else 0)
 
-    def require(self, norm: NormConfig, ffn: FFNConfig) -> None:
+    def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
         if norm.place != "pre":
             raise ValueError(f"norm.place={norm.place} has no meaning in block=parallel. Use place=pre, or block=sequential.")
         if not ffn.sublayers:

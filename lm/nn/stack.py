@@ -70,7 +70,7 @@ class ModelConfig(Slot):
         self.attention.require(self.d_model, self.position)
         self.attention.require_layers(self.slot(0) == "attention", self.drafts())
         self.position.require(self.attention.rotary_width(self.d_model))
-        self.block.require(self.norm, self.ffn)
+        self.block.require(self.norm, self.ffn, self.recurrent is not None)
         self.ffn.require(self.n_layers)
         used = {self.slot(layer) for layer in range(self.n_layers)}
         if self.recurrent is None and "recurrent" in self.pattern:

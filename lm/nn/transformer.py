@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lm.errors import ConfigError, ResourceError
 from lm.nn.batch import Batch
+from lm.nn.block import SequentialConfig
 from lm.nn.context import Auxiliary, Context
 from lm.nn.cost.room import require_room
 from lm.nn.ffn.base import Mixture
@@ -86,7 +87,8 @@ class EncoderDecoderConfig(ModelConfig):
 
     def encoder(self) -> Self:
         """Returns what the encoder's stack is built of: attention in every layer."""
-        return self if self.recurrent is None else self.replace(recurrent=None, pattern=["attention"])
+        block = self.block.replace(recurrent_place=None) if isinstance(self.block, SequentialConfig) else self.block
+        return self if self.recurrent is None else self.replace(recurrent=None, pattern=["attention"], block=block)
 
     def implied(self) -> Tree:
         return super().implied() | {"n_encoder_layers": self.n_encoder_layers or self.n_layers}

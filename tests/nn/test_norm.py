@@ -11,11 +11,11 @@ from lm.errors import ConfigError
 from lm.hf.io.writing import family_for
 from lm.nn.batch import Batch
 from lm.nn.head import Head
-from lm.nn.norm import Branch, LayerNormConfig, LayerScale, NormConfig, RMSNormConfig, build_residual, rms_norm
-from lm.nn.transformer import build_model
+from lm.nn.norm import Branch, LayerNormConfig, LayerScale, NormConfig, OutputNorm, PreNorm, RMSNormConfig, build_residual, rms_norm
+from lm.nn.transformer import EncoderDecoderLM, build_model, model_config
 from lm.testing.models import redraw, tokens
 from lm.training.optim.traits import traits_of
-from tests.nn.models import CLOSE, config, redrawn
+from tests.nn.models import CLOSE, DELTA, config, redrawn
 
 pytestmark = pytest.mark.usefixtures("doubles")
 
@@ -60,6 +60,24 @@ def test_each_place_of_the_norm_follows_its_formula(cfg: NormConfig, factor: flo
             "sandwich": lambda n=n, scale=scale, residual=residual: x + scale * residual.norm_out(double(n(x))),
         }[place]()
         torch.testing.assert_close(residual(x, double), expected, **CLOSE)
+
+
+@torch.no_grad()
+def test_recurrent_layers_have_a_place_of_norms_of_their_own() -> None:
+    """As in OLMo Hybrid: before their sublayers, and behind those of layers that attend."""
+    block: dict[str, Any] = {"kind": "sequential", "recurrent_place": "pre"}
+    model = redrawn(config(norm={"kind": "rms", "place": "output"}, pattern=["recurrent", "attention"], recurrent=DELTA, block=block))
+    residuals = [[each for name, each in b.named_children() if name.endswith("residual")] for b in model.blocks]
+    assert [[type(each) for each in of] for of in residuals] == [[PreNorm] * 2, [OutputNorm] * 2, [PreNorm] * 2]
+    assert isinstance(model.norm, nn.Module) and not isinstance(model.norm, nn.Identity)
+    with pytest.raises(ConfigError, match="first_norm=false leaves out a norm before a mixer, and recurrent_place=post"):
+        config(pattern=["recurrent", "attention"], recurrent=DELTA, block={**block, "recurrent_place": "post", "first_norm": False})
+    with pytest.raises(ConfigError, match=r"recurrent_place=pre is of recurrent layers, and there are none. Use norm.place"):
+        config(block=block)
+    options = {key: value for key, value in model.cfg.tree().items() if key != "mtp"}
+    both = build_model(model_config({**options, "kind": "encoder_decoder"}))
+    assert isinstance(both, EncoderDecoderLM)
+    assert {type(b.attention_residual) for b in both.encoder.blocks} == {OutputNorm}
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,8 @@ class Qwen3Next(Qwen2MoE):
             raise ConfigError(f"config.json: hidden_act={hf['hidden_act']!r} is of the convolutions too, which are silu's in lm.")
         sizes = {ours: hf.get(key, usual) for ours, (key, usual) in _DELTA.items()}
         delta: Tree = {"recurrent": {"kind": "gated_delta", "eps": hf.get("rms_norm_eps", 1e-6), **sizes}} if "recurrent" in pattern else {}
-        return {**Qwen3MoE.read(self, {"num_experts": 512, "intermediate_size": 5632, **hf}), **rope, "pattern": pattern, **delta}
+        mixture = Qwen3MoE.read(self, {"num_experts": 512, "intermediate_size": 5632, **hf}) | {"attention.window": None}
+        return {**mixture, **rope, "pattern": pattern, **delta}
 
     def write(self, ours: Tree) -> Tree:
         there = {**Qwen3MoE.write(self, ours), "layer_types": write_pattern(ours, "linear_attention")}

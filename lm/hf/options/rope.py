@@ -40,7 +40,9 @@ def read_ropes(hf: Tree, theta: float, local_theta: float | None) -> Tree:
             f"config.json: layers with a window have rope_type={local['rope_type']!r}, and in lm no scaling. Import another model."
         )
     base = local.get("rope_theta")
-    ours = read_rope({**hf, "rope_parameters": there.get("full_attention", there)}, theta)
+    full: Tree = {**(hf.get("rope_scaling") or {}), **(there.get("full_attention") or there)}
+    full.pop("truncate", None)  # transformers looks for it where no file has it, and always truncates
+    ours = read_rope({**hf, "rope_scaling": None, "rope_parameters": full}, theta)
     return {**ours, "position.local_theta": float(local_theta if base is None else base)}
 
 

@@ -7,6 +7,7 @@ import pytest
 
 transformers = pytest.importorskip("transformers")
 
+from lm.hf.families.qwen3_next import FAMILY  # noqa: E402
 from tests.hf.harness import VOCAB, cases, verify  # noqa: E402
 
 SIZES: dict[str, Any] = {
@@ -43,3 +44,12 @@ def test_qwen3_next(case: str, tmp_path: Path) -> None:
         "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 6, "linear_value_head_dim": 10,
     }  # fmt: skip
     verify(transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**sizes | NEXT[case])), tmp_path)
+
+
+def test_a_window_has_no_place_in_qwen3_next() -> None:
+    """Seen to fail: it was written as Qwen3-MoE's, and transformers' class attended to all."""
+    there = transformers.Qwen3NextConfig(**SIZES, head_dim=8, layer_types=["full_attention"] * 4).to_dict()
+    cfg = FAMILY.config(there)
+    assert FAMILY.homeless(cfg) == []
+    windowed = cfg.replace(attention=cfg.attention.replace(window=11))
+    assert FAMILY.homeless(windowed) == ["model.attention.window=11 must be null"]

@@ -11,17 +11,22 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.accelerator import get_accelerator
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.cpp_extension import _get_build_directory
 
 from lm.nn.transformer import LM
 from lm.schema import Tree
 from lm.storage.checkpoint import ALONE, Piece
+from lm.storage.lock import locked
 from lm.training.optim.base import CUTS, begin_state
 from lm.training.optim.slices import in_a_row
 from lm.training.strategies.single import Judge, Single
 from lm.training.weights.initial import Fill
+
+_OF_FILES = ("PinMemoryBuilder", "AsyncIOBuilder")  # the latter loads the former
 
 
 class _AnyDevice(DeepSpeedStrategy):
@@ -33,7 +38,21 @@ class _AnyDevice(DeepSpeedStrategy):
     def setup_distributed(self) -> None:
         self.set_world_ranks()
         with redirect_stdout(io.StringIO()):  # it reports what it has built
+            self._compile()
             self._init_deepspeed_distributed()
+
+    def _compile(self) -> None:
+        """What DeepSpeed has in C++, one process at a time. torch takes a file for a lock, and once its maker was killed every later start
+        waits for it, without end or word; whoever holds ours knows it to be left over."""
+        assert self.config is not None
+        offload = self.config["zero_optimization"].get("offload_optimizer", {})
+        found = map(get_accelerator().create_op_builder, ["ShareMemCommBuilder", *(_OF_FILES if "nvme_path" in offload else ())])
+        for builder in found:
+            if builder is not None and builder.is_compatible(verbose=False):
+                lock = Path(_get_build_directory(builder.name, verbose=False), "lock")
+                with locked(lock.with_name("lm.lock"), lambda: None):
+                    lock.unlink(missing_ok=True)
+                    builder.load(verbose=False)
 
     def _setup_model_and_optimizer(self, model: nn.Module, optimizer: Optimizer | None, lr_scheduler: Any = None) -> tuple[Any, Any]:
         """As in Lightning, but with the local rank where a CPU device has no index."""

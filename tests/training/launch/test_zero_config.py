@@ -9,7 +9,7 @@ import torch
 
 from lm.errors import ConfigError, LmError
 from lm.training.strategies.zero_config import ZeroConfig
-from tests.training.conftest import Configure, ranks
+from tests.training.conftest import Configure, Launch, ranks
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="pip install 'slotlm[deepspeed]'")
 ONE = ["optim=adamw", "data.global_batch=8"]
@@ -111,3 +111,17 @@ def test_what_this_machine_lacks_is_told_before_the_engine_stands(
         rounded = configure(*ONE, *ranks("zero3"), "trainer.device=auto", "strategy.quantized=[weights]")
         with pytest.raises(ConfigError, match=r"strategy.quantized=\[weights\] is rounded by CUDA kernels, and there is no GPU"):
             rounded.strategy.build(rounded)
+
+
+@needs_deepspeed
+@pytest.mark.slow  # compiles what DeepSpeed has in C++
+def test_no_start_waits_for_a_lock_that_a_killed_one_left(
+    configure: Configure, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to hang: torch waits until a file is gone whose maker is."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "built"))
+    left = tmp_path / "built" / "deepspeed_shm_comm" / "lock"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    launch(configure(*ONE, *ranks("zero1"), "trainer.max_steps=3"))
+    assert (left.parent / "deepspeed_shm_comm.so").exists() and not left.exists()

@@ -170,7 +170,7 @@ MUTATIONS = [
     ("a cache may pass the last learned position", "position/absolute.py", "if start + s > self.max_seq_len:", "if s > self.max_seq_len:", ["nn/test_slot_errors.py"]),
     ("embeddings are scaled after positions", "stack.py", "x = self.position.embed(x, positions)", "x = self.position.embed(x / self.embed_scale, positions) * self.embed_scale", POSITIONS),
     ("the soft-cap of the head is skipped", "head.py", "return logits if self.softcap is None else", "return logits if True else", REFERENCES),
-    ("the head's scale comes too late", "head.py", "x = x * self.scale", "x = x", ["nn/test_norm.py"]),
+    ("the head's scale comes too late", "head.py", "else x * self.scale", "else x", ["nn/test_norm.py"]),
     ("an unlabelled token counts", "loss.py", "(log_z.square() * (labels != IGNORED)).sum()", "log_z.square().sum()", ["training/objectives/test_likelihood.py"]),
     ("further labels cross into the next document", "loss.py", "return later if documents is None else", "return later if True else", ["nn/test_mtp.py"]),
     ("every row's auxiliary loss weighs the same", "loss.py", "(labels != IGNORED).sum(-1)).sum()", "labels.shape[-1]).sum()", MOE),

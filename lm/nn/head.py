@@ -12,6 +12,7 @@ from lm.nn.context import Context
 from lm.nn.ffn.mlp import ACTIVATIONS, Activation
 from lm.nn.init import Declares, Draw, into_logits
 from lm.nn.norm import NormConfig
+from lm.nn.vocabulary import OfVocabulary
 from lm.schema import Config
 
 CHUNK = 1024  # tokens whose logits exist at once, unless told otherwise
@@ -40,7 +41,7 @@ class HeadConfig(Config):
         return self
 
 
-class Head(Declares, nn.Linear):
+class Head(Declares, OfVocabulary, nn.Linear):
     """softcap(W (scale * transform(x)) + b)."""
 
     drawn: ClassVar[Mapping[str, Draw]] = {"weight": into_logits}
@@ -55,10 +56,19 @@ class Head(Declares, nn.Linear):
             self.norm = norm.build(d_model)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.vocabulary.whole(self._logits(self._ready(x)))
+
+    def part(self, x: Tensor) -> Tensor:
+        """Logits of the entries that are here, for the tokens of all ranks that have a slice; all logits where there are none."""
+        return self._logits(self.vocabulary.gathered(self._ready(x)))
+
+    def _ready(self, x: Tensor) -> Tensor:
+        """What the matrix reads."""
         if self.dense is not None and self.norm is not None:
             x = self.norm(self.act(self.dense(x)))
-        if self.scale != 1.0:
-            x = x * self.scale
+        return x if self.scale == 1.0 else x * self.scale
+
+    def _logits(self, x: Tensor) -> Tensor:
         logits = self.product(x)
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 

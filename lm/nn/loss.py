@@ -14,6 +14,9 @@ from lm.nn.batch import IGNORED
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, Head, Reader
 from lm.nn.mtp import shifted
+from lm.nn.vocabulary import Vocabulary
+
+_ALL = Vocabulary()
 
 
 @dataclass
@@ -26,10 +29,12 @@ class LossSums:
     told: dict[str, Tensor] = field(default_factory=dict)  # what else is reported, by name: (2,) a sum and how many are in it
 
 
-def answered(logits: Tensor, answers: Tensor) -> Tensor:
+def answered(logits: Tensor, answers: Tensor, of: Vocabulary = _ALL) -> Tensor:
     """(3,) nats of the answers, how many of them are the likeliest token, and how many there are.  logits: (n, v), answers: (n,)."""
-    nats = F.cross_entropy(logits.float(), answers, ignore_index=IGNORED, reduction="sum")
-    return torch.stack([nats, (logits.argmax(-1) == answers).sum(), (answers != IGNORED).sum()]).detach()
+    at, here = of.places(answers)
+    nats = -of.summed(of.log_softmax(logits.float()).gather(-1, at) * here)
+    each = torch.cat([nats, (of.likeliest(logits) == answers).unsqueeze(-1), (answers != IGNORED).unsqueeze(-1)], -1)
+    return of.own(each).sum(0).detach()
 
 
 def token_losses(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0) -> LossSums:
@@ -45,25 +50,28 @@ def token_losses(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, z
     return LossSums(total, nll)
 
 
-def losses_and_gradient(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0) -> tuple[LossSums, Tensor]:
+def losses_and_gradient(
+    logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0, of: Vocabulary = _ALL
+) -> tuple[LossSums, Tensor]:
     """token_losses and what `total` has as gradient of the logits, (n, v) in their dtype: softmax - target, written over the
     log-softmax, where autograd fills one more such tensor with zeros and reads three.
 
-    With a weight z of the z-loss the softmax of a row counts 1 + 2 z log Z times.
+    With a weight z of the z-loss the softmax of a row counts 1 + 2 z log Z times.  of: what the logits are of; where that is a slice of
+    the vocabulary, logits and labels are those of all ranks' tokens, and the sums those of this rank's.
     """
-    logs = F.log_softmax(logits.float(), -1)
+    logs = of.log_softmax(logits.float())
     counted = (labels != IGNORED).float().unsqueeze(-1)  # (n,) -> (n, 1)
-    nll = F.nll_loss(logs, labels, ignore_index=IGNORED, reduction="sum")
-    total, share, uniform = nll, counted, label_smoothing / logits.shape[-1]
+    at, here = of.places(labels)
+    nll = -of.own(of.summed(logs.gather(-1, at) * here)).sum()
+    total, share, uniform = nll, counted, label_smoothing / of.size(logits)
     if label_smoothing:
-        total = (1 - label_smoothing) * nll - uniform * (logs.sum(-1, keepdim=True) * counted).sum()
+        total = (1 - label_smoothing) * nll - uniform * of.own(of.summed(logs.sum(-1, keepdim=True)) * counted).sum()
     if z_loss:
-        log_z = logits.float().logsumexp(-1, keepdim=True)
-        total = total + z_loss * (log_z.square() * counted).sum()
+        log_z = of.log_z(logits.float())
+        total = total + z_loss * of.own(log_z.square() * counted).sum()
         share = counted * (1 + 2 * z_loss * log_z)
     gradient = logs.exp_().mul_(share)
-    at = labels.clamp(min=0).unsqueeze(-1)
-    gradient.scatter_(-1, at, gradient.gather(-1, at) - (1 - label_smoothing) * counted)
+    gradient.scatter_(-1, at, gradient.gather(-1, at) - (1 - label_smoothing) * here)
     if label_smoothing:
         gradient.sub_(uniform * counted)
     return LossSums(total, nll), gradient.to(logits.dtype)
@@ -86,16 +94,16 @@ class _Chunked(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         total = torch.zeros((), device=hidden.device, dtype=torch.float32)
         nll, told = torch.zeros_like(total), torch.zeros(3, device=hidden.device, dtype=torch.float32)
-        d_hidden = torch.empty_like(hidden)
+        d_hidden, of = torch.empty_like(hidden), head.vocabulary
         d_parameters: list[Tensor] = []  # in float32, whatever the weights are
         for start in range(0, len(hidden), chunk):
             span = slice(start, start + chunk)
             with torch.enable_grad():
                 piece = hidden[span].detach().requires_grad_()
-                logits = head(piece)
+                logits = head.part(piece)
             if answers is not None:
-                told += answered(logits.detach(), answers[span])
-            sums, d_logits = losses_and_gradient(logits.detach(), labels[span], *extras)
+                told += answered(logits.detach(), of.gathered(answers[span]), of)
+            sums, d_logits = losses_and_gradient(logits.detach(), of.gathered(labels[span]), *extras, of)
             d_piece, *grads = torch.autograd.grad(logits, (piece, *parameters), d_logits)
             d_hidden[span] = d_piece
             d_parameters = [g.float() for g in grads] if start == 0 else [d.add_(g) for d, g in zip(d_parameters, grads, strict=True)]
@@ -129,7 +137,7 @@ def chunked_loss(
     answers = None if answers is None else answers.flatten()
     extras = (label_smoothing, z_loss)
     if torch.is_grad_enabled():
-        trainable = [p for p in head.parameters() if p.requires_grad]
+        trainable, chunk = [p for p in head.parameters() if p.requires_grad], max(chunk // head.vocabulary.ranks, 1)
         total, nll, told = _Chunked.apply(hidden, labels, answers, head, extras, chunk, *trainable)
     else:
         each = [_piece(head(h), span, labels, answers, extras) for h, span in _spans(hidden, chunk)]

@@ -15,7 +15,6 @@ from lm.nn.cost.room import require_room
 from lm.nn.ffn.base import Mixture
 from lm.nn.head import Head, Reader
 from lm.nn.init import Declares, init_weights, role_of
-from lm.nn.linear import Embedding
 from lm.nn.mixers.cache import Cache, State
 from lm.nn.mixers.mask import Mask
 from lm.nn.mtp import MTPBlock, MTPConfig, shifted
@@ -24,6 +23,7 @@ from lm.nn.recompute import Recompute
 from lm.nn.stack import ModelConfig as ModelConfig
 from lm.nn.stack import Stack
 from lm.nn.stack import model_config as model_config
+from lm.nn.vocabulary import TokenEmbedding
 from lm.schema import MOST_LAYERS, Tree
 
 
@@ -102,7 +102,7 @@ class LM(Stack):
         assert cfg.vocab_size is not None and cfg.max_seq_len is not None
         super().__init__(cfg, cfg.n_layers, causal, cross)
         self.causal, self.vocab_size, self.max_seq_len = causal, cfg.vocab_size, cfg.max_seq_len
-        self.embed = Embedding(self.vocab_size, cfg.d_model)
+        self.embed = TokenEmbedding(self.vocab_size, cfg.d_model)
         self.head = Head(cfg.head, cfg.norm, cfg.d_model, self.vocab_size)
         self.mtp = nn.ModuleList()  # blocks that predict further tokens, in training and in drafts
         self.cache_form: str | None = None  # of what decoding keeps of a token: bf16, int8; None: as it is computed
@@ -133,7 +133,7 @@ class LM(Stack):
         ctx = self.context(batch, cache)
         if cache is not None:
             cache.begin(ctx.mask.q_positions)
-        x = self.embedded(self.embed(batch.tokens), ctx.positions, batch.segments)  # (b, s) -> (b, s, d)
+        x = self.embedded(self.embed(batch.tokens, batch.held), ctx.positions, batch.segments)  # (b, s) -> (b, s, d)
         quick = self.quick(x, ctx) if self.quick is not None else None
         x = self.norm(self.through_blocks(x, ctx)) if quick is None else quick
         self.predict_further(x, batch, ctx)

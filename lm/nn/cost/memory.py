@@ -10,6 +10,7 @@ from torch import nn
 from lm.nn.block import BlockParts
 from lm.nn.cost.kept import Kept, Precision, together
 from lm.nn.linear import Out
+from lm.nn.mixers.columns import Divisible
 from lm.nn.recompute import NOTHING, Recompute
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import LM
@@ -28,7 +29,7 @@ class Setting:
     stage: int = 0  # what is cut into slices: 1 optimizer states, 2 gradients too, 3 weights too (ZeRO; FSDP2 is 3)
     world: int = 1  # ranks that share the slices
     context: int = 1  # ranks of which each has its part of a row's tokens
-    tensor: int = 1  # ranks, the same ones, of which each has its slice of the blocks' matrices
+    tensor: int = 1  # ranks, the same ones, of which each has its slice of the matrices
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def memory(model: LM, setting: Setting) -> Memory:
 
     Frozen weights have no gradient and no state; what the model steers stays in float32.
     """
-    cut = [setting.world if setting.stage >= stage else 1 for stage in (3, 2, 1)]
+    cut, n = [setting.world if setting.stage >= stage else 1 for stage in (3, 2, 1)], setting.tensor
     size = 2 if setting.precision == "bf16-true" else 4
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     steered = sum(p.numel() for p in model.steered().values())
@@ -60,7 +61,7 @@ def memory(model: LM, setting: Setting) -> Memory:
     matrices = model.matrices()
     inner = sum(p.numel() for name, p in model.named_parameters() if name in matrices and p.requires_grad)
     states = inner * setting.states[0] + (trained - inner) * setting.states[1]
-    whole = _gathered(model, setting.tensor) * size if cut[0] > 1 else 0
+    whole = _gathered(model, n) * size if cut[0] > 1 else 0
     cast = 2 * _multiplied(model) if setting.precision == "bf16-mixed" else 0
     tokens = setting.micro_batch * setting.seq_len // setting.context
     return Memory(
@@ -68,15 +69,24 @@ def memory(model: LM, setting: Setting) -> Memory:
         gradients=-(-trained * size // cut[1]),
         optimizer=-(-states // cut[2]),
         activations=tokens * _activations(model, setting),
-        loss=min(setting.chunk, tokens) * model.vocab_size * (8 if setting.precision == "fp32" else 10)
-        + sum(p.numel() for p in model.head.parameters() if p.requires_grad) * (4 + size * (1 + len(model.mtp))),
+        loss=min(setting.chunk, tokens * n) * -(-model.vocab_size // n) * (8 if setting.precision == "fp32" else 10)
+        + sum(_part(model.head, name, p, n) for name, p in model.head.named_parameters() if p.requires_grad)
+        * (4 + size * (1 + len(model.mtp))),
     )
 
 
 def _gathered(model: LM, tensor: int) -> int:
-    """Parameters that a rank sees whole: of the block at work, of whose matrices it may have a slice, and those outside of blocks."""
+    """Parameters that a rank sees as whole as it ever does: of the block at work, and those outside of blocks."""
     blocks = [sum(p.numel() for p in unit.parameters()) for unit in model.units()]
-    return sum(p.numel() for p in model.parameters()) - sum(blocks) + max(blocks) // tensor
+    rest = sum(p.numel() for p in model.parameters()) - sum(blocks)
+    table = {p for module in (model.embed, model.head) for name, p in module.named_parameters() if name in module.cut}
+    cut = sum(p.numel() for p in table)
+    return rest - cut + -(-cut // tensor) + max(blocks) // tensor
+
+
+def _part(module: Divisible, name: str, p: nn.Parameter, tensor: int) -> int:
+    """Numbers of this weight that one of so many ranks has."""
+    return -(-p.numel() // tensor) if name in module.cut else p.numel()
 
 
 def _multiplied(model: LM) -> int:
@@ -141,5 +151,5 @@ def _block(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Kept:
 def _exchanged(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Kept:
     """Of one token more where ranks hold its row in slices: of their matrices too, and both sublayers read the tokens of all."""
     if setting.tensor > 1:
-        return Kept(0, 2 * (setting.tensor - 1) * cfg.d_model)
+        return together([Kept(0, (setting.tensor - 1) * cfg.d_model), cfg.ffn.exchanges(cfg.d_model, parts.layer, setting.tensor)])
     return parts.mixer.exchanges(cfg.d_model, setting.context) if setting.context > 1 else Kept(0, 0)

@@ -44,6 +44,11 @@ class FFNConfig(Slot, group="model/ffn"):
         """Returns why ranks cannot hold a row in slices, with the remedy; None where each token is for itself."""
         return None
 
+    def exchanges(self, d_model: int, layer: int, n: int) -> Kept:
+        """Returns what the backward needs of one token more where n ranks hold its matrices in slices: the tokens of the others, which
+        it reads too."""
+        return Kept(0, (n - 1) * d_model)
+
     def undivided(self, d_model: int, n: int) -> str | None:
         """Returns why n ranks cannot hold its matrices in slices, with the remedy; None where they can."""
         return f"ffn={self.kind} has matrices that no rank can hold a slice of. Use ffn=mlp"

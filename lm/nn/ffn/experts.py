@@ -7,14 +7,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lm.nn.ffn.dispatch import Dispatch
 from lm.nn.ffn.mlp import ACTIVATIONS, MLPConfig
 from lm.nn.init import Declares, Draw, into_residual, matrix
+from lm.nn.mixers.columns import Columns, Divisible
 
 
-class Experts(Declares, nn.Module):
+class Experts(Declares, Divisible):
     """n MLPs of one shape. Weights are (e, out, in), biases (e, out)."""
 
     drawn: ClassVar[Mapping[str, Draw]] = {"up": matrix, "gate": matrix, "down": into_residual}
+    cut: ClassVar[Mapping[str, int]] = dict.fromkeys(("up", "gate", "down", "up_bias", "gate_bias", "down_bias"), 0)
+
+    dispatch: Dispatch | None = None  # where other ranks have other experts
 
     def __init__(self, cfg: MLPConfig, n: int, d_model: int, reference: bool = False) -> None:
         super().__init__()
@@ -34,7 +39,11 @@ class Experts(Declares, nn.Module):
 
     def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """As `loop`; it is called, and not what it calls, for an engine that gathers weights where a module begins."""
-        return (self.loop if self.reference else self.grouped)(x, experts, weights)
+        run = self.loop if self.reference else self.grouped
+        return run(x, experts, weights) if self.dispatch is None else self.dispatch(run, x, experts, weights)
+
+    def join(self, ranks: Columns, sizes: Mapping[str, int]) -> None:
+        self.dispatch, self.n = Dispatch(ranks, sizes["up"]), len(self.up)
 
     def loop(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """The reference.  x: (t, d); experts, weights: (t, k). Returns (t, d)."""

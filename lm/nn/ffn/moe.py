@@ -91,6 +91,20 @@ class MoEConfig(FFNConfig):
             return None
         return "ffn.capacity counts the tokens of a whole row that come before. Leave ffn.capacity and ffn.capacity_factor out"
 
+    def undivided(self, d_model: int, n: int) -> str | None:
+        if self.n_experts % n:
+            return f"model.ffn.n_experts={self.n_experts} is not a multiple of it, and each rank has as many. Choose one"
+        shared = "shared_hidden" if self.shared_hidden else "n_shared * expert.hidden"
+        parts = {shared: self.shared(d_model), "dense.hidden": self.dense}
+        return next(filter(None, (part.undivided(d_model, n, name) for name, part in parts.items() if part is not None)), None)
+
+    def exchanges(self, d_model: int, layer: int, n: int) -> Kept:
+        """What came back of each choice, and what the shared experts read."""
+        if (plain := self._mlp(layer)) is not None:
+            return plain.exchanges(d_model, layer, n)
+        shared = self.shared(d_model)
+        return together([Kept(0, self.top_k * d_model), *([] if shared is None else [shared.exchanges(d_model, layer, n)])])
+
     def flops(self, d_model: int, layer: int) -> int:
         """Of the experts that a token is sent to."""
         return 2 * self.top_k * self.expert.weights(d_model) if self._mlp(layer) is None else 0

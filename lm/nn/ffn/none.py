@@ -22,6 +22,9 @@ class NoFFNConfig(FFNConfig):
     def connected(self, residual: nn.Module) -> nn.Module:
         return Past()
 
+    def exchanges(self, d_model: int, layer: int, n: int) -> Kept:
+        return Kept(0, 0)
+
     def undivided(self, d_model: int, n: int) -> str | None:
         return None
 

@@ -13,9 +13,8 @@ from lm.nn.mixers.ulysses import WHOLE, Slices, summed
 
 
 class Divisible(nn.Module):
-    """A sublayer that ranks may compute together, each some heads or some of the inner width: what they give adds up to its output.
-
-    It is called with (b, s, d) and the Context, and returns (b, s, d).
+    """What ranks may compute together: a sublayer, of which each has some heads or some of the inner width, so that what they give adds
+    up to its output. It is called with (b, s, d) and the Context, and returns (b, s, d). Others say in `join` how they do.
     """
 
     cut: ClassVar[Mapping[str, int]] = {}
@@ -27,6 +26,11 @@ class Divisible(nn.Module):
         given = {f"{name}.{key}": 0 for name in outputs for key in ("weight", "bias")}
         return given | {f"{name}.weight": 1 for name in inputs}
 
+    def join(self, ranks: "Columns", sizes: Mapping[str, int]) -> None:
+        """Called when only this rank's slices are left.  sizes: of each weight that was cut, by name, that of the whole dimension."""
+        self.register_forward_pre_hook(ranks.enter)
+        self.register_forward_hook(ranks.leave)
+
 
 class Columns(Slices):
     """Between sublayers a rank has its slice of the row; within them all tokens of it, and its slice of the matrices."""
@@ -34,35 +38,49 @@ class Columns(Slices):
     def within(self, x: Tensor) -> Tensor:
         return x
 
+    def part(self, size: int, rank: int | None = None) -> slice:
+        """Returns which of so many a rank has, in slices that are alike or differ by one.  rank: None: this one."""
+        rank = self.rank if rank is None else rank
+        return slice(size * rank // self.n, size * (rank + 1) // self.n)
+
     def divide(self, module: Divisible) -> set[nn.Parameter]:
-        """Leaves this rank its slices, which are returned, and has the module gather what it reads and sum what it gives."""
-        mine, weights = set(), dict(module.named_parameters())
+        """Leaves this rank its slices, which are returned, and has the module exchange what these read and give."""
+        weights, mine, sizes = dict(module.named_parameters()), set(), {}
         for name, dim in module.cut.items():
             if name in weights:
-                part = nn.Parameter(weights[name].detach().chunk(self.n, dim)[self.rank].clone(), weights[name].requires_grad)
+                sizes[name] = weights[name].shape[dim]
+                whole, at = weights[name].detach().movedim(dim, 0), self.part(sizes[name])
+                part = nn.Parameter(whole[at].movedim(0, dim).clone(), weights[name].requires_grad)
                 linear, _, key = name.rpartition(".")
                 setattr(module.get_submodule(linear), key, part)
                 mine.add(part)
                 if dim == 1 and f"{linear}.bias" in weights:
                     module.get_submodule(linear).register_forward_hook(self._with_part_of_bias)
-        module.register_forward_pre_hook(self._enter)
-        module.register_forward_hook(self._leave)
+        module.join(self, sizes)
         return mine
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """Returns the tokens of all ranks, (b, s, ...) -> (b, n*s, ...)."""
+        found: Tensor = _Gathered.apply(x, self.group, self.n)
+        return found
+
+    def scattered(self, x: Tensor) -> Tensor:
+        """Returns this rank's tokens of the sum over all ranks, (b, n*s, ...) -> (b, s, ...)."""
+        found: Tensor = _Scattered.apply(x, self.group, self.n)
+        return found
+
+    def enter(self, module: nn.Module, args: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        """What a sublayer is called with."""
+        x, ctx = args
+        return (x if ctx.mask.held is WHOLE else self.gathered(x)), ctx
+
+    def leave(self, module: nn.Module, args: tuple[Tensor, Any], out: Tensor) -> Tensor:
+        """What a sublayer returns. Rows that are whole, as where a model is evaluated, stay so."""
+        return summed(out, self.group) if args[1].mask.held is WHOLE else self.scattered(out)
 
     def _with_part_of_bias(self, linear: Any, args: Any, out: Tensor) -> Tensor:
         """What all ranks give is summed, the bias too."""
         return out - linear.bias * (1 - 1 / self.n)
-
-    def _enter(self, module: nn.Module, args: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-        x, ctx = args
-        return (x if ctx.mask.held is WHOLE else _Gathered.apply(x, self._group, self.n)), ctx  # (b, s, d) -> (b, n*s, d)
-
-    def _leave(self, module: nn.Module, args: tuple[Tensor, Any], out: Tensor) -> Tensor:
-        """Rows that are whole, as where a model is evaluated, stay so."""
-        if args[1].mask.held is WHOLE:
-            return summed(out, self._group)
-        found: Tensor = _Scattered.apply(out, self._group, self.n)  # (b, n*s, d) -> (b, s, d)
-        return found
 
 
 class _Gathered(torch.autograd.Function):

@@ -50,7 +50,7 @@ class Slices(Whole):
 
     def __init__(self, group: Any, rank: int, n: int) -> None:
         """group: of torch.distributed, the n ranks.  rank: within it."""
-        self._group, self.rank, self.n = group, rank, n
+        self.group, self.rank, self.n = group, rank, n
 
     def length(self, s: int) -> int:
         return s * self.n
@@ -59,7 +59,7 @@ class Slices(Whole):
         return x.chunk(self.n, 1)[self.rank]  # (b, n*s) -> (b, s)
 
     def total(self, x: Tensor) -> Tensor:
-        found: Tensor = _Total.apply(x, self._group)
+        found: Tensor = _Total.apply(x, self.group)
         return found
 
 
@@ -79,7 +79,7 @@ class Ulysses(Slices):
         return self._sent(heads, 2, 1)
 
     def _sent(self, x: Tensor, cut: int, joined: int) -> Tensor:
-        found: Tensor = _Exchange.apply(x, self._group, self.n, cut, joined)
+        found: Tensor = _Exchange.apply(x, self.group, self.n, cut, joined)
         return found
 
 
@@ -124,6 +124,11 @@ class _Total(torch.autograd.Function):
 
 def summed(x: Tensor, group: Any) -> Tensor:
     """Returns the sum over the ranks of a group."""
+    return reduced(x, group, distributed.ReduceOp.SUM)
+
+
+def reduced(x: Tensor, group: Any, by: Any) -> Tensor:
+    """Returns the same of all ranks of a group.  by: sum, largest or smallest."""
     found = x.clone(memory_format=torch.contiguous_format)
-    distributed.all_reduce(found, group=group)
+    distributed.all_reduce(found, by, group)
     return found

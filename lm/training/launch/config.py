@@ -18,7 +18,8 @@ class LaunchConfig(Config):
     context: int = Field(1, gt=0, le=1024)
     """Ranks that hold a slice each of the same rows, for rows too long for one device; attention exchanges them. 1: whole rows."""
     tensor: int = Field(1, gt=0, le=1024)
-    """Ranks that hold a slice each of the blocks' matrices, and of the same rows between them, with strategy=fsdp. 1: whole matrices."""
+    """Ranks that hold a slice each of the matrices, of mixtures some experts, and of the same rows between them, with strategy=fsdp.
+    1: whole matrices."""
     rendezvous: str | None = None
     """host:port of the first machine, which all machines reach; needed where nodes > 1."""
     max_restarts: int = Field(0, ge=0, le=1000)

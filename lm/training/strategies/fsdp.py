@@ -1,6 +1,6 @@
 """torch's FSDP2, through Lightning's ModelParallelStrategy.  Zhao et al. 2023, arXiv:2304.11277."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -66,6 +66,11 @@ class FSDP(Single):
         """What an evaluation has gathered is kept for the next forward, and out of date now."""
         for module in self._units():
             module.reshard()
+
+    def weights(self, model: nn.Module) -> Iterator[Piece]:
+        """What an evaluation has left gathered is not live."""
+        self.refresh(model)
+        return super().weights(model)
 
     def whole(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, DTensor):

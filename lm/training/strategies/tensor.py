@@ -1,4 +1,4 @@
-"""FSDP2 where ranks hold slices of the blocks' matrices as well, and compute with these: a grid of ranks."""
+"""FSDP2 where ranks hold slices of the matrices as well, and compute with these: a grid of ranks."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -36,15 +36,18 @@ class DividedFSDP(FSDP):
         info = HSDPMeshInfo(self._mesh, 1, 0) if self.copies > 1 else FSDPMeshInfo(self._mesh, 0)
         self._placement = ShardPlacementResult(Shard(0), info)
         self.slices: Columns = Columns(self._group, grid.get_local_rank("tensor"), n)
-        self._cut = dict(cut_weights(model))
+        shapes = {name: p.shape for name, p in model.named_parameters()}
+        self._cut = {name: (dim, shapes[name][dim]) for name, dim in cut_weights(model) if name in shapes}
+        self._joined: set[nn.Module] = set()
         super().shard(model, mesh, fill)
         for stack in model.stacks():
             stack.parts = [replace(parts, mixer=parts.mixer.divided(parts.d_model, n)) for parts in stack.parts]
 
     def _placed(self, part: nn.Module) -> Callable[[nn.Parameter], Any] | None:
-        if part is self._model:  # its blocks are done
-            return None
-        mine = {p for module in part.modules() if isinstance(module, Divisible) for p in self.slices.divide(module)}
+        modules = [module for module in part.modules() if isinstance(module, Divisible) and module not in self._joined]
+        mine = {p for module in modules for p in self.slices.divide(module)}
+        self._joined.update(modules)
+        self._model.tie()
         return lambda p: self._placement if p in mine else None
 
     def _divided(self, tensor: Tensor) -> bool:
@@ -82,9 +85,9 @@ class DividedFSDP(FSDP):
         found = super().piece(name, kind, tensor)
         if name not in self._cut or not isinstance(tensor, DTensor):
             return found
-        dim, shape, offset = self._cut[name], [*found.shape], [*found.offset]
-        offset[dim] += self.slices.rank * shape[dim]
-        shape[dim] *= self.slices.n
+        (dim, size), shape, offset = self._cut[name], [*found.shape], [*found.offset]
+        offset[dim] += self.slices.part(size).start
+        shape[dim] = size
         return replace(found, shape=tuple(shape), offset=tuple(offset))
 
 

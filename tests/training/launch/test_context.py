@@ -56,13 +56,13 @@ def whole_rows(packed: bool) -> Batch:
 
 
 def losses(model: LM, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """(3,) what is minimised, the likelihood alone and the label tokens of the step; and the gradients."""
+    """What is minimised, the likelihood alone, the label tokens of the step and what is told of answers; and the gradients."""
     model.zero_grad()
     assert batch.labels is not None
     with Doubles():
-        sums = model(batch, loss=causal_reader(batch.labels, label_smoothing=0.1, z_loss=0.01, chunk=7))
+        sums = model(batch, loss=causal_reader(batch.labels, label_smoothing=0.1, z_loss=0.01, chunk=7, answers=batch.labels))
         sums.total.backward()
-    found = torch.stack([sums.total.detach(), sums.nll, torch.tensor(float(batch.step_tokens))])
+    found = torch.stack([sums.total.detach(), sums.nll, torch.tensor(float(batch.step_tokens)), *torch.cat([*sums.told.values()])])
     return found, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 

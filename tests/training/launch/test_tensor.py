@@ -3,6 +3,7 @@
 import os
 import sys
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,18 @@ from lm.errors import ConfigError
 from lm.nn.mixers.columns import Columns, Divisible
 from lm.nn.transformer import LM, model_config
 from lm.schema import Tree, from_tree
-from lm.testing.models import BASE, Doubles, random_model
+from lm.testing.models import BASE, VOCAB, Doubles, random_model
 from lm.training.config import TrainConfig
 from lm.training.run import train
 from lm.training.strategies.tensor import cut_weights
 from tests.training.conftest import Configure, Launch, ranks, read
 from tests.training.launch import processes
-from tests.training.launch.test_context import ROUNDING, losses, whole_rows
-from tests.training.steps import MOE, SGD, config
+from tests.training.launch.test_context import MOE, ROUNDING, losses, whole_rows
+from tests.training.steps import MOE as SHARED
+from tests.training.steps import SGD, config
 
 HEADS: Tree = {"kind": "gqa", "n_heads": 8, "n_kv_heads": 4, "head_dim": 6}
+EXPERTS: Tree = {**SHARED["ffn"]}
 MODELS: dict[str, Tree] = {
     "biases, a norm of each head": {
         "attention": HEADS | {"qkv_bias": True, "out_bias": True, "qk_norm": "head"},
@@ -34,6 +37,16 @@ MODELS: dict[str, Tree] = {
     "a gate of each element, values of the first layer": {"attention": HEADS | {"out_gate": "element", "value_residual": True}},
     "first tokens behind a window": {"attention": HEADS | {"window": 5, "keep_first": 2}},
     "side by side, not gated": {"attention": HEADS, "block": {"kind": "parallel"}, "ffn": {"kind": "mlp", "hidden": 20, "gated": False}},
+    "a head of its own, an odd vocabulary": {
+        "attention": HEADS,
+        "vocab_size": VOCAB + 1,
+        "head": {"tied": False, "bias": True, "scale": 0.7, "softcap": 9.0, "transform": "gelu"},
+    },
+    "experts": {"attention": HEADS, "ffn": MOE},
+    "experts in a loop, biases, a shared one": {
+        "attention": HEADS,
+        "ffn": EXPERTS | {"reference": True, "expert": {"kind": "mlp", "hidden": 24, "bias": True, "gated": False}, "shared_gate": True},
+    },
     "learned positions, both sides": {"attention": HEADS, "kind": "encoder", "position": {"kind": "learned"}},
 }
 
@@ -50,7 +63,8 @@ def process() -> None:
             for module in divided.modules():
                 if isinstance(module, Divisible):
                     columns.divide(module)
-            cut = dict(cut_weights(divided))
+            divided.tie()
+            cut, mine = dict(cut_weights(divided)), partial(slice_of, columns)
             assert len({key for key, _ in divided.named_parameters()} & cut.keys()) >= 4 * len(model.blocks)
             expected, found = losses(model, batch), losses(divided, batch.in_slices(columns))
             for key, sums in found[1].items():
@@ -59,11 +73,16 @@ def process() -> None:
             distributed.all_reduce(found[0])
             compared = {"sums": (found[0], expected[0]), "logits": (logits(divided, batch.tokens), logits(model, batch.tokens))}
             for key, grad in expected[1].items():
-                compared[key] = (found[1][key], grad.chunk(n, cut[key])[rank] if key in cut else grad)
+                compared[key] = (found[1][key], mine(grad, cut[key]) if key in cut else grad)
             for key, (ours, theirs) in compared.items():
                 error, size = float((ours - theirs).abs().max()), float(theirs.abs().max())
                 assert error <= ROUNDING * size, f"{name}, packed {packed}: {key} is {error / size:.1g} off"
                 assert size > 0, f"{name}: {key} is nothing"
+
+
+def slice_of(columns: Columns, whole: Tensor, dim: int) -> Tensor:
+    """This rank's of a weight that is cut."""
+    return whole.movedim(dim, 0)[columns.part(whole.shape[dim])].movedim(0, dim)
 
 
 def logits(model: LM, tokens: Tensor) -> Tensor:
@@ -117,7 +136,8 @@ UNDIVIDED: list[tuple[Tree, str]] = [
         "attention=mla has matrices that no rank can hold a slice of",
     ),
     ({"ffn": {"kind": "mlp", "hidden": 63}}, r"model\.ffn\.hidden=63 is not a multiple of it, .* Choose one, such as 64\."),
-    (MOE, r"ffn=moe has matrices that no rank can hold a slice of\. Use ffn=mlp\."),
+    ({"ffn": EXPERTS | {"n_experts": 5}}, r"model\.ffn\.n_experts=5 is not a multiple of it, and each rank has as many\. Choose one\."),
+    ({"ffn": EXPERTS | {"shared_hidden": 9}}, r"model\.ffn\.shared_hidden=9 is not a multiple of it, .* Choose one, such as 10\."),
 ]
 
 

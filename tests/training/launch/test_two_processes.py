@@ -148,16 +148,25 @@ NEAR = {  # of four ranks; a router's bias is written behind the step
     ),
 }
 WIDER: Tree = {"attention": {"kind": "gqa", "n_heads": 8, "n_kv_heads": 4, "head_dim": 8, "qkv_bias": True, "qk_norm": "head"}}
-BIASES: Tree = {"attention": {**WIDER["attention"], "out_bias": True}, "ffn": {"kind": "mlp", "hidden": 40, "bias": True}}
+BIASES: Tree = {
+    "attention": {**WIDER["attention"], "out_bias": True}, "ffn": {"kind": "mlp", "hidden": 40, "bias": True},
+    "head": {"tied": False, "bias": True},
+}  # fmt: skip
 MATRICES_CUT = {
     "matrices, sgd": Job(SGD, 2, model=WIDER, tensor=2),
     "matrices, adamw": Job(SLOW_ADAMW, 3, model=BIASES, tensor=2),
     "matrices, momentum, every other block again": Job(MOMENTUM, 2, model=WIDER, trainer=EVERY_OTHER, tensor=2),
     "matrices, products kept": Job(MOMENTUM, 2, model=WIDER, trainer=PRODUCTS, tensor=2),
     "matrices, bf16": Job(SLOW_ADAMW, 2, model=BIASES, options=BF16, rounded=True, tensor=2),
+    "matrices, experts": Job(SLOW_ADAMW, 3, model=WIDER | MOE, tensor=2),
+    "matrices, experts, bf16": Job(SLOW_ADAMW, 2, model=WIDER | MOE, options=BF16, rounded=True, tensor=2),
+    "matrices, experts, every other block again": Job(SGD | {"lr": 0.1}, 2, model=WIDER | MOE, trainer=EVERY_OTHER, tensor=2),
+    "matrices, experts, products kept": Job(MOMENTUM, 2, model=WIDER | MOE, trainer=PRODUCTS, tensor=2),
     "matrices, poisoned": Job(SLOW_ADAMW, 2, model=WIDER, poisoned=True, tensor=2),
 }
 MATRICES_CUT_IN_FOUR = {
+    "matrices, experts, four": Job(SLOW_ADAMW, 2, model=WIDER | MOE, tensor=4),
+    "matrices, experts, copies": Job(MOMENTUM, 2, model=WIDER | MOE, tensor=2, strategy={"shard": 2}),
     "matrices, four": Job(SLOW_ADAMW, 2, model=BIASES, tensor=4),
     "matrices, copies": Job(SLOW_ADAMW, 2, model=WIDER, tensor=2, strategy={"shard": 2}),
 }

@@ -51,12 +51,12 @@ MODELS: dict[str, Tree] = {
 }
 
 
-def process() -> None:
+def process(names: list[str]) -> None:
     """What each rank does: the whole alone, and its slices with the others; and whole rows without a gradient."""
     distributed.init_process_group("gloo")
     torch.set_default_dtype(torch.float64)
     n, rank = distributed.get_world_size(), distributed.get_rank()
-    for name, differs in MODELS.items():
+    for name, differs in ((name, MODELS[name]) for name in names or MODELS):
         for packed in (False, True):
             model, batch = random_model(model_config(BASE | differs)).double().train(), whole_rows(packed)
             divided, columns = deepcopy(model), Columns(distributed.group.WORLD, rank, n)
@@ -91,11 +91,13 @@ def logits(model: LM, tokens: Tensor) -> Tensor:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 4])
-def test_slices_of_matrices_have_the_losses_and_gradients_of_whole_ones(world: int, tmp_path: Path) -> None:
-    """Over kinds of heads, gates, biases, positions and documents."""
-    processes.launch([__file__], tmp_path, 240, world)
+@pytest.mark.parametrize(
+    ("world", "names"),
+    [(2, ["a head of its own, an odd vocabulary", "experts"]), *(pytest.param(n, [], marks=pytest.mark.slow) for n in (2, 4))],
+)
+def test_slices_of_matrices_have_the_losses_and_gradients_of_whole_ones(world: int, names: list[str], tmp_path: Path) -> None:
+    """Over kinds of heads, gates, biases, positions, documents, heads and experts.  names: of some; none: all."""
+    processes.launch([__file__, *names], tmp_path, 240, world)
 
 
 @pytest.mark.slow
@@ -150,6 +152,6 @@ def test_what_cannot_be_held_in_slices_is_refused(differs: Tree, said: str) -> N
 
 
 if __name__ == "__main__":
-    process()
+    process(sys.argv[1:])
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may abort at a regular end

@@ -66,14 +66,14 @@ def losses(model: LM, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     return found, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def process() -> None:
+def process(names: list[str]) -> None:
     """What each rank does: the whole alone, and its slice with the others."""
     distributed.init_process_group("gloo")
     torch.set_default_dtype(torch.float64)
     n = distributed.get_world_size()
     slices = slices_of(LaunchConfig(devices=n, context=n))
     assert slices is not None
-    for name, differs in MODELS.items():
+    for name, differs in ((name, MODELS[name]) for name in names or MODELS):
         for packed in (False, True):
             model, batch = random_model(model_config(BASE | differs)).double().train(), whole_rows(packed)
             if model.cfg.embed.segments:
@@ -90,10 +90,13 @@ def process() -> None:
                 assert size > 0, f"{name}: {key} is nothing"
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_slices_of_rows_have_the_losses_and_gradients_of_whole_rows(world: int, tmp_path: Path) -> None:
-    """Over kinds of heads, positions, documents and experts."""
-    launch([__file__], tmp_path, 240, world)
+@pytest.mark.parametrize(
+    ("world", "names"),
+    [(2, ["six heads over three, soft-cap", "latents", "experts"]), *(pytest.param(n, [], marks=pytest.mark.slow) for n in (2, 4))],
+)
+def test_slices_of_rows_have_the_losses_and_gradients_of_whole_rows(world: int, names: list[str], tmp_path: Path) -> None:
+    """Over kinds of heads, positions, documents and experts.  names: of some; none: all."""
+    launch([__file__, *names], tmp_path, 240, world)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +114,6 @@ def test_models_that_need_whole_rows_are_refused(model: Tree, said: str) -> None
 
 
 if __name__ == "__main__":
-    process()
+    process(sys.argv[1:])
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may abort at a regular end

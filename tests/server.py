@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,6 +95,7 @@ def _become(args: Sequence[str], env: Mapping[str, str], outputs: Sequence[int],
         os.chdir(cwd)
         os.environ.clear()
         os.environ.update(env)
+        tempfile.tempdir = None  # of the environment before
         sys.path[:0] = env.get("PYTHONPATH", "").split(os.pathsep)
         flag, module, *sys.argv[1:] = args
         assert flag == "-m"

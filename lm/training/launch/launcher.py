@@ -109,6 +109,7 @@ class _Launcher:
                     _send(key[1], self._caught[key[0]])
 
     def _start(self) -> None:
+        from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.elastic.rendezvous import RendezvousError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -126,6 +127,7 @@ class _Launcher:
             max_restarts=0,
             monitor_interval=_POLL_S,
             shutdown_timeout=int(_ABANDON_S),
+            logs_specs=DefaultLogsSpecs(str(self._folder / "logs")),  # else an empty folder of torch's is left behind
         )
         try:
             elastic_launch(config, sys.executable)("-m", WORKER, str(RunFolder(self._folder).config_file))

@@ -137,8 +137,10 @@ def starts(folder: Path) -> int:
 def test_a_signal_to_the_launcher_ends_all_ranks_behind_the_same_step_which_is_saved(
     lm_process: Start, tiny: list[str], tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Seen to fail with the launcher keeping signals to itself."""
-    process = lm_process("train", *tiny, "optim=adamw", *ENDLESS, *ranks("ddp"))
+    """Seen to fail with the launcher keeping signals to itself. Nothing is left where temporary files are."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = lm_process("train", *tiny, "optim=adamw", *ENDLESS, *ranks("ddp"), env=os.environ | {"TMPDIR": str(temporary)})
     wait_for_steps(tmp_path / "run", process)
     os.kill(process.pid, number)
     assert process.wait() == 128 + number, process.stderr
@@ -149,6 +151,7 @@ def test_a_signal_to_the_launcher_ends_all_ranks_behind_the_same_step_which_is_s
     assert f"{number.name} ended the run after step {step}, which is saved" in last and resume.startswith("resume: lm train ")
     assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl")] == list(range(1, step + 1))
     require_gone(tmp_path, within_s=1)
+    assert not [*temporary.iterdir()]
 
 
 @pytest.mark.parametrize("strategy", [[], pytest.param(ranks("ddp"), marks=pytest.mark.slow)], ids=["one rank", "two ranks"])

@@ -14,7 +14,9 @@ from lm.training.optim.traits import GroupConfig, Traits
 
 NamedWeights = list[tuple[str, nn.Parameter]]
 Group = dict[str, Any]
-CUTS = "cuts"  # in a group whose only parameter is the slices of its weights, one behind the other: how each is cut
+CUTS, RANKS = "cuts", "ranks"
+"""In a group: how ranks hold slices of its weights, where these do not tell, and which ranks. Where its only parameter is all slices, one
+behind the other, the cuts are in their order and the ranks are all; else they are by parameter."""
 
 
 class OptimConfig(Slot, group="optim"):

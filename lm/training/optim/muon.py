@@ -11,7 +11,19 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from lm.training.optim.base import CUTS, Group, NamedWeights, OptimConfig, Skippable, adam_state, alike, decaying, grouped, momentum_state
+from lm.training.optim.base import (
+    CUTS,
+    RANKS,
+    Group,
+    NamedWeights,
+    OptimConfig,
+    Skippable,
+    adam_state,
+    alike,
+    decaying,
+    grouped,
+    momentum_state,
+)
 from lm.training.optim.slices import Cut, Exchange, by_rows
 from lm.training.optim.traits import Traits
 
@@ -169,13 +181,14 @@ class Sliced(Held):
         return [torch.cat([next(pieces) for _ in of]) for of in parts]
 
 
-def _of_shards(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor]) -> Sliced:
-    """As FSDP2 cuts them, along the last dimension of its mesh; each of the copies along another does the same."""
+def _of_shards(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor], group: Group) -> Sliced:
+    """As FSDP2 cuts them, along the last dimension of its mesh; each of the copies along another does the same. Or as the group says."""
     mesh = cast("DTensor", params[0]).device_mesh
     last = mesh.ndim - 1
     weights, grads, momenta = ([cast("DTensor", x).to_local().view(-1) for x in xs] for xs in (params, grads, momenta))
-    cuts = [by_rows(p.shape, mesh.size(last)) for p in params]
-    return Sliced([p.shape for p in params], weights, grads, momenta, [], cuts, mesh.get_group(last))
+    cuts = [group[CUTS][p] for p in params] if CUTS in group else [by_rows(p.shape, mesh.size(last)) for p in params]
+    ranks = group[RANKS] if CUTS in group else mesh.get_group(last)
+    return Sliced([cut.shape for cut in cuts], weights, grads, momenta, [], cuts, ranks)
 
 
 def _of_flat(cuts: Sequence[Cut], weight: Tensor, grad: Tensor, momentum: Tensor) -> Sliced:
@@ -203,10 +216,10 @@ class MuonAdamW(Skippable):
             self._adamw(params, group)
             return
         momenta, grads = [self.state[p]["momentum"] for p in params], [_grad(p).float() for p in params]
-        if CUTS in group:
+        if isinstance(params[0], DTensor):
+            self._muon(_of_shards(params, grads, momenta, group), group)
+        elif CUTS in group:
             self._muon(_of_flat(group[CUTS], params[0], grads[0], momenta[0]), group)
-        elif isinstance(params[0], DTensor):
-            self._muon(_of_shards(params, grads, momenta), group)
         else:
             squares = [] if group["row_beta2"] is None else [self.state[p]["row_square"] for p in params]
             for shape in dict.fromkeys(p.shape for p in params):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -32,11 +32,46 @@ class Cut:
         starts = range(0, max(self.bounds[-1], 1), size)
         return [Cut(self.shape[-2:], tuple(min(max(at - start, 0), size) for at in self.bounds)) for start in starts]
 
+    def joined(self, pieces: Sequence[Tensor]) -> Tensor:
+        """Returns the whole of what all ranks hold, flat each."""
+        return torch.cat([*pieces]).view(self.shape)
+
+    def parted(self, whole: Tensor) -> Sequence[Tensor]:
+        """Returns what each rank holds of it, flat."""
+        return whole.reshape(-1).split(self.sizes)
+
+
+@dataclass(frozen=True)
+class Tiles(Cut):
+    """Rank i * n + j holds the j-th of n equal parts of the columns, in the i-th part of the rows of a matrix."""
+
+    rows: tuple[int, ...]
+    n: int
+
+    def matrices(self) -> list["Cut"]:
+        return [self]
+
+    def joined(self, pieces: Sequence[Tensor]) -> Tensor:
+        tiles = (piece.view(-1, self.shape[1] // self.n) for piece in pieces)
+        return torch.cat([torch.cat(line, 1) for line in zip(*[tiles] * self.n, strict=True)])
+
+    def parted(self, whole: Tensor) -> Sequence[Tensor]:
+        return [tile.reshape(-1) for line in whole.split(self.rows) for tile in line.chunk(self.n, 1)]
+
 
 def by_rows(shape: Sequence[int], world: int) -> Cut:
     """Returns how FSDP2 cuts a weight: equal parts of the first dimension, of which the last ranks may have less, or nothing."""
     rows, rest = -(-shape[0] // world), torch.Size(shape[1:]).numel()
     return Cut(tuple(shape), tuple(min(rank * rows, shape[0]) * rest for rank in range(world + 1)))
+
+
+def by_slices(shape: Sequence[int], dim: int, n: int, world: int) -> Cut:
+    """Returns how n * world ranks hold a weight of which n neighbours have an n-th each along a dimension, 0 or 1, that FSDP2 cuts once
+    more. With dim=0 its rows, or the matrices of a stack, are in another order, which changes nothing about which matrix is orthogonal."""
+    mine = [size // n if at == dim else size for at, size in enumerate(shape)]
+    sizes = by_rows(mine, world).sizes
+    bounds = (0, *accumulate(size for size in sizes for _ in range(n)))
+    return Cut(tuple(shape), bounds) if dim == 0 else Tiles(tuple(shape), bounds, tuple(size // mine[1] for size in sizes), n)
 
 
 def in_a_row(shapes: Sequence[Sequence[int]], part: int, world: int) -> list[Cut]:
@@ -76,12 +111,12 @@ class Exchange:
         torch.distributed.all_to_all_single(received, sent, self._theirs, self._mine, self._group)
         owned = [self._cuts[i] for i in self._owned[self._rank]]
         pieces = received.split([cut.sizes[rank] for rank in range(len(self._theirs)) for cut in owned])
-        return [torch.cat(pieces[n :: len(owned)]).view(cut.shape) for n, cut in enumerate(owned)]
+        return [cut.joined(pieces[n :: len(owned)]) for n, cut in enumerate(owned)]
 
     def scatter(self, matrices: Sequence[Tensor], like: Tensor) -> list[Tensor]:
         """Returns this rank's slice of each matrix.  matrices: those that it owns; like: a tensor of their type."""
-        owned = [(self._cuts[i], x.reshape(-1)) for i, x in zip(self._owned[self._rank], matrices, strict=True)]
-        sent = [x[cut.bounds[rank] : cut.bounds[rank + 1]] for rank in range(len(self._theirs)) for cut, x in owned]
+        parts = [self._cuts[i].parted(x) for i, x in zip(self._owned[self._rank], matrices, strict=True)]
+        sent = [part[rank] for rank in range(len(self._theirs)) for part in parts]
         received = like.new_empty(sum(self._mine))
         torch.distributed.all_to_all_single(received, torch.cat([like.new_empty(0), *sent]), self._mine, self._theirs, self._group)
         order = [i for owned in self._owned for i in owned]

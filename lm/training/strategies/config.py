@@ -109,8 +109,6 @@ class FSDPConfig(StrategyConfig):
     def undivided(self, cfg: "Sized") -> str | None:
         if self.sharing(cfg.launch.world) % cfg.launch.tensor:
             return f"strategy.shard={self.shard} is not a multiple of it. Choose one"
-        if cfg.optim.whole_matrices:
-            return f"optim={cfg.optim.kind} works on whole matrices. Use optim=adamw"
         if cfg.adapter is not None:
             return f"adapter={cfg.adapter.kind} is trained beside whole matrices. Use launch.context, or leave it out"
         if cfg.trainer.compile:

@@ -14,7 +14,8 @@ from lm.errors import ConfigError
 from lm.nn.mixers.columns import Columns, Divisible
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import Piece
-from lm.training.optim.base import Group
+from lm.training.optim.base import CUTS, RANKS, Group
+from lm.training.optim.slices import by_slices
 from lm.training.strategies.fsdp import FSDP
 from lm.training.strategies.mesh import mesh_of
 from lm.training.strategies.single import Judge
@@ -36,8 +37,9 @@ class DividedFSDP(FSDP):
         info = HSDPMeshInfo(self._mesh, 1, 0) if self.copies > 1 else FSDPMeshInfo(self._mesh, 0)
         self._placement = ShardPlacementResult(Shard(0), info)
         self.slices: Columns = Columns(self._group, grid.get_local_rank("tensor"), n)
-        shapes = {name: p.shape for name, p in model.named_parameters()}
-        self._cut = {name: (dim, shapes[name][dim]) for name, dim in cut_weights(model) if name in shapes}
+        self._copy = mesh_of(mesh.device_type, {"copies": self.copies, "ranks": self.n}, self.launch.timeout_s).get_group("ranks")
+        self._shapes = {name: p.shape for name, p in model.named_parameters()}
+        self._cut = {name: dim for name, dim in cut_weights(model) if name in self._shapes}
         self._joined: set[nn.Module] = set()
         super().shard(model, mesh, fill)
         for stack in model.stacks():
@@ -62,7 +64,14 @@ class DividedFSDP(FSDP):
         for divided in (False, True):
             found = [(name, p) for name, p in zip(group["names"], group["params"], strict=True) if self._divided(p) is divided]
             if found:
-                yield group | {"names": [name for name, _ in found], "params": [p for _, p in found]}
+                yield group | {"names": [name for name, _ in found], "params": [p for _, p in found]} | self._cuts(dict(found), divided)
+
+    def _cuts(self, named: dict[str, Any], divided: bool) -> Group:
+        """What an optimizer is told that makes matrices whole by itself."""
+        if not divided:
+            return {}
+        cut = {p: by_slices(self._shapes[name], self._cut[name], self.slices.n, self._mesh.size(-1)) for name, p in named.items()}
+        return {CUTS: cut, RANKS: self._copy}
 
     def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None) -> None:
         """A slice has its gradient by all tokens on one rank, and FSDP2 has divided by fewer ranks than it was multiplied by."""
@@ -85,10 +94,9 @@ class DividedFSDP(FSDP):
         found = super().piece(name, kind, tensor)
         if name not in self._cut or not isinstance(tensor, DTensor):
             return found
-        (dim, size), shape, offset = self._cut[name], [*found.shape], [*found.offset]
-        offset[dim] += self.slices.part(size).start
-        shape[dim] = size
-        return replace(found, shape=tuple(shape), offset=tuple(offset))
+        dim, offset = self._cut[name], [*found.offset]
+        offset[dim] += self.slices.part(self._shapes[name][dim]).start
+        return replace(found, shape=tuple(self._shapes[name]), offset=tuple(offset))
 
 
 def cut_weights(model: LM) -> Iterator[tuple[str, int]]:

@@ -162,11 +162,15 @@ MATRICES_CUT = {
     "matrices, experts, bf16": Job(SLOW_ADAMW, 2, model=WIDER | MOE, options=BF16, rounded=True, tensor=2),
     "matrices, experts, every other block again": Job(SGD | {"lr": 0.1}, 2, model=WIDER | MOE, trainer=EVERY_OTHER, tensor=2),
     "matrices, experts, products kept": Job(MOMENTUM, 2, model=WIDER | MOE, trainer=PRODUCTS, tensor=2),
+    "matrices, muon": Job(MUON, 2, model=BIASES, tensor=2),
+    "matrices, experts, muon": Job(MUON, 2, model=WIDER | MOE, tensor=2),
     "matrices, poisoned": Job(SLOW_ADAMW, 2, model=WIDER, poisoned=True, tensor=2),
 }
 MATRICES_CUT_IN_FOUR = {
     "matrices, experts, four": Job(SLOW_ADAMW, 2, model=WIDER | MOE, tensor=4),
     "matrices, experts, copies": Job(MOMENTUM, 2, model=WIDER | MOE, tensor=2, strategy={"shard": 2}),
+    "matrices, experts, muon, four": Job(MUON, 2, model=WIDER | MOE, tensor=2),
+    "matrices, experts, muon, copies": Job(MUON, 2, model=WIDER | MOE, tensor=2, strategy={"shard": 2}),
     "matrices, four": Job(SLOW_ADAMW, 2, model=BIASES, tensor=4),
     "matrices, copies": Job(SLOW_ADAMW, 2, model=WIDER, tensor=2, strategy={"shard": 2}),
 }

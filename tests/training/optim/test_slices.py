@@ -1,9 +1,11 @@
 """How the ranks share the work on matrices of which each holds a slice. That several ranks step as one: test_two_processes.py."""
 
+import math
+
 import pytest
 import torch
 
-from lm.training.optim.slices import Cut, by_rows, in_a_row, owners
+from lm.training.optim.slices import Cut, by_rows, by_slices, in_a_row, owners
 
 
 @pytest.mark.parametrize("shape", [(7, 3), (2, 5), (4, 2, 3), (1, 1)])
@@ -32,3 +34,19 @@ def test_no_rank_has_more_to_do_than_its_part_and_one_matrix(world: int) -> None
     costs = [int(x) for x in torch.randint(1, 1000, (40,), generator=torch.Generator().manual_seed(0))]
     loads = [sum(cost for cost, owner in zip(costs, owners(costs, world), strict=True) if owner == rank) for rank in range(world)]
     assert sum(loads) == sum(costs) and max(loads) <= sum(costs) / world + max(costs) / 3
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((6, 5), 0), ((5, 6), 1), ((4, 3, 2), 0), ((2, 4), 1)])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_slices_that_are_cut_again_are_whole_up_to_the_order_of_rows(shape: tuple[int, ...], dim: int, world: int) -> None:
+    """Ranks lie in a grid, of which each line of 2 has the same rows of its slices."""
+    whole, pieces = torch.arange(math.prod(shape)).view(shape), []
+    for slices in zip(*(part.chunk(world) for part in whole.chunk(2, dim)), strict=True):
+        pieces += [piece.flatten() for piece in slices]
+    pieces += [whole.new_empty(0)] * (2 * world - len(pieces))
+    cut = by_slices(shape, dim, 2, world)
+    assert cut.sizes == [len(piece) for piece in pieces]
+    found = cut.joined(pieces)
+    assert found.shape == shape and (dim == 0 or torch.equal(found, whole))
+    assert torch.equal(found.flatten(1).sort(0).values, whole.flatten(1).sort(0).values)
+    assert all(torch.equal(*pair) for pair in zip(cut.parted(found), pieces, strict=True))

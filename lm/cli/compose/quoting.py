@@ -51,6 +51,8 @@ def readable(value: str, depth: int = 0) -> str:
     if brackets not in ("[]", "{}") or not inside or depth == _MOST_NESTED:
         return quoted(value)
     items = [piece.partition(":") if brackets == "{}" else ("", "", piece) for piece in pieces(inside)]
+    if brackets == "{}" and not all(colon for _, colon, _ in items):  # no dict, but a name such as {0}
+        return quoted(value)
     return f"{brackets[0]}{','.join(key + colon + readable(each.strip(), depth + 1) for key, colon, each in items)}{brackets[1]}"
 
 

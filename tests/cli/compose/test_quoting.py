@@ -59,6 +59,12 @@ def test_a_list_is_cut_at_commas_outside_of_quotes_and_brackets() -> None:
     assert files("[]]") == ["]"]
 
 
+@pytest.mark.parametrize("name", ["{0}", "{a,b:c}", "{ }"])
+def test_braces_that_hold_no_dict_are_letters(name: str) -> None:
+    """Seen to end as a key that there is not."""
+    assert files(quoted(name)) == files(name) == name
+
+
 def test_a_nested_value_takes_letters_beyond_ascii() -> None:
     sources = "[{name:a,data:{kind:text,files:/home/müller/x (1).txt}}]"
     found = compose(["data=mix", f"data.sources={sources}"]).layers[-1].values["data.sources"]

@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Self
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lm.nn.context import Context
 from lm.nn.ffn.mlp import ACTIVATIONS, Activation
 from lm.nn.init import Declares, Draw, into_logits
+from lm.nn.linear import Linear, product
 from lm.nn.norm import NormConfig
 from lm.nn.vocabulary import OfVocabulary
 from lm.schema import Config
@@ -52,7 +52,7 @@ class Head(Declares, OfVocabulary, nn.Linear):
         self.dense = self.norm = None
         if cfg.transform is not None:
             self.act = ACTIVATIONS[cfg.transform]
-            self.dense = nn.Linear(d_model, d_model, bias=cfg.transform_bias)
+            self.dense = Linear(d_model, d_model, bias=cfg.transform_bias)
             self.norm = norm.build(d_model)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Head(Declares, OfVocabulary, nn.Linear):
 
     def product(self, x: Tensor) -> Tensor:
         """W x + b."""
-        return F.linear(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias)
 
 
 Reader = Callable[[Tensor, Head, Context], Any]

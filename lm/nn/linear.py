@@ -2,12 +2,19 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from lm.nn.init import Declares, Draw, into_residual
+
+ONEDNN = "mkldnn::_linear_pointwise"
+_WORTH = 1 << 23  # multiplications; of fewer the call costs what the kernel saves: two cores of an AMD EPYC, torch 2.13
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -27,15 +34,81 @@ def of_int8_rows(q: Tensor, scale: Tensor) -> Tensor:
     return q.float() * scale.float().unsqueeze(1)
 
 
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """W x + b by the fastest kernel.  (..., in), (out, in) -> (..., out)."""
+    if x.dtype == torch.float32 and x.numel() * len(weight) >= _WORTH and _by_onednn(x, weight):
+        out: Tensor = _OneDNN.apply(x, weight, bias)
+        return out
+    return F.linear(x, weight, bias)
+
+
+def _by_onednn(x: Tensor, weight: Tensor) -> bool:
+    plain = (
+        type(x) is Tensor and x.ndim > 1 and type(weight) in (Tensor, nn.Parameter) and weight.dtype == x.dtype and x.device.type == "cpu"
+    )
+    return plain and _mkl_is_slow() and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling()
+
+
+@cache
+def _mkl_is_slow() -> bool:
+    """Torch multiplies float32 by MKL, which has AVX-512 on Intel's processors only. By the machine's name, and not by the clock, so that
+    runs repeat to the bit."""
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+        return False
+    try:
+        told = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+    except OSError:
+        return False
+    return "AuthenticAMD" in told and "avx512f" in told
+
+
+class _OneDNN(torch.autograd.Function):
+    """All three products by oneDNN."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _multiplied(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        outs, ins = gradient.flatten(0, -2), x.flatten(0, -2)  # (..., out), (..., in) -> (n, out), (n, in)
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            _multiplied(gradient, weight.t()) if of_x else None,
+            _sum_of_outer(outs, ins) if of_weight else None,
+            outs.sum(0) if of_bias else None,
+        )
+
+
+def _sum_of_outer(a: Tensor, b: Tensor) -> Tensor:
+    """a^T b. The kernel copies its first operand where that is transposed; let it be the smaller.  (n, out), (n, in) -> (out, in)."""
+    return _multiplied(b.t(), a.t()).t().contiguous() if a.shape[1] > b.shape[1] else _multiplied(a.t(), b.t())
+
+
+def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return out
+
+
 class Linear(nn.Linear):
-    """torch's, where the matrix is also asked for by itself."""
+    """torch's, by the fastest kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x, self.weight, self.bias)
+
+
+class AskedLinear(Linear):
+    """One whose matrix is also asked for by itself."""
 
     def matrix(self) -> Tensor:
         """Returns W of W x + b, (out, in)."""
         return self.weight
 
 
-class Out(Declares, nn.Linear):
+class Out(Declares, Linear):
     """A projection that writes to the residual stream; it starts scaled by depth."""
 
     drawn: ClassVar[Mapping[str, Draw]] = {"weight": into_residual}

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from lm.nn.ffn.experts import Experts, by_expert
 from lm.nn.init import Declares, Draw, Start, zeros
-from lm.nn.linear import Linear, int8_rows, of_int8_rows, without_autocast
+from lm.nn.linear import AskedLinear, int8_rows, of_int8_rows, product, without_autocast
 
 A, B, M = "lora_a", "lora_b", "lora_m"
 _LEAST = 1e-12  # a row of nothing stays one
@@ -32,7 +32,7 @@ def _inwards(shape: torch.Size, start: Start) -> Tensor:
     return start.normal(shape, 1 / math.sqrt(3 * shape[-1]))
 
 
-class LoRALinear(Declares, Linear):
+class LoRALinear(Declares, AskedLinear):
     """W x + b + scale B A dropout(x).  A: (r, in); B: (out, r), which starts as 0."""
 
     drawn: ClassVar[Mapping[str, Draw]] = {A: _inwards, B: zeros}
@@ -54,7 +54,7 @@ class LoRALinear(Declares, Linear):
 
     def of_parent(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """W x + bias."""
-        return F.linear(x, self.weight, bias)
+        return product(x, self.weight, bias)
 
     def lengths(self) -> Tensor:
         """(out,) |W| by rows."""

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from lm.nn.block import BlockConfig, BlockParts
 from lm.nn.context import Context
+from lm.nn.linear import Linear
 from lm.schema import MOST_LAYERS, Config
 
 
@@ -28,7 +29,7 @@ class MTPBlock(nn.Module):
         super().__init__()
         self.token_norm = parts.norm.build(parts.d_model)
         self.hidden_norm = parts.norm.build(parts.d_model)
-        self.join = nn.Linear(2 * parts.d_model, parts.d_model, bias=False)
+        self.join = Linear(2 * parts.d_model, parts.d_model, bias=False)
         self.block = cfg.build(parts)
         self.norm = parts.norm.build(parts.d_model)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from lm.nn.linear import Out
+from lm.nn.linear import AskedLinear, Out
 from lm.nn.transformer import LM
 
 Row = tuple[str, str, str]
@@ -62,7 +62,7 @@ def _label(where: list[int]) -> str:
 
 def _what(module: nn.Module) -> str:
     """Its class, and what it says of itself in a `print`; torch's own shortly."""
-    kind = "Linear" if isinstance(module, Out) else type(module).__name__
+    kind = "Linear" if isinstance(module, Out | AskedLinear) else type(module).__name__
     match module:
         case nn.Embedding():
             return f"{kind} {module.num_embeddings} x {module.embedding_dim}"

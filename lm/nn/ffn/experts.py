@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from lm.nn.ffn.dispatch import Dispatch
 from lm.nn.ffn.mlp import ACTIVATIONS, MLPConfig
 from lm.nn.init import Declares, Draw, into_residual, matrix
+from lm.nn.linear import product
 from lm.nn.mixers.columns import Columns, Divisible
 
 
@@ -60,7 +61,7 @@ class Experts(Declares, Divisible):
 
     def of_one(self, name: str, x: Tensor, i: int, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Returns W x + b of expert i, of the weights of this name."""
-        return F.linear(x, weight[i], None if bias is None else bias[i])
+        return product(x, weight[i], None if bias is None else bias[i])
 
     def grouped(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """The same with each expert's tokens side by side, so that every matrix is multiplied once."""

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
 from lm.nn.ffn.base import FFNConfig
-from lm.nn.linear import Out
+from lm.nn.linear import Linear, Out
 from lm.nn.mixers.columns import Divisible
 from lm.schema import MOST, Tree
 
@@ -112,7 +112,7 @@ class MLP(Divisible):
     def __init__(self, cfg: MLPConfig, d_model: int) -> None:
         super().__init__()
         hidden = cfg.width(d_model)
-        self.up = nn.Linear(d_model, hidden, bias=cfg.bias)
+        self.up = Linear(d_model, hidden, bias=cfg.bias)
         self.down = Out(hidden, d_model, bias=cfg.bias)
         self.act = ACTIVATIONS[cfg.activation]
         self.dropout = nn.Dropout(cfg.dropout)
@@ -127,7 +127,7 @@ class GatedMLP(MLP):
 
     def __init__(self, cfg: MLPConfig, d_model: int) -> None:
         super().__init__(cfg, d_model)
-        self.gate = nn.Linear(d_model, cfg.width(d_model), bias=cfg.bias)
+        self.gate = Linear(d_model, cfg.width(d_model), bias=cfg.bias)
         self.combine = cfg.gate()
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

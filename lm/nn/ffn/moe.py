@@ -12,6 +12,7 @@ from lm.nn.ffn.base import FFNConfig, Mixture
 from lm.nn.ffn.experts import Experts
 from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.ffn.router import RouterConfig, Routing, SoftmaxRouterConfig
+from lm.nn.linear import Linear
 from lm.schema import MOST, Tree
 
 
@@ -145,7 +146,7 @@ class MoE(Mixture):
         self.experts = Experts(cfg.expert, cfg.n_experts, d_model, cfg.reference)
         shared = cfg.shared(d_model)
         self.shared = None if shared is None else shared.build(d_model, layer)
-        self.shared_gate = nn.Linear(d_model, 1, bias=False) if cfg.shared_gate else None
+        self.shared_gate = Linear(d_model, 1, bias=False) if cfg.shared_gate else None
 
     def extra_repr(self) -> str:
         return f"{self.cfg.top_k} of {self.cfg.n_experts}"

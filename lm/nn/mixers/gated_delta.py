@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lm.nn.cost.kept import Kept
+from lm.nn.linear import Linear
 from lm.nn.mixers.base import Mixer
 from lm.nn.mixers.heads import Heads, HeadsConfig, low_rank
 from lm.nn.mixers.recurrence import CHUNK, SMALL_CHUNK, Flow
@@ -55,11 +56,11 @@ class GatedDelta(Heads):
         super().__init__(cfg, d_model, layer)
         self.cfg = cfg
         rates = cfg.n_heads
-        self.rate: nn.Module = nn.Linear(d_model, rates, bias=False)
+        self.rate: nn.Module = Linear(d_model, rates, bias=False)
         if cfg.channels:
             rates, self.squash = cfg.n_heads * cfg.k_dim, torch.sigmoid
             self.rate, self.gate = (low_rank(d_model, cfg.v_dim, width) for width in (rates, cfg.widths[1]))
-        self.beta = nn.Linear(d_model, cfg.n_heads, bias=False)
+        self.beta = Linear(d_model, cfg.n_heads, bias=False)
         self.fade, self.step = nn.Parameter(torch.empty(cfg.n_heads)), nn.Parameter(torch.empty(rates))
 
     def rates(self, x: Tensor) -> tuple[Tensor, ...]:

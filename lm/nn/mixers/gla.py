@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.cost.kept import Kept
+from lm.nn.linear import Linear
 from lm.nn.mixers.base import Mixer
 from lm.nn.mixers.heads import Heads, HeadsConfig, low_rank
 from lm.nn.mixers.recurrence import CHUNK, SMALL_CHUNK, Flow
@@ -64,7 +65,7 @@ class GLA(Heads):
         if cfg.decay == "channel":
             self.rate = low_rank(d_model, cfg.rank, cfg.n_heads * cfg.k_dim, bias=True)
         elif cfg.decay == "head":
-            self.rate = nn.Linear(d_model, cfg.n_heads)
+            self.rate = Linear(d_model, cfg.n_heads)
 
     def rates(self, x: Tensor) -> tuple[Tensor, ...]:
         return () if self.rate is None else (self.rate(x),)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept, together
 from lm.nn.init import Draw, halves
-from lm.nn.linear import Out
+from lm.nn.linear import Linear, Out
 from lm.nn.mixers.attend import Scoring
 from lm.nn.mixers.base import Attention, Mixer
 from lm.nn.mixers.cache import PerToken
@@ -121,11 +121,11 @@ class GQA(Attention, Divisible):
         head_dim = cfg.width(d_model)
         super().__init__(layer, head_dim, cfg.scoring(d_model, layer), cfg.n_heads if cfg.gpt_oss_sinks else 0)
         q_width, kv_width = cfg.n_heads * head_dim, cfg.kv_width(d_model)
-        self.q = nn.Linear(d_model, q_width, bias=cfg.qkv_bias)
-        self.k = nn.Linear(d_model, kv_width, bias=cfg.qkv_bias)
-        self.v = nn.Linear(d_model, kv_width, bias=cfg.qkv_bias)
+        self.q = Linear(d_model, q_width, bias=cfg.qkv_bias)
+        self.k = Linear(d_model, kv_width, bias=cfg.qkv_bias)
+        self.v = Linear(d_model, kv_width, bias=cfg.qkv_bias)
         self.o = Out(q_width, d_model, bias=cfg.out_bias)
-        self.gate = nn.Linear(d_model, cfg.gate_width(d_model), bias=cfg.qkv_bias) if cfg.out_gate != "none" else None
+        self.gate = Linear(d_model, cfg.gate_width(d_model), bias=cfg.qkv_bias) if cfg.out_gate != "none" else None
         self.norm_full = cfg.qk_norm == "full"
         self.q_norm, self.k_norm = (
             nn.Identity() if cfg.qk_norm == "none" else norm.build(width if self.norm_full else head_dim) for width in (q_width, kv_width)

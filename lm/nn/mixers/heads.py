@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.nn.linear import Out
+from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import RecurrentConfig
 from lm.nn.mixers.cache import Fixed
 from lm.nn.mixers.recurrence import Flow
@@ -63,8 +63,8 @@ class Heads(Scan):
         qk, v = cfg.widths
         super().__init__(layer, 2 * qk + v, cfg.kernel, False)
         self.heads, self.squash = cfg, F.silu
-        self.qkv = nn.Linear(d_model, 2 * qk + v, bias=False)
-        self.gate: nn.Module = nn.Linear(d_model, v, bias=False)
+        self.qkv = Linear(d_model, 2 * qk + v, bias=False)
+        self.gate: nn.Module = Linear(d_model, v, bias=False)
         self.norm = nn.Parameter(torch.empty(cfg.v_dim))
         self.o = Out(v, d_model, bias=False)
 
@@ -90,4 +90,4 @@ class Heads(Scan):
 
 def low_rank(d_in: int, rank: int, d_out: int, bias: bool = False) -> nn.Module:
     """Returns a product of two matrices."""
-    return nn.Sequential(nn.Linear(d_in, rank, bias=False), nn.Linear(rank, d_out, bias=bias))
+    return nn.Sequential(Linear(d_in, rank, bias=False), Linear(rank, d_out, bias=bias))

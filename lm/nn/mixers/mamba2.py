@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from lm.nn.cost.kept import Kept
 from lm.nn.init import Draw, ones
-from lm.nn.linear import Out
+from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Mixer, RecurrentConfig
 from lm.nn.mixers.cache import Fixed
 from lm.nn.mixers.recurrence import CHUNK, Flow
@@ -84,9 +84,9 @@ class Mamba2(Scan):
         x, b = cfg.widths
         super().__init__(layer, x + 2 * b, cfg.kernel, cfg.kernel_bias)
         self.cfg = cfg
-        self.gate = nn.Linear(d_model, x, bias=cfg.bias)
-        self.xbc = nn.Linear(d_model, x + 2 * b, bias=cfg.bias)
-        self.rate = nn.Linear(d_model, cfg.n_heads, bias=cfg.bias)
+        self.gate = Linear(d_model, x, bias=cfg.bias)
+        self.xbc = Linear(d_model, x + 2 * b, bias=cfg.bias)
+        self.rate = Linear(d_model, cfg.n_heads, bias=cfg.bias)
         self.fade, self.step = nn.Parameter(torch.empty(cfg.n_heads)), nn.Parameter(torch.empty(cfg.n_heads))
         self.skip = nn.Parameter(torch.empty(cfg.n_heads))
         self.norm = nn.Parameter(torch.empty(x))

@@ -5,11 +5,11 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
-from lm.nn.linear import Linear, Out
+from lm.nn.linear import AskedLinear, Linear, Out
 from lm.nn.mixers.attend import Scoring
 from lm.nn.mixers.base import Attention, AttentionConfig, Mixer
 from lm.nn.mixers.cache import PerToken
@@ -91,15 +91,15 @@ class MLA(Attention):
         super().__init__(layer, width, Scoring(cfg.scale or 1 / math.sqrt(width), dropout=cfg.dropout))
         self.cfg = cfg
         if cfg.q_rank is None:
-            self.q = nn.Linear(d_model, h * width, bias=False)
+            self.q = Linear(d_model, h * width, bias=False)
         else:
-            self.q_down = nn.Linear(d_model, cfg.q_rank, bias=cfg.bias)
+            self.q_down = Linear(d_model, cfg.q_rank, bias=cfg.bias)
             self.q_norm = RMSNorm(cfg.q_rank, cfg.latent_eps)
-            self.q_up = nn.Linear(cfg.q_rank, h * width, bias=False)
-        self.kv_down = nn.Linear(d_model, cfg.kv_rank + cfg.rope_dim, bias=cfg.bias)
+            self.q_up = Linear(cfg.q_rank, h * width, bias=False)
+        self.kv_down = Linear(d_model, cfg.kv_rank + cfg.rope_dim, bias=cfg.bias)
         self.kv_norm = RMSNorm(cfg.kv_rank, cfg.latent_eps)
-        self.k_up = Linear(cfg.kv_rank, h * cfg.nope_dim, bias=False)
-        self.v_up = Linear(cfg.kv_rank, h * cfg.v_dim, bias=False)
+        self.k_up = AskedLinear(cfg.kv_rank, h * cfg.nope_dim, bias=False)
+        self.v_up = AskedLinear(cfg.kv_rank, h * cfg.v_dim, bias=False)
         self.o = Out(h * cfg.v_dim, d_model, bias=cfg.bias)
 
     def extra_repr(self) -> str:

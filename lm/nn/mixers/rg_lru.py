@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
 from lm.nn.init import Declares, Draw, Start, by_inputs, matrix, zeros
-from lm.nn.linear import Out, without_autocast
+from lm.nn.linear import Linear, Out, without_autocast
 from lm.nn.mixers.base import Mixer, RecurrentConfig
 from lm.nn.mixers.cache import Fixed
 from lm.nn.mixers.convolve import continued, fast
@@ -122,7 +122,7 @@ class RGLRU(Mixer):
     def __init__(self, cfg: RGLRUConfig, d_model: int, layer: int) -> None:
         super().__init__(layer)
         self.cfg = cfg
-        self.gate, self.x = nn.Linear(d_model, cfg.width), nn.Linear(d_model, cfg.width)
+        self.gate, self.x = Linear(d_model, cfg.width), Linear(d_model, cfg.width)
         self.kernel = nn.Parameter(torch.empty(cfg.width, cfg.kernel))
         self.kernel_bias = nn.Parameter(torch.empty(cfg.width))
         self.rate, self.write = ByHead(cfg.width, cfg.n_heads), ByHead(cfg.width, cfg.n_heads)

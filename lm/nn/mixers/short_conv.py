@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lm.nn.context import Context
 from lm.nn.cost.kept import Kept
 from lm.nn.init import Draw, by_inputs
-from lm.nn.linear import Out
+from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Mixer, RecurrentConfig
 from lm.nn.mixers.cache import Fixed
 from lm.nn.mixers.convolve import continued, fast
@@ -47,7 +47,7 @@ class ShortConv(Mixer):
 
     def __init__(self, cfg: ShortConvConfig, d_model: int, layer: int) -> None:
         super().__init__(layer)
-        self.bcv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.bcv = Linear(d_model, 3 * d_model, bias=False)
         self.n_tokens = cfg.kernel
         self.kernel = nn.Parameter(torch.empty(d_model, cfg.kernel))
         self.o = Out(d_model, d_model, bias=False)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,8 +12,22 @@ from torch.nn import functional as F
 
 from lm.nn.init import Declares, Draw, into_residual
 
-ONEDNN = "mkldnn::_linear_pointwise"
+ONEDNN = {"mkldnn::_linear_pointwise", "lm::multiplied"}
 _WORTH = 1 << 23  # multiplications; of fewer the call costs what the kernel saves: two cores of an AMD EPYC, torch 2.13
+
+
+def _mkl_is_slow() -> bool:
+    """Torch multiplies float32 by MKL, which has AVX-512 on Intel's processors only. By the machine's name, and not by the clock, so that
+    runs repeat to the bit."""
+    try:
+        told = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+    except OSError:
+        return False
+    both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+    return both and "AuthenticAMD" in told and "avx512f" in told
+
+
+_MKL_IS_SLOW = _mkl_is_slow()
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -46,20 +59,21 @@ def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     plain = (
         type(x) is Tensor and x.ndim > 1 and type(weight) in (Tensor, nn.Parameter) and weight.dtype == x.dtype and x.device.type == "cpu"
     )
-    return plain and _mkl_is_slow() and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling()
+    return plain and _MKL_IS_SLOW and not torch.is_autocast_enabled("cpu")
 
 
-@cache
-def _mkl_is_slow() -> bool:
-    """Torch multiplies float32 by MKL, which has AVX-512 on Intel's processors only. By the machine's name, and not by the clock, so that
-    runs repeat to the bit."""
-    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
-        return False
-    try:
-        told = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
-    except OSError:
-        return False
-    return "AuthenticAMD" in told and "avx512f" in told
+def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return out
+
+
+_one_operation = torch.library.custom_op("lm::multiplied", _multiplied, mutates_args=())
+"""_multiplied for a compiler, which takes the kernel for one of inference."""
+_one_operation.register_fake(lambda x, weight, bias=None: x.new_empty(*x.shape[:-1], len(weight)))
+
+
+def _by_kernel(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return (_one_operation if torch.compiler.is_compiling() else _multiplied)(x, weight, bias)
 
 
 class _OneDNN(torch.autograd.Function):
@@ -68,7 +82,7 @@ class _OneDNN(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _multiplied(x, weight, bias)
+        return _by_kernel(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -77,7 +91,7 @@ class _OneDNN(torch.autograd.Function):
         outs, ins = gradient.flatten(0, -2), x.flatten(0, -2)  # (..., out), (..., in) -> (n, out), (n, in)
         of_x, of_weight, of_bias = ctx.needs_input_grad
         return (
-            _multiplied(gradient, weight.t()) if of_x else None,
+            _by_kernel(gradient, weight.t()) if of_x else None,
             _sum_of_outer(outs, ins) if of_weight else None,
             outs.sum(0) if of_bias else None,
         )
@@ -85,12 +99,7 @@ class _OneDNN(torch.autograd.Function):
 
 def _sum_of_outer(a: Tensor, b: Tensor) -> Tensor:
     """a^T b. The kernel copies its first operand where that is transposed; let it be the smaller.  (n, out), (n, in) -> (out, in)."""
-    return _multiplied(b.t(), a.t()).t().contiguous() if a.shape[1] > b.shape[1] else _multiplied(a.t(), b.t())
-
-
-def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return out
+    return _by_kernel(b.t(), a.t()).t().contiguous() if a.shape[1] > b.shape[1] else _by_kernel(a.t(), b.t())
 
 
 class Linear(nn.Linear):

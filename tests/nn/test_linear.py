@@ -16,7 +16,7 @@ def by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the machine and the size."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
-    monkeypatch.setattr(linear, "_mkl_is_slow", lambda: True)
+    monkeypatch.setattr(linear, "_MKL_IS_SLOW", True)
     monkeypatch.setattr(linear, "_WORTH", 1)
 
 
@@ -57,7 +57,22 @@ def test_what_the_kernel_does_not_take_goes_torchs_way(layer: type[nn.Linear]) -
         assert "OneDNN" not in str(made(few).grad_fn) and made(few).shape == (*few.shape[:-1], 4)
     with torch.device("meta"):
         assert layer(8, 4)(torch.empty(6, 8)).is_meta
-    assert "OneDNN" not in str(torch.compile(made, backend="aot_eager")(x).grad_fn)
+
+
+@pytest.mark.slow
+def test_a_compiled_layer_has_the_same_product() -> None:
+    source = torch.Generator().manual_seed(0)
+    layer, x = Linear(16, 40), torch.randn(3, 5, 16, generator=source)
+    for p in layer.parameters():
+        torch.nn.init.normal_(p, generator=source)
+    grads = []
+    for made in (layer, torch.compile(layer, fullgraph=True)):
+        layer.zero_grad()
+        given = x.clone().requires_grad_()
+        made(given).square().sum().backward()
+        grads.append([given.grad, layer.weight.grad, layer.bias.grad])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_the_same_numbers_have_the_same_bits_wherever_they_lie() -> None:

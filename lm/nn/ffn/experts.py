@@ -99,7 +99,7 @@ def _rows(x: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
 
 
 def _matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    return torch.cat([rows @ w.t() for rows, w in zip(_rows(x, ends), weight.unbind(), strict=True)])
+    return torch.cat([product(rows, w) for rows, w in zip(_rows(x, ends), weight.unbind(), strict=True)])
 
 
 _one_operation = torch.library.custom_op("lm::matmul_by_expert", _matmul, mutates_args=())

@@ -34,7 +34,7 @@ from lm.nn.ffn.base import FFNConfig
 from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.head import Head
 from lm.nn.init import Declares, Start
-from lm.nn.linear import Out
+from lm.nn.linear import Linear, Out
 from lm.nn.loss import LossSums, causal_reader
 from lm.nn.mixers.base import AttentionConfig, Mixer, RecurrentConfig
 from lm.nn.mixers.cache import Cache, Fixed, PerToken
@@ -58,11 +58,11 @@ if TYPE_CHECKING:
 __all__ = [
     "IGNORED", "LM", "PADDING", "Angles", "Answer", "AttentionConfig", "Batch", "BlockConfig", "BlockParts", "Cache", "CallbackConfig",
     "CausalConfig", "CausalRows", "Config", "ConfigError", "Context", "DPOConfig", "DataConfig", "Declares", "Dims", "Document",
-    "FFNConfig", "Fixed", "GQAConfig", "Group", "Growth", "Head", "Ids", "Kept", "LikelihoodConfig", "LossSums", "MLMConfig", "MLPConfig",
-    "Mask", "Material", "MetricConfig", "Mixer", "NamedWeights", "NormConfig", "Objective", "ObjectiveConfig", "OptimConfig", "Out",
-    "PackedRows", "ParametrizationConfig", "PerToken", "Position", "PositionConfig", "RMSNormConfig", "RecordConfig", "RecurrentConfig",
-    "RewardConfig", "Rows", "RunCallback", "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Start", "Tokenizer",
-    "TokenizerConfig", "TrainConfig", "TrainModule", "Traits", "causal_reader", "decaying", "document", "grouped", "loss_of",
+    "FFNConfig", "Fixed", "GQAConfig", "Group", "Growth", "Head", "Ids", "Kept", "LikelihoodConfig", "Linear", "LossSums", "MLMConfig",
+    "MLPConfig", "Mask", "Material", "MetricConfig", "Mixer", "NamedWeights", "NormConfig", "Objective", "ObjectiveConfig", "OptimConfig",
+    "Out", "PackedRows", "ParametrizationConfig", "PerToken", "Position", "PositionConfig", "RMSNormConfig", "RecordConfig",
+    "RecurrentConfig", "RewardConfig", "Rows", "RunCallback", "ScheduleConfig", "Skippable", "Slot", "Source", "SourceConfig", "Start",
+    "Tokenizer", "TokenizerConfig", "TrainConfig", "TrainModule", "Traits", "causal_reader", "decaying", "document", "grouped", "loss_of",
     "momentum_state", "uniforms",
 ]  # fmt: skip
 

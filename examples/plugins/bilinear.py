@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from lm.kinds import Context, FFNConfig, Kept, Out
+from lm.kinds import Context, FFNConfig, Kept, Linear, Out
 
 
 class BilinearConfig(FFNConfig):
@@ -37,8 +37,8 @@ class Bilinear(nn.Module):
 
     def __init__(self, d_model: int, hidden: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(d_model, hidden, bias=False)
-        self.up = nn.Linear(d_model, hidden, bias=False)
+        self.gate = Linear(d_model, hidden, bias=False)
+        self.up = Linear(d_model, hidden, bias=False)
         self.down = Out(hidden, d_model, bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

@@ -7,10 +7,10 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from lm.kinds import Context, Fixed, Kept, Mixer, NormConfig, Out, RecurrentConfig
+from lm.kinds import Context, Fixed, Kept, Linear, Mixer, NormConfig, Out, RecurrentConfig
 
 
 class MinGRUConfig(RecurrentConfig):
@@ -38,7 +38,7 @@ class MinGRU(Mixer):
 
     def __init__(self, d: int, hidden: int, layer: int) -> None:
         super().__init__(layer)
-        self.gate, self.value, self.o = nn.Linear(d, hidden), nn.Linear(d, hidden), Out(hidden, d, bias=False)
+        self.gate, self.value, self.o = Linear(d, hidden), Linear(d, hidden), Out(hidden, d, bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         place = ctx.mask.q_positions.unsqueeze(-1)  # (b, s, 1), 0 where a document begins, -1 on padding

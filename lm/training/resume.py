@@ -22,6 +22,7 @@ _MAY_CHANGE = (
     "run.", "launch.", "strategy.", "logger.", "checkpoint.", "resume.", "traceback", "check", "plan", "budget.", "trainer.micro_batch",
     "trainer.val_every", "trainer.log_every", "trainer.sample_", "trainer.device", "trainer.compile", "trainer.recompute",
     "trainer.early_stop", "data.workers", "data.verify", "numerics.", "data.cache_dir", "data.remote", "metrics", "eval.",
+    "optim.state_bits",
 )  # fmt: skip
 
 

@@ -140,7 +140,7 @@ def test_activations_by_formula_are_what_autocast_keeps(preset: str) -> None:
     assert found.activations + head + casts == pytest.approx(kept, rel=0.07)
 
 
-@pytest.mark.parametrize("optim", ["adamw", "muon", "sgd", "sgd optim.momentum=0.9"])
+@pytest.mark.parametrize("optim", ["adamw", "adamw optim.state_bits=8", "muon", "sgd", "sgd optim.momentum=0.9"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_and_optimizer_by_formula_are_what_is_allocated(optim: str, dtype: torch.dtype) -> None:
     cfg = composed("model=deepseek_v3", f"optim={optim}")

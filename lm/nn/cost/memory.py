@@ -24,7 +24,7 @@ class Setting:
     seq_len: int  # an encoder-decoder's source has as many tokens
     chunk: int  # tokens whose logits exist at once
     precision: Precision = "fp32"
-    states: tuple[int, int] = (8, 8)  # bytes that the optimizer keeps per element of the blocks' matrices, and of all else
+    states: tuple[float, float] = (8, 8)  # bytes that the optimizer keeps per element of the blocks' matrices, and of all else
     recompute: Recompute = NOTHING
     stage: int = 0  # what is cut into slices: 1 optimizer states, 2 gradients too, 3 weights too (ZeRO; FSDP2 is 3)
     world: int = 1  # ranks that share the slices
@@ -60,7 +60,7 @@ def memory(model: LM, setting: Setting) -> Memory:
     held = sum(p.numel() * (1 if p.dtype == torch.int8 else size) for p in model.parameters()) + steered * (4 - size)
     matrices = model.matrices()
     inner = sum(p.numel() for name, p in model.named_parameters() if name in matrices and p.requires_grad)
-    states = inner * setting.states[0] + (trained - inner) * setting.states[1]
+    states = round(inner * setting.states[0] + (trained - inner) * setting.states[1])
     whole = _gathered(model, n) * size if cut[0] > 1 else 0
     cast = 2 * _multiplied(model) if setting.precision == "bf16-mixed" else 0
     tokens = setting.micro_batch * setting.seq_len // setting.context

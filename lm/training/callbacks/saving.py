@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from lm.schema import Tree
 from lm.storage.atomic import atomic_folder, beside, disk_errors, require_space
 from lm.storage.checkpoint import WEIGHTS, Piece, bytes_of, prune, require_finite, step_folder, write_meta, write_pieces
@@ -50,17 +52,17 @@ class Saver:
         if not self._cfg.background:
             self._write(step, mine, meta)
             return
-        copies = [replace(piece, tensor=piece.tensor.detach().to("cpu", copy=True)) for piece in mine]
-        for piece in copies:
+        for piece in mine:
             if piece.kind in WEIGHTS:
                 require_finite(piece.name, piece.tensor)
-        self._writer = threading.Thread(target=self._write_and_note, args=(step, copies, meta), name="checkpoint")
+        self._writer = threading.Thread(target=self._write_and_note, args=(step, mine, meta), name="checkpoint")
         self._writer.start()
 
     def _mine(self, piece: Piece) -> Piece:
-        """What this rank writes; all but weights in float32."""
+        """What this rank writes, in the host's memory: states that are made float32 for it fill no device's. All but weights in float32."""
         part = piece.part(self._ranks.rank, self._ranks.world)
-        return part if part.kind == "weight" else replace(part, tensor=part.tensor.float())
+        dtype = part.tensor.dtype if part.kind == "weight" else torch.float32
+        return replace(part, tensor=part.tensor.detach().to("cpu", dtype, copy=self._cfg.background))
 
     def wait(self) -> None:
         """Until the save under way is complete; raises what it has failed of."""

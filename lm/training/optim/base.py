@@ -1,19 +1,22 @@
 """What every optimizer shares: its slot, groups of parameters that carry their names, and state that is there before the first step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.adamw import adamw
 
 from lm.schema import Slot
 from lm.training.optim.traits import GroupConfig, Traits
 
 NamedWeights = list[tuple[str, nn.Parameter]]
 Group = dict[str, Any]
+State = dict[str, Tensor]
 CUTS, RANKS = "cuts", "ranks"
 """In a group: how ranks hold slices of its weights, where these do not tell, and which ranks. Where its only parameter is all slices, one
 behind the other, the cuts are in their order and the ranks are all; else they are by parameter."""
@@ -46,12 +49,17 @@ class OptimConfig(Slot, group="optim"):
         """The option that wants whole matrices."""
         return f"optim={self.kind}"
 
+    @property
+    def coded_by(self) -> str | None:
+        """The option by which its state is in codes, which nothing but it can read; None where there are none."""
+        return None
+
     @abstractmethod
     def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:
         """Returns one optimizer over these parameters; each of its groups is made by `grouped`.  traits: by name."""
 
     @abstractmethod
-    def state_bytes(self, number: int) -> tuple[int, int]:
+    def state_bytes(self, number: int) -> tuple[float, float]:
         """Returns what is kept per element of the blocks' matrices, and of everything else.  number: bytes of a weight."""
 
 
@@ -59,8 +67,14 @@ class Stateful(ABC):
     """What a checkpoint needs of an optimizer."""
 
     @abstractmethod
-    def initial_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
+    def initial_state(self, group: Group, p: Tensor) -> State:
         """Returns the state of one parameter, or of a flat slice of several, before the first step."""
+
+    @contextmanager
+    def lent(self, group: Group, p: Tensor) -> Iterator[State]:
+        """Inside the block what a checkpoint has of a parameter's state, in the parameter's shape; what is written there is kept."""
+        assert isinstance(self, Optimizer)
+        yield self.state[p]
 
 
 class Skippable(Optimizer, Stateful):
@@ -128,13 +142,22 @@ def decaying(named: NamedWeights, lr: float, weight_decay: float, traits: Mappin
     ]
 
 
-def adam_state(p: Tensor) -> dict[str, Tensor]:
+def adam_state(p: Tensor) -> State:
     """Returns AdamW's state as its fused kernel wants it."""
     zero = torch.zeros((), dtype=torch.float32, device=p.device)
     return {"step": zero, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
 
 
-def momentum_state(p: Tensor) -> dict[str, Tensor]:
+def adamw_step(params: list[Tensor], states: Sequence[State], group: Group, found_inf: Tensor | None) -> None:
+    """Steps parameters of a group that has AdamW's options once; with `found_inf` = 1 nothing changes, and nothing waits for the device."""
+    grads = [p.grad for p in params if p.grad is not None]
+    means, squares, steps = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
+    options: Group = {key: group[key] for key in ("lr", "weight_decay", "eps", "beta1", "beta2")}
+    options |= {"fused": True, "amsgrad": False, "maximize": False, "found_inf": found_inf}
+    adamw(params, grads, means, squares, [], steps, **options)
+
+
+def momentum_state(p: Tensor) -> State:
     """Returns a momentum, in float32 whatever the weight is."""
     return {"momentum": torch.zeros_like(p, dtype=torch.float32)}
 
@@ -154,9 +177,12 @@ def begin_state(optimizer: Optimizer) -> None:
             optimizer.state[p] = optimizer.initial_state(params, p)
 
 
+@torch.no_grad()
 def named_state(optimizer: Optimizer) -> Iterator[tuple[str, str, Tensor]]:
-    """Yields (parameter, kind, tensor) of all state."""
+    """Yields (parameter, kind, tensor) of all state; what is to be loaded is written before the next is asked for."""
+    assert isinstance(optimizer, Stateful)
     for params in optimizer.param_groups:
         for name, p in zip(params["names"], params["params"], strict=True):
-            for key, tensor in optimizer.state[p].items():
-                yield name, key, tensor
+            with optimizer.lent(params, p) as state:
+                for key, tensor in state.items():
+                    yield name, key, tensor

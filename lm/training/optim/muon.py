@@ -9,7 +9,6 @@ from pydantic import Field
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
-from torch.optim.adamw import adamw
 
 from lm.training.optim.base import (
     CUTS,
@@ -19,6 +18,7 @@ from lm.training.optim.base import (
     OptimConfig,
     Skippable,
     adam_state,
+    adamw_step,
     alike,
     decaying,
     grouped,
@@ -213,9 +213,9 @@ class MuonAdamW(Skippable):
         from torch.distributed.tensor import DTensor  # here: a config of Muon is known without it
 
         if "momentum" not in group:
-            self._adamw(params, group)
+            adamw_step(params, [self.state[p] for p in params], group, self.found_inf)
             return
-        momenta, grads = [self.state[p]["momentum"] for p in params], [_grad(p).float() for p in params]
+        momenta, grads = [self.state[p]["momentum"] for p in params], [cast("Tensor", p.grad).float() for p in params]
         if isinstance(params[0], DTensor):
             self._muon(_of_shards(params, grads, momenta, group), group)
         elif CUTS in group:
@@ -244,14 +244,3 @@ class MuonAdamW(Skippable):
             p.add_(update, alpha=-lr * max(1, shape[-2] / shape[-1]) ** 0.5)
         self._write(held.momenta, momentum)
         self._write(held.weights, stepped)
-
-    def _adamw(self, params: list[Tensor], group: Group) -> None:
-        means, squares, steps = ([self.state[p][key] for p in params] for key in ("exp_avg", "exp_avg_sq", "step"))
-        options: Group = {key: group[key] for key in ("lr", "weight_decay", "eps", "beta1", "beta2")}
-        options |= {"fused": True, "amsgrad": False, "maximize": False, "found_inf": self.found_inf}
-        adamw(params, [_grad(p) for p in params], means, squares, [], steps, **options)
-
-
-def _grad(p: Tensor) -> Tensor:
-    assert p.grad is not None
-    return p.grad

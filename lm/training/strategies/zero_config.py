@@ -58,6 +58,9 @@ class ZeroConfig(StrategyConfig):
             return "trainer.ema_decay needs weights that the engine keeps to itself. Leave it out, or use strategy=fsdp or ddp."
         if cfg.trainer.precision == "bf16-true":
             return "DeepSpeed keeps float32 masters of bf16 weights, which is trainer.precision=bf16-mixed. Set that, or fp32."
+        if cfg.optim.coded_by is not None:
+            what = f"{cfg.optim.coded_by} keeps states in blocks of a weight, and DeepSpeed cuts weights and states into slices of its own"
+            return f"{what}. Leave it out, or use strategy=fsdp or ddp."
         return super().refused(cfg)
 
 

@@ -9,8 +9,10 @@ from lm.training.optim.muon import MuonConfig
 from lm.training.optim.sgd import SGDConfig
 from tests.training.optim.optimizers import begun
 
-CONFIGS: list[OptimConfig] = [AdamWConfig(), MuonConfig(weight_decay=0.1), SGDConfig(), SGDConfig(momentum=0.9, weight_decay=0.1)]
-IDS = ["adamw", "muon", "sgd", "sgd-momentum"]
+CONFIGS: list[OptimConfig] = [
+    AdamWConfig(), MuonConfig(weight_decay=0.1), SGDConfig(), SGDConfig(momentum=0.9, weight_decay=0.1), AdamWConfig(state_bits=8)
+]  # fmt: skip
+IDS = ["adamw", "muon", "sgd", "sgd-momentum", "adamw-8"]
 MATRICES = {"0.weight", "2.weight"}
 
 
@@ -134,7 +136,7 @@ def test_set_lr_is_a_part_of_each_groups_peak_and_zero_changes_no_weight(cfg: Op
     assert all(map(torch.equal, net.parameters(), before))
 
 
-@pytest.mark.parametrize("cfg", CONFIGS[:3], ids=IDS[:3])
+@pytest.mark.parametrize("cfg", [*CONFIGS[:3], CONFIGS[4]], ids=[*IDS[:3], IDS[4]])
 def test_each_optimizer_lowers_a_loss(cfg: OptimConfig) -> None:
     net = model()
     optimizer = build(cfg, net)

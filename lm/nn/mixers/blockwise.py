@@ -20,8 +20,6 @@ def faster(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, dropout: float
     """Whether a gradient is wanted that `Blockwise` has sooner. Of types alone, so that a resumed run takes the path that it took."""
     if not NATIVE or v.device.type != "cpu" or v.dtype != torch.bfloat16 or dropout or q.shape[-1] != v.shape[-1]:
         return False
-    if torch.compiler.is_compiling():  # its blocks would be unrolled
-        return False
     wanted = q.requires_grad or k.requires_grad or v.requires_grad
     return wanted and torch.is_grad_enabled() and (shown is None or not shown.requires_grad)
 
@@ -43,11 +41,25 @@ class Blockwise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        backward = _one_operation if torch.compiler.is_compiling() else _backward
         q, k, v, shown, out, logsumexp = ctx.saved_tensors
-        with torch.autocast("cpu", enabled=False):
-            q = _with(q, -logsumexp / ctx.scale)
-            grad = _with(grad, -(grad.to(logsumexp.dtype) * out.to(logsumexp.dtype)).sum(-1))
-            return *_gradients(q, k, grad, v, shown, ctx.causal, ctx.scale), None, None, None
+        return *backward(grad, q, k, v, shown, out, logsumexp, ctx.causal, ctx.scale), None, None, None
+
+
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, out: Tensor, logsumexp: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.autocast("cpu", enabled=False):
+        q = _with(q, -logsumexp / scale)
+        grad = _with(grad, -(grad.to(logsumexp.dtype) * out.to(logsumexp.dtype)).sum(-1))
+        return _gradients(q, k, grad, v, shown, causal, scale)
+
+
+_one_operation = torch.library.custom_op("lm::blockwise_backward", _backward, mutates_args=())
+"""_backward, of which a compiler would unroll the blocks."""
+_one_operation.register_fake(
+    lambda grad, q, k, v, *others: tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+)
 
 
 def _with(x: Tensor, more: Tensor) -> Tensor:
@@ -56,7 +68,9 @@ def _with(x: Tensor, more: Tensor) -> Tensor:
     return torch.cat([x, high.unsqueeze(-1), (more - high).to(x.dtype).unsqueeze(-1)], -1)
 
 
-def _gradients(q: Tensor, k: Tensor, grad: Tensor, v: Tensor, shown: Tensor | None, causal: bool, scale: float) -> list[Tensor]:
+def _gradients(
+    q: Tensor, k: Tensor, grad: Tensor, v: Tensor, shown: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Those of q, k and v.  Dao et al. 2022, arXiv:2205.14135, appendix B.  q and grad: with what is taken from each of their rows."""
     (b, h, n_q, _), (g, n_k, c) = q.shape, k.shape[1:]
     q, grad = (x.unflatten(1, (g, -1)) for x in (q, grad))  # (b, h, q, c+2) -> (b, g, r, q, c+2)
@@ -85,4 +99,4 @@ def _gradients(q: Tensor, k: Tensor, grad: Tensor, v: Tensor, shown: Tensor | No
         d_scores = torch.bmm(asked, values.mT).mul_(weights)
         d_q[those] = torch.bmm(d_scores, keys[..., :c]).mul_(scale).view_as(d_q[those])
         to_keys.baddbmm_(d_scores.mT, asking[..., :c], alpha=scale)
-    return [d_q.flatten(1, 2), d_k, d_v]
+    return d_q.flatten(1, 2), d_k, d_v

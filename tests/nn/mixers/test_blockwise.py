@@ -82,3 +82,15 @@ def test_the_blockwise_backward_is_taken_for_bf16_alone(monkeypatch: pytest.Monk
         assert not faster(*qkv, None, 0.0)
     monkeypatch.setattr(blockwise, "NATIVE", False)
     assert not faster(*qkv, None, 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not blockwise.NATIVE, reason="this CPU does not multiply bf16")
+def test_compiled_attention_has_the_same_gradients() -> None:
+    qkv = [x.detach().bfloat16().requires_grad_() for x in inputs((6, 2))]
+    mask, how = MASKS["plain"][0], Scoring(0.7, None)
+    found = []
+    for attend_ in (sdpa, torch.compile(sdpa, fullgraph=True)):
+        out = attend_(*qkv, mask, None, how)
+        found.append(gradients(out, qkv))
+    torch.testing.assert_close(*found, atol=1e-2, rtol=2e-2)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lm.nn.ffn.experts import Experts
 from lm.nn.init import Declares
-from lm.nn.linear import AskedLinear, Linear, Out, int8_rows, of_int8_rows
+from lm.nn.linear import PLAIN, AskedLinear, int8_rows, of_int8_rows
 from lm.nn.lowrank import LINEAR, A, B, LoRAExperts, LoRAOnInt8, M, lengths, of_lengths
 from lm.nn.transformer import LM
 from lm.schema import MOST, Slot
@@ -19,7 +19,7 @@ from lm.spelling import means
 
 SLOTS = ("attention", "cross", "recurrent", "ffn")
 """Parts of a block that hold matrices."""
-_PLAIN = (nn.Linear, Linear, AskedLinear, Out)  # of which the forward is known; a router's, which decides who computes, is another
+_PLAIN = (*PLAIN, AskedLinear)  # of which the forward is known; a router's, which decides who computes, is another
 
 
 class AdapterConfig(Slot, group="adapter"):

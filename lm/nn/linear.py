@@ -123,6 +123,9 @@ class Out(Declares, Linear):
     drawn: ClassVar[Mapping[str, Draw]] = {"weight": into_residual}
 
 
+PLAIN = (nn.Linear, Linear, Out)  # of which the forward is known to be W x + b
+
+
 class Embedding(nn.Embedding):
     """A table that draws nothing when it is built: `init_weights` does, or a file brings it. On the meta device torch would load its
     compiler to draw."""

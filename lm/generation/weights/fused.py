@@ -10,7 +10,7 @@ from lm.generation.weights.held import tracing
 from lm.nn.block import Block
 from lm.nn.context import Context
 from lm.nn.ffn.mlp import GatedMLP
-from lm.nn.linear import Linear
+from lm.nn.linear import PLAIN
 from lm.nn.mixers.gqa import GQA
 from lm.nn.mixers.mask import Mask
 from lm.nn.norm import Branch, PreNorm, RMSNorm
@@ -82,7 +82,7 @@ class FusedMLP(GatedMLP):
     @staticmethod
     def fits(of: GatedMLP) -> bool:
         """Whether there is no adapter beside the matrices."""
-        return all(type(linear) in (nn.Linear, Linear) for linear in (of.gate, of.up))
+        return all(type(linear) in PLAIN for linear in (of.gate, of.up))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
@@ -156,7 +156,7 @@ class FusedGQA(GQA):
     def fits(of: GQA) -> bool:
         """Whether there are no norms of queries and keys, or of each head, and no adapter beside the matrices; pairs need an even head."""
         normed = isinstance(of.q_norm, nn.Identity) or (isinstance(of.q_norm, RMSNorm) and not of.norm_full)
-        return normed and of.head_dim % 2 == 0 and all(type(linear) in (nn.Linear, Linear) for linear in (of.q, of.k, of.v))
+        return normed and of.head_dim % 2 == 0 and all(type(linear) in PLAIN for linear in (of.q, of.k, of.v))
 
     def extra_repr(self) -> str:
         return self.said

@@ -18,7 +18,7 @@ from lm.nn.block import Block
 from lm.nn.ffn.base import Mixture
 from lm.nn.ffn.mlp import GatedMLP
 from lm.nn.head import Head
-from lm.nn.linear import Linear, Out
+from lm.nn.linear import PLAIN
 from lm.nn.mixers.base import Attention, Mixer
 from lm.nn.mixers.gqa import GQA, CrossAttention
 from lm.nn.norm import RMSNorm, ZeroCenteredRMSNorm
@@ -85,7 +85,7 @@ def prepare(model: LM, dtype: Dtype = "saved", compiled: bool = False) -> LM:
 class _Preparing:
     def __init__(self, model: LM, dtype: Dtype, in_pieces: bool) -> None:
         self.model, self.dtype = model, dtype
-        self.linears = {path: each for path, each in model.named_modules() if type(each) in (nn.Linear, Linear, Out, Head)}
+        self.linears = {path: each for path, each in model.named_modules() if type(each) in (*PLAIN, Head)}
         if dtype == "int4":
             for path, linear in self.linears.items():
                 if linear.in_features % GROUP:
@@ -109,7 +109,7 @@ class _Preparing:
         for path, module in [*self.model.named_modules()]:
             if type(module) is Head:
                 self.model.set_submodule(path, HeldHead(module, self._held(path, module.weight, module.bias)))
-            elif type(module) in (nn.Linear, Linear, Out):
+            elif type(module) in PLAIN:
                 self.model.set_submodule(path, self._held(path, module.weight, module.bias))
             elif type(module) in (RMSNorm, ZeroCenteredRMSNorm) and fused:
                 self.model.set_submodule(path, QuickRMSNorm(module.gain(), module.eps))

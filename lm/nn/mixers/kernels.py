@@ -35,13 +35,15 @@ def fused(flow: Flow, dtype: torch.dtype, state: Tensor | None = None, ends: Ten
     state: (b, h, k, v), None for an empty one; ends: `bounds` of documents, each of which has an empty state first and one to return.
     """
     by_channel = flow.decay.shape[-1] > 1
-    q, k, v = (x.transpose(1, 2).to(dtype) for x in (flow.q, flow.k, flow.v))  # (b, h, s, c) -> (b, s, h, c)
-    rates = [x.transpose(1, 2) for x in (flow.decay, flow.beta) if x is not None]
-    rates = [x if i == 0 and by_channel else x.squeeze(-1) for i, x in enumerate(rates)]
-    each = [q, k, v, *rates] if ends is None else [x.flatten(0, 1).unsqueeze(0) for x in (q, k, v, *rates)]
+    given = [x.to(dtype) for x in (flow.q, flow.k, flow.v)] + [flow.decay if by_channel else flow.decay.squeeze(-1)]
+    given += [] if flow.beta is None else [flow.beta.squeeze(-1)]
+    given = [x.transpose(1, 2) for x in given]  # (b, h, s, ..) -> (b, s, h, ..)
+    if ends is not None:
+        given = [x.flatten(0, 1).unsqueeze(0) for x in given]
     kernel = _kernel(by_channel, flow.beta is not None)
-    out, last = kernel(*each, scale=1.0, initial_state=state, output_final_state=True, cu_seqlens=ends)
-    return out.view(v.shape).transpose(1, 2), last
+    out, last = kernel(*given, scale=1.0, initial_state=state, output_final_state=True, cu_seqlens=ends)
+    b, _, s, _ = flow.v.shape
+    return out.reshape(b, s, *out.shape[2:]).transpose(1, 2), last
 
 
 @cache
@@ -52,6 +54,9 @@ def _installed() -> bool:
 def _kernel(by_channel: bool, delta: bool) -> Callable[..., tuple[Tensor, Tensor]]:
     from fla import ops  # here: importing it takes seconds
 
-    added, replaced = (ops.chunk_gla, ops.chunk_kda) if by_channel else (ops.chunk_simple_gla, ops.chunk_gated_delta_rule)
-    kernel: Callable[..., tuple[Tensor, Tensor]] = replaced if delta else added
+    kernel: Callable[..., tuple[Tensor, Tensor]]
+    if delta:
+        kernel = ops.chunk_kda if by_channel else ops.chunk_gated_delta_rule
+    else:
+        kernel = ops.chunk_gla if by_channel else ops.chunk_simple_gla
     return kernel

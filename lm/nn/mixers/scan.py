@@ -75,18 +75,18 @@ class Scan(Mixer):
         with without_autocast(x.device):  # sums over a row are kept in float32
             flow = self.flow(mixed, rates)
             flow = flow if padding is None else flow.without(padding)
-            heads = _read(flow, u.dtype, ctx.mask) if ctx.cache is None or ends is None else self._continued(flow, u.dtype, ends, ctx.cache)
+            if ctx.cache is None or ends is None:
+                documents = ctx.mask.once("documents of states", lambda: _documents(ctx.mask, len(x)))
+                heads, _ = _read(flow, u.dtype, ctx.mask, documents=documents)
+            else:
+                heads = self._continued(flow, u.dtype, ctx.mask, ends, ctx.cache)
         return self.output(x, heads.transpose(1, 2).to(x.dtype), flow)
 
-    def _continued(self, flow: Flow, dtype: torch.dtype, ends: Tensor, cache: Cache) -> Tensor:
+    def _continued(self, flow: Flow, dtype: torch.dtype, mask: Mask, ends: Tensor, cache: Cache) -> Tensor:
         """All but the last tokens by chunks; of those the state after each is kept."""
         s, state = flow.q.shape[2], cache.state(self.layer)[1].to(flow.v.dtype)
         begun = s - ends.shape[1]
-        first, before = flow.v[:, :, :0], flow.part(0, begun)
-        if begun and serves(before, dtype):
-            first, state = fused(before, dtype, state)
-        elif begun:
-            first, state = chunked(before, state)
+        first, state = _read(flow.part(0, begun), dtype, mask, state) if begun else (flow.v[:, :, :0], state)
         last, states = reference(flow.part(begun, s), state)
         cache.advance(self.layer, ends, torch.stack(states, dim=1))
         return torch.cat([first, last], dim=2)
@@ -113,13 +113,14 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return rms_norm(x, weight if weight.numel() == x.shape[-1] else weight.unflatten(0, (-1, x.shape[-1])), eps)
 
 
-def _read(flow: Flow, dtype: torch.dtype, mask: Mask) -> Tensor:
-    """Returns (b, h, s, v) of rows from an empty state."""
-    documents = mask.once("documents of states", lambda: _documents(mask, len(flow.q)))
+def _read(
+    flow: Flow, dtype: torch.dtype, mask: Mask, state: Tensor | None = None, documents: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Returns what is read of the state, (b, h, s, v), and the last state of each row.  state: None for an empty one."""
     if serves(flow, dtype):
         ends = None if documents is None else mask.once("bounds of documents", lambda: bounds(documents))
-        return fused(flow, dtype, ends=ends)[0]
-    return chunked(flow, flow.empty(), documents)[0]
+        return fused(flow, dtype, state, ends)
+    return chunked(flow, flow.empty() if state is None else state, documents)
 
 
 def _padding(mask: Mask) -> Tensor | None:

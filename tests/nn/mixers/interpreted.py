@@ -8,6 +8,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -91,11 +92,16 @@ def model_by_model(recurrent: Tree) -> float:
     documents = torch.tensor([[0] * 30 + [1] * 18, [0] * 48], dtype=torch.int32)
     positions = torch.tensor([[*range(30), *range(18)], [*range(48)]])
     batch = Batch(torch.randint(0, 16, (2, 48)), positions=positions, documents=documents)
-    wanted, asked = through(model, batch), []
-    scan.serves = lambda flow, dtype: not asked.append(dtype)  # type: ignore[func-returns-value]
-    found = through(model, batch)
-    scan.serves = kernels.serves
-    assert len(asked) == 3  # packed rows, the prompt, and the last tokens
+    asked = []
+
+    def served(flow: Flow, dtype: torch.dtype) -> bool:
+        asked.append(flow.q.shape[2])
+        return True
+
+    wanted = through(model, batch)
+    with mock.patch.object(scan, "serves", served):
+        found = through(model, batch)
+    assert asked == [48, 17, 6], asked  # packed rows, prompt and last tokens, without those whose states are kept
     return max(apart(a, b) for a, b in zip(found, wanted, strict=True))
 
 

@@ -32,7 +32,7 @@ class LossSums:
 def answered(logits: Tensor, answers: Tensor, of: Vocabulary = _ALL) -> Tensor:
     """(3,) nats of the answers, how many of them are the likeliest token, and how many there are.  logits: (n, v), answers: (n,)."""
     at, here = of.places(answers)
-    nats = -of.summed(of.log_softmax(logits.float()).gather(-1, at) * here)
+    nats = -of.summed(of.log_softmax(logits).gather(-1, at) * here)
     each = torch.cat([nats, (of.likeliest(logits) == answers).unsqueeze(-1), (answers != IGNORED).unsqueeze(-1)], -1)
     return of.own(each).sum(0).detach()
 
@@ -59,7 +59,7 @@ def losses_and_gradient(
     With a weight z of the z-loss the softmax of a row counts 1 + 2 z log Z times.  of: what the logits are of; where that is a slice of
     the vocabulary, logits and labels are those of all ranks' tokens, and the sums those of this rank's.
     """
-    logs = of.log_softmax(logits.float())
+    logs = of.log_softmax(logits)
     counted = (labels != IGNORED).float().unsqueeze(-1)  # (n,) -> (n, 1)
     at, here = of.places(labels)
     nll = -of.own(of.summed(logs.gather(-1, at) * here)).sum()

@@ -52,8 +52,11 @@ class Vocabulary:
         return logits.logsumexp(-1, keepdim=True)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        """Returns log p of each entry that is here."""
-        return F.log_softmax(logits, -1)
+        """Returns log p of each entry that is here, in float32, without a gradient. Fewer bits are widened once and written over."""
+        if logits.dtype == torch.float32 or logits.device.type != "cpu":
+            return F.log_softmax(logits, -1, dtype=torch.float32)
+        wide = logits.float()
+        return torch.log_softmax(wide, -1, out=wide)
 
     def likeliest(self, logits: Tensor) -> Tensor:
         """Returns (n,) tokens."""
@@ -98,7 +101,8 @@ class VocabularySlice(Vocabulary):
         return highest + self._reduced((logits - highest).exp_().sum(-1, keepdim=True)).log()
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        return logits - self.log_z(logits)
+        wide = logits.float()
+        return wide - self.log_z(wide)
 
     def likeliest(self, logits: Tensor) -> Tensor:
         mine = logits.max(-1)

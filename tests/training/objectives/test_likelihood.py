@@ -9,6 +9,7 @@ from lm.nn.head import Head, HeadConfig
 from lm.nn.loss import causal_reader, chunked_loss, losses_and_gradient, token_losses
 from lm.nn.norm import RMSNormConfig
 from lm.nn.transformer import DecoderConfig, build_model
+from lm.nn.vocabulary import Vocabulary
 from lm.schema import from_tree
 from tests.nn.models import near
 
@@ -54,6 +55,15 @@ def test_the_written_gradient_of_the_logits_is_autograds(dtype: torch.dtype) -> 
     torch.testing.assert_close([sums.total, sums.nll], [plain.total.detach(), plain.nll])
     torch.testing.assert_close(found, *torch.autograd.grad(plain.total, logits), rtol=2**-7 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
     assert not found[labels == IGNORED].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 7), (5, 33), (300, 8192), (3, 70001)])
+def test_log_probabilities_that_are_written_over_wide_logits_have_torchs_bits(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    logits = torch.randn(shape).mul(5).to(dtype)
+    before = logits.clone()
+    assert torch.equal(Vocabulary().log_softmax(logits), F.log_softmax(before.float(), -1))
+    assert torch.equal(logits, before)
 
 
 def test_evaluation_needs_no_gradient_and_gives_the_same_sums() -> None:

@@ -52,10 +52,10 @@ class Vocabulary:
         return logits.logsumexp(-1, keepdim=True)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        """Returns log p of each entry that is here, in float32, without a gradient. Fewer bits are widened once and written over."""
-        if logits.dtype == torch.float32 or logits.device.type != "cpu":
-            return F.log_softmax(logits, -1, dtype=torch.float32)
+        """Returns log p of each entry that is here, in float32, without a gradient. On a CPU wide copies of bf16 are written over."""
         wide = logits.float()
+        if wide is logits or not wide.is_cpu:
+            return F.log_softmax(wide, -1)
         return torch.log_softmax(wide, -1, out=wide)
 
     def likeliest(self, logits: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ PARITY, CACHE, STACKS, MOE, MLA = (
 CONV = ["nn/mixers/test_short_conv.py"]
 STATES = ["nn/mixers/test_recurrence.py"]
 CHANNELS = ["nn/mixers/test_rg_lru.py", *CONV]
+SLICES, BLOCKWISE = ["training/launch/test_tensor.py"], ["nn/mixers/test_blockwise.py"]
 
 # (what goes wrong, file below lm/nn, text, what it becomes, the tests that should see it); the text must stand in the file exactly once
 MUTATIONS = [
@@ -175,6 +176,23 @@ MUTATIONS = [
     ("an unlabelled token counts", "loss.py", "(log_z.square() * (labels != IGNORED)).sum()", "log_z.square().sum()", ["training/objectives/test_likelihood.py"]),
     ("further labels cross into the next document", "loss.py", "return later if documents is None else", "return later if True else", ["nn/test_mtp.py"]),
     ("every row's auxiliary loss weighs the same", "loss.py", "(labels != IGNORED).sum(-1)).sum()", "labels.shape[-1]).sum()", MOE),
+    ("a token of another rank has this one's first vector", "vocabulary.py", "F.embedding(at, weight) * here.unsqueeze(-1)", "F.embedding(at, weight)", SLICES),
+    ("a label of another rank is read here", "vocabulary.py", "here.float().unsqueeze(-1)", "torch.ones_like(at).float().unsqueeze(-1)", SLICES),
+    ("each rank's probabilities sum to 1", "vocabulary.py", "highest + self._reduced((logits - highest).exp_().sum(-1, keepdim=True)).log()", "highest + (logits - highest).exp_().sum(-1, keepdim=True).log()", SLICES),
+    ("the likeliest token is this rank's", "vocabulary.py", "mine.indices + self._start", "mine.indices", SLICES),
+    ("wide logits are written over", "vocabulary.py", "wide is logits or not wide.is_cpu", "not wide.is_cpu", SLICES),
+    ("an unlabelled token has a probability", "vocabulary.py", "(labels != IGNORED).float()", "torch.ones_like(labels).float()", ["training/objectives/test_likelihood.py"]),
+    ("each rank adds the whole bias", "mixers/columns.py", "out - linear.bias * (1 - 1 / self.n)", "out", SLICES),
+    ("rows of slices are taken for ranks' rows", "mixers/columns.py", "torch.cat(x.chunk(n, 1)), group=group)", "x.contiguous(), group=group)", SLICES),
+    ("gathered tokens have one rank's gradient", "mixers/columns.py", "return _scattered(grads[0], *ctx.way), None, None", "return grads[0].chunk(ctx.way[1], 1)[0], None, None", SLICES),
+    ("ranks share a slice", "mixers/columns.py", "slice(size * rank // self.n, size * (rank + 1) // self.n)", "slice(0, size // self.n)", SLICES),
+    ("tokens come back from their experts in another order", "ffn/dispatch.py", "back[placed].unflatten", "back[order].unflatten", SLICES),
+    ("an expert is sent another token", "ffn/dispatch.py", "x[order // k]", "x[order % len(x)]", SLICES),
+    ("a token counts as of another expert", "ffn/dispatch.py", "repeat_interleave(each.flatten())", "repeat_interleave(each.flip(0).flatten())", SLICES),
+    ("the blockwise gradient sees later keys", "mixers/blockwise.py", "float(\"-inf\"), dtype=q.dtype).triu_(1)", "0.0, dtype=q.dtype).triu_(1)", BLOCKWISE),
+    ("the blockwise gradient of scores misses what their rows sum to", "mixers/blockwise.py", "grad = _with(grad, -(", "grad = _with(grad, -0 * (", BLOCKWISE),
+    ("the blockwise gradient of keys is unscaled", "mixers/blockwise.py", "d_scores.mT, asking[..., :c], alpha=scale)", "d_scores.mT, asking[..., :c])", BLOCKWISE),
+    ("what is taken from scores is rounded", "mixers/blockwise.py", "(more - high).to(x.dtype).unsqueeze(-1)", "(0 * high).unsqueeze(-1)", BLOCKWISE),
 ]  # fmt: skip
 
 

@@ -93,7 +93,10 @@ def logits(model: LM, tokens: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("world", "names"),
-    [(2, ["a head of its own, an odd vocabulary", "experts"]), *(pytest.param(n, [], marks=pytest.mark.slow) for n in (2, 4))],
+    [
+        (2, ["biases, a norm of each head", "a head of its own, an odd vocabulary", "experts"]),
+        *(pytest.param(n, [], marks=pytest.mark.slow) for n in (2, 4)),
+    ],
 )
 def test_slices_of_matrices_have_the_losses_and_gradients_of_whole_ones(world: int, names: list[str], tmp_path: Path) -> None:
     """Over kinds of heads, gates, biases, positions, documents, heads and experts.  names: of some; none: all."""

@@ -56,11 +56,21 @@ class Head(Declares, OfVocabulary, nn.Linear):
             self.norm = norm.build(d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.vocabulary.whole(self._logits(self._ready(x)))
+        return self.vocabulary.whole(self._capped(self.product(self._ready(x))))
 
-    def part(self, x: Tensor) -> Tensor:
-        """Logits of the entries that are here, for the tokens of all ranks that have a slice; all logits where there are none."""
-        return self._logits(self.vocabulary.gathered(self._ready(x)))
+    def part(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Logits of the entries that are here, for the tokens of all ranks that have a slice; all logits where there are none.
+
+        weight: what `cast` returned.
+        """
+        return self._capped(product(self.vocabulary.gathered(self._ready(x)), weight, self.bias))
+
+    def cast(self) -> Tensor:
+        """Returns the matrix as it multiplies under autocast, to autograd a leaf of its own."""
+        weight, device = self.weight.detach(), self.weight.device.type
+        if weight.dtype == torch.float32 and device != "meta" and torch.is_autocast_enabled(device):
+            weight = weight.to(torch.get_autocast_dtype(device))
+        return weight.requires_grad_(self.weight.requires_grad)
 
     def _ready(self, x: Tensor) -> Tensor:
         """What the matrix reads."""
@@ -68,8 +78,7 @@ class Head(Declares, OfVocabulary, nn.Linear):
             x = self.norm(self.act(self.dense(x)))
         return x if self.scale == 1.0 else x * self.scale
 
-    def _logits(self, x: Tensor) -> Tensor:
-        logits = self.product(x)
+    def _capped(self, logits: Tensor) -> Tensor:
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def product(self, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Next-token losses as sums over label tokens. Logits exist only chunk by chunk."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -17,6 +17,7 @@ from lm.nn.mtp import shifted
 from lm.nn.vocabulary import Vocabulary
 
 _ALL = Vocabulary()
+_ROWS = 512  # of a matrix that are added at a time
 
 
 @dataclass
@@ -29,11 +30,11 @@ class LossSums:
     told: dict[str, Tensor] = field(default_factory=dict)  # what else is reported, by name: (2,) a sum and how many are in it
 
 
-def answered(logits: Tensor, answers: Tensor, of: Vocabulary = _ALL) -> Tensor:
-    """(3,) nats of the answers, how many of them are the likeliest token, and how many there are.  logits: (n, v), answers: (n,)."""
+def answered(logs: Tensor, answers: Tensor, of: Vocabulary = _ALL) -> Tensor:
+    """(3,) nats of the answers, how many of them are the likeliest token, and how many there are.  logs: (n, v) log p, answers: (n,)."""
     at, here = of.places(answers)
-    nats = -of.summed(of.log_softmax(logits).gather(-1, at) * here)
-    each = torch.cat([nats, (of.likeliest(logits) == answers).unsqueeze(-1), (answers != IGNORED).unsqueeze(-1)], -1)
+    nats = -of.summed(logs.gather(-1, at) * here)
+    each = torch.cat([nats, (of.likeliest(logs) == answers).unsqueeze(-1), (answers != IGNORED).unsqueeze(-1)], -1)
     return of.own(each).sum(0).detach()
 
 
@@ -51,30 +52,29 @@ def token_losses(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, z
 
 
 def losses_and_gradient(
-    logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0, of: Vocabulary = _ALL
+    logs: Tensor, labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0, log_z: Tensor | None = None, of: Vocabulary = _ALL
 ) -> tuple[LossSums, Tensor]:
-    """token_losses and what `total` has as gradient of the logits, (n, v) in their dtype: softmax - target, written over the
-    log-softmax, where autograd fills one more such tensor with zeros and reads three.
+    """token_losses and what `total` has as gradient of the logits: softmax - target, written over the log-softmax, where autograd fills one
+    more such tensor with zeros and reads three.
 
-    With a weight z of the z-loss the softmax of a row counts 1 + 2 z log Z times.  of: what the logits are of; where that is a slice of
-    the vocabulary, logits and labels are those of all ranks' tokens, and the sums those of this rank's.
+    With a weight z of the z-loss the softmax of a row counts 1 + 2 z log Z times.  logs: (n, v) log p in float32 or wider; log_z: (n, 1),
+    for the z-loss; of: what the logits are of; where that is a slice of the vocabulary, they and the labels are those of all ranks' tokens,
+    and the sums those of this rank's.
     """
-    logs = of.log_softmax(logits)
     counted = (labels != IGNORED).float().unsqueeze(-1)  # (n,) -> (n, 1)
     at, here = of.places(labels)
     nll = -of.own(of.summed(logs.gather(-1, at) * here)).sum()
-    total, share, uniform = nll, counted, label_smoothing / of.size(logits)
+    total, share, uniform = nll, counted, label_smoothing / of.size(logs)
     if label_smoothing:
         total = (1 - label_smoothing) * nll - uniform * of.own(of.summed(logs.sum(-1, keepdim=True)) * counted).sum()
-    if z_loss:
-        log_z = of.log_z(logits.float())
+    if log_z is not None:
         total = total + z_loss * of.own(log_z.square() * counted).sum()
         share = counted * (1 + 2 * z_loss * log_z)
     gradient = logs.exp_().mul_(share)
     gradient.scatter_(-1, at, gradient.gather(-1, at) - (1 - label_smoothing) * here)
     if label_smoothing:
         gradient.sub_(uniform * counted)
-    return LossSums(total, nll), gradient.to(logits.dtype)
+    return LossSums(total, nll), gradient
 
 
 class _Chunked(torch.autograd.Function):
@@ -94,22 +94,20 @@ class _Chunked(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         total = torch.zeros((), device=hidden.device, dtype=torch.float32)
         nll, told = torch.zeros_like(total), torch.zeros(3, device=hidden.device, dtype=torch.float32)
-        d_hidden, of = torch.empty_like(hidden), head.vocabulary
+        d_hidden, each = torch.empty_like(hidden), _Chunk(head, extras, parameters)
         d_parameters: list[Tensor] = []  # in float32, whatever the weights are
         for start in range(0, len(hidden), chunk):
             span = slice(start, start + chunk)
-            with torch.enable_grad():
-                piece = hidden[span].detach().requires_grad_()
-                logits = head.part(piece)
-            if answers is not None:
-                told += answered(logits.detach(), of.gathered(answers[span]), of)
-            sums, d_logits = losses_and_gradient(logits.detach(), of.gathered(labels[span]), *extras, of)
-            d_piece, *grads = torch.autograd.grad(logits, (piece, *parameters), d_logits)
-            d_hidden[span] = d_piece
-            d_parameters = [g.float() for g in grads] if start == 0 else [d.add_(g) for d, g in zip(d_parameters, grads, strict=True)]
+            sums, d_hidden[span], grads = each(hidden[span], labels[span], None if answers is None else answers[span])
+            if start == 0:
+                d_parameters = [g.float() for g in grads]
+            else:
+                for mine, g in zip(d_parameters, grads, strict=True):
+                    _add(mine, g)
             total += sums.total
             nll += sums.nll
-            del logits, d_logits  # before the next chunk's are there
+            if answers is not None:
+                told += sums.told["answers"]
         ctx.save_for_backward(d_hidden, *(mine.to(p.dtype) for mine, p in zip(d_parameters, parameters, strict=True)))
         ctx.mark_non_differentiable(nll, told)
         return total, nll, told
@@ -118,6 +116,44 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, *d_parameters = ctx.saved_tensors
         return d_hidden * grads[0], None, None, None, None, None, *(d.mul_(grads[0]) for d in d_parameters)
+
+
+def _add(total: Tensor, part: Tensor) -> None:
+    """total += part, a few rows at a time: torch makes a wide copy of what is narrower."""
+    for some, more in zip(total.split(_ROWS), part.split(_ROWS), strict=True):
+        some.add_(more)
+
+
+class _Chunk:
+    """The sums of a chunk, and the gradients by what the head reads and by its parameters. Memory for wide logits is taken once for all
+    chunks, and the matrix is cast once: autograd would cast its gradient back for each."""
+
+    def __init__(self, head: Head, extras: tuple[float, float], parameters: Sequence[Tensor]) -> None:
+        self.head, self.extras, self.weight = head, extras, head.cast()
+        self.leaves = [self.weight if p is head.weight else p for p in parameters]
+        self.room: Tensor | None = None
+
+    def __call__(self, hidden: Tensor, labels: Tensor, answers: Tensor | None) -> tuple[LossSums, Tensor, tuple[Tensor, ...]]:
+        of, (label_smoothing, z_loss) = self.head.vocabulary, self.extras
+        with torch.enable_grad():
+            piece = hidden.detach().requires_grad_()
+            logits = self.head.part(piece, self.weight)
+        given = logits.detach()
+        wide = self.wide(given)
+        log_z = of.log_z(wide) if z_loss else None
+        logs = of.log_softmax(wide)
+        told = {} if answers is None else {"answers": answered(logs, of.gathered(answers), of)}
+        sums, gradient = losses_and_gradient(logs, of.gathered(labels), label_smoothing, z_loss, log_z, of)
+        d_logits = gradient if gradient.dtype == given.dtype else given.copy_(gradient)
+        d_piece, *grads = torch.autograd.grad(logits, (piece, *self.leaves), d_logits)
+        return LossSums(sums.total, sums.nll, None, told), d_piece, tuple(grads)
+
+    def wide(self, logits: Tensor) -> Tensor:
+        """Returns them in float32, or as they are where they are as wide."""
+        if logits.dtype.itemsize >= torch.float32.itemsize:
+            return logits
+        self.room = torch.empty_like(logits, dtype=torch.float32) if self.room is None else self.room[: len(logits)]
+        return self.room.copy_(logits)
 
 
 def chunked_loss(
@@ -151,7 +187,7 @@ def _spans(hidden: Tensor, chunk: int) -> list[tuple[Tensor, slice]]:
 
 def _piece(logits: Tensor, span: slice, labels: Tensor, answers: Tensor | None, extras: tuple[float, float]) -> tuple[Tensor, ...]:
     sums = token_losses(logits, labels[span], *extras)
-    return sums.total, sums.nll, logits.new_zeros(3) if answers is None else answered(logits, answers[span])
+    return sums.total, sums.nll, logits.new_zeros(3) if answers is None else answered(_ALL.log_softmax(logits.float()), answers[span])
 
 
 @cache

@@ -52,11 +52,8 @@ class Vocabulary:
         return logits.logsumexp(-1, keepdim=True)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        """Returns log p of each entry that is here, in float32, without a gradient. On a CPU wide copies of bf16 are written over."""
-        wide = logits.float()
-        if wide is logits or not wide.is_cpu:
-            return F.log_softmax(wide, -1)
-        return torch.log_softmax(wide, -1, out=wide)
+        """Returns log p of each entry that is here, without a gradient; on a CPU written over the logits, in float32 or wider."""
+        return torch.log_softmax(logits, -1, out=logits) if logits.is_cpu else F.log_softmax(logits, -1)
 
     def likeliest(self, logits: Tensor) -> Tensor:
         """Returns (n,) tokens."""
@@ -101,8 +98,7 @@ class VocabularySlice(Vocabulary):
         return highest + self._reduced((logits - highest).exp_().sum(-1, keepdim=True)).log()
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        wide = logits.float()
-        return wide - self.log_z(wide)
+        return logits.sub_(self.log_z(logits))
 
     def likeliest(self, logits: Tensor) -> Tensor:
         mine = logits.max(-1)

@@ -40,7 +40,8 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int  # what autograd keeps of a micro-batch
-    loss: int  # logits of one chunk with their gradients, the head's gradient while it is summed, and what each loss keeps of it
+    loss: int  # logits of one chunk with their gradients (as on CUDA: a CPU writes over them and takes 4 bytes a logit less), the
+    # head's gradient while it is summed, and what each loss keeps of it
 
     @property
     def total(self) -> int:

@@ -7,6 +7,11 @@ from lm.hf.io.family import Family, Pair, module, modules, same
 from lm.hf.io.transforms import SplitHeads
 from lm.schema import Tree
 
+_ALIKE = {
+    "ffn_norm": "ln_mlp", "attention_residual.norm": "input_layernorm", "ffn_residual.norm": "post_attention_layernorm",
+    "attention.o": "self_attention.dense", "ffn.up": "mlp.dense_h_to_4h", "ffn.down": "mlp.dense_4h_to_h",
+}  # fmt: skip
+
 
 class Falcon(Family):
     """Both sublayers side by side behind one norm or two; queries, their key and their value are stored as one, by group."""
@@ -22,13 +27,11 @@ class Falcon(Family):
         "n_layers": "num_hidden_layers",
         "norm.eps": ("layer_norm_epsilon", 1e-5),
         "attention.n_heads": "num_attention_heads",
-        "attention.qkv_bias": ("bias", False),
-        "attention.out_bias": ("bias", False),
+        **dict.fromkeys(("attention.qkv_bias", "attention.out_bias", "ffn.bias"), ("bias", False)),
         "attention.dropout": ("attention_dropout", 0.0),
         "dropout": ("hidden_dropout", 0.0),
         "ffn.hidden": ("ffn_hidden_size", None),
         "ffn.activation": ("activation", "gelu"),
-        "ffn.bias": ("bias", False),
         "head.tied": ("tie_word_embeddings", True),
     }
     respelled: ClassVar[tuple[str, ...]] = (  # the one form has no use for the other's keys
@@ -55,13 +58,9 @@ class Falcon(Family):
     def write(self, ours: Tree) -> Tree:
         groups, parallel, shared = ours["attention.n_kv_heads"], ours["block.kind"] == "parallel", ours.get("block.shared_norm", True)
         new = parallel and (not shared or 1 < groups < ours["attention.n_heads"])
-        return {
-            "new_decoder_architecture": new,
-            "num_ln_in_parallel_attn": (1 if shared else 2) if new else None,
-            "parallel_attn": parallel,
-            "multi_query": groups == 1,
-            "num_kv_heads": groups,
-        }
+        two = (1 if shared else 2) if new else None
+        heads: Tree = {"multi_query": groups == 1, "num_kv_heads": groups}
+        return {"new_decoder_architecture": new, "num_ln_in_parallel_attn": two, "parallel_attn": parallel, **heads}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         yield same("embed.weight", "transformer.word_embeddings.weight")
@@ -72,13 +71,9 @@ class Falcon(Family):
         for i in range(ours["n_layers"]):
             here, there = f"blocks.{i}", f"transformer.h.{i}"
             yield from module(f"{here}.attention_norm", f"{there}.{'ln_attn' if two else 'input_layernorm'}")
-            yield from module(f"{here}.ffn_norm", f"{there}.ln_mlp")
-            yield from module(f"{here}.attention_residual.norm", f"{there}.input_layernorm")
-            yield from module(f"{here}.ffn_residual.norm", f"{there}.post_attention_layernorm")
             yield from modules(tuple(f"{here}.attention.{name}" for name in "qkv"), f"{there}.self_attention.query_key_value", heads)
-            yield from module(f"{here}.attention.o", f"{there}.self_attention.dense")
-            yield from module(f"{here}.ffn.up", f"{there}.mlp.dense_h_to_4h")
-            yield from module(f"{here}.ffn.down", f"{there}.mlp.dense_4h_to_h")
+            for mine, theirs in _ALIKE.items():
+                yield from module(f"{here}.{mine}", f"{there}.{theirs}")
 
 
 FAMILY = Falcon()

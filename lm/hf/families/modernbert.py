@@ -8,6 +8,9 @@ from lm.hf.io.transforms import Split
 from lm.hf.options.windows import layer_types, read_windows, write_windows
 from lm.schema import Tree
 
+_ENDS = {"embed_norm": "model.embeddings.norm", "norm": "model.final_norm", "head": "decoder"} | {n: n for n in ("head.dense", "head.norm")}
+_ALIKE = {"attention_residual.norm": "attn_norm", "attention.o": "attn.Wo", "ffn_residual.norm": "mlp_norm", "ffn.down": "mlp.Wo"}
+
 
 class ModernBert(Family):
     """An encoder with rotary positions of two bases, windows in two of three layers, GeGLU, and no norm before the first attention."""
@@ -63,20 +66,15 @@ class ModernBert(Family):
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         yield same("embed.weight", "model.embeddings.tok_embeddings.weight")
-        yield from module("embed_norm", "model.embeddings.norm")
-        yield from module("norm", "model.final_norm")
-        yield from module("head", "decoder")
-        yield from module("head.dense", "head.dense")
-        yield from module("head.norm", "head.norm")
+        for mine, theirs in _ENDS.items():
+            yield from module(mine, theirs)
         width = ours["attention.n_heads"] * ours["attention.head_dim"]
         for i in range(ours["n_layers"]):
             here, there = f"blocks.{i}", f"model.layers.{i}"
-            yield from module(f"{here}.attention_residual.norm", f"{there}.attn_norm")
             yield from modules(tuple(f"{here}.attention.{name}" for name in "qkv"), f"{there}.attn.Wqkv", Split([width] * 3))
-            yield from module(f"{here}.attention.o", f"{there}.attn.Wo")
-            yield from module(f"{here}.ffn_residual.norm", f"{there}.mlp_norm")
             yield from modules((f"{here}.ffn.gate", f"{here}.ffn.up"), f"{there}.mlp.Wi", Split([ours["ffn.hidden"]] * 2))
-            yield from module(f"{here}.ffn.down", f"{there}.mlp.Wo")
+            for mine, theirs in _ALIKE.items():
+                yield from module(f"{here}.{mine}", f"{there}.{theirs}")
 
 
 FAMILY = ModernBert()

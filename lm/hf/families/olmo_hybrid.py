@@ -5,17 +5,14 @@ from typing import Any, ClassVar
 
 from lm.errors import ConfigError
 from lm.hf.families.olmo2 import OLMo2
-from lm.hf.io.family import Pair, module, same
+from lm.hf.io.family import Pair, module
 from lm.hf.io.transforms import Chain, Join, Squeeze
+from lm.hf.options.delta import DELTA, LINEAR, state, widths
 from lm.hf.options.pattern import ATTENDS, read_pattern, write_pattern
 from lm.hf.options.rope import ROPE_KEYS, read_rope, write_rope
 from lm.schema import Tree
 
-_RECURRENT = "linear_attention"
-_DELTA = {
-    "n_heads": "linear_num_value_heads", "n_k_heads": "linear_num_key_heads", "k_dim": "linear_key_head_dim",
-    "v_dim": "linear_value_head_dim", "kernel": "linear_conv_kernel_dim", "negative": "linear_allow_neg_eigval",
-}  # fmt: skip
+_DELTA = {**DELTA, "negative": "linear_allow_neg_eigval"}
 _UNROTATED = {"rope_theta": None, "rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": None}}
 
 
@@ -43,8 +40,8 @@ class OLMoHybrid(OLMo2):
 
     def read(self, hf: Tree) -> Tree:
         n, heads = hf["num_hidden_layers"], hf["num_attention_heads"]
-        types = hf.get("layer_types") or [_RECURRENT if (i + 1) % min(4, n) else ATTENDS[0] for i in range(n)]
-        if len(set(pattern := read_pattern(types, n, (_RECURRENT,)))) < 2:
+        types = hf.get("layer_types") or [LINEAR if (i + 1) % min(4, n) else ATTENDS[0] for i in range(n)]
+        if len(set(pattern := read_pattern(types, n, (LINEAR,)))) < 2:
             raise ConfigError(f"config.json: layers have {pattern[0]} alone, and {self.name} needs both kinds. Use another family.")
         if (act := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
             raise ConfigError(f"config.json: hidden_act={act!r} is of the convolutions too, which are silu's in lm. Import another model.")
@@ -62,7 +59,7 @@ class OLMoHybrid(OLMo2):
         delta = {key: ours.get(f"recurrent.{name}") for name, key in _DELTA.items()}
         delta[_DELTA["n_k_heads"]] = ours.get("recurrent.n_k_heads") or ours.get("recurrent.n_heads")
         rope = write_rope(ours) if ours["position.kind"] == "rope" else _UNROTATED
-        return {"layer_types": write_pattern(ours, _RECURRENT), **delta, **rope}
+        return {"layer_types": write_pattern(ours, LINEAR), **delta, **rope}
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
         pattern = ours["pattern"]
@@ -72,15 +69,12 @@ class OLMoHybrid(OLMo2):
         yield from module(f"{here}.recurrent_residual.norm", f"{there}.attention_layer_norm")
         yield from module(f"{here}.ffn_residual.norm", f"{there}.feedforward_layer_norm")
         yield from self.ffn(here, there, ours)
-        here, there = f"{here}.recurrent", f"{there}.linear_attn"
-        heads, keys = ours["recurrent.n_heads"], ours["recurrent.n_k_heads"] or ours["recurrent.n_heads"]
-        qkv = Join([keys * ours["recurrent.k_dim"]] * 2 + [heads * ours["recurrent.v_dim"]])
+        here, there, qkv = f"{here}.recurrent", f"{there}.linear_attn", Join(widths(ours))
         yield Pair((f"{here}.qkv.weight",), tuple(f"{there}.{name}_proj.weight" for name in "qkv"), qkv)
         yield Pair((f"{here}.kernel",), tuple(f"{there}.{name}_conv1d.weight" for name in "qkv"), Chain(qkv, Squeeze()))
         for name, theirs in {"gate": "g_proj", "beta": "b_proj", "rate": "a_proj", "o": "o_proj"}.items():
             yield from module(f"{here}.{name}", f"{there}.{theirs}")
-        for name, theirs in {"fade": "A_log", "step": "dt_bias", "norm": "o_norm.weight"}.items():
-            yield same(f"{here}.{name}", f"{there}.{theirs}")
+        yield from state(here, there, "o_norm")
 
 
 FAMILY = OLMoHybrid()

@@ -6,16 +6,14 @@ from typing import Any, ClassVar
 from lm.errors import ConfigError
 from lm.hf.families.qwen2_moe import Qwen2MoE
 from lm.hf.families.qwen3_moe import Qwen3MoE
-from lm.hf.io.family import Pair, module, modules, same
+from lm.hf.io.family import Pair, module, modules
 from lm.hf.io.transforms import Chain, Join, SplitHeads, Squeeze
+from lm.hf.options.delta import DELTA, LINEAR, counts, state, widths
 from lm.hf.options.pattern import read_pattern, write_pattern
 from lm.hf.options.rope import read_rope
 from lm.schema import Tree
 
-_DELTA = {
-    "n_heads": ("linear_num_value_heads", 32), "n_k_heads": ("linear_num_key_heads", 16), "k_dim": ("linear_key_head_dim", 128),
-    "v_dim": ("linear_value_head_dim", 128), "kernel": ("linear_conv_kernel_dim", 4),
-}  # fmt: skip
+_USUAL = {"n_heads": 32, "n_k_heads": 16, "k_dim": 128, "v_dim": 128, "kernel": 4}
 
 
 class Qwen3Next(Qwen2MoE):
@@ -28,18 +26,14 @@ class Qwen3Next(Qwen2MoE):
     ignored = (*Qwen2MoE.ignored, r"mtp\..*")
     fields: ClassVar[dict[str, str | tuple[str, Any]]] = {
         **{ours: theirs for ours, theirs in Qwen2MoE.fields.items() if not ours.endswith("window")},
-        "attention.n_kv_heads": ("num_key_value_heads", 2),
-        "attention.head_dim": ("head_dim", 256),
-        "attention.qkv_bias": ("attention_bias", False),
-        "attention.out_bias": ("attention_bias", False),
-        "ffn.expert.hidden": ("moe_intermediate_size", 512),
-        "ffn.shared_hidden": ("shared_expert_intermediate_size", 512),
-        "ffn.top_k": ("num_experts_per_tok", 10),
-        "ffn.router.normalize": ("norm_topk_prob", True),
-    }
+        "attention.n_kv_heads": ("num_key_value_heads", 2), "attention.head_dim": ("head_dim", 256),
+        **dict.fromkeys(("attention.qkv_bias", "attention.out_bias"), ("attention_bias", False)),
+        "ffn.expert.hidden": ("moe_intermediate_size", 512), "ffn.shared_hidden": ("shared_expert_intermediate_size", 512),
+        "ffn.top_k": ("num_experts_per_tok", 10), "ffn.router.normalize": ("norm_topk_prob", True),
+    }  # fmt: skip
     further: ClassVar[tuple[str, ...]] = (
         "layer_types", "full_attention_interval", "num_experts", "num_local_experts", "mlp_only_layers", "intermediate_size",
-        *(key for key, _ in _DELTA.values()),
+        *DELTA.values(),
     )  # fmt: skip
     respelled: ClassVar[tuple[str, ...]] = ("layer_types",)
     fixed: ClassVar[Tree] = {
@@ -49,42 +43,38 @@ class Qwen3Next(Qwen2MoE):
 
     def read(self, hf: Tree) -> Tree:
         n, every = hf["num_hidden_layers"], hf.get("full_attention_interval", 4)
-        types = hf.get("layer_types") or ["linear_attention" if (i + 1) % every else "full_attention" for i in range(n)]
-        pattern, rope = read_pattern(types, n, ("linear_attention",)), read_rope({"partial_rotary_factor": 0.25, **hf})
+        types = hf.get("layer_types") or [LINEAR if (i + 1) % every else "full_attention" for i in range(n)]
+        pattern, rope = read_pattern(types, n, (LINEAR,)), read_rope({"partial_rotary_factor": 0.25, **hf})
         if "recurrent" in pattern and hf.get("hidden_act", "silu") != "silu":
             raise ConfigError(f"config.json: hidden_act={hf['hidden_act']!r} is of the convolutions too, which are silu's in lm.")
-        sizes = {ours: hf.get(key, usual) for ours, (key, usual) in _DELTA.items()}
+        sizes = {ours: hf.get(key, _USUAL[ours]) for ours, key in DELTA.items()}
         delta: Tree = {"recurrent": {"kind": "gated_delta", "eps": hf.get("rms_norm_eps", 1e-6), **sizes}} if "recurrent" in pattern else {}
         mixture = Qwen3MoE.read(self, {"num_experts": 512, "intermediate_size": 5632, **hf}) | {"attention.window": None}
         return {**mixture, **rope, "pattern": pattern, **delta}
 
     def write(self, ours: Tree) -> Tree:
-        there = {**Qwen3MoE.write(self, ours), "layer_types": write_pattern(ours, "linear_attention")}
+        there = {**Qwen3MoE.write(self, ours), "layer_types": write_pattern(ours, LINEAR)}
         there |= {"partial_rotary_factor": ours.get("position.fraction")}  # where it is missing, a quarter is meant
-        return there | {key: ours[f"recurrent.{name}"] for name, (key, _) in _DELTA.items() if f"recurrent.{name}" in ours}
+        return there | {key: ours[f"recurrent.{name}"] for name, key in DELTA.items() if f"recurrent.{name}" in ours}
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
-        h = ours["attention.n_heads"]
         for pair in super().block(here, there, ours):
             if pair.theirs[0].startswith(f"{there}.self_attn.q_proj"):
                 gate = pair.ours[0].replace(".q.", ".gate.")
-                pair = Pair((*pair.ours, gate), pair.theirs, SplitHeads(h, [ours["attention.head_dim"]] * 2))
+                pair = Pair((*pair.ours, gate), pair.theirs, SplitHeads(ours["attention.n_heads"], [ours["attention.head_dim"]] * 2))
             yield pair
         yield from module(f"{here}.recurrent_residual.norm", f"{there}.input_layernorm")
-        if "recurrent.k_dim" in ours:
-            yield from self._delta(f"{here}.recurrent", f"{there}.linear_attn", ours)
-
-    def _delta(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
-        """Of each head of keys its query, its key, and the values and gates of those that share it."""
-        heads, k, v = ours["recurrent.n_heads"], ours["recurrent.k_dim"], ours["recurrent.v_dim"]
-        groups = ours["recurrent.n_k_heads"] or heads
-        r = heads // groups
-        parts = Chain(SplitHeads(groups, [k, k, r * v, r * v]), Join([groups * k, groups * k, heads * v]))
+        if "recurrent.k_dim" not in ours:
+            return
+        here, there, k, v = f"{here}.recurrent", f"{there}.linear_attn", ours["recurrent.k_dim"], ours["recurrent.v_dim"]
+        groups, heads = counts(ours)
+        r = heads // groups  # of each head of keys come its query, its key, and the values and gates of those that share it
+        parts = Chain(SplitHeads(groups, [k, k, r * v, r * v]), Join(widths(ours)))
         yield from modules((f"{here}.qkv", f"{here}.gate"), f"{there}.in_proj_qkvz", parts)
         yield from modules((f"{here}.beta", f"{here}.rate"), f"{there}.in_proj_ba", SplitHeads(groups, [r, r]))
         yield Pair((f"{here}.kernel",), (f"{there}.conv1d.weight",), Squeeze())
-        for name, theirs in {"fade": "A_log", "step": "dt_bias", "norm": "norm.weight", "o.weight": "out_proj.weight"}.items():
-            yield same(f"{here}.{name}", f"{there}.{theirs}")
+        yield from module(f"{here}.o", f"{there}.out_proj")
+        yield from state(here, there, "norm")
 
 
 FAMILY = Qwen3Next()

@@ -71,6 +71,9 @@ class TrainerConfig(RecomputeConfig):
     """Steps between lines of metrics."""
     precision: Literal["fp32", "bf16-mixed", "bf16-true"] = "fp32"
     """fp32; bf16 compute on fp32 weights; bf16 weights too."""
+    float8: bool = False
+    """Linear layers of blocks multiply float8 numbers, each tensor of a micro-batch with a scale of its own (GPUs from H100 on, with
+    precision=bf16-mixed or bf16-true; a CPU does it too, slowly)."""
     compile: bool = False
     """torch.compile the model."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -158,6 +161,8 @@ class Sized(Config):
                 f"strategy={self.strategy.kind}: its engine cuts weights into slices or casts them, and adapter.base={self.adapter.base}"
                 " has whole rows of int8. Use strategy=single or ddp."
             )
+        if self.trainer.float8 and (reason := self._no_float8()) is not None:
+            return f"trainer.float8=true: {reason}."
         if (reason := self._unsliced()) is not None:
             return f"launch.{self.launch.holding}: {reason}."
         if self.data.global_batch % (readers := self.launch.readers):
@@ -165,6 +170,14 @@ class Sized(Config):
             who = f"{readers} ranks" if self.launch.holders == 1 else f"{readers} groups of {self.launch.holders} ranks"
             return f"{given} is not a multiple of the {who}. Choose a multiple, or other devices."
         return None
+
+    def _no_float8(self) -> str | None:
+        """Returns why nothing can multiply float8, with the remedy."""
+        if self.trainer.precision == "fp32":
+            return "what is not float8 is bfloat16 beside it. Set trainer.precision=bf16-mixed"
+        if self.adapter is not None:
+            return "an adapter's parent keeps its own products. Leave one of them out"
+        return "ranks with slices of matrices have other products. Set launch.tensor=1" if self.launch.tensor > 1 else None
 
     def _unsliced(self) -> str | None:
         """Returns why ranks cannot hold rows in slices where they are to, with the remedy."""

@@ -17,6 +17,7 @@ from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import Interrupted
+from lm.nn.float8 import multiply_in_float8
 from lm.nn.recompute import let_compilers_in
 from lm.progress import quiet
 from lm.schema import Tree
@@ -139,6 +140,10 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
         pinned=on_cuda(cfg.trainer.device, cfg.launch.devices),
     )  # fmt: skip
     module.model.recomputes(cfg.trainer.recomputes())
+    if cfg.trainer.float8:
+        cuda = on_cuda(cfg.trainer.device, cfg.launch.devices)
+        n = multiply_in_float8(module.model, torch.device("cuda" if cuda else "cpu"))
+        run.journal.console.say(f"{n} linear layers multiply float8")
     if cfg.trainer.compile:
         let_compilers_in()
         module.model.compile()

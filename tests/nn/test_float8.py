@@ -1,0 +1,105 @@
+"""Products of float8 numbers: what they are, what is left as it was, and what is refused."""
+
+import pytest
+import torch
+
+from lm.cli.compose.compose import compose
+from lm.errors import ConfigError
+from lm.nn.adapter import LoRAConfig
+from lm.nn.batch import Batch
+from lm.nn.float8 import GRADIENTS, NUMBERS, by_float8, multiply_in_float8, reference, rounded
+from lm.nn.linear import Linear
+from lm.nn.loss import LossSums, causal_reader
+from lm.nn.transformer import LM, DecoderConfig, build_model
+from lm.schema import Tree, from_tree
+
+CPU = torch.device("cpu")
+WIDE: Tree = {
+    "vocab_size": 97, "max_seq_len": 16, "d_model": 32, "n_layers": 2, "norm": {"kind": "rms"}, "position": {"kind": "rope"},
+    "attention": {"kind": "gqa", "n_heads": 4}, "ffn": {"kind": "mlp", "hidden": 64},
+}  # fmt: skip
+
+
+def wide(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    q, scale = rounded(x, dtype)
+    return q.float() * scale
+
+
+def close(found: torch.Tensor, right: torch.Tensor) -> None:
+    """To the rounding of a bfloat16 output."""
+    torch.testing.assert_close(found.float(), right, rtol=2**-7, atol=2**-8 * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("rows", [(4, 12), (3, 7)], ids=["a multiple of 16", "another number"])
+def test_products_and_gradients_are_those_of_the_rounded_numbers(rows: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(*rows, 32, dtype=torch.bfloat16, requires_grad=True), torch.randn(48, 32, requires_grad=True)
+    bias, gradient = torch.randn(48), torch.randn(*rows, 48).bfloat16()
+    out = by_float8(x, weight, bias)
+    close(out.detach(), reference(x.detach(), weight.detach()) + bias)
+    assert (
+        out.detach() - torch.nn.functional.linear(x.detach().float(), weight.detach(), bias)
+    ).abs().max() > 0.02  # it is not the plain product
+    out.backward(gradient)
+    assert x.grad is not None and weight.grad is not None and weight.grad.dtype == torch.float32
+    g = wide(gradient.float(), GRADIENTS).flatten(0, 1)
+    close(x.grad, (g @ wide(weight.detach(), NUMBERS)).view(*rows, 32))
+    ins = x.detach().float().flatten(0, 1)
+    whole = len(ins) % 16 == 0
+    close(weight.grad, g.t() @ wide(ins, NUMBERS) if whole else gradient.float().flatten(0, 1).t() @ ins)
+
+
+@pytest.mark.parametrize("dtype", [NUMBERS, GRADIENTS])
+def test_rounding_has_the_largest_number_exactly_and_keeps_what_is_no_number(dtype: torch.dtype) -> None:
+    x = torch.tensor([-3.0, 0.1, 1e-30, 2.0])
+    found = wide(x, dtype)
+    torch.testing.assert_close(found[0], x[0])
+    assert (found - x).abs().max() <= 3 * 2 ** (-4 if dtype == NUMBERS else -3)
+    assert not wide(torch.zeros(3), dtype).any()
+    for bad in (float("nan"), float("inf")):
+        assert not wide(torch.tensor([1.0, bad]), dtype).isfinite().all()
+
+
+def test_layers_that_fit_multiply_so_in_training_alone() -> None:
+    model = build_model(from_tree(DecoderConfig, WIDE), seed=0)
+    plain, ids = build_model(from_tree(DecoderConfig, WIDE), seed=0), torch.randint(0, WIDE["vocab_size"], (4, 16))
+    n = multiply_in_float8(model, CPU)
+    assert n == 7 * WIDE["n_layers"] == sum(isinstance(m, Linear) for m in model.modules())
+
+    def gradients(of: LM) -> tuple[torch.Tensor, torch.Tensor]:
+        of.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            sums: LossSums = of(Batch(ids), loss=causal_reader(ids))
+        sums.total.backward()
+        return sums.total.detach(), torch.cat([p.grad.flatten() for p in of.parameters() if p.grad is not None])
+
+    (loss, found), (right, wanted) = gradients(model), gradients(plain)
+    assert loss != right and float(loss) == pytest.approx(float(right), rel=0.01)
+    assert torch.nn.functional.cosine_similarity(found, wanted, dim=0) > 0.99
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids), plain(ids), rtol=0, atol=0)
+
+
+def test_no_layer_that_fits_is_one_sentence() -> None:
+    model = build_model(from_tree(DecoderConfig, WIDE | {"d_model": 24, "attention": {"kind": "gqa", "n_heads": 2}}))
+    with pytest.raises(ConfigError, match="multiples of 16"):
+        multiply_in_float8(model, CPU)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], "trainer.precision=bf16-mixed"),
+        (["trainer.precision=bf16-mixed", "strategy=fsdp", "launch.devices=2", "launch.tensor=2"], "launch.tensor=1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose(["trainer.float8=true", *overrides]).config()
+    assert "trainer.float8=true: " in str(refused.value) and said in str(refused.value)
+
+
+def test_an_adapter_beside_it_is_refused() -> None:
+    config = compose(["trainer.float8=true", "trainer.precision=bf16-mixed"]).config()
+    with pytest.raises(ConfigError, match=r"trainer\.float8=true: an adapter's parent"):
+        config.replace(adapter=LoRAConfig(), init_from="runs/a")

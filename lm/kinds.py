@@ -45,7 +45,8 @@ from lm.nn.parametrization import Growth, ParametrizationConfig
 from lm.nn.position.base import Angles, Dims, Position, PositionConfig
 from lm.nn.transformer import LM
 from lm.schema import Config, Slot
-from lm.training.config import CallbackConfig, MetricConfig, TrainConfig
+from lm.training.callbacks.kinds import CallbackConfig, MetricConfig
+from lm.training.config import TrainConfig
 from lm.training.objectives.base import Objective, loss_of
 from lm.training.optim.base import Group, NamedWeights, OptimConfig, Skippable, decaying, grouped, momentum_state
 from lm.training.optim.schedule import ScheduleConfig

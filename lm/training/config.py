@@ -1,10 +1,8 @@
 """Everything that `lm train` can be told: the frozen `config.yaml` of a run folder is one TrainConfig."""
 
 import re
-from abc import abstractmethod
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,9 +16,10 @@ from lm.nn.head import CHUNK
 from lm.nn.parametrization import Growth
 from lm.nn.recompute import RecomputeConfig
 from lm.nn.transformer import ModelConfig, build_model
-from lm.schema import MOST, Config, MaybeEmpty, Named, Slot, Tree, flatten
+from lm.schema import MOST, Config, MaybeEmpty, Named, flatten
 from lm.storage.run_folder import RunFolder
 from lm.training.budget import BudgetConfig
+from lm.training.callbacks.kinds import CallbackConfig, MetricConfig
 from lm.training.callbacks.loggers import JsonlLoggerConfig, LoggerConfig
 from lm.training.launch.config import LaunchConfig
 from lm.training.numerics import NumericsConfig
@@ -112,22 +111,6 @@ class CheckpointConfig(Config):
     def most(self) -> int:
         """Returns how many there are at most; the newest is complete before the oldest goes."""
         return self.keep_last + 1 + len(self.keep_steps) + self.best
-
-
-class CallbackConfig(Slot):
-    """Something of one's own that happens between steps."""
-
-    @abstractmethod
-    def build(self) -> Any:
-        """Returns a lightning.Callback; it comes behind those of the house, on every rank."""
-
-
-class MetricConfig(Slot):
-    """Numbers of one's own for each line of metrics.jsonl."""
-
-    @abstractmethod
-    def build(self) -> Callable[[Any, Any], Tree]:
-        """Returns a function of (trainer, module) that gives numbers by name; every rank calls it, and the first one's are written."""
 
 
 class ResumeConfig(Config):

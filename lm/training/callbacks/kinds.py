@@ -1,0 +1,23 @@
+"""What a run may do and measure beside its own: the slots that plugins fill."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from lm.schema import Slot, Tree
+
+
+class CallbackConfig(Slot):
+    """Something of one's own that happens between steps."""
+
+    @abstractmethod
+    def build(self) -> Any:
+        """Returns a lightning.Callback; it comes behind those of the house, on every rank."""
+
+
+class MetricConfig(Slot):
+    """Numbers of one's own for each line of metrics.jsonl."""
+
+    @abstractmethod
+    def build(self) -> Callable[[Any, Any], Tree]:
+        """Returns a function of (trainer, module) that gives numbers by name; every rank calls it, and the first one's are written."""

@@ -15,13 +15,17 @@ _ROUND = 16  # the kernels take such multiples of inputs and outputs
 _NEEDED = (8, 9)  # compute capability: Ada, Hopper and newer
 
 
-def multiply_in_float8(model: LM, device: torch.device) -> int:
-    """Has the linear layers of all blocks multiply so, where their widths are multiples of 16, and returns how many those are. Embedding,
-    head, routers and stacked experts stay as they are. ConfigError where the GPU has no such products, or no layer fits.
+def require_float8() -> None:
+    """ConfigError where the GPU has no such products."""
+    if torch.version.hip is not None or torch.cuda.get_device_capability() < _NEEDED:
+        name = torch.cuda.get_device_name()
+        raise ConfigError(f"trainer.float8=true: {name} has no such products; NVIDIA's H100, L40 and newer do. Set trainer.float8=false.")
+
+
+def multiply_in_float8(model: LM) -> tuple[int, int]:
+    """Has the linear layers of all blocks multiply so, where their widths are multiples of 16, and returns how many do, and of how many.
+    Embedding, head, routers and stacked experts stay as they are. ConfigError where no layer fits.
     """
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _NEEDED:
-        name = torch.cuda.get_device_name(device)
-        raise ConfigError(f"trainer.float8=true: {name} does not multiply float8; H100, L40 and newer do. Set trainer.float8=false.")
     inside = [m for unit in model.units() for m in unit.modules() if isinstance(m, Linear) and type(m) in (Linear, Out, AskedLinear)]
     found = [m for m in inside if m.in_features % _ROUND == m.out_features % _ROUND == 0]
     if not found:
@@ -29,7 +33,7 @@ def multiply_in_float8(model: LM, device: torch.device) -> int:
                           " Choose such a d_model, or set trainer.float8=false.")  # fmt: skip
     for module in found:
         module.multiply = by_float8
-    return len(found)
+    return len(found), len(inside)
 
 
 def by_float8(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -43,8 +47,8 @@ def by_float8(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns x / scale in float8, and the scale, a float32 number by which the largest of x is the largest of the format."""
-    most = torch.finfo(dtype).max
+    """Returns x / scale in float8, row by row, and the scale, a float32 number by which the largest of x is the largest of the format."""
+    x, most = x.contiguous(), torch.finfo(dtype).max  # a kernel of CUDA's takes no other order
     scale = (x.abs().amax().float() / most).clamp_min(1e-30)
     return (x.float() / scale).clamp(-most, most).to(dtype), scale
 

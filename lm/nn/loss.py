@@ -52,15 +52,23 @@ def token_losses(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, z
 
 
 def losses_and_gradient(
-    logs: Tensor, labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0, log_z: Tensor | None = None, of: Vocabulary = _ALL
-) -> tuple[LossSums, Tensor]:
-    """token_losses and what `total` has as gradient of the logits: softmax - target, written over the log-softmax, where autograd fills one
-    more such tensor with zeros and reads three.
+    logits: Tensor,
+    labels: Tensor,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    of: Vocabulary = _ALL,
+    answers: Tensor | None = None,
+) -> tuple[LossSums, Tensor | None, Tensor]:
+    """token_losses, what is `answered`, and what `total` has as gradient of the logits: softmax - target, written over the log-softmax,
+    where autograd fills one more such tensor with zeros and reads three.
 
-    With a weight z of the z-loss the softmax of a row counts 1 + 2 z log Z times.  logs: (n, v) log p in float32 or wider; log_z: (n, 1),
-    for the z-loss; of: what the logits are of; where that is a slice of the vocabulary, they and the labels are those of all ranks' tokens,
-    and the sums those of this rank's.
+    With a weight z of the z-loss the softmax of a row counts 1 + 2 z log Z times.  logits: (n, v) in float32 or wider, which are lost; of:
+    what they are of; where that is a slice of the vocabulary, logits and labels are those of all ranks' tokens, and the sums those of this
+    rank's.
     """
+    log_z = of.log_z(logits) if z_loss else None
+    logs = of.log_softmax_(logits)
+    told = None if answers is None else answered(logs, answers, of)
     counted = (labels != IGNORED).float().unsqueeze(-1)  # (n,) -> (n, 1)
     at, here = of.places(labels)
     nll = -of.own(of.summed(logs.gather(-1, at) * here)).sum()
@@ -74,7 +82,7 @@ def losses_and_gradient(
     gradient.scatter_(-1, at, gradient.gather(-1, at) - (1 - label_smoothing) * here)
     if label_smoothing:
         gradient.sub_(uniform * counted)
-    return LossSums(total, nll), gradient
+    return LossSums(total, nll), told, gradient
 
 
 class _Chunked(torch.autograd.Function):
@@ -98,7 +106,7 @@ class _Chunked(torch.autograd.Function):
         d_parameters: list[Tensor] = []  # in float32, whatever the weights are
         for start in range(0, len(hidden), chunk):
             span = slice(start, start + chunk)
-            sums, d_hidden[span], grads = each(hidden[span], labels[span], None if answers is None else answers[span])
+            sums, found, d_hidden[span], grads = each(hidden[span], labels[span], None if answers is None else answers[span])
             if start == 0:
                 d_parameters = [g.float() for g in grads]
             else:
@@ -106,8 +114,8 @@ class _Chunked(torch.autograd.Function):
                     _add(mine, g)
             total += sums.total
             nll += sums.nll
-            if answers is not None:
-                told += sums.told["answers"]
+            if found is not None:
+                told += found
         ctx.save_for_backward(d_hidden, *(mine.to(p.dtype) for mine, p in zip(d_parameters, parameters, strict=True)))
         ctx.mark_non_differentiable(nll, told)
         return total, nll, told
@@ -119,7 +127,10 @@ class _Chunked(torch.autograd.Function):
 
 
 def _add(total: Tensor, part: Tensor) -> None:
-    """total += part, a few rows at a time: torch makes a wide copy of what is narrower."""
+    """total += part, of a narrower one a few rows at a time: on a CPU torch makes a wide copy of it."""
+    if not total.is_cpu or part.dtype == total.dtype:
+        total.add_(part)
+        return
     for some, more in zip(total.split(_ROWS), part.split(_ROWS), strict=True):
         some.add_(more)
 
@@ -133,20 +144,19 @@ class _Chunk:
         self.leaves = [self.weight if p is head.weight else p for p in parameters]
         self.room: Tensor | None = None
 
-    def __call__(self, hidden: Tensor, labels: Tensor, answers: Tensor | None) -> tuple[LossSums, Tensor, tuple[Tensor, ...]]:
-        of, (label_smoothing, z_loss) = self.head.vocabulary, self.extras
+    def __call__(
+        self, hidden: Tensor, labels: Tensor, answers: Tensor | None
+    ) -> tuple[LossSums, Tensor | None, Tensor, tuple[Tensor, ...]]:
+        of = self.head.vocabulary
         with torch.enable_grad():
             piece = hidden.detach().requires_grad_()
             logits = self.head.part(piece, self.weight)
         given = logits.detach()
-        wide = self.wide(given)
-        log_z = of.log_z(wide) if z_loss else None
-        logs = of.log_softmax(wide)
-        told = {} if answers is None else {"answers": answered(logs, of.gathered(answers), of)}
-        sums, gradient = losses_and_gradient(logs, of.gathered(labels), label_smoothing, z_loss, log_z, of)
+        wanted = None if answers is None else of.gathered(answers)
+        sums, told, gradient = losses_and_gradient(self.wide(given), of.gathered(labels), *self.extras, of, wanted)
         d_logits = gradient if gradient.dtype == given.dtype else given.copy_(gradient)
         d_piece, *grads = torch.autograd.grad(logits, (piece, *self.leaves), d_logits)
-        return LossSums(sums.total, sums.nll, None, told), d_piece, tuple(grads)
+        return sums, told, d_piece, tuple(grads)
 
     def wide(self, logits: Tensor) -> Tensor:
         """Returns them in float32, or as they are where they are as wide."""
@@ -187,7 +197,7 @@ def _spans(hidden: Tensor, chunk: int) -> list[tuple[Tensor, slice]]:
 
 def _piece(logits: Tensor, span: slice, labels: Tensor, answers: Tensor | None, extras: tuple[float, float]) -> tuple[Tensor, ...]:
     sums = token_losses(logits, labels[span], *extras)
-    return sums.total, sums.nll, logits.new_zeros(3) if answers is None else answered(_ALL.log_softmax(logits.float()), answers[span])
+    return sums.total, sums.nll, logits.new_zeros(3) if answers is None else answered(_ALL.log_softmax_(logits.float()), answers[span])
 
 
 @cache

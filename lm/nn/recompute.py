@@ -14,7 +14,7 @@ from lm.schema import Config
 
 Recomputed = Literal["none", "block", "selective"]
 
-PRODUCTS = {"aten::mm", "aten::addmm", "aten::_grouped_mm", "lm::matmul_by_expert"} | ONEDNN
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::_grouped_mm", "aten::_scaled_mm", "lm::matmul_by_expert"} | ONEDNN
 """Of tokens with weights. Those of tokens with tokens, aten::bmm, may give a number for each pair."""
 KERNELS = {f"aten::_scaled_dot_product_{kind}" for kind in (
     "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention", "fused_attention_overrideable"

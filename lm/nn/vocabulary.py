@@ -51,8 +51,9 @@ class Vocabulary:
         """Returns (n, 1) the logarithm of the sum over the vocabulary of exp(logit)."""
         return logits.logsumexp(-1, keepdim=True)
 
-    def log_softmax(self, logits: Tensor) -> Tensor:
-        """Returns log p of each entry that is here, without a gradient; on a CPU written over the logits, in float32 or wider."""
+    def log_softmax_(self, logits: Tensor) -> Tensor:
+        """Returns log p of each entry that is here, without a gradient. The logits, in float32 or wider, are lost: a CPU writes over
+        them."""
         return torch.log_softmax(logits, -1, out=logits) if logits.is_cpu else F.log_softmax(logits, -1)
 
     def likeliest(self, logits: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ class VocabularySlice(Vocabulary):
         highest = self._reduced(logits.amax(-1, keepdim=True), distributed.ReduceOp.MAX)
         return highest + self._reduced((logits - highest).exp_().sum(-1, keepdim=True)).log()
 
-    def log_softmax(self, logits: Tensor) -> Tensor:
+    def log_softmax_(self, logits: Tensor) -> Tensor:
         return logits.sub_(self.log_z(logits))
 
     def likeliest(self, logits: Tensor) -> Tensor:

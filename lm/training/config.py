@@ -160,6 +160,8 @@ class Sized(Config):
             return "what is not float8 is bfloat16 beside it. Set trainer.precision=bf16-mixed"
         if self.adapter is not None:
             return "an adapter's parent keeps its own products. Leave one of them out"
+        if self.objective.needs_parent:
+            return f"objective={self.objective.kind} compares with likelihoods of plain products. Leave one of them out"
         return "ranks with slices of matrices have other products. Set launch.tensor=1" if self.launch.tensor > 1 else None
 
     def _unsliced(self) -> str | None:

@@ -8,7 +8,7 @@ from lm.data.store.prepare import Prepared, changed_files
 from lm.errors import CheckpointError, ConfigError
 from lm.nn.adapter import adapting
 from lm.nn.transformer import build_model, model_config
-from lm.schema import Tree, flatten
+from lm.schema import Tree, flatten, from_tree
 from lm.storage.atomic import clean, verify
 from lm.storage.checkpoint import CheckpointReader, newest_valid
 from lm.storage.model_folder import folder_hash, read_config, require_same_shapes, resolve_model
@@ -129,9 +129,17 @@ def _require_same_weights(reader: CheckpointReader, run: TrainConfig) -> None:
     require_same_shapes(model, there, str(reader.folder))
 
 
+def _as_of_today(saved: Tree) -> Tree:
+    """Returns a run's config with the options that have come since it began: the default of a new one is what was before it."""
+    try:
+        return from_tree(TrainConfig, saved).tree()
+    except ConfigError:
+        return saved
+
+
 def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step: int) -> None:
     """ConfigError with every difference that may not be; max_steps may grow, and shrink while no step so far was another for it."""
-    before, after = flatten(saved), flatten(cfg.tree())
+    before, after = flatten(_as_of_today(saved)), flatten(cfg.tree())
     changed = [key for key in before | after if before.get(key) != after.get(key) and not key.startswith(_MAY_CHANGE)]
     if type(steps := before.get("trainer.max_steps")) is not int:
         raise CheckpointError(f"{folder.path}: its config has trainer.max_steps={steps!r}, and a whole number is needed. Restore the file.")

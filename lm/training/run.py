@@ -17,7 +17,7 @@ from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import Interrupted
-from lm.nn.float8 import multiply_in_float8
+from lm.nn.float8 import multiply_in_float8, require_float8
 from lm.nn.recompute import let_compilers_in
 from lm.progress import quiet
 from lm.schema import Tree
@@ -74,7 +74,8 @@ def _train(
     if (summary := ranks.from_first(lambda: finished(folder, cfg, reader, console.say))) is not None:
         console.say(folder.nothing_to_do(summary))
         return summary
-    on_cuda(cfg.trainer.device, cfg.launch.devices)  # a missing GPU is told before the data are prepared
+    if on_cuda(cfg.trainer.device, cfg.launch.devices) and cfg.trainer.float8:  # a missing GPU is told before the data are prepared
+        require_float8()
     with console.during("Preparing the data"):
         data = ranks.first_here(lambda: _prepare(cfg, folder, reader, console))
     with console.during("Loading Lightning"), collector.paused():  # takes seconds, and a finished run does not need it
@@ -141,9 +142,8 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     )  # fmt: skip
     module.model.recomputes(cfg.trainer.recomputes())
     if cfg.trainer.float8:
-        cuda = on_cuda(cfg.trainer.device, cfg.launch.devices)
-        n = multiply_in_float8(module.model, torch.device("cuda" if cuda else "cpu"))
-        run.journal.console.say(f"{n} linear layers multiply float8")
+        n, of = multiply_in_float8(module.model)
+        run.journal.console.say(f"{n} of {of} linear layers in blocks multiply float8")
     if cfg.trainer.compile:
         let_compilers_in()
         module.model.compile()

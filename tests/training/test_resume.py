@@ -151,6 +151,22 @@ def test_a_finished_run_without_checkpoints_is_finished_but_cannot_go_on(configu
         train(configure("seed=1"))
 
 
+def test_a_run_that_began_before_an_option_was_there_goes_on_with_its_default(configure: Configure, tmp_path: Path) -> None:
+    train(configure())
+    file = tmp_path / "run" / "config.yaml"
+
+    def begin_before() -> None:
+        text = file.read_text(encoding="utf-8")
+        assert "  float8: false\n" in text
+        file.write_text(text.replace("  float8: false\n", ""), encoding="utf-8")
+
+    begin_before()
+    assert train(configure("trainer.max_steps=20"))["step"] == 20
+    begin_before()
+    with pytest.raises(ConfigError, match=r"another config .*trainer.float8"):
+        train(configure("trainer.max_steps=20", "trainer.float8=true", "trainer.precision=bf16-mixed"))
+
+
 def test_more_steps_go_on_and_less_are_refused(
     configure: Configure, stop: Stop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -161,7 +161,7 @@ def test_a_run_that_began_before_an_option_was_there_goes_on_with_its_default(co
         file.write_text(text.replace("  float8: false\n", ""), encoding="utf-8")
 
     begin_before()
-    assert train(configure("trainer.max_steps=20"))["step"] == 20
+    assert train(configure("trainer.max_steps=20"))["steps"] == 20
     begin_before()
     with pytest.raises(ConfigError, match=r"another config .*trainer.float8"):
         train(configure("trainer.max_steps=20", "trainer.float8=true", "trainer.precision=bf16-mixed"))

@@ -13,6 +13,7 @@ import torch
 
 from lm.data.kinds import BytesConfig
 from lm.errors import CheckpointError, ConfigError, Interrupted
+from lm.schema import Tree
 from lm.storage.atomic import MANIFEST, verify
 from lm.storage.checkpoint import META, CheckpointReader, Piece, checkpoints
 from lm.storage.formats import FORMAT
@@ -153,18 +154,21 @@ def test_a_finished_run_without_checkpoints_is_finished_but_cannot_go_on(configu
 
 def test_a_run_that_began_before_an_option_was_there_goes_on_with_its_default(configure: Configure, tmp_path: Path) -> None:
     train(configure())
-    file = tmp_path / "run" / "config.yaml"
 
     def begin_before() -> None:
-        text = file.read_text(encoding="utf-8")
-        assert "  float8: false\n" in text
-        file.write_text(text.replace("  float8: false\n", ""), encoding="utf-8")
+        for folder in checkpoints(tmp_path / "run" / "checkpoints"):
+            edit(folder, META, _without_float8)
 
     begin_before()
     assert train(configure("trainer.max_steps=20"))["steps"] == 20
     begin_before()
     with pytest.raises(ConfigError, match=r"another config .*trainer.float8"):
-        train(configure("trainer.max_steps=20", "trainer.float8=true", "trainer.precision=bf16-mixed"))
+        train(configure("trainer.max_steps=24", "trainer.float8=true", "trainer.precision=bf16-mixed"))
+
+
+def _without_float8(meta: Tree) -> Tree:
+    del meta["config"]["trainer"]["float8"]
+    return meta
 
 
 def test_more_steps_go_on_and_less_are_refused(

@@ -349,11 +349,13 @@ def test_long_preparation_tells_how_far_how_fast_and_how_long_off_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("lm.progress._SILENT_S", 0.01)
-    path = write(tmp_path / "a.txt", TEXT * 500)
-    prepare(TextConfig(files=str(path), cache_dir=str(tmp_path / "cache")), BytesConfig(), log=lambda line: None)
+    for name in "abcdefghijkl":  # the thread that tells may come late, and there is more to tell of
+        write(tmp_path / f"{name}.txt", name + TEXT * 100)
+    config = TextConfig(files=str(tmp_path / "*.txt"), cache_dir=str(tmp_path / "cache"), val_frac=0.5)
+    prepare(config, BytesConfig(), log=lambda line: None)
     out, err = capsys.readouterr()
     assert not out and "\x1b" not in err
-    assert re.search(r"^Tokenising: 6 of 6 MB, [\d,]+\.\d MB/s, 0:00:00 left$", err, re.MULTILINE)
+    assert re.search(r"^Tokenising: \d+ of 14 MB, [\d,]+\.\d MB/s, \d:\d\d:\d\d left$", err, re.MULTILINE)
 
 
 def test_a_given_tokenizer_is_used_as_it_is(prepare_text: Prepare, tmp_path: Path) -> None:

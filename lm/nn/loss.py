@@ -128,7 +128,7 @@ class _Chunked(torch.autograd.Function):
 
 def _add(total: Tensor, part: Tensor) -> None:
     """total += part, of a narrower one a few rows at a time: on a CPU torch makes a wide copy of it."""
-    if not total.is_cpu or part.dtype == total.dtype:
+    if not total.is_cpu or part.dtype == total.dtype or not part.ndim:
         total.add_(part)
         return
     for some, more in zip(total.split(_ROWS), part.split(_ROWS), strict=True):

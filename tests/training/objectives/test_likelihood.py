@@ -13,6 +13,16 @@ from lm.nn.vocabulary import Vocabulary
 from lm.schema import from_tree
 from tests.nn.models import near
 
+
+class Times(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(2.0, dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
 TINY = {
     "vocab_size": 97, "max_seq_len": 16, "d_model": 16, "n_layers": 2, "norm": {"kind": "rms"}, "position": {"kind": "rope"},
     "attention": {"kind": "gqa", "n_heads": 2}, "ffn": {"kind": "mlp", "hidden": 24},
@@ -85,6 +95,16 @@ def test_a_chunked_loss_under_autocast_has_the_gradients_of_a_plain_one(trained:
     for found, right in zip(torch.autograd.grad(chunked.total, wanted), torch.autograd.grad(plain.total, wanted), strict=True):
         assert found.dtype == right.dtype == torch.float32
         torch.testing.assert_close(found, right, rtol=0, atol=2**-7 * float(right.abs().max()))
+
+
+def test_a_parameter_of_a_norm_that_is_a_single_number_has_its_gradient_summed_over_chunks() -> None:
+    """As alpha of a plugin's DyT, in bf16."""
+    head = Head(HeadConfig(transform="gelu"), RMSNormConfig(), 16, 97).bfloat16()
+    head.norm = Times()
+    hidden, labels = torch.randn(50, 16).bfloat16(), ragged_labels(5, 10, 97).flatten()
+    found, right = (torch.autograd.grad(chunked_loss(hidden, labels, head, chunk=chunk).total, head.norm.factor)[0] for chunk in (7, 50))
+    assert found.ndim == 0
+    torch.testing.assert_close(found, right, rtol=2**-5, atol=0)
 
 
 def test_evaluation_needs_no_gradient_and_gives_the_same_sums() -> None:

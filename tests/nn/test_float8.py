@@ -162,3 +162,9 @@ def test_an_adapter_beside_it_is_refused() -> None:
     config = compose(["trainer.float8=true", "trainer.precision=bf16-mixed"]).config()
     with pytest.raises(ConfigError, match=r"trainer\.float8=true: an adapter's parent"):
         config.replace(adapter=LoRAConfig(), init_from="runs/a")
+
+
+def test_under_autocast_the_output_has_its_dtype() -> None:
+    x, weight = torch.randn(2, 16, 32), torch.randn(48, 32, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert by_float8(x, weight, torch.zeros(48)).dtype == torch.bfloat16

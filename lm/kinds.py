@@ -26,24 +26,24 @@ from lm.data.rows.causal import CausalRows
 from lm.data.sources.base import Document, Source, document
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
+from lm.losses.tokens import LossSums, causal_reader
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.block import BlockConfig, BlockParts
 from lm.nn.context import Context
-from lm.nn.cost.kept import Kept
 from lm.nn.ffn.base import FFNConfig
 from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.head import Head
 from lm.nn.init import Declares, Start
+from lm.nn.kept import Kept
 from lm.nn.linear import Linear, Out
-from lm.nn.loss import LossSums, causal_reader
 from lm.nn.mixers.base import AttentionConfig, Mixer, RecurrentConfig
-from lm.nn.mixers.cache import Cache, Fixed, PerToken
 from lm.nn.mixers.gqa import GQAConfig
-from lm.nn.mixers.mask import Mask
 from lm.nn.norm import NormConfig, RMSNormConfig
 from lm.nn.parametrization import Growth, ParametrizationConfig
 from lm.nn.position.base import Angles, Dims, Position, PositionConfig
 from lm.nn.transformer import LM
+from lm.ops.attention.mask import Mask
+from lm.ops.cache.cache import Cache, Fixed, PerToken
 from lm.schema import Config, Slot
 from lm.training.callbacks.kinds import CallbackConfig, MetricConfig
 from lm.training.config import TrainConfig

@@ -39,6 +39,21 @@ def alike() -> None:
         torch.manual_seed(0)
 
 
+@pytest.fixture
+def doubles() -> Iterator[None]:
+    """Everything of the test in float64: what it draws, what it builds, and what asks for float32 (but in a backward pass)."""
+    import torch
+
+    from lm.testing.models import Doubles
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        with Doubles():
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[Path]:
     """Commands start here without the seconds that imports take: tests/server.py."""

@@ -16,19 +16,21 @@ TOOLS = sorted((ROOT / "tools").rglob("*.py"))
 
 ROOMS = {
     -1: ["lm.collector", "lm.schema", "lm.spelling", "lm.errors", "lm.plugins", "lm.printing", "lm.progress", "lm.units"],
-    0: ["lm.nn"],
-    1: ["lm.storage"],
-    2: ["lm.data"],
-    3: ["lm.generation"],
-    4: ["lm.hf", "lm.training", "lm.report"],
-    5: ["lm.ablation", "lm.serving"],
-    6: ["lm.cli"],
-    7: ["lm", "lm.__main__", "lm.kinds", "lm.testing"],
+    0: ["lm.ops"],
+    1: ["lm.nn"],
+    2: ["lm.adapters", "lm.cost", "lm.losses"],
+    3: ["lm.storage"],
+    4: ["lm.data"],
+    5: ["lm.generation"],
+    6: ["lm.hf", "lm.training", "lm.report"],
+    7: ["lm.ablation", "lm.serving"],
+    8: ["lm.cli"],
+    9: ["lm", "lm.__main__", "lm.kinds", "lm.testing"],
 }
 FLOORS = {room: floor for floor, rooms in ROOMS.items() for room in rooms}
 
 DOORS = {
-    "fla": "lm/nn/mixers/kernels.py",
+    "fla": "lm/ops/recurrence/kernels.py",
     "hydra": "lm/cli/compose/",
     "omegaconf": "lm/cli/compose/",
     "lightning": "lm/training/",
@@ -112,6 +114,8 @@ def test_every_module_has_a_floor() -> None:
         ("lm.nn.norm", "lm.schema", ""),
         ("lm.nn.norm", "lm.nn.init", ""),
         ("lm.nn.norm", "lm.data.loader", "upward"),
+        ("lm.ops.norm", "lm.nn.norm", "upward"),
+        ("lm.losses.tokens", "lm.cost.count", "a sibling on the same floor"),
         ("lm.report.page", "lm.hf.io.reading", "a sibling on the same floor"),
         ("lm.storage.checkpoint", "lm.storage.atomic", ""),
         ("lm.storage.checkpoint", "lm.data.loader", "upward"),
@@ -153,10 +157,28 @@ def test_what_reaches_a_terminal_goes_through_one_door() -> None:
     assert {name_of(file) for file in MODULES if set(printed(file))} <= {"lm.printing", *pipes}
 
 
-def test_the_ground_floor_needs_torch_and_pydantic_only() -> None:
-    allowed = {"torch", "pydantic", "lm", "fla"} | sys.stdlib_module_names  # fla: kernels, where they are installed
-    nn = [file for file in MODULES if name_of(file).startswith("lm.nn")]
-    assert not [f"{file}:{line}: {module}" for file in nn for line, module in imports(file) if module.split(".")[0] not in allowed]
+def foreign(room: str, allowed: set[str]) -> list[str]:
+    """What files of a room import of other packages than these and the standard library."""
+    return [
+        f"{file}:{line}: {module}"
+        for file in MODULES
+        if name_of(file).startswith(room)
+        for line, module in imports(file)
+        if module.split(".")[0] not in allowed | sys.stdlib_module_names
+    ]
+
+
+def test_the_model_needs_torch_and_pydantic_only() -> None:
+    assert not [found for room in ("lm.nn", *ROOMS[2]) for found in foreign(room, {"torch", "pydantic", "lm"})]
+
+
+def test_operations_know_no_configs_and_hold_no_weights() -> None:
+    assert not foreign("lm.ops", {"torch", "lm", "fla"})  # fla: kernels, where they are installed
+    ops = [file for file in MODULES if name_of(file).startswith("lm.ops")]
+    assert not [f"{file}:{line}" for file in ops for line, module in imports(file) if module == "lm.schema"]
+    made = [f"{file}:{node.lineno}" for file in ops for node in ast.walk(parsed(file)) if isinstance(node, ast.Call)
+            and ast.unparse(node.func) == "nn.Parameter"]  # fmt: skip
+    assert made == [made[0]] and made[0].startswith(f"{ROOT}/lm/ops/ranks/columns.py:")  # the slice of one that is there
 
 
 def test_files_are_short() -> None:

@@ -14,8 +14,8 @@ from lm.cli.compose import catalog
 from lm.cli.compose.compose import compose
 from lm.errors import ConfigError
 from lm.hf.io.writing import family_for
+from lm.losses.tokens import LossSums, causal_reader
 from lm.nn.batch import Batch
-from lm.nn.loss import LossSums, causal_reader
 from lm.nn.transformer import LM, DecoderConfig, EncoderDecoderConfig, build_model
 from lm.training.config import TrainConfig
 from lm.training.optim.base import begin_state

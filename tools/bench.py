@@ -34,8 +34,8 @@ from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
 from lm.data.rows.causal import CausalRows
 from lm.data.store.prepare import prepare
+from lm.losses.tokens import causal_reader
 from lm.nn.batch import IGNORED
-from lm.nn.loss import causal_reader
 from lm.nn.transformer import build_model
 from lm.training.config import TrainConfig
 from lm.training.optim.base import begin_state, set_lr

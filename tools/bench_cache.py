@@ -24,8 +24,8 @@ from lm.generation.load import load
 from lm.generation.weights import prepare as weights
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.head import last_position
-from lm.nn.mixers.rounded import FORMS
 from lm.nn.transformer import LM, DecoderConfig, build_model
+from lm.ops.cache.rounded import FORMS
 from lm.schema import Tree, from_tree
 from lm.storage.model_folder import resolve_model
 from lm.storage.run_folder import RunFolder

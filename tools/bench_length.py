@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from lm.nn.batch import Batch
-from lm.nn.mixers.cache import Cache
 from lm.nn.transformer import DecoderConfig, DecoderLM, build_model
+from lm.ops.cache.cache import Cache
 from lm.schema import Tree, from_tree
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
-from lm.nn.loss import causal_reader
 from lm.nn.transformer import DecoderConfig, build_model
 from lm.schema import Tree, from_tree
 

@@ -28,8 +28,8 @@ from lm.cli.compose.compose import compose
 from lm.cli.main import VERBS
 from lm.cli.verb import find
 from lm.cli.views.text import default_text, sentence, type_text
+from lm.cost.count import count
 from lm.hf.io.family import families
-from lm.nn.cost.count import count
 from lm.nn.transformer import model_config
 from lm.schema import Config, variants
 from lm.training.config import TrainConfig

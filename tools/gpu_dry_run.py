@@ -28,12 +28,12 @@ from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
 from lm.errors import LmError
 from lm.generation.weights.replayed import Replayed
+from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
-from lm.nn.loss import causal_reader
-from lm.nn.mixers import flex
 from lm.nn.stack import ModelConfig
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig, build_model
+from lm.ops.attention import flex
 from lm.schema import Tree
 from lm.training.config import TrainConfig
 from lm.training.numerics import StepJudge

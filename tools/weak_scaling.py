@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 
 from lm.cli.compose.compose import compose
-from lm.nn.cost.count import count
-from lm.nn.cost.memory import Setting, memory
-from lm.nn.recompute import Recompute
+from lm.cost.count import count
+from lm.cost.memory import Setting, memory
 from lm.nn.transformer import LM, build_model, model_config
+from lm.ops.recompute import Recompute
 from lm.units import si, table
 
 GIB = 1 << 30

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm.ablation.config import StudyConfig
+from lm.cost.count import Counts, count
 from lm.errors import ConfigError
-from lm.nn.cost.count import Counts, count
 from lm.schema import find_field, from_tree, members
 from lm.training.config import TrainConfig
 

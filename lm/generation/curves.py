@@ -24,7 +24,7 @@ class Curves:
         self.places = np.zeros((_PLACES, 2)) if places is None else places
 
     def add(self, batch: Batch, labels: Tensor, guesses: Tensor) -> None:
-        """Counts a batch.  labels: (b, s); guesses: as lm.nn.measure tells them."""
+        """Counts a batch.  labels: (b, s); guesses: as lm.losses.measure tells them."""
         nats, sure, right = guesses.double().cpu().numpy().T
         place = torch.arange(labels.shape[1]).expand(labels.shape) if batch.positions is None else batch.positions
         ones = np.ones_like(nats)

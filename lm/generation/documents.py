@@ -41,7 +41,7 @@ class Documents:
         self._sums = np.zeros((3, len(self._known)))
 
     def add(self, ids: Ids, labels: Tensor, guesses: Tensor) -> None:
-        """Counts the rows `ids`.  labels: (b, s); guesses: as lm.nn.measure tells them."""
+        """Counts the rows `ids`.  labels: (b, s); guesses: as lm.losses.measure tells them."""
         wanted = labels.cpu().numpy()
         of = ids[:, None] if self._by_row else self._rows.documents(ids)
         place = np.searchsorted(self._known, np.broadcast_to(np.asarray(of), wanted.shape)[wanted != IGNORED])

@@ -16,8 +16,8 @@ from lm.generation.sampling import Logprob, choose, logprobs
 from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, Head, Reader, last_position
-from lm.nn.mixers.cache import Cache
 from lm.nn.transformer import LM
+from lm.ops.cache.cache import Cache
 
 _ROOM = 64  # places beyond the longest row, when a cache is made anew
 

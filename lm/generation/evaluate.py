@@ -15,9 +15,9 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.curves import Curves
 from lm.generation.documents import Documents
+from lm.losses.measure import Measure
+from lm.losses.tokens import LossSums
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.loss import LossSums
-from lm.nn.measure import Measure
 from lm.nn.transformer import LM
 from lm.schema import Tree
 

@@ -13,7 +13,7 @@ from lm.data.store.prepare import Prepared
 from lm.generation.config import EvalConfig
 from lm.generation.evaluate import Sharers, totals
 from lm.generation.exposure import exposure, require_filled
-from lm.nn.measure import Measure
+from lm.losses.measure import Measure
 from lm.nn.transformer import LM, ModelConfig
 from lm.schema import Tree
 

@@ -5,6 +5,7 @@ from typing import Any, get_args, overload
 
 import torch
 
+from lm.adapters.adapter import hold
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation import text
@@ -14,9 +15,8 @@ from lm.generation.drafting.model import DraftModel
 from lm.generation.drafting.mtp import MTP
 from lm.generation.text import Completion
 from lm.generation.weights.prepare import prepare
-from lm.nn.adapter import hold
-from lm.nn.mixers.cache import PerToken
 from lm.nn.transformer import LM, EncoderConfig, EncoderDecoderConfig, ModelConfig, build_model, model_config
+from lm.ops.cache.cache import PerToken
 from lm.schema import Tree, did_you_mean, from_tree
 from lm.storage.adapted import Adapted, read_apart, read_merged
 from lm.storage.model_folder import copy_weights, resolve_model

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lm.nn.batch import Batch
 from lm.nn.head import first_read
-from lm.nn.mixers.cache import Cache
 from lm.nn.transformer import LM
+from lm.ops.cache.cache import Cache
 
 _LEAST = 64  # tokens of a row at a time, however many rows there are: a recurrent layer goes through the last of each piece one by one
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.nn.mixers.ulysses import WHOLE, Slices, Whole
-
-IGNORED = -100  # a label that is not predicted
+from lm.ops.ranks.ulysses import WHOLE, Slices, Whole
+from lm.ops.ranks.vocabulary import IGNORED as IGNORED
 
 
 @dataclass

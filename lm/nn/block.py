@@ -8,8 +8,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from lm.nn.context import Context
-from lm.nn.cost.kept import Kept, together
 from lm.nn.ffn.base import FFNConfig
+from lm.nn.kept import Kept, together
 from lm.nn.mixers.base import AttentionConfig, MixerConfig
 from lm.nn.norm import Branch, LayerScale, NormConfig, Place, PreNorm, build_residual
 from lm.schema import Slot

@@ -6,9 +6,9 @@ from typing import Self
 
 from torch import Tensor
 
-from lm.nn.mixers.cache import Cache
-from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.position.base import Angles, Position
+from lm.ops.attention.mask import Mask, arange_positions
+from lm.ops.cache.cache import Cache
 
 
 @dataclass

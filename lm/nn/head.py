@@ -1,4 +1,4 @@
-"""From the last hidden states to logits."""
+"""Both ends of a model that know its vocabulary: the embedding of tokens, and the head, from the last hidden states to logits."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
@@ -10,9 +10,12 @@ from torch import Tensor, nn
 from lm.nn.context import Context
 from lm.nn.ffn.mlp import ACTIVATIONS, Activation
 from lm.nn.init import Declares, Draw, into_logits
-from lm.nn.linear import Linear, product
+from lm.nn.linear import Embedding, Linear
 from lm.nn.norm import NormConfig
-from lm.nn.vocabulary import OfVocabulary
+from lm.ops.linear import product
+from lm.ops.ranks.columns import Columns, Divisible
+from lm.ops.ranks.ulysses import WHOLE, Whole
+from lm.ops.ranks.vocabulary import Vocabulary, VocabularySlice
 from lm.schema import Config
 
 CHUNK = 1024  # tokens whose logits exist at once, unless told otherwise
@@ -39,6 +42,25 @@ class HeadConfig(Config):
         if self.transform is None and not self.transform_bias:
             raise ValueError("transform_bias=false has no effect without transform. Set transform, or drop it.")
         return self
+
+
+class OfVocabulary(Divisible):
+    """A module whose weight has a row for each entry."""
+
+    cut: ClassVar[Mapping[str, int]] = {"weight": 0, "bias": 0}
+
+    vocabulary = Vocabulary()
+
+    def join(self, ranks: Columns, sizes: Mapping[str, int]) -> None:
+        self.vocabulary = VocabularySlice(ranks, sizes["weight"])
+
+
+class TokenEmbedding(OfVocabulary, Embedding):
+    """A vector for each token."""
+
+    def forward(self, tokens: Tensor, held: Whole = WHOLE) -> Tensor:
+        """(b, s) -> (b, s, d).  held: how this rank holds the rows of the batch."""
+        return self.vocabulary.embedded(self.weight, tokens, held)
 
 
 class Head(Declares, OfVocabulary, nn.Linear):

@@ -1,105 +1,12 @@
 """The layers of torch that do something more, or less, here."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from lm.nn.init import Declares, Draw, into_residual
-
-ONEDNN = {"mkldnn::_linear_pointwise", "lm::multiplied"}
-_WORTH = 1 << 23  # multiplications; of fewer the call costs what the kernel saves: two cores of an AMD EPYC, torch 2.13
-
-
-def _mkl_is_slow() -> bool:
-    """Torch multiplies float32 by MKL, which has AVX-512 on Intel's processors only. By the machine's name, and not by the clock, so that
-    runs repeat to the bit."""
-    try:
-        told = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
-    except OSError:
-        return False
-    both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
-    return both and "AuthenticAMD" in told and "avx512f" in told
-
-
-_MKL_IS_SLOW = _mkl_is_slow()
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Returns what switches autocast off within it; the meta device has none."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
-
-
-def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns q in -127 .. 127, (out, in), and a bfloat16 scale for each row, (out,): W is about scale q."""
-    wide = weight.float()
-    scale = (wide.abs().amax(1) / 127).clamp(min=1e-30).to(torch.bfloat16)
-    return (wide / scale.float().unsqueeze(1)).round_().clamp_(-127, 127).to(torch.int8), scale  # q is of the rounded scale
-
-
-def of_int8_rows(q: Tensor, scale: Tensor) -> Tensor:
-    """Returns scale q, in float32."""
-    return q.float() * scale.float().unsqueeze(1)
-
-
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """W x + b by the fastest kernel.  (..., in), (out, in) -> (..., out)."""
-    if x.dtype == torch.float32 and x.numel() * len(weight) >= _WORTH and _by_onednn(x, weight):
-        out: Tensor = _OneDNN.apply(x, weight, bias)
-        return out
-    return F.linear(x, weight, bias)
-
-
-def _by_onednn(x: Tensor, weight: Tensor) -> bool:
-    plain = (
-        type(x) is Tensor and x.ndim > 1 and type(weight) in (Tensor, nn.Parameter) and weight.dtype == x.dtype and x.device.type == "cpu"
-    )
-    return plain and _MKL_IS_SLOW and not torch.is_autocast_enabled("cpu")
-
-
-def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return out
-
-
-_one_operation = torch.library.custom_op("lm::multiplied", _multiplied, mutates_args=())
-"""_multiplied for a compiler, which takes the kernel for one of inference."""
-_one_operation.register_fake(lambda x, weight, bias=None: x.new_empty(*x.shape[:-1], len(weight)))
-
-
-def _by_kernel(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return (_one_operation if torch.compiler.is_compiling() else _multiplied)(x, weight, bias)
-
-
-class _OneDNN(torch.autograd.Function):
-    """All three products by oneDNN."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _by_kernel(x, weight, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        outs, ins = gradient.flatten(0, -2), x.flatten(0, -2)  # (..., out), (..., in) -> (n, out), (n, in)
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        return (
-            _by_kernel(gradient, weight.t()) if of_x else None,
-            _sum_of_outer(outs, ins) if of_weight else None,
-            outs.sum(0) if of_bias else None,
-        )
-
-
-def _sum_of_outer(a: Tensor, b: Tensor) -> Tensor:
-    """a^T b. The kernel copies its first operand where that is transposed; let it be the smaller.  (n, out), (n, in) -> (out, in)."""
-    return _by_kernel(b.t(), a.t()).t().contiguous() if a.shape[1] > b.shape[1] else _by_kernel(a.t(), b.t())
+from lm.ops.linear import product
 
 
 class Linear(nn.Linear):

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.init import Declares, Draw, zeros
+from lm.ops.norm import fast_rms_norm
 from lm.schema import Slot
 
 Place = Literal["pre", "post", "sandwich", "output"]
@@ -54,39 +55,6 @@ class LayerNormConfig(NormConfig):
         return (ZeroCenteredLayerNorm if self.zero_centered else nn.LayerNorm)(d, self.eps, bias=self.bias)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, computed in float32, returned in x.dtype.
-
-    x: (..., d); weight: (d,).  Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4.
-    """
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
-
-
-class _RMSNormCPU(torch.autograd.Function):
-    """rms_norm with a fused backward: on CPU the gradient of torch's own is a chain of unfused passes, 5 to 15 times slower.
-
-    LayerNorm's backward kernel, given mean 0, lacks only the term that its mean would have contributed; that is added by hand.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_().div_(x.shape[-1])
-        inverse = mean_square.add_(eps).rsqrt_()
-        ctx.save_for_backward(x, weight, inverse)
-        return (x.float() * inverse).mul_(weight).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight, inverse = ctx.saved_tensors
-        g, wide, w, d = (*(t.to(inverse.dtype) for t in (grads[0], x, weight)), x.shape[-1])
-        dx, dw, _ = torch.ops.aten.native_layer_norm_backward(
-            g, wide, [d], torch.zeros_like(inverse), inverse, w, None, [True, True, False]
-        )
-        dx.addcmul_((g @ w).unsqueeze(-1), inverse / d)
-        return dx.to(x.dtype), dw.to(weight.dtype), None
-
-
 class RMSNorm(nn.Module):
     """rms_norm with a learned weight of ones."""
 
@@ -100,19 +68,10 @@ class RMSNorm(nn.Module):
         return self.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.normalised(x, self.gain())
+        return fast_rms_norm(x, self.gain(), self.eps)
 
     def extra_repr(self) -> str:
         return str(self.d)
-
-    def normalised(self, x: Tensor, weight: Tensor) -> Tensor:
-        """rms_norm, by the fastest path that is exact here."""
-        if x.device.type == "cpu" and x.requires_grad and not torch.compiler.is_compiling():
-            out: Tensor = _RMSNormCPU.apply(x, weight, self.eps)
-            return out
-        if x.dtype == weight.dtype:
-            return F.rms_norm(x, weight.shape, weight, self.eps)
-        return rms_norm(x, weight, self.eps)
 
 
 class ZeroCenteredRMSNorm(Declares, RMSNorm):

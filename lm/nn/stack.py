@@ -19,7 +19,7 @@ from lm.nn.mixers.base import AttentionConfig, RecurrentConfig
 from lm.nn.norm import NormConfig
 from lm.nn.parametrization import Growth, ParametrizationConfig, StandardConfig
 from lm.nn.position.base import Dims, PositionConfig
-from lm.nn.recompute import NOTHING, recomputed
+from lm.ops.recompute import NOTHING, recomputed
 from lm.schema import MOST, MOST_LAYERS, Config, Slot, Tree, did_you_mean, from_tree
 
 

@@ -11,19 +11,18 @@ from lm.errors import ConfigError, ResourceError
 from lm.nn.batch import Batch
 from lm.nn.block import SequentialConfig
 from lm.nn.context import Auxiliary, Context
-from lm.nn.cost.room import require_room
 from lm.nn.ffn.base import Mixture
-from lm.nn.head import Head, Reader
+from lm.nn.head import Head, Reader, TokenEmbedding
 from lm.nn.init import Declares, init_weights, role_of
-from lm.nn.mixers.cache import Cache, State
-from lm.nn.mixers.mask import Mask
 from lm.nn.mtp import MTPBlock, MTPConfig, shifted
 from lm.nn.parametrization import Role
-from lm.nn.recompute import Recompute
+from lm.nn.room import require_room
 from lm.nn.stack import ModelConfig as ModelConfig
 from lm.nn.stack import Stack
 from lm.nn.stack import model_config as model_config
-from lm.nn.vocabulary import TokenEmbedding
+from lm.ops.attention.mask import Mask
+from lm.ops.cache.cache import Cache, State
+from lm.ops.recompute import Recompute
 from lm.schema import MOST_LAYERS, Tree
 
 

@@ -7,8 +7,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from lm.adapters.adapter import AdapterConfig
 from lm.errors import CheckpointError
-from lm.nn.adapter import AdapterConfig
 from lm.schema import Config, Tree
 from lm.storage.model_folder import folder_hash, read_model, resolve_model
 from lm.storage.reading import checked

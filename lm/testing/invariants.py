@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from lm.cost.count import count
+from lm.cost.memory import Setting, memory
 from lm.nn.batch import Batch
-from lm.nn.cost.count import count
-from lm.nn.cost.memory import Setting, memory
 from lm.nn.transformer import LM, EncoderDecoderLM, ModelConfig, build_model, model_config
 from lm.testing.models import VOCAB, Doubles, random_model, same, tokens
 

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import torch
 
+from lm.adapters.adapter import hold
+from lm.cost.memory import memory
 from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError, ResourceError
-from lm.nn.adapter import hold
-from lm.nn.cost.memory import memory
-from lm.nn.cost.room import require_room
+from lm.nn.room import require_room
 from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, build_model
 from lm.schema import Tree
 from lm.storage.checkpoint import CheckpointReader

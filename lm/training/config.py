@@ -6,15 +6,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from lm.adapters.adapter import AdapterConfig, LoRAConfig
+from lm.cost.memory import Setting
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
 from lm.data.loader import split
 from lm.data.rows.base import LikelihoodConfig, ScheduledSamplingConfig
 from lm.generation.config import EvalConfig
-from lm.nn.adapter import AdapterConfig, LoRAConfig
-from lm.nn.cost.memory import Setting
 from lm.nn.head import CHUNK
 from lm.nn.parametrization import Growth
-from lm.nn.recompute import RecomputeConfig
 from lm.nn.transformer import ModelConfig, build_model
 from lm.schema import MOST, Config, MaybeEmpty, Named, flatten
 from lm.storage.run_folder import RunFolder
@@ -26,6 +25,7 @@ from lm.training.numerics import NumericsConfig
 from lm.training.optim import adamw, muon, sgd
 from lm.training.optim.base import OptimConfig
 from lm.training.optim.schedule import ScheduleConfig
+from lm.training.recompute import RecomputeConfig
 from lm.training.strategies import zero_config
 from lm.training.strategies.config import SingleConfig, StrategyConfig
 

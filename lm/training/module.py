@@ -11,11 +11,11 @@ from lightning import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lm.nn.adapter import adapting
+from lm.adapters.adapter import adapting
+from lm.cost.count import Counts, count
 from lm.nn.batch import Batch
-from lm.nn.cost.count import Counts, count
-from lm.nn.mixers.ulysses import Slices
 from lm.nn.transformer import LM
+from lm.ops.ranks.ulysses import Slices
 from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.training.config import TrainConfig
 from lm.training.launch.context import slices_of

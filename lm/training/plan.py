@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 import torch
 
-from lm.nn.adapter import hold
-from lm.nn.cost.count import Counts, count
-from lm.nn.cost.memory import Memory, memory
+from lm.adapters.adapter import hold
+from lm.cost.count import Counts, count
+from lm.cost.memory import Memory, memory
 from lm.nn.transformer import ModelConfig, build_model
 from lm.training.budget import peak_flops
 from lm.training.config import TrainConfig

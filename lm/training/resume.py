@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from lm.adapters.adapter import adapting
 from lm.data.kinds import TokenizerFileConfig
 from lm.data.store.prepare import Prepared, changed_files
 from lm.errors import CheckpointError, ConfigError
-from lm.nn.adapter import adapting
 from lm.nn.transformer import build_model, model_config
 from lm.schema import Tree, flatten, from_tree
 from lm.storage.atomic import clean, verify

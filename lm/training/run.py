@@ -12,13 +12,13 @@ import torch
 
 import lm
 from lm import collector, plugins
+from lm.adapters.float8 import multiply_in_float8, require_float8
 from lm.data.loader import split, train_loader, worker_faults
 from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.errors import Interrupted
-from lm.nn.float8 import multiply_in_float8, require_float8
-from lm.nn.recompute import let_compilers_in
+from lm.ops.recompute import let_compilers_in
 from lm.progress import quiet
 from lm.schema import Tree
 from lm.storage.atomic import remove

@@ -14,8 +14,8 @@ from lm.generation.config import SamplingConfig
 from lm.generation.decode import decode, generate
 from lm.generation.drafting.base import Lookup
 from lm.generation.load import load
-from lm.nn.mixers.rounded import FORMS
 from lm.nn.transformer import model_config
+from lm.ops.cache.rounded import FORMS
 from lm.schema import from_tree
 from lm.storage.model_folder import save_model
 from lm.testing.models import BASE, Doubles, random_model

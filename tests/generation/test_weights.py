@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import lm as library
+from lm.adapters.adapter import LoRAConfig, adapting
 from lm.errors import ConfigError
 from lm.generation.config import Dtype, SamplingConfig
 from lm.generation.decode import generate
@@ -19,7 +20,6 @@ from lm.generation.weights.held import Held, OneDNN, Plain
 from lm.generation.weights.prepare import KINDS as WAYS
 from lm.generation.weights.prepare import HeldHead, prepare, ranked
 from lm.generation.weights.quantised import GROUP, Int4, Int4Reference, Int8, Int8Reference
-from lm.nn.adapter import LoRAConfig, adapting
 from lm.nn.batch import Batch
 from lm.nn.init import init_weights
 from lm.nn.transformer import LM, model_config

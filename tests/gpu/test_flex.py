@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from lm.nn.batch import Batch
-from lm.nn.mixers.attend import Attend, Scoring, choose, reference, sdpa
-from lm.nn.mixers.flex import Flex, compiled_flex
 from lm.nn.mixers.gqa import GQA
-from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.transformer import DecoderConfig, build_model
+from lm.ops.attention.attend import Attend, Scoring, choose, reference, sdpa
+from lm.ops.attention.flex import Flex, compiled_flex
+from lm.ops.attention.mask import Mask, arange_positions
 from lm.schema import from_tree
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

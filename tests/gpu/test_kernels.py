@@ -5,8 +5,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from lm.nn.mixers.kernels import bounds, fused, serves
-from lm.nn.mixers.recurrence import Flow, chunked
+from lm.ops.recurrence.kernels import bounds, fused, serves
+from lm.ops.recurrence.matrix import Flow, chunked
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

@@ -7,13 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lm.adapters.adapter import LoRAConfig, adapting
 from lm.data.tokenizer.config import BytesConfig
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import load
 from lm.hf.io.export import export, export_adapter, import_adapter, import_model
 from lm.hf.io.peft import CONFIG, WEIGHTS
 from lm.hf.io.transforms import Halves
-from lm.nn.adapter import LoRAConfig, adapting
 from lm.nn.batch import Batch
 from lm.nn.transformer import build_model
 from lm.storage.model_folder import folder_hash, save_model

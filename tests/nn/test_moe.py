@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lm.losses.tokens import LossSums, causal_reader
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.ffn.experts import Experts
 from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.ffn.moe import MoE, MoEConfig
 from lm.nn.ffn.router import SigmoidRouter, SoftmaxRouter
-from lm.nn.loss import LossSums, causal_reader
-from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.position.base import Position
 from lm.nn.transformer import LM, build_model
+from lm.ops.attention.mask import Mask, arange_positions
 from lm.schema import from_tree
 from lm.testing.models import redraw, tokens
 from tests.nn.models import CLOSE, EXPERT, GPT_OSS, MIXTURES, config, redrawn

@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.losses.tokens import LossSums, causal_reader
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
-from lm.nn.loss import LossSums, causal_reader
-from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.mtp import MTPBlock, shifted
 from lm.nn.transformer import DecoderLM
+from lm.ops.attention.mask import Mask, arange_positions
 from lm.testing.models import tokens
 from tests.nn.models import CLOSE, MIXTURES, config, packed, redrawn
 

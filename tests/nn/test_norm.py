@@ -11,8 +11,9 @@ from lm.errors import ConfigError
 from lm.hf.io.writing import family_for
 from lm.nn.batch import Batch
 from lm.nn.head import Head
-from lm.nn.norm import Branch, LayerNormConfig, LayerScale, NormConfig, OutputNorm, PreNorm, RMSNormConfig, build_residual, rms_norm
+from lm.nn.norm import Branch, LayerNormConfig, LayerScale, NormConfig, OutputNorm, PreNorm, RMSNormConfig, build_residual
 from lm.nn.transformer import EncoderDecoderLM, build_model, model_config
+from lm.ops.norm import rms_norm
 from lm.testing.models import redraw, tokens
 from lm.training.optim.traits import traits_of
 from tests.nn.models import CLOSE, DELTA, config, redrawn

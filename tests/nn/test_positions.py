@@ -9,8 +9,9 @@ from lm.hf.options.rope import write_rope
 from lm.nn.batch import Batch
 from lm.nn.position.base import Dims
 from lm.nn.position.bias import AlibiConfig, alibi_slopes, t5_buckets
-from lm.nn.position.rope import Rope, RopeConfig, deinterleave, rope_angles, rotate_half
+from lm.nn.position.rope import Rope, RopeConfig
 from lm.nn.position.scaling import frequencies
+from lm.ops.rotation import deinterleave, rope_angles, rotate_half
 from lm.schema import flatten, from_tree
 from lm.testing.models import tokens
 from tests.nn.models import CLOSE, SCALINGS, config, redrawn

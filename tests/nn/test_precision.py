@@ -8,8 +8,9 @@ import torch
 from lm.nn.ffn import experts as experts_module
 from lm.nn.ffn.experts import Experts
 from lm.nn.ffn.mlp import MLPConfig
-from lm.nn.norm import RMSNorm, rms_norm
-from lm.nn.position.rope import rotate, rotate_half
+from lm.nn.norm import RMSNorm
+from lm.ops.norm import rms_norm
+from lm.ops.rotation import rotate, rotate_half
 from lm.schema import from_tree
 from tests.nn.models import EXPERT, GPT_OSS
 from tests.nn.test_moe import D, context, drawn, inputs, mixture

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
+from lm.cost.count import count
 from lm.errors import ConfigError
 from lm.nn.batch import Batch
-from lm.nn.cost.count import count
-from lm.nn.mixers.attend import Scoring, choose, reference, sdpa
-from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.position.absolute import Sinusoidal
-from lm.nn.position.rope import rope_angles, rotate, rotate_half
 from lm.nn.position.scaling import frequencies
 from lm.nn.transformer import DecoderConfig
+from lm.ops.attention.attend import Scoring, choose, reference, sdpa
+from lm.ops.attention.mask import Mask, arange_positions
+from lm.ops.rotation import rope_angles, rotate, rotate_half
 from lm.schema import from_tree
 from lm.testing.models import tokens
 from tests.nn.models import CLOSE, config, redrawn, with_kinds

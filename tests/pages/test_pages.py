@@ -11,9 +11,9 @@ from lm.cli.compose import catalog
 from lm.cli.compose.arguments import parse_call
 from lm.cli.compose.compose import compose
 from lm.cli.compose.overrides import expand
+from lm.cost.memory import Setting, memory
 from lm.data.kinds import DataConfig
 from lm.errors import ConfigError
-from lm.nn.cost.memory import Setting, memory
 from lm.nn.transformer import build_model, model_config
 from lm.training.strategies.config import StrategyConfig
 from tests.pages.commands import PAGES, ROOT, Block, blocks, run
@@ -113,8 +113,8 @@ def test_every_link_leads_to_a_file_and_a_name_that_are_there() -> None:
 
 
 def test_a_dead_link_is_noticed() -> None:
-    assert docs.leads_somewhere(ROOT / "lm" / "nn" / "norm.py", "rms_norm")
-    assert not docs.leads_somewhere(ROOT / "lm" / "nn" / "norm.py", "no_norm")
+    assert docs.leads_somewhere(ROOT / "lm" / "ops" / "norm.py", "rms_norm")
+    assert not docs.leads_somewhere(ROOT / "lm" / "ops" / "norm.py", "no_norm")
     assert not docs.leads_somewhere(ROOT / "lm" / "nn" / "no.py", "")
 
 

@@ -10,8 +10,8 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.recompute import let_compilers_in
 from lm.nn.transformer import LM, ModelConfig, build_model
+from lm.ops.recompute import let_compilers_in
 from lm.schema import Tree, from_tree
 from lm.training.callbacks.base import RunCallback
 from lm.training.config import TrainConfig

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from lm.adapters.adapter import LoRAConfig
 from lm.cli.compose.compose import compose_config
 from lm.cli.main import main
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import load
-from lm.nn.adapter import LoRAConfig
 from lm.schema import from_tree
 from lm.storage.adapted import read_merged
 from lm.storage.checkpoint import CheckpointReader

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lm.losses.measure import answers
+from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
-from lm.nn.loss import causal_reader
-from lm.nn.measure import answers
 from lm.nn.transformer import LM, build_model, model_config
 from lm.schema import Tree
 from lm.training.numerics import StepJudge

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from lm.errors import ConfigError
+from lm.losses.tokens import causal_reader
 from lm.nn.batch import Batch
 from lm.nn.init import Declares
-from lm.nn.loss import causal_reader
 from lm.nn.transformer import LM, ModelConfig, build_model, model_config
 from lm.schema import Tree
 from lm.testing.models import Doubles, random_model, same, tokens

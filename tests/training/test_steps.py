@@ -15,13 +15,13 @@ from lm.data.rows.causal import CausalRows
 from lm.data.store.prepare import prepare
 from lm.generation.evaluate import totals
 from lm.generation.load import load
+from lm.losses.tokens import causal_reader, token_losses
 from lm.nn.context import Context
 from lm.nn.head import Head, HeadConfig
-from lm.nn.loss import causal_reader, token_losses
-from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.norm import RMSNormConfig
 from lm.nn.position.base import Position
 from lm.nn.transformer import DecoderConfig, DecoderLM, build_model
+from lm.ops.attention.mask import Mask, arange_positions
 from lm.schema import from_tree
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.module import step_seed

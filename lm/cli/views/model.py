@@ -4,10 +4,10 @@ from dataclasses import fields
 
 from lm.cli.compose.compose import Composition
 from lm.cli.views.outline import outline
+from lm.cost.count import Counts, count
+from lm.cost.memory import Memory, Setting, memory
 from lm.data.kinds import DataConfig, TokenizerConfig
 from lm.errors import ConfigError
-from lm.nn.cost.count import Counts, count
-from lm.nn.cost.memory import Memory, Setting, memory
 from lm.nn.transformer import LM, EncoderConfig, ModelConfig, build_model
 from lm.schema import Config, Tree
 from lm.training.config import Sized

@@ -17,8 +17,8 @@ from lm.data.records.base import LEARNED, OTHER
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
+from lm.losses.measure import Answers, Measure
 from lm.nn.batch import Batch
-from lm.nn.measure import Answers, Measure
 from lm.nn.transformer import LM
 from lm.schema import Slot
 

@@ -15,9 +15,9 @@ from lm.data.rows.base import Material, ObjectiveConfig, PartedRows, Rows, wides
 from lm.data.rows.seq2seq import rounded
 from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.losses.measure import Measure, Pairs
+from lm.losses.pairs import DPOLoss, ORPOLoss, PairLoss, SimPOLoss
 from lm.nn.batch import Batch
-from lm.nn.measure import Measure, Pairs
-from lm.nn.pairs import DPOLoss, ORPOLoss, PairLoss, SimPOLoss
 from lm.nn.transformer import LM
 from lm.units import counted
 

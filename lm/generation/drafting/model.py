@@ -12,8 +12,8 @@ from lm.generation.drafting.base import Drafter
 from lm.generation.prefill import read, right_padded, uneven
 from lm.generation.sampling import History, choose, common
 from lm.nn.batch import Batch
-from lm.nn.mixers.cache import Cache
 from lm.nn.transformer import LM
+from lm.ops.cache.cache import Cache
 from lm.schema import MOST
 
 

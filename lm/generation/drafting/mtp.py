@@ -11,8 +11,8 @@ from lm.generation.drafting.base import UNDRAFTED, Drafter
 from lm.generation.prefill import left_padded, right_padded
 from lm.generation.sampling import History, choose
 from lm.nn.batch import Batch
-from lm.nn.mixers.cache import Cache
 from lm.nn.transformer import LM, DecoderLM
+from lm.ops.cache.cache import Cache
 
 
 class MTP(Drafter):

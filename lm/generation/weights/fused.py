@@ -12,10 +12,10 @@ from lm.nn.context import Context
 from lm.nn.ffn.mlp import GatedMLP
 from lm.nn.linear import PLAIN
 from lm.nn.mixers.gqa import GQA
-from lm.nn.mixers.mask import Mask
 from lm.nn.norm import Branch, PreNorm, RMSNorm
 from lm.nn.position.base import Angles, Position
 from lm.nn.position.rope import Rope
+from lm.ops.attention.mask import Mask
 
 Hold = Callable[[Tensor, Tensor | None], nn.Module]
 """From a matrix and its bias to what multiplies by it."""

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from lm.errors import ConfigError
 from lm.nn.context import Context
-from lm.nn.mixers.cache import Cache
-from lm.nn.mixers.mask import Mask
-from lm.nn.mixers.ring import FirstSlots, Slots
 from lm.nn.transformer import LM
+from lm.ops.attention.mask import Mask
+from lm.ops.cache.cache import Cache
+from lm.ops.cache.ring import FirstSlots, Slots
 
 _LEAST = 256  # slots that a step looks at, where a cache has as many
 

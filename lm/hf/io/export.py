@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from lm import printing
+from lm.adapters.adapter import LoRAConfig
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import load
@@ -25,7 +26,6 @@ from lm.hf.io.peft import read_peft, write_peft
 from lm.hf.io.reading import read_hf
 from lm.hf.io.tokenizer import further_ends
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
-from lm.nn.adapter import LoRAConfig
 from lm.nn.transformer import LM, model_config
 from lm.storage.adapted import Adapted, read_merged
 from lm.storage.model_folder import folder_hash, read_config, read_model, resolve_model, save_model

@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lm.adapters.adapter import LoRAConfig, adapting
+from lm.adapters.lowrank import lengths
 from lm.errors import CheckpointError, ConfigError
 from lm.hf.io.family import Family, Pair, resolved
 from lm.hf.io.transforms import Halves, Stack
-from lm.nn.adapter import LoRAConfig, adapting
-from lm.nn.lowrank import lengths
 from lm.nn.transformer import ModelConfig, build_model
 from lm.schema import Tree
 from lm.storage.atomic import write_json

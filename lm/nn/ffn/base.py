@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from lm.nn.cost.kept import Kept
 from lm.nn.init import Declares
+from lm.nn.kept import Kept
 from lm.schema import Slot, Tree
 
 

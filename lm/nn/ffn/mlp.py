@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.context import Context
-from lm.nn.cost.kept import Kept
 from lm.nn.ffn.base import FFNConfig
+from lm.nn.kept import Kept
 from lm.nn.linear import Linear, Out
-from lm.nn.mixers.columns import Divisible
+from lm.ops.ranks.columns import Divisible
 from lm.schema import MOST, Tree
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "relu2"]

@@ -7,12 +7,13 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from lm.nn.context import Context
-from lm.nn.cost.kept import Kept, together
 from lm.nn.ffn.base import FFNConfig, Mixture
 from lm.nn.ffn.experts import Experts
 from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.ffn.router import RouterConfig, Routing, SoftmaxRouterConfig
+from lm.nn.kept import Kept, together
 from lm.nn.linear import Linear
+from lm.ops.routing import agreement, even_share, loads, mean_square_log_z, within_capacity
 from lm.schema import MOST, Tree
 
 
@@ -160,45 +161,31 @@ class MoE(Mixture):
         self.router.balance(load)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        routing = self.router(x)
+        routing, cfg = self.router(x), self.cfg
         real = (ctx.positions >= 0).expand(x.shape[:2])
-        kept = self._within_capacity(routing.experts, real)
-        weights = (routing.weights if kept is None else routing.weights * kept).to(x.dtype)
-        out = self.experts(x.flatten(0, 1), routing.experts.flatten(0, 1), weights.flatten(0, 1)).view_as(x)
+        capacity: Tensor | int | None = cfg.capacity
+        if cfg.capacity_factor is not None:
+            capacity = even_share(real, cfg.top_k, cfg.n_experts, cfg.capacity_factor)
+        weights = routing.weights
+        if capacity is not None:
+            weights = weights * within_capacity(routing.experts, real, cfg.n_experts, capacity)
+        chosen = routing.experts.flatten(0, 1), weights.to(x.dtype).flatten(0, 1)  # (b, s, k) -> (b*s, k) each
+        out = self.experts(x.flatten(0, 1), *chosen).view_as(x)
         self._report(routing, real, ctx)
         if self.shared is None:
             return out
         shared: Tensor = self.shared(x, ctx)
         return out + (shared if self.shared_gate is None else shared * self.shared_gate(x).sigmoid())
 
-    def _within_capacity(self, experts: Tensor, real: Tensor) -> Tensor | None:
-        """1.0 where the expert still has room for this token of its row, (b, s, k); a row's first choices come before its second."""
-        e, k = self.cfg.n_experts, experts.shape[-1]
-        capacity: Tensor | int | None = self.cfg.capacity
-        if self.cfg.capacity_factor is not None:  # of the row's own tokens: how wide others make the batch changes nothing
-            capacity = (real.sum(1, keepdim=True).double() * self.cfg.capacity_factor * k / e).ceil()  # (b, s) -> (b, 1)
-        if capacity is None:
-            return None
-        order = experts.transpose(1, 2).flatten(1)  # (b, s, k) -> (b, k*s)
-        chosen = nn.functional.one_hot(order, e) * real.repeat(1, k).unsqueeze(-1)  # (b, k*s, e)
-        place = chosen.cumsum(1).gather(-1, order.unsqueeze(-1)).squeeze(-1)  # (b, k*s)
-        return (place <= capacity).float().unflatten(1, (k, -1)).transpose(1, 2)  # (b, k*s) -> (b, s, k)
-
     def _report(self, routing: Routing, real: Tensor, ctx: Context) -> None:
         """Losses per row, so that no split into micro-batches or slices changes them; loads over the batch. Padding counts in neither."""
         cfg, at, total = self.cfg, (ctx.stack, self.layer), ctx.mask.held.total
-        shown = real.unsqueeze(-1).float()  # (b, s, 1)
-        n = total(shown.sum(1)).clamp_min(1)  # (b, 1)
-        with torch.no_grad():
-            choices = torch.zeros_like(routing.probabilities).scatter(-1, routing.experts, 1.0)  # (b, s, e)
-            counts = (choices * shown).sum(1)  # (b, s, e) -> (b, e)
+        counts = loads(routing.experts, real, cfg.n_experts)
         ctx.auxiliary.loads[at] = counts.sum(0)
-        loss = torch.zeros(len(real), device=real.device)
+        losses = []
         if cfg.balance_loss:
-            mean = total((routing.probabilities * shown).sum(1)) / n  # (b, s, e) -> (b, e)
-            loss = loss + cfg.balance_loss * cfg.n_experts * (total(counts) / (n * cfg.top_k) * mean).sum(-1)
+            losses.append(cfg.balance_loss * cfg.n_experts * agreement(counts, routing.probabilities, real, cfg.top_k, total))
         if cfg.router_z_loss:
-            squares = routing.logits.logsumexp(-1).square() * shown.squeeze(-1)  # (b, s)
-            loss = loss + cfg.router_z_loss * total(squares.sum(1)) / n.squeeze(-1)
-        if cfg.balance_loss or cfg.router_z_loss:
-            ctx.auxiliary.losses[at] = loss
+            losses.append(cfg.router_z_loss * mean_square_log_z(routing.logits, real, total))
+        if losses:
+            ctx.auxiliary.losses[at] = torch.stack(losses).sum(0)

@@ -4,8 +4,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from lm.nn.cost.kept import Kept
 from lm.nn.ffn.base import FFNConfig
+from lm.nn.kept import Kept
 from lm.nn.norm import Sublayer
 
 

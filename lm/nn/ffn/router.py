@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.init import Declares, Draw, into_scores
-from lm.nn.linear import without_autocast
+from lm.ops.linear import without_autocast
+from lm.ops.routing import within_groups
 from lm.schema import Slot
 
 
@@ -50,14 +51,9 @@ class GroupedRouterConfig(RouterConfig):
                 " Lower top_k, or raise router.top_groups."
             )
 
-    def allowed(self, choice: Tensor, counted: int) -> Tensor:
-        """-inf outside of each token's best groups, (b, s, e).  counted: scores of a group that are summed."""
-        if self.top_groups == self.n_groups:
-            return choice
-        groups = choice.unflatten(-1, (self.n_groups, -1))  # (b, s, e) -> (b, s, groups, e/groups)
-        best = groups.topk(min(counted, groups.shape[-1]), dim=-1).values.sum(-1).topk(self.top_groups, dim=-1).indices
-        closed = torch.ones(groups.shape[:-1], dtype=torch.bool, device=choice.device).scatter(-1, best, False)
-        return groups.masked_fill(closed.unsqueeze(-1), float("-inf")).flatten(-2)
+    def allowed(self, scores: Tensor, counted: int) -> Tensor:
+        """As `within_groups`."""
+        return within_groups(scores, self.n_groups, self.top_groups, counted)
 
 
 class SoftmaxRouterConfig(GroupedRouterConfig):

@@ -10,13 +10,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from lm.nn.context import Context
-from lm.nn.cost.kept import Kept
 from lm.nn.init import Declares, Draw, zeros
-from lm.nn.mixers.attend import Scoring, choose
-from lm.nn.mixers.cache import State
-from lm.nn.mixers.mask import Mask
+from lm.nn.kept import Kept
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import Position, PositionConfig
+from lm.ops.attention.attend import Scoring, choose
+from lm.ops.attention.mask import Mask
+from lm.ops.cache.cache import State
 from lm.schema import MOST, Config, Slot, Tree
 
 

@@ -9,14 +9,14 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.nn.cost.kept import Kept, together
 from lm.nn.init import Draw, Start
+from lm.nn.kept import Kept, together
 from lm.nn.mixers.base import Mixer
 from lm.nn.mixers.gqa import GQA
 from lm.nn.mixers.grouped import GroupedConfig
-from lm.nn.mixers.mask import Mask
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import Position
+from lm.ops.attention.mask import Mask
 
 
 class DifferentialConfig(GroupedConfig):

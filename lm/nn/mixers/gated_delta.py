@@ -8,13 +8,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from lm.nn.cost.kept import Kept
+from lm.nn.kept import Kept
 from lm.nn.linear import Linear
 from lm.nn.mixers.base import Mixer
 from lm.nn.mixers.heads import Heads, HeadsConfig, low_rank
-from lm.nn.mixers.recurrence import CHUNK, SMALL_CHUNK, Flow
-from lm.nn.mixers.scan import by_head
 from lm.nn.norm import NormConfig
+from lm.ops.recurrence.matrix import CHUNK, SMALL_CHUNK, Flow, by_head
 
 _EPS = 1e-6  # added to the square of a query's or key's length
 

@@ -11,13 +11,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.nn.cost.kept import Kept
+from lm.nn.kept import Kept
 from lm.nn.linear import Linear
 from lm.nn.mixers.base import Mixer
 from lm.nn.mixers.heads import Heads, HeadsConfig, low_rank
-from lm.nn.mixers.recurrence import CHUNK, SMALL_CHUNK, Flow
-from lm.nn.mixers.scan import by_head
 from lm.nn.norm import NormConfig
+from lm.ops.recurrence.matrix import CHUNK, SMALL_CHUNK, Flow, by_head
 from lm.schema import MOST
 
 _SLOWNESS = 16  # tokens in which a state fades as much as a sigmoid says; the paper's tau

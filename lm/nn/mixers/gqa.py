@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.context import Context
-from lm.nn.cost.kept import Kept, together
 from lm.nn.init import Draw, halves
+from lm.nn.kept import Kept, together
 from lm.nn.linear import Linear, Out
-from lm.nn.mixers.attend import Scoring
 from lm.nn.mixers.base import Attention, Mixer
-from lm.nn.mixers.cache import PerToken
-from lm.nn.mixers.columns import Divisible
 from lm.nn.mixers.grouped import GroupedConfig
-from lm.nn.mixers.mask import Mask
 from lm.nn.norm import NormConfig
 from lm.nn.position.base import Position, PositionConfig
+from lm.ops.attention.attend import Scoring
+from lm.ops.attention.mask import Mask
+from lm.ops.cache.cache import PerToken
+from lm.ops.ranks.columns import Divisible
 from lm.schema import MOST, Tree
 
 

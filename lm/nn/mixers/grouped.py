@@ -6,12 +6,12 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.nn.cost.kept import Kept
-from lm.nn.mixers.attend import Scoring
+from lm.nn.kept import Kept
 from lm.nn.mixers.base import AttentionConfig
-from lm.nn.mixers.cache import PerToken
-from lm.nn.mixers.ulysses import repeats
 from lm.nn.position.base import PositionConfig
+from lm.ops.attention.attend import Scoring
+from lm.ops.cache.cache import PerToken
+from lm.ops.ranks.ulysses import repeats
 from lm.schema import MOST, Tree
 
 

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import RecurrentConfig
-from lm.nn.mixers.cache import Fixed
-from lm.nn.mixers.recurrence import Flow
-from lm.nn.mixers.scan import Scan, by_head, normed, wide
+from lm.nn.mixers.scan import Scan
+from lm.ops.cache.cache import Fixed
+from lm.ops.norm import rms_norm_of_groups
+from lm.ops.recurrence.matrix import Flow, by_head, wide
 from lm.schema import MOST
 
 
@@ -84,7 +85,7 @@ class Heads(Scan):
 
     def output(self, x: Tensor, heads: Tensor, flow: Flow) -> Tensor:
         gate = self.squash(wide(self.gate(x))).unflatten(-1, heads.shape[2:])
-        out: Tensor = self.o((wide(normed(heads, self.norm, self.heads.eps)) * gate).to(x.dtype).flatten(2))
+        out: Tensor = self.o((wide(rms_norm_of_groups(heads, self.norm, self.heads.eps)) * gate).to(x.dtype).flatten(2))
         return out
 
 

@@ -11,14 +11,15 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lm.nn.cost.kept import Kept
 from lm.nn.init import Draw, ones
+from lm.nn.kept import Kept
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Mixer, RecurrentConfig
-from lm.nn.mixers.cache import Fixed
-from lm.nn.mixers.recurrence import CHUNK, Flow
-from lm.nn.mixers.scan import Scan, by_head, normed, wide
+from lm.nn.mixers.scan import Scan
 from lm.nn.norm import NormConfig
+from lm.ops.cache.cache import Fixed
+from lm.ops.norm import rms_norm_of_groups
+from lm.ops.recurrence.matrix import CHUNK, Flow, by_head, wide
 from lm.schema import MOST
 
 
@@ -112,5 +113,5 @@ class Mamba2(Scan):
     def output(self, x: Tensor, heads: Tensor, flow: Flow) -> Tensor:
         skipped = wide(heads) + flow.v.transpose(1, 2) * wide(self.skip).unsqueeze(-1)  # (b, s, h, v)
         gated = (skipped.flatten(2) * F.silu(wide(self.gate(x)))).unflatten(-1, (self.cfg.groups, -1))
-        out: Tensor = self.o(normed(gated, self.norm, self.cfg.eps).to(x.dtype).flatten(2))
+        out: Tensor = self.o(rms_norm_of_groups(gated, self.norm, self.cfg.eps).to(x.dtype).flatten(2))
         return out

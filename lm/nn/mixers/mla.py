@@ -8,13 +8,13 @@ from pydantic import Field
 from torch import Tensor
 
 from lm.nn.context import Context
-from lm.nn.cost.kept import Kept
+from lm.nn.kept import Kept
 from lm.nn.linear import AskedLinear, Linear, Out
-from lm.nn.mixers.attend import Scoring
 from lm.nn.mixers.base import Attention, AttentionConfig, Mixer
-from lm.nn.mixers.cache import PerToken
 from lm.nn.norm import NormConfig, RMSNorm
 from lm.nn.position.base import PositionConfig
+from lm.ops.attention.attend import Scoring
+from lm.ops.cache.cache import PerToken
 from lm.schema import MOST, Tree
 
 

@@ -3,7 +3,6 @@
 De et al. 2024, arXiv:2402.19427, section 2.4; two of three layers of Griffin and of RecurrentGemma mix so.
 """
 
-import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
@@ -13,14 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.context import Context
-from lm.nn.cost.kept import Kept
 from lm.nn.init import Declares, Draw, Start, by_inputs, matrix, zeros
-from lm.nn.linear import Linear, Out, without_autocast
+from lm.nn.kept import Kept
+from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Mixer, RecurrentConfig
-from lm.nn.mixers.cache import Fixed
-from lm.nn.mixers.convolve import continued, fast
-from lm.nn.mixers.scan import wide
 from lm.nn.norm import NormConfig
+from lm.ops.cache.cache import Fixed
+from lm.ops.linear import without_autocast
+from lm.ops.recurrence.channels import chunked
+from lm.ops.recurrence.convolve import continued, fast
+from lm.ops.recurrence.matrix import wide
 from lm.schema import MOST
 
 _SHARPNESS = 8  # the paper's c: how often a channel fades by what is its own where the gate is fully open
@@ -57,32 +58,6 @@ class RGLRUConfig(RecurrentConfig):
     def state(self, d_model: int, layer: int) -> Fixed:
         """What was convolved of the last tokens, and h."""
         return Fixed(((self.kernel - 1, self.width), (self.width,)))
-
-
-def reference(fade: Tensor, new: Tensor, state: Tensor) -> Tensor:
-    """h_t = fade_t h_(t-1) + new_t, token by token.  fade, new: (b, s, w), fade of 0 .. 1; state: (b, w), h before the first."""
-    out = []
-    for t in range(new.shape[1]):
-        state = fade[:, t] * state + new[:, t]
-        out.append(state)
-    return torch.stack(out, dim=1)
-
-
-def chunked(fade: Tensor, new: Tensor, state: Tensor) -> Tensor:
-    """The same in 2 sqrt(s) steps: token by token in all of sqrt(s) chunks at once, then from chunk to chunk. No factor is above 1."""
-    s = new.shape[1]
-    size = math.isqrt(s - 1) + 1
-    n = -(-s // size)
-    fades, news = (F.pad(x, (0, 0, 0, n * size - s)).unflatten(1, (n, size)).unbind(2) for x in (fade, new))  # (b, s, w) -> (b, n, w) each
-    held, left = [news[0]], [fades[0]]
-    for f, x in zip(fades[1:], news[1:], strict=True):
-        held.append(f * held[-1] + x)
-        left.append(f * left[-1])
-    begun = [state]
-    for kept, added in zip(left[-1].unbind(1)[:-1], held[-1].unbind(1)[:-1], strict=True):
-        begun.append(kept * begun[-1] + added)
-    before = torch.stack(begun, dim=1)
-    return torch.stack([h + f * before for h, f in zip(held, left, strict=True)], dim=2).flatten(1, 2)[:, :s]
 
 
 def fading(shape: torch.Size, start: Start) -> Tensor:

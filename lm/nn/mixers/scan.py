@@ -11,14 +11,13 @@ from torch.nn import functional as F
 
 from lm.nn.context import Context
 from lm.nn.init import Draw, Start, by_inputs, ones
-from lm.nn.linear import without_autocast
 from lm.nn.mixers.base import Mixer
-from lm.nn.mixers.cache import Cache
-from lm.nn.mixers.convolve import continued, fast
-from lm.nn.mixers.kernels import bounds, fused, serves
-from lm.nn.mixers.mask import Mask
-from lm.nn.mixers.recurrence import Flow, chunked, reference
-from lm.nn.norm import rms_norm
+from lm.ops.attention.mask import Mask
+from lm.ops.cache.cache import Cache
+from lm.ops.linear import without_autocast
+from lm.ops.recurrence.convolve import continued, fast
+from lm.ops.recurrence.kernels import read
+from lm.ops.recurrence.matrix import Flow, by_head, reference, wide
 
 
 def fading(shape: torch.Size, start: Start) -> Tensor:
@@ -77,7 +76,7 @@ class Scan(Mixer):
             flow = flow if padding is None else flow.without(padding)
             if ctx.cache is None or ends is None:
                 documents = ctx.mask.once("documents of states", lambda: _documents(ctx.mask, len(x)))
-                heads, _ = _read(flow, u.dtype, ctx.mask, documents=documents)
+                heads, _ = read(flow, u.dtype, ctx.mask, documents=documents)
             else:
                 heads = self._continued(flow, u.dtype, ctx.mask, ends, ctx.cache)
         return self.output(x, heads.transpose(1, 2).to(x.dtype), flow)
@@ -86,7 +85,7 @@ class Scan(Mixer):
         """All but the last tokens by chunks; of those the state after each is kept."""
         s, state = flow.q.shape[2], cache.state(self.layer)[1].to(flow.v.dtype)
         begun = s - ends.shape[1]
-        first, state = _read(flow.part(0, begun), dtype, mask, state) if begun else (flow.v[:, :, :0], state)
+        first, state = read(flow.part(0, begun), dtype, mask, state) if begun else (flow.v[:, :, :0], state)
         last, states = reference(flow.part(begun, s), state)
         cache.advance(self.layer, ends, torch.stack(states, dim=1))
         return torch.cat([first, last], dim=2)
@@ -95,32 +94,6 @@ class Scan(Mixer):
         """softplus(rate + step) and the decay of it, both (b, h, s, 1 or k).  rate: (b, s, h or h * k)."""
         dt = F.softplus(by_head(wide(rate) + wide(self.step), len(self.fade)))
         return dt, -wide(self.fade).exp()[:, None, None] * dt
-
-
-def wide(x: Tensor) -> Tensor:
-    """In float32, or wider where it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def by_head(x: Tensor, heads: int, repeats: int = 1) -> Tensor:
-    """(b, s, h * c) -> (b, h * repeats, s, c), wide; each head as often as several share it."""
-    split = wide(x).unflatten(-1, (heads, -1)).transpose(1, 2)
-    return split.repeat_interleave(repeats, dim=1) if repeats > 1 else split
-
-
-def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm of groups as wide as x is, of weights of all of them.  x: (..., groups, c); weight: (groups * c,) or (c,)."""
-    return rms_norm(x, weight if weight.numel() == x.shape[-1] else weight.unflatten(0, (-1, x.shape[-1])), eps)
-
-
-def _read(
-    flow: Flow, dtype: torch.dtype, mask: Mask, state: Tensor | None = None, documents: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Returns what is read of the state, (b, h, s, v), and the last state of each row.  state: None for an empty one."""
-    if serves(flow, dtype):
-        ends = None if documents is None else mask.once("bounds of documents", lambda: bounds(documents))
-        return fused(flow, dtype, state, ends)
-    return chunked(flow, flow.empty() if state is None else state, documents)
 
 
 def _padding(mask: Mask) -> Tensor | None:

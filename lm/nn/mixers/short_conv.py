@@ -8,13 +8,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from lm.nn.context import Context
-from lm.nn.cost.kept import Kept
 from lm.nn.init import Draw, by_inputs
+from lm.nn.kept import Kept
 from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Mixer, RecurrentConfig
-from lm.nn.mixers.cache import Fixed
-from lm.nn.mixers.convolve import continued, fast
 from lm.nn.norm import NormConfig
+from lm.ops.cache.cache import Fixed
+from lm.ops.recurrence.convolve import continued, fast
 from lm.schema import MOST
 
 

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from lm.nn.cost.kept import Kept
 from lm.nn.init import Declares
-from lm.nn.mixers.mask import arange_positions
+from lm.nn.kept import Kept
+from lm.ops.attention.mask import arange_positions
 from lm.schema import Slot, Tree
 
 Angles = tuple[Tensor, Tensor]

@@ -1,15 +1,15 @@
 """Positions as biases on the attention scores."""
 
-import math
 from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from lm.nn.cost.kept import Kept
+from lm.nn.kept import Kept
 from lm.nn.linear import Embedding
 from lm.nn.position.base import Dims, Position, PositionConfig
+from lm.ops.distance import alibi_slopes, t5_buckets
 from lm.schema import MOST
 
 
@@ -61,27 +61,6 @@ class T5RelativeConfig(PositionConfig):
     def keeps(self, n_heads: int, seq_len: int) -> Kept:
         """Its bias has a gradient, for which no kernel is fused."""
         return Kept(0, n_heads * seq_len)
-
-
-def alibi_slopes(n_heads: int) -> list[float]:
-    """2^(-8i/n) for a power of two; else those of the power below, then every second one of the power above."""
-    below = 2 ** math.floor(math.log2(n_heads))
-    slopes = [2 ** (-8 * i / below) for i in range(1, below + 1)]
-    return slopes + [2 ** (-4 * i / below) for i in range(1, 2 * (n_heads - below), 2)]
-
-
-def t5_buckets(distance: Tensor, n_buckets: int, max_distance: int, causal: bool) -> Tensor:
-    """The bucket of key - query: exact up to a half of the buckets, then logarithmic up to max_distance."""
-    side = torch.zeros_like(distance)
-    if causal:
-        back = -distance.clamp(max=0)
-    else:
-        n_buckets //= 2
-        side, back = (distance > 0).long() * n_buckets, distance.abs()
-    exact = n_buckets // 2
-    growth = torch.log(back.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (n_buckets - exact)
-    far = (exact + growth.long()).clamp(max=n_buckets - 1)
-    return side + torch.where(back < exact, back, far)
 
 
 class T5Relative(Position):

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from torch import distributed
 
-from lm.nn.mixers.ulysses import Slices, Ulysses
+from lm.ops.ranks.ulysses import Slices, Ulysses
 from lm.training.launch.config import LaunchConfig
 from lm.training.launch.ranks import Ranks
 

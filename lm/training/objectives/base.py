@@ -1,4 +1,4 @@
-"""What a training step makes of a model and a batch, and how an objective's config finds it (lm/nn/loss.py does the sums).
+"""What a training step makes of a model and a batch, and how an objective's config finds it (lm/losses/tokens.py does the sums).
 
 Every module beside this one is imported when a loss is built, and so has registered its own.
 """
@@ -8,8 +8,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from lm.losses.tokens import LossSums
 from lm.nn.batch import Batch
-from lm.nn.loss import LossSums
 from lm.nn.transformer import LM
 from lm.training import objectives
 

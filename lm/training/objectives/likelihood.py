@@ -1,9 +1,9 @@
 """Cross-entropy of the labels: the loss of every objective that has no other."""
 
 from lm.data.rows.base import LikelihoodConfig, ScheduledSamplingConfig
+from lm.losses.measure import answers
+from lm.losses.tokens import LossSums, causal_reader
 from lm.nn.batch import Batch
-from lm.nn.loss import LossSums, causal_reader
-from lm.nn.measure import answers
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
 from lm.training.objectives.base import loss_of

@@ -15,9 +15,9 @@ from lm.data.rows.policy import GRPOConfig, PolicyConfig, RLOOConfig
 from lm.data.rows.seq2seq import rounded
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.generation.rollouts import Rollout, Sampler, asked_of
+from lm.losses.measure import label_likelihoods
+from lm.losses.tokens import LossSums
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.loss import LossSums
-from lm.nn.measure import label_likelihoods
 from lm.nn.transformer import LM
 from lm.storage.model_folder import resolve_model
 from lm.training.config import TrainConfig

@@ -1,13 +1,13 @@
-"""Losses over pairs of answers: DPO, SimPO and ORPO (lm/nn/pairs.py)."""
+"""Losses over pairs of answers: DPO, SimPO and ORPO (lm/losses/pairs.py)."""
 
 from collections.abc import Callable
 
 import torch
 
 from lm.data.rows.preference import PreferenceConfig
+from lm.losses.measure import row_likelihoods
+from lm.losses.tokens import LossSums
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.loss import LossSums
-from lm.nn.measure import row_likelihoods
 from lm.nn.transformer import LM
 from lm.training.config import TrainConfig
 from lm.training.objectives.base import loss_of

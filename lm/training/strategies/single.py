@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm.nn.mixers.ulysses import Slices
 from lm.nn.transformer import LM
+from lm.ops.ranks.ulysses import Slices
 from lm.storage.checkpoint import Piece
 from lm.training.optim.base import begin_state, named_state
 from lm.training.weights.initial import Fill

@@ -11,8 +11,8 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from lm.errors import ConfigError
-from lm.nn.mixers.columns import Columns, Divisible
 from lm.nn.transformer import LM
+from lm.ops.ranks.columns import Columns, Divisible
 from lm.storage.checkpoint import Piece
 from lm.training.optim.base import CUTS, RANKS, Group
 from lm.training.optim.slices import by_slices

@@ -6,9 +6,9 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
+from lm.adapters.adapter import adapting
 from lm.errors import CheckpointError
 from lm.generation.load import load
-from lm.nn.adapter import adapting
 from lm.nn.init import init_weights
 from lm.nn.transformer import LM
 from lm.storage.adapted import read_merged

@@ -12,7 +12,7 @@ from lm.cli.compose.arguments import parse_call
 from lm.cli.compose.compose import compose
 from lm.cli.compose.overrides import expand
 from lm.cli.listing import known
-from lm.nn.cost.count import count
+from lm.cost.count import count
 from lm.schema import from_tree
 from lm.training.config import TrainConfig
 

@@ -23,8 +23,8 @@ from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.chat import ChatTemplate, Run
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import ConfigError
+from lm.losses.tokens import causal_reader
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.loss import causal_reader
 from lm.nn.transformer import ModelConfig
 from tests.nn.models import config, redrawn
 

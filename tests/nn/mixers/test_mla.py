@@ -9,11 +9,11 @@ from torch import Tensor
 
 from lm.nn.batch import Batch
 from lm.nn.context import Context
-from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.mixers.mla import MLA, MLAConfig
 from lm.nn.position.base import Position
-from lm.nn.position.rope import rope_angles, rotate_half
 from lm.nn.position.scaling import frequencies
+from lm.ops.attention.mask import Mask, arange_positions
+from lm.ops.rotation import rope_angles, rotate_half
 from lm.schema import from_tree
 from lm.testing.models import redraw, tokens
 from tests.nn.models import CLOSE, config, packed, redrawn

@@ -11,10 +11,10 @@ from lm.nn.context import Context
 from lm.nn.mixers.gated_delta import GatedDelta, GatedDeltaConfig
 from lm.nn.mixers.gla import GLA, GLAConfig
 from lm.nn.mixers.mamba2 import Mamba2, Mamba2Config
-from lm.nn.mixers.mask import Mask, arange_positions
-from lm.nn.mixers.recurrence import Flow, chunked, reference
 from lm.nn.position.base import Position
 from lm.nn.transformer import build_model
+from lm.ops.attention.mask import Mask, arange_positions
+from lm.ops.recurrence.matrix import Flow, chunked, reference
 from lm.testing.models import redraw
 from tests.nn.models import DELTA, MAMBA2, config, near
 

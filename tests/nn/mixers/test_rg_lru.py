@@ -5,10 +5,11 @@ import torch
 from torch import Tensor
 
 from lm.nn.context import Context
-from lm.nn.mixers.mask import Mask
-from lm.nn.mixers.rg_lru import RGLRU, RGLRUConfig, chunked, reference
+from lm.nn.mixers.rg_lru import RGLRU, RGLRUConfig
 from lm.nn.position.base import Position
 from lm.nn.transformer import build_model
+from lm.ops.attention.mask import Mask
+from lm.ops.recurrence.channels import chunked, reference
 from lm.testing.models import Doubles, redraw, same
 from tests.nn.models import RG_LRU, config
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from lm.nn.batch import Batch
 from lm.nn.context import Context
-from lm.nn.mixers.convolve import fast, reference
-from lm.nn.mixers.mask import Mask, arange_positions
 from lm.nn.mixers.short_conv import ShortConv, ShortConvConfig
 from lm.nn.position.base import Position
 from lm.nn.transformer import DecoderLM, build_model
+from lm.ops.attention.mask import Mask, arange_positions
+from lm.ops.recurrence.convolve import fast, reference
 from lm.testing.models import redraw, tokens
 from tests.nn.models import CONV, DELTA, GLA, MAMBA2, RG_LRU, config, packed, redrawn
 

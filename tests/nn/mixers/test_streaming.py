@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
+from lm.cost.count import count
 from lm.errors import ConfigError
 from lm.hf.io.writing import family_for
 from lm.nn.batch import Batch
-from lm.nn.cost.count import count
 from lm.nn.transformer import build_model
 from lm.testing.models import tokens
 from tests.nn.models import CLOSE, config, packed, redrawn

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from lm.errors import ConfigError
 from lm.hf.io.writing import family_for
 from lm.nn.batch import Batch
-from lm.nn.recompute import Recompute
 from lm.nn.transformer import build_model
+from lm.ops.recompute import Recompute
 from lm.testing.models import tokens
 from tests.nn.models import config, redrawn
 

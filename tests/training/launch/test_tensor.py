@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, distributed
 
 from lm.errors import ConfigError
-from lm.nn.mixers.columns import Columns, Divisible
 from lm.nn.transformer import LM, model_config
+from lm.ops.ranks.columns import Columns, Divisible
 from lm.schema import Tree, from_tree
 from lm.testing.models import BASE, VOCAB, Doubles, random_model
 from lm.training.config import TrainConfig

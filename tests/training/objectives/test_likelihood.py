@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from lm.losses.tokens import causal_reader, chunked_loss, losses_and_gradient, token_losses
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.head import Head, HeadConfig
-from lm.nn.loss import causal_reader, chunked_loss, losses_and_gradient, token_losses
 from lm.nn.norm import RMSNormConfig
 from lm.nn.transformer import DecoderConfig, build_model
-from lm.nn.vocabulary import Vocabulary
+from lm.ops.ranks.vocabulary import Vocabulary
 from lm.schema import from_tree
 from tests.nn.models import near
 

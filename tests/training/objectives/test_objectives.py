@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from lm.cli.compose.compose import compose
 from lm.data.kinds import CausalConfig, DataConfig, DPOConfig, Seq2SeqConfig
 from lm.errors import ConfigError, NumericsError
+from lm.losses.measure import Pairs
+from lm.losses.pairs import DPOLoss, ORPOLoss, PairLoss, SimPOLoss
+from lm.losses.tokens import causal_reader
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.loss import causal_reader
-from lm.nn.measure import Pairs
-from lm.nn.pairs import DPOLoss, ORPOLoss, PairLoss, SimPOLoss
 from lm.nn.transformer import LM, build_model
 from lm.schema import from_tree
 from lm.testing.models import VOCAB, tokens

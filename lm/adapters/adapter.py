@@ -1,0 +1,156 @@
+"""Adapters: a few weights that are trained beside those of a parent, which stay as they are."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from lm.adapters.lowrank import LINEAR, A, B, LoRAExperts, LoRAOnInt8, M, lengths, of_lengths
+from lm.nn.ffn.experts import Experts
+from lm.nn.init import Declares
+from lm.nn.linear import PLAIN, AskedLinear
+from lm.nn.transformer import LM
+from lm.ops.linear import int8_rows, of_int8_rows
+from lm.schema import MOST, Slot
+from lm.spelling import means
+
+SLOTS = ("attention", "cross", "recurrent", "ffn")
+"""Parts of a block that hold matrices."""
+_PLAIN = (*PLAIN, AskedLinear)  # of which the forward is known; a router's, which decides who computes, is another
+
+
+class AdapterConfig(Slot, group="adapter"):
+    """What is trained in place of the weights of `init_from`, and saved without them."""
+
+    @abstractmethod
+    def apply(self, model: LM) -> None:
+        """Puts the adapter into the model, whose other weights are frozen.  Raises ValueError where it does not fit."""
+
+    @abstractmethod
+    def round(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
+        """Makes of a parent's weights those that the adapter is trained beside.  own: the weights of the adapter."""
+
+    @abstractmethod
+    def merge(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
+        """Writes into a parent's weights what the adapter's own add to them, so that the bare model computes the same."""
+
+
+def hold(module: nn.Module) -> None:
+    """Brings all matrices within that a parent's weights have been read into to the form in which the adapter is trained beside them."""
+    for each in module.modules():
+        if isinstance(each, LoRAOnInt8):
+            each.hold()
+
+
+def adapting(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns by name the parameters of an adapter, which the parent does not have."""
+    own = {at: module.adapting for at, module in model.named_modules() if isinstance(module, Declares)}
+    return {name: p for name, p in model.named_parameters() if name.rpartition(".")[2] in own.get(name.rpartition(".")[0], ())}
+
+
+class LoRAConfig(AdapterConfig):
+    """W + scale B A in place of each matrix W, B and A of low rank (Hu et al. 2021, arXiv:2106.09685)."""
+
+    kind: Literal["lora"] = "lora"
+    rank: int = Field(8, gt=0, le=MOST)
+    """Inner width r of B A."""
+    alpha: float = Field(16.0, gt=0)
+    """The scale is alpha / r."""
+    rslora: bool = False
+    """The scale is alpha / sqrt(r), so that a rate fits more ranks (Kalajdzievski 2023, arXiv:2312.03732)."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability of dropping an element of what A reads."""
+    dora: bool = False
+    """Each output's row of the sum has a length of its own, m, that is learned too: m (W + scale B A) / |W + scale B A| (DoRA, Liu et al.
+    2024, arXiv:2402.09353)."""
+    base: Literal["saved", "int8"] = "saved"
+    """How the frozen matrices beside which it is trained are held: as they are saved, or in int8 with a scale for each output (as QLoRA,
+    Dettmers et al. 2023, arXiv:2305.14314, which has 4 bits). Stacked experts stay as they are."""
+    targets: list[str] | None = Field(None, min_length=1)
+    """Matrices by slots or patterns: attention, ffn, experts, attention.q, blocks.0.*. null: all of at least such a rank."""
+
+    @property
+    def scale(self) -> float:
+        """Returns the factor on B A."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    def apply(self, model: LM) -> None:
+        known = dict(_matrices(model))
+        found = {path: shape for path, shape in known.items() if any(means(target, path) for target in self.targets or SLOTS)}
+        for target in self.targets or ():
+            if not any(means(target, path) for path in found):
+                names = dict.fromkeys(path.split("blocks.")[-1].partition(".")[2] for path in known)
+                raise ValueError(f"adapter.targets names '{target}', and no matrix is called so. There are {', '.join(names)}.")
+        self._leave_out_narrow(found)
+        if self.dora and (stacked := next((path for path, shape in found.items() if len(shape) > 2), None)) is not None:
+            raise ValueError(
+                f"adapter.dora has no form for stacked experts, as {stacked} are, and peft has none. Name others in adapter.targets, or"
+                " set adapter.dora=false."
+            )
+        model.requires_grad_(False)
+        for path, module in _holders(model):
+            mine = [name for name in _own_matrices(module) if f"{path}.{name}".removesuffix(".weight") in found]
+            if mine:
+                given = (self.rank, self.scale, self.dropout)
+                linear = LINEAR[self.base, self.dora]
+                model.set_submodule(path, linear(module, *given) if isinstance(module, nn.Linear) else LoRAExperts(module, mine, *given))
+
+    def _leave_out_narrow(self, found: dict[str, torch.Size]) -> None:
+        """Matrices with fewer inputs or outputs than the rank, where no target names them; ValueError otherwise, or where none is left."""
+        narrow = {path: shape for path, shape in found.items() if min(shape[-2:]) < self.rank}
+        if narrow and (self.targets is not None or narrow.keys() == found.keys()):
+            path, (rows, columns) = next((path, shape[-2:]) for path, shape in narrow.items())
+            raise ValueError(
+                f"adapter.rank={self.rank} is over the rank of {path}, which is {columns} -> {rows}. Set adapter.rank="
+                f"{min(rows, columns)} or less, or leave it out of adapter.targets."
+            )
+        for path in narrow:
+            del found[path]
+
+    def merge(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
+        """In float32: (out, in) + (out, r) (r, in), or the same with experts in front."""
+        self.round(weights, own)
+        for name, a, b in self.low(own):
+            merged = weights[name].float() + self.scale * (b.float() @ a.float())
+            if self.dora:
+                merged = of_lengths(merged, self.magnitude(name, weights, own))
+            weights[name] = merged.to(weights[name].dtype)
+
+    def magnitude(self, name: str, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Tensor:
+        """Returns m of DoRA, (out,); of a matrix that has no adapter, the lengths of its rows."""
+        grown = own.get(name.removesuffix("weight") + M)
+        return lengths(weights[name]) if grown is None else lengths(weights[name]) + grown.float()
+
+    def round(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
+        for name in [name for name, _, _ in self.low(own) if self.base == "int8" and weights[name].ndim == 2]:
+            weights[name] = of_int8_rows(*int8_rows(weights[name])).to(weights[name].dtype)
+
+    def low(self, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yields the name of each matrix that has an adapter, A, and B."""
+        for stem in (name.removesuffix(A) for name in own if name.endswith(A)):
+            yield stem + "weight" if stem.endswith(".") else stem.removesuffix("_"), own[stem + A], own[stem + B]
+
+
+def _holders(model: LM) -> Iterator[tuple[str, nn.Linear | Experts]]:
+    """Names and modules within blocks that hold matrices."""
+    inside = {module for unit in model.units() for module in unit.modules()}
+    for path, module in [*model.named_modules()]:
+        if module in inside and (isinstance(module, Experts) or (isinstance(module, nn.Linear) and type(module) in _PLAIN)):
+            yield path, module
+
+
+def _own_matrices(module: nn.Module) -> list[str]:
+    return [name for name, p in module.named_parameters(recurse=False) if p.ndim > 1 and "bias" not in name]
+
+
+def _matrices(model: LM) -> Iterator[tuple[str, torch.Size]]:
+    """Yields names and shapes of all matrices of more than one row: the name of their module, or beside others in one, as experts' are,
+    with their own."""
+    for path, module in _holders(model):
+        for name in _own_matrices(module):
+            if (shape := module.get_parameter(name).shape)[-2] > 1:
+                yield f"{path}.{name}".removesuffix(".weight"), shape

@@ -1,0 +1,184 @@
+"""Modules in which a few weights are trained beside matrices that stay as they are."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lm.nn.ffn.experts import Experts
+from lm.nn.init import Declares, Draw, Start, zeros
+from lm.nn.linear import AskedLinear
+from lm.ops.experts import by_expert
+from lm.ops.linear import int8_rows, of_int8_rows, product, without_autocast
+
+A, B, M = "lora_a", "lora_b", "lora_m"
+_LEAST = 1e-12  # a row of nothing stays one
+_PIECE = 1 << 18  # elements of a matrix in int8 that are wide at a time: larger ones leave holes in the heap
+
+
+def lengths(matrix: Tensor) -> Tensor:
+    """(out,) of each output's row, in float32 or wider."""
+    return torch.linalg.vector_norm(matrix, dim=1, dtype=torch.promote_types(matrix.dtype, torch.float32))
+
+
+def of_lengths(matrix: Tensor, wanted: Tensor) -> Tensor:
+    """Returns the matrix with rows of these lengths, (out,)."""
+    return matrix * (wanted / lengths(matrix).clamp_min(_LEAST)).unsqueeze(1)
+
+
+def _inwards(shape: torch.Size, start: Start) -> Tensor:
+    """N(0, 1 / 3 inputs), which has the variance of Hu's own code: the uniform numbers of torch's linear layers."""
+    return start.normal(shape, 1 / math.sqrt(3 * shape[-1]))
+
+
+class LoRALinear(Declares, AskedLinear):
+    """W x + b + scale B A dropout(x).  A: (r, in); B: (out, r), which starts as 0."""
+
+    drawn: ClassVar[Mapping[str, Draw]] = {A: _inwards, B: zeros}
+    adapting: ClassVar[tuple[str, ...]] = (A, B)
+
+    def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float) -> None:
+        super().__init__(base.in_features, base.out_features, bias=False, device="meta")
+        self.weight, self.bias, self.scale = base.weight, base.bias, scale
+        self.lora_a = nn.Parameter(base.weight.new_empty(rank, base.in_features))
+        self.lora_b = nn.Parameter(base.weight.new_empty(base.out_features, rank))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of_parent(x, self.bias) + self.low(x)
+
+    def low(self, x: Tensor) -> Tensor:
+        """scale B A dropout(x)."""
+        return self.scale * F.linear(F.linear(self.dropout(x), self.lora_a), self.lora_b)
+
+    def of_parent(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """W x + bias."""
+        return product(x, self.weight, bias)
+
+    def lengths(self) -> Tensor:
+        """(out,) |W| by rows."""
+        return lengths(self.weight)
+
+    def matrix(self) -> Tensor:
+        return self.weight + self.scale * (self.lora_b @ self.lora_a)
+
+
+class LoRAOnInt8(LoRALinear):
+    """The same with W in int8 from when it has been read on; a product makes it wide again, in the backward too."""
+
+    rows: Tensor
+    """(out,) the scale of each output."""
+
+    def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float) -> None:
+        super().__init__(base, rank, scale, dropout)
+        self.register_buffer("rows", base.weight.new_empty(base.out_features, dtype=torch.bfloat16), persistent=False)
+
+    def hold(self) -> None:
+        """Rounds W, once."""
+        if self.weight.dtype != torch.int8:
+            q, self.rows = int8_rows(self.weight.detach())
+            self.weight = nn.Parameter(q, requires_grad=False)
+
+    def of_parent(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        out: Tensor = _OfInt8.apply(x, self.weight, self.rows)
+        return out if bias is None else out + bias
+
+    def lengths(self) -> Tensor:
+        return self.rows * lengths(self.weight.float())
+
+    def matrix(self) -> Tensor:
+        return of_int8_rows(self.weight, self.rows).to(self.lora_a.dtype) + self.scale * (self.lora_b @ self.lora_a)
+
+
+class _OfInt8(torch.autograd.Function):
+    """x W^T = scale (x q^T), of which autograd would keep W in the dtype of x until the backward; a piece of q is wide at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, q: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(q, rows)
+        return torch.cat([F.linear(x, part.to(x.dtype)) for part in q.split(max(1, _PIECE // q.shape[1]))], -1).mul_(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        q, rows = ctx.saved_tensors
+        scaled = gradient * rows
+        return torch.cat([scaled @ part.to(gradient.dtype) for part in q.split(max(1, _PIECE // len(q)), 1)], -1), None, None
+
+
+class DoRALinear(LoRALinear):
+    """m (W + scale B A) x / |W + scale B A| + b, the lengths being those of rows. m starts as |W|, and `lora_m` is what it has grown by, so
+    that it learns alike and starts as 0.  No gradient goes through the divisor (section 4.3)."""
+
+    drawn: ClassVar[Mapping[str, Draw]] = {**LoRALinear.drawn, M: zeros}
+    adapting: ClassVar[tuple[str, ...]] = (A, B, M)
+
+    def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float) -> None:
+        super().__init__(base, rank, scale, dropout)
+        self.lora_m = nn.Parameter(base.weight.new_empty(base.out_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.of_parent(x, None) + self.low(x)
+        out = out * self.gain().to(out.dtype)
+        return out if self.bias is None else out + self.bias
+
+    def gain(self) -> Tensor:
+        """(out,) m / |W + scale B A|, by |W|^2 + 2 scale <W A^T, B> + scale^2 <B A A^T, B>, so that no matrix like W is made."""
+        with torch.no_grad(), without_autocast(self.weight.device):
+            a, b, length = self.lora_a, self.lora_b, self.lengths()
+            across = 2 * self.of_parent(a, None).mT + self.scale * (b @ (a @ a.mT))  # (r, out) -> (out, r)
+            divisor = (length.square() + self.scale * (b * across).sum(1)).clamp_min(_LEAST**2).sqrt()
+        return (length + self.lora_m) / divisor
+
+    def matrix(self) -> Tensor:
+        return self.gain().unsqueeze(1) * super().matrix()
+
+
+class DoRAOnInt8(DoRALinear, LoRAOnInt8):
+    """The same with W in int8."""
+
+
+LINEAR: dict[tuple[str, bool], type[LoRALinear]] = {
+    ("saved", False): LoRALinear,
+    ("int8", False): LoRAOnInt8,
+    ("saved", True): DoRALinear,
+    ("int8", True): DoRAOnInt8,
+}
+
+
+class LoRAExperts(Experts):
+    """The same for each expert.  A: (e, r, in); B: (e, out, r)."""
+
+    adapting: ClassVar[tuple[str, ...]] = tuple(f"{name}_{part}" for name in Experts.drawn for part in (A, B))
+    drawn: ClassVar[Mapping[str, Draw]] = {**Experts.drawn} | {name: _inwards if name.endswith(A) else zeros for name in adapting}
+
+    def __init__(self, base: Experts, names: list[str], rank: int, scale: float, dropout: float) -> None:
+        """names: of the matrices that are adapted."""
+        with torch.device("meta"):
+            super().__init__(base.cfg, base.n, base.d_model, base.reference)
+        self.scale, self.low_dropout, self.names = scale, nn.Dropout(dropout), tuple(names)
+        for name, p in base.named_parameters(recurse=False):
+            self.register_parameter(name, p)
+        for name in names:
+            weight = base.get_parameter(name)
+            e, rows, columns = weight.shape
+            self.register_parameter(f"{name}_{A}", nn.Parameter(weight.new_empty(e, rank, columns)))
+            self.register_parameter(f"{name}_{B}", nn.Parameter(weight.new_empty(e, rows, rank)))
+
+    def of_one(self, name: str, x: Tensor, i: int, weight: Tensor, bias: Tensor | None) -> Tensor:
+        out = super().of_one(name, x, i, weight, bias)
+        if name not in self.names:
+            return out
+        a, b = (self.get_parameter(f"{name}_{part}")[i] for part in (A, B))
+        return out + self.scale * F.linear(F.linear(self.low_dropout(x), a), b)
+
+    def of_all(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, chosen: Tensor) -> Tensor:
+        out = super().of_all(name, x, weight, bias, ends, chosen)
+        if name not in self.names:
+            return out
+        a, b = (self.get_parameter(f"{name}_{part}") for part in (A, B))
+        return out + self.scale * by_expert(by_expert(self.low_dropout(x), a, None, ends, chosen), b, None, ends, chosen)

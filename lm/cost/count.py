@@ -1,0 +1,47 @@
+"""Parameters, FLOPs and cache size from the config alone; nothing is allocated."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from lm.nn.transformer import ModelConfig, build_model
+from lm.ops.cache.cache import numbers
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Sizes of a model at one sequence length. An encoder-decoder's tokens are pairs: one of the source, one of the target."""
+
+    parameters: int  # shared ones once
+    non_embedding: int  # without token and position embeddings and an untied head
+    active: int  # of all parameters, those that one token passes
+    forward_flops_per_token: int  # 2 per multiply-add, at a full row
+    train_flops_per_token: int  # forward and backward: 3 x forward
+    cache_bytes_per_token: int  # what the cache holds of one more token while no window is full, at 2 bytes a number
+    cache_bytes_per_row: int  # what it holds of a row however long that is: states of fixed size
+
+
+def count(cfg: ModelConfig, seq_len: int, bytes_per_number: int = 2) -> Counts:
+    """cfg: with vocab_size and max_seq_len set.
+
+    FLOPs: 2 per weight of each matrix that a token passes (the head too) plus those of the scores over the whole row or the window,
+    without the factor 1/2 of causality (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). Matrices of blocks of multi-token
+    prediction count.
+    """
+    model = build_model(cfg, device="meta")
+    named = dict(model.named_parameters())
+    total = sum(p.numel() for p in named.values())
+    embeddings = {"embed.weight", "position.weight", "encoder.position.weight", "head.weight"}
+    per_token, per_row = numbers(model.states())
+    forward = sum(2 * module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    forward += sum(parts.flops(seq_len) for stack in model.stacks() for parts in stack.parts)
+    forward += sum(cfg.ffn.flops(cfg.d_model, cfg.n_layers + k) for k in range(len(model.mtp)))
+    return Counts(
+        parameters=total,
+        non_embedding=sum(p.numel() for name, p in named.items() if name not in embeddings),
+        active=total - sum(mixture.idle() for mixture in model.mixtures().values()),
+        forward_flops_per_token=forward,
+        train_flops_per_token=3 * forward,
+        cache_bytes_per_token=per_token * bytes_per_number,
+        cache_bytes_per_row=per_row * bytes_per_number,
+    )

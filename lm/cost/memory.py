@@ -1,0 +1,156 @@
+"""What training holds in memory on one rank, by formula. Counted are the tensors that stay; allocator and kernels need some more."""
+
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from lm.nn.block import BlockParts
+from lm.nn.kept import Kept, Precision, together
+from lm.nn.linear import Out
+from lm.nn.stack import ModelConfig
+from lm.nn.transformer import LM
+from lm.ops.ranks.columns import Divisible
+from lm.ops.recompute import NOTHING, Recompute
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a model is trained, as far as memory depends on it."""
+
+    micro_batch: int
+    seq_len: int  # an encoder-decoder's source has as many tokens
+    chunk: int  # tokens whose logits exist at once
+    precision: Precision = "fp32"
+    states: tuple[float, float] = (8, 8)  # bytes that the optimizer keeps per element of the blocks' matrices, and of all else
+    recompute: Recompute = NOTHING
+    stage: int = 0  # what is cut into slices: 1 optimizer states, 2 gradients too, 3 weights too (ZeRO; FSDP2 is 3)
+    world: int = 1  # ranks that share the slices
+    context: int = 1  # ranks of which each has its part of a row's tokens
+    tensor: int = 1  # ranks, the same ones, of which each has its slice of the matrices
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on each rank."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int  # what autograd keeps of a micro-batch
+    loss: int  # logits of one chunk with their gradients (as on CUDA: a CPU writes over them and takes 4 bytes a logit less), the
+    # head's gradient while it is summed, and what each loss keeps of it
+
+    @property
+    def total(self) -> int:
+        """At the end of the forward, where all of it is there from the second micro-batch on."""
+        return sum(astuple(self))
+
+
+def memory(model: LM, setting: Setting) -> Memory:
+    """The model may lie on the meta device. Attention counts as fused kernels do it; under DDP, its buckets come on top.
+
+    Frozen weights have no gradient and no state; what the model steers stays in float32.
+    """
+    cut, n = [setting.world if setting.stage >= stage else 1 for stage in (3, 2, 1)], setting.tensor
+    size = 2 if setting.precision == "bf16-true" else 4
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    steered = sum(p.numel() for p in model.steered().values())
+    held = sum(p.numel() * (1 if p.dtype == torch.int8 else size) for p in model.parameters()) + steered * (4 - size)
+    matrices = model.matrices()
+    inner = sum(p.numel() for name, p in model.named_parameters() if name in matrices and p.requires_grad)
+    states = round(inner * setting.states[0] + (trained - inner) * setting.states[1])
+    whole = _gathered(model, n) * size if cut[0] > 1 else 0
+    cast = 2 * _multiplied(model) if setting.precision == "bf16-mixed" else 0
+    tokens = setting.micro_batch * setting.seq_len // setting.context
+    return Memory(
+        weights=-(-(held + cast) // cut[0]) + whole,
+        gradients=-(-trained * size // cut[1]),
+        optimizer=-(-states // cut[2]),
+        activations=tokens * _activations(model, setting),
+        loss=min(setting.chunk, tokens * n) * -(-model.vocab_size // n) * (8 if setting.precision == "fp32" else 10)
+        + sum(_part(model.head, name, p, n) for name, p in model.head.named_parameters() if p.requires_grad)
+        * (4 + size * (1 + len(model.mtp))),
+    )
+
+
+def _gathered(model: LM, tensor: int) -> int:
+    """Parameters that a rank sees as whole as it ever does: of the block at work, and those outside of blocks."""
+    blocks = [sum(p.numel() for p in unit.parameters()) for unit in model.units()]
+    rest = sum(p.numel() for p in model.parameters()) - sum(blocks)
+    table = {p for module in (model.embed, model.head) for name, p in module.named_parameters() if name in module.cut}
+    cut = sum(p.numel() for p in table)
+    return rest - cut + -(-cut // tensor) + max(blocks) // tensor
+
+
+def _part(module: Divisible, name: str, p: nn.Parameter, tensor: int) -> int:
+    """Numbers of this weight that one of so many ranks has."""
+    return -(-p.numel() // tensor) if name in module.cut else p.numel()
+
+
+def _multiplied(model: LM) -> int:
+    """Weights of matrices: what autocast keeps a bf16 copy of until the backward."""
+    roles, linear = model.roles(), sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    return linear + sum(p.numel() for name, p in model.named_parameters() if p.ndim == 3 and roles[name] == "hidden")
+
+
+class _Unit(NamedTuple):
+    """What a block keeps of a token."""
+
+    layer: int
+    whole: Kept
+    inputs: Kept
+    products: Kept  # what matrix products and fused kernels give
+    unread: Kept  # of these, what the backward has no use for
+
+
+def _activations(model: LM, setting: Setting) -> int:
+    """Bytes per token."""
+    cfg, d = model.cfg, model.cfg.d_model
+    kept, again = [_ends(d), *([Kept(d, 0)] * len(model.stacks()) if cfg.embed.norm else [])], 0
+    for unit in _units(model, setting):
+        what = setting.recompute.of(unit.layer)
+        left = {"none": unit.whole, "block": unit.inputs, "selective": together([unit.inputs, unit.products])}[what]
+        unread = unit.unread if what == "selective" else Kept(0, 0)
+        whole, had, unread_bytes = (part.bytes(setting.precision) for part in (unit.whole, left, unread))
+        kept, again = [*kept, left], max(again, whole - had + unread_bytes)
+    return together(kept).bytes(setting.precision) + again
+
+
+def _units(model: LM, setting: Setting) -> Iterator[_Unit]:
+    cfg, d, modules = model.cfg, model.cfg.d_model, iter(model.units())
+    for stack in model.stacks():
+        for parts in stack.parts:
+            yield _Unit(parts.layer, _block(cfg, parts, setting), Kept(d, 0), *_products(next(modules), parts, setting))
+    for layer in range(cfg.n_layers, cfg.n_layers + len(model.mtp)):
+        join, parts = Kept(d, 2 * d), cfg.parts(layer)  # the norm of the embedding, and the matrix that reads it beside the hidden states
+        whole, inputs = together([join, _block(cfg, parts, setting), _ends(d)]), together([Kept(d, 0), _ends(d)])
+        yield _Unit(layer, whole, inputs, *_products(next(modules), parts, setting))
+
+
+def _products(module: nn.Module, parts: BlockParts, setting: Setting) -> tuple[Kept, Kept]:
+    """All, and those that are only added to the residual stream; of slices of matrices these are sums of all tokens' parts."""
+    out = sum(m.out_features for m in module.modules() if isinstance(m, Out)) * setting.tensor
+    others = [m for m in module.modules() if isinstance(m, nn.Linear) and not isinstance(m, Out)]
+    rows = sum(p.shape[0] for m in others for p in m.parameters(recurse=False) if p.ndim == 2)  # those of an adapter too
+    return together([Kept(0, rows + out), parts.gives()]), Kept(0, out)
+
+
+def _ends(d: int) -> Kept:
+    """The norm before the head, the hidden states, and the loss's gradient by them."""
+    return Kept(d, 2 * d)
+
+
+def _block(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Kept:
+    """Of one token, norms and residual branches included."""
+    bias = [cfg.position.keeps(cfg.attention.n_heads, setting.seq_len)] if parts.slot == "attention" else []
+    return together([cfg.block.keeps(parts), parts.keeps(), *bias, _exchanged(cfg, parts, setting)])
+
+
+def _exchanged(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Kept:
+    """Of one token more where ranks hold its row in slices: of their matrices too, and both sublayers read the tokens of all."""
+    if setting.tensor > 1:
+        return together([Kept(0, (setting.tensor - 1) * cfg.d_model), cfg.ffn.exchanges(cfg.d_model, parts.layer, setting.tensor)])
+    return parts.mixer.exchanges(cfg.d_model, setting.context) if setting.context > 1 else Kept(0, 0)

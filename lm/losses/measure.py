@@ -1,0 +1,140 @@
+"""What a model is measured by on labelled rows, and what a loss over pairs of answers tells beside itself."""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lm.losses.pairs import PairLoss, mean_of
+from lm.losses.tokens import LossSums, causal_reader
+from lm.nn.batch import IGNORED, Batch
+from lm.nn.context import Context
+from lm.nn.head import CHUNK, Head, Reader
+from lm.nn.transformer import LM
+
+
+class Measure:
+    """The likelihood of a batch's labels. A subclass tells more, by names that are the same for every batch."""
+
+    less: ClassVar[tuple[str, ...]] = ()
+    """Names of what it tells more of which less is better, so that a study can compare by them."""
+
+    def labels(self, batch: Batch) -> Tensor:
+        """Returns those that the likelihood is of."""
+        assert batch.labels is not None
+        return batch.labels
+
+    def places(self, batch: Batch) -> Tensor:
+        """Returns (b, s) those labels at the places that predict them, IGNORED elsewhere."""
+        return self.labels(batch)
+
+    def reader(self, batch: Batch) -> Reader:
+        """Returns what makes the sums of hidden states."""
+        return causal_reader(self.labels(batch))
+
+    def __call__(self, model: LM, batch: Batch) -> LossSums:
+        """Sums over those labels, with no gradient."""
+        sums: LossSums = model(batch, loss=self.reader(batch))
+        return sums
+
+    def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
+        """The sums, and (n, 3) of each of those labels what `guesses` tells, in one forward."""
+        read, look = self.reader(batch), guesses(self.places(batch))
+
+        def both(hidden: Tensor, head: Head, ctx: Context) -> tuple[LossSums, Tensor]:
+            return read(hidden, head, ctx), look(hidden, head, ctx)
+
+        found: tuple[LossSums, Tensor] = model(batch, loss=both)
+        return found
+
+
+class Answers(Measure):
+    """And of answers, where a part of the labels may be none, how many tokens are the likeliest."""
+
+    less = ("label_loss",)
+
+    def reader(self, batch: Batch) -> Reader:
+        return causal_reader(self.labels(batch), answers=answers(batch))
+
+
+class Pairs(Measure):
+    """The likelihood of the better answers, and how both of each pair compare.
+
+    loss, parent: of training, and what gives the model at its start; without a parent that the loss needs only likelihoods are told.
+    """
+
+    less = ("pair_loss",)
+
+    def __init__(self, loss: PairLoss, parent: Callable[[], LM] | None) -> None:
+        self._loss, self._parent = loss, parent if loss.needs_start else None
+        self._before: LM | None = None
+
+    def labels(self, batch: Batch) -> Tensor:
+        return super().labels(batch)[0::2]
+
+    def places(self, batch: Batch) -> Tensor:
+        better = super().labels(batch).clone()
+        better[1::2] = IGNORED
+        return better
+
+    def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
+        found: Tensor = model(batch, loss=guesses(self.places(batch)))
+        return self(model, batch), found
+
+    def __call__(self, model: LM, batch: Batch) -> LossSums:
+        labels = super().labels(batch)
+        reader = row_likelihoods(labels)
+        if self._before is None and self._parent is not None:
+            self._before = self._parent()
+        after: Tensor = model(batch, loss=reader)
+        before = self._before(batch, loss=reader) if self._before is not None else None
+        sums = self._loss(after, before, (labels != IGNORED).sum(-1))
+        told = sums.told | ({"pair_loss": mean_of(sums.nll, after[0::2])} if "margin" in sums.told else {})
+        return LossSums(-after[0::2].sum(), -after[0::2].sum(), None, told)
+
+
+def answers(batch: Batch) -> Tensor | None:
+    """Returns the labels that are answers: all, unless the batch says which."""
+    return batch.labels if batch.answers is None else batch.answers
+
+
+def guesses(labels: Tensor, chunk: int = CHUNK) -> Reader:
+    """A reader: (n, 3) of each label that is not IGNORED, row by row, its nats, the probability of the likeliest token, and whether it is
+    that. Logits exist only chunk by chunk."""
+
+    def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
+        wanted, places = labels[labels != IGNORED], hidden[labels != IGNORED]  # (n,), (n, d)
+        parts = zip(places.split(chunk), wanted.split(chunk), strict=True)
+        return torch.cat([_guessed(head(place).float(), label) for place, label in parts])
+
+    return read
+
+
+def _guessed(logits: Tensor, labels: Tensor) -> Tensor:
+    likeliest = logits.log_softmax(-1).max(-1)
+    nats = F.cross_entropy(logits, labels, reduction="none")
+    return torch.stack([nats, likeliest.values.exp(), (likeliest.indices == labels).float()], -1)
+
+
+def label_likelihoods(labels: Tensor) -> Callable[[Tensor, Head, Context], Tensor]:
+    """A reader: (n,) the log-likelihood of each label that is not IGNORED, row by row."""
+
+    def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
+        at = labels != IGNORED
+        logits = head(hidden[at]).float()  # (n, v)
+        return -F.cross_entropy(logits, labels[at], reduction="none")
+
+    return read
+
+
+def row_likelihoods(labels: Tensor) -> Callable[[Tensor, Head, Context], Tensor]:
+    """A reader: (b,) the log-likelihood of the labels of each row."""
+    each = label_likelihoods(labels)
+
+    def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
+        found = each(hidden, head, ctx)
+        return found.new_zeros(len(labels)).index_add(0, torch.nonzero(labels != IGNORED)[:, 0], found)
+
+    return read

@@ -1,0 +1,87 @@
+"""Losses over pairs of answers to one prompt, the better one first, from the log-likelihoods of both."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lm.losses.tokens import LossSums
+
+
+class PairLoss(ABC):
+    """weight * -log sigmoid(margin - least) + beside, summed over pairs; the margin is beta times what the better answer is worth more."""
+
+    weight: float = 1.0
+    beta: float = 1.0
+    least: float = 0.0
+    needs_start: ClassVar[bool] = False
+
+    @abstractmethod
+    def worth(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> Tensor:
+        """(2 pairs,) what each answer is worth.
+
+        after, before: (2 pairs,) log-likelihoods under the model and under that at the start; lengths: (2 pairs,) tokens.
+        """
+
+    def beside(self, after: Tensor, lengths: Tensor) -> Tensor:
+        """(pairs,) what is minimised as well."""
+        return after.new_zeros(len(after) // 2)
+
+    def __call__(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> LossSums:
+        """Tells both likelihoods, and where the start is known that is needed, the margin and how many are above 0, ties as half."""
+        seen = after.detach()
+        told = {"chosen_logp": mean_of(seen[0::2].sum(), seen[0::2]), "rejected_logp": mean_of(seen[1::2].sum(), seen[1::2])}
+        if before is None and self.needs_start:
+            return LossSums(after.new_zeros(()), after.new_zeros(()), None, told)
+        worth = self.worth(after, before, lengths)
+        margin = self.beta * (worth[0::2] - worth[1::2])
+        total, found = (self.beside(after, lengths) - self.weight * F.logsigmoid(margin - self.least)).sum(), margin.detach()
+        told |= {"margin": mean_of(found.sum(), found), "accuracy": mean_of((1 + found.sign()).sum() / 2, found)}
+        return LossSums(total, total.detach(), None, told)
+
+
+@dataclass
+class DPOLoss(PairLoss):
+    """An answer is worth log p / p at the start.  Rafailov et al. 2023, arXiv:2305.18290, equation 7."""
+
+    needs_start = True
+    beta: float
+
+    def worth(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> Tensor:
+        assert before is not None
+        return after - before
+
+
+@dataclass
+class SimPOLoss(PairLoss):
+    """An answer is worth the mean of log p of its tokens, and the better one at least so much more.  Meng et al. 2024,
+    arXiv:2405.14734, equation 6."""
+
+    beta: float
+    least: float
+
+    def worth(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> Tensor:
+        return after / lengths
+
+
+@dataclass
+class ORPOLoss(PairLoss):
+    """The better answer is learned, and an answer is worth log(p / (1 - p)), p the geometric mean over its tokens.  Hong et al. 2024,
+    arXiv:2403.07691, equations 4 to 7."""
+
+    weight: float
+
+    def worth(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> Tensor:
+        mean = (after / lengths).clamp_max(-1e-7)  # a certain answer has odds without end
+        return mean - torch.log(-torch.expm1(mean))
+
+    def beside(self, after: Tensor, lengths: Tensor) -> Tensor:
+        return -(after / lengths)[0::2]
+
+
+def mean_of(total: Tensor, counted: Tensor) -> Tensor:
+    """(2,) a sum, and how many are in it."""
+    return torch.stack([total.float(), torch.full_like(total, len(counted), dtype=torch.float32)])

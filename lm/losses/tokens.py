@@ -1,0 +1,234 @@
+"""Next-token losses as sums over label tokens. Logits exist only chunk by chunk."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lm.nn.batch import IGNORED
+from lm.nn.context import Context
+from lm.nn.head import CHUNK, Head, Reader
+from lm.nn.mtp import shifted
+from lm.ops.ranks.vocabulary import Vocabulary
+
+_ALL = Vocabulary()
+_ROWS = 512  # of a matrix that are added at a time
+
+
+@dataclass
+class LossSums:
+    """Sums over label tokens: `total` is minimised (smoothing, z-loss and auxiliary losses included), `nll` is reported, in nats."""
+
+    total: Tensor
+    nll: Tensor
+    loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this forward; None where there are no experts
+    told: dict[str, Tensor] = field(default_factory=dict)  # what else is reported, by name: (2,) a sum and how many are in it
+
+
+def answered(logs: Tensor, answers: Tensor, of: Vocabulary = _ALL) -> Tensor:
+    """(3,) nats of the answers, how many of them are the likeliest token, and how many there are.  logs: (n, v) log p, answers: (n,)."""
+    at, here = of.places(answers)
+    nats = -of.summed(logs.gather(-1, at) * here)
+    each = torch.cat([nats, (of.likeliest(logs) == answers).unsqueeze(-1), (answers != IGNORED).unsqueeze(-1)], -1)
+    return of.own(each).sum(0).detach()
+
+
+def token_losses(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0) -> LossSums:
+    """logits: (n, v), labels: (n,) with IGNORED where nothing is predicted; computed in float32."""
+    logits = logits.float()
+    total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
+    nll = total.detach()
+    if label_smoothing:
+        nll = F.cross_entropy(logits.detach(), labels, ignore_index=IGNORED, reduction="sum")
+    if z_loss:
+        log_z = logits.logsumexp(-1)
+        total = total + z_loss * (log_z.square() * (labels != IGNORED)).sum()
+    return LossSums(total, nll)
+
+
+def losses_and_gradient(
+    logits: Tensor,
+    labels: Tensor,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    of: Vocabulary = _ALL,
+    answers: Tensor | None = None,
+) -> tuple[LossSums, Tensor | None, Tensor]:
+    """token_losses, what is `answered`, and what `total` has as gradient of the logits: softmax - target, written over the log-softmax,
+    where autograd fills one more such tensor with zeros and reads three.
+
+    With a weight z of the z-loss the softmax of a row counts 1 + 2 z log Z times.  logits: (n, v) in float32 or wider, which are lost; of:
+    what they are of; where that is a slice of the vocabulary, logits and labels are those of all ranks' tokens, and the sums those of this
+    rank's.
+    """
+    log_z = of.log_z(logits) if z_loss else None
+    logs = of.log_softmax_(logits)
+    told = None if answers is None else answered(logs, answers, of)
+    counted = (labels != IGNORED).float().unsqueeze(-1)  # (n,) -> (n, 1)
+    at, here = of.places(labels)
+    nll = -of.own(of.summed(logs.gather(-1, at) * here)).sum()
+    total, share, uniform = nll, counted, label_smoothing / of.size(logs)
+    if label_smoothing:
+        total = (1 - label_smoothing) * nll - uniform * of.own(of.summed(logs.sum(-1, keepdim=True)) * counted).sum()
+    if log_z is not None:
+        total = total + z_loss * of.own(log_z.square() * counted).sum()
+        share = counted * (1 + 2 * z_loss * log_z)
+    gradient = logs.exp_().mul_(share)
+    gradient.scatter_(-1, at, gradient.gather(-1, at) - (1 - label_smoothing) * here)
+    if label_smoothing:
+        gradient.sub_(uniform * counted)
+    return LossSums(total, nll), told, gradient
+
+
+class _Chunked(torch.autograd.Function):
+    """Sum of token_losses over chunks. Each chunk's gradient is taken at once, so that its logits can go: the same work as the
+    plain loss, and memory for one chunk. `parameters` are the head's, named so that autograd sees them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        labels: Tensor,
+        answers: Tensor | None,
+        head: Head,
+        extras: tuple[float, float],
+        chunk: int,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        total = torch.zeros((), device=hidden.device, dtype=torch.float32)
+        nll, told = torch.zeros_like(total), torch.zeros(3, device=hidden.device, dtype=torch.float32)
+        d_hidden, each = torch.empty_like(hidden), _Chunk(head, extras, parameters)
+        d_parameters: list[Tensor] = []  # in float32, whatever the weights are
+        for start in range(0, len(hidden), chunk):
+            span = slice(start, start + chunk)
+            sums, found, d_hidden[span], grads = each(hidden[span], labels[span], None if answers is None else answers[span])
+            if start == 0:
+                d_parameters = [g.float() for g in grads]
+            else:
+                for mine, g in zip(d_parameters, grads, strict=True):
+                    _add(mine, g)
+            total += sums.total
+            nll += sums.nll
+            if found is not None:
+                told += found
+        ctx.save_for_backward(d_hidden, *(mine.to(p.dtype) for mine, p in zip(d_parameters, parameters, strict=True)))
+        ctx.mark_non_differentiable(nll, told)
+        return total, nll, told
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        d_hidden, *d_parameters = ctx.saved_tensors
+        return d_hidden * grads[0], None, None, None, None, None, *(d.mul_(grads[0]) for d in d_parameters)
+
+
+def _add(total: Tensor, part: Tensor) -> None:
+    """total += part, of a narrower one a few rows at a time: on a CPU torch makes a wide copy of it."""
+    if not total.is_cpu or part.dtype == total.dtype or not part.ndim:
+        total.add_(part)
+        return
+    for some, more in zip(total.split(_ROWS), part.split(_ROWS), strict=True):
+        some.add_(more)
+
+
+class _Chunk:
+    """The sums of a chunk, and the gradients by what the head reads and by its parameters. Memory for wide logits is taken once for all
+    chunks, and the matrix is cast once: autograd would cast its gradient back for each."""
+
+    def __init__(self, head: Head, extras: tuple[float, float], parameters: Sequence[Tensor]) -> None:
+        self.head, self.extras, self.weight = head, extras, head.cast()
+        self.leaves = [self.weight if p is head.weight else p for p in parameters]
+        self.room: Tensor | None = None
+
+    def __call__(
+        self, hidden: Tensor, labels: Tensor, answers: Tensor | None
+    ) -> tuple[LossSums, Tensor | None, Tensor, tuple[Tensor, ...]]:
+        of = self.head.vocabulary
+        with torch.enable_grad():
+            piece = hidden.detach().requires_grad_()
+            logits = self.head.part(piece, self.weight)
+        given = logits.detach()
+        wanted = None if answers is None else of.gathered(answers)
+        sums, told, gradient = losses_and_gradient(self.wide(given), of.gathered(labels), *self.extras, of, wanted)
+        d_logits = gradient if gradient.dtype == given.dtype else given.copy_(gradient)
+        d_piece, *grads = torch.autograd.grad(logits, (piece, *self.leaves), d_logits)
+        return sums, told, d_piece, tuple(grads)
+
+    def wide(self, logits: Tensor) -> Tensor:
+        """Returns them in float32, or as they are where they are as wide."""
+        if logits.dtype.itemsize >= torch.float32.itemsize:
+            return logits
+        self.room = torch.empty_like(logits, dtype=torch.float32) if self.room is None else self.room[: len(logits)]
+        return self.room.copy_(logits)
+
+
+def chunked_loss(
+    hidden: Tensor,
+    labels: Tensor,
+    head: Head,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    chunk: int = CHUNK,
+    answers: Tensor | None = None,
+) -> LossSums:
+    """token_losses(head(hidden), labels) without ever holding more than `chunk` rows of logits.  hidden: (..., d), labels: (...).
+
+    answers: (...) labels of which `label_loss` and `accuracy` are told. None: of none.
+    """
+    hidden, labels = hidden.flatten(0, -2), labels.flatten()  # (b, s, d) -> (b*s, d)
+    answers = None if answers is None else answers.flatten()
+    extras = (label_smoothing, z_loss)
+    if torch.is_grad_enabled():
+        trainable, chunk = [p for p in head.parameters() if p.requires_grad], max(chunk // head.vocabulary.ranks, 1)
+        total, nll, told = _Chunked.apply(hidden, labels, answers, head, extras, chunk, *trainable)
+    else:
+        each = [_piece(head(h), span, labels, answers, extras) for h, span in _spans(hidden, chunk)]
+        total, nll, told = (torch.stack(sums).sum(0) for sums in zip(*each, strict=True))
+    return LossSums(total, nll, None, {} if answers is None else {"label_loss": told[[0, 2]], "accuracy": told[1:]})
+
+
+def _spans(hidden: Tensor, chunk: int) -> list[tuple[Tensor, slice]]:
+    return [(hidden[start : start + chunk], slice(start, start + chunk)) for start in range(0, len(hidden), chunk)]
+
+
+def _piece(logits: Tensor, span: slice, labels: Tensor, answers: Tensor | None, extras: tuple[float, float]) -> tuple[Tensor, ...]:
+    sums = token_losses(logits, labels[span], *extras)
+    return sums.total, sums.nll, logits.new_zeros(3) if answers is None else answered(_ALL.log_softmax_(logits.float()), answers[span])
+
+
+@cache
+def _outside_of_graphs() -> Callable[..., LossSums]:
+    """chunked_loss as a compiled model calls it."""
+    return torch.compiler.disable(chunked_loss)
+
+
+def causal_reader(
+    labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0, chunk: int = CHUNK, answers: Tensor | None = None
+) -> Reader:
+    """What to pass as `loss` to a model's forward: LossSums over the label tokens of this batch.  labels, answers: (b, s)."""
+
+    # where the compiler is not even loaded no model is compiled, and loading it takes longer than most evaluations
+    summed = _outside_of_graphs() if "torch._dynamo" in sys.modules else chunked_loss
+
+    def read(hidden: Tensor, head: Head, ctx: Context) -> LossSums:
+        sums = summed(hidden, labels, head, label_smoothing, z_loss, chunk, answers)
+        total = sums.total
+        for n, further in enumerate(ctx.mtp, 1):
+            later = summed(further, _later_labels(labels, n, ctx.mask.q_documents), head, label_smoothing, z_loss, chunk)
+            total = total + later.total * (ctx.mtp_weight / len(ctx.mtp))
+        aux = ctx.auxiliary
+        if aux.losses:  # per row, each row by its labels: a mean over tokens, as the loss is
+            total = total + (torch.stack(list(aux.losses.values())).sum(0) * (labels != IGNORED).sum(-1)).sum()
+        return LossSums(total, sums.nll, torch.stack(list(aux.loads.values())) if aux.loads else None, sums.told)
+
+    return read
+
+
+def _later_labels(labels: Tensor, n: int, documents: Tensor | None) -> Tensor:
+    """The label n places later, where that is still in the same document."""
+    later = shifted(labels, n, IGNORED)
+    return later if documents is None else later.masked_fill(shifted(documents, n, -1) != documents, IGNORED)

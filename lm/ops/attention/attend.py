@@ -1,0 +1,89 @@
+"""softmax(q k^T) v, as a readable reference and as fused kernels that agree with it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lm.ops.attention.blockwise import Blockwise, faster
+from lm.ops.attention.mask import Mask
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How scores become weights: score = softcap(scale * q.k) + bias; dropout is on the weights."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    dropout: float = 0.0
+    first: int = 0  # tokens of a document that are seen from behind the window
+
+
+class Attend(Protocol):
+    """q: (b, h, q, c); k: (b, g, k, c), v: (b, g, k, w) with g dividing h; bias broadcasts to (b, h, q, k). Returns (b, h, q, w).
+
+    sinks (h,): one more score per head that takes its part of the softmax and has no value (gpt-oss).
+    """
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None
+    ) -> Tensor: ...
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None) -> Tensor:
+    """Scores and softmax in float32; a query that sees no key gives zeros.  Vaswani et al. 2017, arXiv:1706.03762, eq. 1."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)  # (b, g, k, c) -> (b, h, k, c)
+    scores = (q.float() @ k.float().transpose(-1, -2)) * how.scale  # (b, h, q, k)
+    if how.softcap is not None:
+        scores = how.softcap * torch.tanh(scores / how.softcap)
+    if bias is not None:
+        scores = scores + bias
+    allowed = mask.allowed(how.window, how.first)
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)  # (b, h, q, k+1)
+    weights = scores.softmax(-1)[..., : k.shape[2]].masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+    return F.dropout(weights, how.dropout).to(v.dtype) @ v  # (b, h, q, k) -> (b, h, q, w)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None) -> Tensor:
+    """torch's fused kernels. A sink is one more key of zeros, whose score is its bias, and whose value is zero."""
+    q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a norm of the heads may have returned float32
+    plain = mask.plain(how.window) if bias is None and sinks is None else None
+    if plain is not None:
+        return _fused(q, k, v, None, plain == "causal", how)
+    shown = mask.additive(how.window, q.dtype, how.first)
+    if bias is not None:
+        shown = shown + bias.to(q.dtype)
+    if sinks is not None:
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))  # (b, g, k, c) -> (b, g, k+1, c)
+        sink = sinks.to(q.dtype)[:, None, None]
+        shown = torch.cat([shown.expand(-1, len(sinks), -1, -1), sink.expand(len(shown), -1, shown.shape[2], 1)], dim=-1)
+    out, blind = _fused(q, k, v, shown, False, how), mask.blind(how.window, how.first)
+    return out if blind is None else out.masked_fill(blind, 0.0)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, causal: bool, how: Scoring) -> Tensor:
+    """shown: what is added to the scores."""
+    if faster(q, k, v, shown, how.dropout):
+        found: Tensor = Blockwise.apply(q, k, v, shown, causal, how.scale)
+        return found
+    gqa = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, shown, dropout_p=how.dropout, is_causal=causal, scale=how.scale, enable_gqa=gqa)
+
+
+def choose(device: torch.device, head_dim: int, how: Scoring, sinks: bool = False) -> tuple[Attend, str]:
+    """The backend on this device for these options, and why."""
+    plain, why = (sdpa, "sdpa: fused") if how.softcap is None else (reference, "reference: fused kernels have no soft-cap")
+    if device.type != "cuda":
+        return plain, why
+    from lm.ops.attention.flex import compiled_flex, obstacle
+
+    reason = obstacle(device, head_dim, how.dropout, sinks)
+    if reason is not None:
+        return plain, f"{why}; not flex: {reason}"
+    return compiled_flex(), "flex: windows, documents and soft-cap in one kernel; sdpa for plain rows, and with a cache"

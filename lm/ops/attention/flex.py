@@ -1,0 +1,95 @@
+"""FlexAttention: windows, documents, padding, soft-cap and bias in one CUDA kernel that skips blocks with nothing to see.
+
+Dong et al. 2024, arXiv:2412.05496. On CPU, where torch has it without a backward, only the tests use it.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from lm.ops.attention.attend import Scoring, reference, sdpa
+from lm.ops.attention.mask import Mask
+
+HEAD_DIMS = range(16, 129)  # narrower ones have no kernel; the backward of wider ones exceeds the shared memory of some cards
+CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True)
+class Flex:
+    """The backend over two functions of torch, compiled or eager. Plain rows and cached decoding have faster kernels of their own."""
+
+    attention: Callable[..., Any]
+    block_mask: Callable[..., Any]
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None
+    ) -> Tensor:
+        learned = bias is not None and bias.requires_grad  # whose gradient flex would gather by one atomic addition a score
+        other = mask.cached or mask.explicit is not None or learned or how.first > 0
+        if how.softcap is None and (other or (bias is None and mask.plain(how.window) is not None)):
+            return sdpa(q, k, v, mask, bias, how)
+        if other:
+            return reference(q, k, v, mask, bias, how)
+        b, _, s, _ = q.shape
+        device = q.device
+        blocks = mask.once(("flex", how.window), lambda: self.block_mask(mask_mod(mask, how.window, b), b, None, s, s, device=device))
+        q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a norm of the heads may have returned float32
+        out: Tensor = self.attention(q, k, v, score_mod(how, bias, q), blocks, how.scale, enable_gqa=q.shape[1] != k.shape[1])
+        return out
+
+
+def mask_mod(mask: Mask, window: int | None, b: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Whether query i of row r sees key j. One form for all masks of self-attention, so that few variants are compiled."""
+    positions = mask.q_positions.expand(b, -1).contiguous()  # (b or 1, s) -> (b, s)
+    documents = torch.zeros_like(positions) if mask.q_documents is None else mask.q_documents.expand(b, -1).contiguous()
+    causal = mask.causal
+    prefix = None if mask.k_prefix is None else mask.k_prefix.expand(b, -1).contiguous()
+
+    def sees(r: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        query, key = positions[r, i], positions[r, j]
+        seen = (query >= 0) & (key >= 0) & (documents[r, i] == documents[r, j])
+        if causal:
+            seen = seen & (key <= query if prefix is None else (key <= query) | prefix[r, j])
+        return seen if window is None else seen & ((query - key).abs() < window)
+
+    return sees
+
+
+def score_mod(how: Scoring, bias: Tensor | None, q: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None:
+    """Soft-cap, then bias, on a scaled score; None where neither is."""
+    if how.softcap is None and bias is None:
+        return None
+    softcap = how.softcap
+    added = None if bias is None else bias.expand(q.shape[0], q.shape[1], q.shape[2], -1)
+
+    def change(score: Tensor, r: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        return score if added is None else score + added[r, h, i, j]
+
+    return change
+
+
+def obstacle(device: torch.device, head_dim: int, dropout: float, sinks: bool = False) -> str | None:
+    """Why FlexAttention cannot be used on this CUDA device; None where it can."""
+    if dropout or sinks:
+        return f"it has no {'dropout' if dropout else 'sinks'}"
+    if head_dim not in HEAD_DIMS:
+        return f"head_dim={head_dim} is outside {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
+    if torch.cuda.get_device_capability(device) < CAPABILITY:
+        return f"{torch.cuda.get_device_name(device)} is older than compute capability {CAPABILITY[0]}.{CAPABILITY[1]}"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    return None
+
+
+@cache
+def compiled_flex() -> Flex:
+    """The backend as it is fast: compiled at its first call, for each shape of its inputs."""
+    return Flex(torch.compile(flex_attention, dynamic=False), torch.compile(create_block_mask, dynamic=False))

@@ -1,0 +1,105 @@
+"""Who may see whom, as a description that each attention backend turns into its own form."""
+
+from collections.abc import Callable, Hashable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from lm.ops.ranks.ulysses import WHOLE, Whole
+
+T = TypeVar("T")
+
+
+@dataclass
+class Mask:
+    """A query sees a key of its own document, not hidden (position >= 0), not later if causal, and less than `window` tokens away, or one
+    of the `first` of its document, however far.
+
+    Positions are (b, q) and (b, k); b may be 1. `square` says that both are 0..s-1 in one document, the case that kernels know.
+    `k_prefix` (b, k) marks keys that may be seen from before too (prefix LM); `explicit` (b, 1 or h, q, k) hides more where False.
+    """
+
+    q_positions: Tensor
+    k_positions: Tensor
+    q_documents: Tensor | None = None
+    k_documents: Tensor | None = None
+    causal: bool = True
+    square: bool = False
+    k_prefix: Tensor | None = None
+    explicit: Tensor | None = None
+    horizon: int | None = None  # no layer sees so far, whatever its own window
+    padded: bool = True  # a query may be hidden; False: none is, and each sees itself
+    held: Whole = WHOLE  # how ranks hold the rows, which all of this is of whole
+    _built: dict[Hashable, Any] = field(default_factory=dict)
+
+    @property
+    def cached(self) -> bool:
+        """True where keys come from a cache or a memory, and False where queries and keys are the same tokens."""
+        return self.k_positions is not self.q_positions
+
+    def require_causal(self, kind: str) -> None:
+        """Raises ValueError for what goes through the row from left to right where the mask asks anything else."""
+        if self.explicit is not None or not self.causal:
+            raise ValueError(f"{kind} reads from left to right, and knows no other mask. Use attention for it.")
+
+    def plain(self, window: int | None) -> Literal["causal", "full"] | None:
+        """Where the lower triangle alone, or nothing at all, says everything."""
+        if not self.square or self.k_prefix is not None or self.explicit is not None:
+            return None
+        if window is not None and window < self.k_positions.shape[1]:
+            return None
+        return "causal" if self.causal else "full"
+
+    def allowed(self, window: int | None, first: int = 0) -> Tensor:
+        """True where the query may see the key, (b, 1 or h, q, k); built once per window."""
+        return self.once(("allowed", window, first), lambda: self._build(window, first))
+
+    def additive(self, window: int | None, dtype: torch.dtype, first: int = 0) -> Tensor:
+        """`allowed` as what is added to scores, 0 or -inf: kernels would make it of booleans anew in each layer."""
+        allowed, key = self.allowed(window, first), ("additive", window, first, dtype)
+        return self.once(key, lambda: torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, float("-inf")))
+
+    def blind(self, window: int | None, first: int = 0) -> Tensor | None:
+        """True where a query sees no key, (b, 1 or h, q, 1); None where each sees itself."""
+        if not self.padded and self.explicit is None:
+            return None
+        return self.once(("blind", window, first), lambda: ~self.allowed(window, first).any(-1, keepdim=True))
+
+    def once(self, key: Hashable, build: Callable[[], T]) -> T:
+        """What `build` returns, kept for the layers to come: a backend's own form of this mask, or a bias.
+
+        What its gradient needs is kept even if the layer that asks first is run again for the backward, when it finds this here.
+        """
+        if key not in self._built:
+            with nullcontext() if torch.compiler.is_compiling() else saved_tensors_hooks(_as_it_is, _as_it_is):
+                self._built[key] = build()
+        found: T = self._built[key]
+        return found
+
+    def _build(self, window: int | None, first: int) -> Tensor:
+        q, k = self.q_positions.unsqueeze(-1), self.k_positions.unsqueeze(-2)  # (b, q) -> (b, q, 1), (b, k) -> (b, 1, k)
+        seen = (k >= 0) & (q >= 0)
+        if self.causal:
+            earlier = k <= q
+            seen = seen & (earlier if self.k_prefix is None else earlier | self.k_prefix.unsqueeze(-2))
+        for limit in (window, self.horizon):
+            if limit is not None:
+                near = (q - k).abs() < limit
+                seen = seen & (near | (k < first) if first else near)
+        if self.q_documents is not None and self.k_documents is not None:
+            seen = seen & (self.q_documents.unsqueeze(-1) == self.k_documents.unsqueeze(-2))
+        seen = seen.unsqueeze(1)  # (b, q, k) -> (b, 1, q, k)
+        return seen if self.explicit is None else seen & self.explicit
+
+
+def arange_positions(s: int, device: torch.device, start: int = 0) -> Tensor:
+    """start..start+s-1 as (1, s): rows that are one document each."""
+    return torch.arange(start, start + s, device=device).unsqueeze(0)
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x

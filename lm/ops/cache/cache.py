@@ -1,0 +1,208 @@
+"""What decoding keeps of the tokens so far, as each layer declares it: per token, in a ring for windows, or as a state of fixed size.
+
+All of it follows `reorder` (beam search), `rewind` (speculation) and `adopt` (rows that join and leave).
+"""
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lm.ops.cache.ring import FirstSlots, Slots, get, put
+from lm.ops.cache.rounded import FORMS
+
+
+@dataclass(frozen=True)
+class PerToken:
+    """Tensors of (heads, dim) of each token, and how far back the layer looks (None: everything; else a ring of places used again).
+
+    first: tokens of a row that it sees from behind its window.
+    """
+
+    tensors: tuple[tuple[int, int], ...]
+    window: int | None = None
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Tensors of these shapes, however long the row is; zeros before its first token."""
+
+    tensors: tuple[tuple[int, ...], ...]
+
+
+State = PerToken | Fixed
+
+
+def numbers(states: Sequence[State]) -> tuple[int, int]:
+    """Returns how many numbers are kept of one more token while no window is full, and of a row whatever its length."""
+    of = {kind: sum(prod(shape) for state in states if isinstance(state, kind) for shape in state.tensors) for kind in (PerToken, Fixed)}
+    return of[PerToken], of[Fixed]
+
+
+class Snapshots:
+    """Tensors of fixed size of every row, after each of the last `slack` tokens and before them."""
+
+    def __init__(self, state: Fixed, batch: int, slack: int, device: torch.device, dtype: torch.dtype) -> None:
+        empty = [torch.zeros(batch, *shape, device=device, dtype=dtype) for shape in state.tensors]
+        self.after = deque([empty], maxlen=slack + 1)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i continues what row rows[i] held."""
+        self.after = deque(([x.index_select(0, rows) for x in tensors] for tensors in self.after), maxlen=self.after.maxlen)
+
+    def can_rewind(self, ns: list[int]) -> bool:
+        """Whether there is a state from before each row's last n tokens."""
+        return max(ns) < len(self.after)
+
+    def rewind(self, ns: list[int]) -> None:
+        """Forget each row's last n tokens."""
+        back = max(ns) - torch.tensor(ns, device=self.after[-1][0].device)  # how much less than the most
+        which, rows = (
+            back + torch.arange(len(self.after) - max(ns), device=back.device).unsqueeze(1),
+            torch.arange(len(ns), device=back.device),
+        )
+        kept = [torch.stack(each)[which, rows].unbind(0) for each in zip(*self.after, strict=True)]
+        self.after = deque(map(list, zip(*kept, strict=True)), maxlen=self.after.maxlen)
+
+
+class Cache:
+    """What every layer keeps of up to max_len tokens; windowed layers have window + slack places and use them again.
+
+    horizon: a window for all layers, of a row that goes on beyond the context; None: none.  form: of the numbers of each token.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[State],
+        batch: int,
+        max_len: int,
+        like: Tensor,
+        slack: int = 8,
+        horizon: int | None = None,
+        first: int = 0,
+        form: str | None = None,
+    ) -> None:
+        """like: a weight of the model, whose device and dtype it has.  first: the layer that the first state is of."""
+        self.device, self.form = like.device, FORMS[form](like.dtype)
+        self.lengths = [0] * batch  # tokens written so far of each row, padding included
+        self.slack, self.horizon = slack, horizon
+        self.groups: dict[tuple[int, int], Slots] = {}
+        self.slots: dict[int, Slots] = {}  # by layer, as are all below
+        self.stores: dict[int, list[Tensor]] = {}
+        self.states: dict[int, Snapshots] = {}
+        for layer, state in enumerate(layers, first):
+            if isinstance(state, Fixed):
+                self.states[layer] = Snapshots(state, batch, slack, like.device, like.dtype)
+                continue
+            n = min([max_len, *(window + slack for window in (state.window, horizon) if window is not None)])
+            spare = slack if n < max_len else None
+            kept = FirstSlots(batch, n, spare, like.device, state.first) if state.first and spare is not None else None
+            slots = self.slots[layer] = self.groups.setdefault((n, state.first), kept or Slots(batch, n, spare, like.device))
+            empty = (self.form.empty(batch, heads, slots.places, dim, device=like.device) for heads, dim in state.tensors)
+            self.stores[layer] = [x for parts in empty for x in parts]
+        self.memory: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of an encoder's output, (b, g, m, c)
+        self.memory_positions: Tensor | None = None  # (b, m), -1 on padding
+        self.recorded: tuple[Hashable, Any] | None = None  # a step over these very tensors, and what it is of; None: of none
+
+    @property
+    def length(self) -> int:
+        """That of the longest row."""
+        return max(self.lengths)
+
+    def remember(self, positions: Tensor) -> None:
+        """Start on a new memory, whose keys and values the layers will put into `memory`.  positions: (b, m)."""
+        self.memory, self.memory_positions = {}, positions
+        self.recorded = None
+
+    def begin(self, positions: Tensor) -> None:
+        """Announce the next chunk, once a forward, before any layer appends.  positions: (b, s), -1 on padding."""
+        for slots in self.groups.values():
+            slots.begin(positions)
+        self.lengths = [n + positions.shape[1] for n in self.lengths]
+
+    def append(self, layer: int, *new: Tensor) -> list[Tensor]:
+        """Store this layer's tensors of the chunk, each (b, heads, s, dim); returns all that the chunk may see, (b, heads, k, dim)."""
+        packed = [self.form.pack(tensor) for tensor in new]
+        stores = iter(self.stores[layer])
+        return [self.form.unpack([self.slots[layer].append(next(stores), part) for part in parts]) for parts in packed]
+
+    def positions(self, layer: int) -> Tensor:
+        """Positions of what `append` returned, (b, k)."""
+        return self.slots[layer].visible
+
+    def state(self, layer: int) -> list[Tensor]:
+        """The tensors of a layer of fixed state before the chunk, (b, ...) each."""
+        return self.states[layer].after[-1]
+
+    def advance(self, layer: int, *after: Tensor) -> None:
+        """Store them as they are after each of the chunk's last min(s, slack + 1) tokens, (b, min(s, slack + 1), ...) each."""
+        self.states[layer].after.extend(map(list, zip(*(tensor.unbind(1) for tensor in after), strict=True)))
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i continues what row rows[i] held."""
+        self.lengths, self.recorded = [self.lengths[row] for row in rows.tolist()], None
+        for part in self._parts():
+            part.reorder(rows)
+        self.stores = {layer: [store.index_select(0, rows) for store in stores] for layer, stores in self.stores.items()}
+        self.memory = {layer: (k.index_select(0, rows), v.index_select(0, rows)) for layer, (k, v) in self.memory.items()}
+        if self.memory_positions is not None:
+            self.memory_positions = self.memory_positions.index_select(0, rows)
+
+    def adopt(self, held: Sequence[tuple["Cache", Sequence[int]]], length: int) -> None:
+        """An empty cache goes on from rows of others, in this order; all end together, and what is short has padding in front of it.
+
+        length: tokens to keep of a row, padding included. What came before can be rewound in tensors of tokens, not in states.
+        """
+        self.lengths, start = [length] * len(self.lengths), 0
+        for slots in self.groups.values():
+            slots.written, slots.furthest = [length] * len(slots.written), [length] * len(slots.written)
+        parts = [(cache, torch.tensor(rows, device=self.device)) for cache, rows in held]
+        for cache, rows in parts:
+            at, start = slice(start, start + len(rows)), start + len(rows)
+            for layer, stores in self.stores.items():
+                slots, theirs = self.slots[layer], cache.slots[layer]
+                here, there = slots.take(theirs, at, rows)
+                for own, store in zip(stores, cache.stores[layer], strict=True):
+                    put(own[at], here, get(store, there, rows))
+                    if isinstance(slots, FirstSlots):
+                        put(own[at], slots.where_first(slots.first)[at], get(store, theirs.where_first(slots.first), rows))
+        for layer, state in self.states.items():
+            each = zip(*([x.index_select(0, rows) for x in cache.state(layer)] for cache, rows in parts), strict=True)
+            state.after = deque([list(map(torch.cat, each))], maxlen=state.after.maxlen)
+        if held[0][0].memory_positions is not None:
+            self._adopt_memory(parts)
+
+    def _adopt_memory(self, parts: Sequence[tuple["Cache", Tensor]]) -> None:
+        """Memories become as wide as the widest that is left."""
+        positions = [cache.memory_positions.index_select(0, rows) for cache, rows in parts if cache.memory_positions is not None]
+        wide = [int((each >= 0).any(0).sum()) for each in positions]
+        pads = [max(wide) - n for n in wide]
+        cut = [F.pad(each[:, each.shape[1] - n :], (pad, 0), value=-1) for each, n, pad in zip(positions, wide, pads, strict=True)]
+        self.memory_positions = torch.cat(cut)
+        for layer in parts[0][0].memory:
+            pairs = [
+                [F.pad(x.index_select(0, rows)[:, :, x.shape[2] - n :], (0, 0, pad, 0)) for x in cache.memory[layer]]
+                for (cache, rows), n, pad in zip(parts, wide, pads, strict=True)
+            ]
+            self.memory[layer] = torch.cat([k for k, _ in pairs]), torch.cat([v for _, v in pairs])
+
+    def rewind(self, n: int | list[int]) -> None:
+        """Forget the last n tokens, or so many of each row, after which positions must be given; a ring and a state of fixed size can
+        forget as many as their slack. Raises ValueError for more."""
+        ns = n if isinstance(n, list) else [n] * len(self.lengths)
+        if not all(part.can_rewind(ns) for part in self._parts()):
+            raise ValueError(
+                f"cannot rewind {max(ns)} tokens: {self.length} are written, and beyond a slack of {self.slack} some are gone."
+            )
+        for part in self._parts():
+            part.rewind(ns)
+        self.lengths = [length - n for length, n in zip(self.lengths, ns, strict=True)]
+
+    def _parts(self) -> list[Slots | Snapshots]:
+        return [*self.groups.values(), *self.states.values()]

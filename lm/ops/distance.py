@@ -1,0 +1,27 @@
+"""What becomes of the distance of two tokens, where that is added to their score."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """2^(-8i/n) for a power of two; else those of the power below, then every second one of the power above."""
+    below = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2 ** (-8 * i / below) for i in range(1, below + 1)]
+    return slopes + [2 ** (-4 * i / below) for i in range(1, 2 * (n_heads - below), 2)]
+
+
+def t5_buckets(distance: Tensor, n_buckets: int, max_distance: int, causal: bool) -> Tensor:
+    """The bucket of key - query: exact up to a half of the buckets, then logarithmic up to max_distance."""
+    side = torch.zeros_like(distance)
+    if causal:
+        back = -distance.clamp(max=0)
+    else:
+        n_buckets //= 2
+        side, back = (distance > 0).long() * n_buckets, distance.abs()
+    exact = n_buckets // 2
+    growth = torch.log(back.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (n_buckets - exact)
+    far = (exact + growth.long()).clamp(max=n_buckets - 1)
+    return side + torch.where(back < exact, back, far)

@@ -1,0 +1,121 @@
+"""Matrices that several ranks hold in slices, beside slices of the same rows.
+
+Shoeybi et al. 2019, arXiv:1909.08053, section 3, with the rows cut outside of them: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, distributed, nn
+
+from lm.ops.ranks.ulysses import WHOLE, Slices, summed
+
+
+class Divisible(nn.Module):
+    """What ranks may compute together: a sublayer, of which each has some heads or some of the inner width, so that what they give adds
+    up to its output. It is called with (b, s, d) and the Context, and returns (b, s, d). Others say in `join` how they do.
+    """
+
+    cut: ClassVar[Mapping[str, int]] = {}
+    """By name of each weight of which ranks hold slices the dimension that is cut: 0, what it gives; 1, what it reads."""
+
+    @classmethod
+    def cut_by(cls, outputs: Iterable[str], *inputs: str) -> Mapping[str, int]:
+        """Returns that of linear layers: those that are cut by what they give, biases too, and those by what they read."""
+        given = {f"{name}.{key}": 0 for name in outputs for key in ("weight", "bias")}
+        return given | {f"{name}.weight": 1 for name in inputs}
+
+    def join(self, ranks: "Columns", sizes: Mapping[str, int]) -> None:
+        """Called when only this rank's slices are left.  sizes: of each weight that was cut, by name, that of the whole dimension."""
+        self.register_forward_pre_hook(ranks.enter)
+        self.register_forward_hook(ranks.leave)
+
+
+class Columns(Slices):
+    """Between sublayers a rank has its slice of the row; within them all tokens of it, and its slice of the matrices."""
+
+    def within(self, x: Tensor) -> Tensor:
+        return x
+
+    def part(self, size: int, rank: int | None = None) -> slice:
+        """Returns which of so many a rank has, in slices that are alike or differ by one.  rank: None: this one."""
+        rank = self.rank if rank is None else rank
+        return slice(size * rank // self.n, size * (rank + 1) // self.n)
+
+    def divide(self, module: Divisible) -> set[nn.Parameter]:
+        """Leaves this rank its slices, which are returned, and has the module exchange what these read and give."""
+        weights, mine, sizes = dict(module.named_parameters()), set(), {}
+        for name, dim in module.cut.items():
+            if name in weights:
+                sizes[name] = weights[name].shape[dim]
+                whole, at = weights[name].detach().movedim(dim, 0), self.part(sizes[name])
+                part = nn.Parameter(whole[at].movedim(0, dim).clone(), weights[name].requires_grad)
+                linear, _, key = name.rpartition(".")
+                setattr(module.get_submodule(linear), key, part)
+                mine.add(part)
+                if dim == 1 and f"{linear}.bias" in weights:
+                    module.get_submodule(linear).register_forward_hook(self._with_part_of_bias)
+        module.join(self, sizes)
+        return mine
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """Returns the tokens of all ranks, (b, s, ...) -> (b, n*s, ...)."""
+        found: Tensor = _Gathered.apply(x, self.group, self.n)
+        return found
+
+    def scattered(self, x: Tensor) -> Tensor:
+        """Returns this rank's tokens of the sum over all ranks, (b, n*s, ...) -> (b, s, ...)."""
+        found: Tensor = _Scattered.apply(x, self.group, self.n)
+        return found
+
+    def enter(self, module: nn.Module, args: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        """What a sublayer is called with."""
+        x, ctx = args
+        return (x if ctx.mask.held is WHOLE else self.gathered(x)), ctx
+
+    def leave(self, module: nn.Module, args: tuple[Tensor, Any], out: Tensor) -> Tensor:
+        """What a sublayer returns. Rows that are whole, as where a model is evaluated, stay so."""
+        return summed(out, self.group) if args[1].mask.held is WHOLE else self.scattered(out)
+
+    def _with_part_of_bias(self, linear: Any, args: Any, out: Tensor) -> Tensor:
+        """What all ranks give is summed, the bias too."""
+        return out - linear.bias * (1 - 1 / self.n)
+
+
+class _Gathered(torch.autograd.Function):
+    """The tokens of all ranks. Its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any, n: int) -> Tensor:
+        ctx.way = group, n
+        return _gathered(x, group, n)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _scattered(grads[0], *ctx.way), None, None
+
+
+class _Scattered(torch.autograd.Function):
+    """This rank's tokens of the sum over all ranks. Its gradient is that of all tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any, n: int) -> Tensor:
+        ctx.way = group, n
+        return _scattered(x, group, n)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _gathered(grads[0], *ctx.way), None, None
+
+
+def _gathered(x: Tensor, group: Any, n: int) -> Tensor:
+    come = x.new_empty(n * len(x), *x.shape[1:])
+    distributed.all_gather_into_tensor(come, x.contiguous(), group=group)
+    return torch.cat(come.chunk(n), 1)  # (n*b, s, d) -> (b, n*s, d)
+
+
+def _scattered(x: Tensor, group: Any, n: int) -> Tensor:
+    come = x.new_empty(len(x), x.shape[1] // n, *x.shape[2:])
+    distributed.reduce_scatter_tensor(come, torch.cat(x.chunk(n, 1)), group=group)  # (b, n*s, d) -> (n*b, s, d)
+    return come

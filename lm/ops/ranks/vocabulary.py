@@ -1,0 +1,124 @@
+"""What an embedding and a loss ask of a vocabulary, of which each of several ranks may have a slice.
+
+Shoeybi et al. 2019, arXiv:1909.08053, section 3.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.nn import functional as F
+
+from lm.errors import ConfigError
+from lm.ops.ranks.columns import Columns
+from lm.ops.ranks.ulysses import WHOLE, Whole, reduced
+
+IGNORED = -100  # a label that is not predicted
+
+
+class Vocabulary:
+    """All of it is on this rank, so that nothing is exchanged. The base of other ways; logits are (n, v)."""
+
+    ranks = 1
+    """How many have a slice of it each."""
+
+    def size(self, logits: Tensor) -> int:
+        """Returns how many entries it has."""
+        return logits.shape[-1]
+
+    def embedded(self, weight: Tensor, tokens: Tensor, held: Whole) -> Tensor:
+        """Returns (b, s, d) the rows of the table that the tokens name.  held: how this rank holds the rows of the batch."""
+        return F.embedding(tokens, weight)
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """Returns what all ranks have of their tokens, (n/ranks, ...) -> (n, ...)."""
+        return x
+
+    def own(self, x: Tensor) -> Tensor:
+        """Returns of what is known of those tokens that of this rank's, (n, ...) -> (n/ranks, ...)."""
+        return x
+
+    def summed(self, x: Tensor) -> Tensor:
+        """Returns the sum over the whole vocabulary, given that over what is here."""
+        return x
+
+    def places(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns (n, 1) where among the logits each label lies, and 1.0 if it does; an IGNORED one does not."""
+        return labels.clamp(min=0).unsqueeze(-1), (labels != IGNORED).float().unsqueeze(-1)
+
+    def log_z(self, logits: Tensor) -> Tensor:
+        """Returns (n, 1) the logarithm of the sum over the vocabulary of exp(logit)."""
+        return logits.logsumexp(-1, keepdim=True)
+
+    def log_softmax_(self, logits: Tensor) -> Tensor:
+        """Returns log p of each entry that is here, without a gradient. The logits, in float32 or wider, are lost: a CPU writes over
+        them."""
+        return torch.log_softmax(logits, -1, out=logits) if logits.is_cpu else F.log_softmax(logits, -1)
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """Returns (n,) tokens."""
+        return logits.argmax(-1)
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """Returns those of all entries, where all ranks have the same tokens."""
+        return logits
+
+
+class VocabularySlice(Vocabulary):
+    """Entries start .. stop - 1 are here, and the others on the other ranks, which come to each call in the same order."""
+
+    def __init__(self, columns: Columns, size: int) -> None:
+        self._columns, self._size, part, self.ranks = columns, size, columns.part(size), columns.n
+        self._start, self._stop = part.start, part.stop
+
+    def size(self, logits: Tensor) -> int:
+        return self._size
+
+    def embedded(self, weight: Tensor, tokens: Tensor, held: Whole) -> Tensor:
+        tokens = tokens if held is WHOLE else self._columns.gathered(tokens)  # (b, s) -> (b, n*s)
+        at, here = self._inside(tokens)
+        found = F.embedding(at, weight) * here.unsqueeze(-1)
+        return self._reduced(found) if held is WHOLE else self._columns.scattered(found)  # (b, n*s, d) -> (b, s, d)
+
+    def gathered(self, x: Tensor) -> Tensor:
+        return self._columns.gathered(x.unsqueeze(0)).squeeze(0)
+
+    def own(self, x: Tensor) -> Tensor:
+        return x.chunk(self._columns.n)[self._columns.rank]
+
+    def summed(self, x: Tensor) -> Tensor:
+        return self._reduced(x)
+
+    def places(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        at, here = self._inside(labels)
+        return at.unsqueeze(-1), here.float().unsqueeze(-1)
+
+    def log_z(self, logits: Tensor) -> Tensor:
+        highest = self._reduced(logits.amax(-1, keepdim=True), distributed.ReduceOp.MAX)
+        return highest + self._reduced((logits - highest).exp_().sum(-1, keepdim=True)).log()
+
+    def log_softmax_(self, logits: Tensor) -> Tensor:
+        return logits.sub_(self.log_z(logits))
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        mine = logits.max(-1)
+        highest = self._reduced(mine.values, distributed.ReduceOp.MAX)
+        first = (mine.indices + self._start).masked_fill(mine.values < highest, self._size)
+        return self._reduced(first, distributed.ReduceOp.MIN)
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """Without a gradient: what is trained reads slices of logits."""
+        if logits.requires_grad:
+            raise ConfigError("launch.tensor: this loss reads whole logits, of which each rank has a slice. Use"
+                              " lm.losses.tokens.chunked_loss, or set launch.tensor=1.")  # fmt: skip
+        shown = logits.new_zeros(*logits.shape[:-1], self._size)
+        shown[..., self._start : self._stop] = logits
+        return self._reduced(shown)
+
+    def _inside(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Where in the slice each of them lies, and whether it does."""
+        here = (tokens >= self._start) & (tokens < self._stop)
+        return torch.where(here, tokens - self._start, 0), here
+
+    def _reduced(self, x: Tensor, by: Any = distributed.ReduceOp.SUM) -> Tensor:
+        return reduced(x, self._columns.group, by)

@@ -1,0 +1,33 @@
+"""Numbers that go through the row, each fading as the token says before something is added to it."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def reference(fade: Tensor, new: Tensor, state: Tensor) -> Tensor:
+    """h_t = fade_t h_(t-1) + new_t, token by token.  fade, new: (b, s, w), fade of 0 .. 1; state: (b, w), h before the first."""
+    out = []
+    for t in range(new.shape[1]):
+        state = fade[:, t] * state + new[:, t]
+        out.append(state)
+    return torch.stack(out, dim=1)
+
+
+def chunked(fade: Tensor, new: Tensor, state: Tensor) -> Tensor:
+    """The same in 2 sqrt(s) steps: token by token in all of sqrt(s) chunks at once, then from chunk to chunk. No factor is above 1."""
+    s = new.shape[1]
+    size = math.isqrt(s - 1) + 1
+    n = -(-s // size)
+    fades, news = (F.pad(x, (0, 0, 0, n * size - s)).unflatten(1, (n, size)).unbind(2) for x in (fade, new))  # (b, s, w) -> (b, n, w) each
+    held, left = [news[0]], [fades[0]]
+    for f, x in zip(fades[1:], news[1:], strict=True):
+        held.append(f * held[-1] + x)
+        left.append(f * left[-1])
+    begun = [state]
+    for kept, added in zip(left[-1].unbind(1)[:-1], held[-1].unbind(1)[:-1], strict=True):
+        begun.append(kept * begun[-1] + added)
+    before = torch.stack(begun, dim=1)
+    return torch.stack([h + f * before for h, f in zip(held, left, strict=True)], dim=2).flatten(1, 2)[:, :s]

@@ -1,0 +1,71 @@
+"""The recurrence by Triton kernels of flash-linear-attention, on CUDA: github.com/fla-org/flash-linear-attention, here fla-core >= 0.6."""
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lm.ops.attention.mask import Mask
+from lm.ops.recurrence.matrix import Flow, chunked
+
+_WIDEST = 256  # channels of a key
+
+
+def serves(flow: Flow, dtype: torch.dtype) -> bool:
+    """Whether the kernels take it.  dtype: of what the flow was made of; what was float32 stays with products that are.
+
+    A compiled model has our own form, which Inductor fuses: theirs would break its graph in every layer.
+    """
+    if not flow.q.is_cuda or dtype not in (torch.bfloat16, torch.float16) or flow.q.shape[-1] > _WIDEST:
+        return False
+    return not torch.compiler.is_compiling() and _installed()
+
+
+def bounds(documents: Tensor) -> Tensor:
+    """Returns where documents begin in the rows one behind the other, and where the last ends; waits for the device.  documents: (b, s)."""
+    begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True).flatten()
+    return F.pad(begins.nonzero().squeeze(1), (0, 1), value=documents.numel()).int()
+
+
+def fused(flow: Flow, dtype: torch.dtype, state: Tensor | None = None, ends: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """As `chunked`, of queries, keys and values in `dtype`; decays, states and sums are float32.
+
+    state: (b, h, k, v), None for an empty one; ends: `bounds` of documents, each of which has an empty state first and one to return.
+    """
+    by_channel = flow.decay.shape[-1] > 1
+    given = [x.to(dtype) for x in (flow.q, flow.k, flow.v)] + [flow.decay if by_channel else flow.decay.squeeze(-1)]
+    given += [] if flow.beta is None else [flow.beta.squeeze(-1)]
+    given = [x.transpose(1, 2) for x in given]  # (b, h, s, ..) -> (b, s, h, ..)
+    if ends is not None:
+        given = [x.flatten(0, 1).unsqueeze(0) for x in given]
+    kernel = _kernel(by_channel, flow.beta is not None)
+    out, last = kernel(*given, scale=1.0, initial_state=state, output_final_state=True, cu_seqlens=ends)
+    b, _, s, _ = flow.v.shape
+    return out.reshape(b, s, *out.shape[2:]).transpose(1, 2), last
+
+
+def read(flow: Flow, dtype: torch.dtype, mask: Mask, state: Tensor | None = None, documents: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """What is read of the state, (b, h, s, v), and the last state of each row, the fastest way.  state: None for an empty one."""
+    if serves(flow, dtype):
+        ends = None if documents is None else mask.once("bounds of documents", lambda: bounds(documents))
+        return fused(flow, dtype, state, ends)
+    return chunked(flow, flow.empty() if state is None else state, documents)
+
+
+@cache
+def _installed() -> bool:
+    return find_spec("fla") is not None and find_spec("triton") is not None
+
+
+def _kernel(by_channel: bool, delta: bool) -> Callable[..., tuple[Tensor, Tensor]]:
+    from fla import ops  # here: importing it takes seconds
+
+    kernel: Callable[..., tuple[Tensor, Tensor]]
+    if delta:
+        kernel = ops.chunk_kda if by_channel else ops.chunk_gated_delta_rule
+    else:
+        kernel = ops.chunk_gla if by_channel else ops.chunk_simple_gla
+    return kernel

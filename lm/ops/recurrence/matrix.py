@@ -1,0 +1,136 @@
+"""A matrix of fixed size that goes through the row: every token fades it, writes a key with a value into it, and reads it by a query.
+
+Linear attention (Katharopoulos et al. 2020, arXiv:2006.16236) with a decay of each head (Mamba-2: Dao & Gu 2024, arXiv:2405.21060) or each
+channel of a key (Yang et al. 2023, arXiv:2312.06635), and with the delta rule, which replaces what the state holds of a key (Yang et al.
+2024, arXiv:2412.06464).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+CHUNK, SMALL_CHUNK = 64, 16  # tokens that are compared pair by pair, the state going from chunk to chunk; small: channel by channel too
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What the tokens of rows do to the states, in float32 or wider.
+
+    q, k: (b, h, s, k); v: (b, h, s, v); decay: (b, h, s, 1 or k), the logarithm of what is left of the state, or of each of its channels,
+    at most 0; beta: (b, h, s, 1), which part of what the state holds of k is replaced by v; None: v is added, and nothing is replaced.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor
+    beta: Tensor | None = None
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Flow":
+        """Returns one of changed tensors."""
+        beta = None if self.beta is None else change(self.beta)
+        return Flow(change(self.q), change(self.k), change(self.v), change(self.decay), beta)
+
+    def without(self, padding: Tensor) -> "Flow":
+        """Returns one whose padding neither writes nor fades.  padding: (b, s)."""
+        hidden = padding[:, None, :, None]  # (b, 1, s, 1)
+        return self.each(lambda x: x.masked_fill(hidden, 0))
+
+    def part(self, start: int, stop: int) -> "Flow":
+        """Returns that of the tokens start..stop-1."""
+        return self.each(lambda x: x[:, :, start:stop])
+
+    def empty(self) -> Tensor:
+        """Returns the state before the first token, (b, h, k, v)."""
+        return self.v.new_zeros(*self.k.shape[:2], self.k.shape[-1], self.v.shape[-1])
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32, or wider where it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def by_head(x: Tensor, heads: int, repeats: int = 1) -> Tensor:
+    """(b, s, h * c) -> (b, h * repeats, s, c), wide; each head as often as several share it."""
+    split = wide(x).unflatten(-1, (heads, -1)).transpose(1, 2)
+    return split.repeat_interleave(repeats, dim=1) if repeats > 1 else split
+
+
+def reference(flow: Flow, state: Tensor, documents: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+    """Token by token: S = exp(decay) S; S = S + k (beta (v - S^T k))^T, or S + k v^T; o = S^T q.
+
+    documents: (b, s); a token of another one than the token before it finds an empty state.
+    Returns (b, h, s, v) and the state after each token.
+    """
+    out, states = [], []
+    for t in range(flow.q.shape[2]):
+        if documents is not None and t:
+            state = state * (documents[:, t] == documents[:, t - 1])[:, None, None, None]
+        k, v = flow.k[:, :, t], flow.v[:, :, t]
+        state = state * flow.decay[:, :, t].exp().unsqueeze(-1)
+        if flow.beta is not None:
+            v = flow.beta[:, :, t] * (v - _read(state, k))
+        state = state + k.unsqueeze(-1) * v.unsqueeze(-2)
+        out.append(_read(state, flow.q[:, :, t]))
+        states.append(state)
+    return torch.stack(out, dim=2), states
+
+
+def chunked(flow: Flow, state: Tensor, documents: Tensor | None = None, size: int | None = None) -> tuple[Tensor, Tensor]:
+    """The same by matrix products: pairs within a chunk, and a state from chunk to chunk.  Returns (b, h, s, v) and the last state.
+
+    No factor is above 1, since only differences of sums of decays are raised. What the delta rule writes in a chunk solves a triangular
+    system, (I + A) new = beta (v - what the state before the chunk holds of k), A_ij = beta_i sum_c k_ic k_jc decay_ijc for j < i.
+    """
+    s, size = flow.q.shape[2], size or (CHUNK if flow.decay.shape[-1] == 1 else SMALL_CHUNK)
+    flow, documents = _filled(flow, documents, -s % size)
+    q, k, v, faded = (each.unflatten(2, (-1, size)) for each in (flow.q, flow.k, flow.v, flow.decay))  # (b, h, s, ..) -> (b, h, n, c, ..)
+    faded = faded.cumsum(-2)
+    enters, leaves = faded.exp(), (faded[..., -1:, :] - faded).exp()
+    seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+    if documents is not None:
+        of = documents.unflatten(1, (-1, size)).unsqueeze(1)  # (b, s) -> (b, 1, n, c)
+        before = torch.cat([of[:, :, :1, :1], of[:, :, :-1, -1:]], dim=2)
+        seen = seen & (of.unsqueeze(-1) == of.unsqueeze(-2))
+        enters, leaves = enters * (of == before).unsqueeze(-1), leaves * (of == of[..., -1:]).unsqueeze(-1)
+    pairs = (faded.unsqueeze(-2) - faded.unsqueeze(-3)).masked_fill(~seen.unsqueeze(-1), float("-inf")).exp()  # (.., c, c, 1 or k)
+    scores, into, out_of = _scores(q, k, pairs), (k * leaves).mT, q * enters
+    held: tuple[Tensor, ...] | None = None
+    if flow.beta is not None:
+        beta = flow.beta.unflatten(2, (-1, size))
+        system = _scores(beta * k, k, pairs).tril(-1)  # the diagonal is taken to be 1
+        right = torch.cat([beta * v, beta * k * enters], dim=-1)
+        solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+        v, of_k = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
+        held = of_k.unbind(2)
+    out, left = [], enters[..., -1, :].unsqueeze(-1)
+    chunks = [x.unbind(2) for x in (out_of, scores, into, left, v)]  # each x[:, :, n] would have a gradient as large as x
+    for n, (reads, among, writes, fades, new) in enumerate(zip(*chunks, strict=True)):
+        if held is not None:
+            new = new - held[n] @ state
+        out.append(reads @ state + among @ new)
+        state = fades * state + writes @ new
+    return torch.stack(out, dim=2).flatten(2, 3)[:, :, :s], state
+
+
+def _scores(q: Tensor, k: Tensor, pairs: Tensor) -> Tensor:
+    """sum_c q_ic k_jc pairs_ijc, (.., c, c); pairs of one channel are of all."""
+    if pairs.shape[-1] == 1:
+        return (q @ k.mT) * pairs.squeeze(-1)
+    return (q.unsqueeze(-2) * pairs * k.unsqueeze(-3)).sum(-1)
+
+
+def _filled(flow: Flow, documents: Tensor | None, n: int) -> tuple[Flow, Tensor | None]:
+    """With n further tokens that write nothing, of the document of the last one."""
+    if not n:
+        return flow, documents
+    filled = flow.each(lambda x: F.pad(x, (0, 0, 0, n)))
+    return filled, None if documents is None else torch.cat([documents, documents[:, -1:].expand(-1, n)], dim=1)
+
+
+def _read(state: Tensor, q: Tensor) -> Tensor:
+    """(b, h, k, v), (b, h, k) -> (b, h, v)."""
+    return (state * q.unsqueeze(-1)).sum(-2)

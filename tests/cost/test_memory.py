@@ -1,0 +1,183 @@
+"""Memory by formula against what autograd and the optimizers really hold."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from lm.cli.compose.compose import compose
+from lm.cost.memory import Setting, memory
+from lm.losses.tokens import causal_reader
+from lm.nn.batch import Batch
+from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
+from lm.ops.ranks import columns, dispatch, ulysses, vocabulary
+from lm.ops.ranks.columns import Columns, Divisible
+from lm.ops.ranks.ulysses import Ulysses
+from lm.ops.recompute import Recompute
+from lm.training.config import TrainConfig
+from tests.training.optim.optimizers import begun
+
+SMALL = "model.vocab_size=96 model.d_model=128 model.n_layers=4 model.max_seq_len=64 model.dropout=0 data.seq_len=64"
+SETTING = Setting(micro_batch=2, seq_len=64, chunk=16)
+FUSED = {  # none has a window, a soft-cap or MLA, for which no kernel on a CPU is fused
+    "tiny": "",
+    "llama_tiny": "model.attention.n_heads=4 model.ffn.hidden=256",
+    "gpt2": "model.attention.n_heads=4",
+    "bert_base": "objective=mlm model.attention.n_heads=4 model.attention.dropout=0",
+    "bart_base": "objective=seq2seq data=stdlib_docstrings model.attention.n_heads=4 model.attention.dropout=0 model.ffn.dropout=0",
+    "transformer_base": "objective=seq2seq data=stdlib_docstrings model.attention.n_heads=4",
+    "t5_small": "objective=seq2seq data=stdlib_docstrings model.attention.n_heads=4",
+    "gpt_neox_20b": "model.attention.n_heads=4",
+    "palm_8b": "model.attention.n_heads=4 model.attention.head_dim=32 model.ffn.hidden=512",
+    "mixtral_8x7b": "model.attention.n_heads=4 model.attention.n_kv_heads=2 model.ffn.expert.hidden=256 model.ffn.n_shared=1"
+    " model.ffn.shared_hidden=128 model.ffn.shared_gate=true",
+    "qwen3_0_6b": "model.attention.out_gate=element model.attention.n_heads=4 model.attention.n_kv_heads=2 model.attention.head_dim=32"
+    " model.ffn.hidden=256",
+    "olmo2_1b": "model.attention.n_heads=4 model.ffn.hidden=256",
+    "granite_3_1_2b": "model/attention=differential model.attention.n_heads=4 model.attention.n_kv_heads=2 model.ffn.hidden=256",
+    "nano": "model.attention.n_heads=4 model.mtp.depth=3",
+    "llama3_8b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
+    " model/recurrent=gated_delta model.pattern=[recurrent,recurrent,attention]",
+    "mistral_7b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256 model.attention.window=null"
+    " model/recurrent=mamba2 model.pattern=[recurrent,recurrent,attention]",
+    "llama3_2_1b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
+    " model/recurrent=gla model.pattern=[recurrent,recurrent,attention]",
+    "llama3_70b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
+    " model/recurrent=gla model.recurrent.decay=head model.pattern=[recurrent,recurrent,attention]",
+    "qwen3_1_7b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
+    " model/recurrent=gated_delta model.recurrent.channels=true model.pattern=[recurrent,recurrent,attention]",
+    "smollm3_3b": "model.attention.n_heads=4 model.attention.n_kv_heads=4 model.ffn.hidden=256"
+    " model/recurrent=rg_lru model.pattern=[recurrent,recurrent,attention]",
+    "mamba2_130m": "model.recurrent.n_heads=4 model.recurrent.state_dim=32",
+    "phi3_mini": "model.attention.n_heads=4 model.ffn.hidden=256 model/recurrent=short_conv model.pattern=[recurrent,recurrent,attention]",
+}
+
+
+def composed(*overrides: str) -> TrainConfig:
+    return compose([part for text in overrides for part in text.split()]).config()
+
+
+def kept_bytes(model: LM, slices: Ulysses | None = None) -> int:
+    """Bytes of the distinct storages, weights aside, that the forward of SETTING saves for its backward."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in weights:
+            storages[storage.data_ptr()] = storage  # kept alive, so that no address comes twice
+        return x
+
+    rows = torch.randint(0, 96, (SETTING.micro_batch, SETTING.seq_len))
+    batch = Batch(rows, rows, source_tokens=rows if isinstance(model.cfg, EncoderDecoderConfig) else None)
+    batch = batch if slices is None else batch.in_slices(slices)
+    assert batch.labels is not None
+    with saved_tensors_hooks(pack, lambda x: x):
+        model(batch, causal_reader(batch.labels, chunk=SETTING.chunk))
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+@pytest.mark.parametrize("preset", FUSED)
+def test_activations_by_formula_are_what_autograd_keeps(preset: str) -> None:
+    model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
+    found = memory(model, SETTING)
+    head = 4 * (1 + len(model.mtp)) * sum(p.numel() for p in model.head.parameters())  # its gradient, by every loss
+    assert found.activations + head == pytest.approx(kept_bytes(model), rel=0.07)
+
+
+@pytest.mark.parametrize("preset", ["gpt2", "palm_8b", "transformer_base"])
+@pytest.mark.parametrize("option", ["block.layer_scale=0.1", "attention.value_residual=true"])
+def test_what_is_multiplied_by_learned_numbers_is_kept(preset: str, option: str) -> None:
+    found, held = [], []
+    for changes in ("", f"model.{option}"):
+        model = build_model(composed(f"model={preset}", FUSED[preset], SMALL, changes).model, seed=0).train()
+        found.append(memory(model, SETTING).activations)
+        held.append(kept_bytes(model))
+    assert found[1] - found[0] == held[1] - held[0] > 0
+
+
+@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "qwen3_0_6b", "granite_3_1_2b"])
+def test_activations_of_slices_by_formula_are_what_autograd_keeps(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of four that sends to itself. palm_8b has one head of keys, mixtral_8x7b two."""
+    monkeypatch.setattr(ulysses, "_exchanged", lambda x, group, n, cut, joined: torch.cat(x.chunk(n, cut), joined))
+    monkeypatch.setattr(ulysses, "summed", lambda x, group: x.clone())
+    model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
+    found = memory(model, replace(SETTING, context=4))
+    head = 4 * sum(p.numel() for p in model.head.parameters())
+    assert found.activations + head == pytest.approx(kept_bytes(model, Ulysses(None, 1, 4)), rel=0.07)
+
+
+@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "gpt_neox_20b", "qwen3_0_6b", "mixtral_8x7b"])
+def test_activations_of_slices_of_matrices_by_formula_are_what_autograd_keeps(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of two that hears itself."""
+    monkeypatch.setattr(columns, "_gathered", lambda x, group, n: torch.cat([x] * n, 1))
+    monkeypatch.setattr(columns, "_scattered", lambda x, group, n: x.chunk(n, 1)[0].clone())
+    monkeypatch.setattr(dispatch, "_exchanged", lambda x, group, sent, come: torch.cat([x] * 2)[: sum(come)])
+    for module in (ulysses, vocabulary):
+        monkeypatch.setattr(module, "reduced", lambda x, group, by: x.clone())
+    model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
+    found, half = memory(model, replace(SETTING, context=2, tensor=2)), Columns(None, 1, 2)
+    for module in model.modules():
+        if isinstance(module, Divisible):
+            half.divide(module)
+    model.tie()
+    head = 4 * sum(p.numel() for p in model.head.parameters())
+    assert head == found.loss - sum(p.numel() for p in model.head.parameters()) * 4 - 8 * 48 * SETTING.chunk
+    assert found.activations + head == pytest.approx(kept_bytes(model, half), rel=0.07)
+
+
+@pytest.mark.parametrize("preset", ["llama_tiny", "gpt2", "palm_8b", "mixtral_8x7b", "phi3_mini", "smollm3_3b"])
+def test_activations_by_formula_are_what_autocast_keeps(preset: str) -> None:
+    model = build_model(composed(f"model={preset}", FUSED[preset], SMALL).model, seed=0).train()
+    setting = replace(SETTING, precision="bf16-mixed")
+    found, head = memory(model, setting), 4 * sum(p.numel() for p in model.head.parameters())
+    casts = found.weights - memory(model, SETTING).weights
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        kept = kept_bytes(model)
+    assert found.activations + head + casts == pytest.approx(kept, rel=0.07)
+
+
+@pytest.mark.parametrize("optim", ["adamw", "adamw optim.state_bits=8", "muon", "sgd", "sgd optim.momentum=0.9"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_and_optimizer_by_formula_are_what_is_allocated(optim: str, dtype: torch.dtype) -> None:
+    cfg = composed("model=deepseek_v3", f"optim={optim}")
+    model = build_model(cfg.model, device="meta").to(dtype)
+    optimizer = begun(cfg.optim, model.named_parameters(), model.matrices())
+    held = sum(x.nbytes for state in optimizer.state.values() for name, x in state.items() if name != "step")
+    found = memory(
+        model, replace(SETTING, precision="fp32" if dtype == torch.float32 else "bf16-true", states=cfg.optim.state_bytes(dtype.itemsize))
+    )
+    assert found.optimizer == held
+    assert found.weights == sum(p.nbytes for p in model.parameters())
+    assert found.gradients == sum(p.nbytes for p in model.parameters() if p.requires_grad)  # not of a correction bias
+
+
+def test_frozen_weights_are_held_like_others_and_have_no_gradient_and_no_state() -> None:
+    model = build_model(composed("model=deepseek_v3").model, device="meta").bfloat16()
+    setting = replace(SETTING, precision="bf16-true", states=(4, 4))
+    whole = memory(model, setting)
+    model.blocks[:60].requires_grad_(False)
+    found, trained = memory(model, setting), sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert found.weights == whole.weights == sum(p.nbytes for p in model.parameters())
+    assert (found.gradients, found.optimizer) == (2 * trained, 4 * trained)
+
+
+def test_each_stage_cuts_one_thing_more_into_slices() -> None:
+    model = build_model(composed("model=llama3_8b").model, device="meta")
+    whole, *stages = [memory(model, replace(SETTING, stage=stage, world=8)) for stage in range(4)]
+    gathered = whole.weights - 31 * sum(p.numel() for p in model.blocks[0].parameters()) * 4  # all but the other blocks
+    assert [found.optimizer for found in stages] == [whole.optimizer // 8] * 3
+    assert [found.gradients for found in stages] == [whole.gradients, whole.gradients // 8, whole.gradients // 8]
+    assert [found.weights for found in stages] == [whole.weights, whole.weights, whole.weights // 8 + gathered]
+    assert {found.activations for found in stages} == {whole.activations}
+
+
+def test_blocks_that_are_run_again_keep_their_input_and_one_has_all() -> None:
+    model = build_model(composed("model=llama3_8b").model, device="meta")
+    number = 4 * SETTING.micro_batch * SETTING.seq_len * model.cfg.d_model
+    hows = Recompute(), Recompute("block"), Recompute("block", 2)
+    plain, all_blocks, half = (memory(model, replace(SETTING, recompute=how)).activations for how in hows)
+    one = (plain - 3 * number) // 32
+    assert all_blocks == 3 * number + 31 * number + one
+    assert half == 3 * number + 15 * number + 17 * one

@@ -1,0 +1,168 @@
+"""FlexAttention, run eagerly on CPU, equals the reference; its gradients are tests/gpu's, since torch has none on CPU."""
+
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from lm.nn.batch import Batch
+from lm.nn.mixers.gqa import GQA
+from lm.nn.transformer import DecoderLM
+from lm.ops.attention.attend import Scoring, reference, sdpa
+from lm.ops.attention.flex import Flex, obstacle
+from lm.ops.attention.mask import Mask, arange_positions
+from lm.testing.models import tokens
+from tests.nn.models import config, near, packed, redrawn
+
+EAGER = Flex(flex_attention, create_block_mask)
+CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+
+
+@pytest.fixture(autouse=True)
+def afresh() -> None:
+    """What torch traces of the kernel where it runs eagerly: from torch 2.15 on, heads of many numbers end in an error of its own."""
+    torch.compiler.reset()
+
+
+def never(*args: object, **options: object) -> object:
+    raise AssertionError("flex was called")
+
+
+def masks() -> dict[str, Mask]:
+    """One row, or two: three documents, and left padding before two documents."""
+    row = arange_positions(140, CPU)  # more than one block of 128
+    lengths = [[60, 50, 30], [20, 70, 50]]
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+    documents = torch.stack([torch.cat([torch.full((n,), i) for i, n in enumerate(row)]) for row in lengths])
+    positions[1, :20], documents[1, :20] = -1, -1
+    return {
+        "plain": Mask(row, row, square=True),
+        "documents and padding": Mask(positions, positions, documents, documents),
+        "both ways": Mask(positions, positions, documents, documents, causal=False),
+        "prefix": Mask(positions, positions, documents, documents, k_prefix=positions % 40 < 9),
+        "prefix of plain rows": Mask(row, row, square=True, k_prefix=row < 30),
+    }
+
+
+def inputs(heads: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    source = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, h, 140, 16, generator=source) for h in (heads[0], heads[1], heads[1]))
+    return q, k, v
+
+
+@pytest.mark.parametrize("name", ["plain", "documents and padding", "both ways", "prefix", "prefix of plain rows"])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (None, 2.0), (7, None), (130, 2.0)])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 1)])
+def test_flex_equals_the_reference(name: str, window: int | None, softcap: float | None, heads: tuple[int, int]) -> None:
+    q, k, v = inputs(heads)
+    how = Scoring(0.3, window, softcap)
+    fast, plain = EAGER(q, k, v, masks()[name], None, how), reference(q, k, v, masks()[name], None, how)
+    near(fast, plain)
+    if "plain" not in name:
+        assert (fast[1, :, :20] == 0).all()
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("shape", [(2, 4, 140, 140), (1, 4, 1, 140), (1, 1, 140, 140)])
+def test_flex_adds_a_bias_after_the_soft_cap(softcap: float | None, shape: tuple[int, ...]) -> None:
+    q, k, v = inputs((4, 2))
+    bias = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    mask, how = masks()["documents and padding"], Scoring(0.3, 50, softcap)
+    near(EAGER(q, k, v, mask, bias, how), reference(q, k, v, mask, bias, how))
+
+
+def test_the_block_mask_is_built_once_per_window() -> None:
+    built = []
+
+    def counted(*args: object, **options: object) -> object:
+        built.append(args)
+        return create_block_mask(*args, **options)  # type: ignore[arg-type]
+
+    flex, mask = Flex(flex_attention, counted), masks()["plain"]
+    for window in (7, None, 7, None):
+        flex(*inputs((4, 4)), mask, None, Scoring(0.3, window, 2.0))
+    assert len(built) == 2
+
+
+def with_flex(model: DecoderLM) -> DecoderLM:
+    """The backend that a CUDA device would choose, without its compiler."""
+    for module in model.modules():
+        if isinstance(module, GQA):
+            module.attend = EAGER
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("softcap", [None, 8.0])
+def test_a_model_on_flex_equals_one_on_the_reference(softcap: float | None) -> None:
+    attention = {"n_heads": 2, "n_kv_heads": 1, "window": 5, "global_every": 2, "softcap": softcap, "qk_norm": "head"}
+    model = redrawn(config(attention=attention, norm={"kind": "layer"}))
+    batch = packed([9, 3, 20])
+    batch.tokens, batch.positions, batch.documents = (
+        t.repeat(2, 1) for t in (batch.tokens, cast(Tensor, batch.positions), cast(Tensor, batch.documents))
+    )
+    for given in (batch, Batch(tokens(3, 40))):
+        expected = model(given)
+        assert expected.std() > 0.5
+        near(with_flex(redrawn(model.cfg))(given), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("softcap", [None, 8.0])
+def test_cached_decoding_does_not_wait_for_a_compiler(softcap: float | None) -> None:
+    model = redrawn(config(attention={"n_heads": 2, "window": 5, "softcap": softcap}))
+    full = model(Batch(tokens(2, 12)))
+    for module in model.modules():
+        if isinstance(module, GQA):
+            module.attend = Flex(never, never)
+    cache = model.new_cache(2, 12)
+    pieces = [
+        model(Batch(tokens(2, 12)[:, i:j], positions=torch.arange(i, j).expand(2, -1)), cache=cache) for i, j in ((0, 7), (7, 8), (8, 12))
+    ]
+    near(torch.cat(pieces, 1), full)
+
+
+def test_explicit_masks_and_memories_go_to_other_backends() -> None:
+    q, k, v = inputs((4, 2))
+    explicit = torch.rand(2, 1, 140, 140, generator=torch.Generator().manual_seed(2)) > 0.5
+    row = arange_positions(140, CPU)
+    memory = Mask(row, arange_positions(140, CPU), causal=False)
+    for mask in (Mask(row, row, square=True, explicit=explicit), memory):
+        for how in (Scoring(0.3), Scoring(0.3, softcap=2.0)):
+            near(Flex(never, never)(q, k, v, mask, None, how), reference(q, k, v, mask, None, how))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["alibi", "t5_relative"])
+def test_biases_of_positions_are_the_same_on_flex(position: str) -> None:
+    model = redrawn(config(attention={"n_heads": 2}, position={"kind": position}))
+    batch = packed([9, 3, 20])
+    expected = model(batch)
+    near(with_flex(model)(batch), expected)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_bias_that_is_learned_gets_its_gradient_elsewhere(softcap: float | None) -> None:
+    q, k, v = inputs((4, 2))
+    bias, mask, how = torch.randn(1, 4, 140, 140, requires_grad=True), masks()["documents and padding"], Scoring(0.3, None, softcap)
+    fast, plain = Flex(never, never)(q, k, v, mask, bias, how), reference(q, k, v, mask, bias, how)
+    near(fast, plain)
+    for other in (fast, plain):
+        other.sum().backward()
+    (gradient,) = torch.autograd.grad(reference(q, k, v, mask, bias, how).sum(), bias)
+    near(bias.grad, 2 * gradient)
+
+
+def test_sinks_keep_a_model_from_flex() -> None:
+    assert obstacle(CPU, 64, 0.0, sinks=True) == "it has no sinks"
+    assert obstacle(CPU, 64, 0.1) == "it has no dropout"
+
+
+def test_moving_a_model_chooses_the_backend_anew() -> None:
+    model = with_flex(redrawn(config()))
+    model.to("cpu")
+    assert all(module.attend is sdpa for module in model.modules() if isinstance(module, GQA))

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from lm.hf.families.granite_hybrid import MAMBA, GraniteHybrid
+from lm.hf.families.granite_hybrid import GraniteHybrid
 from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module, same
+from lm.hf.options.mamba import MAMBA, mamba_pairs, read_mamba, write_mamba
 from lm.hf.options.pattern import ATTENDS, read_pattern, write_pattern
 from lm.hf.options.rope import read_rope, write_rope
 from lm.schema import Tree
@@ -36,13 +37,13 @@ class Bamba(GraniteHybrid):
         n, attends = hf["num_hidden_layers"], hf.get("attn_layer_indices") or []
         pattern = read_pattern([ATTENDS[0] if layer in attends else MAMBA[0] for layer in range(n)], n, MAMBA)
         rope = read_rope({**hf, "partial_rotary_factor": 0.5})  # transformers looks at that of rope_parameters alone
-        return {"pattern": pattern, **rope, **(self.mamba(hf) if "recurrent" in pattern else {})}
+        return {"pattern": pattern, **rope, **(read_mamba(hf) if "recurrent" in pattern else {})}
 
     def write(self, ours: Tree) -> Tree:
         attends = [layer for layer, name in enumerate(write_pattern(ours, MAMBA[0])) if name == ATTENDS[0]]
         partial = {"partial_rotary_factor": ours.get("position.fraction")}
         rope = {key: {**given, **partial} for key, given in write_rope(ours).items() if isinstance(given, dict)}  # of either spelling
-        return {"attn_layer_indices": attends, **rope, **self.mamba_keys(ours)}
+        return {"attn_layer_indices": attends, **rope, **write_mamba(ours)}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         for pair in super().pairs(ours):
@@ -56,7 +57,7 @@ class Bamba(GraniteHybrid):
         for name in ("gate", "up", "down"):
             yield from module(f"{here}.ffn.{name}", f"{there}.feed_forward.{name}_proj")
         if "recurrent.n_heads" in ours:
-            yield from self.mamba_pairs(f"{here}.recurrent", f"{there}.mamba", ours)
+            yield from mamba_pairs(f"{here}.recurrent", f"{there}.mamba", ours)
 
 
 FAMILY = Bamba()

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from lm.errors import ConfigError
-from lm.hf.families.granite_hybrid import FAMILY as GRANITE
-from lm.hf.families.granite_hybrid import require_free_steps
 from lm.hf.io.family import Family, Pair, module, same
+from lm.hf.options.mamba import mamba_pairs, require_free_steps
 from lm.schema import Tree
 
 
@@ -65,7 +64,7 @@ class Mamba2(Family):
         for i in range(ours["n_layers"]):
             here, there = f"blocks.{i}.recurrent", f"backbone.layers.{i}"
             yield from module(f"{here}_residual.norm", f"{there}.norm")
-            yield from GRANITE.mamba_pairs(here, f"{there}.mixer", ours)
+            yield from mamba_pairs(here, f"{there}.mixer", ours)
 
 
 FAMILY = Mamba2()

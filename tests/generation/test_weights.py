@@ -128,6 +128,8 @@ def test_a_fast_way_to_hold_a_matrix_agrees_with_the_reference(
     kind: type[Held], reference: type[Held], dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
     weight, bias = drawn(*shape)
+    if not kind.fits(weight.to(dtype)):
+        pytest.skip("this CPU has no such kernel")
     fast, plain = (each(weight.to(dtype), bias) for each in (kind, reference))
     for rows in (1, 3, 5, 80):
         x = torch.randn(rows, 2, shape[1], generator=torch.Generator().manual_seed(rows))
@@ -175,14 +177,22 @@ def test_the_reference_serves_where_no_kernel_does() -> None:
     assert not Int4.fits(weight.to("meta")) and not OneDNN.fits(weight.double())
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_onednn_holds_bfloat16_where_it_has_kernels_for_it(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: native)
+    weight = torch.randn(8, 40)
+    assert OneDNN.fits(weight.bfloat16()) is native and OneDNN.fits(weight)
+
+
 def test_a_seed_gives_the_same_text_tomorrow_since_only_clear_races_between_large_matrices_count(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(seconds: dict[type[Held], float]) -> None:
         monkeypatch.setattr("lm.generation.weights.prepare._seconds", lambda held, row: seconds[type(held)])
 
     timed({})  # whoever asks fails
     for dtype, kinds in WAYS.items():
-        few = ranked(kinds, torch.zeros(8, 64, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32))
-        assert few == [*(kinds if dtype in ("int8", "int4") else reversed(kinds))]
+        weight = torch.zeros(8, 64, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
+        blocked = OneDNN in kinds and OneDNN.fits(weight)
+        assert ranked(kinds, weight) == [*(reversed(kinds) if blocked else kinds)]
     assert ranked(WAYS["int8"], torch.zeros(1024, 512))[0] is Int8
     for plain, first in ((1.0, OneDNN), (0.7, OneDNN), (0.6, Plain)):
         timed({Plain: plain, OneDNN: 1.0})

@@ -103,7 +103,10 @@ class OneDNN(Held):
 
     @classmethod
     def fits(cls, weight: Tensor) -> bool:
-        return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16) and torch.backends.mkldnn.is_available()
+        """The kernels for bfloat16 want AVX-512."""
+        if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+            return False
+        return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
     def product(self, x: Tensor) -> Tensor:
         out: Tensor = self.multiply(x, self.blocks, None, "none", [], "")

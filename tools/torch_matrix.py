@@ -1,6 +1,6 @@
 """The tests under other releases of torch, each laid over the environment at hand and nothing else changed.
 
-    python tools/torch_matrix.py versions=2.11.0,2.14.1,2.15.0 [tests=tests/nn,tests/training] [folder=FOLDER] [index=URL] [jobs=2]
+    python tools/torch_matrix.py versions=2.11.0,2.15.0 [tests=tests/ops,tests/nn,tests/training] [folder=FOLDER] [index=URL] [jobs=2]
 
 Each release is installed once with what it asks for into FOLDER/VERSION (gigabytes, where it brings CUDA along; index= names an index with
 builds that do not) and comes first on the path of Python. A release that FOLDER has already is taken as it is. Prints a line for each:

@@ -14,7 +14,7 @@ from lm.nn.ffn.experts import Experts
 from lm.nn.init import Declares
 from lm.nn.linear import PLAIN, AskedLinear
 from lm.nn.transformer import LM
-from lm.ops.linear import int8_rows, of_int8_rows
+from lm.ops.int8 import int8_rows, of_int8_rows
 from lm.schema import MOST, Slot
 from lm.spelling import means
 

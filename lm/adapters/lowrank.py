@@ -12,7 +12,9 @@ from lm.nn.ffn.experts import Experts
 from lm.nn.init import Declares, Draw, Start, zeros
 from lm.nn.linear import AskedLinear
 from lm.ops.experts import by_expert
-from lm.ops.linear import int8_rows, of_int8_rows, product, without_autocast
+from lm.ops.int8 import int8_rows, of_int8_rows
+from lm.ops.linear import product
+from lm.ops.precision import without_autocast
 
 A, B, M = "lora_a", "lora_b", "lora_m"
 _LEAST = 1e-12  # a row of nothing stays one

@@ -1,4 +1,4 @@
-"""What becomes of the distance of two tokens, where that is added to their score."""
+"""What the distance of two tokens says of their score: a number that is added, or which row of a table."""
 
 import math
 
@@ -7,14 +7,20 @@ from torch import Tensor
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
-    """2^(-8i/n) for a power of two; else those of the power below, then every second one of the power above."""
+    """(h,) 2^(-8i/h) for a power of two; else those of the power below, then every second one of the power above.
+
+    Press et al. 2021, arXiv:2108.12409, section 3, and its code.
+    """
     below = 2 ** math.floor(math.log2(n_heads))
     slopes = [2 ** (-8 * i / below) for i in range(1, below + 1)]
     return slopes + [2 ** (-4 * i / below) for i in range(1, 2 * (n_heads - below), 2)]
 
 
 def t5_buckets(distance: Tensor, n_buckets: int, max_distance: int, causal: bool) -> Tensor:
-    """The bucket of key - query: exact up to a half of the buckets, then logarithmic up to max_distance."""
+    """The bucket of key - query, of any shape: exact up to a half of the buckets, then logarithmic up to max_distance.
+
+    Raffel et al. 2019, arXiv:1910.10683, section 2.1.
+    """
     side = torch.zeros_like(distance)
     if causal:
         back = -distance.clamp(max=0)

@@ -10,7 +10,8 @@ from lm.ops.linear import product
 
 
 def by_expert(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, chosen: Tensor) -> Tensor:
-    """x[rows of expert i] @ weight[i]^T + bias[i].  x: (n, in), rows of one expert side by side, up to `ends`, (e,)."""
+    """x[rows of expert i] @ weight[i]^T + bias[i].  x: (n, in), rows of one expert side by side, up to
+    `ends`, (e,) int32; chosen: (n,) the expert of each row."""
     aligned = weight.shape[-1] % 8 == 0 and weight.shape[-2] % 8 == 0
     if x.device.type in ("cuda", "meta") and x.dtype == torch.bfloat16 and aligned:  # what the grouped kernel takes
         out = F.grouped_mm(x, weight.to(x.dtype).transpose(-1, -2), offs=ends)

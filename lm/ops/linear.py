@@ -1,6 +1,5 @@
-"""W x + b by the fastest kernel of this machine, and what of it is kept in eight bits."""
+"""W x + b by the fastest kernel of this machine."""
 
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +24,6 @@ def _mkl_is_slow() -> bool:
 
 
 _MKL_IS_SLOW = _mkl_is_slow()
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Returns what switches autocast off within it; the meta device has none."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
-
-
-def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns q in -127 .. 127, (out, in), and a bfloat16 scale for each row, (out,): W is about scale q."""
-    wide = weight.float()
-    scale = (wide.abs().amax(1) / 127).clamp(min=1e-30).to(torch.bfloat16)
-    return (wide / scale.float().unsqueeze(1)).round_().clamp_(-127, 127).to(torch.int8), scale  # q is of the rounded scale
-
-
-def of_int8_rows(q: Tensor, scale: Tensor) -> Tensor:
-    """Returns scale q, in float32."""
-    return q.float() * scale.float().unsqueeze(1)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

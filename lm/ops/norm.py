@@ -10,7 +10,7 @@ from torch.nn import functional as F
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight, computed in float32, returned in x.dtype.
 
-    x: (..., d); weight: (d,).  Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4.
+    x: (..., d); weight: (d,), or what broadcasts to x.  Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4.
     """
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
@@ -41,8 +41,8 @@ class _RMSNormCPU(torch.autograd.Function):
 
 
 def fast_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm, by the fastest path that is exact here."""
-    if x.device.type == "cpu" and x.requires_grad and not torch.compiler.is_compiling():
+    """rms_norm of one weight for all rows, (d,), by the fastest path that is exact here."""
+    if x.device.type == "cpu" and x.requires_grad and x.dtype != torch.float64 and not torch.compiler.is_compiling():
         out: Tensor = _RMSNormCPU.apply(x, weight, eps)
         return out
     return F.rms_norm(x, weight.shape, weight, eps) if x.dtype == weight.dtype else rms_norm(x, weight, eps)

@@ -11,7 +11,7 @@ from lm.adapters.adapter import LoRAConfig, adapting, hold
 from lm.adapters.lowrank import LINEAR, DoRALinear, LoRAOnInt8
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, build_model, model_config
-from lm.ops.linear import of_int8_rows
+from lm.ops.int8 import of_int8_rows
 from lm.storage.model_folder import copy_weights
 from lm.testing.models import BASE, redraw, same, tokens
 from tests.nn.models import CONV, DELTA, MAMBA2, MIXTURES, MLA

@@ -8,12 +8,13 @@ import torch
 
 import lm
 from lm.adapters.adapter import LoRAConfig
-from lm.adapters.float8 import GRADIENTS, NUMBERS, by_float8, multiply_in_float8, reference, require_float8, rounded
+from lm.adapters.float8 import multiply_in_float8, require_float8
 from lm.cli.compose.compose import compose
 from lm.errors import ConfigError
 from lm.losses.tokens import LossSums, causal_reader
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, DecoderConfig, build_model
+from lm.ops.float8 import GRADIENTS, NUMBERS, by_float8, reference, rounded
 from lm.ops.linear import product
 from lm.ops.recompute import Recompute, Recomputed
 from lm.schema import Tree, from_tree

@@ -17,6 +17,7 @@ from lm.cli.compose.compose import compose
 from lm.cli.listing import known
 from lm.cli.main import VERBS
 from lm.cli.verbs.train import _ended, _outset
+from lm.schema import Config
 from lm.storage.atomic import atomic_folder
 from lm.storage.checkpoint import step_folder, write_meta
 from lm.storage.model_folder import save_model
@@ -82,6 +83,17 @@ def without_torch(folder: Path, program: str, *args: str) -> list[str]:
 def test_the_list_of_keys_is_that_of_the_sources() -> None:
     assert {"declared": known.declared(), "classes": listed(TrainConfig)} == LIST, "run `make keys`"
     assert len(LIST["classes"]) >= 90
+
+
+def test_whatever_declares_an_option_is_among_the_sources_of_the_list() -> None:
+    """And is seen when it changes."""
+
+    def below(kind: type[Config]) -> set[type[Config]]:
+        return {kind}.union(*map(below, kind.__subclasses__()))
+
+    declaring = {Path(sys.modules[kind.__module__].__file__ or "") for kind in below(Config) if kind.__module__.startswith("lm.")}
+    of_runs = {file for file in declaring if file.relative_to(known.FILE.parents[2]).parts[0] in ("nn", "adapters", "data", "training")}
+    assert len(of_runs) >= 40 and of_runs <= set(known.sources())
 
 
 def test_classes_made_of_the_list_have_the_fields_of_the_real_ones() -> None:

@@ -128,8 +128,9 @@ def test_a_fast_way_to_hold_a_matrix_agrees_with_the_reference(
     kind: type[Held], reference: type[Held], dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
     weight, bias = drawn(*shape)
-    if not kind.fits(weight.to(dtype)):
-        pytest.skip("this CPU has no such kernel")
+    if kind is OneDNN and dtype == torch.bfloat16 and not kind.fits(weight.to(dtype)):
+        pytest.skip("this CPU multiplies no bfloat16")
+    assert kind.fits(weight.to(dtype))
     fast, plain = (each(weight.to(dtype), bias) for each in (kind, reference))
     for rows in (1, 3, 5, 80):
         x = torch.randn(rows, 2, shape[1], generator=torch.Generator().manual_seed(rows))

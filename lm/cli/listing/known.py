@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FILE = Path(__file__).with_name("keys.json")
 _LM = Path(__file__).parents[2]
-_SOURCES = ("schema.py", "nn/**/*.py", "data/**/*.py", "generation/config.py", "training/**/*.py")
+_SOURCES = ("schema.py", "ops/**/*.py", "nn/**/*.py", "adapters/**/*.py", "data/**/*.py", "generation/config.py", "training/**/*.py")
 _DECLARATION = re.compile(rb"^class \w+\((?!nn\.Module).*\n(?:(?: .*)?\n)*|^\w+ = .*\n", re.M)
 _METHOD = re.compile(rb"^    def .*\n(?:(?:    [ )].*)?\n)*", re.M)
 _LAZY: Any = {"defer_build": True, "use_attribute_docstrings": False, "validate_default": False}  # most are never used
@@ -43,10 +43,15 @@ def real() -> type["TrainConfig"]:
     return TrainConfig
 
 
+def sources(folder: Path = _LM) -> list[Path]:
+    """Returns the files that may say something of config classes."""
+    return sorted(path for pattern in _SOURCES for path in folder.glob(pattern))
+
+
 def declared(folder: Path = _LM) -> str:
     """Returns the SHA-256 of what the sources of lm say of config classes, the bodies of their methods left out."""
     found = hashlib.sha256()
-    for path in sorted(path for pattern in _SOURCES for path in folder.glob(pattern)):
+    for path in sources(folder):
         for declaration in _DECLARATION.findall(path.read_bytes()):
             found.update(_METHOD.sub(b"", declaration))
     return found.hexdigest()

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lm.generation.weights.held import Held, by_hand
-from lm.ops.linear import int8_rows, of_int8_rows
+from lm.ops.int8 import int8_rows, of_int8_rows
 
 GROUP = 32  # inputs of one output that share a scale in int4
 _ALIGNED = 32  # the kernel of int8 reads beyond rows that are no multiple of 16: seen to crash

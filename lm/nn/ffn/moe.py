@@ -13,7 +13,7 @@ from lm.nn.ffn.mlp import MLPConfig
 from lm.nn.ffn.router import RouterConfig, Routing, SoftmaxRouterConfig
 from lm.nn.kept import Kept, together
 from lm.nn.linear import Linear
-from lm.ops.routing import agreement, even_share, loads, mean_square_log_z, within_capacity
+from lm.ops.routing import agreement, capacity_of, loads, squares_of_log_z, tokens, within_capacity
 from lm.schema import MOST, Tree
 
 
@@ -165,7 +165,7 @@ class MoE(Mixture):
         real = (ctx.positions >= 0).expand(x.shape[:2])
         capacity: Tensor | int | None = cfg.capacity
         if cfg.capacity_factor is not None:
-            capacity = even_share(real, cfg.top_k, cfg.n_experts, cfg.capacity_factor)
+            capacity = capacity_of(real, cfg.top_k, cfg.n_experts, cfg.capacity_factor)
         weights = routing.weights
         if capacity is not None:
             weights = weights * within_capacity(routing.experts, real, cfg.n_experts, capacity)
@@ -182,10 +182,11 @@ class MoE(Mixture):
         cfg, at, total = self.cfg, (ctx.stack, self.layer), ctx.mask.held.total
         counts = loads(routing.experts, real, cfg.n_experts)
         ctx.auxiliary.loads[at] = counts.sum(0)
-        losses = []
+        if not cfg.balance_loss and not cfg.router_z_loss:
+            return
+        n, losses = tokens(real, total), []
         if cfg.balance_loss:
-            losses.append(cfg.balance_loss * cfg.n_experts * agreement(counts, routing.probabilities, real, cfg.top_k, total))
+            losses.append(cfg.balance_loss * cfg.n_experts * agreement(counts, routing.probabilities, real, n, cfg.top_k, total))
         if cfg.router_z_loss:
-            losses.append(cfg.router_z_loss * mean_square_log_z(routing.logits, real, total))
-        if losses:
-            ctx.auxiliary.losses[at] = torch.stack(losses).sum(0)
+            losses.append(cfg.router_z_loss * squares_of_log_z(routing.logits, real, total) / n)
+        ctx.auxiliary.losses[at] = torch.stack(losses).sum(0)

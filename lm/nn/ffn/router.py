@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lm.nn.init import Declares, Draw, into_scores
-from lm.ops.linear import without_autocast
+from lm.ops.precision import without_autocast
 from lm.ops.routing import within_groups
 from lm.schema import Slot
 
@@ -52,7 +52,7 @@ class GroupedRouterConfig(RouterConfig):
             )
 
     def allowed(self, scores: Tensor, counted: int) -> Tensor:
-        """As `within_groups`."""
+        """-inf outside of each token's best groups, (b, s, e).  counted: scores of a group that are summed."""
         return within_groups(scores, self.n_groups, self.top_groups, counted)
 
 

@@ -13,7 +13,8 @@ from lm.nn.mixers.base import RecurrentConfig
 from lm.nn.mixers.scan import Scan
 from lm.ops.cache.cache import Fixed
 from lm.ops.norm import rms_norm_of_groups
-from lm.ops.recurrence.matrix import Flow, by_head, wide
+from lm.ops.precision import wide
+from lm.ops.recurrence.matrix import Flow, by_head
 from lm.schema import MOST
 
 

@@ -19,7 +19,8 @@ from lm.nn.mixers.scan import Scan
 from lm.nn.norm import NormConfig
 from lm.ops.cache.cache import Fixed
 from lm.ops.norm import rms_norm_of_groups
-from lm.ops.recurrence.matrix import CHUNK, Flow, by_head, wide
+from lm.ops.precision import wide
+from lm.ops.recurrence.matrix import CHUNK, Flow, by_head
 from lm.schema import MOST
 
 

@@ -18,10 +18,9 @@ from lm.nn.linear import Linear, Out
 from lm.nn.mixers.base import Mixer, RecurrentConfig
 from lm.nn.norm import NormConfig
 from lm.ops.cache.cache import Fixed
-from lm.ops.linear import without_autocast
+from lm.ops.precision import wide, without_autocast
 from lm.ops.recurrence.channels import chunked
 from lm.ops.recurrence.convolve import continued, fast
-from lm.ops.recurrence.matrix import wide
 from lm.schema import MOST
 
 _SHARPNESS = 8  # the paper's c: how often a channel fades by what is its own where the gate is fully open

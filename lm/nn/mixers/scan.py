@@ -14,10 +14,10 @@ from lm.nn.init import Draw, Start, by_inputs, ones
 from lm.nn.mixers.base import Mixer
 from lm.ops.attention.mask import Mask
 from lm.ops.cache.cache import Cache
-from lm.ops.linear import without_autocast
+from lm.ops.precision import wide, without_autocast
 from lm.ops.recurrence.convolve import continued, fast
-from lm.ops.recurrence.kernels import read
-from lm.ops.recurrence.matrix import Flow, by_head, reference, wide
+from lm.ops.recurrence.kernels import fastest
+from lm.ops.recurrence.matrix import Flow, by_head, reference
 
 
 def fading(shape: torch.Size, start: Start) -> Tensor:
@@ -76,7 +76,7 @@ class Scan(Mixer):
             flow = flow if padding is None else flow.without(padding)
             if ctx.cache is None or ends is None:
                 documents = ctx.mask.once("documents of states", lambda: _documents(ctx.mask, len(x)))
-                heads, _ = read(flow, u.dtype, ctx.mask, documents=documents)
+                heads, _ = fastest(flow, u.dtype, ctx.mask, documents=documents)
             else:
                 heads = self._continued(flow, u.dtype, ctx.mask, ends, ctx.cache)
         return self.output(x, heads.transpose(1, 2).to(x.dtype), flow)
@@ -85,7 +85,7 @@ class Scan(Mixer):
         """All but the last tokens by chunks; of those the state after each is kept."""
         s, state = flow.q.shape[2], cache.state(self.layer)[1].to(flow.v.dtype)
         begun = s - ends.shape[1]
-        first, state = read(flow.part(0, begun), dtype, mask, state) if begun else (flow.v[:, :, :0], state)
+        first, state = fastest(flow.part(0, begun), dtype, mask, state) if begun else (flow.v[:, :, :0], state)
         last, states = reference(flow.part(begun, s), state)
         cache.advance(self.layer, ends, torch.stack(states, dim=1))
         return torch.cat([first, last], dim=2)

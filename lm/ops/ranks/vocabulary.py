@@ -13,8 +13,6 @@ from lm.errors import ConfigError
 from lm.ops.ranks.columns import Columns
 from lm.ops.ranks.ulysses import WHOLE, Whole, reduced
 
-IGNORED = -100  # a label that is not predicted
-
 
 class Vocabulary:
     """All of it is on this rank, so that nothing is exchanged. The base of other ways; logits are (n, v)."""
@@ -43,8 +41,8 @@ class Vocabulary:
         return x
 
     def places(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (n, 1) where among the logits each label lies, and 1.0 if it does; an IGNORED one does not."""
-        return labels.clamp(min=0).unsqueeze(-1), (labels != IGNORED).float().unsqueeze(-1)
+        """Returns (n, 1) where among the logits each label lies, and 1.0 if it does; a negative one, which is ignored, does not."""
+        return labels.clamp(min=0).unsqueeze(-1), (labels >= 0).float().unsqueeze(-1)
 
     def log_z(self, logits: Tensor) -> Tensor:
         """Returns (n, 1) the logarithm of the sum over the vocabulary of exp(logit)."""

@@ -1,4 +1,7 @@
-"""Numbers that go through the row, each fading as the token says before something is added to it."""
+"""Numbers that go through the row, each fading as the token says before something is added to it.
+
+De et al. 2024, arXiv:2402.19427, section 2.4.
+"""
 
 import math
 

@@ -1,4 +1,7 @@
-"""The recurrence by Triton kernels of flash-linear-attention, on CUDA: github.com/fla-org/flash-linear-attention, here fla-core >= 0.6."""
+"""The recurrence the fastest way: by Triton kernels of flash-linear-attention on CUDA, by our own chunks elsewhere.
+
+github.com/fla-org/flash-linear-attention, here fla-core >= 0.6.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -47,8 +50,10 @@ def fused(flow: Flow, dtype: torch.dtype, state: Tensor | None = None, ends: Ten
     return out.reshape(b, s, *out.shape[2:]).transpose(1, 2), last
 
 
-def read(flow: Flow, dtype: torch.dtype, mask: Mask, state: Tensor | None = None, documents: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """What is read of the state, (b, h, s, v), and the last state of each row, the fastest way.  state: None for an empty one."""
+def fastest(
+    flow: Flow, dtype: torch.dtype, mask: Mask, state: Tensor | None = None, documents: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """As `chunked`, state None for an empty one.  dtype: of what the flow was made of; mask: keeps where documents begin for all layers."""
     if serves(flow, dtype):
         ends = None if documents is None else mask.once("bounds of documents", lambda: bounds(documents))
         return fused(flow, dtype, state, ends)

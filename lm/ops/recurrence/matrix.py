@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.ops.precision import wide
+
 CHUNK, SMALL_CHUNK = 64, 16  # tokens that are compared pair by pair, the state going from chunk to chunk; small: channel by channel too
 
 
@@ -46,11 +48,6 @@ class Flow:
     def empty(self) -> Tensor:
         """Returns the state before the first token, (b, h, k, v)."""
         return self.v.new_zeros(*self.k.shape[:2], self.k.shape[-1], self.v.shape[-1])
-
-
-def wide(x: Tensor) -> Tensor:
-    """In float32, or wider where it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def by_head(x: Tensor, heads: int, repeats: int = 1) -> Tensor:

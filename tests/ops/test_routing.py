@@ -83,8 +83,8 @@ def test_experts_outside_of_the_best_groups_are_closed(counted: int) -> None:
     found = within_groups(scores, 3, 2, counted)
     for row in range(B):
         for t in range(S):
-            groups = [sorted(scores[row, t, 2 * g : 2 * g + 2].tolist(), reverse=True) for g in range(3)]
-            worst = min(range(3), key=lambda g, of=groups: sum(of[g][:counted]))  # type: ignore[misc]
+            groups = [sum(sorted(scores[row, t, 2 * g : 2 * g + 2].tolist(), reverse=True)[:counted]) for g in range(3)]
+            worst = groups.index(min(groups))
             closed = found[row, t].isinf().nonzero().flatten().tolist()
             assert closed == [2 * worst, 2 * worst + 1]
     assert torch.equal(found[found.isfinite()], scores[found.isfinite()]) and within_groups(scores, 3, 3, counted) is scores

@@ -6,9 +6,10 @@ from dataclasses import asdict
 import torch
 
 from lm.adapters.adapter import hold
+from lm.adapters.float8 import multiply_in_float8
 from lm.cost.count import Counts, count
 from lm.cost.memory import Memory, memory
-from lm.nn.transformer import ModelConfig, build_model
+from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.training.budget import peak_flops
 from lm.training.config import TrainConfig
 from lm.training.weights.freeze import freeze
@@ -16,13 +17,16 @@ from lm.units import binary, counted, duration, si
 
 
 def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
-    """Says what the run will take. ConfigError where a tokenizer that is a file cannot be read."""
+    """Says what the run will take. ConfigError where a tokenizer that is a file cannot be read, or nothing fits trainer.float8."""
     model = _filled(cfg)
-    counts = count(model, cfg.data.seq_len)
+    counts, built = count(model, cfg.data.seq_len), _built(cfg, model)
     step_s = _step_s(cfg, counts)
     say(f"plan: {_size(cfg, counts, step_s)}")
     say(f"plan: {_time(cfg, counts, step_s)}")
-    say(f"plan: {_room(cfg, estimate(cfg, model))}")
+    say(f"plan: {_room(cfg, memory(built, cfg.setting()))}")
+    if cfg.trainer.float8:
+        n, of = multiply_in_float8(built)
+        say(f"plan: {n} of {of} linear layers in blocks multiply float8; the time and the room above are those of bfloat16")
     if cfg.init_from is None:
         say(f"plan: {_advice(cfg, counts)}")
 
@@ -42,12 +46,7 @@ def cost(cfg: TrainConfig, seconds: float) -> str:
 
 def estimate(cfg: TrainConfig, model: ModelConfig) -> Memory:
     """Of one rank, by formula.  model: with its sizes filled in."""
-    built = build_model(model, device="meta")
-    if cfg.adapter is not None:
-        cfg.adapter.apply(built)
-        hold(built)
-    freeze(built, cfg.trainer.freeze)
-    return memory(built, cfg.setting())
+    return memory(_built(cfg, model), cfg.setting())
 
 
 def step_law(n: int, tokens: int) -> tuple[float, float]:
@@ -61,6 +60,16 @@ def _filled(cfg: TrainConfig) -> ModelConfig:
     given = cfg.tokenizer
     vocab_size = cfg.model.vocab_size or -(-(given.size() or given.build().vocab_size) // 64) * 64
     return cfg.model.replace(vocab_size=vocab_size, max_seq_len=cfg.model.max_seq_len or cfg.data.seq_len)
+
+
+def _built(cfg: TrainConfig, model: ModelConfig) -> LM:
+    """The model as it will be trained, on the meta device."""
+    built = build_model(model, device="meta")
+    if cfg.adapter is not None:
+        cfg.adapter.apply(built)
+        hold(built)
+    freeze(built, cfg.trainer.freeze)
+    return built
 
 
 def _step_s(cfg: TrainConfig, counts: Counts) -> float | None:

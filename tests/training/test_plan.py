@@ -47,6 +47,15 @@ def test_a_clock_ends_the_planned_run_too(lm: Lm) -> None:
     assert "take 60 min" in out.replace("1 h 00 min", "60 min") and "19,073 steps" not in out
 
 
+def test_a_plan_says_what_multiplies_float8_and_refuses_where_nothing_would(lm: Lm) -> None:
+    float8 = ["plan=true", "trainer.float8=true", "trainer.precision=bf16-mixed"]
+    code, out, _ = lm("train", "recipes=pretrain/gpt2_124m", *float8)
+    assert code == 0 and "plan: 72 of 72 linear layers in blocks multiply float8; " in out
+    narrow = ["model=tiny", "model.d_model=72", "model.attention.n_heads=3", "model.attention.n_kv_heads=3", "model.ffn.hidden=200"]
+    code, _, err = lm("train", *float8, *narrow)
+    assert code == 2 and err.startswith("trainer.float8=true: no linear layer of a block has widths that are multiples of 16.")
+
+
 def test_the_law_of_rate_and_batch() -> None:
     """Its figures by logarithms; and what it says of twice the parameters, twice the tokens."""
     lr, batch = step_law(10**9, 10**11)

@@ -47,6 +47,15 @@ def test_a_clock_ends_the_planned_run_too(lm: Lm) -> None:
     assert "take 60 min" in out.replace("1 h 00 min", "60 min") and "19,073 steps" not in out
 
 
+def test_a_plan_knows_what_is_frozen(lm: Lm) -> None:
+    """Seen to fail with nothing frozen."""
+    sizes = re.compile(r"weights ([\d.]+) MiB, gradients ([\d.]+) MiB, optimizer ([\d.]+) MiB")
+    whole, frozen = (sizes.findall(lm("train", "plan=true", *more)[1]) for more in ([], ["trainer.freeze=[embed.*]"]))
+    weights, gradients, optimizer = map(float, *whole)
+    embedding = 4096 * 256 * 4 / 2**20
+    assert [float(size) for size in frozen[0]] == pytest.approx([weights, gradients - embedding, optimizer - 2 * embedding], abs=0.02)
+
+
 def test_a_plan_says_what_multiplies_float8_and_refuses_where_nothing_would(lm: Lm) -> None:
     float8 = ["plan=true", "trainer.float8=true", "trainer.precision=bf16-mixed"]
     code, out, _ = lm("train", "recipes=pretrain/gpt2_124m", *float8)

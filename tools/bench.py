@@ -1,14 +1,15 @@
-"""Speed, measured side by side in one process.
+"""Speed, measured side by side.
 
     python tools/bench.py models            # our decoder against whichever of litgpt, transformers and x-transformers is installed
     python tools/bench.py models shape=gpt2 # GPT-2's block against transformers' and one out of torch's own parts
+    python tools/bench.py models shape=mixtral size=50m  # 8 experts, top-2, against others' and our dense model of equal active parameters
     python tools/bench.py models modes=fp32,bf16,compiled rounds=5 steps=4 threads=1 clock=cpu
-    python tools/bench.py moe               # 8 experts, top-2, against our dense model of equal active parameters
     python tools/bench.py sft               # chats packed into rows of 1,024 tokens against one a row, padded
     python tools/bench.py loop              # the default recipe through `lm train` against a bare loop over the same batches
 
-Machines are shared and noisy: contestants take turns of a few steps, and the ratio is the median of per-round ratios. With clock=cpu the
-time is this process's own on the processor, which others on the machine change least; on one thread it is what the step costs.
+Machines are shared and noisy: contestants take turns of a few steps, each of models in a process of its own, and the ratio is the
+median of per-round ratios. The mode compiled is in bf16; fp32-compiled is the other. With clock=cpu the time is the process's own on the
+processor, which others on the machine change least; on one thread it is what the step costs.
 """
 
 import json
@@ -18,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import date
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +45,16 @@ from lm.training.optim.traits import traits_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.contestants import GPT2, LENGTH, LLAMA, ROWS, VOCAB, Contestant, LossOf, mixture
+from tools.contestants import LENGTH, ROWS, SHAPES, SIZES, VOCAB, LossOf
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-SHAPES = {"llama": LLAMA, "gpt2": GPT2}
 
 
 def stepper(model: nn.Module, loss_of: LossOf, mode: str) -> Callable[[], None]:
     """One step function for all: forward, loss, backward, clip, AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     parameters = list(model.parameters())
-    if mode == "compiled":
+    if "compiled" in mode:
         model.compile()
     device = parameters[0].device
     source = torch.Generator().manual_seed(0)
@@ -64,7 +65,7 @@ def stepper(model: nn.Module, loss_of: LossOf, mode: str) -> Callable[[], None]:
         nonlocal count
         rows = data[count % len(data)]
         count += 1
-        with torch.autocast(device.type, torch.bfloat16, enabled=mode != "fp32"):
+        with torch.autocast(device.type, torch.bfloat16, enabled="fp32" not in mode):
             loss = loss_of(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -86,40 +87,70 @@ def timed(step: Callable[[], None], steps: int, clock: Callable[[], float]) -> f
     return steps * ROWS * LENGTH / (clock() - begun)
 
 
-def compare(
-    contestants: Mapping[str, Callable[[], Contestant]], modes: list[str], rounds: int, steps: int, clock: Callable[[], float]
-) -> list[dict[str, Any]]:
+class Turns:
+    """A contestant in a process of its own, which takes a few steps when it is told to."""
+
+    def __init__(self, shape: str, name: str, size: str, mode: str, threads: int, clock: str) -> None:
+        command = [sys.executable, __file__, "contestant", shape, name, size, mode, str(threads), clock]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.told = self._line()  # until the third step is over
+        """Its parameters in millions and the seconds until its third step was over, or why it is not there."""
+
+    def tokens_per_second(self, steps: int) -> float:
+        assert self.process.stdin is not None
+        print(steps, file=self.process.stdin, flush=True)
+        return float(self._line()["tokens_per_second"])
+
+    def end(self) -> None:
+        self.process.communicate()
+
+    def _line(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        told: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return told
+
+
+def take_turns(shape: str, name: str, size: str, mode: str, threads: str, clock: str) -> None:
+    """The child's side of `Turns`."""
+    torch.set_num_threads(int(threads))
+    torch.manual_seed(0)
+    try:
+        model, loss_of = SHAPES[shape][name](SIZES[size])
+    except ModuleNotFoundError as missing:
+        print(json.dumps({"missing": str(missing)}), flush=True)
+        return
+    model.to("cuda" if torch.cuda.is_available() else "cpu").train()
+    step, begun = stepper(model, loss_of, mode), time.perf_counter()
+    with fresh_cache() if "compiled" in mode else nullcontext():
+        timed(step, 3, CLOCKS[clock])
+    seconds = round(time.perf_counter() - begun, 1)
+    print(json.dumps({"million_parameters": round(sum(p.numel() for p in model.parameters()) / 1e6, 2), "seconds": seconds}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps({"tokens_per_second": timed(step, int(line), CLOCKS[clock])}), flush=True)
+
+
+def compare(shape: str, size: str, mode: str, rounds: int, steps: int, threads: int, clock: str) -> dict[str, Any]:
     """Tokens/s of each that is installed, and the ratio of the first one, slotlm, to the others."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    results = []
-    for mode in modes:
-        steppers = {}
-        for name, make in contestants.items():
-            torch.manual_seed(0)
-            try:
-                model, loss_of = make()
-            except ModuleNotFoundError as missing:
-                print(f"{name} is left out: {missing}", flush=True)
-                continue
-            model.to(device).train()
-            if name == "slotlm":
-                print(f"{mode}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters", flush=True)
-            steppers[name] = stepper(model, loss_of, mode)
-            begun = time.perf_counter()
-            with fresh_cache() if mode == "compiled" else nullcontext():  # or else each finds compiled what the ones before it share
-                timed(steppers[name], 3, clock)
-            print(f"  {name}: {time.perf_counter() - begun:.1f} s until the third step is over", flush=True)
-        speeds: dict[str, list[float]] = {name: [] for name in steppers}
-        for turn in range(rounds):
-            order = list(steppers) if turn % 2 == 0 else list(reversed(steppers))
-            for name in order:
-                speeds[name].append(timed(steppers[name], steps, clock))
-        middle = {name: round(statistics.median(values)) for name, values in speeds.items()}
-        others = [name for name in speeds if name != "slotlm"]
-        ratios = {name: round(statistics.median(a / b for a, b in zip(speeds["slotlm"], speeds[name], strict=True)), 3) for name in others}
-        print(f"  tokens/s {middle}\n  slotlm / other {ratios}", flush=True)
-        results.append({"mode": mode, "tokens_per_second": middle, "ratio": ratios})
-    return results
+    turns = {}
+    for name in SHAPES[shape]:
+        one = Turns(shape, name, size, mode, threads, clock)
+        print(f"{mode} {shape} {size} {name}: {one.told}", flush=True)
+        if "missing" in one.told:
+            one.end()
+        else:
+            turns[name] = one
+    speeds: dict[str, list[float]] = {name: [] for name in turns}
+    for turn in range(rounds):
+        for name in list(turns) if turn % 2 == 0 else list(reversed(turns)):
+            speeds[name].append(turns[name].tokens_per_second(steps))
+    for one in turns.values():
+        one.end()
+    middle = {name: round(statistics.median(values)) for name, values in speeds.items()}
+    others = [name for name in speeds if name != "slotlm"]
+    ratios = {name: round(statistics.median(a / b for a, b in zip(speeds["slotlm"], speeds[name], strict=True)), 3) for name in others}
+    print(f"  tokens/s {middle}\n  slotlm / other {ratios}", flush=True)
+    seconds = {name: one.told["seconds"] for name, one in turns.items()}
+    return {"mode": mode, "size": size, "tokens_per_second": middle, "ratio": ratios, "seconds_until_third_step": seconds}
 
 
 def compare_sft(rounds: int, steps: int) -> dict[str, Any]:
@@ -212,17 +243,18 @@ def machine() -> dict[str, Any]:
 
 
 def main(args: list[str]) -> int:
+    if args[:1] == ["contestant"]:
+        take_turns(*args[1:])
+        return 0
     options = dict(arg.split("=", 1) for arg in args[1:])
     rounds = int(options.get("rounds", 4 if args[:1] == ["loop"] else 5))
     modes = options.get("modes", "fp32,bf16,compiled" if args[:1] == ["models"] else "fp32").split(",")
-    clock, steps = CLOCKS[options.get("clock", "wall")], int(options.get("steps", 3))
-    if "threads" in options:
-        torch.set_num_threads(int(options["threads"]))
+    clock, steps, threads = options.get("clock", "wall"), int(options.get("steps", 3)), int(options.get("threads", torch.get_num_threads()))
+    torch.set_num_threads(threads)
     results: Any
     if args[:1] == ["models"]:
-        results = {shape: compare(SHAPES[shape], modes, rounds, steps, clock) for shape in options.get("shape", "llama,gpt2").split(",")}
-    elif args[:1] == ["moe"]:
-        results = compare({"slotlm": lambda: mixture(8), "dense": lambda: mixture(0)}, modes, rounds, steps, clock)
+        each = product(options.get("shape", "llama,gpt2").split(","), options.get("size", "14m").split(","), modes)
+        results = [{"shape": shape} | compare(shape, size, mode, rounds, steps, threads, clock) for shape, size, mode in each]
     elif args[:1] == ["sft"]:
         results = compare_sft(rounds, int(options.get("steps", 8)))
     elif args[:1] == ["loop"]:

@@ -1,12 +1,80 @@
-"""Products of rows with the matrix of the expert that each of them goes to."""
+"""Each token to its experts: rows put side by side by expert, multiplied with the matrix of theirs, and brought back."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from lm.ops.linear import product
+from lm.ops.linear import outer_into, product_into
+
+
+class Sorting:
+    """Which row goes where. Choice j of token t is row `back[t, j]` of those that are sorted by expert."""
+
+    def __init__(self, experts: Tensor, n: int) -> None:
+        """experts: (t, k), of n."""
+        self.chosen, order = experts.flatten().sort(stable=True)  # (t, k) -> (t*k)
+        self.ends = torch.searchsorted(self.chosen, torch.arange(n, device=order.device), right=True, out_int32=True)
+        """Behind the rows of each expert.  (n,) int32."""
+        self.token = order // experts.shape[1]
+        self.back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device)).view_as(experts)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Returns the token of each row.  (t, d) -> (t*k, d)."""
+        rows: Tensor = _Spread.apply(x, self.token, self.back)
+        return rows
+
+    def gather(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """Returns the weighted sum of the rows of each token, summed in float32 or wider.  (t*k, d), (t, k) -> (t, d)."""
+        out: Tensor = _Gather.apply(rows, weights, self.token, self.back)
+        return out
+
+
+class _Spread(torch.autograd.Function):
+    """x[token]; the gradient is read where indexing would add into it row by row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, token: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return x.index_select(0, token)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (back,) = ctx.saved_tensors
+        return _summed(gradient, None, back), None, None
+
+
+class _Gather(torch.autograd.Function):
+    """sum_j weights[:, j] rows[back[:, j]]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weights: Tensor, token: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, weights, token, back)
+        return _summed(rows, weights, back)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weights, token, back = ctx.saved_tensors
+        of_rows = gradient.index_select(0, token)  # (t, d) -> (t*k, d)
+        of_weights = (of_rows * rows).sum(-1, dtype=_wide(rows)).to(weights.dtype)[back]  # (t*k) -> (t, k)
+        by_row = weights.new_empty(len(rows)).scatter_(0, back.flatten(), weights.flatten())  # (t, k) -> (t*k)
+        return of_rows.mul_(by_row.unsqueeze(-1)), of_weights, None, None
+
+
+def _summed(rows: Tensor, weights: Tensor | None, back: Tensor) -> Tensor:
+    total = rows.new_zeros(len(back), rows.shape[1], dtype=_wide(rows))
+    for j in range(back.shape[1]):
+        chosen = rows.index_select(0, back[:, j])
+        total = total.add_(chosen) if weights is None else total.addcmul_(chosen, weights[:, j, None])
+    return total.to(rows.dtype)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def by_expert(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, chosen: Tensor) -> Tensor:
@@ -15,35 +83,44 @@ def by_expert(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, chos
     aligned = weight.shape[-1] % 8 == 0 and weight.shape[-2] % 8 == 0
     if x.device.type in ("cuda", "meta") and x.dtype == torch.bfloat16 and aligned:  # what the grouped kernel takes
         out = F.grouped_mm(x, weight.to(x.dtype).transpose(-1, -2), offs=ends)
-    elif torch.compiler.is_compiling():
-        out = _one_operation(x, weight.to(x.dtype), ends)
     else:
-        out = _matmul(x, weight, ends)
+        out = _matmul(x, weight.to(x.dtype), ends)
     return out if bias is None else out + bias[chosen].to(out.dtype)
 
 
-def _rows(x: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
-    return x.split(ends.diff(prepend=ends.new_zeros(1)).tolist())
+def _cuts(ends: Tensor) -> list[tuple[int, int, int]]:
+    """Each expert's number, and where its rows begin and end."""
+    stops = ends.tolist()
+    return [*zip(range(len(stops)), [0, *stops[:-1]], stops, strict=True)]
 
 
+@torch.library.custom_op("lm::matmul_by_expert", mutates_args=())
 def _matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    return torch.cat([product(rows, w) for rows, w in zip(_rows(x, ends), weight.unbind(), strict=True)])
-
-
-_one_operation = torch.library.custom_op("lm::matmul_by_expert", _matmul, mutates_args=())
-"""_matmul, into which a compiler does not look: it cannot follow sizes that depend on numbers, and would cut the model apart there."""
+    """One operation, into which a compiler does not look: it cannot follow sizes that depend on numbers, and would cut the model apart."""
+    out = x.new_empty(len(x), weight.shape[1])
+    for i, first, last in _cuts(ends):
+        product_into(out[first:last], x[first:last], weight[i])
+    return out
 
 
 @torch.library.custom_op("lm::outer_by_expert", mutates_args=())
-def _outer(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    return torch.stack([g.t() @ rows for g, rows in zip(_rows(grad, ends), _rows(x, ends), strict=True)])
+def _outer(gradient: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    out = x.new_empty(len(ends), gradient.shape[1], x.shape[1])
+    for i, first, last in _cuts(ends):
+        outer_into(out[i], gradient[first:last], x[first:last])
+    return out
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     x, weight, ends = ctx.saved_tensors
-    return _one_operation(grad, weight.transpose(-1, -2), ends), _outer(grad, x, ends) if ctx.needs_input_grad[1] else None, None
+    of_x, of_weight, _ = ctx.needs_input_grad
+    return (
+        _matmul(gradient, weight.transpose(-1, -2), ends) if of_x else None,
+        _outer(gradient, x, ends) if of_weight else None,
+        None,
+    )
 
 
-_one_operation.register_fake(lambda x, weight, ends: x.new_empty(len(x), weight.shape[1]))
-_outer.register_fake(lambda grad, x, ends: x.new_empty(len(ends), grad.shape[1], x.shape[1]))
-_one_operation.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+_matmul.register_fake(lambda x, weight, ends: x.new_empty(len(x), weight.shape[1]))
+_outer.register_fake(lambda gradient, x, ends: x.new_empty(len(ends), gradient.shape[1], x.shape[1]))
+_matmul.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))

@@ -28,17 +28,32 @@ _MKL_IS_SLOW = _mkl_is_slow()
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """W x + b by the fastest kernel.  (..., in), (out, in) -> (..., out)."""
-    if x.dtype == torch.float32 and x.numel() * len(weight) >= _WORTH and _by_onednn(x, weight):
+    if _by_onednn(x, weight, x.numel() * len(weight)):
         out: Tensor = _OneDNN.apply(x, weight, bias)
         return out
     return F.linear(x, weight, bias)
 
 
-def _by_onednn(x: Tensor, weight: Tensor) -> bool:
-    plain = (
-        type(x) is Tensor and x.ndim > 1 and type(weight) in (Tensor, nn.Parameter) and weight.dtype == x.dtype and x.device.type == "cpu"
-    )
-    return plain and _MKL_IS_SLOW and not torch.is_autocast_enabled("cpu")
+def product_into(out: Tensor, x: Tensor, weight: Tensor) -> None:
+    """Writes W x, without a gradient.  x: (n, in), (out, in) -> (n, out)."""
+    if _by_onednn(x, weight, x.numel() * len(weight)):
+        out.copy_(_by_kernel(x, weight))
+    else:
+        torch.mm(x, weight.t(), out=out)
+
+
+def outer_into(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """Writes a^T b, without a gradient.  (n, out), (n, in) -> (out, in)."""
+    if _by_onednn(a, b, a.numel() * b.shape[1]):
+        out.copy_(_sum_of_outer(a, b))
+    else:
+        torch.mm(a.t(), b, out=out)
+
+
+def _by_onednn(a: Tensor, b: Tensor, multiplications: int) -> bool:
+    plain = type(a) is Tensor and a.ndim > 1 and type(b) in (Tensor, nn.Parameter) and a.device.type == "cpu"
+    worth = a.dtype == b.dtype == torch.float32 and multiplications >= _WORTH
+    return worth and plain and _MKL_IS_SLOW and not torch.is_autocast_enabled("cpu")
 
 
 def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from lm.nn.linear import Linear, Out
 from lm.ops import linear
-from lm.ops.linear import product
+from lm.ops.linear import outer_into, product, product_into
 
 SHAPES = [((3, 5, 24), 40), ((7, 40), 24), ((1, 24), 40)]
 
@@ -33,6 +33,15 @@ def test_the_product_and_its_gradients_equal_torchs(shape: tuple[int, ...], out:
     for a, b in [(found, wanted), *zip(*grads, strict=True)]:
         assert a.shape == b.shape and a.is_contiguous()
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("n", "ins", "outs"), [(7, 24, 40), (7, 40, 24), (0, 8, 4)])
+def test_what_is_written_into_a_tensor_is_the_product(n: int, ins: int, outs: int) -> None:
+    x, weight, gradient = torch.randn(n, ins), torch.randn(outs, ins), torch.randn(n, outs)
+    product_into(out := torch.full((n, outs), torch.nan), x, weight)
+    torch.testing.assert_close(out, x @ weight.t(), atol=1e-5, rtol=1e-5)
+    outer_into(out := torch.full((outs, ins), torch.nan), gradient, x)
+    torch.testing.assert_close(out, gradient.t() @ x, atol=1e-5, rtol=1e-5)
 
 
 def test_only_what_is_asked_for_has_a_gradient() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lm.nn.ffn.mlp import ACTIVATIONS, MLPConfig
 from lm.nn.init import Declares, Draw, into_residual, matrix
-from lm.ops.experts import by_expert
+from lm.ops.experts import Sorting, by_expert
 from lm.ops.linear import product
 from lm.ops.ranks.columns import Columns, Divisible
 from lm.ops.ranks.dispatch import Dispatch
@@ -65,17 +65,13 @@ class Experts(Declares, Divisible):
 
     def grouped(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """The same with each expert's tokens side by side, so that every matrix is multiplied once."""
-        k = experts.shape[1]
         if not x.is_meta and torch.is_autocast_enabled(x.device.type):  # which knows nothing of the grouped kernel
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        chosen, order = experts.flatten().sort(stable=True)  # (t, k) -> (t*k)
-        ends = torch.searchsorted(chosen, torch.arange(self.n, device=chosen.device), right=True, out_int32=True)  # (e,)
-        rows = x[order // k]  # (t, d) -> (t*k, d)
-        up, gate = self.of_all("up", rows, self.up, self.up_bias, ends, chosen), self.gate
-        inner = self.act(up) if gate is None else self.combine(self.of_all("gate", rows, gate, self.gate_bias, ends, chosen), up)
-        out = self.of_all("down", self.dropout(inner), self.down, self.down_bias, ends, chosen)
-        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        return torch.einsum("tkd,tk->td", out[back].unflatten(0, (-1, k)), weights)  # (t*k, d) -> (t, d)
+        sorting = Sorting(experts, self.n)
+        rows, at, gate = sorting.spread(x), (sorting.ends, sorting.chosen), self.gate
+        up = self.of_all("up", rows, self.up, self.up_bias, *at)
+        inner = self.act(up) if gate is None else self.combine(self.of_all("gate", rows, gate, self.gate_bias, *at), up)
+        return sorting.gather(self.of_all("down", self.dropout(inner), self.down, self.down_bias, *at), weights)
 
     def of_all(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, chosen: Tensor) -> Tensor:
         """Returns W x + b of the expert of each row, of the weights of this name, as `by_expert`."""

@@ -1,0 +1,47 @@
+"""Tokens spread over their experts and brought back, against indexing."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lm.ops.experts import Sorting
+
+N, K, TOKENS, D = 5, 3, 17, 8
+
+
+def choices(tokens: int = TOKENS) -> Tensor:
+    """(t, k); the last expert is nobody's."""
+    return torch.rand(tokens, N - 1).argsort(-1)[:, :K] if tokens else torch.empty(0, K, dtype=torch.long)
+
+
+@pytest.mark.parametrize("tokens", [TOKENS, 1, 0])
+def test_rows_lie_by_expert_and_each_choice_knows_its_row(tokens: int) -> None:
+    sorting = Sorting(chosen := choices(tokens), N)
+    ends = sorting.ends.tolist()
+    assert ends[-1] == tokens * K == len(sorting.token)
+    for i, (first, last) in enumerate(zip([0, *ends], ends, strict=False)):
+        assert sorting.token[first:last].tolist() == (chosen == i).nonzero()[:, 0].tolist()
+    assert torch.equal(sorting.chosen[sorting.back], chosen)
+
+
+def test_spreading_and_gathering_and_their_gradients_equal_indexing(doubles: None) -> None:
+    sorting = Sorting(choices(), N)
+    x, weights, rows = torch.randn(TOKENS, D), torch.rand(TOKENS, K), torch.randn(TOKENS * K, D)
+    for given in (x, weights, rows):
+        given.requires_grad_()
+    pairs = [
+        (sorting.spread(x), x[sorting.token], [x]),
+        (sorting.gather(rows, weights), (rows[sorting.back] * weights.unsqueeze(-1)).sum(1), [rows, weights]),
+    ]
+    for found, wanted, inputs in pairs:
+        gradient = torch.randn_like(wanted)
+        torch.testing.assert_close(found, wanted)
+        for mine, its in zip(*(torch.autograd.grad(out, inputs, gradient) for out in (found, wanted)), strict=True):
+            torch.testing.assert_close(mine, its)
+
+
+def test_bfloat16_is_rounded_once() -> None:
+    sorting = Sorting(torch.arange(64).expand(3, 64).contiguous(), 64)
+    rows, weights = torch.randn(3 * 64, D).bfloat16(), torch.rand(3, 64)
+    wanted = (rows.double()[sorting.back] * weights.double().unsqueeze(-1)).sum(1)
+    assert torch.equal(sorting.gather(rows, weights), wanted.float().bfloat16())

@@ -84,7 +84,7 @@ def by_expert(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, chos
     if x.device.type in ("cuda", "meta") and x.dtype == torch.bfloat16 and aligned:  # what the grouped kernel takes
         out = F.grouped_mm(x, weight.to(x.dtype).transpose(-1, -2), offs=ends)
     else:
-        out = _matmul(x, weight.to(x.dtype), ends)
+        out = torch.ops.lm.matmul_by_expert(x, weight.to(x.dtype), ends)
     return out if bias is None else out + bias[chosen].to(out.dtype)
 
 
@@ -94,16 +94,13 @@ def _cuts(ends: Tensor) -> list[tuple[int, int, int]]:
     return [*zip(range(len(stops)), [0, *stops[:-1]], stops, strict=True)]
 
 
-@torch.library.custom_op("lm::matmul_by_expert", mutates_args=())
 def _matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """One operation, into which a compiler does not look: it cannot follow sizes that depend on numbers, and would cut the model apart."""
     out = x.new_empty(len(x), weight.shape[1])
     for i, first, last in _cuts(ends):
         product_into(out[first:last], x[first:last], weight[i])
     return out
 
 
-@torch.library.custom_op("lm::outer_by_expert", mutates_args=())
 def _outer(gradient: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     out = x.new_empty(len(ends), gradient.shape[1], x.shape[1])
     for i, first, last in _cuts(ends):
@@ -115,12 +112,23 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None,
     x, weight, ends = ctx.saved_tensors
     of_x, of_weight, _ = ctx.needs_input_grad
     return (
-        _matmul(gradient, weight.transpose(-1, -2), ends) if of_x else None,
-        _outer(gradient, x, ends) if of_weight else None,
+        torch.ops.lm.matmul_by_expert(gradient, weight.transpose(-1, -2), ends) if of_x else None,
+        torch.ops.lm.outer_by_expert(gradient, x, ends) if of_weight else None,
         None,
     )
 
 
-_matmul.register_fake(lambda x, weight, ends: x.new_empty(len(x), weight.shape[1]))
-_outer.register_fake(lambda gradient, x, ends: x.new_empty(len(ends), gradient.shape[1], x.shape[1]))
-_matmul.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+# Operations of their own, into which a compiler does not look: it cannot follow sizes that depend on numbers, and would cut a model in two.
+# Not by torch.library.custom_op, whose calls load the compiler.
+_OURS = torch.library.Library("lm", "FRAGMENT")
+_OURS.define("matmul_by_expert(Tensor x, Tensor weight, Tensor ends) -> Tensor")
+_OURS.define("outer_by_expert(Tensor gradient, Tensor x, Tensor ends) -> Tensor")
+_OURS.impl("matmul_by_expert", _matmul, "CompositeExplicitAutograd")
+_OURS.impl("outer_by_expert", _outer, "CompositeExplicitAutograd")
+torch.library.register_fake("lm::matmul_by_expert", lambda x, weight, ends: x.new_empty(len(x), weight.shape[1]), lib=_OURS)
+torch.library.register_fake(
+    "lm::outer_by_expert", lambda gradient, x, ends: x.new_empty(len(ends), gradient.shape[1], x.shape[1]), lib=_OURS
+)
+torch.library.register_autograd(
+    "lm::matmul_by_expert", _backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs), lib=_OURS
+)

@@ -133,7 +133,7 @@ def test_a_run_multiplies_so_and_says_so(tmp_path: Path, capsys: pytest.CaptureF
     losses = []
     for chosen in ("true", "false"):
         given = [f"run.dir={tmp_path}", f"run.name={chosen}", "debug=fast", "trainer.precision=bf16-mixed", f"trainer.float8={chosen}"]
-        lm.train(lm.config(overrides=[*given, "model=micro", "model.ffn.hidden=250"]))
+        lm.train(lm.config(overrides=[*given, "model=micro", "model.ffn.hidden=250", "data.seq_len=32", "trainer.val_every=4"]))
         losses.append([line["loss"] for line in Metrics(tmp_path / chosen / "metrics.jsonl").read() if "loss" in line])
     assert "12 of 21 linear layers in blocks multiply float8" in capsys.readouterr().out
     assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=0.02)

@@ -141,7 +141,7 @@ def test_activations_by_formula_are_what_autocast_keeps(preset: str) -> None:
 @pytest.mark.parametrize("optim", ["adamw", "adamw optim.state_bits=8", "muon", "sgd", "sgd optim.momentum=0.9"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_and_optimizer_by_formula_are_what_is_allocated(optim: str, dtype: torch.dtype) -> None:
-    cfg = composed("model=deepseek_v3", f"optim={optim}")
+    cfg = composed("model=deepseek_v3", "model.n_layers=5", f"optim={optim}")
     model = build_model(cfg.model, device="meta").to(dtype)
     optimizer = begun(cfg.optim, model.named_parameters(), model.matrices())
     held = sum(x.nbytes for state in optimizer.state.values() for name, x in state.items() if name != "step")

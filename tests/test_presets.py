@@ -21,7 +21,7 @@ from lm.training.config import TrainConfig
 from lm.training.optim.base import begin_state
 from tests.training.optim.optimizers import built
 
-OURS = {"tiny", "nano", "micro", "llama_tiny", "moe_tiny", "deepseek_tiny", "bert_tiny", "t5_tiny"}
+OURS = {"tiny", "nano", "nano_deep", "micro", "llama_tiny", "moe_tiny", "deepseek_tiny", "bert_tiny", "t5_tiny"}
 SHAPES = {
     **dict.fromkeys(("gpt2", "gpt2_medium", "gpt2_xl"), "model.vocab_size=50257 model.max_seq_len=1024"),
     "transformer_base": "model.max_seq_len=256",
@@ -185,6 +185,7 @@ T5_INIT = "model.head.scale=0.177 model.init.std=0.1"  # at 0.02 three steps are
 TINY = {
     "tiny": GQA,
     "nano": "model.ffn.hidden=64",
+    "nano_deep": "model.ffn.hidden=64",
     "micro": "model.ffn.hidden=64",
     "llama_tiny": f"{GQA} model.ffn.hidden=64",
     "moe_tiny": f"{GQA} {MOE}",
@@ -267,6 +268,7 @@ HOMELESS = {
     "palm_8b": "position.interleaved",
     "transformer_base": "position.kind",
     "t5_tiny": "attention.scale",
+    "nano_deep": "attention.value_residual",
 }
 
 

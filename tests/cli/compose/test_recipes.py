@@ -141,8 +141,9 @@ def test_jobs_of_an_ablation_have_folders_of_their_own() -> None:
         assert len(set(names)) == len(names)
 
 
-def test_shakespeare_recipe_keeps_the_limits_of_the_comparison() -> None:
-    [config] = run_line("pretrain/shakespeare_cpu")
+@pytest.mark.parametrize("recipe", ["pretrain/shakespeare_cpu", "pretrain/shakespeare_deep"])
+def test_a_shakespeare_recipe_keeps_the_limits_of_the_comparison(recipe: str) -> None:
+    [config] = run_line(recipe)
     model = config.model.replace(vocab_size=320, max_seq_len=config.data.seq_len)
     assert count(model, config.data.seq_len).parameters <= 810_000
     assert config.data.seq_len == 64

@@ -93,8 +93,8 @@ class Turns:
     def __init__(self, shape: str, name: str, size: str, mode: str, threads: int, clock: str) -> None:
         command = [sys.executable, __file__, "contestant", shape, name, size, mode, str(threads), clock]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.told = self._line()  # until the third step is over
-        """Its parameters in millions and the seconds until its third step was over, or why it is not there."""
+        self.told = self._line()
+        """Once its third step is over: its parameters in millions and the seconds until then. Or why it is not there."""
 
     def tokens_per_second(self, steps: int) -> float:
         assert self.process.stdin is not None

@@ -60,7 +60,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, weights, token, back = ctx.saved_tensors
         of_rows = gradient.index_select(0, token)  # (t, d) -> (t*k, d)
-        of_weights = (of_rows * rows).sum(-1, dtype=_wide(rows)).to(weights.dtype)[back]  # (t*k) -> (t, k)
+        of_weights = (of_rows.to(_wide(rows)) * rows).sum(-1).to(weights.dtype)[back]  # (t*k, d) -> (t*k,) -> (t, k)
         by_row = weights.new_empty(len(rows)).scatter_(0, back.flatten(), weights.flatten())  # (t, k) -> (t*k)
         return of_rows.mul_(by_row.unsqueeze(-1)), of_weights, None, None
 

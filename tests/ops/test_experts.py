@@ -1,5 +1,8 @@
 """Tokens spread over their experts and brought back, against indexing."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -40,8 +43,21 @@ def test_spreading_and_gathering_and_their_gradients_equal_indexing(doubles: Non
             torch.testing.assert_close(mine, its)
 
 
-def test_bfloat16_is_rounded_once() -> None:
+def test_bfloat16_is_rounded_once_in_both_directions() -> None:
     sorting = Sorting(torch.arange(64).expand(3, 64).contiguous(), 64)
-    rows, weights = torch.randn(3 * 64, D).bfloat16(), torch.rand(3, 64)
+    rows, weights, gradient = torch.randn(3 * 64, D).bfloat16(), torch.rand(3, 64), torch.randn(3, D).bfloat16()
     wanted = (rows.double()[sorting.back] * weights.double().unsqueeze(-1)).sum(1)
-    assert torch.equal(sorting.gather(rows, weights), wanted.float().bfloat16())
+    out = sorting.gather(rows, weights.requires_grad_())
+    assert torch.equal(out, wanted.float().bfloat16())
+    (found,) = torch.autograd.grad(out, weights, gradient)
+    torch.testing.assert_close(found.double(), (rows.double()[sorting.back] * gradient.double().unsqueeze(1)).sum(-1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_by_expert_loads_no_compiler() -> None:
+    """Which would take a second and a half."""
+    program = (
+        "import sys, torch; from lm.ops.experts import by_expert; x, w = torch.ones(4, 8, requires_grad=True), torch.ones(2, 8, 8);"
+        "by_expert(x, w, None, torch.tensor([1, 4], dtype=torch.int32), torch.tensor([0, 1, 1, 1])).sum().backward();"
+        "assert x.grad.sum() == 256; print('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"

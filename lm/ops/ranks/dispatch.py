@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from lm.ops.experts import Sorting
 from lm.ops.ranks.columns import Columns
 
 Run = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -24,15 +25,13 @@ class Dispatch:
 
     def __call__(self, run: Run, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """As `run` with the experts of all ranks, given one with those of this rank."""
-        k = experts.shape[1]
-        chosen, order = experts.flatten().sort(stable=True)  # (t, k) -> (t*k), so that what a rank is sent lies side by side
-        sent, come, each = self._counts(chosen)
-        rows: Tensor = _Sent.apply(x[order // k], self._ranks.group, sent, come)  # (t, d) -> (m, d)
+        sorting = Sorting(experts, self._n_experts)  # by expert, so that what a rank is sent lies side by side
+        sent, come, each = self._counts(sorting.chosen)
+        rows: Tensor = _Sent.apply(sorting.spread(x), self._ranks.group, sent, come)  # (t*k, d) -> (m, d)
         mine = torch.arange(each.shape[1], device=x.device).repeat(len(each)).repeat_interleave(each.flatten())  # (m,)
         made = run(rows, mine.unsqueeze(1), weights.new_ones(len(mine), 1))
         back: Tensor = _Sent.apply(made, self._ranks.group, come, sent)  # (m, d) -> (t*k, d)
-        placed = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        return torch.einsum("tkd,tk->td", back[placed].unflatten(0, (-1, k)), weights)
+        return sorting.gather(back, weights)
 
     def _counts(self, chosen: Tensor) -> tuple[list[int], list[int], Tensor]:
         """How many tokens go to each rank and come from each; and (ranks, e) of these, from each for each expert here."""

@@ -47,6 +47,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.contestants import LENGTH, ROWS, SHAPES, SIZES, VOCAB, LossOf
 
+MODES = ("fp32", "bf16", "compiled", "fp32-compiled")
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
@@ -253,7 +254,11 @@ def main(args: list[str]) -> int:
     torch.set_num_threads(threads)
     results: Any
     if args[:1] == ["models"]:
-        each = product(options.get("shape", "llama,gpt2").split(","), options.get("size", "14m").split(","), modes)
+        shapes, sizes = options.get("shape", "llama,gpt2").split(","), options.get("size", "14m").split(",")
+        if unknown := {*shapes} - {*SHAPES} | {*sizes} - {*SIZES} | {*modes} - {*MODES}:
+            sys.exit(f"{', '.join(sorted(unknown))}: not known. shape= has {', '.join(SHAPES)}, size= {', '.join(SIZES)},"
+                     f" modes= {', '.join(MODES)}.")  # fmt: skip
+        each = product(shapes, sizes, modes)
         results = [{"shape": shape} | compare(shape, size, mode, rounds, steps, threads, clock) for shape, size, mode in each]
     elif args[:1] == ["sft"]:
         results = compare_sft(rounds, int(options.get("steps", 8)))

@@ -17,8 +17,8 @@ def require_float8() -> None:
         raise ConfigError(f"trainer.float8=true: {name} has no such products; NVIDIA's H100, L40 and newer do. Set trainer.float8=false.")
 
 
-def multiply_in_float8(model: LM) -> tuple[int, int]:
-    """Has the linear layers of all blocks multiply so, where their widths are multiples of 16, and returns how many do, and of how many.
+def multiply_in_float8(model: LM) -> str:
+    """Has the linear layers of all blocks multiply so, where their widths are multiples of 16, and returns a sentence of how many do.
     Embedding, head, routers and stacked experts stay as they are. ConfigError where no layer fits.
     """
     inside = [m for unit in model.units() for m in unit.modules() if isinstance(m, Linear) and type(m) in (Linear, Out, AskedLinear)]
@@ -28,4 +28,4 @@ def multiply_in_float8(model: LM) -> tuple[int, int]:
                           " Choose such a d_model, or set trainer.float8=false.")  # fmt: skip
     for module in found:
         module.multiply = by_float8
-    return len(found), len(inside)
+    return f"{len(found)} of {len(inside)} linear layers in blocks multiply float8"

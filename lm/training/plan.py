@@ -20,13 +20,13 @@ def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
     """Says what the run will take. ConfigError where a tokenizer that is a file cannot be read, or nothing fits trainer.float8."""
     model = _filled(cfg)
     counts, built = count(model, cfg.data.seq_len), _built(cfg, model)
+    float8 = multiply_in_float8(built) if cfg.trainer.float8 else None
     step_s = _step_s(cfg, counts)
     say(f"plan: {_size(cfg, counts, step_s)}")
     say(f"plan: {_time(cfg, counts, step_s)}")
     say(f"plan: {_room(cfg, memory(built, cfg.setting()))}")
-    if cfg.trainer.float8:
-        n, of = multiply_in_float8(built)
-        say(f"plan: {n} of {of} linear layers in blocks multiply float8; the time and the room above are those of bfloat16")
+    if float8 is not None:
+        say(f"plan: {float8}; the time and the room above are those of bfloat16")
     if cfg.init_from is None:
         say(f"plan: {_advice(cfg, counts)}")
 

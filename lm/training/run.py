@@ -142,8 +142,7 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     )  # fmt: skip
     module.model.recomputes(cfg.trainer.recomputes())
     if cfg.trainer.float8:
-        n, of = multiply_in_float8(module.model)
-        run.journal.console.say(f"{n} of {of} linear layers in blocks multiply float8")
+        run.journal.console.say(multiply_in_float8(module.model))
     if cfg.trainer.compile:
         let_compilers_in()
         module.model.compile()

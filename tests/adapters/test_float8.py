@@ -70,7 +70,7 @@ def test_rounding_has_the_largest_number_exactly_and_keeps_what_is_no_number(dty
 def test_layers_that_fit_multiply_so_in_training_alone() -> None:
     model = build_model(from_tree(DecoderConfig, WIDE), seed=0)
     plain, ids = build_model(from_tree(DecoderConfig, WIDE), seed=0), torch.randint(0, WIDE["vocab_size"], (4, 16))
-    assert multiply_in_float8(model) == (14, 14)
+    assert multiply_in_float8(model) == "14 of 14 linear layers in blocks multiply float8"
 
     def gradients(of: LM) -> tuple[torch.Tensor, torch.Tensor]:
         of.zero_grad()
@@ -88,7 +88,7 @@ def test_layers_that_fit_multiply_so_in_training_alone() -> None:
 
 def test_a_width_that_does_not_fit_leaves_its_layers_as_they_are() -> None:
     model = build_model(from_tree(DecoderConfig, WIDE | {"ffn": {"kind": "mlp", "hidden": 40}}), seed=0)
-    assert multiply_in_float8(model) == (8, 14)
+    assert multiply_in_float8(model) == "8 of 14 linear layers in blocks multiply float8"
     block = model.blocks[0]
     assert block.attention.q.multiply is by_float8 and block.ffn.down.multiply is product
 

@@ -217,6 +217,10 @@ def find_field(cls: type[Config], tree: Tree, path: Iterable[str]) -> tuple[type
     owner, field, value = cls, None, tree  # type: type[Config], FieldInfo | None, Any
     for key in path:
         entry = entry_type(field.annotation) if field is not None else None
+        if isinstance(value, list) and key.isdigit():
+            inside = next((get_args(one)[0] for one in members(field.annotation) if get_origin(one) is list), Any) if field else Any
+            field, value = FieldInfo.from_annotation(inside), value[int(key)] if int(key) < len(value) else None
+            continue
         if entry is not None:
             field, value = FieldInfo.from_annotation(entry), kind_from_key({key: {}} | value if isinstance(value, dict) else {key: {}})
         else:
@@ -272,6 +276,8 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
         owner, _ = find_field(cls, tree, path)
         return f"{where}: there is no such key. {did_you_mean(path[-1], owner.model_fields)}"
     if kind == "missing":
+        if path[-1:] != [last := str(problem["loc"][-1])]:  # within a kind that find_field cannot tell
+            return f"{where}.{last}: a value is missing. Set it."
         _, field = find_field(cls, tree, path)
         kinds = [name for name in variants(field.annotation) if name] if field else []
         one = f"Set its kind, one of {', '.join(kinds)}, as in {path[-1]}={{'kind': '{kinds[0]}'}}" if kinds else "Set it"

@@ -123,9 +123,26 @@ FILES: dict[str, tuple[Prepare, int, list[str]]] = {
     "no model given": (call("eval"), 2, ["lm eval from="]),
     "no such run": (call("compare", "runs/gone", "runs/gone2"), 2, ["runs/gone"]),
 }
+
+
+def mix(source: str) -> Prepare:
+    return call("train", "data=mix", f"data.sources=[{source}]")
+
+
 VALUES: dict[str, tuple[Prepare, int, list[str]]] = {
     "misspelt key": (call("train", "optim.lrr=1"), 2, ["optim.lrr: there is no such key", "Did you mean 'lr'?"]),
     "misspelt key of generate": (call("generate", "from=x", "temprature=1"), 2, ["temprature", "Did you mean 'temperature'?"]),
+    "misspelt key of a source": (
+        mix("{name:a,data:{kind:text,files:x,fils:x}}"),
+        2,
+        ["data.fils: there is no such key", "Did you mean 'files'?"],
+    ),
+    "misspelt kind of a source": (mix("{name:a,data:{kind:txt,files:x}}"), 2, ["'txt' is not an option", "Did you mean 'text'?"]),
+    "misspelt name of a source": (
+        mix("{name:a,nam:a,data:{kind:text,files:x}}"),
+        2,
+        ["sources.0.nam: there is no such key", "'name'?"],
+    ),
     "wrong type": (call("train", "trainer.max_steps=many"), 2, ["trainer.max_steps: 'many'", "integer"]),
     "wrong type of generate": (call("generate", "from=x", "max_tokens=many"), 2, ["max_tokens: 'many'", "integer"]),
     "NaN": (call("train", "optim.lr=nan"), 2, ["optim.lr: NaN", "finite number"]),

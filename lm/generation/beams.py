@@ -1,5 +1,6 @@
 """Beam search: at every step the likeliest few continuations of a prompt go on, and those that have ended are kept apart."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -49,6 +50,8 @@ class _Search:
         going: list[Beam] = []
         length = len(self.running[0].tokens) + 1
         for rank, (score, parent, token) in enumerate(candidates):
+            if score == -math.inf:  # what a form forbids, and all behind it
+                break
             before = self.running[parent].tokens
             tokens = before if token in ends else [*before, token]
             if token in ends or length == self.limit or (ended is not None and ended(tokens)):
@@ -81,7 +84,8 @@ def search(
     ended: Ended | None = None,
     grammar: Grammar | None = None,
 ) -> list[list[Beam]]:
-    """The cfg.n best of cfg.beams beams of each prompt, best first; those that `transformers` finds with as many num_beams.
+    """The cfg.n best of cfg.beams beams of each prompt, best first, fewer where a grammar has fewer texts; those that `transformers` finds
+    with as many num_beams.
 
     Prompts, ends, limits and errors are those of `generate`.  ended(tokens): whether these end a beam, of which they stay a part.
     Raises ConfigError where the vocabulary has fewer tokens than beams and ends need.

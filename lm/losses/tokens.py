@@ -14,6 +14,7 @@ from lm.nn.batch import IGNORED
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, Head, Reader
 from lm.nn.mtp import shifted
+from lm.ops.attention.mask import Mask
 from lm.ops.ranks.vocabulary import Vocabulary
 
 _ALL = Vocabulary()
@@ -218,7 +219,7 @@ def causal_reader(
         sums = summed(hidden, labels, head, label_smoothing, z_loss, chunk, answers)
         total = sums.total
         for n, further in enumerate(ctx.mtp, 1):
-            later = summed(further, _later_labels(labels, n, ctx.mask.q_documents), head, label_smoothing, z_loss, chunk)
+            later = summed(further, _later_labels(labels, n, ctx.mask), head, label_smoothing, z_loss, chunk)
             total = total + later.total * (ctx.mtp_weight / len(ctx.mtp))
         aux = ctx.auxiliary
         if aux.losses:  # per row, each row by its labels: a mean over tokens, as the loss is
@@ -228,7 +229,10 @@ def causal_reader(
     return read
 
 
-def _later_labels(labels: Tensor, n: int, documents: Tensor | None) -> Tensor:
-    """The label n places later, where that is still in the same document."""
-    later = shifted(labels, n, IGNORED)
+def _later_labels(labels: Tensor, n: int, mask: Mask) -> Tensor:
+    """The label n places later, where that is still in the same document, and no key of a prefix that is seen from before has been joined
+    with it."""
+    later, documents, prefix = shifted(labels, n, IGNORED), mask.q_documents, mask.k_prefix
+    if prefix is not None:
+        later = later.masked_fill(prefix & shifted(prefix, 1, False), IGNORED)
     return later if documents is None else later.masked_fill(shifted(documents, n, -1) != documents, IGNORED)

@@ -47,7 +47,7 @@ def write_report(run_folder: Path) -> Path:
 
 
 def compare(
-    runs: Sequence[str | Path],
+    runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | Path | None = None,
     overwrite: bool = False,
     *,
@@ -57,12 +57,13 @@ def compare(
 ) -> str:
     """Returns a table of runs, the lowest metric first, with what differs between their configs and what makes the comparison unfair.
 
-    runs: folders of runs, of sweeps, and globs; what cannot be read is left out, and named in the notes. out: a folder for the same as
-    compare.md and the curves against `x` as compare.png, or a file for the table in the format that its ending says; it does not exist,
-    or with `overwrite` is of an earlier comparison. baseline: what the others are compared with; None: the first one. Raises ConfigError
-    where no run is left, CheckpointError where the only one is damaged, ResourceError where `out` cannot be written.
+    runs: one or several folders of runs, of sweeps, and globs; what cannot be read is left out, and named in the notes. out: a folder for
+    the same as compare.md and the curves against `x` as compare.png, or a file for the table in the format that its ending says; it does
+    not exist, or with `overwrite` is of an earlier comparison. baseline: what the others are compared with; None: the first one. Raises
+    ConfigError where no run is left, CheckpointError where the only one is damaged, ResourceError where `out` cannot be written.
     """
-    comparison = collect([Path(run) for run in runs], baseline)
+    listed = [runs] if isinstance(runs, str | os.PathLike) else runs
+    comparison = collect([Path(run) for run in listed], baseline)
     notes = [*comparison.notes, *unplotted(comparison, x)]
     if comparison.repeated:
         notes = [SEEDS, *notes]

@@ -88,8 +88,14 @@ class Service:
 
     async def models(self) -> Tree:
         """/v1/models, with two more keys that the page reads."""
-        entry = {"id": self._reader.name, "object": "model", "created": 0, "owned_by": "lm"}
-        return {"object": "list", "data": [{**entry, "chat": self._reader.chat is not None, "context": self._model.max_seq_len}]}
+        return {"object": "list", "data": [await self.model(self._reader.name)]}
+
+    async def model(self, name: str) -> Tree:
+        """/v1/models/NAME."""
+        if name != self._reader.name:
+            raise Refusal(404, f"model: {name[:80]!r} is not served here. Ask for {self._reader.name}.")
+        entry = {"id": name, "object": "model", "created": 0, "owned_by": "lm"}
+        return {**entry, "chat": self._reader.chat is not None, "context": self._model.max_seq_len}
 
     async def health(self) -> Tree:
         """/health, without a key."""
@@ -190,6 +196,7 @@ def build(service: Service, door: Door) -> FastAPI:
     told: tuple[Callable[..., Any], ...] = (service.complete, service.chat, service.models, service.health, service.told, service.page)
     for path, endpoint in zip(PATHS, told, strict=True):
         app.add_api_route(path, endpoint, methods=["POST" if endpoint in told[:2] else "GET"], response_model=None)
+    app.add_api_route("/v1/models/{name:path}", service.model, response_model=None)
     app.add_middleware(Counted, metrics=service.metrics)
     for error in (Refusal, LmError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(error, _refused)

@@ -53,10 +53,11 @@ def save_model(
 
 
 def read_model(folder: Path) -> "tuple[Tree, dict[str, Tensor]]":
-    """config.json and the weights, verified; of a checkpoint folder, its meta data and weights."""
+    """config.json and the weights, verified; of a checkpoint folder, its meta data and weights, averaged ones where it
+    has them."""
     if (folder / META).is_file():
         reader = CheckpointReader(folder)
-        return reader.meta, {name: reader.read(name) for name in reader.names()}
+        return reader.meta, {name: validated(reader, name) for name in reader.names()}
     from safetensors.torch import load_file
 
     _refuse_pickles(folder)
@@ -73,6 +74,11 @@ def read_model(folder: Path) -> "tuple[Tree, dict[str, Tensor]]":
             )
         require_finite(name, weight, str(folder), "Use an earlier checkpoint")
     return config, weights
+
+
+def validated(reader: CheckpointReader, name: str) -> "Tensor":
+    """A weight as validation has seen it: its moving average, where there is one."""
+    return reader.read(name, "ema" if "ema" in reader.kinds(name) else "weight")
 
 
 def read_config(folder: Path) -> Tree:

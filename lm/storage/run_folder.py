@@ -30,6 +30,10 @@ class RunFolder:
         self.metrics, self.samples = Metrics(path / "metrics.jsonl"), Samples(path / "samples.md")
         self.checkpoints, self.model = path / "checkpoints", path / "model"
 
+    def __fspath__(self) -> str:
+        """So that what takes a path takes a run."""
+        return str(self.path)
+
     @classmethod
     def around(cls, path: Path) -> Self | None:
         """Returns the run that a folder is, or that its model or checkpoint lies in."""

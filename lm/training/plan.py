@@ -58,7 +58,7 @@ def step_law(n: int, tokens: int) -> tuple[float, float]:
 def _filled(cfg: TrainConfig) -> ModelConfig:
     """As training fills in what tokenizer and data decide; a tokenizer that is still to be trained as large as it may become."""
     given = cfg.tokenizer
-    vocab_size = cfg.model.vocab_size or -(-(given.size() or given.build().vocab_size) // 64) * 64
+    vocab_size = cfg.model.vocab_size or -(-(given.size(cfg.objective.specials()) or given.build().vocab_size) // 64) * 64
     return cfg.model.replace(vocab_size=vocab_size, max_seq_len=cfg.model.max_seq_len or cfg.data.seq_len)
 
 

@@ -181,7 +181,8 @@ def _describe(module: "TrainModule", rows: str) -> None:
 def _finish(module: "TrainModule", command: str | None) -> Tree:
     """The model folder, out of the last checkpoint, and the summary."""
     cfg, run, step, counts, p = module.cfg, module.run, module.step, module.counts, module.run.counters
-    best, handed_on = p.best_step is not None, step if p.best_step is None else p.best_step
+    best = cfg.checkpoint.best and p.best_step is not None
+    handed_on = p.best_step if best and p.best_step is not None else step
     saved = CheckpointReader(step_folder(run.folder.checkpoints, handed_on), verified=True)
     export_model(run.folder.model, saved, run.data.tokenizer.save, cfg.run.name)
     if handed_on != step:

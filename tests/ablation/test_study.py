@@ -46,6 +46,9 @@ def test_a_study_is_run_once_judged_at_any_time_and_takes_more_seeds(
     again, out, err = ablate(FFN, "seeds=2")
     assert again == 0 and "runs to go" not in err and verdict(tmp_path) == first
 
+    code, _, err = lm("ablate", "study=ffn", "dir=.", "metric=val_loss")
+    assert code == 2 and err.splitlines()[-1].startswith("metric: ffn goes on as it was asked for.")
+
     code, out, _ = ablate(FFN, "seeds=3")
     assert code == 0
     more = verdict(tmp_path)

@@ -49,6 +49,14 @@ def test_what_is_written_fits_the_schema(model: DecoderLM, tokenizer: Tokenizer,
         assert read.keys() == {"name", "age", "on"} and len(read["name"]) <= 6 and 0 <= read["age"] <= 120 and read["on"] in (True, False)
 
 
+@pytest.mark.parametrize(("regex", "n"), [("aaaa", 1), ("(yes|no)", 2), ("[ab]c", 2)])
+def test_beams_are_no_more_than_there_are_texts(model: DecoderLM, tokenizer: Tokenizer, regex: str, n: int) -> None:
+    """Behind what a form forbids a beam does not go on. Seen to fail with such beams taken."""
+    found = lm.complete(model, tokenizer, "x", regex=regex, max_tokens=12, beams=4, n=4)
+    assert len({each.text for each in found}) == len(found) == n
+    assert all(re.fullmatch(regex, each.text) and each.finish == "stop" for each in found)
+
+
 @pytest.mark.parametrize("way", [{"temperature": 1.5, "n": 4}, {"lookup": 1, "n": 4}, {"beams": 3, "n": 3}], ids=str)
 def test_what_is_written_matches_the_regex_and_the_grammar(model: DecoderLM, tokenizer: Tokenizer, way: dict[str, Any]) -> None:
     for each in lm.complete(model, tokenizer, "x", regex="[ab]{2,5}é(yes|no)", max_tokens=40, **way):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lm.losses.tokens import LossSums, causal_reader
+from lm.losses.tokens import LossSums, _later_labels, causal_reader
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.context import Context
 from lm.nn.mtp import MTPBlock, shifted
@@ -91,6 +91,36 @@ def test_nothing_is_predicted_beyond_a_document() -> None:
     for span in (slice(0, 5), slice(5, 6), slice(6, 12)):
         apart = apart + loss(model, Batch(row.tokens[:, span], labels=row.labels[:, span])).total
     torch.testing.assert_close(together.total, apart)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@torch.no_grad()
+def test_nothing_is_predicted_that_a_prefix_has_shown(depth: int) -> None:
+    """A place before the prefix's end sees keys with which later tokens have been joined. Whatever a target is, the hidden states that
+    it is read from are the same. Seen to fail with labels of all places."""
+    model, ids, prefix = with_mtp(depth), tokens(1, 12), (torch.arange(12) < 6).unsqueeze(0)
+    labels = labels_of(ids).masked_fill(torch.arange(12) < 5, IGNORED)
+    mask = Mask(at := arange_positions(12, ids.device), at, square=True, k_prefix=prefix)
+
+    def states(given: Tensor) -> list[Tensor]:
+        found: list[list[Tensor]] = []
+        model(Batch(given, prefix=prefix), loss=lambda hidden, head, ctx: found.append(ctx.mtp))
+        return found[0]
+
+    counted, expected = 0, states(ids)
+    for n in range(1, depth + 1):
+        for place in (_later_labels(labels, n, mask)[0] != IGNORED).nonzero()[:, 0].tolist():
+            other = ids.clone()
+            other[0, place + n + 1] = (ids[0, place + n + 1] + 1) % 7
+            assert torch.equal(states(other)[n - 1][0, place], expected[n - 1][0, place]), (n, place)
+            counted += 1
+    assert counted >= depth
+
+
+@torch.no_grad()
+def test_matrices_of_further_blocks_are_matrices_to_an_optimizer() -> None:
+    model = with_mtp(1)
+    assert {"mtp.0.join.weight", "mtp.0.block.attention.q.weight", "mtp.0.block.ffn.up.weight"} <= model.matrices()
 
 
 def test_gradient_reaches_the_further_blocks_and_all_below() -> None:

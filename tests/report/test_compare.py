@@ -15,6 +15,7 @@ from lm.report.collect import collect
 from lm.report.curves import _mean, comparison_png
 from lm.report.page import compare
 from lm.report.run import read_run
+from lm.storage.run_folder import RunFolder
 from tests.conftest import Lm
 
 WriteRun = Callable[..., Path]
@@ -133,3 +134,9 @@ def test_a_curve_stands_by_steps_tokens_flops_or_the_time_of_its_steps(sweep: Pa
 def test_one_unfinished_run_alone_has_a_picture(sweep: Path, tmp_path: Path) -> None:
     comparison_png(collect([sweep / "half"]), tmp_path / "p.png", "flops")
     assert (tmp_path / "p.png").stat().st_size > 1000
+
+
+def test_one_run_is_compared_by_its_path_or_itself(sweep: Path) -> None:
+    """Seen to walk through the whole file system, letter by letter of the path."""
+    found = compare(str(sweep / "a0"))
+    assert "a0" in found and found == compare(sweep / "a0") == compare(RunFolder(sweep / "a0")) == compare([RunFolder(sweep / "a0")])

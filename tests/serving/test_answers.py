@@ -174,6 +174,9 @@ def test_a_key_is_asked_for_and_other_sites_are_refused(serve: Serve, monkeypatc
         bearer = {"Authorization": "Bearer s3cret"}
         statuses = [client.get("/v1/models", headers=headers).status_code for headers in ({}, {"Authorization": "Bearer x"}, bearer)]
         assert statuses == [401, 401, 200]
+        served = client.get("/v1/models", headers=bearer).json()["data"][0]
+        assert client.get(f"/v1/models/{served['id']}", headers=bearer).json() == served
+        assert client.get("/v1/models/another", headers=bearer).status_code == 404
         assert client.get("/health").status_code == client.get("/").status_code == 200
         for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
             assert client.get("/v1/models", headers=bearer | headers).status_code == 403

@@ -72,3 +72,10 @@ def test_a_parent_that_no_step_makes_better_is_handed_on(configure: Configure, t
 def test_a_test_of_other_weights_than_those_handed_on_is_refused(configure: Configure) -> None:
     with pytest.raises(ConfigError, match=r"^checkpoint.best: the test is of the last weights.* Set data.test_frac=0"):
         train(configure("checkpoint.best=true", "data.test_frac=0.5"))
+
+
+def test_a_run_that_goes_on_without_wanting_the_best_hands_the_last_on(configure: Configure, tmp_path: Path) -> None:
+    train(configure(*WORSENS))
+    summary = train(configure(*WORSENS, "checkpoint.best=false", "trainer.max_steps=22"))
+    assert summary["model_step"] == 22
+    assert summary["val_loss"] == [line["val_loss"] for line in read(tmp_path / "run" / "metrics.jsonl") if "val_loss" in line][-1]

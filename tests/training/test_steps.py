@@ -24,6 +24,7 @@ from lm.nn.transformer import DecoderConfig, DecoderLM, build_model
 from lm.ops.attention.mask import Mask, arange_positions
 from lm.schema import from_tree
 from lm.storage.checkpoint import CheckpointReader
+from lm.storage.model_folder import read_model
 from lm.training.module import step_seed
 from lm.training.run import train
 from tests.training.conftest import Configure, read
@@ -134,6 +135,8 @@ def test_averaged_weights_are_the_formula_over_every_step_and_are_what_is_valida
     rows = CausalRows(data.val, tokenizer, cfg.data.seq_len, cfg.data.mask_documents)
     found = totals(model, rows, spread(len(rows), cfg.data.val_rows), tokenizer, 8).figures()
     assert summary["val_loss"] == pytest.approx(found["val_loss"], rel=1e-6)
+    stored = read_model(tmp_path / "run" / "checkpoints" / "step-00000005")[1]  # a checkpoint's model is the one that was validated
+    torch.testing.assert_close({name: stored[name] for name in average}, average, atol=1e-6, rtol=1e-5)
 
 
 def test_the_options_of_the_objective_reach_the_loss() -> None:

@@ -1,5 +1,6 @@
 """`lm average RUN last=5 out=FOLDER`: one model out of a run's newest checkpoints."""
 
+import shlex
 from pathlib import Path
 
 from pydantic import Field
@@ -30,4 +31,4 @@ class Average(Writer):
         from lm.generation.merging import average
 
         found = average(runs[0], self.out, last=self.last, overwrite=self.overwrite)
-        say(f"{found}: the mean of {self.last} checkpoints. Try it: lm generate from={self.out} prompt=...")
+        say(f"{found}: the mean of {self.last} checkpoints. Try it: lm generate from={shlex.quote(self.out)} prompt=...")

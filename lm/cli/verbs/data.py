@@ -52,9 +52,10 @@ class Data(Verb):
         assert rows is not None
         for line in rows.describe().splitlines():
             note(line)
-        if outside := [row for row in self.rows if not 0 <= row < len(rows)]:
+        wanted = self.rows if "rows" in self.model_fields_set else [row for row in self.rows if row < len(rows)]
+        if outside := [row for row in wanted if not 0 <= row < len(rows)]:
             raise ConfigError(f"rows: {outside[0]} was asked for, and there are {len(rows):,}. Choose rows from 0 to {len(rows) - 1}.")
-        for row in self.rows:
+        for row in wanted:
             answer(f"row {row} of {len(rows):,}")
             for spans in shown(rows.batch(np.array([row]), self.draw), prepared.tokenizer):
                 answer_spans(*spans)

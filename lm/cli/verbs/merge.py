@@ -1,5 +1,6 @@
 """`lm merge FOLDER FOLDER ... out=FOLDER`: one model out of several of one architecture."""
 
+import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,8 @@ class Merge(Writer):
         """Prints one line on stdout; an argument is a folder if it exists or has no '='."""
         folders = [arg for arg in rest if Path(arg).exists() or "=" not in arg]
         self.refuse([arg for arg in rest if arg not in folders])
+        if "density" in self.model_fields_set and self.method != "ties":
+            raise ConfigError(f"density: it is of method=ties, and method={self.method} keeps all. Leave it out, or use method=ties.")
         try:
             weights = None if self.weights is None else [float(text) for text in self.weights.strip("[]").split(",")]
         except ValueError:
@@ -40,4 +43,4 @@ class Merge(Writer):
         found = merge(
             folders, self.out, weights=weights, method=self.method, base=self.base, density=self.density, overwrite=self.overwrite
         )
-        say(f"{found}: {self.method} of {len(folders)} models. Try it: lm generate from={self.out} prompt=...")
+        say(f"{found}: {self.method} of {len(folders)} models. Try it: lm generate from={shlex.quote(self.out)} prompt=...")

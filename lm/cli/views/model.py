@@ -58,7 +58,7 @@ def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[t
     """The config with its sizes, and a row for each that neither preset nor command line states."""
     cfg, changes, assumed = shown.model, {}, []
     if cfg.vocab_size is None:
-        changes["vocab_size"] = _vocab_size(composition)
+        changes["vocab_size"] = _vocab_size(composition, shown)
         assumed.append(
             ("vocabulary", f"{changes['vocab_size']:,}, from tokenizer={composition.choices['tokenizer']}, for model.vocab_size=null")
         )
@@ -68,10 +68,10 @@ def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[t
     return cfg.replace(**changes), assumed
 
 
-def _vocab_size(composition: Composition) -> int:
+def _vocab_size(composition: Composition, shown: Sized) -> int:
     """As training rounds it up."""
     tokenizer = composition.part(_Tokenized).tokenizer
-    size = tokenizer.size()
+    size = tokenizer.size(shown.objective.specials())
     if size is None:
         raise ConfigError("model.vocab_size: null, and show does not read tokenizer.path. Set model.vocab_size.")
     return -(-size // 64) * 64

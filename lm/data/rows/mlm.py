@@ -1,12 +1,12 @@
 """Rows for masked language modelling: some tokens are hidden or replaced, and predicted from both sides."""
 
 import re
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lm.data.layout.windows import PADDING, Packing
 from lm.data.order import Ids, uniforms
@@ -34,6 +34,14 @@ class MLMConfig(LikelihoodConfig):
     """Part of those that are shown as another token; the rest is shown as it is."""
     whole_words: bool = False
     """All tokens of a word are predicted, or none; needs a byte-level tokenizer."""
+
+    @model_validator(mode="after")
+    def _no_more_than_all(self) -> Self:
+        if (shown := self.hidden_frac + self.random_frac) > 1 + 1e-9:
+            raise ValueError(
+                f"hidden_frac={self.hidden_frac:g} and random_frac={self.random_frac:g} are {shown:g} together. Make them 1 or less."
+            )
+        return self
 
     def specials(self) -> tuple[str, ...]:
         return ("<|mask|>",)

@@ -41,8 +41,9 @@ class TokenizerConfig(Slot, group="tokenizer"):
         """Returns how many characters of the training split `build` reads; of a kind that reads some the result is kept in the cache."""
         return 0
 
-    def size(self) -> int | None:
-        """Returns the most ids that it will have; None where that is not known before it is built."""
+    def size(self, specials: Sequence[str] = ()) -> int | None:
+        """Returns the most ids that it will have, with the special tokens that an objective brings; None where that is not known before
+        it is built."""
         return None
 
 
@@ -73,7 +74,7 @@ class TrainedConfig(TokenizerConfig):
     def n_chars(self) -> int:
         return self.max_chars
 
-    def size(self) -> int | None:
+    def size(self, specials: Sequence[str] = ()) -> int | None:
         return self.vocab_size
 
     @abstractmethod
@@ -134,8 +135,8 @@ class BytesConfig(TokenizerConfig):
 
         return bytes_tokenizer(extra)
 
-    def size(self) -> int | None:
-        return 259
+    def size(self, specials: Sequence[str] = ()) -> int | None:
+        return 259 + len(specials)
 
 
 class TokenizerFileConfig(TokenizerConfig):

@@ -95,6 +95,8 @@ def _imported(model: str | Path) -> str | None:
 
 
 def _require_dtype(format: str, dtype: str) -> None:
+    if format not in ("hf", "gguf"):
+        raise ConfigError(f"format={format!r}: export writes hf and gguf, and export_adapter what peft loads. Choose one of those.")
     known = ["keep", *(TYPES if format == "gguf" else _DTYPES)]
     if dtype not in known:
         raise ConfigError(f"dtype={dtype}: format={format} has {', '.join(known)}. Choose one of those.")
@@ -162,6 +164,8 @@ def export_adapter(
                 compared = _compared(Path(beside), home, found, say, half)
         else:
             say("not compared with peft (check=false, or peft is not installed: pip install peft)")
+    if base is not None:
+        say(f"base={base}: the adapter names it, and nothing was read there; it fits {parent}, exported, alone")
     return Written(folder, f"peft adapter of {home.architecture}", sum(tensor.numel() for tensor in own.values()), compared)
 
 

@@ -58,10 +58,15 @@ class Rollback(RunCallback):
         run, step, before, at = module.run, module.step, module.run.counters, int(reader.meta["step"])
         module.restore(reader)
         rows_from = before.rows_from + step - at
-        run.counters = replace(Saved.of(reader).counters, rolled_back=before.rolled_back + 1, rows_from=rows_from)
+        run.counters = replace(
+            Saved.of(reader).counters, rolled_back=before.rolled_back + 1, rows_from=rows_from, train_s=before.train_s,
+            max_steps=before.max_steps,
+        )  # fmt: skip
         run.saved_step = -1
         run.clock.start(at)
         run.journal.go_back(at, run.counters.samples_bytes)
         left_out = (step - at) * run.cfg.data.global_batch
         run.journal.record({"step": at, "event": "rolled back", "from_step": step, "rows_left_out": left_out})
+        if before.max_steps is not None:
+            run.journal.record({"step": at, "event": "length decided", "max_steps": before.max_steps})
         module.step, module.stepped = at, False

@@ -13,7 +13,7 @@ from lm.schema import Tree
 from lm.storage.atomic import atomic_folder, write_json
 from lm.storage.checkpoint import CheckpointReader, require_finite
 from lm.storage.formats import FORMAT
-from lm.storage.model_folder import CONFIG, WEIGHTS
+from lm.storage.model_folder import CONFIG, WEIGHTS, validated
 
 _KEPT = ("model", "adapter", "parent", "parent_hash", "family", "step", "tokenizer_hash", "plugins")  # of a checkpoint's meta data
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}  # of the safetensors format
@@ -48,6 +48,6 @@ def _write_weights(path: Path, reader: CheckpointReader, dtypes: dict[str, torch
 
 
 def _bytes(name: str, reader: CheckpointReader, dtype: torch.dtype) -> Any:
-    tensor: Tensor = reader.read(name, "ema" if "ema" in reader.kinds(name) else "weight").to(dtype)
+    tensor: Tensor = validated(reader, name).to(dtype)
     require_finite(name, tensor)
     return tensor.view(torch.uint8).numpy().data

@@ -132,3 +132,17 @@ def test_a_wrong_question_is_answered(lm: Lm, args: list[str], said: str) -> Non
 def test_a_row_that_is_not_there_is_named(lm: Lm, files: list[str]) -> None:
     code, _, err = lm("data", "show", *files, "rows=99999")
     assert code == 2 and err.splitlines()[-1].startswith("rows: 99999 was asked for, and there are ")
+
+
+def test_of_fewer_rows_than_are_shown_unasked_there_are_those(lm: Lm, tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps({"prompt": a, "completion": a}) + "\n" for a in "abcde"))
+    given = [
+        "data=chat",
+        f"data.files={tmp_path / 'pairs.jsonl'}",
+        "objective=sft",
+        "tokenizer=bytes",
+        "data.seq_len=64",
+        "data.val_frac=0.3",
+    ]
+    code, out, err = lm("data", "show", *given)
+    assert code == 0 and "row 0 of " in out, err

@@ -13,6 +13,7 @@ from lm.data.store.shards import TokenStore
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.nn.batch import IGNORED, Batch
+from lm.schema import from_tree
 
 MakeStore = Callable[..., TokenStore]
 
@@ -126,3 +127,8 @@ def test_whole_words_are_predicted_together(make_store: MakeStore) -> None:
 def test_a_tokenizer_without_a_mask_token_is_refused(make_store: MakeStore, byte_tokenizer: Tokenizer) -> None:
     with pytest.raises(ConfigError, match="objective=mlm: the tokenizer has no mask token"):
         make(make_store([[1] * 40]), byte_tokenizer, 8)
+
+
+def test_more_than_all_of_the_predicted_tokens_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"hidden_frac=0\.8 and random_frac=0\.5 are 1\.3 together"):
+        from_tree(MLMConfig, {"random_frac": 0.5})

@@ -64,3 +64,24 @@ def test_what_the_clock_has_decided_is_resumed(configure: Configure, tmp_path: P
 def test_a_rate_that_depends_on_the_length_from_the_start_is_refused(configure: Configure, given: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.max_minutes=5 leaves the length to the clock.*Use schedule=wsd or constant"):
         configure(*MANY, *given, "trainer.max_minutes=5")
+
+
+@pytest.mark.usefixtures("seconds")
+def test_what_the_clock_has_decided_stands_where_the_run_goes_back(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a checkpoint from before. Seen to fail with the counters of that checkpoint."""
+    leapt: list[float] = []
+
+    def is_spike(loss: float, recent: list[float], factor: float | None) -> bool:
+        if leapt or not decided(tmp_path / "run"):
+            return False
+        leapt.append(loss)
+        return True
+
+    monkeypatch.setattr("lm.training.callbacks.bad_steps.is_spike", is_spike)
+    given = [*MANY, "schedule=wsd", "trainer.max_minutes=1", "checkpoint.every=11", "numerics.rollbacks=1", "trainer.log_every=1"]
+    summary, events = train(configure(*given)), read(tmp_path / "run" / "metrics.jsonl")
+    back = [line for line in events if line.get("event") == "rolled back"]
+    assert len(back) == 1 and decided(tmp_path / "run") == [summary["steps"]]
+    assert train(configure(*given))["steps"] == summary["steps"]  # nothing is left to do

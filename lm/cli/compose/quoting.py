@@ -25,8 +25,9 @@ def hydra(text: str) -> Override | None:
 
 
 def quoted(text: str) -> str:
-    """Returns what Hydra's grammar reads as this text."""
-    return QuotedString(text, Quote.single).with_quotes()
+    """Returns what Hydra's grammar reads as this text, the text itself where that is so."""
+    found = hydra(f"x={text}")
+    return text if found is not None and found.value() == text else QuotedString(text, Quote.single).with_quotes()
 
 
 def stated(text: str) -> list[str]:

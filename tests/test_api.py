@@ -2,6 +2,8 @@
 
 import inspect
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,7 @@ def test_trains_loads_generates_evaluates_and_compares(folder: Path, capsys: pyt
     assert lm.evaluate((model, tokenizer), data) == lm.evaluate(run.path, data) == found
     with pytest.raises(ConfigError, match="in no run folder"):
         lm.evaluate((model, tokenizer))
+    assert lm.evaluate(run) == found and lm.load(run)[0].cfg == model.cfg  # type: ignore[arg-type]
     table = lm.compare([run.path, str(run.path)])
     assert f"{found['val_bits_per_byte']:.4f}" in table and not Path("compare").exists()
     capsys.readouterr()
@@ -113,3 +116,16 @@ def test_a_config_that_lacks_a_slot_says_which_kinds_there_are(slot: str, kinds:
         lm.DecoderConfig(**sizes, **{**given, slot: {"kind": "none of these"}})
     with pytest.raises(ConfigError, match=r"^d_model: a number of 71 bits"):
         lm.DecoderConfig(**{**sizes, "d_model": 2**70}, **given)
+
+
+def test_what_a_function_does_not_know_is_refused_in_one_sentence(folder: Path) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "split='vall' is not an option. Did you mean 'val'?": lambda: lm.evaluate(folder, split="vall"),  # type: ignore[arg-type]
+        "micro_batch=0: rows are read": lambda: lm.evaluate(folder, micro_batch=0),
+        "format='htm' is not an option.": lambda: lm.compare(folder, format="htm"),  # type: ignore[arg-type]
+        "x='stp' is not an option. Did you mean 'step'?": lambda: lm.compare(folder, x="stp"),  # type: ignore[arg-type]
+        "format='onnx': export writes hf and gguf": lambda: lm.export(folder, "out", format="onnx"),  # type: ignore[arg-type]
+    }
+    for said, call in calls.items():
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            call()

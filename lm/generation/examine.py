@@ -23,7 +23,7 @@ from lm.generation.further import further
 from lm.generation.load import load
 from lm.generation.rollouts import held_out_rewards
 from lm.nn.transformer import LM
-from lm.schema import Config, Tree, from_tree
+from lm.schema import Config, Tree, did_you_mean, from_tree
 from lm.storage.model_folder import resolve_model
 from lm.storage.run_folder import RunFolder
 
@@ -83,6 +83,10 @@ def evaluate(
     Raises ConfigError where data, objective and model do not fit, CheckpointError where the folder cannot be read, NumericsError for a loss
     that is not finite.
     """
+    if split not in (*SPLITS, "all"):
+        raise ConfigError(f"split={split!r} is not an option. {did_you_mean(str(split), [*SPLITS, 'all'])}")
+    if micro_batch < 1:
+        raise ConfigError(f"micro_batch={micro_batch}: rows are read one by one at the least. Make it 1 or more.")
     if data is None:
         run = RunFolder.around(resolve_model(str(model))) if not isinstance(model, tuple) else None
         if run is None:

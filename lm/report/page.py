@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from lm.errors import ConfigError
 from lm.report.collect import collect
@@ -13,7 +13,7 @@ from lm.report.curves import comparison_png, curves, unplotted
 from lm.report.frame import render
 from lm.report.run import Axis, Run, read_run
 from lm.report.tables import FORMATS, in_markdown, markdown
-from lm.schema import Tree, flatten
+from lm.schema import Tree, did_you_mean, flatten
 from lm.storage.atomic import replace_file
 from lm.storage.out import out_folder, require_free
 from lm.storage.reading import yaml_text
@@ -62,6 +62,9 @@ def compare(
     not exist, or with `overwrite` is of an earlier comparison. baseline: what the others are compared with; None: the first one. Raises
     ConfigError where no run is left, CheckpointError where the only one is damaged, ResourceError where `out` cannot be written.
     """
+    for name, given, options in (("format", format, [*FORMATS]), ("x", x, [*get_args(Axis)])):
+        if given not in options:
+            raise ConfigError(f"{name}={given!r} is not an option. {did_you_mean(str(given), options)}")
     listed = [runs] if isinstance(runs, str | os.PathLike) else runs
     comparison = collect([Path(run) for run in listed], baseline)
     notes = [*comparison.notes, *unplotted(comparison, x)]

@@ -34,6 +34,8 @@ class RunFolder:
         """So that what takes a path takes a run."""
         return str(self.path)
 
+    __str__ = __fspath__
+
     @classmethod
     def around(cls, path: Path) -> Self | None:
         """Returns the run that a folder is, or that its model or checkpoint lies in."""

@@ -60,7 +60,7 @@ def test_trains_loads_generates_evaluates_and_compares(folder: Path, capsys: pyt
     assert lm.evaluate((model, tokenizer), data) == lm.evaluate(run.path, data) == found
     with pytest.raises(ConfigError, match="in no run folder"):
         lm.evaluate((model, tokenizer))
-    assert lm.evaluate(run) == found and lm.load(run)[0].cfg == model.cfg  # type: ignore[arg-type]
+    assert lm.evaluate(run) == found and lm.load(run)[0].cfg == model.cfg
     table = lm.compare([run.path, str(run.path)])
     assert f"{found['val_bits_per_byte']:.4f}" in table and not Path("compare").exists()
     capsys.readouterr()

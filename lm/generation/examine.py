@@ -61,7 +61,7 @@ class Examined(Config):
 
 
 def evaluate(
-    model: str | Path | tuple[LM, Tokenizer],
+    model: str | os.PathLike[str] | tuple[LM, Tokenizer],
     data: DataConfig | None = None,
     objective: ObjectiveConfig | None = None,
     *,

@@ -1,5 +1,6 @@
 """From a folder to a model and its tokenizer, and from a prompt to text."""
 
+import os
 from pathlib import Path
 from typing import Any, get_args, overload
 
@@ -23,7 +24,7 @@ from lm.storage.model_folder import copy_weights, resolve_model
 
 
 def load(
-    path: str | Path,
+    path: str | os.PathLike[str],
     device: str = "auto",
     merge: bool = True,
     dtype: Dtype | None = None,

@@ -49,7 +49,7 @@ class Written(NamedTuple):
 
 
 def export(
-    model: str | Path,
+    model: str | os.PathLike[str],
     out: str | Path,
     *,
     format: Literal["hf", "gguf"] = "hf",
@@ -88,7 +88,7 @@ def export(
     return Written(folder, home.architecture, sum(weight.numel() for weight in weights.values()), compared, uses)
 
 
-def _imported(model: str | Path) -> str | None:
+def _imported(model: str | os.PathLike[str]) -> str | None:
     """Returns the family that a model was imported from, or the one that its training began with."""
     family: str | None = read_config(resolve_model(str(model))).get("family")
     return family
@@ -112,7 +112,7 @@ def _without_mtp(model: LM, mtp: str, say: Say) -> None:
 
 
 def _as_gguf(
-    source: str | Path, folder: Path, model: LM, tokenizer: Tokenizer, family: str | None, dtype: str, overwrite: bool, say: Say
+    source: str | os.PathLike[str], folder: Path, model: LM, tokenizer: Tokenizer, family: str | None, dtype: str, overwrite: bool, say: Say
 ) -> Written:
     require_gguf()
     if len(model.mtp):
@@ -128,7 +128,7 @@ def _as_gguf(
 
 
 def export_adapter(
-    model: str | Path,
+    model: str | os.PathLike[str],
     out: str | Path,
     *,
     family: str | None = None,

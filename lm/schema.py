@@ -276,8 +276,6 @@ def _explain(cls: type[Config], tree: Tree, problem: dict[str, Any]) -> str:
         owner, _ = find_field(cls, tree, path)
         return f"{where}: there is no such key. {did_you_mean(path[-1], owner.model_fields)}"
     if kind == "missing":
-        if path[-1:] != [last := str(problem["loc"][-1])]:  # within a kind that find_field cannot tell
-            return f"{where}.{last}: a value is missing. Set it."
         _, field = find_field(cls, tree, path)
         kinds = [name for name in variants(field.annotation) if name] if field else []
         one = f"Set its kind, one of {', '.join(kinds)}, as in {path[-1]}={{'kind': '{kinds[0]}'}}" if kinds else "Set it"

@@ -120,11 +120,11 @@ def test_a_config_that_lacks_a_slot_says_which_kinds_there_are(slot: str, kinds:
 
 def test_what_a_function_does_not_know_is_refused_in_one_sentence(folder: Path) -> None:
     calls: dict[str, Callable[[], object]] = {
-        "split='vall' is not an option. Did you mean 'val'?": lambda: lm.evaluate(folder, split="vall"),  # type: ignore[arg-type]
+        "split='vall' is not an option. Did you mean 'val'?": lambda: lm.evaluate(folder, split="vall"),
         "micro_batch=0: rows are read": lambda: lm.evaluate(folder, micro_batch=0),
-        "format='htm' is not an option.": lambda: lm.compare(folder, format="htm"),  # type: ignore[arg-type]
-        "x='stp' is not an option. Did you mean 'step'?": lambda: lm.compare(folder, x="stp"),  # type: ignore[arg-type]
-        "format='onnx': export writes hf and gguf": lambda: lm.export(folder, "out", format="onnx"),  # type: ignore[arg-type]
+        "format='htm' is not an option.": lambda: lm.compare(folder, format="htm"),
+        "x='stp' is not an option. Did you mean 'step'?": lambda: lm.compare(folder, x="stp"),
+        "format='onnx': export writes hf and gguf": lambda: lm.export(folder, "out", format="onnx"),
     }
     for said, call in calls.items():
         with pytest.raises(ConfigError, match=re.escape(said)):

@@ -30,17 +30,19 @@ def merge(
     weights: Sequence[float] | None = None,
     method: Method = "linear",
     base: str | Path | None = None,
-    density: float = 0.2,
+    density: float | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Writes a model folder that is a mean of these models, and returns it.
 
     models: run, model or checkpoint folders, those of adapters merged. weights: of each, which are divided by their sum; None: equal ones.
-    method: `linear`, `slerp` of two, or `ties` of any number that come from `base`, of which `density` is kept of what each has changed.
+    method: `linear`, `slerp` of two, or `ties` of any number that come from `base`, of which `density`
+    is kept of what each has changed; None: 0.2.
     Raises ConfigError for models of different architecture, shapes or tokenizers, and what cannot be merged so.
     """
     target = require_free(out, overwrite)
     shares = _shares(len(models), weights, method, base, density)
+    density = 0.2 if density is None else density
     folders = [resolve_model(str(model)) for model in models]
     start = None if base is None else resolve_model(str(base))
     tokenizer = load_tokenizer(folders[0])
@@ -119,7 +121,7 @@ def _merged(models: Sequence[Weights], shares: Sequence[float], method: Method, 
     return {name: part.view(models[0][name].shape) for name, part in zip(names, parts, strict=True)}
 
 
-def _shares(n: int, weights: Sequence[float] | None, method: Method, base: object, density: float) -> list[float]:
+def _shares(n: int, weights: Sequence[float] | None, method: Method, base: object, density: float | None) -> list[float]:
     """Weights divided by their sum. Raises ConfigError for what does not go with the method."""
     if n < 2:
         raise ConfigError(f"merge: {n} models were given, and a mean is of at least two. Name them, as in lm merge runs/a runs/b.")
@@ -127,7 +129,9 @@ def _shares(n: int, weights: Sequence[float] | None, method: Method, base: objec
         raise ConfigError(f"method=slerp: it goes from one model to another, and {n} were given. Name two, or use method=linear.")
     if (method == "ties") != (base is not None):
         raise ConfigError(f"method={method}: base={base}, and ties alone merges what models have changed of one. Give it with method=ties.")
-    if not 0 < density <= 1:
+    if density is not None and method != "ties":
+        raise ConfigError(f"density={density}: method={method} keeps all of each model. Leave it out, or use method=ties.")
+    if density is not None and not 0 < density <= 1:
         raise ConfigError(f"density={density}: it is a part of what was changed. Choose one above 0, and at most 1.")
     given = [1.0] * n if weights is None else [*weights]
     if len(given) != n or min(given) < 0 or not 0 < sum(given) < float("inf"):

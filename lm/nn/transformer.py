@@ -179,8 +179,8 @@ class LM(Stack):
     def matrices(self) -> set[str]:
         """Names of the blocks' weights that Muon treats as matrices: 2-D, or stacks of them, (e, out, in)."""
         inside = {id(p) for unit in self.units() for p in unit.parameters()}
-        named = {name for name, p in self.named_parameters() if id(p) in inside}
-        return {name for name, role in self.roles().items() if name in named and role in ("hidden", "scores")}
+        roles = self.roles()
+        return {name for name, p in self.named_parameters() if id(p) in inside and roles[name] in ("hidden", "scores")}
 
     def roles(self) -> dict[str, Role | None]:
         """Returns by name what each weight does with the width; None of a matrix that a kind of one's own draws in its own way."""

@@ -53,8 +53,7 @@ def save_model(
 
 
 def read_model(folder: Path) -> "tuple[Tree, dict[str, Tensor]]":
-    """config.json and the weights, verified; of a checkpoint folder, its meta data and weights, averaged ones where it
-    has them."""
+    """config.json and the weights, verified; of a checkpoint folder, its meta data and the weights as validated."""
     if (folder / META).is_file():
         reader = CheckpointReader(folder)
         return reader.meta, {name: validated(reader, name) for name in reader.names()}

@@ -181,8 +181,8 @@ def _describe(module: "TrainModule", rows: str) -> None:
 def _finish(module: "TrainModule", command: str | None) -> Tree:
     """The model folder, out of the last checkpoint, and the summary."""
     cfg, run, step, counts, p = module.cfg, module.run, module.step, module.counts, module.run.counters
-    best = cfg.checkpoint.best and p.best_step is not None
-    handed_on = p.best_step if best and p.best_step is not None else step
+    best_step = p.best_step if cfg.checkpoint.best else None  # a run that goes on may have wanted it before
+    best, handed_on = best_step is not None, step if best_step is None else best_step
     saved = CheckpointReader(step_folder(run.folder.checkpoints, handed_on), verified=True)
     export_model(run.folder.model, saved, run.data.tokenizer.save, cfg.run.name)
     if handed_on != step:

@@ -156,4 +156,4 @@ def test_models_of_two_tokenizers_are_refused(save: Save, tmp_path: Path) -> Non
 def test_what_the_method_does_not_read_is_refused(save: Save, tmp_path: Path, lm: Lm) -> None:
     a, b = save("a", 1), save("b", 2)
     code, _, err = lm("merge", str(a), str(b), f"out={tmp_path / 'c'}", "density=0.5")
-    assert code == 2 and "density: it is of method=ties, and method=linear keeps all" in err
+    assert code == 2 and "density=0.5: method=linear keeps all of each model" in err

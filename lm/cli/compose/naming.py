@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from lm import plugins
 from lm.cli.compose import catalog
 from lm.cli.compose.overrides import Given, parse
-from lm.cli.compose.quoting import as_text, quoted
+from lm.cli.compose.quoting import as_text, plain
 from lm.cli.listing import known
 from lm.errors import ConfigError
 from lm.schema import Config, find_field, variants
@@ -92,7 +92,7 @@ def _placed(job: Sequence[str], varied: Sequence[int], mark: str = "") -> list[s
     else:
         base = _base([item for item in given if item not in told])[0]
     rest = [item.text for item in given if item.key not in run]
-    return [*rest, f"run.dir={quoted(folder)}", f"run.name={quoted(_name(base, told, mark))}"]
+    return [*rest, f"run.dir={plain(folder)}", f"run.name={plain(_name(base, told, mark))}"]
 
 
 def short(path: str) -> str:

@@ -25,9 +25,14 @@ def hydra(text: str) -> Override | None:
 
 
 def quoted(text: str) -> str:
-    """Returns what Hydra's grammar reads as this text, the text itself where that is so."""
+    """Returns what Hydra's grammar reads as this text."""
+    return QuotedString(text, Quote.single).with_quotes()
+
+
+def plain(text: str) -> str:
+    """Returns the text itself where Hydra's grammar reads it as such, and else with quotes."""
     found = hydra(f"x={text}")
-    return text if found is not None and found.value() == text else QuotedString(text, Quote.single).with_quotes()
+    return text if found is not None and found.value() == text else quoted(text)
 
 
 def stated(text: str) -> list[str]:

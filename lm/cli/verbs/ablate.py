@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from lm.ablation.running.jobs import Place
 
 DOINGS = ("plan", "run", "report", "noise")
-_ASKED = {"baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "give_up_after", "exchange"}
 _OF_CLUSTER = {"cluster", "partition", "minutes", "gpus", "sbatch"}
 C = TypeVar("C", bound=RunsConfig)
 _LONGEST = 60  # of the names that are made up here
@@ -125,7 +124,7 @@ class Ablate(Verb):
 
         folder = self._folder(name)
         begun = AskedStudy.read(folder)
-        if asked is None and (unread := sorted(self.model_fields_set & _ASKED)):
+        if asked is None and (unread := sorted(self.model_fields_set & StudyConfig.model_fields.keys())):
             raise ConfigError(f"{unread[0]}: {folder} goes on as it was asked for. Leave it out, or repeat the command that began it.")
         if asked is None or (doing == "report" and begun is None):
             study = read_study(folder)

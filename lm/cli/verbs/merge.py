@@ -25,15 +25,13 @@ class Merge(Writer):
     largest changes of base that agree in sign (Yadav et al. 2023, arXiv:2306.01708)."""
     base: str | None = None
     """Of method=ties, the model that the others come from."""
-    density: float = 0.2
-    """Of method=ties, the part of each model's changes that is kept."""
+    density: float | None = None
+    """Of method=ties, the part of each model's changes that is kept. null: 0.2."""
 
     def run(self, rest: list[str]) -> None:
         """Prints one line on stdout; an argument is a folder if it exists or has no '='."""
         folders = [arg for arg in rest if Path(arg).exists() or "=" not in arg]
         self.refuse([arg for arg in rest if arg not in folders])
-        if "density" in self.model_fields_set and self.method != "ties":
-            raise ConfigError(f"density: it is of method=ties, and method={self.method} keeps all. Leave it out, or use method=ties.")
         try:
             weights = None if self.weights is None else [float(text) for text in self.weights.strip("[]").split(",")]
         except ValueError:

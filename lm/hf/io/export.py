@@ -70,7 +70,7 @@ def export(
     then.
     """
     folder = require_free(out, overwrite)
-    _require_dtype(format, dtype)
+    _require_known(format, dtype)
     found, tokenizer = load(model, "cpu")
     _without_mtp(found, mtp, say)
     if format == "gguf":
@@ -94,7 +94,7 @@ def _imported(model: str | os.PathLike[str]) -> str | None:
     return family
 
 
-def _require_dtype(format: str, dtype: str) -> None:
+def _require_known(format: str, dtype: str) -> None:
     if format not in ("hf", "gguf"):
         raise ConfigError(f"format={format!r}: export writes hf and gguf, and export_adapter what peft loads. Choose one of those.")
     known = ["keep", *(TYPES if format == "gguf" else _DTYPES)]

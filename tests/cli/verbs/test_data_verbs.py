@@ -136,13 +136,6 @@ def test_a_row_that_is_not_there_is_named(lm: Lm, files: list[str]) -> None:
 
 def test_of_fewer_rows_than_are_shown_unasked_there_are_those(lm: Lm, tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps({"prompt": a, "completion": a}) + "\n" for a in "abcde"))
-    given = [
-        "data=chat",
-        f"data.files={tmp_path / 'pairs.jsonl'}",
-        "objective=sft",
-        "tokenizer=bytes",
-        "data.seq_len=64",
-        "data.val_frac=0.3",
-    ]
-    code, out, err = lm("data", "show", *given)
-    assert code == 0 and "row 0 of " in out, err
+    source = [f"data.files={tmp_path / 'pairs.jsonl'}", f"data.cache_dir={tmp_path}", "data.seq_len=64", "data.val_frac=0.3"]
+    code, out, err = lm("data", "show", "data=chat", "objective=sft", "tokenizer=bytes", *source)
+    assert code == 0 and [line for line in out.splitlines() if line.startswith("row ")] == ["row 0 of 1"], err

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lm.nn.block import BlockParts
+from lm.nn.head import WIDE
 from lm.nn.kept import Kept, Precision, together
 from lm.nn.linear import Out
 from lm.nn.stack import ModelConfig
@@ -40,7 +41,7 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int  # what autograd keeps of a micro-batch
-    loss: int  # logits of one chunk with their gradients (as on CUDA: a CPU writes over them and takes 4 bytes a logit less), the
+    loss: int  # logits of one chunk, over which their gradient is written, those in float32 (as on CUDA: a CPU has fewer at a time), the
     # head's gradient while it is summed, and what each loss keeps of it
 
     @property
@@ -65,12 +66,14 @@ def memory(model: LM, setting: Setting) -> Memory:
     whole = _gathered(model, n) * size if cut[0] > 1 else 0
     cast = 2 * _multiplied(model) if setting.precision == "bf16-mixed" else 0
     tokens = setting.micro_batch * setting.seq_len // setting.context
+    logits = min(setting.chunk, tokens * n) * -(-model.vocab_size // n)
     return Memory(
         weights=-(-(held + cast) // cut[0]) + whole,
         gradients=-(-trained * size // cut[1]),
         optimizer=-(-states // cut[2]),
         activations=tokens * _activations(model, setting),
-        loss=min(setting.chunk, tokens * n) * -(-model.vocab_size // n) * (8 if setting.precision == "fp32" else 10)
+        loss=logits * (4 if setting.precision == "fp32" else 2)
+        + (logits if n > 1 else min(logits, WIDE)) * (4 if setting.precision == "fp32" else 8)
         + sum(_part(model.head, name, p, n) for name, p in model.head.named_parameters() if p.requires_grad)
         * (4 + size * (1 + len(model.mtp))),
     )

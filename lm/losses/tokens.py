@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lm.nn.batch import IGNORED
 from lm.nn.context import Context
-from lm.nn.head import CHUNK, Head, Reader
+from lm.nn.head import CHUNK, WIDE, WIDE_CPU, Head, Reader
 from lm.nn.mtp import shifted
 from lm.ops.attention.mask import Mask
 from lm.ops.ranks.vocabulary import Vocabulary
@@ -101,23 +101,20 @@ class _Chunked(torch.autograd.Function):
         chunk: int,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        total = torch.zeros((), device=hidden.device, dtype=torch.float32)
-        nll, told = torch.zeros_like(total), torch.zeros(3, device=hidden.device, dtype=torch.float32)
+        sums = torch.zeros(5, device=hidden.device, dtype=torch.float32)
         d_hidden, each = torch.empty_like(hidden), _Chunk(head, extras, parameters)
         d_parameters: list[Tensor] = []  # in float32, whatever the weights are
         for start in range(0, len(hidden), chunk):
             span = slice(start, start + chunk)
-            sums, found, d_hidden[span], grads = each(hidden[span], labels[span], None if answers is None else answers[span])
+            found, d_hidden[span], grads = each(hidden[span], labels[span], None if answers is None else answers[span])
             if start == 0:
                 d_parameters = [g.float() for g in grads]
             else:
                 for mine, g in zip(d_parameters, grads, strict=True):
                     _add(mine, g)
-            total += sums.total
-            nll += sums.nll
-            if found is not None:
-                told += found
+            sums += found
         ctx.save_for_backward(d_hidden, *(mine.to(p.dtype) for mine, p in zip(d_parameters, parameters, strict=True)))
+        total, nll, told = sums[0], sums[1], sums[2:]
         ctx.mark_non_differentiable(nll, told)
         return total, nll, told
 
@@ -137,34 +134,40 @@ def _add(total: Tensor, part: Tensor) -> None:
 
 
 class _Chunk:
-    """The sums of a chunk, and the gradients by what the head reads and by its parameters. Memory for wide logits is taken once for all
-    chunks, and the matrix is cast once: autograd would cast its gradient back for each."""
+    """The sums of a chunk (5,), `total`, `nll` and what is `answered`, and the gradients by what the head reads and by its parameters. The
+    matrix is cast once for all chunks: autograd would cast its gradient back for each."""
 
     def __init__(self, head: Head, extras: tuple[float, float], parameters: Sequence[Tensor]) -> None:
         self.head, self.extras, self.weight = head, extras, head.cast()
         self.leaves = [self.weight if p is head.weight else p for p in parameters]
-        self.room: Tensor | None = None
 
-    def __call__(
-        self, hidden: Tensor, labels: Tensor, answers: Tensor | None
-    ) -> tuple[LossSums, Tensor | None, Tensor, tuple[Tensor, ...]]:
+    def __call__(self, hidden: Tensor, labels: Tensor, answers: Tensor | None) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         of = self.head.vocabulary
         with torch.enable_grad():
             piece = hidden.detach().requires_grad_()
             logits = self.head.part(piece, self.weight)
-        given = logits.detach()
-        wanted = None if answers is None else of.gathered(answers)
-        sums, told, gradient = losses_and_gradient(self.wide(given), of.gathered(labels), *self.extras, of, wanted)
-        d_logits = gradient if gradient.dtype == given.dtype else given.copy_(gradient)
+        d_logits = logits.detach()
+        sums = self.written_over(d_logits, of.gathered(labels), None if answers is None else of.gathered(answers))
         d_piece, *grads = torch.autograd.grad(logits, (piece, *self.leaves), d_logits)
-        return sums, told, d_piece, tuple(grads)
+        return sums, d_piece, tuple(grads)
 
-    def wide(self, logits: Tensor) -> Tensor:
-        """Returns them in float32, or as they are where they are as wide."""
-        if logits.dtype.itemsize >= torch.float32.itemsize:
-            return logits
-        self.room = torch.empty_like(logits, dtype=torch.float32) if self.room is None else self.room[: len(logits)]
-        return self.room.copy_(logits)
+    def written_over(self, logits: Tensor, labels: Tensor, answers: Tensor | None) -> Tensor:
+        """Returns the sums; the logits become their gradient, so many rows at a time that what is wide of them stays in a cache."""
+        of, sums = self.head.vocabulary, logits.new_zeros(5, dtype=torch.float32)
+        rows = max(1, (WIDE_CPU if logits.is_cpu else WIDE) // logits.shape[1])
+        if of.ranks > 1:  # each exchanges as often as the others
+            rows = len(logits)
+        for start in range(0, len(logits), rows):
+            some, at = logits[start : start + rows], slice(start, start + rows)
+            wide = some.float() if some.dtype.itemsize < torch.float32.itemsize else some
+            found, told, gradient = losses_and_gradient(wide, labels[at], *self.extras, of, None if answers is None else answers[at])
+            if gradient is not some:
+                some.copy_(gradient)
+            sums[0] += found.total
+            sums[1] += found.nll
+            if told is not None:
+                sums[2:] += told
+        return sums
 
 
 def chunked_loss(

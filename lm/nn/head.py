@@ -19,6 +19,7 @@ from lm.ops.ranks.vocabulary import Vocabulary, VocabularySlice
 from lm.schema import Config
 
 CHUNK = 1024  # tokens whose logits exist at once, unless told otherwise
+WIDE, WIDE_CPU = 1 << 24, 1 << 20  # logits that a loss takes in float32 at a time: 64 MiB give a kernel enough to do, 4 stay in a cache
 
 
 class HeadConfig(Config):

@@ -79,6 +79,22 @@ def test_log_probabilities_that_are_written_over_logits_have_torchs_bits(dtype: 
     assert torch.equal(Vocabulary().log_softmax_(logits), F.log_softmax(before, -1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_few_rows_in_float32_at_a_time_give_the_gradients_of_all_at_once(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head(HeadConfig(bias=True, softcap=3.0), RMSNormConfig(), 16, 97).to(dtype)
+    hidden, labels = torch.randn(50, 16).to(dtype).requires_grad_(), ragged_labels(5, 10, 97).flatten()
+    results = []
+    for rows in (50, 7, 0):  # 0: never fewer than one row
+        monkeypatch.setattr("lm.losses.tokens.WIDE_CPU", 97 * rows)
+        sums = chunked_loss(hidden, labels, head, label_smoothing=0.1, z_loss=0.01, answers=labels)
+        results.append((torch.stack([sums.total, sums.nll, *sums.told["label_loss"], *sums.told["accuracy"]]).detach(),
+                        torch.autograd.grad(sums.total, (hidden, head.weight, head.bias))))  # fmt: skip
+    (whole, gradients), *others = results
+    for told, found in others:
+        torch.testing.assert_close(told, whole)
+        torch.testing.assert_close(found, gradients)
+
+
 @pytest.mark.parametrize("trained", ["weight", "bias", "dense.weight"])
 @pytest.mark.parametrize("chunk", [7, 50])
 def test_a_chunked_loss_under_autocast_has_the_gradients_of_a_plain_one(trained: str, chunk: int) -> None:

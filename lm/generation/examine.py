@@ -3,7 +3,7 @@
 import math
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Literal, NotRequired, Self, cast
@@ -14,7 +14,7 @@ from lm.data.order import spread
 from lm.data.rows.base import usual
 from lm.data.rows.build import split_rows
 from lm.data.sources.base import SPLITS
-from lm.data.store.prepare import prepare
+from lm.data.store.prepare import changed_files, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError, NumericsError
 from lm.generation.config import Dtype, EvalConfig, no_places
@@ -24,6 +24,7 @@ from lm.generation.load import load
 from lm.generation.rollouts import held_out_rewards
 from lm.nn.transformer import LM
 from lm.schema import Config, Tree, did_you_mean, from_tree
+from lm.storage.checkpoint import checkpoints, read_meta
 from lm.storage.model_folder import resolve_model
 from lm.storage.run_folder import RunFolder
 
@@ -111,6 +112,9 @@ def evaluate(
     if data.seq_len > lm.max_seq_len:
         log(f"data.seq_len={data.seq_len} is over model.max_seq_len={lm.max_seq_len}: the rows are longer than any in training.")
     prepared = prepare(data, tokenizer, log=log)
+    if not isinstance(model, tuple):
+        for changed in _changed_since(resolve_model(str(model)), data, prepared.files):
+            log(f"{changed} since the run read it, so these figures are not of what it validated on.")
     splits = [of for of in SPLITS if split in (of, "all") and prepared.n_tokens(of)]
     all_rows = split_rows(objective, data, prepared, splits, lm.cfg)
     where = str(lm.embed.weight.device)
@@ -126,3 +130,16 @@ def evaluate(
         said = f"the loss is {found['val_loss']} over {found['tokens']:,} tokens"
         raise NumericsError(f"eval: {said}, and only finite ones compare. Use an earlier checkpoint.")
     return found if split != "val" else {**found, "zlib_bits_per_byte": prepared.zlib_bits_per_byte}
+
+
+def _changed_since(model: Path, data: DataConfig, files: Mapping[str, str]) -> list[str]:
+    """Of the run's own data, which files are others than those that its newest checkpoint names."""
+    run = RunFolder.around(model)
+    if run is None or not (saved := checkpoints(run.checkpoints)):
+        return []
+    try:
+        found = changed_files(read_meta(saved[0])["files"], files)
+        own = Examined.of_run(run).data if found else data
+    except CheckpointError:  # it is the model that is examined
+        return []
+    return found if own.replace(seq_len=data.seq_len, val_rows=data.val_rows) == data else []

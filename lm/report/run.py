@@ -83,13 +83,13 @@ def read_run(path: Path) -> Run:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """The folder itself, or the runs in it where it is none but holds some, as that of a sweep does; those that match, of a glob."""
+    """The folder itself where it is a run, and the runs in it, as in that of a sweep; those that match, of a glob."""
     if not path.exists() and glob.has_magic(str(path)):
         return [found for name in sorted(glob.glob(str(path))) for found in run_folders(Path(name))]
-    if RunFolder(path).exists() or not path.is_dir():
+    if not path.is_dir():
         return [path]
     found = [run for child in sorted(path.iterdir()) if child.is_dir() for run in run_folders(child) if RunFolder(run).exists()]
-    return found or [path]
+    return [path, *found] if RunFolder(path).exists() or not found else found
 
 
 def _finite(value: Any) -> bool:

@@ -3,9 +3,9 @@
 import json
 import secrets
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -81,6 +81,12 @@ class Message(Config):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content: it is missing, and nothing is called. Give what the message says.")
+        return self
 
     def shown(self) -> Tree:
         """Returns what a template sees: parts as one text, and no key that was not given."""

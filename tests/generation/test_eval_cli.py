@@ -12,6 +12,7 @@ from lm.data.kinds import TextConfig
 from lm.data.rows.causal import CausalRows
 from lm.data.store.prepare import prepare
 from lm.generation.evaluate import Evaluation, totals
+from lm.storage.checkpoint import write_meta
 from tests.conftest import Lm
 
 
@@ -72,6 +73,22 @@ def test_run_is_evaluated_on_its_own_data_unless_told_otherwise(lm: Lm, model_fo
         found = json.loads(lm("eval", f"from={folder}", "format=json")[1])
         assert found["tokens"] == expected["tokens"]
         assert found["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-5)
+
+
+def test_files_that_have_changed_since_the_run_read_them_are_named(lm: Lm, model_folder: Path, text: Path, tmp_path: Path) -> None:
+    data = TextConfig(files=str(text), cache_dir=str(tmp_path / "cache"), seq_len=16)
+    run = model_folder.parent
+    (run / "config.yaml").write_text(yaml.safe_dump({"data": data.tree()}))
+    checkpoint = run / "checkpoints" / "step-00000001"
+    checkpoint.mkdir(parents=True)
+    write_meta(checkpoint, {"files": prepare(data, library.load(model_folder)[1], log=lambda line: None).files})
+    assert "changed" not in lm("eval", f"from={run}")[2]
+    text.write_text(text.read_text() + "one more line\n")
+    said = "notes.txt has changed since the run read it, so these figures are not of what it validated on."
+    assert said in lm("eval", f"from={run}")[2] and said in lm("eval", f"from={run}", "data.seq_len=32")[2]
+    assert "changed" not in lm("eval", f"from={run}", "data=text", f"data.files={text}")[2]
+    (checkpoint / "meta.json").write_text("{")
+    assert lm("eval", f"from={run}")[0] == 0
 
 
 MISTAKES = {

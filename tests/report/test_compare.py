@@ -51,6 +51,14 @@ def test_a_folder_of_runs_is_compared_and_what_cannot_be_read_is_left_out_by_nam
     assert code == 3 and "summary.json" in err.splitlines()[-1]
 
 
+def test_a_run_in_the_folder_of_a_sweep_stands_beside_those_of_the_sweep(sweep: Path, lm: Lm) -> None:
+    for name in ("config.yaml", "metrics.jsonl", "summary.json"):
+        shutil.copy(sweep / "pos" / "b" / name, sweep / name)
+    code, out, err = lm("compare", str(sweep))
+    assert code == 0, err
+    assert all(f"\n{name}" in out for name in (f"{sweep.name} ", "b ", "a0 +2 "))
+
+
 def test_a_run_damaged_within_a_sweep_is_the_error_where_it_is_alone(sweep: Path, lm: Lm) -> None:
     shutil.rmtree(sweep / "pos")
     code, _, err = lm("compare", str(sweep / "pos"), str(sweep / "empty"))

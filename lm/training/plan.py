@@ -13,12 +13,16 @@ from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.training.budget import peak_flops
 from lm.training.config import TrainConfig
 from lm.training.weights.freeze import freeze
+from lm.training.weights.initial import require_fit
 from lm.units import binary, counted, duration, si
 
 
 def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
-    """Says what the run will take. ConfigError where a tokenizer that is a file cannot be read, or nothing fits trainer.float8."""
+    """Says what the run will take. ConfigError where a tokenizer that is a file cannot be read, or nothing fits trainer.float8;
+    CheckpointError where init_from does not fit the model."""
     model = _filled(cfg)
+    if cfg.init_from is not None:
+        require_fit(build_model(model, device="meta"), cfg.init_from)
     counts, built = count(model, cfg.data.seq_len), _built(cfg, model)
     float8 = multiply_in_float8(built) if cfg.trainer.float8 else None
     step_s = _step_s(cfg, counts)

@@ -1,5 +1,6 @@
 """Starting from a checkpoint: its weights, its tokenizer, a fresh optimizer, and a record of the parent."""
 
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 from lm.cli.compose.compose import compose_config
 from lm.errors import CheckpointError, ConfigError
 from lm.storage.reading import read_json
+from lm.training.plan import plan
 from lm.training.run import train
 from tests.training.conftest import Before, Configure, read, write_text
 
@@ -65,8 +67,11 @@ def test_overrides_that_change_no_shape_apply(parent: Path) -> None:
 
 
 def test_overrides_that_change_a_shape_are_refused_with_the_shapes(parent: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"up.weight is 64x32 there and 96x32 in the model"):
-        train(compose_config(child(parent, "model.ffn.hidden=96")))
+    cfg = compose_config(child(parent, "model.ffn.hidden=96"))
+    for go, of in ((train, cfg), (partial(plan, say=print), cfg.replace(plan=True))):
+        with pytest.raises(CheckpointError, match=r"up.weight is 64x32 there and 96x32 in the model"):
+            go(of)
+    plan(compose_config(child(parent, "plan=true")), print)
 
 
 @pytest.mark.parametrize("override", ["tokenizer=bytes", "tokenizer=bpe", "model=tiny", "model/ffn=geglu"])

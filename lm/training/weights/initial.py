@@ -10,10 +10,10 @@ from lm.adapters.adapter import adapting
 from lm.errors import CheckpointError
 from lm.generation.load import load
 from lm.nn.init import init_weights
-from lm.nn.transformer import LM
+from lm.nn.transformer import LM, build_model, model_config
 from lm.storage.adapted import read_merged
 from lm.storage.checkpoint import CheckpointReader, Piece
-from lm.storage.model_folder import copy_weights, require_same_shapes, resolve_model
+from lm.storage.model_folder import copy_weights, read_config, require_same_shapes, resolve_model
 
 Fill = Callable[[LM, Container[str]], None]  # write the parameters of these names, which are on a device and whole
 
@@ -41,6 +41,12 @@ def copied(path: str) -> Fill:
         copy_weights(mine, {name: weights[name] for name, _ in mine}, str(source))
 
     return fill
+
+
+def require_fit(model: LM, path: str) -> None:
+    """Raises CheckpointError as `copied` does, by configs alone."""
+    source = resolve_model(path)
+    require_same_shapes(_shapes(model), _shapes(build_model(model_config(read_config(source)["model"]), device="meta")), str(source))
 
 
 def beside(base: Fill, own: Fill) -> Fill:

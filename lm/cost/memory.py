@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lm.nn.block import BlockParts
-from lm.nn.head import WIDE
+from lm.nn.head import WIDE, WIDE_CPU
 from lm.nn.kept import Kept, Precision, together
 from lm.nn.linear import Out
 from lm.nn.stack import ModelConfig
@@ -41,8 +41,8 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int  # what autograd keeps of a micro-batch
-    loss: int  # logits of one chunk, over which their gradient is written, those in float32 (as on CUDA: a CPU has fewer at a time), the
-    # head's gradient while it is summed, and what each loss keeps of it
+    loss: int  # logits of one chunk, over which their gradient is written, those in float32, the head's gradient while it is summed, and
+    # what each loss keeps of it
 
     @property
     def total(self) -> int:
@@ -50,8 +50,10 @@ class Memory:
         return sum(astuple(self))
 
 
-def memory(model: LM, setting: Setting) -> Memory:
+def memory(model: LM, setting: Setting, cpu: bool = False) -> Memory:
     """The model may lie on the meta device. Attention counts as fused kernels do it; under DDP, its buckets come on top.
+
+    cpu: where it trains; there fewer logits are in float32 at a time, and gradients are written over them, not beside.
 
     Frozen weights have no gradient and no state; what the model steers stays in float32.
     """
@@ -72,11 +74,17 @@ def memory(model: LM, setting: Setting) -> Memory:
         gradients=-(-trained * size // cut[1]),
         optimizer=-(-states // cut[2]),
         activations=tokens * _activations(model, setting),
-        loss=logits * (4 if setting.precision == "fp32" else 2)
-        + (logits if n > 1 else min(logits, WIDE)) * (4 if setting.precision == "fp32" else 8)
+        loss=_of_logits(logits, setting, cpu)
         + sum(_part(model.head, name, p, n) for name, p in model.head.named_parameters() if p.requires_grad)
         * (4 + size * (1 + len(model.mtp))),
     )
+
+
+def _of_logits(logits: int, setting: Setting, cpu: bool) -> int:
+    """Bytes of a chunk's logits, of those that are in float32 beside them, and of gradients in float32 that are not written over these."""
+    wide = logits if setting.tensor > 1 else min(logits, WIDE_CPU if cpu else WIDE)
+    narrow = setting.precision != "fp32"
+    return logits * (2 if narrow else 4) + wide * (4 * narrow + (0 if cpu and setting.tensor == 1 else 4))
 
 
 def _gathered(model: LM, tensor: int) -> int:

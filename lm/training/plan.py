@@ -9,6 +9,7 @@ from lm.adapters.adapter import hold
 from lm.adapters.float8 import multiply_in_float8
 from lm.cost.count import Counts, count
 from lm.cost.memory import Memory, memory
+from lm.generation.load import pick_device
 from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.training.budget import peak_flops
 from lm.training.config import TrainConfig
@@ -49,8 +50,8 @@ def cost(cfg: TrainConfig, seconds: float) -> str:
 
 
 def estimate(cfg: TrainConfig, model: ModelConfig) -> Memory:
-    """Of one rank, by formula.  model: with its sizes filled in."""
-    return memory(_built(cfg, model), cfg.setting())
+    """Of one rank on the device that trains, by formula.  model: with its sizes filled in."""
+    return memory(_built(cfg, model), cfg.setting(), cpu=pick_device(cfg.trainer.device).type == "cpu")
 
 
 def step_law(n: int, tokens: int) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from lm.losses.tokens import causal_reader, chunked_loss, losses_and_gradient, token_losses
 from lm.nn.batch import IGNORED, Batch
-from lm.nn.head import Head, HeadConfig
+from lm.nn.head import WIDE_CPU, Head, HeadConfig
 from lm.nn.norm import RMSNormConfig
 from lm.nn.transformer import DecoderConfig, build_model
 from lm.ops.ranks.vocabulary import Vocabulary
@@ -161,12 +161,12 @@ def test_rows_and_micro_batches_weigh_by_their_label_tokens() -> None:
 
 
 def test_peak_memory_is_that_of_a_chunk_of_logits() -> None:
-    """Largest single tensor while the loss is taken, by the allocator's own events: a chunk of logits, not the whole batch's."""
+    """By the allocator's own events: a chunk of logits, not the whole batch's, and in bf16 few of them in float32 beside."""
     head, hidden = Head(HeadConfig(), RMSNormConfig(), 8, 5000), torch.randn(4096, 8, requires_grad=True)
     labels = torch.randint(0, 5000, (4096,))
 
-    def largest(chunk: int) -> int:
-        with torch.profiler.profile(profile_memory=True) as profile:
+    def largest(chunk: int, bf16: bool = False) -> int:
+        with torch.profiler.profile(profile_memory=True) as profile, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             chunked_loss(hidden, labels, head, chunk=chunk).total.backward()
         sizes, live, peak = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"], 0, 0
         for event in sorted(sizes, key=lambda e: e.start_ns()):
@@ -178,6 +178,7 @@ def test_peak_memory_is_that_of_a_chunk_of_logits() -> None:
     assert largest(4096) > whole_logits
     assert largest(1024) < 1.2 * whole_logits / 4  # the logits, and their gradient where they were, as the estimate of memory has it
     assert largest(128) < whole_logits / 16
+    assert largest(4096, bf16=True) < 1.2 * (whole_logits / 2 + 4 * WIDE_CPU)
 
 
 def test_z_loss_and_smoothing_count_label_tokens_only_and_by_their_formulas() -> None:

@@ -31,6 +31,7 @@ class Setting:
     world: int = 1  # ranks that share the slices
     context: int = 1  # ranks of which each has its part of a row's tokens
     tensor: int = 1  # ranks, the same ones, of which each has its slice of the matrices
+    cpu: bool = False  # it trains on one
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,8 @@ class Memory:
         return sum(astuple(self))
 
 
-def memory(model: LM, setting: Setting, cpu: bool = False) -> Memory:
+def memory(model: LM, setting: Setting) -> Memory:
     """The model may lie on the meta device. Attention counts as fused kernels do it; under DDP, its buckets come on top.
-
-    cpu: where it trains; there fewer logits are in float32 at a time, and gradients are written over them, not beside.
 
     Frozen weights have no gradient and no state; what the model steers stays in float32.
     """
@@ -74,17 +73,17 @@ def memory(model: LM, setting: Setting, cpu: bool = False) -> Memory:
         gradients=-(-trained * size // cut[1]),
         optimizer=-(-states // cut[2]),
         activations=tokens * _activations(model, setting),
-        loss=_of_logits(logits, setting, cpu)
+        loss=_of_logits(logits, setting)
         + sum(_part(model.head, name, p, n) for name, p in model.head.named_parameters() if p.requires_grad)
         * (4 + size * (1 + len(model.mtp))),
     )
 
 
-def _of_logits(logits: int, setting: Setting, cpu: bool) -> int:
+def _of_logits(logits: int, setting: Setting) -> int:
     """Bytes of a chunk's logits, of those that are in float32 beside them, and of gradients in float32 that are not written over these."""
-    wide = logits if setting.tensor > 1 else min(logits, WIDE_CPU if cpu else WIDE)
+    wide = logits if setting.tensor > 1 else min(logits, WIDE_CPU if setting.cpu else WIDE)
     narrow = setting.precision != "fp32"
-    return logits * (2 if narrow else 4) + wide * (4 * narrow + (0 if cpu and setting.tensor == 1 else 4))
+    return logits * (2 if narrow else 4) + wide * (4 * narrow + (0 if setting.cpu and setting.tensor == 1 else 4))
 
 
 def _gathered(model: LM, tensor: int) -> int:

@@ -29,7 +29,7 @@ def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | No
     device = "cuda" if cfg.trainer.device != "cpu" and torch.cuda.is_available() else "cpu"
     sized = _model(cfg, data, "meta")
     hold(sized)
-    needed = memory(sized, cfg.setting(), cpu=device == "cpu")
+    needed = memory(sized, cfg.setting())
     require_room(needed.total - (needed.optimizer if cfg.strategy.offload else 0), device, "a step, by formula,")
     model = _model(cfg, data, "meta" if strategy.meta or cfg.adapter is not None else "cpu")
     if cfg.trainer.precision == "bf16-true":  # as Lightning converts it, but before the weights are read, so that a model that is

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
+import torch
 from pydantic import Field, field_validator, model_validator
 
 from lm.adapters.adapter import AdapterConfig, LoRAConfig
@@ -187,6 +188,7 @@ class Sized(Config):
             world=self.strategy.sharing(self.launch.world),
             context=self.launch.holders,
             tensor=self.launch.tensor,
+            cpu=trainer.device == "cpu" or (trainer.device == "auto" and not torch.cuda.is_available()),
         )
 
 

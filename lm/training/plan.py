@@ -1,7 +1,7 @@
 """`lm train plan=true`: what a run will take, from its config alone. No data is read, nothing is built, nothing trains."""
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
@@ -9,7 +9,6 @@ from lm.adapters.adapter import hold
 from lm.adapters.float8 import multiply_in_float8
 from lm.cost.count import Counts, count
 from lm.cost.memory import Memory, memory
-from lm.generation.load import pick_device
 from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.training.budget import peak_flops
 from lm.training.config import TrainConfig
@@ -26,10 +25,11 @@ def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
         require_fit(build_model(model, device="meta"), cfg.init_from)
     counts, built = count(model, cfg.data.seq_len), _built(cfg, model)
     float8 = multiply_in_float8(built) if cfg.trainer.float8 else None
-    step_s = _step_s(cfg, counts)
+    step_s, how = _step_s(cfg, counts), cfg.setting()
+    how = how if cfg.budget.gpu is None else replace(how, cpu=False)
     say(f"plan: {_size(cfg, counts, step_s)}")
     say(f"plan: {_time(cfg, counts, step_s)}")
-    say(f"plan: {_room(cfg, memory(built, cfg.setting()))}")
+    say(f"plan: {_room(cfg, memory(built, how))}")
     if float8 is not None:
         say(f"plan: {float8}; the time and the room above are those of bfloat16")
     if cfg.init_from is None:
@@ -50,8 +50,8 @@ def cost(cfg: TrainConfig, seconds: float) -> str:
 
 
 def estimate(cfg: TrainConfig, model: ModelConfig) -> Memory:
-    """Of one rank on the device that trains, by formula.  model: with its sizes filled in."""
-    return memory(_built(cfg, model), cfg.setting(), cpu=pick_device(cfg.trainer.device).type == "cpu")
+    """Of one rank, by formula.  model: with its sizes filled in."""
+    return memory(_built(cfg, model), cfg.setting())
 
 
 def step_law(n: int, tokens: int) -> tuple[float, float]:

@@ -1,6 +1,8 @@
 """What can go wrong for a user, one class per exit code. The text is one sentence: where, what was given, the rule, the remedy."""
 
+import os
 from collections.abc import Sequence
+from traceback import walk_tb
 
 from lm.printing import one_line
 
@@ -69,4 +71,9 @@ class SweepError(LmError):
 def internal(error: Exception) -> LmError:
     """Returns what is told of an error that should not have come up."""
     said = " ".join(str(error).split())
+    plugins = os.environ.get("LM_PLUGINS", "").split(os.pathsep)  # their files, as lm.plugins leaves them to other processes
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename in plugins]
+    if places:
+        file, line = places[-1]
+        return LmError(f"{file}:{line}: {type(error).__name__}: {said}. The plugin raises it; traceback=true shows the way there.")
     return LmError(f"internal error: {type(error).__name__}: {said}. Run again with traceback=true to see where, and report it.")

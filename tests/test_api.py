@@ -129,3 +129,29 @@ def test_what_a_function_does_not_know_is_refused_in_one_sentence(folder: Path) 
     for said, call in calls.items():
         with pytest.raises(ConfigError, match=re.escape(said)):
             call()
+
+
+def test_eval_draws_masks_as_the_run_did(lm: Lm, folder: Path) -> None:
+    import lm as library
+
+    more = [
+        "objective=mlm",
+        "model=bert_tiny",
+        "model.d_model=16",
+        "model.n_layers=1",
+        "model.attention.n_heads=2",
+        "seed=3",
+        "run.name=masks",
+    ]
+    run = library.train(library.config(overrides=overrides(folder, *more)))
+    found = json.loads(lm("eval", f"from={run.path}", "format=json")[1].splitlines()[-1])
+    assert found["val_loss"] == pytest.approx(run.summary()["val_loss"], rel=1e-5)
+    other = library.evaluate(run.path, library.config(overrides=overrides(folder, *more)).data, seed=4)
+    assert other["val_loss"] != pytest.approx(found["val_loss"], rel=1e-5)
+
+
+def test_a_model_without_sizes_is_refused_in_one_sentence() -> None:
+    import lm as library
+
+    with pytest.raises(ConfigError, match="vocab_size and max_seq_len are not set"):
+        library.build_model(library.config("tiny").model)

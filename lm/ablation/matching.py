@@ -48,11 +48,13 @@ def matched(study: StudyConfig, configs: dict[str, TrainConfig], step_s: Mapping
 
 
 def moved(cfg: TrainConfig, key: str, value: Any) -> TrainConfig:
-    """Returns the config with one value changed; with its length, the steps of its schedule keep their share."""
+    """Returns the config with one value changed; with its length, the steps of its schedule and of a mixture's phases keep their share."""
     tree = cfg.tree()
     if key == "trainer.max_steps":
         share = value / cfg.trainer.max_steps
         tree["schedule"]["warmup_steps"] = round(tree["schedule"]["warmup_steps"] * share)
+        for phase in tree["data"].get("phases", []):
+            phase["until_step"] = max(1, round(phase["until_step"] * share))
     *parents, last = key.split(".")
     section = tree
     for parent in parents:

@@ -113,7 +113,7 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
 def read_study(folder: Path) -> Study:
     """Returns the study of a folder as it was frozen. Raises ConfigError where there is none."""
     if (asked := AskedStudy.read(folder)) is None:
-        raise ConfigError(f"{folder}: there is no study here. Start one: lm ablate study=NAME.")
+        raise ConfigError(f"{folder}: there is no study here. Start one, such as lm ablate study=ablation/ffn.")
     return Study(folder, asked)
 
 

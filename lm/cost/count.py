@@ -25,8 +25,8 @@ def count(cfg: ModelConfig, seq_len: int, bytes_per_number: int = 2) -> Counts:
     """cfg: with vocab_size and max_seq_len set.
 
     FLOPs: 2 per weight of each matrix that a token passes (the head too) plus those of the scores over the whole row or the window,
-    without the factor 1/2 of causality (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). Matrices of blocks of multi-token
-    prediction count.
+    without the factor 1/2 of causality (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). Blocks of multi-token prediction count, and
+    the head that reads them once more.
     """
     model = build_model(cfg, device="meta")
     named = dict(model.named_parameters())
@@ -35,7 +35,8 @@ def count(cfg: ModelConfig, seq_len: int, bytes_per_number: int = 2) -> Counts:
     per_token, per_row = numbers(model.states())
     forward = sum(2 * module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     forward += sum(parts.flops(seq_len) for stack in model.stacks() for parts in stack.parts)
-    forward += sum(cfg.ffn.flops(cfg.d_model, cfg.n_layers + k) for k in range(len(model.mtp)))
+    further = sum(cfg.parts(cfg.n_layers + k).flops(seq_len) for k in range(len(model.mtp)))
+    forward += further + 2 * model.head.weight.numel() * len(model.mtp)
     return Counts(
         parameters=total,
         non_embedding=sum(p.numel() for name, p in named.items() if name not in embeddings),

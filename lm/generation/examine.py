@@ -8,6 +8,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Literal, NotRequired, Self, cast
 
+from pydantic import Field
+
 from lm import plugins
 from lm.data.kinds import DataConfig, ObjectiveConfig
 from lm.data.order import spread
@@ -47,13 +49,17 @@ class Examined(Config):
     eval: EvalConfig = EvalConfig()
     objective: ObjectiveConfig | None = None
     init_from: str | None = None
+    seed: int = Field(0, ge=0)
+    """Of what an objective draws of its rows: masks, spans, cuts."""
 
     @classmethod
     def of_run(cls, run: RunFolder) -> Self:
         """Raises CheckpointError where the run's config cannot be read, ConfigError where it needs a plugin."""
         tree = run.config()
         try:
-            return from_tree(cls, {key: tree[key] for key in cls.model_fields if key in tree})
+            seed = tree.get("seed", 0)
+            drawn = {"seed": seed["data"] if isinstance(seed, dict) else seed}
+            return from_tree(cls, {key: tree[key] for key in cls.model_fields if key in tree} | drawn)
         except ConfigError as error:
             plugins.require(tree, run.config_file)
             raise CheckpointError(
@@ -68,6 +74,7 @@ def evaluate(
     *,
     wanted: EvalConfig | None = None,
     parent: str | Path | None = None,
+    seed: int = 0,
     split: Split = "val",
     micro_batch: int = 8,
     device: str = "auto",
@@ -77,10 +84,10 @@ def evaluate(
     """Loss (nats per predicted token) and bits per byte of a model on data.
 
     model: a run, model or checkpoint folder, or what `lm.load` returned. data: such as `lm.config(overrides=["data=wikitext103"]).data`,
-    with rows of its `seq_len`; None: the data, the objective and the parent of the run that the folder belongs to. objective: None: what
-    models of this kind are trained for on such data. wanted: what is asked beside, in figures such as val_loss/512. parent: what DPO
-    compares with; None: no pair loss is told. split: the part that training would validate on, the one that it would read, the one that
-    is set aside for the test, or all. dtype: of the matrices, as in `lm.load`.
+    with rows of its `seq_len`; None: the data, objective, seed and parent of the run that the folder belongs to. objective: None:
+    what models of this kind are trained for on such data. wanted: what is asked beside, in figures such as val_loss/512. parent: what DPO
+    compares with; None: no pair loss is told. seed: of what an objective draws of its rows. split: the part that training would validate
+    on, the one that it would read, the one that is set aside for the test, or all. dtype: of the matrices, as in `lm.load`.
     Raises ConfigError where data, objective and model do not fit, CheckpointError where the folder cannot be read, NumericsError for a loss
     that is not finite.
     """
@@ -93,7 +100,7 @@ def evaluate(
         if run is None:
             raise ConfigError("data: the model is in no run folder, so the data must be given. Pass data=lm.config(...).data.")
         of_run = Examined.of_run(run)
-        data, objective, parent = of_run.data, objective or of_run.objective, parent or of_run.init_from
+        data, objective, parent, seed = of_run.data, objective or of_run.objective, parent or of_run.init_from, of_run.seed
     if split == "test" and not data.test_frac:
         raise ConfigError("split=test: nothing is set aside for it. Raise data.test_frac.")
     lm, tokenizer = model if isinstance(model, tuple) else load(model, device, dtype=dtype)
@@ -116,7 +123,7 @@ def evaluate(
         for changed in _changed_since(resolve_model(str(model)), data, prepared.files):
             log(f"{changed} since the run read it, so these figures are not of what it validated on.")
     splits = [of for of in SPLITS if split in (of, "all") and prepared.n_tokens(of)]
-    all_rows = split_rows(objective, data, prepared, splits, lm.cfg)
+    all_rows = split_rows(objective, data, prepared, splits, lm.cfg, seed)
     where = str(lm.embed.weight.device)
     measure = objective.measure(None if parent is None else lambda: load(parent, where)[0])
     parts = [totals(lm, rows, spread(len(rows), data.val_rows), tokenizer, micro_batch, measure=measure, closely=True) for rows in all_rows]

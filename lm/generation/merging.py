@@ -128,7 +128,8 @@ def _shares(n: int, weights: Sequence[float] | None, method: Method, base: objec
     if method == "slerp" and n != 2:
         raise ConfigError(f"method=slerp: it goes from one model to another, and {n} were given. Name two, or use method=linear.")
     if (method == "ties") != (base is not None):
-        raise ConfigError(f"method={method}: base={base}, and ties alone merges what models have changed of one. Give it with method=ties.")
+        remedy = "Name that in base=" if base is None else "Leave base= out, or use method=ties"
+        raise ConfigError(f"method={method}: base={base}, and ties, as nothing else, merges what the models have changed of one. {remedy}.")
     if density is not None and method != "ties":
         raise ConfigError(f"density={density}: method={method} keeps all of each model. Leave it out, or use method=ties.")
     if density is not None and not 0 < density <= 1:

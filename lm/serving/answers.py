@@ -23,6 +23,7 @@ class Answer:
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}", "created": int(time.time()), "model": name,
             "seed": asked.cfg.seed,
         }  # fmt: skip
+        self._told: dict[int, int] = {}  # characters of each sample that have been told
 
     def whole(self, samples: Sequence[Piece]) -> Tree:
         """Returns all samples at once."""
@@ -53,16 +54,17 @@ class Answer:
         if self._chat:
             logprobs = None if told is None else {"content": [self._in_chat(each) for each in told]}
             return {"index": piece.index, **said, "logprobs": logprobs, "finish_reason": piece.finish}
-        logprobs = None if told is None else self._in_lists(told)
+        logprobs = None if told is None else self._in_lists(piece.index, told)
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
-    def _in_lists(self, told: Sequence[Logprob]) -> Tree:
+    def _in_lists(self, index: int, told: Sequence[Logprob]) -> Tree:
         names = [self._name(each.token) for each in told]
+        *places, self._told[index] = accumulate(map(len, names), initial=self._told.get(index, 0))
         return {
             "tokens": names,
             "token_logprobs": [_number(each.logprob) for each in told],
             "top_logprobs": [self._by_name(each) for each in told],
-            "text_offset": [*accumulate(map(len, names), initial=0)][:-1],
+            "text_offset": places,
         }
 
     def _by_name(self, told: Logprob) -> dict[str, float] | None:

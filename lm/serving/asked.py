@@ -160,7 +160,7 @@ class Reader:
         only_read = body.echo and tree.get("max_tokens") == 0
         cfg = self._sampling(tree | ({"max_tokens": 1} if only_read else {}))
         texts = [prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt) for prompt in prompts]
-        asked = self._asked(body, cfg, encoded, texts if body.echo else [""] * len(prompts))
+        asked = self._asked(body, tree, cfg, encoded, texts if body.echo else [""] * len(prompts))
         for request in asked.requests:
             request.scores = cfg.logprobs if body.echo else None
             for row in request.rows:
@@ -180,7 +180,8 @@ class Reader:
         if tools and not self.chat.mentions("tools"):
             raise ConfigError("tools: the model's chat template does not read any. Leave them out, or use a model fine-tuned with tools.")
         parts = self.chat.asking([message.shown() for message in body.messages], {"tools": tools} if tools else {})
-        return self._asked(body, self._sampling(tree | body.response_format.form), [ids_of(self.tokenizer, parts)], [""])
+        cfg = self._sampling(tree | body.response_format.form)
+        return self._asked(body, tree, cfg, [ids_of(self.tokenizer, parts)], [""])
 
     def _ids(self, prompt: str | Ids) -> Ids:
         if isinstance(prompt, str):
@@ -197,13 +198,16 @@ class Reader:
             raise ConfigError(f"stop: {len(cfg.stops)} texts are over {_STOPS}. Give fewer.")
         return cfg
 
-    def _asked(self, body: CompletionBody | ChatBody, cfg: SamplingConfig, prompts: list[Ids], echoes: list[str]) -> Asked:
+    def _asked(self, body: CompletionBody | ChatBody, told: Tree, cfg: SamplingConfig, prompts: list[Ids], echoes: list[str]) -> Asked:
+        """told: what the body says of how tokens are drawn."""
         if body.model not in (None, self.name):
             raise Refusal(404, f"model: {body.model!r} is not served here. Ask for {self.name!r}.", "model_not_found")
         if cfg.n > self._most_rows or len(prompts) * cfg.n > _SAMPLES:
             most = f"{self._most_rows} samples of a prompt, {_SAMPLES} of a request"
             raise ConfigError(f"n: {len(prompts)} x {cfg.n} samples are too many; at most {most}. Ask for fewer.")
         longest = max(map(len, prompts))
+        if "max_tokens" not in told:
+            cfg = cfg.replace(max_tokens=max(1, min(cfg.max_tokens, self.most_tokens - longest)))
         if longest + cfg.max_tokens > self.most_tokens:
             given = f"{longest} tokens of prompt and max_tokens={cfg.max_tokens}"
             raise Refusal(400, f"prompt: {given} are over {self.most_tokens} together. Shorten one.", "context_length_exceeded")
@@ -233,7 +237,7 @@ def _divided(kind: type[Body], tree: Tree) -> tuple[Tree, Tree]:
     own = {key: value for key, value in tree.items() if key in kind.model_fields}
     rest = {key: value for key, value in tree.items() if key not in own}
     if unknown := [key for key in rest if key not in _DRAWN]:
-        known = [*kind.model_fields, *_DRAWN]
+        known = list(dict.fromkeys([*kind.model_fields, *_DRAWN]))
         raise ConfigError(f"{unknown[0][:80]}: there is no such key. {did_you_mean(unknown[0][:80], known)}")
     return own, rest
 

@@ -34,6 +34,10 @@ class Adapted(Config):
         is none, or another model by now."""
         places = [Path(), *folder.absolute().parents]
         named = next((path for place in places if (path := place / os.path.expanduser(self.parent)).exists()), Path(self.parent))
+        if not named.exists():
+            raise CheckpointError(
+                f"{folder}: it holds an adapter of {self.parent}, which is neither here nor beside it. Bring that back to where it was."
+            )
         parent = resolve_model(str(named))
         if folder_hash(parent) != self.parent_hash:
             raise CheckpointError(

@@ -46,11 +46,11 @@ def read_text(path: Path, most_mib: int = 256) -> str:
         raise CheckpointError(f"{path}: the file is damaged: byte {error.start} is not UTF-8. Restore it or train again.") from None
 
 
-def read_json(path: Path) -> Tree:
-    """Returns a JSON object that holds something."""
+def read_json(path: Path, foreign: bool = False) -> Tree:
+    """Returns a JSON object that holds something.  foreign: another program wrote it, which may mean no limit by Infinity or by 10^30."""
     data = read_bytes(path)
     try:
-        tree = parse_json(data)
+        tree = parse_json(data, foreign)
     except ValueError as error:
         raise CheckpointError(f"{path}: the file is damaged: it is not JSON ({error}). Use another folder.") from None
     if not isinstance(tree, dict) or not tree:
@@ -58,9 +58,13 @@ def read_json(path: Path) -> Tree:
     return tree
 
 
-def parse_json(data: bytes) -> Any:
-    """Returns a value whose numbers are finite and whose integers have at most 64 bits. Raises ValueError."""
+def parse_json(data: bytes, foreign: bool = False) -> Any:
+    """Returns a value whose numbers are finite and whose integers have at most 64 bits. Raises ValueError.
+
+    foreign: numbers may be infinite, and longer integers become floats."""
     try:
+        if foreign:
+            return json.loads(data, parse_constant=_number, parse_float=_number, parse_int=_nearest)
         return json.loads(data, parse_constant=_finite, parse_float=_finite, parse_int=_of_64_bits)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -70,6 +74,16 @@ def _finite(text: str) -> float:
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text} is not a finite number")
     return value
+
+
+def _number(text: str) -> float:
+    if math.isnan(value := float(text)):
+        raise ValueError(f"{text} is no number")
+    return value
+
+
+def _nearest(text: str) -> int | float:
+    return float(text) if len(text) > 20 or abs(int(text)) >= 1 << 63 else int(text)
 
 
 def _of_64_bits(text: str) -> int:

@@ -147,10 +147,14 @@ def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step:
         changed.remove("trainer.max_steps")
     if not changed:
         return
+    also = ""
+    if "schedule.warmup_steps" in changed and cfg.trainer.max_steps != steps:
+        kept = before["schedule.warmup_steps"]
+        also = f" The warm-up followed from the length: write schedule.warmup_steps={kept} to keep the run's."
     lines = [f"  {key}: {before.get(key, 'absent')} in the run, {after.get(key, 'absent')} now" for key in changed]
     shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
     raise ConfigError(
         f"{folder.path}: the run exists with another config ({shown}), and a resumed run may only change where and how often it works, and"
-        " raise trainer.max_steps, or lower it before a rate depends on it. Set run.name to start a new run, or restore the values.",
+        " raise trainer.max_steps, or lower it before a rate depends on it. Set run.name to start a new run, or restore the values." + also,
         before=lines,
     )

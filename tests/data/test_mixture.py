@@ -192,3 +192,12 @@ def test_batches_of_different_widths_and_fields_are_merged() -> None:
     assert found.labels is not None and found.labels[0].tolist() == [7] * 4 + [IGNORED] * 2
     assert found.positions is not None and found.positions.tolist() == [[0, 1, 2, 3, -1, -1], [0, 1, 2, 0, 1, -1], [0, 1, 2, 3, -1, -1]]
     assert found.documents is not None and found.documents[0].tolist() == [0, 0, 0, 0, -1, -1] and found.documents.dtype == torch.int32
+
+
+def test_bytes_of_a_mixture_are_those_of_its_sources(mixed: Mixed, decoder: ModelConfig) -> None:
+    """Where tokens are not bytes, by the labels of each. Seen to fail by its rows."""
+    found = mixed()
+    rows = build_splits(CausalConfig(), found[0], found[1], decoder, 0)
+    assert isinstance(rows.val, MixedRows) and len(rows.val._parts) > 1
+    n_bytes = sum(part.stores["val"].n_bytes for part in found[1].parts.values())
+    assert rows.val.bytes_per_label * rows.val.n_labels == pytest.approx(n_bytes)

@@ -68,7 +68,8 @@ def test_a_stream_joined_is_the_whole_answer(client: httpx.Client) -> None:
     for choice in whole["choices"]:
         parts = [each for chunk in chunks for each in chunk["choices"] if each["index"] == choice["index"]]
         assert "".join(part["text"] for part in parts) == choice["text"]
-        assert [token for part in parts for token in part["logprobs"]["tokens"]] == choice["logprobs"]["tokens"]
+        for key in ("tokens", "text_offset"):
+            assert [each for part in parts for each in part["logprobs"][key]] == choice["logprobs"][key]
         assert [part["finish_reason"] for part in parts if part["finish_reason"]] == [choice["finish_reason"]]
     assert chunks[-1]["usage"] == whole["usage"] and not chunks[-1]["choices"]
 
@@ -215,3 +216,11 @@ def test_weights_that_give_nan_are_an_error_of_the_server(serve: Serve, model: D
         found = client.post(COMPLETIONS, json={"prompt": "a"})
         assert found.status_code == 500 and "NaN" in found.json()["error"]["message"]
         assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_without_max_tokens_an_answer_is_as_long_as_there_is_room(serve: Serve) -> None:
+    """Also where a context has less room than the usual 256. Seen to be refused."""
+    with serve(tokens=40) as client:
+        found = client.post(COMPLETIONS, json={"prompt": "abc", "seed": 0})
+        assert found.status_code == 200 and found.json()["usage"]["total_tokens"] <= 40
+        assert client.post(COMPLETIONS, json={"prompt": "abc", "max_tokens": 256}).status_code == 400

@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lm.adapters.adapter import LoRAConfig
+from lm.adapters.adapter import LoRAConfig, adapting
 from lm.cli.compose.compose import compose_config
 from lm.cli.main import main
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import load
+from lm.nn.transformer import build_model
 from lm.schema import from_tree
 from lm.storage.adapted import read_merged
 from lm.storage.checkpoint import CheckpointReader
@@ -22,6 +23,7 @@ from lm.storage.model_folder import read_model
 from lm.storage.reading import read_json, read_yaml
 from lm.training.config import TrainConfig
 from lm.training.run import train
+from lm.training.weights.initial import parent
 from tests.training.conftest import TINY, Before, Configure, Launch, edit, ranks, read, results, settled, write_text
 
 LORA = ("adapter=lora", "adapter.rank=4", "adapter.dropout=0.2", "optim=adamw", "optim.lr=1e-2")
@@ -148,7 +150,7 @@ def test_a_parent_that_is_another_by_now_or_gone_is_refused(trained: Path, tmp_p
     with pytest.raises(ConfigError, match=r"not the model that the run started from, and its adapter is trained beside that one"):
         train(cfg.replace(run={"name": "first", "dir": str(copy)}))
     shutil.rmtree(copy / "parent")
-    with pytest.raises(CheckpointError, match="parent: does not exist"):
+    with pytest.raises(CheckpointError, match="it holds an adapter of parent, which is neither here nor beside it"):
         load(folder)
 
 
@@ -213,3 +215,15 @@ def test_a_killed_run_of_two_ranks_is_bitwise_the_run_left_alone(
     assert all("lora_" in name and p.dtype == torch.float32 for name, p in own.items())
     assert any(".experts." in name for name in own)
     assert read_json(tmp_path / "run" / "model" / "config.json")["parent"] == str(tmp_path / "experts")
+
+
+def test_what_a_run_compares_with_is_rounded_as_what_it_is_trained_beside(trained: Path) -> None:
+    adapter = LoRAConfig(rank=2, base="int8")
+    plain, beside_it = (parent(str(trained / "parent"), given) for given in (None, adapter))
+    weights = {name: p.data.clone() for name, p in plain.named_parameters()}
+    adapted = build_model(plain.cfg, seed=0)
+    adapter.apply(adapted)
+    adapter.round(weights, adapting(adapted))
+    found = dict(beside_it.named_parameters())
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    assert not torch.equal(found["blocks.0.attention.q.weight"], dict(plain.named_parameters())["blocks.0.attention.q.weight"])

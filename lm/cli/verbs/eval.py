@@ -74,7 +74,7 @@ class Eval(Verb):
         longest = saved.get("model", {}).get("max_seq_len")
         data = examined.data if says_length or type(longest) is not int else examined.data.replace(seq_len=longest)
         found = evaluate(
-            model, data, examined.objective, wanted=examined.eval, parent=examined.init_from, split=self.split,
+            model, data, examined.objective, wanted=examined.eval, parent=examined.init_from, seed=examined.seed, split=self.split,
             micro_batch=self.micro_batch, device=self.device, dtype=self.dtype, log=note,
         )  # fmt: skip
         if self.format == "json":

@@ -113,8 +113,8 @@ class MixedRows(Rows):
     def __init__(self, parts: Mapping[str, Rows], pad: int, mixture: Mixture | None = None) -> None:
         self.names, self._parts, self._pad, self.mixture = list(parts), list(parts.values()), pad, mixture
         self.offsets = np.cumsum([0, *map(len, self._parts)])
-        sizes = np.diff(self.offsets)
-        self.bytes_per_label = float(np.average([part.bytes_per_label for part in self._parts], weights=sizes))
+        self.n_labels = sum(part.n_labels for part in self._parts)
+        self.bytes_per_label = sum(part.bytes_per_label * part.n_labels for part in self._parts) / self.n_labels
 
     def __len__(self) -> int:
         return int(self.offsets[-1])

@@ -1,5 +1,6 @@
 """Chats, of which the assistant's part is learned."""
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -10,6 +11,7 @@ from lm.data.records.fields import bad_record
 from lm.data.records.forms import chat_form
 from lm.data.records.messages import MessagesRecord, tools_of
 from lm.data.sources.base import ASSISTANT, Turn
+from lm.errors import ConfigError
 
 if TYPE_CHECKING:
     from lm.data.tokenizer.chat import ChatTemplate, Run
@@ -52,9 +54,21 @@ class ChatRecord(MessagesRecord):
             answer = self.turns_of(values, self.assistant, ASSISTANT, "data.record.assistant", where)
             asked = parts[0] if len(parts) == 1 else [Turn("user", "\n\n".join(turn.text for part in parts for turn in part if turn.text))]
             turns = [*asked, *answer]
-        if not any(turn.role == ASSISTANT for turn in turns):
-            raise bad_record(f"{where}: no message is the assistant's, so there is nothing to learn. Fix the record")
+        if not any(turn.role == ASSISTANT and _weighs(turn) for turn in turns):
+            raise bad_record(f"{where}: no message is the assistant's, or none has weight, so there is nothing to learn. Fix the record")
         return [*tools_of(values, where), *turns]
 
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[tuple["Run", int]]:
-        return [(run, LEARNED if run.learned else GIVEN) for run in template.runs(turns)]
+        """What the assistant says is learned, but for messages whose `weight` is 0, as OpenAI has it."""
+        runs, weighs = template.runs(turns), [_weighs(turn) for turn in turns if turn.role == ASSISTANT]
+        if all(weighs):
+            return [(run, LEARNED if run.learned else GIVEN) for run in runs]
+        if len(weighs) != sum(run.learned for run in runs):
+            raise ConfigError("data.record: a message has weight 0, and the template writes some answer in several pieces. Leave it out.")
+        each = iter(weighs)
+        return [(run, LEARNED if run.learned and next(each) else GIVEN) for run in runs]
+
+
+def _weighs(turn: Turn) -> bool:
+    """Whether it is to be learned."""
+    return not turn.also or json.loads(turn.also).get("weight") != 0

@@ -64,6 +64,10 @@ class MessagesRecord(RecordConfig):
             also["tool_calls"] = calls
             message = {**message, content_field: message.get(content_field) or ""}
         text = text_of(message, content_field, "data.record.content_field", at)
+        if (weight := message.get("weight")) is not None and _ROLES.get(role, role) == ASSISTANT:
+            if weight not in (0, 1):
+                raise bad_record(f"{at}: weight is {shown(weight)}, and a message is learned or not: 1 or 0. Fix the record")
+            also |= {"weight": 0} if weight == 0 else {}
         return Turn(_ROLES.get(role, role), text, json.dumps(also) if also else "")
 
     def turns_of(self, values: Values, field: str, role: str, key: str, where: str) -> list[Turn]:

@@ -29,6 +29,7 @@ _MOST_DROPPED = 0.05
 class Rows(ABC):
     """Rows by id. What is random in them is a function of (seed, draw, row id, column): draw is the step, and 0 in a validation."""
 
+    n_labels: int  # of this split
     bytes_per_label: float  # of text, on average in this split: for tokenizers whose tokens are not bytes
 
     @abstractmethod
@@ -178,7 +179,8 @@ class PackedRows(Rows):
 
     def __init__(self, packing: Packing, tokenizer: Tokenizer, seed: int = 0) -> None:
         self.packing, self.pad, self.seed, self.store = packing, tokenizer.pad, seed, packing.store
-        self.bytes_per_label = self.store.n_bytes / self.store.n_tokens
+        self.n_labels = self.store.n_tokens
+        self.bytes_per_label = self.store.n_bytes / self.n_labels
 
     def __len__(self) -> int:
         return len(self.packing)
@@ -193,7 +195,8 @@ class PartedRows(Rows):
     def __init__(self, store: TokenStore, tokenizer: Tokenizer, seq_len: int) -> None:
         self._store, self.pad, self._seq_len = store, tokenizer.pad, seq_len
         sizes = np.diff(store.parts[:, 0], append=store.n_tokens)
-        self.bytes_per_label = store.n_bytes / max(1, int(sizes[store.parts[:, 1] % OTHER == LEARNED].sum()))
+        self.n_labels = max(1, int(sizes[store.parts[:, 1] % OTHER == LEARNED].sum()))
+        self.bytes_per_label = store.n_bytes / self.n_labels
 
     def _example(self, begin: int, end: int) -> Example:
         """The tokens begin..end-1."""

@@ -26,7 +26,7 @@ class Splits(NamedTuple):
 def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, model: ModelConfig | None, seed: int) -> Splits:
     """The rows that a run trains on, is validated and tested on; of a mixture also those of each source."""
     parts, trained, pad = prepared.parts, data.trained(), prepared.tokenizer.pad
-    seeds = {name: derived(seed, number) % 2**63 if number else seed for number, name in enumerate(parts)}
+    seeds = _seeds(prepared, seed)
 
     def rows(store: TokenStore, name: str) -> Rows:
         return build_rows(cfg, data, store, prepared.tokenizer, model, seeds[name])
@@ -41,13 +41,20 @@ def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, mod
     return Splits(MixedRows(train, pad, mixture), MixedRows(val, pad), val, MixedRows(test, pad) if test else None)
 
 
+def _seeds(prepared: Prepared, seed: int) -> dict[str, int]:
+    """Of each source."""
+    return {name: derived(seed, number) % 2**63 if number else seed for number, name in enumerate(prepared.parts)}
+
+
 def split_rows(
-    cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, splits: Iterable[Split], model: ModelConfig | None
+    cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, splits: Iterable[Split], model: ModelConfig | None, seed: int = 0
 ) -> list[Rows]:
-    """The rows of each of these splits that has any, and of a mixture its sources one behind the other, as a validation reads them."""
-    tokenizer = prepared.tokenizer
+    """The rows of each of these splits that has any, and of a mixture its sources one behind the other, as a validation reads them.
+
+    seed: of what an objective draws of them."""
+    tokenizer, seeds = prepared.tokenizer, _seeds(prepared, seed)
     stores = [{name: store for name, part in prepared.parts.items() if (store := part.stores[split]).n_tokens} for split in splits]
-    found = [{name: build_rows(cfg, data, store, tokenizer, model) for name, store in each.items()} for each in stores if each]
+    found = [{name: build_rows(cfg, data, store, tokenizer, model, seeds[name]) for name, store in each.items()} for each in stores if each]
     return [rows[""] if "" in rows else MixedRows(rows, tokenizer.pad) for rows in found]
 
 

@@ -31,7 +31,8 @@ class CausalRows(PackedRows):
         """packing: how documents are laid into rows. None: windows of seq_len tokens."""
         super().__init__(packing or Windows(store, seq_len, mask_documents, ahead=1), tokenizer)
         self._mask_documents = mask_documents
-        self.bytes_per_label = store.n_bytes / max(1, store.n_tokens - store.n_documents)
+        self.n_labels = max(1, store.n_tokens - store.n_documents)
+        self.bytes_per_label = store.n_bytes / self.n_labels
 
     def documents(self, ids: Ids) -> Ids:
         return self.packing.documents(ids)

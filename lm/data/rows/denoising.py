@@ -100,7 +100,8 @@ class DenoisingRows(Rows):
                 f"objective.sentinels={len(self._sentinels)}: a row of {raw} tokens has {needed} spans. Raise it, or lower data.seq_len."
             )
         self._windows = Windows(store, raw, mask_documents=True, ahead=0)
-        self.bytes_per_label = store.n_bytes / store.n_tokens
+        self.n_labels = store.n_tokens
+        self.bytes_per_label = store.n_bytes / self.n_labels
 
     def __len__(self) -> int:
         return len(self._windows)

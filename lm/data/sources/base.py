@@ -45,7 +45,7 @@ class Source(ABC):
         self.identity = identity
         self._hashed = hashed
         self.files = hashed.by_name() if hashed is not None else {}  # SHA-256
-        self.skipped = 0  # broken records left out in this pass
+        self.skipped = 0  # records left out in this pass, broken or with a blank answer
         self.passed_over: list[str] = []  # files of a kind that has to be named to be read
         self.forms: set[str] = set()  # that records were recognised to be of
         self._position = 0
@@ -123,9 +123,9 @@ def document(chunks: Iterable[str], split: Split | float) -> Document | None:
 
 
 def turns_document(turns: Sequence[Turn], split: Split | float) -> Document | None:
-    """A record of several turns, divided as `document` does; None where a turn is only blank space."""
+    """A record of several turns, divided as `document` does; None where there is only blank space."""
     texts = [turn.text + turn.also for turn in turns]
-    if not all(text.strip() for text in texts):
+    if not any(text.strip() for text in texts):
         return None
     key = _key("\0".join(texts))
     return Document(_split(key, split), texts, key, tuple(turns))

@@ -107,14 +107,27 @@ def find_tokenizer(
     data: DataConfig, given: TokenizerConfig | Tokenizer, sources: Mapping[str, Source], cache: Path, log: Log, specials: Sequence[str]
 ) -> Tokenizer:
     """The given one, or one that is trained on the training splits and then kept, with the template of the data's chats."""
-    records = data.records
+    records = [cfg.records for cfg in data.parts().values() if cfg.records is not None]
+    asked = list(dict.fromkeys(name for each in records for name in each.specials()))
     if isinstance(given, Tokenizer):
         tokenizer = given
     else:
-        extra = [*specials, *(records.specials() if records is not None else ())]
+        extra = [*specials, *asked]
         tokenizer = _trained(data, given, extra, sources, cache, log) if given.n_chars() else given.build(extra=extra)
-    if records is not None and (template := records.chat_template(tokenizer)) is not None:
-        tokenizer.chat_template = template
+        if given.n_chars() and tokenizer.vocab_size < (wanted := given.size(extra) or 0):
+            log(f"tokenizer: {tokenizer.vocab_size:,} tokens, fewer than the {wanted:,} asked for: the text has no more")
+    if missing := [name for name in asked if tokenizer.special([name]) is None]:
+        raise ConfigError(
+            f"data.record.template: it writes {missing[0]}, which is no special token of the tokenizer, so no answer would end. Leave it"
+            f" out, or train a tokenizer and a model with tokenizer.specials=[{','.join(asked)}]."
+        )
+    written = None
+    for each in sorted(records, key=lambda record: getattr(record, "template", None) is None):  # those that name none follow the others
+        template = each.chat_template(tokenizer)
+        if template is not None and written not in (None, template):
+            raise ConfigError("data.sources: their chats have different templates, and a model has one. Give all one data.record.template.")
+        if template is not None:
+            tokenizer.chat_template = written = template
     return tokenizer
 
 
@@ -205,7 +218,7 @@ def _training_texts(source: Source, done: Callable[[int], None], left: int) -> I
 def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: int, test_frac: float) -> None:
     """ConfigError where a split has none."""
     if not documents.get("train"):
-        skipped = f" ({counted(n_skipped, 'broken record')} skipped)" if n_skipped else ""
+        skipped = f" ({counted(n_skipped, 'record')} left out, broken or with a blank answer)" if n_skipped else ""
         raise ConfigError(f"data: 0 documents for training in {looked_at}{skipped}. Give files with text in them.")
     if not documents.get("val"):
         raise ConfigError(
@@ -267,7 +280,7 @@ def _report(name: str, index: Tree, held_out: str | None, log: Log) -> None:
     if not index["lossless"]:
         log("tokenizer: decoding does not give the text back, so bits per byte do not compare with those of other tokenizers.")
     if index["skipped"]:
-        log(f"data.on_bad_record=skip: left out: {counted(index['skipped'], 'broken record')}.")
+        log(f"{name}records: {counted(index['skipped'], 'record')} left out, broken or with a blank answer")
     if held_out is not None and sum(index["splits"][split]["n_documents"] for split in SPLITS) <= _FEW:
         sizes = [index["splits"][split]["n_bytes"] for split in SPLITS]
         share = 1 - sizes[0] / max(1, sum(sizes))

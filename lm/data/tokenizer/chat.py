@@ -50,11 +50,11 @@ class ChatTemplate:
 
     def question(self, turns: Sequence[Turn]) -> list[int | str]:
         """All up to where the assistant's next answer begins."""
-        return self._split(self._text(*self._named(turns), ask=True))
+        return self._asked(*self._named(turns))
 
     def asking(self, messages: Sequence[Tree], names: Tree) -> list[int | str]:
         """The same of messages with more than a role and a text.  names: that the template knows too, such as tools."""
-        return self._split(self._text(self._held(_with_arguments(messages)), self._held(names), ask=True))
+        return self._asked(self._held(_with_arguments(messages)), self._held(names))
 
     def mentions(self, name: str) -> bool:
         """Returns whether the template's source has this name."""
@@ -66,6 +66,9 @@ class ChatTemplate:
         text = self._text([{"role": "user", "content": answer}, {"role": ASSISTANT, "content": answer}], {})
         behind = self._split(text.rpartition(answer)[2])
         return next((part for part in behind if isinstance(part, int)), None)
+
+    def _asked(self, messages: Sequence[Tree], names: Tree) -> list[int | str]:
+        return self._split(self._text(messages, names, ask=True).replace(OPEN, "").replace(CLOSE, ""))
 
     def _marked(self, messages: list[Tree], names: Tree) -> Iterator[tuple[str, bool]]:
         for number, part in enumerate(self._text(messages, names).split(OPEN)):

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -74,6 +75,7 @@ class Tokenizer:
         self._bytes = token_bytes(state)
         self._plain = self._bytes is not None and is_plain(state, self._bytes)
         self._leaks = self._leaking()
+        self._begins = self.bos is not None and self.encode_as_saved("a")[:1] == [self.bos]  # by itself, as OPT's, whose bos is eos
         self.chat_template: str | None = None
         self.further_ends: list[int] = []  # of answers, beside eos and what the chat template ends one with
 
@@ -119,7 +121,7 @@ class Tokenizer:
     @property
     def prefix(self) -> list[int]:
         """What starts a packed document."""
-        return [self.bos] if self._adds_bos and self.bos is not None and self.bos != self.eos else []
+        return [self.bos] if self._adds_bos and self.bos is not None and (self.bos != self.eos or self._begins) else []
 
     @property
     def start(self) -> int:
@@ -220,7 +222,7 @@ def load_tokenizer(path: Path, foreign: bool = False) -> Tokenizer:
     """
     file = path / "tokenizer.json" if path.is_dir() else path
     config = file.with_name("tokenizer_config.json")
-    named = _read(read_json, config) if os.path.lexists(config) else {}
+    named = _read(partial(read_json, foreign=True), config) if os.path.lexists(config) else {}
     names = {key: _content(named.get(f"{key}_token")) for key in _USUAL}
     raw, specials = _load(file, Specials(**names), [key for key in _USUAL if f"{key}_token" not in named])
     adds_bos = named.get("add_bos_token")

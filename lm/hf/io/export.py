@@ -165,7 +165,7 @@ def export_adapter(
         else:
             say("not compared with peft (check=false, or peft is not installed: pip install peft)")
     if base is not None:
-        say(f"base={base}: the adapter names it, and nothing was read there; it fits {parent}, exported, alone")
+        say(f"base={base}: the adapter asks for it; whether its weights are those of {parent} was not looked at")
     return Written(folder, f"peft adapter of {home.architecture}", sum(tensor.numel() for tensor in own.values()), compared)
 
 
@@ -227,9 +227,10 @@ def import_adapter(
     ConfigError for what is no LoRA or DoRA of the base's matrices, CheckpointError for files that do not fit.
     """
     target, parent = require_free(out, overwrite), resolve_model(str(base))
-    tree, tokenizer = read_config(parent)["model"], load_tokenizer(parent)
+    known, tokenizer = read_config(parent), load_tokenizer(parent)
+    tree = known["model"]
     cfg = model_config(tree, f"{parent}: model")
-    home = family_for(cfg, None)
+    home = family_for(cfg, imported=known.get("family"))
     adapter, own = read_peft(local_folder(str(source), revision), home, cfg, read_merged(parent)[1])
     extra = {"adapter": adapter.tree(), "parent": str(base), "parent_hash": folder_hash(parent), "tokenizer_hash": tokenizer.hash}
     save_model(target, tree, own, tokenizer.save, extra, overwrite)

@@ -53,7 +53,7 @@ class Files:
 
 def _indexed(folder: Path) -> dict[str, Path]:
     """The file of each tensor, in which the index and the files agree."""
-    index = read_json(folder / INDEX).get("weight_map")
+    index = read_json(folder / INDEX, foreign=True).get("weight_map")
     if not isinstance(index, dict):
         raise CheckpointError(f"{folder / INDEX}: 'weight_map' is missing. Download the file again.")
     where = {str(key): _inside(folder, str(file)) for key, file in index.items()}

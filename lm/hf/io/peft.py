@@ -148,14 +148,15 @@ def _config(cfg: ModelConfig, adapter: LoRAConfig, found: Mapping[str, Low], kno
 
 
 _MODULE = re.compile(r"base_model\.model\.(.+)\.lora_(?:([AB])\.weight|magnitude_vector)")
-_UNREAD = {"bias": "none", "modules_to_save": None, "target_parameters": None, "layer_replication": None}
+_UNREAD = {"bias": "none", "modules_to_save": None, "target_parameters": None, "layer_replication": None, "alora_invocation_tokens": None}
+_CHANGE_THE_BASE = ("pissa", "olora", "loftq", "corda")  # ways to begin, by what init_lora_weights starts with
 
 
 def read_peft(folder: Path, family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor]) -> tuple[LoRAConfig, dict[str, Tensor]]:
     """Returns the adapter of such a model, and its weights. Raises ConfigError for what has no place here, and CheckpointError.
 
     weights: of the model."""
-    config, theirs = read_json(folder / CONFIG), _low_ranks(folder)
+    config, theirs = read_json(folder / CONFIG, foreign=True), _low_ranks(folder)
     _require_lora(folder, config)
     rows = {name: p.shape[-2] for name, p in build_model(cfg, device="meta").named_parameters() if p.ndim == 2}
     found: dict[str, tuple[Tensor, Tensor, float]] = {}
@@ -209,12 +210,16 @@ def _require_lora(folder: Path, config: Tree) -> None:
     for key, plain in _UNREAD.items():
         if (config.get(key) or plain) != plain:
             raise ConfigError(f"{folder / CONFIG}: {key} is {str(config[key])[:60]}, which has no place here. Merge it with peft.")
+    if str(begin := config.get("init_lora_weights")).startswith(_CHANGE_THE_BASE):
+        raise ConfigError(f"{folder / CONFIG}: init_lora_weights is {str(begin)!r}, which changes the base as well. Merge it with peft.")
+    if regex := next((key for key in config.get("alpha_pattern") or {} if not re.fullmatch(r"[\w.]+", key)), None):
+        raise ConfigError(f"{folder / CONFIG}: alpha_pattern has the regex {regex[:60]!r}, and names are read. Merge it with peft.")
     if not isinstance(config.get("lora_alpha"), int | float) or not isinstance(config.get("lora_dropout", 0.0), int | float):
         raise ConfigError(f"{folder / CONFIG}: lora_alpha or lora_dropout is no number. Restore the file.")
 
 
 def _of_pattern(pattern: Mapping[str, float], path: str, otherwise: float) -> float:
-    """The value of the first key that the path ends in; peft would take it for a regex, which names mostly are."""
+    """The value of the first key that the path ends in; `_require_lora` leaves no other regex."""
     return next((float(value) for key, value in pattern.items() if f".{path}".endswith(f".{key}")), otherwise)
 
 

@@ -40,7 +40,7 @@ def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
             f"{folder}: this is an adapter, and models are imported whole. Merge it into its model with peft (merge_and_unload), and import"
             " what save_pretrained writes of that."
         )
-    hf = read_json(folder / CONFIG)
+    hf = read_json(folder / CONFIG, foreign=True)
     family = _family(folder, hf)
     packing = packing_of(packed, str(folder / CONFIG)) if (packed := hf.pop("quantization_config", None)) else None
     hf = {family.renamed.get(key, key): value for key, value in hf.items()}

@@ -33,7 +33,7 @@ def ends(tokenizer: Tokenizer) -> int | list[int] | None:
 def further_ends(folder: Path, tokenizer: Tokenizer) -> list[int]:
     """Returns the special tokens that end a text there, by generation_config.json or else config.json, beside eos."""
     files = [file for name in ("generation_config.json", "config.json") if (file := folder / name).exists()]
-    said: int | list[int] = next((found for file in files if (found := read_json(file).get("eos_token_id")) is not None), [])
+    said: int | list[int] = next((found for file in files if (found := read_json(file, foreign=True).get("eos_token_id")) is not None), [])
     given = said if isinstance(said, list) else [said]
     return [i for i in given if isinstance(i, int) and i != tokenizer.eos and i in tokenizer.special_names]
 

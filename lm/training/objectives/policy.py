@@ -135,7 +135,7 @@ def _parts(cfg: PolicyConfig, run: TrainConfig) -> tuple[Sampler, Callable[[], L
     if records is not None and (template := records.chat_template(tokenizer)) is not None:
         tokenizer.chat_template = template
     sampler = Sampler(tokenizer, cfg, in_step=run.strategy.stage == 3)
-    return sampler, lambda: parent(start), tokenizer.pad, run.seeds.dropout, run.trainer.compile
+    return sampler, lambda: parent(start, run.adapter), tokenizer.pad, run.seeds.dropout, run.trainer.compile
 
 
 def _rows(rollouts: Sequence[Rollout], pad: int) -> Batch:

@@ -37,4 +37,4 @@ class Preferences:
 
 @loss_of(PreferenceConfig)
 def _preferences(cfg: PreferenceConfig, run: TrainConfig) -> Preferences:
-    return Preferences(cfg, lambda: parent(str(run.init_from)))
+    return Preferences(cfg, lambda: parent(str(run.init_from), run.adapter))

@@ -146,7 +146,7 @@ def test_texts_without_fields_cannot_be_pairs(prepare_text: Prepare, tmp_path: P
 def test_a_pair_with_an_empty_side_is_left_out(prepare_text: Prepare, tmp_path: Path) -> None:
     records = [{"source": f"a {n}", "target": "" if n % 2 else f"b {n}"} for n in range(80)]
     found = prepare_text(write(tmp_path / "a.jsonl", records), record=PairRecord())
-    assert found.train.n_documents + found.val.n_documents == 40
+    assert found.train.n_documents + found.val.n_documents == found.skipped == 40
 
 
 MODULE = '''

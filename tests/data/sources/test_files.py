@@ -245,3 +245,12 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
             TextSource(TextConfig(files="a.txt"), Path("cache"))
     finally:
         os.seteuid(own)
+
+
+def test_an_empty_file_beside_a_lone_text_changes_nothing(read: Read, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    write(folder / "a.txt", TEXT)
+    write(folder / "b.txt", "")
+    (first, train), (second, val) = read(folder, val_frac=0.25)
+    assert (first, second) == ("train", "val") and train + val == TEXT

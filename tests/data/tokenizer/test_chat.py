@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from lm.data.kinds import BPEConfig, BytesConfig, ChatRecord, SFTConfig, StdlibDocstringsConfig, TextConfig
+from lm.data.kinds import BPEConfig, BytesConfig, ChatRecord, MixConfig, SFTConfig, StdlibDocstringsConfig, TextConfig
 from lm.data.rows.build import build_rows
 from lm.data.rows.sft import SFTRows
 from lm.data.sources.base import Turn
@@ -78,6 +78,9 @@ def test_a_named_template_writes_what_models_of_that_name_were_trained_on(name: 
     runs = template.runs(TURNS)
     assert shown(own, runs) == NAMED[name]
     assert template.question(TURNS[:2]) == runs[0].parts and template.end() == runs[1].parts[-1]
+    messages = [{"role": turn.role, "content": turn.text} for turn in TURNS[:4]]
+    for asked in (template.question(TURNS[:4]), template.asking(messages, {})):  # behind an answer too
+        assert shown(own, [Run(asked, False)])[0][0] == "".join(text for text, _ in NAMED[name][:3])
 
 
 def test_the_plain_template_needs_no_special_tokens_but_bos_and_eos(tokenizer: Tokenizer) -> None:
@@ -359,6 +362,8 @@ def test_a_long_chat_loses_its_end_and_one_without_anything_to_learn_is_dropped(
 
 
 BAD = {
+    "weight": ([{"role": "assistant", "content": "x", "weight": 0.5}], "message 1: weight is 0.5"),
+    "no weight": ([{"role": "assistant", "content": "x", "weight": 0}], "no message is the assistant's, or none has weight"),
     "no answer": ([{"role": "user", "content": "x"}], "no message is the assistant's"),
     "no list": ("text", "field 'messages' holds \"text\", not a list of messages"),
     "empty": ([], "field .* holds .., not a list of messages"),
@@ -374,6 +379,36 @@ def test_a_bad_chat_is_named_by_its_line_or_skipped(prepare_text: Prepare, tmp_p
     with pytest.raises(ConfigError, match=rf"a.jsonl:61: {said}"):
         prepare_text(path, record=ChatRecord())
     assert prepare_text(path, record=ChatRecord(), on_bad_record="skip").skipped == 1
+
+
+@pytest.mark.parametrize("template", [None, "chatml", "own"])
+def test_a_message_without_weight_is_not_learned(prepare_text: Prepare, tmp_path: Path, decoder: ModelConfig, template: str | None) -> None:
+    """As OpenAI has it; and an empty answer of a tool is one."""
+    (tmp_path / "own.jinja").write_text(UNMARKED)
+    said = [("user", "q", {}), ("assistant", "bad", {"weight": 0}), ("tool", "", {}), ("assistant", "good", {"weight": 1})]
+    messages = [{"role": role, "content": text, **more} for role, text, more in said]
+    path = write(tmp_path / "a.jsonl", [{"messages": [{**each, "content": f"{each['content']}{n}"} if each["content"] else each
+                                                      for each in messages]} for n in range(60)])  # fmt: skip
+    record = ChatRecord(template=str(tmp_path / "own.jinja") if template == "own" else template)
+    found = prepare_text(path, record=record)
+    rows = rows_of(found, decoder, packing="none")
+    texts = learned(found, rows.batch(np.arange(len(rows))))
+    assert len(texts) == len(rows) > 40 and all("good" in text and "bad" not in text for text in texts)
+
+
+def test_a_named_template_needs_its_special_tokens(prepare_text: Prepare, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", chats())
+    record = ChatRecord(template="chatml")
+    with pytest.raises(ConfigError, match=r"it writes <\|im_start\|>, which is no special token .* tokenizer.specials=\["):
+        prepare_text(path, BytesConfig().build(), record=record)
+    both = [{"name": name, "data": {"kind": "text", "files": str(path), "record": {"kind": "chat", "template": template}}}
+            for name, template in (("a", "chatml"), ("b", "plain"))]  # fmt: skip
+    mixed = {"cache_dir": str(tmp_path / "cache"), "seq_len": 64}
+    with pytest.raises(ConfigError, match=r"data.sources: their chats have different templates"):
+        prepare(MixConfig.model_validate({"sources": both, **mixed}), BytesConfig(), log=lambda line: None)
+    del both[1]["data"]["record"]["template"]  # follows the other one
+    found = prepare(MixConfig.model_validate({"sources": both[::-1], **mixed}), BytesConfig(), log=lambda line: None)
+    assert found.tokenizer.special(CHATML[:1]) is not None and found.tokenizer.chat_template == source("chatml")
 
 
 def test_other_spellings_of_a_chat_are_read(prepare_text: Prepare, tmp_path: Path, decoder: ModelConfig) -> None:

@@ -1,0 +1,23 @@
+"""FLOPs by formula against those that torch counts."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from lm.cost.count import count
+from lm.losses.tokens import causal_reader
+from lm.nn.batch import Batch
+from lm.nn.transformer import build_model
+from lm.schema import Tree
+from tests.nn.models import config
+
+
+@pytest.mark.parametrize("more", [{}, {"head": {"tied": False}}, {"mtp": {"depth": 1}}, {"mtp": {"depth": 2}}])
+def test_a_forward_in_training_has_the_flops_of_the_formula(more: Tree) -> None:
+    cfg = config(**more)
+    assert cfg.vocab_size is not None and cfg.max_seq_len is not None
+    ids = torch.randint(0, cfg.vocab_size, (2, cfg.max_seq_len))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as found, torch.no_grad():
+        build_model(cfg, seed=0).train()(Batch(ids), loss=causal_reader(ids))
+    assert found.get_total_flops() == count(cfg, cfg.max_seq_len).forward_flops_per_token * ids.numel()

@@ -246,3 +246,23 @@ def test_callbacks_and_metrics_go_by_names_which_may_be_kinds(lm: Lm, own: Calla
     }.items():
         code, _, err = lm("train", given, wrong, "--cfg", "job")
         assert code == 2 and words in err.splitlines()[-1], err
+
+
+BROKEN = """
+import torch
+from typing import Literal
+from lm.nn.norm import NormConfig
+
+
+class BrokenConfig(NormConfig):
+    kind: Literal["broken"] = "broken"
+
+    def build(self, width):
+        raise ValueError("no such norm")
+"""
+
+
+def test_what_a_plugin_raises_is_told_with_its_file_and_line(own: Callable[[str, str], str], tmp_path: Path) -> None:
+    found = lm_process(tmp_path, "show", f"plugins={own('broken.py', BROKEN)}", "model/norm=broken")
+    assert found.returncode == 1
+    assert found.stderr.splitlines()[-1].startswith(f"{tmp_path / 'broken.py'}:11: ValueError: no such norm. The plugin raises it;")

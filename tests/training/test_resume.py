@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from lm.cli.compose.compose import compose_config
 from lm.data.kinds import BytesConfig
 from lm.errors import CheckpointError, ConfigError, Interrupted
 from lm.schema import Tree
@@ -393,3 +394,12 @@ def test_a_killed_run_is_bitwise_the_run_left_alone(options: list[str]) -> None:
     if report["kills"] > 20:
         assert report["inside a save"] >= 5
         assert report["between steps"] >= 10
+
+
+def test_a_warm_up_that_followed_from_a_short_runs_length_is_named_where_it_grows(tiny: list[str]) -> None:
+    given = [item for item in tiny if not item.startswith("schedule.warmup_steps")]
+    train(compose_config([*given, "trainer.max_steps=10", "run.name=short"]))
+    with pytest.raises(ConfigError, match=r"write schedule.warmup_steps=1 to keep the run's"):
+        train(compose_config([*given, "trainer.max_steps=20", "run.name=short"]))
+    longer = compose_config([*given, "trainer.max_steps=12", "run.name=short", "schedule.warmup_steps=1"])
+    assert train(longer)["steps"] == 12

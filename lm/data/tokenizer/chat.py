@@ -14,7 +14,7 @@ from lm.data.tokenizer.rendering import CLOSE, OPEN
 from lm.data.tokenizer.sandbox import Template
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError
-from lm.schema import Tree
+from lm.schema import Tree, did_you_mean
 from lm.storage.reading import read_text
 
 _BUILT_IN = Path(__file__).with_name("chat_templates")
@@ -148,6 +148,8 @@ def template_source(template: str | None, tokenizer: Tokenizer) -> tuple[str, st
         return tokenizer.chat_template, "tokenizer"
     name = template or "plain"
     file = _BUILT_IN / f"{name}.jinja" if name in TEMPLATES else Path(os.path.expanduser(name))
+    if not os.path.lexists(file):
+        raise ConfigError(f"data.record.template: {name} is no file, and no template has that name. {did_you_mean(name, TEMPLATES)}")
     try:
         return read_text(file, most_mib=4), f"data.record.template={name}"
     except CheckpointError as error:

@@ -50,7 +50,7 @@ class GroupedConfig(AttentionConfig):
     def _heads_divide(self) -> Self:
         if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
             divisors = ", ".join(str(n) for n in range(1, self.n_heads + 1) if self.n_heads % n == 0)
-            raise ValueError(f"n_heads={self.n_heads} is not a multiple of n_kv_heads={self.n_kv_heads}. Choose one of {divisors}.")
+            raise ValueError(f"n_heads={self.n_heads} is not a multiple of n_kv_heads={self.n_kv_heads}. Make that one of {divisors}, say.")
         if self.global_every is not None and self.window is None:
             raise ValueError(f"global_every={self.global_every} has no effect without a window. Set window, or drop global_every.")
         if self.global_at is not None and self.global_at >= (self.global_every or 0):

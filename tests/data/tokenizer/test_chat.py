@@ -434,8 +434,10 @@ def test_the_template_is_part_of_what_decides_the_tokens_and_goes_with_the_token
     chatml.tokenizer.save(tmp_path / "saved")
     again = load_tokenizer(tmp_path / "saved")
     assert again.chat_template == source("chatml") and prepare_text(path, again, record=ChatRecord()).fingerprint == chatml.fingerprint
-    with pytest.raises(ConfigError, match=r"data.record.template: .*gone.jinja cannot be read"):
+    with pytest.raises(ConfigError, match=r"data.record.template: .*gone.jinja is no file, and no template has that name"):
         prepare_text(path, record=ChatRecord(template=str(tmp_path / "gone.jinja")))
+    with pytest.raises(ConfigError, match="Did you mean 'chatml'"):
+        prepare_text(path, record=ChatRecord(template="chatlm"))
 
 
 @pytest.mark.slow  # reads the whole standard library

@@ -99,8 +99,7 @@ class LM(Stack):
     def __init__(self, cfg: ModelConfig, causal: bool, cross: bool = False) -> None:
         """cfg: with vocab_size and max_seq_len set."""
         if cfg.vocab_size is None or cfg.max_seq_len is None:
-            raise ConfigError("model: vocab_size and max_seq_len are not set, and outside of a run nothing else says them. Write"
-                              " cfg.replace(vocab_size=4096, max_seq_len=256), say.")  # fmt: skip
+            raise ConfigError("model: vocab_size and max_seq_len are not set. Write cfg.replace(vocab_size=4096, max_seq_len=256), say.")
         super().__init__(cfg, cfg.n_layers, causal, cross)
         self.causal, self.vocab_size, self.max_seq_len = causal, cfg.vocab_size, cfg.max_seq_len
         self.embed = TokenEmbedding(self.vocab_size, cfg.d_model)

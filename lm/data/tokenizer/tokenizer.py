@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -222,7 +221,7 @@ def load_tokenizer(path: Path, foreign: bool = False) -> Tokenizer:
     """
     file = path / "tokenizer.json" if path.is_dir() else path
     config = file.with_name("tokenizer_config.json")
-    named = _read(partial(read_json, foreign=True), config) if os.path.lexists(config) else {}
+    named = _read(lambda path: read_json(path, foreign=True), config) if os.path.lexists(config) else {}
     names = {key: _content(named.get(f"{key}_token")) for key in _USUAL}
     raw, specials = _load(file, Specials(**names), [key for key in _USUAL if f"{key}_token" not in named])
     adds_bos = named.get("add_bos_token")

@@ -120,7 +120,7 @@ def test_windows_lower_the_flops_but_not_the_parameters() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention": {"n_heads": 12, "n_kv_heads": 5, "head_dim": 4}}, r"not a multiple of n_kv_heads=5\. Make that one of 1, 2, 3, 4, 6"),
+        ({"attention": {"n_heads": 12, "n_kv_heads": 5, "head_dim": 4}}, r"not a multiple of n_kv_heads=5\. Make that one of 1, 2, 3, 4"),
         ({"d_model": 34}, "d_model=34 is not a multiple of n_heads=4"),
         ({"position": {"kind": "rope", "fraction": 0.4}}, "rotates 3 dimensions"),
         ({"block": {"kind": "parallel"}, "norm": {"kind": "rms", "place": "post"}}, "place=post has no meaning in block=parallel"),

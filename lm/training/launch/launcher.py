@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from lm.errors import Interrupted, LmError, ResourceError
 from lm.printing import note
@@ -116,20 +117,21 @@ class _Launcher:
 
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         where = self._cfg.launch
-        config = LaunchConfig(
-            min_nodes=where.nodes,
-            max_nodes=where.nodes,
-            nproc_per_node=where.devices,
-            run_id=self._cfg.run.name if where.nodes > 1 else uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint=where.rendezvous or "localhost:0",
-            rdzv_configs={"join_timeout": where.timeout_s},
-            max_restarts=0,
-            monitor_interval=_POLL_S,
-            shutdown_timeout=int(_ABANDON_S),
-            logs_specs=DefaultLogsSpecs(str(self._folder / "logs")),  # else an empty folder of torch's is left behind
-        )
+        limit: dict[str, Any] = {"shutdown_timeout": int(_ABANDON_S)}
         try:
+            config = LaunchConfig(
+                min_nodes=where.nodes,
+                max_nodes=where.nodes,
+                nproc_per_node=where.devices,
+                run_id=self._cfg.run.name if where.nodes > 1 else uuid.uuid4().hex,
+                rdzv_backend="c10d",
+                rdzv_endpoint=where.rendezvous or "localhost:0",
+                rdzv_configs={"join_timeout": where.timeout_s},
+                max_restarts=0,
+                monitor_interval=_POLL_S,
+                logs_specs=DefaultLogsSpecs(str(self._folder / "logs")),  # else an empty folder of torch's is left behind
+                **{key: value for key, value in limit.items() if key in LaunchConfig.__dataclass_fields__},  # not in torch 2.11
+            )
             elastic_launch(config, sys.executable)("-m", WORKER, str(RunFolder(self._folder).config_file))
         except ChildFailedError as error:
             self._killed = {rank: -failure.exitcode for rank, failure in error.failures.items() if failure.exitcode < 0}

@@ -26,6 +26,7 @@ from lm.generation.load import load
 from lm.generation.rollouts import held_out_rewards
 from lm.nn.transformer import LM
 from lm.schema import Config, Tree, did_you_mean, from_tree
+from lm.storage.adapted import near
 from lm.storage.checkpoint import checkpoints, read_meta
 from lm.storage.model_folder import resolve_model
 from lm.storage.run_folder import RunFolder
@@ -105,6 +106,8 @@ def evaluate(
         raise ConfigError("split=test: nothing is set aside for it. Raise data.test_frac.")
     lm, tokenizer = model if isinstance(model, tuple) else load(model, device, dtype=dtype)
     objective = objective or usual(lm.cfg.kind, data.shape)
+    if parent is not None and not isinstance(model, tuple):
+        parent = near(str(parent), resolve_model(str(model)))
     if objective.needs_parent and (parent is None or not Path(os.path.expanduser(parent)).exists()):
         log(f"init_from={parent}: there is no such model, and objective={objective.kind} compares with one; its loss is not told.")
         parent = None

@@ -13,7 +13,7 @@ from lm.nn.transformer import model_config
 from lm.schema import Tree, flatten
 from lm.storage.adapted import read_merged
 from lm.storage.checkpoint import checkpoints
-from lm.storage.model_folder import resolve_model, save_model
+from lm.storage.model_folder import read_config, resolve_model, save_model
 from lm.storage.out import require_free
 from lm.storage.run_folder import RunFolder, nearest_run
 from lm.units import counted
@@ -35,15 +35,16 @@ def merge(
 ) -> Path:
     """Writes a model folder that is a mean of these models, and returns it.
 
-    models: run, model or checkpoint folders, those of adapters merged. weights: of each, which are divided by their sum; None: equal ones.
-    method: `linear`, `slerp` of two, or `ties` of any number that come from `base`, of which `density`
-    is kept of what each has changed; None: 0.2.
+    models: run, model or checkpoint folders, those of adapters merged, of which one is enough. weights: of each, which are divided by their
+    sum; None: equal ones. method: `linear`, `slerp` of two, or `ties` of any number that come from `base`, of which `density` is kept of
+    what each has changed; None: 0.2.
     Raises ConfigError for models of different architecture, shapes or tokenizers, and what cannot be merged so.
     """
     target = require_free(out, overwrite)
-    shares = _shares(len(models), weights, method, base, density)
-    density = 0.2 if density is None else density
     folders = [resolve_model(str(model)) for model in models]
+    enough = 1 if any(read_config(folder).get("adapter") for folder in folders[:1]) else 2
+    shares = _shares(len(models), enough, weights, method, base, density)
+    density = 0.2 if density is None else density
     start = None if base is None else resolve_model(str(base))
     tokenizer = load_tokenizer(folders[0])
     read = [read_merged(folder) for folder in folders]
@@ -121,10 +122,13 @@ def _merged(models: Sequence[Weights], shares: Sequence[float], method: Method, 
     return {name: part.view(models[0][name].shape) for name, part in zip(names, parts, strict=True)}
 
 
-def _shares(n: int, weights: Sequence[float] | None, method: Method, base: object, density: float | None) -> list[float]:
+def _shares(n: int, enough: int, weights: Sequence[float] | None, method: Method, base: object, density: float | None) -> list[float]:
     """Weights divided by their sum. Raises ConfigError for what does not go with the method."""
-    if n < 2:
-        raise ConfigError(f"merge: {n} models were given, and a mean is of at least two. Name them, as in lm merge runs/a runs/b.")
+    if n < enough:
+        rule = "a mean is of at least two, unless an adapter is merged into its model"
+        raise ConfigError(
+            f"merge: {counted(n, 'model')} {'was' if n == 1 else 'were'} given, and {rule}. Name them, as in lm merge runs/a runs/b."
+        )
     if method == "slerp" and n != 2:
         raise ConfigError(f"method=slerp: it goes from one model to another, and {n} were given. Name two, or use method=linear.")
     if (method == "ties") != (base is not None):

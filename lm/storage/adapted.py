@@ -32,8 +32,7 @@ class Adapted(Config):
     def source(self, folder: Path) -> Path:
         """Returns the parent's folder: as it was named, from here or from a folder that holds this one. Raises CheckpointError where there
         is none, or another model by now."""
-        places = [Path(), *folder.absolute().parents]
-        named = next((path for place in places if (path := place / os.path.expanduser(self.parent)).exists()), Path(self.parent))
+        named = near(self.parent, folder)
         if not named.exists():
             raise CheckpointError(
                 f"{folder}: it holds an adapter of {self.parent}, which is neither here nor beside it. Bring that back to where it was."
@@ -44,6 +43,12 @@ class Adapted(Config):
                 f"{folder}: it holds an adapter of {self.parent}, and {parent} is another model by now. Restore that, or train again."
             )
         return parent
+
+
+def near(named: str, folder: Path) -> Path:
+    """Returns a path as it was named in the run that a folder is of: from here, or from a folder that holds that one."""
+    places = [Path(), *folder.absolute().parents]
+    return next((path for place in places if (path := place / os.path.expanduser(named)).exists()), Path(named))
 
 
 def read_merged(folder: Path) -> tuple[Tree, dict[str, Tensor]]:

@@ -128,7 +128,7 @@ def test_what_does_not_belong_together_is_refused(save: Save, tmp_path: Path) ->
     refused = [
         (([a, wide], {}), r"wide: model\.d_model is 64, and \d+ in .*/a; models of one architecture"),
         (([a, b, deep], {}), r"deep: model\.n_layers is 2"),
-        (([a], {}), "merge: 1 models were given"),
+        (([a], {}), "merge: 1 model was given"),
         (([a, b, b], {"method": "slerp"}), "method=slerp: .* 3 were given"),
         (([a, b], {"method": "ties"}), r"method=ties: base=None"),
         (([a, b], {"base": a}), "method=linear: base="),

@@ -15,6 +15,7 @@ from lm.cli.compose.compose import compose_config
 from lm.cli.main import main
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.load import load
+from lm.generation.merging import merge
 from lm.nn.transformer import build_model
 from lm.schema import from_tree
 from lm.storage.adapted import read_merged
@@ -119,8 +120,8 @@ def test_what_a_run_hands_on_is_the_merged_model_to_all_who_read_it(
         torch.testing.assert_close(merged(ids), apart(ids), rtol=0.0, atol=1e-5)
     capsys.readouterr()
     texts = []
-    for merge in ("true", "false"):
-        assert main(["generate", "from=second", "prompt=def", "max_tokens=8", "temperature=0", f"merge={merge}"]) == 0
+    for merged in ("true", "false"):
+        assert main(["generate", "from=second", "prompt=def", "max_tokens=8", "temperature=0", f"merge={merged}"]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
     parent, first, second = (read_merged(place / "model")[1] for place in (trained / "parent", trained / "first", tmp_path / "second"))
@@ -215,6 +216,17 @@ def test_a_killed_run_of_two_ranks_is_bitwise_the_run_left_alone(
     assert all("lora_" in name and p.dtype == torch.float32 for name, p in own.items())
     assert any(".experts." in name for name in own)
     assert read_json(tmp_path / "run" / "model" / "config.json")["parent"] == str(tmp_path / "experts")
+
+
+def test_one_adapter_is_merged_into_its_model(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(trained)
+    whole = merge(["first"], tmp_path / "whole")
+    ids = torch.arange(2, 16)[None]
+    found, right = load(whole, "cpu")[0], load("first", "cpu")[0]
+    torch.testing.assert_close(found(ids), right(ids))
+    assert not adapting(found) and read_json(whole / "config.json").get("adapter") is None
+    with pytest.raises(ConfigError, match="1 model was given, and a mean is of at least two, unless an adapter"):
+        merge([whole], tmp_path / "again")
 
 
 def test_what_a_run_compares_with_is_rounded_as_what_it_is_trained_beside(trained: Path) -> None:

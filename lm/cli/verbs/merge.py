@@ -13,7 +13,7 @@ class Merge(Writer):
     """usage: lm merge FOLDER FOLDER ... out=FOLDER [weights=0.5,0.5] [method=linear|slerp|ties] [base=FOLDER]
 
     Runs, models or checkpoints of one architecture and tokenizer become one model folder, which is what init_from=, lm generate, lm eval
-    and lm export take. An adapter is merged into its model first.
+    and lm export take. An adapter is merged into its model first, also where it is the only folder.
     """
 
     words = None
@@ -41,4 +41,5 @@ class Merge(Writer):
         found = merge(
             folders, self.out, weights=weights, method=self.method, base=self.base, density=self.density, overwrite=self.overwrite
         )
-        say(f"{found}: {self.method} of {len(folders)} models. Try it: lm generate from={shlex.quote(self.out)} prompt=...")
+        what = f"{self.method} of {len(folders)} models" if len(folders) > 1 else "the adapter merged into its model"
+        say(f"{found}: {what}. Try it: lm generate from={shlex.quote(self.out)} prompt=...")

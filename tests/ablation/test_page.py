@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from lm.ablation.judging.page import page
+from lm.ablation.judging.verdict import cells
 from lm.report.statistics import differences
 from lm.report.svg import scale
 from lm.schema import Tree
@@ -252,3 +253,11 @@ def test_ticks_are_round_few_and_where_they_say(low: float, high: float) -> None
 def test_ticks_of_logarithms_too(low: float, high: float) -> None:
     found = scale([low, high], log=True)
     assert 2 <= len(found.ticks()) <= 7 and all(0 <= found(value) <= 1 for value, _ in found.ticks())
+
+
+def test_a_variant_without_runs_is_not_judged() -> None:
+    row = {"tuned": None, "tuning": None, "text": None, "mean": None, "runs": []}
+    undecided = {"verdict": "cannot tell", "more_seeds": 0, "given_up": False, "pairs": []}
+    variants = {"a": {**row, "difference": None, "mean": 1.0, "runs": [0, 1]}, "b": {**row, "difference": undecided}}
+    _, *rows = cells({"metric": "m", "seeds": 2, "exchange": None, "variants": variants})
+    assert [each[4] for each in rows] == ["baseline", "not run yet"]

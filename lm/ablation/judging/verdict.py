@@ -70,7 +70,8 @@ def cells(found: Tree) -> list[tuple[str, ...]]:
         value = f"{tuning['ended']} of {tuning['runs']} runs" if tuning else "-"
         if tuned:
             value = f"{tuned['value']:.3g}{' (edge)' if tuned['at_edge'] else ''}"
-        rows.append((name, mean, away, p, _verdict(told), value, *((percent(row["worth"], told),) if found["exchange"] else ())))
+        said = "not run yet" if told and not row["runs"] else _verdict(told)
+        rows.append((name, mean, away, p, said, value, *((percent(row["worth"], told),) if found["exchange"] else ())))
     return rows
 
 

@@ -63,6 +63,8 @@ class MessagesRecord(RecordConfig):
         if calls := objects_of(message, "tool_calls", at):
             also["tool_calls"] = calls
             message = {**message, content_field: message.get(content_field) or ""}
+        if (parts := message.get(content_field)) and isinstance(parts, list) and all(map(_is_text, parts)):
+            message = {**message, content_field: "".join(part["text"] for part in parts)}
         text = text_of(message, content_field, "data.record.content_field", at)
         if (weight := message.get("weight")) is not None and _ROLES.get(role, role) == ASSISTANT:
             if weight not in (0, 1):
@@ -75,6 +77,11 @@ class MessagesRecord(RecordConfig):
         if isinstance(value_of(values, field, key, where), list):
             return self.messages_of(values, field, key, where)
         return [Turn(role, text_of(values, field, key, where))]
+
+
+def _is_text(part: object) -> bool:
+    """Whether it is a piece of text, as OpenAI has content in several."""
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def tools_of(values: Values, where: str) -> list[Turn]:

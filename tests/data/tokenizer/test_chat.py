@@ -416,7 +416,9 @@ def test_other_spellings_of_a_chat_are_read(prepare_text: Prepare, tmp_path: Pat
     record = ChatRecord(messages="conversations", role_field="from", content_field="value")
     alpaca = [{"instruction": f"q{n}", "input": "" if n % 2 else "more", "output": f"a{n}"} for n in range(60)]
     flat = ChatRecord(messages=None, user=["instruction", "input"], assistant="output")
-    for records, how in ((sharegpt, record), (alpaca, flat)):
+    halves = [{"messages": [{"role": role, "content": [{"type": "text", "text": role[0]}, {"type": "text", "text": str(n)}]}
+                             for role in ("user", "assistant")]} for n in range(60)]  # fmt: skip
+    for records, how in ((sharegpt, record), (alpaca, flat), (halves, ChatRecord())):
         found = prepare_text(write(tmp_path / "a.jsonl", records), record=how)
         rows = rows_of(found, decoder)
         assert all(text[0] == "a" and text[1:].isdigit() for text in learned(found, rows.batch(np.arange(len(rows)))))

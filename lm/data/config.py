@@ -10,6 +10,8 @@ from pydantic import Field, field_validator
 from lm.data.mixture import Mixture
 from lm.data.records.base import RecordConfig
 from lm.data.sources.base import Source
+from lm.data.tokenizer.tokenizer import Tokenizer
+from lm.errors import ConfigError
 from lm.schema import MOST, Slot, Tree
 from lm.storage.remote import require_folder
 
@@ -64,6 +66,16 @@ class DataConfig(Slot, group="data"):
     def shape(self) -> str:
         """The kind of its records."""
         return "text" if self.records is None else self.records.kind
+
+    def chat_template(self, tokenizer: Tokenizer) -> str | None:
+        """Returns the source of the template that writes its chats, the named one where some sources name none; None where it has no
+        chats. Raises ConfigError where there are several."""
+        chats = [each for cfg in self.parts().values() if (each := cfg.records) is not None and each.chat_template(tokenizer) is not None]
+        named = [each for each in chats if getattr(each, "template", None) is not None]
+        found = {each.chat_template(tokenizer) for each in named or chats}
+        if len(found) > 1:
+            raise ConfigError("data.sources: their chats have different templates, and a model has one. Give all one data.record.template.")
+        return next(iter(found), None)
 
     def trained(self) -> set[str]:
         """Returns the names of the sources that are trained on, not only validated."""

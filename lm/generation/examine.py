@@ -30,6 +30,7 @@ from lm.storage.adapted import near
 from lm.storage.checkpoint import checkpoints, read_meta
 from lm.storage.model_folder import resolve_model
 from lm.storage.run_folder import RunFolder
+from lm.units import counted
 
 Split = Literal["val", "train", "test", "all"]
 
@@ -96,8 +97,9 @@ def evaluate(
         raise ConfigError(f"split={split!r} is not an option. {did_you_mean(str(split), [*SPLITS, 'all'])}")
     if micro_batch < 1:
         raise ConfigError(f"micro_batch={micro_batch}: rows are read one by one at the least. Make it 1 or more.")
+    folder = resolve_model(str(model)) if not isinstance(model, tuple) else None
     if data is None:
-        run = RunFolder.around(resolve_model(str(model))) if not isinstance(model, tuple) else None
+        run = RunFolder.around(folder) if folder is not None else None
         if run is None:
             raise ConfigError("data: the model is in no run folder, so the data must be given. Pass data=lm.config(...).data.")
         of_run = Examined.of_run(run)
@@ -106,8 +108,8 @@ def evaluate(
         raise ConfigError("split=test: nothing is set aside for it. Raise data.test_frac.")
     lm, tokenizer = model if isinstance(model, tuple) else load(model, device, dtype=dtype)
     objective = objective or usual(lm.cfg.kind, data.shape)
-    if parent is not None and not isinstance(model, tuple):
-        parent = near(str(parent), resolve_model(str(model)))
+    if parent is not None and folder is not None:
+        parent = near(str(parent), folder)
     if objective.needs_parent and (parent is None or not Path(os.path.expanduser(parent)).exists()):
         log(f"init_from={parent}: there is no such model, and objective={objective.kind} compares with one; its loss is not told.")
         parent = None
@@ -122,9 +124,9 @@ def evaluate(
     if data.seq_len > lm.max_seq_len:
         log(f"data.seq_len={data.seq_len} is over model.max_seq_len={lm.max_seq_len}: the rows are longer than any in training.")
     prepared = prepare(data, tokenizer, log=log)
-    if not isinstance(model, tuple):
-        for changed in _changed_since(resolve_model(str(model)), data, prepared.files):
-            log(f"{changed} since the run read it, so these figures are not of what it validated on.")
+    if folder is not None and (changed := _changed_since(folder, data, prepared.files)):
+        others = f" (and {counted(len(changed) - 1, 'other file')})" if len(changed) > 1 else ""
+        log(f"{changed[0]}{others} since the run read it, so these figures are not of what it validated on.")
     splits = [of for of in SPLITS if split in (of, "all") and prepared.n_tokens(of)]
     all_rows = split_rows(objective, data, prepared, splits, lm.cfg, seed)
     where = str(lm.embed.weight.device)

@@ -150,7 +150,7 @@ def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step:
     also = ""
     if "schedule.warmup_steps" in changed and cfg.trainer.max_steps != steps:
         kept = before["schedule.warmup_steps"]
-        also = f" The warm-up followed from the length: write schedule.warmup_steps={kept} to keep the run's."
+        also = f" Where the warm-up followed from the length, write schedule.warmup_steps={kept} to keep the run's."
     lines = [f"  {key}: {before.get(key, 'absent')} in the run, {after.get(key, 'absent')} now" for key in changed]
     shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
     raise ConfigError(

@@ -44,9 +44,7 @@ class Tokenizer(Writer):
             tokenizer.save(folder)
         texts = list(_held_out(source.documents() for source in sources.values()))
         n_tokens, n_bytes = sum(len(ids) for ids in tokenizer.encode_arrays(texts)), sum(len(text.encode()) for text in texts)
-        fewer = corpus.tokenizer.n_chars() and tokenizer.vocab_size < (corpus.tokenizer.size() or 0)
-        short = ", fewer than asked for: the text has no more" if fewer else ""
-        say(f"{self.out}: {tokenizer.vocab_size:,} tokens{short}")
+        say(f"{self.out}: {tokenizer.vocab_size:,} tokens")
         say(f"{n_bytes / max(1, n_tokens):.3f} bytes a token on {sized(n_bytes)} of held-out text")
 
 

@@ -1,16 +1,14 @@
 """Reading the fields of one record, with errors that say which field of which record is wrong."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lm.data.records.base import Values
-from lm.data.sources.base import ASSISTANT, Turn
 from lm.errors import ConfigError
 
 _MOST_CHARS, _MOST_NAMES = 60, 20
-_NEEDED = (ASSISTANT, "source", "target", "chosen", "rejected")  # roles
 
 
 class BadRecord(ConfigError):
@@ -76,11 +74,6 @@ def shown(value: Any) -> str:
 def not_utf8(where: str, offset: int) -> BadRecord:
     """The error for bytes that are no UTF-8; offset counts from the file's beginning."""
     return bad_record(f"{where}: byte {offset} is not UTF-8. Convert the file to UTF-8")
-
-
-def says_nothing(turns: Sequence[Turn]) -> bool:
-    """Whether one of the turns that are needed is blank and calls nothing."""
-    return any(turn.role in _NEEDED and not (turn.text + turn.also).strip() for turn in turns)
 
 
 def bad_record(problem: str) -> BadRecord:

@@ -17,6 +17,7 @@ SPLITS: tuple[Split, ...] = ("train", "val", "test")
 ASSISTANT = "assistant"  # the role whose turns are learned
 TOOLS = "tools"  # the role of what a chat may call, as a list in JSON
 _KEY_CHARS = 1 << 16
+_NEEDED = {ASSISTANT, "source", "target", "chosen", "rejected"}  # roles that say something
 
 
 class Turn(NamedTuple):
@@ -123,9 +124,10 @@ def document(chunks: Iterable[str], split: Split | float) -> Document | None:
 
 
 def turns_document(turns: Sequence[Turn], split: Split | float) -> Document | None:
-    """A record of several turns, divided as `document` does; None where there is only blank space."""
+    """A record of several turns, divided as `document` does; None where an answer, or a side of a pair, is only blank space, or all is."""
     texts = [turn.text + turn.also for turn in turns]
-    if not any(text.strip() for text in texts):
+    blank = [turn.role for turn, text in zip(turns, texts, strict=True) if not text.strip()]
+    if len(blank) == len(turns) or not _NEEDED.isdisjoint(blank):
         return None
     key = _key("\0".join(texts))
     return Document(_split(key, split), texts, key, tuple(turns))

@@ -7,7 +7,7 @@ from typing import Literal
 
 from lm.data.config import SourceConfig
 from lm.data.records.base import RecordConfig, Values
-from lm.data.records.fields import BadRecord, Line, parsed, says_nothing, text_of
+from lm.data.records.fields import BadRecord, Line, parsed, text_of
 from lm.data.sources.base import Document, Source, Split, document, turns_document
 from lm.data.sources.fingerprint import Files
 from lm.schema import Tree
@@ -82,8 +82,6 @@ class RecordedSource(Source):
             return document([text_of(values, self._field, "data.field", where)], split)
         named, form = self._record.recognised(values, where)
         self.forms |= {form} - {""}
-        turns = named.turns(values, where)
-        if says_nothing(turns):
-            self.skipped += 1
-            return None
-        return turns_document(turns, split)
+        found = turns_document(named.turns(values, where), split)
+        self.skipped += found is None
+        return found

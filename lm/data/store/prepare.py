@@ -107,8 +107,7 @@ def find_tokenizer(
     data: DataConfig, given: TokenizerConfig | Tokenizer, sources: Mapping[str, Source], cache: Path, log: Log, specials: Sequence[str]
 ) -> Tokenizer:
     """The given one, or one that is trained on the training splits and then kept, with the template of the data's chats."""
-    records = [cfg.records for cfg in data.parts().values() if cfg.records is not None]
-    asked = list(dict.fromkeys(name for each in records for name in each.specials()))
+    asked = list(dict.fromkeys(name for cfg in data.parts().values() if cfg.records is not None for name in cfg.records.specials()))
     if isinstance(given, Tokenizer):
         tokenizer = given
     else:
@@ -121,13 +120,8 @@ def find_tokenizer(
             f"data.record.template: it writes {missing[0]}, which is no special token of the tokenizer, so no answer would end. Leave it"
             f" out, or train a tokenizer and a model with tokenizer.specials=[{','.join(asked)}]."
         )
-    written = None
-    for each in sorted(records, key=lambda record: getattr(record, "template", None) is None):  # those that name none follow the others
-        template = each.chat_template(tokenizer)
-        if template is not None and written not in (None, template):
-            raise ConfigError("data.sources: their chats have different templates, and a model has one. Give all one data.record.template.")
-        if template is not None:
-            tokenizer.chat_template = written = template
+    if (template := data.chat_template(tokenizer)) is not None:
+        tokenizer.chat_template = template
     return tokenizer
 
 

@@ -117,8 +117,9 @@ class _Launcher:
 
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         where = self._cfg.launch
-        limit: dict[str, Any] = {"shutdown_timeout": int(_ABANDON_S)}
         try:
+            has_limit = "shutdown_timeout" in LaunchConfig.__dataclass_fields__  # not in torch 2.11
+            limit: dict[str, Any] = {"shutdown_timeout": int(_ABANDON_S)} if has_limit else {}
             config = LaunchConfig(
                 min_nodes=where.nodes,
                 max_nodes=where.nodes,
@@ -130,7 +131,7 @@ class _Launcher:
                 max_restarts=0,
                 monitor_interval=_POLL_S,
                 logs_specs=DefaultLogsSpecs(str(self._folder / "logs")),  # else an empty folder of torch's is left behind
-                **{key: value for key, value in limit.items() if key in LaunchConfig.__dataclass_fields__},  # not in torch 2.11
+                **limit,
             )
             elastic_launch(config, sys.executable)("-m", WORKER, str(RunFolder(self._folder).config_file))
         except ChildFailedError as error:

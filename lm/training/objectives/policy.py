@@ -130,9 +130,9 @@ def _rloo(cfg: RLOOConfig, run: TrainConfig) -> RLOO:
 
 def _parts(cfg: PolicyConfig, run: TrainConfig) -> tuple[Sampler, Callable[[], LM], int, int, bool]:
     """With the tokenizer of the model that training starts from, which is the run's."""
-    start, records = str(run.init_from), run.data.records
+    start = str(run.init_from)
     tokenizer = load_tokenizer(resolve_model(start))
-    if records is not None and (template := records.chat_template(tokenizer)) is not None:
+    if (template := run.data.chat_template(tokenizer)) is not None:
         tokenizer.chat_template = template
     sampler = Sampler(tokenizer, cfg, in_step=run.strategy.stage == 3)
     return sampler, lambda: parent(start, run.adapter), tokenizer.pad, run.seeds.dropout, run.trainer.compile

@@ -29,6 +29,7 @@ MISTAKES = {
     "key below a value": (["optim.lr.x=1"], ["optim.lr.x", "optim.lr is a value"]),
     "wrong type": (["trainer.max_steps=many"], ["trainer.max_steps: 'many' does not fit", "integer"]),
     "float for int": (["seed=1.5"], ["seed: 1.5 does not fit", "integer"]),
+    "whole float for int": (["trainer.max_steps=1e3"], ["trainer.max_steps: 1000.0 does not fit", "a valid integer: write 1000."]),
     "string for int": (["seed='1'"], ["seed: '1' does not fit", "integer"]),
     "list for scalar": (["optim.lr=[1]"], ["optim.lr: [1] does not fit", "number"]),
     "out of range": (["trainer.max_steps=-3"], ["trainer.max_steps: -3 does not fit", "greater than 0"]),

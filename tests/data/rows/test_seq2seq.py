@@ -14,6 +14,7 @@ from lm.data.rewards.base import Answer
 from lm.data.rewards.compiles import CompilesReward
 from lm.data.rows.build import build_rows
 from lm.data.rows.seq2seq import shift_right
+from lm.data.sources.base import Turn, turns_document
 from lm.data.sources.docstrings import functions
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -211,3 +212,8 @@ def test_the_standard_library_has_thousands_of_pairs(tmp_path: Path) -> None:
 
     found = prepare(StdlibDocstringsConfig(cache_dir=str(tmp_path)), BytesConfig(), log=lambda line: None)
     assert found.train.n_documents > 4000 and found.val.n_documents > 100 and found.contaminated < found.train.n_documents / 50
+
+
+def test_a_docstring_of_blank_space_makes_no_pair() -> None:
+    turns = [Turn("source", "def f(): pass"), Turn("target", "  ")]
+    assert turns_document(turns, "train") is None and turns_document([turns[0], Turn("tool", "")], "train") is not None

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from lm.errors import LmError, ResourceError
 from lm.storage.atomic import verify
 from lm.storage.checkpoint import checkpoints
 from lm.training.config import TrainConfig
+from lm.training.launch import launcher
 from lm.training.launch.outcome import Outcome, verdict
 from lm.training.strategies.zero_config import ZeroConfig
 from tests.server import ROOT, Process
@@ -334,3 +336,15 @@ def test_a_port_in_use_is_no_matter(configure: Configure, launch: Launch) -> Non
             taken.bind(("127.0.0.1", port))
             taken.listen()
         launch(configure("optim=adamw", "trainer.max_steps=4", *ranks("ddp")))
+
+
+def test_what_torchs_launcher_does_not_take_is_told(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a torch of another age. Seen to end as if all had been trained."""
+
+    @dataclass
+    class Older:
+        min_nodes: int
+
+    monkeypatch.setattr("torch.distributed.launcher.api.LaunchConfig", Older)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_nodes'"):
+        launcher.launch(configure("optim=adamw", "trainer.max_steps=4", *ranks("ddp")))

@@ -73,7 +73,10 @@ def config(name: str | Sequence[str] | None = None, overrides: Sequence[str] = (
     out of a preset is told on stderr. Raises ConfigError.
     """
     from lm.cli.compose.compose import compose_config
+    from lm.errors import ConfigError
 
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides: {overrides!r} is one text. Give a list, [{overrides!r}].")
     given = [name] if isinstance(name, str) and "=" in name else [] if isinstance(name, str) else [*(name or ())]
     return compose_config([*given, *overrides], name if isinstance(name, str) and not given else None)
 

@@ -155,3 +155,20 @@ def test_a_model_without_sizes_is_refused_in_one_sentence() -> None:
 
     with pytest.raises(ConfigError, match="vocab_size and max_seq_len are not set"):
         library.build_model(library.config("tiny").model)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: lm.train({}), "train: dict is no config of a run. Write lm.train(lm.config("),  # type: ignore[arg-type]
+        (lambda: lm.config(overrides="debug=fast"), "overrides: 'debug=fast' is one text. Give a list, ['debug=fast']."),
+        (lambda: lm.evaluate(lm.build_model(model_of_tiny())), "model: DecoderLM comes without a tokenizer."),  # type: ignore[arg-type]
+    ],
+)
+def test_arguments_of_another_kind_are_refused_in_one_sentence(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        call()
+
+
+def model_of_tiny() -> lm.DecoderConfig:
+    return lm.config("nano").model.replace(vocab_size=64, max_seq_len=8)  # type: ignore[return-value]

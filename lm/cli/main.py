@@ -37,6 +37,8 @@ _ELSEWHERE = {
     "study": "ablate", "tokenize": "prepare", "preprocess": "prepare", "inspect": "show", "info": "show", "config": "explain",
 }  # fmt: skip  # what other programs call a verb
 
+_ASKS = ("-h", "--help")
+
 _EXAMPLES = """\
   lm train                                                   the tiny default
   lm train recipes=pretrain/gpt2_124m trainer=gpu            a recipe
@@ -74,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(args: list[str]) -> None:
     args = _with_own_configs(args)
-    wants_help = any(arg in ("-h", "--help") for arg in args)
-    rest = [arg for arg in args if arg not in ("-h", "--help")]
-    if not rest or rest[0] == "--version":
+    wants_help = args[:1] == ["help"] or any(arg in _ASKS for arg in args)
+    rest = [arg for i, arg in enumerate(args) if arg not in _ASKS and (i or arg != "help")]
+    if not rest or rest[0] in ("--version", "version"):
         printing.answer(f"lm {import_module('lm').__version__}" if rest else _help())
         return
     if rest[0] not in VERBS:

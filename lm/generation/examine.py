@@ -97,6 +97,8 @@ def evaluate(
         raise ConfigError(f"split={split!r} is not an option. {did_you_mean(str(split), [*SPLITS, 'all'])}")
     if micro_batch < 1:
         raise ConfigError(f"micro_batch={micro_batch}: rows are read one by one at the least. Make it 1 or more.")
+    if not isinstance(model, str | os.PathLike | tuple):
+        raise ConfigError(f"model: {type(model).__name__} comes without a tokenizer. Give a folder, or what lm.load returned.")
     folder = resolve_model(str(model)) if not isinstance(model, tuple) else None
     if data is None:
         run = RunFolder.around(folder) if folder is not None else None

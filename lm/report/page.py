@@ -24,6 +24,7 @@ SEEDS = (
     "± is the standard error over seeds. Differences are over the seeds shared with the baseline, with an interval (paired t-test, 95 %,"
     " corrected by Holm for the number of rows); * excludes 0."
 )
+_ENDINGS = {"txt": "text"} | {name: name for name in FORMATS}
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
@@ -70,14 +71,24 @@ def compare(
     notes = [*comparison.notes, *unplotted(comparison, x)]
     if comparison.repeated:
         notes = [SEEDS, *notes]
-    if out is not None and (ending := Path(out).suffix[1:]) in FORMATS:
-        replace_file(_free_file(Path(os.path.expanduser(out)), overwrite), FORMATS[ending](comparison, notes))
+    if out is not None and (told := table_format(out)) is not None:
+        replace_file(_free_file(Path(os.path.expanduser(out)), overwrite), FORMATS[told](comparison, notes))
     elif out is not None:
         with out_folder(require_free(out, overwrite), overwrite) as folder:
             comparison_png(comparison, folder / "compare.png", x)
             pieces = (markdown(comparison, []), "![curves](compare.png)\n", "".join(f"- {in_markdown(note)}\n" for note in notes))
             (folder / "compare.md").write_text("\n".join(filter(None, pieces)), encoding="utf-8", errors="backslashreplace")
     return FORMATS[format](comparison, notes).rstrip("\n")
+
+
+def table_format(out: str | Path) -> str | None:
+    """Returns the format of the table that a path's ending names; None for that of a folder. Raises ConfigError for another ending."""
+    if str(out).endswith("/") or Path(out).expanduser().is_dir():
+        return None
+    ending = Path(out).suffix[1:].lower()
+    if ending.isalpha() and ending not in _ENDINGS:
+        raise ConfigError(f"out={out}: no table is written as .{ending}. End it in .{', .'.join(_ENDINGS)}, or in / for a folder.")
+    return _ENDINGS.get(ending)
 
 
 def _free_file(path: Path, overwrite: bool) -> Path:

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from lm.data.sources.base import ROLES
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
@@ -84,6 +85,8 @@ class Message(Config):
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
+        if self.role not in ROLES:
+            raise ValueError(f"role: nobody is called {self.role!r}. {did_you_mean(self.role, ROLES)}")
         if self.content is None and not self.tool_calls:
             raise ValueError("content: it is missing, and nothing is called. Give what the message says.")
         return self

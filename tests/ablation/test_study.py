@@ -190,6 +190,13 @@ def test_a_plan_matches_the_parameters_and_runs_nothing(ablate: Ablate, tmp_path
     assert not (tmp_path / "ffn").exists()
 
 
+def test_what_a_file_tunes_is_not_tuned_where_the_command_says_null(lm: Lm) -> None:
+    _, out, _ = lm("ablate", "plan", "study=ablation/ffn", "seeds=2")
+    assert "3 variants x (5 to tune optim.lr + 2 seeds)" in out
+    _, out, _ = lm("ablate", "plan", "study=ablation/ffn", "seeds=2", "tune=null")
+    assert "6 runs: 3 variants x (2 seeds)" in out
+
+
 @pytest.mark.slow
 def test_noise_is_that_of_nine_runs_and_takes_them_once(python: None, ablate: Ablate, tmp_path: Path) -> None:
     code, out, err = ablate("noise", "jobs=2", "least_effect=0.1")

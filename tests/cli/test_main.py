@@ -55,6 +55,14 @@ def test_train_help_works_where_a_value_is_still_missing(lm: Lm) -> None:
     assert "data.files" in out
 
 
+@pytest.mark.parametrize(
+    ("words", "flags"), [(["help"], ["--help"]), (["help", "merge"], ["merge", "--help"]), (["version"], ["--version"])]
+)
+def test_help_and_version_are_understood_as_words_too(lm: Lm, words: list[str], flags: list[str]) -> None:
+    assert lm(*words) == lm(*flags)
+    assert lm(*words)[0] == 0
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help(lm: Lm, verb: str) -> None:
     code, out, err = lm(verb, "--help")

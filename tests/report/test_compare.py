@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lm.errors import ConfigError
 from lm.report.collect import collect
 from lm.report.curves import _mean, comparison_png
 from lm.report.page import compare
@@ -73,6 +74,15 @@ def test_a_table_is_written_in_the_format_that_its_ending_says(sweep: Path, tmp_
     assert code == 0 and out == found and "picture: c/compare.png" in err
     assert lm("compare", str(sweep), f"out=table.{ending}")[0] == 2
     assert lm("compare", str(sweep), f"out=table.{ending}", "overwrite=true")[0] == 0
+
+
+def test_the_ending_of_out_says_the_format_and_an_unknown_one_is_refused(sweep: Path, tmp_path: Path) -> None:
+    assert compare([sweep], tmp_path / "t.TXT").strip() == (tmp_path / "t.TXT").read_text(encoding="utf-8").strip()
+    with pytest.raises(ConfigError, match=r"t\.xlsx: no table is written as \.xlsx\. End it in \.txt"):
+        compare([sweep], tmp_path / "t.xlsx")
+    assert not (tmp_path / "t.xlsx").exists()
+    compare([sweep], f"{tmp_path}/compare.old/")
+    assert (tmp_path / "compare.old" / "compare.png").is_file()
 
 
 def test_csv_and_json_hold_the_numbers_in_full(sweep: Path) -> None:

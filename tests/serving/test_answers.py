@@ -153,6 +153,7 @@ def test_a_chat_is_written_by_the_template(client: httpx.Client, model: DecoderL
         (CHAT, {"messages": []}, 400, "messages: [] is empty"),
         (CHAT, {"messages": [{"role": "user", "content": "?"}, {"role": "assistant"}]}, 400, "nothing is called"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "image_url"),
+        (CHAT, {"messages": [{"role": "usr", "content": "?"}]}, 400, "nobody is called 'usr'. Did you mean 'user'?"),
         (CHAT, {"messages": [{"role": "user", "content": "?"}], "response_format": {"type": "xml"}}, 400, "response_format.type: 'xml'"),
         (COMPLETIONS, {"prompt": "a", "regex": "[ab"}, 400, "unclosed character class"),
         (CHAT, {"messages": [{"role": "user", "content": "?"}], "tool_choice": "required"}, 400, "tool_choice"),

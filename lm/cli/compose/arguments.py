@@ -77,9 +77,10 @@ def _joined(key: str, before: Any, text: str, options: list[Any]) -> list[Any]:
 
 
 def _typed(text: str, options: list[Any]) -> Any:
-    if str in options:
-        return text
     inner = [part for option in options if get_origin(option) is list for part in members(get_args(option)[0])]
+    if str in options:
+        optional = type(None) in options and not inner  # several texts are prompts, which may hold anything
+        return None if text == "null" and optional else text
     if str in inner:
         return [text]
     if inner and not text.startswith("["):

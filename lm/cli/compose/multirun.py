@@ -87,7 +87,14 @@ def _run(job: Job, children: Children) -> None:
     code = children.run([sys.executable, "-m", "lm", "train", *job.overrides])
     job.train_s = time.monotonic() - started
     job.exit_code = 128 - code if code < 0 else code
-    job.status = "ok" if code == 0 else f"failed({code})" if code > 0 else f"killed({signal.Signals(-code).name})"
+    job.status = "ok" if code == 0 else _why(code, children.caught)
+
+
+def _why(code: int, caught: int | None) -> str:
+    """Why a job did not come to its end; what ends a sweep ends its job as well."""
+    if caught is not None:
+        return f"stopped({signal.Signals(caught).name})"
+    return f"failed({code})" if code > 0 else f"killed({signal.Signals(-code).name})"
 
 
 def _judge(jobs: Sequence[Job], caught: int | None) -> None:

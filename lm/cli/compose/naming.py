@@ -36,8 +36,8 @@ def run_name(given: Sequence[Given]) -> str:
 
 
 def job_names(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """Returns what tells each job of a sweep from the others, as it was typed, by the shortest keys: 'lr=0.003 seed=1'."""
-    varied = differing(jobs)
+    """Returns what tells each job of a sweep from the others as typed, by the shortest keys: 'lr=0.003 seed=1'; of a lone one all."""
+    varied = differing(jobs) or range(len(jobs[0]))
     return [" ".join(f"{short(_key(job[at]))}={job[at].partition('=')[2]}" for at in varied) for job in jobs]
 
 

@@ -18,7 +18,7 @@ from lm.cli.compose.sizes import sizes
 from lm.cli.verb import Verb
 from lm.errors import ConfigError
 from lm.printing import answer, note, say
-from lm.schema import Tree, did_you_mean, from_tree
+from lm.schema import Tree, did_you_mean, from_tree, members
 from lm.units import table
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Ablate(Verb):
     knob: str | None = None
     """Setting that makes it so."""
     tune: str | None = None
-    """Setting tuned for every variant alike, such as optim.lr."""
+    """Setting tuned for every variant alike, such as optim.lr; null: none. What is not given is as the file says."""
     seeds: int | None = Field(None, ge=1, le=1000)
     """Runs of each variant; more may be asked for later. null: what the file says, or 5, or 1 of sizes."""
     metric: str | None = None
@@ -80,7 +80,7 @@ class Ablate(Verb):
     least_effect: float | None = Field(None, ge=0)
     """The smallest difference worth acting on."""
     give_up_after: int | None = Field(None, ge=2)
-    """Seeds after which a variant that is no better by then gets no more. null: what the file says, or none is given up."""
+    """Seeds after which a variant that is no better by then gets no more; null: none is given up."""
     exchange: bool | None = None
     """Train the baseline at half and at twice its tokens too, so that differences are told in tokens."""
     jobs: int = Field(1, ge=1, le=1024)
@@ -247,8 +247,9 @@ class Ablate(Verb):
 
     def _config(self, cls: type[C], asked: Tree, begun: C | None) -> C:
         """What is asked, and what the command line says of it.  begun: as it is there, which says what nobody else does."""
-        keys = ("baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "give_up_after", "exchange", "threads", "tokens")
-        said = {key: value for key in keys if key in cls.model_fields and (value := getattr(self, key)) is not None}
+        keys = {"baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "give_up_after", "exchange", "threads", "tokens"}
+        given = {key: getattr(self, key) for key in sorted(keys & cls.model_fields.keys() & self.model_fields_set)}
+        said = {key: value for key, value in given.items() if value is not None or type(None) in members(cls.model_fields[key].annotation)}
         known = {"threads": begun.threads, "seeds": begun.seeds} if begun else {"threads": self._threads()}
         config = from_tree(cls, {**known, **asked, **said}, self.study or "ablate")
         return config.replace(seeds=max(begun.seeds, config.seeds)) if begun and self.seeds is None else config

@@ -33,13 +33,12 @@ class Compare(Writer):
         self.refuse([arg for arg in rest if arg not in folders])
         if not folders:
             raise ConfigError("compare: no run folder was given. Name at least one, as in lm compare runs/a runs/b.")
-        from lm.report.page import compare
-        from lm.report.tables import FORMATS
+        from lm.report.page import compare, table_format
 
+        alone = table_format(self.out) is not None
         replaced = self.overwrite or "out" not in self.model_fields_set
         baseline = self.baseline or _of_study(Path(folders[0]))
         answer(compare(folders, self.out, overwrite=replaced, format=self.format, x=self.x, baseline=baseline))
-        alone = Path(self.out).suffix[1:] in FORMATS
         tell = say if self.format == "text" else note  # stdout may be on its way to a program
         tell(f"table: {self.out}" if alone else f"picture: {Path(self.out) / 'compare.png'}")
 

@@ -46,14 +46,23 @@ class Explain(Verb):
 
 
 def _setting(composition: Composition, path: str, field: FieldInfo) -> str:
-    owner, _ = find_field(known.root(), composition.tree, path.split("."))
-    history = [("class default", default_text(field), owner.__name__)]
-    history += [(layer.label, value_text(value), layer.source or f"{path}=") for layer, value in composition.stated(path)]
-    if field.is_required():
-        history = history[1:] or [("nowhere yet", default_text(field), f"set {path}=...")]
-    rows = [("type", type_text(field)), ("default", default_text(field)), ("value", history[-1][1]), ("from", _from(history[-1]))]
-    earlier = [("instead of", f"{value}  ({label}, {source})") for label, value, source in reversed(history[:-1])]
+    *instead, last = _history(composition, path, field)
+    default = [] if field.is_required() else [("default", default_text(field))]
+    rows = [("type", type_text(field)), *default, ("value", last[1]), ("from", _from(last))]
+    earlier = [("instead of", f"{value}  ({label}, {source})") for label, value, source in reversed(instead)]
     return "\n".join([path, f"  {sentence(field)}", "", table([*rows, *earlier])])
+
+
+def _history(composition: Composition, path: str, field: FieldInfo) -> list[tuple[str, str, str]]:
+    """Who says something about a setting, what, and where, the one that counts last."""
+    said = [(layer.label, value_text(value), layer.source or f"{path}=") for layer, value in composition.stated(path)]
+    if not field.is_required():
+        owner, _ = find_field(known.root(), composition.tree, path.split("."))
+        return [("class default", default_text(field), owner.__name__), *said]
+    section, _, _ = path.rpartition(".")
+    if not said and section and isinstance((whole := check_key(section, composition.tree)).default, int):  # one number for all its keys
+        return _history(composition, section, whole)
+    return said or [("nowhere yet", default_text(field), f"set {path}=...")]
 
 
 def _from(entry: tuple[str, str, str]) -> str:
@@ -70,8 +79,6 @@ def _section(composition: Composition, path: str, cls: type[Config]) -> str:
     section = at(tree, path.split(".")) if path else tree
     rows = []
     for name, field in fields(cls, section if isinstance(section, dict) else {}, f"{path}." if path else ""):
-        said = composition.stated(name)
-        layer, value = said[-1] if said else (None, None)
-        shown = value_text(value) if layer else default_text(field)
-        rows.append((name, shown, layer.label if layer else "class default", sentence(field)))
+        label, value, _ = _history(composition, name, field)[-1]
+        rows.append((name, value, label, sentence(field)))
     return "\n".join([*lines, "", table(rows)] if lines else [table(rows)])

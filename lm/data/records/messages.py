@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lm.data.records.base import LEARNED, OTHER, Passage, RecordConfig, Values
 from lm.data.records.fields import bad_record, shown, text_of, value_of
-from lm.data.sources.base import ASSISTANT, TOOLS, Document, Split, Turn
+from lm.data.sources.base import ASSISTANT, ROLES, TOOLS, Document, Split, Turn
 from lm.data.tokenizer.config import TEMPLATES
 from lm.data.tokenizer.tokenizer import Tokenizer
 
@@ -58,7 +58,11 @@ class MessagesRecord(RecordConfig):
     def _turn(self, message: Values, at: str) -> Turn:
         role_field = self.role_field or ("from" if "role" not in message and "from" in message else "role")
         content_field = self.content_field or ("value" if "content" not in message and "value" in message else "content")
-        role = text_of(message, role_field, "data.record.role_field", at)
+        said = text_of(message, role_field, "data.record.role_field", at)
+        role = _ROLES.get(said, said)
+        if role not in ROLES and self.template in (None, *TEMPLATES):
+            remedy = "Fix the record, or write the role by a template of your own, data.record.template=FILE"
+            raise bad_record(f"{at}: {shown(said)} is no role that models know ({', '.join(ROLES)}). {remedy}")
         also = {name: message[name] for name in ("tool_call_id", "name") if message.get(name)}
         if calls := objects_of(message, "tool_calls", at):
             also["tool_calls"] = calls
@@ -66,11 +70,11 @@ class MessagesRecord(RecordConfig):
         if (parts := message.get(content_field)) and isinstance(parts, list) and all(map(_is_text, parts)):
             message = {**message, content_field: "".join(part["text"] for part in parts)}
         text = text_of(message, content_field, "data.record.content_field", at)
-        if (weight := message.get("weight")) is not None and _ROLES.get(role, role) == ASSISTANT:
+        if (weight := message.get("weight")) is not None and role == ASSISTANT:
             if weight not in (0, 1):
                 raise bad_record(f"{at}: weight is {shown(weight)}, and a message is learned or not: 1 or 0. Fix the record")
             also |= {"weight": 0} if weight == 0 else {}
-        return Turn(_ROLES.get(role, role), text, json.dumps(also) if also else "")
+        return Turn(role, text, json.dumps(also) if also else "")
 
     def turns_of(self, values: Values, field: str, role: str, key: str, where: str) -> list[Turn]:
         """Returns what a field holds: one turn of this role, or a list of messages."""

@@ -16,6 +16,8 @@ Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 ASSISTANT = "assistant"  # the role whose turns are learned
 TOOLS = "tools"  # the role of what a chat may call, as a list in JSON
+ROLES = ("system", "developer", "user", ASSISTANT, "tool", "function", "ipython", "observation")
+"""Who speaks in a chat, as the templates of published models call them."""
 _KEY_CHARS = 1 << 16
 _NEEDED = {ASSISTANT, "source", "target", "chosen", "rejected"}  # roles that say something
 

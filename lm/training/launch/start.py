@@ -18,6 +18,8 @@ def train(cfg: TrainConfig, callbacks: Sequence["Callback"] = (), command: str |
     of a plugin in the config instead. command: what a person typed, for the summary.
     Raises LmError; Interrupted after SIGINT or SIGTERM, with the step finished and all saved, so that the same call goes on.
     """
+    if not isinstance(cfg, TrainConfig):
+        raise ConfigError(f"train: {type(cfg).__name__} is no config of a run. Write lm.train(lm.config(overrides=[...])).")
     if cfg.plan:
         raise ConfigError("plan=true: a run that is only planned is not trained. Leave it out, or write lm train plan=true.")
     folder = RunFolder(cfg.run.folder)

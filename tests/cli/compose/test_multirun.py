@@ -146,5 +146,5 @@ def test_a_signal_ends_the_running_job_and_the_sweep(text: Path, tmp_path: Path,
     assert not Path(f"/proc/{found.group()}").exists()
     assert len(list((tmp_path / "runs").iterdir())) == 1
     assert list(tmp_path.glob("runs/*/checkpoints/step-*"))
-    assert statuses(said) == [f"failed({128 + number})", "not run"]
+    assert statuses(said) == [f"stopped({number.name})", "not run"]
     assert said.splitlines()[-1].startswith(f"sweep: {number.name} with 0 of 2 jobs complete")

@@ -82,7 +82,7 @@ def test_a_name_given_to_a_sweep_is_the_folder_of_its_runs() -> None:
     ]
     assert [folder for _, folder in sweep("run.name=a,b", "run.dir=x y")] == ["x y/a", "x y/b"]
     assert sweep("run.name=a,b", "seed=0,1")[3][1] == "runs/b/seed-1"
-    assert sweep("run.name=mine", "seed=0") == [("", "runs/mine")]
+    assert sweep("run.name=mine", "seed=0") == [("run.name=mine seed=0", "runs/mine")]
 
 
 @pytest.mark.parametrize(

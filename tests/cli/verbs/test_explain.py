@@ -1,5 +1,7 @@
 """`lm explain`: description, type, default, and where the value comes from."""
 
+import re
+
 import pytest
 
 from tests.conftest import Lm
@@ -61,6 +63,16 @@ def test_a_value_that_must_be_set_is_said_to_be_missing(lm: Lm) -> None:
     assert code == 0
     assert "must be set" in out
     assert "set data.files=..." in out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "value"), [([], "0"), (["seed=4"], "4"), (["seed.data=3"], "0"), (["seed.init=3", "seed.data=1"], "3")]
+)
+def test_a_seed_alone_speaks_for_each_of_its_parts(lm: Lm, overrides: list[str], value: str) -> None:
+    _, out, _ = lm("explain", "seed.init", *overrides)
+    assert re.search(rf"^  value +{value}$", out, re.MULTILINE)
+    _, out, _ = lm("explain", "seed", *overrides)
+    assert re.search(rf"^  (seed.init|value) +{value}\b", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("key", "near"), [("model.attention.n_kv_head", KEY), ("optm", "optim"), ("n_kv_heads", KEY)])

@@ -116,3 +116,13 @@ def test_what_is_no_call_and_no_tool_is_a_bad_record() -> None:
         PreferenceRecord().turns(record, "a.jsonl:1")
     with pytest.raises(BadRecord, match="does not end with the assistant's message"):
         PreferenceRecord().turns({"chosen": [{"role": "system", "content": ""}], "rejected": "no"}, "a.jsonl:1")
+
+
+def test_a_role_that_no_model_knows_is_refused_unless_a_template_of_ones_own_writes_it() -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi?"}, {"role": "assistent", "content": "Hello."}]}
+    for record in (ChatRecord(messages="messages"), ChatRecord(messages="messages", template="chatml")):
+        with pytest.raises(BadRecord, match=r"a\.jsonl:1: message 2: .assistent. is no role that models know \(system, "):
+            record.turns(chat, "a.jsonl:1")
+    said = {"messages": [{"role": "critic", "content": "No."}, *({"from": by, "value": by} for by in ("human", "gpt"))]}
+    turns = ChatRecord(messages="messages", template="mine.jinja").turns(said, "a.jsonl:1")
+    assert [turn.role for turn in turns] == ["critic", "user", "assistant"]

@@ -214,8 +214,7 @@ def bare_loop(config: TrainConfig, steps: int) -> float:
         rows, seed=config.seeds.data, global_batch=config.data.global_batch, micro_batch=config.trainer.micro_batch, rank=0, world=1,
         start_step=0, max_steps=steps, workers=0,
     )  # fmt: skip
-    vocab_size = -(-data.tokenizer.vocab_size // 64) * 64
-    model = build_model(config.model.replace(vocab_size=vocab_size, max_seq_len=config.data.seq_len), seed=config.seeds.init)
+    model = build_model(config.model.sized(data.tokenizer.vocab_size, config.data.seq_len), seed=config.seeds.init)
     optimizer = config.optim.build([*model.named_parameters()], traits_of(model))
     begin_state(optimizer)
     batches, begun = list(loader), 0.0

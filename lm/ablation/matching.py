@@ -119,8 +119,7 @@ def _timed(name: str, cfg: TrainConfig, seconds: float, step_s: float) -> TrainC
 
 def _counts(cfg: TrainConfig) -> Counts:
     """As training fills in what the tokenizer and the data decide."""
-    model, vocab = cfg.model, cfg.model.vocab_size or cfg.tokenizer.size(cfg.objective.specials())
-    if vocab is None:
+    n_tokens = cfg.model.vocab_size or cfg.tokenizer.size(cfg.objective.specials())
+    if n_tokens is None:
         raise ConfigError("model.vocab_size: null, and the size of the tokenizer is not known before it is read. Set model.vocab_size.")
-    known = model.replace(vocab_size=-(-vocab // 64) * 64, max_seq_len=model.max_seq_len or cfg.data.seq_len)
-    return count(known, cfg.data.seq_len)
+    return count(cfg.model.sized(n_tokens, cfg.data.seq_len), cfg.data.seq_len)

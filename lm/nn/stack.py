@@ -85,6 +85,10 @@ class ModelConfig(Slot):
         self.written_out()
         return self
 
+    def sized(self, n_tokens: int, seq_len: int) -> Self:
+        """Returns the same with what it leaves to tokenizer and data: a vocabulary in 64s, which kernels like, and places for a row."""
+        return self.replace(vocab_size=self.vocab_size or -(-n_tokens // 64) * 64, max_seq_len=self.max_seq_len or seq_len)
+
     def drafts(self) -> bool:
         """Whether there are blocks beyond the last layer."""
         return False

@@ -13,10 +13,10 @@ from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError, ResourceError
 from lm.nn.room import require_room
 from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, build_model
-from lm.schema import Tree
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
+from lm.training.weights.freeze import on_meta
 from lm.training.weights.initial import Fill, beside, copied, drawn, empty, materialized
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -27,9 +27,7 @@ def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | No
     strategy = cfg.strategy.build(cfg)
     fill = _fill(cfg, reader)
     device = "cuda" if cfg.trainer.device != "cpu" and torch.cuda.is_available() else "cpu"
-    sized = _model(cfg, data, "meta")
-    hold(sized)
-    needed = memory(sized, cfg.setting())
+    needed = memory(on_meta(cfg, _model_config(cfg, data)), cfg.setting())
     require_room(needed.total - (needed.optimizer if cfg.strategy.offload else 0), device, "a step, by formula,")
     model = _model(cfg, data, "meta" if strategy.meta or cfg.adapter is not None else "cpu")
     if cfg.trainer.precision == "bf16-true":  # as Lightning converts it, but before the weights are read, so that a model that is
@@ -59,19 +57,19 @@ def _model(cfg: TrainConfig, data: Prepared, device: str) -> LM:
 
 def _model_config(run: TrainConfig, data: Prepared) -> ModelConfig:
     """With vocab_size and max_seq_len filled in, checked against the tokenizer."""
-    cfg, size = run.model, data.tokenizer.vocab_size
-    vocab_size = cfg.vocab_size or -(-size // 64) * 64
-    if vocab_size < size and run.init_from is not None:
+    size = data.tokenizer.vocab_size
+    cfg = run.model.sized(size, run.data.seq_len)
+    fits = cfg.vocab_size is not None and cfg.vocab_size >= size
+    if not fits and run.init_from is not None:
         raise CheckpointError(
-            f"{run.init_from}: the embedding has {vocab_size} rows, fewer than the tokenizer's {size} tokens."
+            f"{run.init_from}: the embedding has {cfg.vocab_size} rows, fewer than the tokenizer's {size} tokens."
             " Use the tokenizer that it was trained with."
         )
-    if vocab_size < size:
-        raise ConfigError(f"model.vocab_size={vocab_size} is below the tokenizer's {size} tokens. Set it to null, or to {size} or more.")
-    sizes: Tree = {"vocab_size": vocab_size, "max_seq_len": cfg.max_seq_len or run.data.seq_len}
-    if isinstance(cfg, EncoderDecoderConfig):
-        sizes["start_token"] = cfg.start_token if cfg.start_token is not None else data.tokenizer.start
-    return cfg.replace(**sizes)
+    if not fits:
+        raise ConfigError(f"model.vocab_size={cfg.vocab_size} is below the tokenizer's {size} tokens. Set it to null, or at least {size}.")
+    if isinstance(cfg, EncoderDecoderConfig) and cfg.start_token is None:
+        return cfg.replace(start_token=data.tokenizer.start)
+    return cfg
 
 
 def keep_freed_memory(keep: bool) -> None:

@@ -289,8 +289,7 @@ class TrainConfig(Sized):
         if self.adapter is not None and self.init_from is None:
             raise ValueError(f"adapter={self.adapter.kind} is trained beside weights that have learned already. Set init_from.")
         if self.adapter is not None:
-            sizes = {"vocab_size": self.model.vocab_size or MOST, "max_seq_len": self.model.max_seq_len or self.data.seq_len}
-            self.adapter.apply(build_model(self.model.replace(**sizes), device="meta"))
+            self.adapter.apply(build_model(self.model.sized(MOST, self.data.seq_len), device="meta"))
         limit = self.model.max_seq_len
         if limit is not None and self.data.seq_len > limit:
             raise ValueError(f"data.seq_len={self.data.seq_len} is over model.max_seq_len={limit}. Lower one or raise the other.")

@@ -5,14 +5,13 @@ from dataclasses import asdict, replace
 
 import torch
 
-from lm.adapters.adapter import hold
 from lm.adapters.float8 import multiply_in_float8
 from lm.cost.count import Counts, count
 from lm.cost.memory import Memory, memory
-from lm.nn.transformer import LM, ModelConfig, build_model
+from lm.nn.transformer import ModelConfig, build_model
 from lm.training.budget import peak_flops
 from lm.training.config import TrainConfig
-from lm.training.weights.freeze import freeze
+from lm.training.weights.freeze import on_meta
 from lm.training.weights.initial import require_fit
 from lm.units import binary, counted, duration, si
 
@@ -23,7 +22,7 @@ def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
     model = _filled(cfg)
     if cfg.init_from is not None:
         require_fit(build_model(model, device="meta"), cfg.init_from)
-    counts, built = count(model, cfg.data.seq_len), _built(cfg, model)
+    counts, built = count(model, cfg.data.seq_len), on_meta(cfg, model)
     float8 = multiply_in_float8(built) if cfg.trainer.float8 else None
     step_s, how = _step_s(cfg, counts), cfg.setting()
     how = how if cfg.budget.gpu is None else replace(how, cpu=False)
@@ -51,7 +50,7 @@ def cost(cfg: TrainConfig, seconds: float) -> str:
 
 def estimate(cfg: TrainConfig, model: ModelConfig) -> Memory:
     """Of one rank, by formula.  model: with its sizes filled in."""
-    return memory(_built(cfg, model), cfg.setting())
+    return memory(on_meta(cfg, model), cfg.setting())
 
 
 def step_law(n: int, tokens: int) -> tuple[float, float]:
@@ -62,19 +61,8 @@ def step_law(n: int, tokens: int) -> tuple[float, float]:
 
 def _filled(cfg: TrainConfig) -> ModelConfig:
     """As training fills in what tokenizer and data decide; a tokenizer that is still to be trained as large as it may become."""
-    given = cfg.tokenizer
-    vocab_size = cfg.model.vocab_size or -(-(given.size(cfg.objective.specials()) or given.build().vocab_size) // 64) * 64
-    return cfg.model.replace(vocab_size=vocab_size, max_seq_len=cfg.model.max_seq_len or cfg.data.seq_len)
-
-
-def _built(cfg: TrainConfig, model: ModelConfig) -> LM:
-    """The model as it will be trained, on the meta device."""
-    built = build_model(model, device="meta")
-    if cfg.adapter is not None:
-        cfg.adapter.apply(built)
-        hold(built)
-    freeze(built, cfg.trainer.freeze)
-    return built
+    n_tokens = cfg.model.vocab_size or cfg.tokenizer.size(cfg.objective.specials()) or cfg.tokenizer.build().vocab_size
+    return cfg.model.sized(n_tokens, cfg.data.seq_len)
 
 
 def _step_s(cfg: TrainConfig, counts: Counts) -> float | None:

@@ -8,11 +8,11 @@ from lm.cost.count import Counts, count
 from lm.cost.memory import Memory, Setting, memory
 from lm.data.kinds import DataConfig, TokenizerConfig
 from lm.errors import ConfigError
-from lm.nn.transformer import LM, EncoderConfig, ModelConfig, build_model
+from lm.nn.transformer import LM, EncoderConfig, ModelConfig
 from lm.schema import Config, Tree
 from lm.training.config import Sized
 from lm.training.strategies.config import StrategyConfig
-from lm.training.weights.freeze import freeze, trainable
+from lm.training.weights.freeze import on_meta, trainable
 from lm.units import binary, si, table
 
 _BESIDE = """
@@ -38,10 +38,7 @@ def described(composition: Composition, shown: Sized) -> list[str]:
         raise ConfigError(f"{said}. Lower one or raise the other.")
     if (refused := shown.refusal()) is not None:
         raise ConfigError(refused)
-    model, how = build_model(cfg, device="meta"), shown.setting()
-    if shown.adapter is not None:
-        shown.adapter.apply(model)
-    freeze(model, shown.trainer.freeze)
+    model, how = on_meta(shown, cfg), shown.setting()
     figures = table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len), *_trained(model)], "")
     needed = f"{_heading(shown, how)}\n{table(_memory(memory(model, how), shown.strategy))}"
     return [table(outline(model), ""), f"\n{figures}", f"\n{needed}", _BESIDE]
@@ -56,25 +53,20 @@ def _trained(model: LM) -> list[tuple[str, str]]:
 
 def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[tuple[str, str]]]:
     """The config with its sizes, and a row for each that neither preset nor command line states."""
-    cfg, changes, assumed = shown.model, {}, []
-    if cfg.vocab_size is None:
-        changes["vocab_size"] = _vocab_size(composition, shown)
-        assumed.append(
-            ("vocabulary", f"{changes['vocab_size']:,}, from tokenizer={composition.choices['tokenizer']}, for model.vocab_size=null")
-        )
-    if cfg.max_seq_len is None:
-        changes["max_seq_len"] = shown.data.seq_len
-        assumed.append(("positions", f"{shown.data.seq_len:,}, from data.seq_len, for model.max_seq_len=null"))
-    return cfg.replace(**changes), assumed
+    cfg = shown.model.sized(shown.model.vocab_size or _n_tokens(composition, shown), shown.data.seq_len)
+    assumed = []
+    if shown.model.vocab_size is None:
+        assumed.append(("vocabulary", f"{cfg.vocab_size:,}, from tokenizer={composition.choices['tokenizer']}, for model.vocab_size=null"))
+    if shown.model.max_seq_len is None:
+        assumed.append(("positions", f"{cfg.max_seq_len:,}, from data.seq_len, for model.max_seq_len=null"))
+    return cfg, assumed
 
 
-def _vocab_size(composition: Composition, shown: Sized) -> int:
-    """As training rounds it up."""
-    tokenizer = composition.part(_Tokenized).tokenizer
-    size = tokenizer.size(shown.objective.specials())
+def _n_tokens(composition: Composition, shown: Sized) -> int:
+    size = composition.part(_Tokenized).tokenizer.size(shown.objective.specials())
     if size is None:
         raise ConfigError("model.vocab_size: null, and show does not read tokenizer.path. Set model.vocab_size.")
-    return -(-size // 64) * 64
+    return size
 
 
 def _figures(cfg: ModelConfig, counts: Counts, seq_len: int) -> list[tuple[str, str]]:

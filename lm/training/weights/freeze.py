@@ -4,9 +4,24 @@ from difflib import get_close_matches
 
 from torch import nn
 
+from lm.adapters.adapter import hold
 from lm.errors import ConfigError
-from lm.nn.transformer import LM
+from lm.nn.transformer import LM, ModelConfig, build_model
 from lm.spelling import means
+from lm.training.config import Sized
+
+
+def on_meta(cfg: Sized, model: ModelConfig) -> LM:
+    """Returns the model as it will be trained, without memory: with its adapter beside a held base, and with what is frozen.
+
+    model: that of `cfg` with its sizes filled in.
+    """
+    built = build_model(model, device="meta")
+    if cfg.adapter is not None:
+        cfg.adapter.apply(built)
+        hold(built)
+    freeze(built, cfg.trainer.freeze)
+    return built
 
 
 def freeze(model: LM, patterns: list[str]) -> set[str]:

@@ -185,3 +185,14 @@ def test_mistakes_meet_one_sentence(lm: Lm, args: list[str], expected: str) -> N
     code, out, err = lm("show", *args)
     assert (code, out) == (2, "")
     assert expected in err.splitlines()[-1]
+
+
+def test_a_base_in_int8_takes_the_memory_that_training_gives_it(lm: Lm) -> None:
+    """Seen to fail: show told 4 bytes of each of its weights."""
+
+    def weights(*more: str) -> float:
+        out = lm("show", "model=llama3_2_1b", "adapter=lora", *more)[1]
+        [found] = re.findall(r"^  weights +([\d.]+) GiB$", out, re.MULTILINE)
+        return float(found)
+
+    assert weights("adapter.base=int8") < 0.45 * weights("adapter.base=saved")

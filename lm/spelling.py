@@ -24,6 +24,11 @@ def nearest(given: str, options: Iterable[str]) -> str | None:
     return next(iter([*slips, *inside, *begun, *alike]), None)
 
 
+def below(key: str, names: Iterable[str]) -> bool:
+    """Says whether a dotted key is one of these, or stands within one of these sections."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
 def means(pattern: str, name: str) -> bool:
     """Says whether a dotted name is meant: by a pattern such as blocks.0.*, or by parts of it in a row, such as attention.q."""
     return fnmatchcase(name, pattern) or f".{pattern}." in f".{name}."

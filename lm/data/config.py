@@ -71,7 +71,7 @@ class DataConfig(Slot, group="data"):
         """Returns the source of the template that writes its chats, the named one where some sources name none; None where it has no
         chats. Raises ConfigError where there are several."""
         chats = [each for cfg in self.parts().values() if (each := cfg.records) is not None and each.chat_template(tokenizer) is not None]
-        named = [each for each in chats if getattr(each, "template", None) is not None]
+        named = [each for each in chats if each.named_template() is not None]
         found = {each.chat_template(tokenizer) for each in named or chats}
         if len(found) > 1:
             raise ConfigError("data.sources: their chats have different templates, and a model has one. Give all one data.record.template.")

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from lm.nn.stack import ModelConfig
 
 Dtype = Literal["saved", "fp32", "bf16", "int8", "int4"]
-CacheForm = Literal["bf16", "int8"]
 """How decoding holds the matrices of a model."""
+CacheForm = Literal["bf16", "int8"]
+"""How decoding holds keys and values, where not as they are computed."""
 
 
 class SamplingConfig(Config):

@@ -9,6 +9,7 @@ from lm.data.store.prepare import Prepared, changed_files
 from lm.errors import CheckpointError, ConfigError
 from lm.nn.transformer import build_model, model_config
 from lm.schema import Tree, flatten, from_tree
+from lm.spelling import below
 from lm.storage.atomic import clean, verify
 from lm.storage.checkpoint import CheckpointReader, newest_valid
 from lm.storage.model_folder import folder_hash, read_config, require_same_shapes, resolve_model
@@ -19,10 +20,10 @@ from lm.training.state import Saved
 Say = Callable[[str], None]
 
 _MAY_CHANGE = (
-    "run.", "launch.", "strategy.", "logger.", "checkpoint.", "resume.", "traceback", "check", "plan", "budget.", "trainer.micro_batch",
-    "trainer.val_every", "trainer.log_every", "trainer.sample_", "trainer.device", "trainer.compile", "trainer.recompute",
-    "trainer.early_stop", "data.workers", "data.verify", "numerics.", "data.cache_dir", "data.remote", "metrics", "eval.",
-    "optim.state_bits",
+    "run", "launch", "strategy", "logger", "checkpoint", "resume", "traceback", "check", "plan", "budget", "metrics", "eval", "numerics",
+    "trainer.micro_batch", "trainer.val_every", "trainer.log_every", "trainer.sample_prompts", "trainer.sample_tokens", "trainer.device",
+    "trainer.compile", "trainer.recompute", "trainer.recompute_every", "trainer.early_stop", "data.workers", "data.verify",
+    "data.cache_dir", "data.remote", "optim.state_bits",
 )  # fmt: skip
 
 
@@ -140,7 +141,7 @@ def _as_of_today(saved: Tree) -> Tree:
 def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step: int) -> None:
     """ConfigError with every difference that may not be; max_steps may grow, and shrink while no step so far was another for it."""
     before, after = flatten(_as_of_today(saved)), flatten(cfg.tree())
-    changed = [key for key in before | after if before.get(key) != after.get(key) and not key.startswith(_MAY_CHANGE)]
+    changed = [key for key in before | after if before.get(key) != after.get(key) and not below(key, _MAY_CHANGE)]
     if type(steps := before.get("trainer.max_steps")) is not int:
         raise CheckpointError(f"{folder.path}: its config has trainer.max_steps={steps!r}, and a whole number is needed. Restore the file.")
     if cfg.trainer.max_steps > steps or (step < cfg.trainer.max_steps < steps and step <= cfg.shared_steps(steps)):

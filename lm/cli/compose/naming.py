@@ -14,6 +14,7 @@ from lm.cli.compose.quoting import as_text, plain
 from lm.cli.listing import known
 from lm.errors import ConfigError
 from lm.schema import Config, find_field, variants
+from lm.spelling import below
 
 _LONGEST = 120  # of RunConfig.name
 _LONGEST_VARIANT = 60  # of StudyConfig.variants
@@ -32,7 +33,7 @@ def run_name(given: Sequence[Given]) -> str:
     No '=' and no ',': the name goes unquoted into `init_from=runs/...`.
     """
     base, spoken = _base(given)
-    return _name(base, [item for item in given if item.key not in spoken and not _left_out(item.key)])
+    return _name(base, [item for item in given if item.key not in spoken and not below(item.key, WHERE_AND_HOW)])
 
 
 def job_names(jobs: Sequence[Sequence[str]]) -> list[str]:
@@ -153,10 +154,6 @@ def _digest(*texts: str) -> str:
 
 def _key(text: str) -> str:
     return text.partition("=")[0].lstrip("+~").replace("/", ".")
-
-
-def _left_out(key: str) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in WHERE_AND_HOW)
 
 
 def _text(value: object) -> str:

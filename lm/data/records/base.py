@@ -46,6 +46,10 @@ class RecordConfig(Slot):
         """Returns special tokens that its passages hold, for a tokenizer made here."""
         return ()
 
+    def named_template(self) -> str | None:
+        """Returns the name or path of that template, where one was given."""
+        return None
+
     def chat_template(self, tokenizer: Tokenizer) -> str | None:
         """Returns the source of the template that writes its turns; None where none does."""
         return None

@@ -31,6 +31,9 @@ class MessagesRecord(RecordConfig):
     def specials(self) -> tuple[str, ...]:
         return TEMPLATES.get(self.template or "", ())
 
+    def named_template(self) -> str | None:
+        return self.template
+
     def chat_template(self, tokenizer: Tokenizer) -> str | None:
         from lm.data.tokenizer.chat import template_source  # brings jinja2, which composing a config need not wait for
 

@@ -91,11 +91,11 @@ def _read_scaling(kind: str, there: Tree, hf: Tree) -> Tree:
         original = None  # transformers looks at max_position_embeddings alone
     if "original_len" in kinds[kind].model_fields:
         known["original_len"] = original or hf["max_position_embeddings"]
-    return {**{name: _number(value) for name, value in known.items()}, "kind": kind}
+    return {**{name: _floats(value) for name, value in known.items()}, "kind": kind}
 
 
-def _number(value: Any) -> Any:
-    """Files write 8 for 8.0, and lists of such."""
+def _floats(value: Any) -> Any:
+    """A list's numbers as floats, since files write 8 for 8.0; all else as it is."""
     return [float(x) for x in value] if isinstance(value, list) else value
 
 

@@ -42,12 +42,12 @@ class Attention(Mixer):
         super().__init__(layer)
         self.head_dim, self.how, self.quiet = head_dim, how, replace(how, dropout=0.0)
         self.sinks = nn.Parameter(torch.empty(n_sinks)) if n_sinks else None
-        self.attend, _ = choose(torch.get_default_device(), head_dim, how, n_sinks > 0)
+        self.attend = choose(torch.get_default_device(), head_dim, how, n_sinks > 0)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """What every move to a device passes through."""
         moved = super()._apply(fn, recurse)
-        self.attend, _ = choose(self.o.weight.device, self.head_dim, self.how, self.sinks is not None)
+        self.attend = choose(self.o.weight.device, self.head_dim, self.how, self.sinks is not None)
         return moved
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:

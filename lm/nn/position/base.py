@@ -1,4 +1,4 @@
-"""Position: four hooks with identity defaults. A kind overrides what it needs; positions always come as a tensor."""
+"""Position: hooks with identity defaults. A kind overrides what it needs; positions always come as a tensor."""
 
 from abc import abstractmethod
 from collections.abc import Callable

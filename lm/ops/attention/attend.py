@@ -76,14 +76,11 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, causal: bool, 
     return F.scaled_dot_product_attention(q, k, v, shown, dropout_p=how.dropout, is_causal=causal, scale=how.scale, enable_gqa=gqa)
 
 
-def choose(device: torch.device, head_dim: int, how: Scoring, sinks: bool = False) -> tuple[Attend, str]:
-    """The backend on this device for these options, and why."""
-    plain, why = (sdpa, "sdpa: fused") if how.softcap is None else (reference, "reference: fused kernels have no soft-cap")
+def choose(device: torch.device, head_dim: int, how: Scoring, sinks: bool = False) -> Attend:
+    """The backend on this device for these options."""
+    plain = sdpa if how.softcap is None else reference  # fused kernels have no soft-cap
     if device.type != "cuda":
-        return plain, why
+        return plain
     from lm.ops.attention.flex import compiled_flex, obstacle
 
-    reason = obstacle(device, head_dim, how.dropout, sinks)
-    if reason is not None:
-        return plain, f"{why}; not flex: {reason}"
-    return compiled_flex(), "flex: windows, documents and soft-cap in one kernel; sdpa for plain rows, and with a cache"
+    return compiled_flex() if obstacle(device, head_dim, how.dropout, sinks) is None else plain

@@ -78,7 +78,7 @@ class Console:
             self._print(f"{'step':>8}{'':6}{header}{'ETA':>9}", "bold")
         self._lines += 1
         row = "".join(f"{text:>{width}}" for _, width, text in cells)
-        self._print(f"{self._progress(record)}{row}{duration(self._remaining_s(record)):>9}", "")
+        self._print(f"{self._progress(record)}{row}{clock(self._remaining_s(record)):>9}", "")
 
     def _progress(self, record: Tree) -> str:
         return f"{record['step']:>8,}{record['step'] / self.max_steps:>6.0%}"
@@ -98,7 +98,7 @@ class Console:
             say(text, style)
 
 
-def duration(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """45s, 1m23s, 2h05m, 3d04h; ? where unknown."""
     if not math.isfinite(seconds):
         return "?"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lm.schema import Tree
-from lm.training.callbacks.console import Console, duration
+from lm.training.callbacks.console import Console, clock
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,7 +35,7 @@ def console(max_steps: int = 1000, pace_s: float = 0.25) -> Console:
     [(0, "0s"), (45.4, "45s"), (59.6, "1m00s"), (83, "1m23s"), (3599.4, "59m59s"), (7500, "2h05m"), (273600, "3d04h")],
 )
 def test_durations_read_at_a_glance(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert clock(seconds) == text
 
 
 def test_lines_align_under_their_header(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +69,7 @@ def test_the_remaining_time_follows_the_pace_since_the_first_line(capsys: pytest
     for step in (10, 20, 30):
         out.log(record(step, step_s=9.0))
     etas = [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]]
-    assert etas == [duration(990 * 9), duration(980 * 2), duration(970 * 2)]
+    assert etas == [clock(990 * 9), clock(980 * 2), clock(970 * 2)]
 
 
 def test_a_number_that_is_not_there_or_not_finite_still_prints(capsys: pytest.CaptureFixture[str]) -> None:

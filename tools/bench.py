@@ -169,7 +169,7 @@ def compare_sft(rounds: int, steps: int) -> dict[str, Any]:
             batch = rows.batch(step_rows(0, step, size, len(rows)))
             assert batch.labels is not None
             labels += int((batch.labels != IGNORED).sum())
-            model(batch, loss=causal_reader(batch.labels)).total.backward()
+            model(batch, read=causal_reader(batch.labels)).total.backward()
             optimizer.step()
             optimizer.zero_grad()
         return labels / (time.perf_counter() - begun)
@@ -222,7 +222,7 @@ def bare_loop(config: TrainConfig, steps: int) -> float:
         if number == 1:
             begun = time.perf_counter()
         assert batch.labels is not None
-        loss = model(batch, loss=causal_reader(batch.labels)).total / batch.step_tokens
+        loss = model(batch, read=causal_reader(batch.labels)).total / batch.step_tokens
         loss.backward()
         torch.nn.utils.clip_grad_norm_(list(model.parameters()), config.optim.clip or 1e9)
         set_lr(optimizer, config.schedule.factor(number, steps))

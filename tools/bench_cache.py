@@ -58,7 +58,7 @@ def through(model: LM, batch: Batch, form: str | None, sizes: torch.Tensor) -> T
     (b, s), nats = batch.tokens.shape, 0.0
     cache, begun = model.new_cache(b, s), time.process_time()
     for t in range(s):
-        logits = model(Batch(batch.tokens[:, t : t + 1], positions=torch.full((b, 1), t), padded=False), loss=last_position, cache=cache)
+        logits = model(Batch(batch.tokens[:, t : t + 1], positions=torch.full((b, 1), t), padded=False), read=last_position, cache=cache)
         nats += float(torch.nn.functional.cross_entropy(logits.float(), batch.labels[:, t], ignore_index=IGNORED, reduction="sum"))
     us = (time.process_time() - begun) / s * 1e6
     n_bytes = int(sizes[batch.labels[batch.labels != IGNORED]].sum())
@@ -72,10 +72,10 @@ def far(model: LM, form: str | None, length: int) -> Tree:
     ids = torch.randint(1, 256, (1, length + STEPS), generator=torch.Generator().manual_seed(0))
     cache = model.new_cache(1, length + STEPS)
     for piece in ids[:, :length].split(512, 1):
-        model(Batch(piece), loss=last_position, cache=cache)
+        model(Batch(piece), read=last_position, cache=cache)
     begun = time.process_time()
     for t in range(length, length + STEPS):
-        model(Batch(ids[:, t : t + 1], positions=torch.tensor([[t]]), padded=False), loss=last_position, cache=cache)
+        model(Batch(ids[:, t : t + 1], positions=torch.tensor([[t]]), padded=False), read=last_position, cache=cache)
     return {"bytes_per_token": held(cache) / (length + STEPS), "ms": (time.process_time() - begun) / STEPS * 1e3}
 
 

@@ -42,7 +42,7 @@ def contestant(size: Size, tree: Tree) -> Contestant:
     model = build_model(from_tree(DecoderConfig, sizes | tree), seed=0)
 
     def loss(ids: Tensor, labels: Tensor) -> Tensor:
-        total: Tensor = model(Batch(ids), loss=causal_reader(labels)).total
+        total: Tensor = model(Batch(ids), read=causal_reader(labels)).total
         return total / labels.numel()
 
     return model, loss

@@ -88,7 +88,7 @@ def preset(name: str) -> tuple[LM, Loss, Batch]:
     cfg = cfg.replace(vocab_size=cfg.vocab_size or 50304, max_seq_len=cfg.max_seq_len or 1024)
     ids = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
     source = ids if isinstance(cfg, EncoderDecoderConfig) else None
-    loss: Loss = lambda model, batch: model(batch, loss=causal_reader(batch.tokens)).total  # noqa: E731
+    loss: Loss = lambda model, batch: model(batch, read=causal_reader(batch.tokens)).total  # noqa: E731
     return build_model(cfg, device="meta"), loss, Batch(ids, source_tokens=source)
 
 
@@ -122,7 +122,7 @@ def decode(model: LM, batch: Batch) -> None:
     source = {name: getattr(batch, f"source_{name}") for name in ("tokens", "positions", "documents")}
     read = Batch(batch.tokens[:, :-3], **{f"source_{name}": value for name, value in source.items()})
     for tokens in (read, *[Batch(batch.tokens[:, :1], padded=False)] * 3):
-        model(tokens, loss=last_position, cache=cache)
+        model(tokens, read=last_position, cache=cache)
     assert cache.recorded is not None and cache.recorded[1] is not None
 
 

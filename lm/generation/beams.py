@@ -117,7 +117,7 @@ def _run(
 ) -> None:
     batch = filled(searches, pad, model.embed.weight.device)
     cache = spaces(model, batch, max(search.limit for search in searches))
-    *_, logits = (model(piece, loss=last_position, cache=cache) for piece in pieces(batch, cfg.prefill_chunk))
+    *_, logits = (model(piece, read=last_position, cache=cache) for piece in pieces(batch, cfg.prefill_chunk))
     while True:
         logits = finite(logits[:, :n_tokens])  # (running beams, v)
         histories = [History(b"", search.begin, beam.tokens, matcher=search.matcher) for search in searches for beam in search.running]
@@ -131,7 +131,7 @@ def _run(
             cache.reorder(rows)
         last = [(beam.tokens[-1], len(search.begin) + len(beam.tokens) - 1) for search in searches for beam in search.running]
         ids, positions = torch.tensor(last, dtype=torch.int64, device=log_probs.device).view(-1, 2).unsqueeze(1).unbind(-1)  # (b, 1) each
-        logits = model(Batch(ids, positions=positions, padded=False), loss=last_position, cache=cache)
+        logits = model(Batch(ids, positions=positions, padded=False), read=last_position, cache=cache)
 
 
 def _step(searches: Sequence[_Search], log_probs: Tensor, ends: Collection[int], ended: Ended | None) -> list[int]:

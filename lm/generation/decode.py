@@ -186,7 +186,7 @@ class _Decoding:
         starts = [len(row.begin) + len(row.new) - 1 for row in self.rows]
         ids, positions = right_padded(given, starts, self.pad, self.logits.device)
         batch = Batch(ids, positions=positions, padded=uneven(given))
-        hidden, self.logits = self.model(batch, loss=every_position, cache=self.cache)  # (b, s, v)
+        hidden, self.logits = self.model(batch, read=every_position, cache=self.cache)  # (b, s, v)
         self.drafter.see(hidden, positions)
 
     def _draw(self, ends: Collection[int], on_token: OnToken | None) -> None:

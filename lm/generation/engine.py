@@ -136,7 +136,7 @@ class Engine:
                 joining.append((cache, [sample for sample in samples if not sample.over]))
             self._regroup([(cache, samples) for cache, samples in joining if samples])
             if self._running:
-                events += self._drawn(self._model(self._next(), loss=last_position, cache=self._cache), self._running)
+                events += self._drawn(self._model(self._next(), read=last_position, cache=self._cache), self._running)
         return events
 
     def _read(self) -> Iterator[tuple[Request, Tensor, Cache]]:
@@ -148,7 +148,7 @@ class Engine:
             if prompt.next > left and left < self._chunk:
                 return
             left -= prompt.next
-            logits: Tensor = self._model(prompt.unread.popleft(), loss=prompt.reader, cache=prompt.cache)
+            logits: Tensor = self._model(prompt.unread.popleft(), read=prompt.reader, cache=prompt.cache)
             if not prompt.unread:
                 self._waiting.popleft()
                 self._prompt, rows = None, rows + len(prompt.request.rows)

@@ -67,7 +67,7 @@ def _entropies(model: LM, true: Tensor, new: list[list[int]], start: int) -> Ten
     for row, tokens in enumerate(new):
         own[row, start : start + len(tokens)] = torch.tensor(tokens, dtype=own.dtype, device=own.device)
     reached = torch.arange(n_own, device=own.device) <= torch.tensor([[len(tokens)] for tokens in new], device=own.device)
-    found = [model(Batch(tokens), loss=_unsure(start - 1, n_own))[reached].double().sum() for tokens in (own, true)]
+    found = [model(Batch(tokens), read=_unsure(start - 1, n_own))[reached].double().sum() for tokens in (own, true)]
     return torch.stack([*found, reached.double().sum()])
 
 

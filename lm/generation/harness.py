@@ -100,7 +100,7 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
                 some = order[at : at + self._rows]
                 batch = filled([pairs[i] for i in some], self._tokenizer.pad, self._model.embed.weight.device)
                 reader = _Scores([pairs[i].labels for i in some])
-                found |= zip(some, self._model(batch, loss=reader), strict=True)
+                found |= zip(some, self._model(batch, read=reader), strict=True)
         return [found[i] for i in range(len(pairs))]
 
     def _pair(self, context: list[int], continuation: list[int]) -> _Pair:

@@ -33,7 +33,7 @@ def read(model: LM, rows: Sequence[Begun], pad: int, n_new: int, chunk: int, ahe
     different = dict(zip(which, rows, strict=True))
     batch = filled([*different.values()], pad, model.embed.weight.device)
     cache = spaces(model, batch, n_new, ahead)
-    found = [model(piece, loss=first_read, cache=cache) for piece in pieces(batch, chunk)]
+    found = [model(piece, read=first_read, cache=cache) for piece in pieces(batch, chunk)]
     assert batch.positions is not None
     hidden, logits = torch.cat([hidden for hidden, _ in found], dim=1), found[-1][1]
     if len(first) == len(rows):

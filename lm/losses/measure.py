@@ -36,7 +36,7 @@ class Measure:
 
     def __call__(self, model: LM, batch: Batch) -> LossSums:
         """Sums over those labels, with no gradient."""
-        sums: LossSums = model(batch, loss=self.reader(batch))
+        sums: LossSums = model(batch, read=self.reader(batch))
         return sums
 
     def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
@@ -46,7 +46,7 @@ class Measure:
         def both(hidden: Tensor, head: Head, ctx: Context) -> tuple[LossSums, Tensor]:
             return read(hidden, head, ctx), look(hidden, head, ctx)
 
-        found: tuple[LossSums, Tensor] = model(batch, loss=both)
+        found: tuple[LossSums, Tensor] = model(batch, read=both)
         return found
 
 
@@ -80,7 +80,7 @@ class Pairs(Measure):
         return better
 
     def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
-        found: Tensor = model(batch, loss=guesses(self.places(batch)))
+        found: Tensor = model(batch, read=guesses(self.places(batch)))
         return self(model, batch), found
 
     def __call__(self, model: LM, batch: Batch) -> LossSums:
@@ -88,8 +88,8 @@ class Pairs(Measure):
         reader = row_likelihoods(labels)
         if self._before is None and self._parent is not None:
             self._before = self._parent()
-        after: Tensor = model(batch, loss=reader)
-        before = self._before(batch, loss=reader) if self._before is not None else None
+        after: Tensor = model(batch, read=reader)
+        before = self._before(batch, read=reader) if self._before is not None else None
         sums = self._loss(after, before, (labels != IGNORED).sum(-1))
         told = sums.told | ({"pair_loss": mean_of(sums.nll, after[0::2])} if "margin" in sums.told else {})
         return LossSums(-after[0::2].sum(), -after[0::2].sum(), None, told)

@@ -115,13 +115,13 @@ class LM(Stack):
         if self.cfg.head.tied:
             self.head.weight = self.embed.weight
 
-    def forward(self, batch: Batch | Tensor, loss: Reader | None = None, cache: Cache | None = None) -> Any:
-        """Logits (b, s, v), or what `loss(hidden, head, context)` returns: a chunked loss, or a reader of the last position.
+    def forward(self, batch: Batch | Tensor, read: Reader | None = None, cache: Cache | None = None) -> Any:
+        """Logits (b, s, v), or what `read(hidden, head, context)` makes of the last hidden states: a loss in chunks, the last position.
 
         With a cache the tokens continue what it holds, one document a row; positions default to the next ones. Tensor: tokens.
         """
         x, ctx = self._hidden(self, Batch(batch) if isinstance(batch, Tensor) else batch, cache)
-        return self.head(x) if loss is None else loss(x, self.head, ctx)
+        return self.head(x) if read is None else read(x, self.head, ctx)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles, in place, all but the head and the loss: that has its gradient written out, and would cut the graph."""

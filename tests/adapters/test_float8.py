@@ -75,7 +75,7 @@ def test_layers_that_fit_multiply_so_in_training_alone() -> None:
     def gradients(of: LM) -> tuple[torch.Tensor, torch.Tensor]:
         of.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
-            sums: LossSums = of(Batch(ids), loss=causal_reader(ids))
+            sums: LossSums = of(Batch(ids), read=causal_reader(ids))
         sums.total.backward()
         return sums.total.detach(), torch.cat([p.grad.flatten() for p in of.parameters() if p.grad is not None])
 
@@ -100,7 +100,7 @@ def test_products_are_computed_again_only_where_nothing_is_kept(how: Recomputed,
     multiply_in_float8(model)
     model.recomputes(Recompute(how))
     with torch.autocast("cpu", torch.bfloat16), Calls() as calls:
-        sums: LossSums = model(Batch(ids), loss=causal_reader(ids))
+        sums: LossSums = model(Batch(ids), read=causal_reader(ids))
         sums.total.backward()
     assert calls.of({"aten::_scaled_mm"}) == products
 

@@ -19,5 +19,5 @@ def test_a_forward_in_training_has_the_flops_of_the_formula(more: Tree) -> None:
     assert cfg.vocab_size is not None and cfg.max_seq_len is not None
     ids = torch.randint(0, cfg.vocab_size, (2, cfg.max_seq_len))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as found, torch.no_grad():
-        build_model(cfg, seed=0).train()(Batch(ids), loss=causal_reader(ids))
+        build_model(cfg, seed=0).train()(Batch(ids), read=causal_reader(ids))
     assert found.get_total_flops() == count(cfg, cfg.max_seq_len).forward_flops_per_token * ids.numel()

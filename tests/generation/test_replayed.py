@@ -87,7 +87,7 @@ def stepped(model: LM, ids: Tensor) -> Tensor:
             cache.reorder(torch.tensor([1, 0]))
             ids = ids.flip(0)
         at = torch.arange(start, stop).expand(batch, -1)
-        out.append(model(Batch(ids[:, start:stop], positions=at, padded=False, **source), loss=every_position, cache=cache)[0][:, -1])
+        out.append(model(Batch(ids[:, start:stop], positions=at, padded=False, **source), read=every_position, cache=cache)[0][:, -1])
         source = {}
     return torch.stack(out, 1)
 
@@ -206,7 +206,7 @@ def test_what_is_recorded_never_waits_for_the_device(changes: dict[str, Any], fo
     with torch.inference_mode():
         for start, stop in ((0, 14), (14, 15), (15, 16), (16, 17)):
             at = torch.arange(start, stop, device="meta").expand(2, -1)
-            model(Batch(tokens(2, stop - start).to("meta"), positions=at, padded=False), loss=last_position, cache=cache)
+            model(Batch(tokens(2, stop - start).to("meta"), positions=at, padded=False), read=last_position, cache=cache)
     assert len(runs) == 1
 
 

@@ -51,7 +51,7 @@ def test_no_forward_of_decoding_waits_for_the_device(changes: dict[str, Any], fo
     with torch.no_grad():
         for width, padded in ((14, True), (3, False), (1, False), (1, False)):
             positions = torch.arange(seen, seen + width, device="meta").expand(2, -1)
-            logits = model(Batch(tokens(2, width).to("meta"), positions=positions, padded=padded), loss=last_position, cache=cache)
+            logits = model(Batch(tokens(2, width).to("meta"), positions=positions, padded=padded), read=last_position, cache=cache)
             assert logits.shape == (2, 61)
             seen += width
         cache.rewind(2)

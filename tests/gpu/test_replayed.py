@@ -42,7 +42,7 @@ def test_a_replayed_step_never_waits_for_the_device(changes: dict[str, Any]) -> 
         for start, stop in ((0, 8), *((i, i + 1) for i in range(8, 20))):
             torch.cuda.set_sync_debug_mode("error" if start > 9 else "default")
             try:
-                model(Batch(ids[:, start:stop], positions=at[:, start:stop], padded=False), loss=last_position, cache=cache)
+                model(Batch(ids[:, start:stop], positions=at[:, start:stop], padded=False), read=last_position, cache=cache)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
     assert cache.recorded is not None and cache.recorded[1] is not None

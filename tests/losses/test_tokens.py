@@ -152,7 +152,7 @@ def test_rows_and_micro_batches_weigh_by_their_label_tokens() -> None:
     def gradient(rows: int) -> list[torch.Tensor]:
         model.zero_grad()
         for i in range(0, 32, rows):
-            sums = model(Batch(tokens[i : i + rows]), loss=causal_reader(labels[i : i + rows], chunk=100))
+            sums = model(Batch(tokens[i : i + rows]), read=causal_reader(labels[i : i + rows], chunk=100))
             (sums.total / n).backward()
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 

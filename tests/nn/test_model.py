@@ -27,7 +27,7 @@ def test_draws_shapes_and_the_outline_need_the_config_alone(changes: Tree) -> No
 def test_the_last_position_reader_equals_the_last_logits() -> None:
     model = redrawn(config())
     ids = tokens(2, 9)
-    torch.testing.assert_close(model(Batch(ids), loss=last_position), model(Batch(ids))[:, -1])
+    torch.testing.assert_close(model(Batch(ids), read=last_position), model(Batch(ids))[:, -1])
 
 
 def test_a_tensor_is_a_batch_of_tokens() -> None:

@@ -206,7 +206,7 @@ def test_capacity_drops_the_tokens_that_overflow_and_no_others(capacity: dict[st
 
 
 def loss_of(model: LM, ids: Tensor, labels: Tensor) -> LossSums:
-    out: LossSums = model(Batch(ids), loss=causal_reader(labels))
+    out: LossSums = model(Batch(ids), read=causal_reader(labels))
     return out
 
 
@@ -231,7 +231,7 @@ def test_a_rows_losses_are_weighed_by_its_labels() -> None:
     model, ids, labels = redrawn(config(ffn=MIXTURES[0] | {"router_z_loss": 0.2})), tokens(3, 12), tokens(3, 12, seed=2)
     for row, n in enumerate((0, 5, 12)):
         labels[row, :n] = IGNORED
-    sums, ctx = loss_of(model, ids, labels), model(Batch(ids), loss=lambda hidden, head, ctx: ctx)
+    sums, ctx = loss_of(model, ids, labels), model(Batch(ids), read=lambda hidden, head, ctx: ctx)
     rows = torch.stack(list(ctx.auxiliary.losses.values())).sum(0)
     torch.testing.assert_close(sums.total - sums.nll, rows[0] * 12 + rows[1] * 7)
 

@@ -29,7 +29,7 @@ def labels_of(ids: Tensor) -> Tensor:
 
 def loss(model: DecoderLM, batch: Batch) -> LossSums:
     assert batch.labels is not None
-    out: LossSums = model(batch, loss=causal_reader(batch.labels))
+    out: LossSums = model(batch, read=causal_reader(batch.labels))
     return out
 
 
@@ -104,7 +104,7 @@ def test_nothing_is_predicted_that_a_prefix_has_shown(depth: int) -> None:
 
     def states(given: Tensor) -> list[Tensor]:
         found: list[list[Tensor]] = []
-        model(Batch(given, prefix=prefix), loss=lambda hidden, head, ctx: found.append(ctx.mtp))
+        model(Batch(given, prefix=prefix), read=lambda hidden, head, ctx: found.append(ctx.mtp))
         return found[0]
 
     counted, expected = 0, states(ids)

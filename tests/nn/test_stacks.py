@@ -63,7 +63,7 @@ def both(norm_first: bool) -> tuple[EncoderDecoderLM, nn.Transformer]:
 
 
 def hidden(model: EncoderDecoderLM, batch: Batch) -> Tensor:
-    out: Tensor = model(batch, loss=lambda hidden, head, ctx: hidden)
+    out: Tensor = model(batch, read=lambda hidden, head, ctx: hidden)
     return out
 
 

@@ -44,7 +44,7 @@ def step(tree: Tree) -> None:
     built = model(tree).train()
     sources = PAIRS if tree.get("kind") == "encoder_decoder" else {}
     for batch in (Batch(IDS, positions=IDS, documents=IDS.int(), **sources), Batch(IDS, source_tokens=sources.get("source_tokens"))):
-        built(batch, loss=causal_reader(IDS, 0.1, 0.1, chunk=5, answers=IDS)).total.backward()
+        built(batch, read=causal_reader(IDS, 0.1, 0.1, chunk=5, answers=IDS)).total.backward()
     assert all(p.grad is not None and p.grad.is_meta for p in built.parameters() if p.requires_grad)
     if tree.get("kind") == "encoder":
         return
@@ -82,7 +82,7 @@ def test_a_host_that_waits_is_found() -> None:
 @pytest.mark.parametrize("cfg", [AdamWConfig(), MuonConfig(), SGDConfig(momentum=0.9)])
 def test_an_optimizer_and_its_verdict_never_wait(cfg: OptimConfig) -> None:
     built = model(FEW["experts"])
-    built(IDS, loss=causal_reader(IDS)).total.backward()
+    built(IDS, read=causal_reader(IDS)).total.backward()
     optimizer, judge, number = begun(cfg, built.named_parameters(), built.matrices()), StepJudge(1), torch.zeros((), device=META)
     judge.to(META)
     optimizer.found_inf = judge.judge(number, number, number)
@@ -94,4 +94,4 @@ def test_an_optimizer_and_its_verdict_never_wait(cfg: OptimConfig) -> None:
 def test_scheduled_sampling_never_waits() -> None:
     built, chance = model(FEW["dense"]), torch.zeros(2, 16, 2, device=META)
     drawn = with_sampled_inputs(built, replace(Batch(IDS, IDS), answers=IDS), 0.5, chance, 5)
-    built(drawn, loss=causal_reader(IDS, answers=answers(drawn))).total.backward()
+    built(drawn, read=causal_reader(IDS, answers=answers(drawn))).total.backward()

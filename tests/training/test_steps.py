@@ -171,5 +171,5 @@ def test_a_frozen_head_trains_the_rest() -> None:
     from lm.nn.batch import Batch
 
     ids = torch.randint(0, 50, (2, 8))
-    model(Batch(ids), loss=causal_reader(ids)).total.backward()
+    model(Batch(ids), read=causal_reader(ids)).total.backward()
     assert model.head.weight.grad is None and model.embed.weight.grad is not None

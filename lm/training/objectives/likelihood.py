@@ -20,7 +20,7 @@ class Likelihood:
         assert batch.labels is not None
         told = answers(batch) if self._cfg.answers else None
         reader = causal_reader(batch.labels, self._cfg.label_smoothing, self._cfg.z_loss, self._cfg.chunk, told)
-        sums: LossSums = model(batch, loss=reader)
+        sums: LossSums = model(batch, read=reader)
         return sums
 
 

@@ -42,7 +42,7 @@ class Policy(ABC, Generic[C]):
         learned = _rows(rollouts, self._pad).to(batch.tokens.device)
         assert learned.labels is not None
         reader, of = label_likelihoods(learned.labels), torch.nonzero(learned.labels != IGNORED)[:, 0]
-        logp: Tensor = model(learned, loss=reader)  # (tokens,)
+        logp: Tensor = model(learned, read=reader)  # (tokens,)
         before = self._at_the_start(learned, reader)
         worth = worth.view(-1, self._cfg.n_answers).to(logp.device)
         lengths = of.bincount(minlength=worth.numel())
@@ -87,7 +87,7 @@ class Policy(ABC, Generic[C]):
         if self._reference is None:
             self._reference = self._start().to(learned.tokens.device)
         with torch.no_grad():
-            found: Tensor = self._reference(learned, loss=reader)
+            found: Tensor = self._reference(learned, read=reader)
         return found
 
 

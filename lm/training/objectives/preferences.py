@@ -31,8 +31,8 @@ class Preferences:
             if self._reference is None:
                 self._reference = self._parent().to(batch.tokens.device)
             with torch.no_grad():
-                before = self._reference(batch, loss=reader)
-        return self._loss(model(batch, loss=reader), before, (batch.labels != IGNORED).sum(-1))
+                before = self._reference(batch, read=reader)
+        return self._loss(model(batch, read=reader), before, (batch.labels != IGNORED).sum(-1))
 
 
 @loss_of(PreferenceConfig)

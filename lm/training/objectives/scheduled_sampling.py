@@ -31,7 +31,7 @@ def with_sampled_inputs(model: LM, batch: Batch, frac: float, chance: Tensor, ch
     """
     assert batch.labels is not None
     with torch.no_grad():
-        drawn: Tensor = model(batch, loss=lambda hidden, head, ctx: _drawn(hidden, head, ctx, chance[..., 1], chunk))
+        drawn: Tensor = model(batch, read=lambda hidden, head, ctx: _drawn(hidden, head, ctx, chance[..., 1], chunk))
     predicted = torch.zeros_like(batch.labels, dtype=torch.bool)
     predicted[:, 1:] = batch.labels[:, :-1] != IGNORED
     if batch.documents is not None:  # what a document begins with was predicted nowhere

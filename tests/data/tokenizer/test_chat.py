@@ -331,7 +331,7 @@ def test_packed_and_single_chats_have_the_same_loss_and_gradient(prepare_text: P
     def sums(packing: str) -> list[torch.Tensor]:
         batch = (rows := rows_of(found, model.cfg, packing=packing)).batch(np.arange(len(rows)))
         assert batch.labels is not None
-        total = model(batch, loss=causal_reader(batch.labels)).total
+        total = model(batch, read=causal_reader(batch.labels)).total
         return [total, *torch.autograd.grad(total, list(model.parameters()))]
 
     torch.testing.assert_close(sums("fit"), sums("none"), rtol=1e-4, atol=2e-3)

@@ -96,7 +96,7 @@ def test_transformers_predicts_the_same_further_tokens(tmp_path: Path) -> None:
     ids, at = tokens(2, 30, seed=3), torch.arange(30)[None]
     found: list[Tensor] = []
     with Doubles():
-        model.train()(Batch(ids), loss=lambda hidden, head, ctx: found.extend(head(h) for h in [hidden, *ctx.mtp]))
+        model.train()(Batch(ids), read=lambda hidden, head, ctx: found.extend(head(h) for h in [hidden, *ctx.mtp]))
         hidden = theirs.model(ids).last_hidden_state
         same(found[0], theirs.lm_head(hidden))
         for k in range(2):

@@ -250,7 +250,7 @@ def test_answers_are_counted_among_all_labels(learns: bool) -> None:
     assert batch.labels is not None
     batch.answers = batch.labels.masked_fill(torch.arange(12) < 9, IGNORED)
     with torch.set_grad_enabled(learns):
-        sums = model(batch, loss=causal_reader(batch.labels, label_smoothing=0.1, chunk=7, answers=batch.answers))
+        sums = model(batch, read=causal_reader(batch.labels, label_smoothing=0.1, chunk=7, answers=batch.answers))
     logits, kept = model(batch), batch.answers != IGNORED
     nats = F.cross_entropy(logits[kept], batch.answers[kept], reduction="sum").item()
     hits = (logits.argmax(-1) == batch.answers).sum().item()

@@ -6,7 +6,9 @@ from typing import Literal
 
 from lm.data.sources.base import Turn
 from lm.data.tokenizer.chat import ChatTemplate
-from lm.data.tokenizer.tokenizer import Stream, Tokenizer
+from lm.data.tokenizer.stream import Stream
+from lm.data.tokenizer.together import together
+from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.beams import search
 from lm.generation.config import SamplingConfig
@@ -169,7 +171,7 @@ def prompt_ids(model: LM, tokenizer: Tokenizer, prompt: str | Sequence[Turn], ch
 
 def ids_of(tokenizer: Tokenizer, parts: Sequence[int | str]) -> list[int]:
     """Returns the ids of what a template writes."""
-    return [token for part in parts for token in ([part] if isinstance(part, int) else tokenizer.encode(part))]
+    return [i for i, _, _ in together(tokenizer, parts)]
 
 
 def chat_template(tokenizer: Tokenizer) -> ChatTemplate:

@@ -9,7 +9,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import lm
 from lm.data.kinds import BytesConfig
-from lm.data.tokenizer.tokenizer import Stream, Tokenizer, load_tokenizer
+from lm.data.tokenizer.stream import Stream
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation import decode
 from lm.generation.sampling import SamplingConfig

@@ -25,6 +25,7 @@ class Passage(NamedTuple):
     ends: bool
     part: int | None = None  # the kind of the part that starts here
     counted: bool = True  # its bytes are those that a model is measured by
+    ids: list[int] | None = None  # of the text, where it is encoded already
 
 
 class RecordConfig(Slot):

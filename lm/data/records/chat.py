@@ -58,15 +58,15 @@ class ChatRecord(MessagesRecord):
             raise bad_record(f"{where}: no message is the assistant's, or none has weight, so there is nothing to learn. Fix the record")
         return [*tools_of(values, where), *turns]
 
-    def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[tuple["Run", int]]:
+    def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
         """What the assistant says is learned, but for messages whose `weight` is 0, as OpenAI has it."""
         runs, weighs = template.runs(turns), [_weighs(turn) for turn in turns if turn.role == ASSISTANT]
         if all(weighs):
-            return [(run, LEARNED if run.learned else GIVEN) for run in runs]
+            return [[(run, LEARNED if run.learned else GIVEN) for run in runs]]
         if len(weighs) != sum(run.learned for run in runs):
             raise ConfigError("data.record: a message has weight 0, and the template writes some answer in several pieces. Leave it out.")
         each = iter(weighs)
-        return [(run, LEARNED if run.learned and next(each) else GIVEN) for run in runs]
+        return [[(run, LEARNED if run.learned and next(each) else GIVEN) for run in runs]]
 
 
 def _weighs(turn: Turn) -> bool:

@@ -10,6 +10,7 @@ from lm.data.records.base import LEARNED, OTHER, Passage, RecordConfig, Values
 from lm.data.records.fields import bad_record, shown, text_of, value_of
 from lm.data.sources.base import ASSISTANT, ROLES, TOOLS, Document, Split, Turn
 from lm.data.tokenizer.config import TEMPLATES
+from lm.data.tokenizer.together import together
 from lm.data.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -44,11 +45,11 @@ class MessagesRecord(RecordConfig):
 
         template = ChatTemplate(*template_source(self.template, tokenizer), tokenizer)
         for document in documents:
-            yield from _run_passages(document.split, self.runs(document.turns, template))
+            yield from _run_passages(document.split, self.runs(document.turns, template), tokenizer)
 
     @abstractmethod
-    def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[tuple["Run", int]]:
-        """Returns what the template writes, and of which kind each run of it is."""
+    def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
+        """Returns what the template writes, one text or two, and of which kind each run of it is."""
 
     def messages_of(self, values: Values, field: str, key: str, where: str) -> list[Turn]:
         """Returns the turns in a field that holds a list of messages; none for an empty system prompt."""
@@ -108,25 +109,20 @@ def objects_of(values: Values, field: str, where: str) -> list[Values]:
     return found or []
 
 
-def _run_passages(split: Split, runs: list[tuple["Run", int]]) -> Iterator[Passage]:
-    """One for each text of each run, which is of the given kind, with the special tokens before it; the last has those behind too."""
-    for number, (run, kind) in enumerate(runs):
-        texts, tail = _with_heads(run)
-        for at, (head, text) in enumerate(texts):
-            first, last = at == 0, at == len(texts) - 1
-            starts, ends = first and number == 0, last and number == len(runs) - 1
-            part = kind if first else None
-            yield Passage(split, text, head, tail if last else [], starts, ends, part, counted=kind % OTHER == LEARNED)
+def _run_passages(split: Split, texts: list[list[tuple["Run", int]]], tokenizer: Tokenizer) -> Iterator[Passage]:
+    """One for each run that has tokens, which is of the given kind."""
+    found = [(run, kind, ids) for runs in texts for (run, kind), ids in zip(runs, _ids_of_runs(runs, tokenizer), strict=True) if ids]
+    for number, (run, kind, ids) in enumerate(found):
+        text = "".join(part for part in run.parts if isinstance(part, str))
+        starts, ends = number == 0, number == len(found) - 1
+        yield Passage(split, text, [], [], starts, ends, kind, counted=kind % OTHER == LEARNED, ids=ids)
 
 
-def _with_heads(run: "Run") -> tuple[list[tuple[list[int], str]], list[int]]:
-    """Each text with the special tokens before it, at least one; and those behind the last."""
-    head: list[int] = []
-    texts: list[tuple[list[int], str]] = []
-    for part in run.parts:
-        if isinstance(part, int):
-            head.append(part)
-        else:
-            texts.append((head, part))
-            head = []
-    return texts or [([], "")], head
+def _ids_of_runs(runs: list[tuple["Run", int]], tokenizer: Tokenizer) -> list[list[int]]:
+    """The ids of each run of one text. One that is of several is of that which is learned, or else of the last."""
+    of_part = [number for number, (run, _) in enumerate(runs) for _ in run.parts]
+    ids: list[list[int]] = [[] for _ in runs]
+    for i, first, last in together(tokenizer, [part for run, _ in runs for part in run.parts]):
+        touched = range(of_part[first], of_part[last] + 1)
+        ids[next((number for number in touched if runs[number][1] % OTHER == LEARNED), touched[-1])].append(i)
+    return ids

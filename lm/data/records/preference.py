@@ -67,12 +67,12 @@ class PreferenceRecord(MessagesRecord):
             raise bad_record(f"{where}: field '{field}' ends with a call of a tool, and compared answers are texts. Fix the record")
         return turns[:-1], turns[-1].text
 
-    def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[tuple["Run", int]]:
+    def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
         """The prompt with the better answer, then the prompt with the other one; only the answers are learned."""
         *prompt, chosen, rejected = turns
-        found: list[tuple[Run, int]] = []
+        found: list[list[tuple[Run, int]]] = []
         for offset, answer in ((0, chosen), (OTHER, rejected)):
             runs = template.runs([*prompt, Turn(ASSISTANT, answer.text)])
             last = max((number for number, run in enumerate(runs) if run.learned), default=-1)
-            found += [(run, offset + (LEARNED if number == last else GIVEN)) for number, run in enumerate(runs)]
+            found.append([(run, offset + (LEARNED if number == last else GIVEN)) for number, run in enumerate(runs)])
         return found

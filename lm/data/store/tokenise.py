@@ -52,12 +52,17 @@ def _encoded(batches: Iterable[list[Passage]], encode: Encode) -> Iterator[tuple
     waiting: deque[tuple[list[Passage], Future[list[Ids]]]] = deque()
     with ThreadPoolExecutor(_AT_ONCE) as encoders:
         for batch in batches:
-            waiting.append((batch, encoders.submit(encode, [passage.text for passage in batch])))
+            waiting.append((batch, encoders.submit(_ids_of, batch, encode)))
             if len(waiting) > _AT_ONCE:
                 batch, ids = waiting.popleft()
                 yield batch, ids.result()
         for batch, ids in waiting:
             yield batch, ids.result()
+
+
+def _ids_of(batch: list[Passage], encode: Encode) -> list[Ids]:
+    found = iter(encode([passage.text for passage in batch if passage.ids is None]))
+    return [next(found) if passage.ids is None else np.array(passage.ids, np.uint32) for passage in batch]
 
 
 def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
@@ -119,7 +124,7 @@ class _Stores:
         """Whether the first passage comes back from its ids, and no other one has something that the tokenizer does not know."""
         unknown = self._tokenizer.unknown
         if self._lossless is None:
-            self._lossless = self._tokenizer.decode(ids.tolist()) == passage.text
+            self._lossless = self._tokenizer.decode(self._tokenizer.encode(passage.text)) == passage.text
         elif self._lossless and unknown is not None:
             self._lossless = not bool((ids == unknown).any())
 

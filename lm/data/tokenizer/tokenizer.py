@@ -1,11 +1,11 @@
 """Text to token ids and back, over the `tokenizers` library. Special tokens are never read out of text."""
 
-import codecs
 import hashlib
 import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -109,6 +109,28 @@ class Tokenizer:
         arrays = [[np.array(next(encoded).ids, np.uint32) for _ in split] for split in parts]
         return [found[0] if len(found) == 1 else np.concatenate(found) for found in arrays]
 
+    def places(self, text: str, specials: bool) -> list[tuple[int, int, int]]:
+        """Ids of the text alone, each with where its letters begin and end; together they cover the text.
+
+        specials: those that it spells are such, as the library reads a text.
+        """
+        found, at = [], 0
+        for part in self._leaks.split(text) if self._leaks and not specials else [text]:
+            encoding = (self._reader if specials else self._raw).encode(part, add_special_tokens=False)
+            end = at
+            for i, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
+                start, end = min(at + first, end), max(at + last, end)
+                found.append((i, start, end))
+            at += len(part)
+        return found
+
+    @cached_property
+    def _reader(self) -> "RawTokenizer":
+        """The same, but with special tokens read out of text."""
+        raw = type(self._raw).from_str(self._raw.to_str())
+        raw.encode_special_tokens = False
+        return raw
+
     def encode_as_saved(self, text: str) -> list[int]:
         """Ids of the text with the special tokens that tokenizer.json itself puts around it, which nothing here reads."""
         return list(self._raw.encode(text, add_special_tokens=True).ids)
@@ -164,34 +186,6 @@ class Tokenizer:
         """Some models (Unigram, ignore_merges) hold specials as ordinary pieces: where to cut such a text so that none is found."""
         names = [name for name, i in self._ids.items() if len(name) > 1 and i in self._raw.encode(name, add_special_tokens=False).ids]
         return re.compile("|".join(f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in names)) if names else None
-
-
-class Stream:
-    """Decodes token by token; what `push` and `flush` return, joined, is what `decode` returns."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._ids: list[int] = []
-        self._sent = ""
-
-    def push(self, token: int) -> str:
-        """The text that is complete now; a character in pieces is held back."""
-        data = self._tokenizer.token_text(token)
-        if data is not None:
-            return self._utf8.decode(data)
-        self._ids.append(token)
-        text = self._tokenizer.decode(self._ids)
-        return "" if text.endswith("\ufffd") else self._send(text)
-
-    def flush(self) -> str:
-        """What is still held back, broken characters as U+FFFD."""
-        return self._utf8.decode(b"", final=True) or self._send(self._tokenizer.decode(self._ids))
-
-    def _send(self, text: str) -> str:
-        new = text[len(self._sent) :]
-        self._sent += new
-        return new
 
 
 def split_text(chunks: Iterable[str]) -> Iterator[str]:

@@ -37,8 +37,8 @@ def test_a_row_is_a_chat_up_to_its_last_answer(chats: Prepared, decoder: ModelCo
     assert len(rows) == batch.step_tokens == len(batch.tokens) > 30
     for asked in asked_of(batch):
         prompt, reference = decode(asked.prompt), decode(asked.reference)
-        assert prompt.startswith("User: hello\n\nAssistant: hi") and prompt.endswith("\n\nAssistant: ")
-        assert reference == prompt.removesuffix("\n\nAssistant: ").rpartition("which")[2].replace(" ", "number ", 1)
+        assert prompt.startswith("User:\nhello\n\nAssistant:\nhi") and prompt.endswith("\n\nAssistant:\n")
+        assert reference == prompt.removesuffix("\n\nAssistant:\n").rpartition("which")[2].replace(" ", "number ", 1)
         assert asked.reference[-1] == chats.tokenizer.eos
     assert asked_of(rows.batch(rows.widest(3)))[0].prompt == max((asked.prompt for asked in asked_of(batch)), key=len)
 

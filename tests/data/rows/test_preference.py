@@ -56,7 +56,7 @@ def test_rows_are_the_prompt_with_each_answer_the_better_one_first(
         read = [batch.tokens[row + side][: int((labels != IGNORED).nonzero()[0])] for side, labels in enumerate(learned)]
         assert (
             read[0].tolist() == read[1].tolist()
-            and decode(read[0].tolist()).startswith("User: ")
+            and decode(read[0].tolist()).startswith("User:\n")
             and f"which {n}" in decode(read[0].tolist())
         )
 

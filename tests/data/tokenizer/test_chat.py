@@ -86,8 +86,8 @@ def test_a_named_template_writes_what_models_of_that_name_were_trained_on(name: 
 def test_the_plain_template_needs_no_special_tokens_but_bos_and_eos(tokenizer: Tokenizer) -> None:
     runs = ChatTemplate(source("plain"), "here", tokenizer).runs(TURNS)
     assert shown(tokenizer, runs) == [
-        ("<|bos|>System: Be brief.\n\nUser: Hi?\n\nAssistant: ", False), ("Hello.<|eos|>", True),
-        ("\n\nUser: Bye\n\nAssistant: ", False), ("See you.<|eos|>", True),
+        ("<|bos|>System:\nBe brief.\n\nUser:\nHi?\n\nAssistant:\n", False), ("Hello.<|eos|>", True),
+        ("\n\nUser:\nBye\n\nAssistant:\n", False), ("See you.<|eos|>", True),
     ]  # fmt: skip
     assert runs[1].parts == ["Hello.", tokenizer.eos]
 

@@ -10,7 +10,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from lm.data.kinds import BPEConfig, BytesConfig, TokenizerFileConfig, UnigramConfig, WordPieceConfig
 from lm.data.tokenizer import tokenizer as module
-from lm.data.tokenizer.tokenizer import Stream, Tokenizer, load_tokenizer, split_text
+from lm.data.tokenizer.stream import Stream
+from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer, split_text
 from lm.errors import ConfigError
 from lm.schema import from_tree
 

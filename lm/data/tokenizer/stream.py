@@ -1,0 +1,33 @@
+"""Token ids to text, one by one."""
+
+import codecs
+
+from lm.data.tokenizer.tokenizer import Tokenizer
+
+
+class Stream:
+    """Decodes token by token; what `push` and `flush` return, joined, is what `decode` returns."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._ids: list[int] = []
+        self._sent = ""
+
+    def push(self, token: int) -> str:
+        """The text that is complete now; a character in pieces is held back."""
+        data = self._tokenizer.token_text(token)
+        if data is not None:
+            return self._utf8.decode(data)
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids)
+        return "" if text.endswith("\ufffd") else self._send(text)
+
+    def flush(self) -> str:
+        """What is still held back, broken characters as U+FFFD."""
+        return self._utf8.decode(b"", final=True) or self._send(self._tokenizer.decode(self._ids))
+
+    def _send(self, text: str) -> str:
+        new = text[len(self._sent) :]
+        self._sent += new
+        return new

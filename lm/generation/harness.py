@@ -125,7 +125,7 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
                     f"tasks: max_gen_toks={cfg.max_tokens} fills the context of {self._model.max_seq_len}. Lower it in the task."
                 )
             prompts = [asked[i][0][-longest:] for i in some]
-            texts = continued(self._model, self._tokenizer, prompts, cfg, {self.eot_token_id})
+            texts = continued(self._model, self._tokenizer, prompts, cfg, {self.eot_token_id}, alone=True)
             found |= {i: text.text for i, text in zip(some, texts, strict=True)}
         return [found[i] for i in range(len(asked))]
 

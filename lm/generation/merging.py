@@ -57,7 +57,9 @@ def merge(
     tree = read[0][0]
     told: Tree = {"models": [str(model) for model in models], "weights": shares, "method": method}
     told |= {"base": str(base), "density": density} if before is not None else {}
-    extra = {"merged": told, "tokenizer_hash": tokenizer.hash, "plugins": tree.get("plugins") or {}}
+    families = {of.get("family") for of, _ in read}
+    told_family = {"family": tree["family"]} if families == {tree.get("family")} != {None} else {}
+    extra = {"merged": told, **told_family, "tokenizer_hash": tokenizer.hash, "plugins": tree.get("plugins") or {}}
     dtyped = {name: weight.to(read[0][1][name].dtype) for name, weight in found.items()}
     save_model(target, tree["model"], dtyped, tokenizer.save, extra, overwrite)
     return target

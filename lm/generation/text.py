@@ -56,7 +56,7 @@ def complete(
     """
     require_fit(tokenizer, model.vocab_size)
     encoded = [prompt_ids(model, tokenizer, prompt, chat) for prompt in prompts]
-    return continued(model, tokenizer, encoded, cfg, ends_of(tokenizer, chat), on_text, drafter)
+    return continued(model, tokenizer, encoded, cfg, ends_of(tokenizer, chat), on_text, drafter, alone=chat is not None)
 
 
 def continued(
@@ -67,16 +67,19 @@ def continued(
     ends: set[int],
     on_text: OnText | None = None,
     drafter: Drafter | None = None,
+    alone: bool = False,
 ) -> list[Completion]:
-    """`complete` of prompts that are ids already.  ends: the tokens that end a completion."""
+    """`complete` of prompts that are ids already.  ends: the tokens that end a completion.  alone: it is a text of its own, as an answer
+    is, and not the rest of one."""
     grammar = grammar_of(tokenizer, cfg, ends)
     if cfg.beams > 1:
-        best = _by_beams(model, tokenizer, encoded, cfg, ends, grammar)
+        best = _by_beams(model, tokenizer, encoded, cfg, ends, grammar, alone)
         if on_text is not None:
             for row, completion in enumerate(best):
                 on_text(row, completion.text)
         return best
-    texts = [Continuation(primed(tokenizer, begin(model, ids)), cfg.stops) for ids in encoded for _ in range(cfg.n)]
+    before = [[] if alone else begin(model, ids) for ids in encoded]
+    texts = [Continuation(primed(tokenizer, ids), cfg.stops) for ids in before for _ in range(cfg.n)]
 
     def tell(row: int, piece: str) -> None:
         if piece and on_text is not None:
@@ -104,7 +107,13 @@ def continued(
 
 
 def _by_beams(
-    model: LM, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, ends: set[int], grammar: Grammar | None
+    model: LM,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    cfg: SamplingConfig,
+    ends: set[int],
+    grammar: Grammar | None,
+    alone: bool,
 ) -> list[Completion]:
     def ended(tokens: Sequence[int]) -> bool:
         return any(stop in tokenizer.decode(tokens) for stop in cfg.stops)
@@ -113,7 +122,7 @@ def _by_beams(
     searched = search(model, prompts, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, ended=ended, grammar=grammar)
     for ids, beams in zip(prompts, searched, strict=True):
         for beam in beams:
-            text = Continuation(primed(tokenizer, begin(model, ids)), cfg.stops)
+            text = Continuation(primed(tokenizer, [] if alone else begin(model, ids)), cfg.stops)
             for token in beam.tokens:
                 text.push(token)
             text.finish()

@@ -4,10 +4,11 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
-from itertools import accumulate
 
+from lm.data.tokenizer.stream import Stream
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.sampling import Logprob
+from lm.generation.text import primed
 from lm.schema import Tree
 from lm.serving.asked import Asked, ChatBody
 from lm.serving.worker import Piece
@@ -23,7 +24,7 @@ class Answer:
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}", "created": int(time.time()), "model": name,
             "seed": asked.cfg.seed,
         }  # fmt: skip
-        self._told: dict[int, int] = {}  # characters of each sample that have been told
+        self._read: dict[int, tuple[Stream, int]] = {}  # of each sample, what its tokens spell, and how many letters that were
 
     def whole(self, samples: Sequence[Piece]) -> Tree:
         """Returns all samples at once."""
@@ -58,10 +59,16 @@ class Answer:
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
     def _in_lists(self, index: int, told: Sequence[Logprob]) -> Tree:
-        names = [self._name(each.token) for each in told]
-        *places, self._told[index] = accumulate(map(len, names), initial=self._told.get(index, 0))
+        row = self._asked.requests[index // self._asked.cfg.n].rows[0]
+        stream, at = self._read.get(index) or (primed(self._tokenizer, [] if self._asked.echoes[0] else row.source or row.begin), 0)
+        places = []
+        for each in told:
+            text, own = stream.push(each.token), self._tokenizer.decode([each.token])
+            places.append(at + (len(text) - len(own)) * text.endswith(own))  # behind what a token before it has left incomplete
+            at += len(text)
+        self._read[index] = stream, at
         return {
-            "tokens": names,
+            "tokens": [self._name(each.token) for each in told],
             "token_logprobs": [_number(each.logprob) for each in told],
             "top_logprobs": [self._by_name(each) for each in told],
             "text_offset": places,

@@ -6,10 +6,10 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
@@ -42,9 +42,9 @@ class Door:
     def check(self, request: Request) -> None:
         """Refuses web pages of others, which a browser lets send here, and requests without the key. Raises Refusal."""
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        if self._hosts is not None and _hostname(f"//{host}") not in self._hosts:
+        if self._hosts is not None and _split(f"//{host}").hostname not in self._hosts:
             raise Refusal(403, f"host: {host[:80]!r} is not a name of this server. Use one of {', '.join(sorted(self._hosts))}.")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _split(origin).netloc != host:
             raise Refusal(403, f"origin: {origin[:80]!r} is another site, and only this server's own page may send. Ask without a browser.")
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
         if self._key is not None and request.url.path.startswith("/v1/") and not hmac.compare_digest(given, self._key.encode()):
@@ -155,7 +155,7 @@ class Service:
                 n_tokens += piece.n_tokens
                 yield _event(answer.chunk(piece, piece.index not in seen))
                 seen.add(piece.index)
-            if ticket.asked.body.stream_options.include_usage:
+            if ticket.asked.body.counts:
                 yield _event(answer.last(n_tokens))
         except LmError as error:
             yield _event(_said(error.sentence, "server_error"))
@@ -235,7 +235,9 @@ async def _left(request: Request) -> None:
         pass
 
 
-def _hostname(url: str) -> str | None:
-    with suppress(ValueError):
-        return urlsplit(url).hostname
-    return None
+def _split(url: str) -> SplitResult:
+    """Of what is no address, an empty one."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")

@@ -5,7 +5,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from lm.data.sources.base import ROLES
 from lm.data.tokenizer.tokenizer import Tokenizer
@@ -17,7 +17,7 @@ from lm.generation.text import chat_template, ends_of, grammar_of, ids_of, promp
 from lm.nn.transformer import LM
 from lm.schema import Config, MaybeEmpty, Tree, did_you_mean, from_tree
 from lm.serving.config import ServeConfig
-from lm.storage.reading import parse_json
+from lm.storage.reading import parse_asked
 
 _SAMPLES = 128  # of one request
 _TOP = 20  # likeliest tokens told beside each
@@ -53,9 +53,20 @@ class Body(Config):
     """The served one's name."""
     stream: bool = False
     """Chunks come as they are made."""
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: StreamOptions | None = None
     user: MaybeEmpty | None = None
     """Whom it is for; not used."""
+
+    @model_validator(mode="after")
+    def _streams(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: they have no effect without stream=true. Set it, or leave them out.")
+        return self
+
+    @property
+    def counts(self) -> bool:
+        """Whether a stream ends with counts of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
 
 
 class CompletionBody(Body):
@@ -65,6 +76,18 @@ class CompletionBody(Body):
     """Text to continue, or its token ids, or several of either."""
     echo: bool = False
     """The prompt is part of the text, and of the logprobs."""
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _of_one_kind(cls, given: Any) -> Any:
+        one = given if isinstance(given, list) else [given]
+        if not (_all(str, one) or _all(int, one) or (_all(list, one) and all(_all(int, each) for each in one))):
+            raise ValueError(f"{json.dumps(given)[:80]} is no prompt. Give a text, token ids, or several of either.")
+        return given
+
+
+def _all(kind: type, values: list[Any]) -> bool:
+    return all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
 
 
 class Part(Config):
@@ -82,6 +105,13 @@ class Message(Config):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _of_text(cls, given: Any) -> Any:
+        if isinstance(given, list) and not all(isinstance(part, dict) and part.get("type") == "text" for part in given):
+            raise ValueError(f"{json.dumps(given)[:80]} has parts that are no text, and only text is read here. Leave them out.")
+        return given
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -103,12 +133,23 @@ class Format(Config):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
-    """Its `schema`, and a name that nothing reads."""
+    """Its `schema`, and what nothing reads: name, description, strict."""
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        given = self.json_schema
+        if given is not None and self.type != "json_schema":
+            raise ValueError(f"json_schema: it has no effect with type={self.type}. Set type=json_schema, or leave it out.")
+        if self.type == "json_schema" and not isinstance((given or {}).get("schema"), dict | bool):
+            raise ValueError('json_schema: it holds no schema. Write "json_schema": {"name": ..., "schema": {...}}.')
+        if unknown := sorted((given or {}).keys() - {"schema", "name", "description", "strict"}):
+            raise ValueError(f"json_schema.{unknown[0][:80]}: there is no such key. Put what describes the answer into its schema.")
+        return self
 
     @property
     def form(self) -> Tree:
         """Returns what this means of a draw."""
-        schema = (self.json_schema or {}).get("schema", {}) if self.type == "json_schema" else {"type": "object"}
+        schema = (self.json_schema or {})["schema"] if self.type == "json_schema" else {"type": "object"}
         return {} if self.type == "text" else {"json_schema": json.dumps(schema)}
 
 
@@ -179,11 +220,15 @@ class Reader:
             tree["logprobs"] = body.top_logprobs or 0
         elif body.top_logprobs is not None:
             raise ConfigError(f"top_logprobs: {body.top_logprobs} has no effect without logprobs=true. Set it, or leave this out.")
+        if (form := body.response_format.form) and (also := tree.keys() & {"json_schema", "regex", "grammar"}):
+            raise ConfigError(f"response_format: {min(also)} says too what the answer is. Leave one of them out.")
+        if any(message.tool_calls for message in body.messages) and not self.chat.mentions("tool_calls"):
+            raise ConfigError("messages: the model's chat template writes no tool_calls. Leave them out, or use one fine-tuned with tools.")
         tools = body.tools if body.tool_choice == "auto" else None
         if tools and not self.chat.mentions("tools"):
             raise ConfigError("tools: the model's chat template does not read any. Leave them out, or use a model fine-tuned with tools.")
         parts = self.chat.asking([message.shown() for message in body.messages], {"tools": tools} if tools else {})
-        cfg = self._sampling(tree | body.response_format.form)
+        cfg = self._sampling(tree | form)
         return self._asked(body, tree, cfg, [ids_of(self.tokenizer, parts)], [""])
 
     def _ids(self, prompt: str | Ids) -> Ids:
@@ -223,7 +268,7 @@ class Reader:
 def _parsed(kind: type[B], data: bytes) -> tuple[B, Tree]:
     """A body, and what it says of how tokens are drawn."""
     try:
-        tree = parse_json(data)
+        tree = parse_asked(data)
         if not isinstance(tree, dict):
             raise ConfigError('body: it must be a JSON object. Send one, such as {"prompt": "def main("}.')
         own, rest = _divided(kind, {key: value for key, value in tree.items() if value is not None})
@@ -235,6 +280,8 @@ def _parsed(kind: type[B], data: bytes) -> tuple[B, Tree]:
 
 
 def _divided(kind: type[Body], tree: Tree) -> tuple[Tree, Tree]:
+    if "max_completion_tokens" in tree and "max_tokens" in tree:
+        raise ConfigError("max_tokens: max_completion_tokens is its new name, and both were given. Leave one of them out.")
     if "max_completion_tokens" in tree:
         tree["max_tokens"] = tree.pop("max_completion_tokens")
     own = {key: value for key, value in tree.items() if key in kind.model_fields}

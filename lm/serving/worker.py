@@ -15,7 +15,7 @@ from lm.generation.sampling import Logprob
 from lm.generation.text import Continuation, primed
 from lm.nn.transformer import LM
 from lm.printing import note
-from lm.serving.asked import Asked, Refusal
+from lm.serving.asked import Asked, ChatBody, Refusal
 from lm.serving.metrics import Metrics
 
 _UNTOLD = float("nan")  # log p of a prompt's first token, which nothing stands before
@@ -66,7 +66,8 @@ class Ticket:
         told = [] if event.told is None else [event.told]
         piece = Piece(row.index, told=told, n_tokens=int(event.token is not None), finish=event.finish)
         if row.index not in self._texts:
-            first = row.source or begin(self._model, row.begin)
+            alone = isinstance(self.asked.body, ChatBody)  # an answer is a text of its own
+            first = [] if alone else row.source or begin(self._model, row.begin)
             self._texts[row.index] = Continuation(primed(self._tokenizer, first), request.cfg.stops)
             piece.text = self.asked.echoes[row.index // request.cfg.n]
             piece.told = ([Logprob(row.begin[0], _UNTOLD, []), *request.scored] if request.scores is not None else []) + told

@@ -37,15 +37,15 @@ PARTS = {
 """Of what is one matrix there, a part, and of some layers."""
 
 
-def adapted(preset: str, cfg: LoRAConfig, folder: Path) -> Path:
-    """A folder with random numbers for an adapter, of a random model beside it."""
+def adapted(preset: str, cfg: LoRAConfig, folder: Path, **about: str) -> Path:
+    """A folder with random numbers for an adapter, of a random model beside it.  about: what that one says of itself."""
     exact = {"t5_small": "model.head.scale=0.1767766952966369"}
     exact["switch_base_8"] = f"{exact['t5_small']} model.ffn.dense.hidden=24"
     sizes = f"{SMALL} {TINY[preset]} {exact.get(preset, '')} model.vocab_size=320 model.init.fan_in=true model.init.out_scale=1.0"
     run = composed(preset, sizes)
     tokenizer = BytesConfig().build()
     model = build_model(run.model, seed=0)
-    save_model(folder / "parent", model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, {})
+    save_model(folder / "parent", model.cfg.tree(), dict(model.named_parameters()), tokenizer.save, about)
     cfg.apply(model)
     model.load_state_dict({name: torch.zeros_like(p) for name, p in adapting(model).items()}, strict=False)
     redraw(model, seed=1)
@@ -114,6 +114,26 @@ def test_an_exported_adapter_comes_back_with_its_logits(case: str, tmp_path: Pat
     ours, back = (load(tmp_path / name, "cpu", merge=merge)[0] for name, merge in (("adapter", True), ("back", False)))
     batch = Batch(ids, source_tokens=ids.flip(1) if ours.cfg.kind == "encoder_decoder" else None)
     torch.testing.assert_close(back(batch), ours(batch), rtol=0.0, atol=1e-5 * max(1.0, ours(batch).std().item()))
+
+
+@pytest.mark.parametrize(
+    ("about", "named"),
+    [({}, None), ({"parent": "owner/name"}, "owner/name"), ({"parent": "runs/before", "parent_hash": "abc"}, None)],
+)
+def test_the_base_is_the_parent_or_what_that_was_imported_from(about: dict[str, str], named: str | None, tmp_path: Path) -> None:
+    """Seen to fail with a parent that had been trained from another: that one was named, and the logits were others."""
+    folder = adapted("llama3_8b", LoRAConfig(rank=2), tmp_path, **about)
+    export_adapter(folder, tmp_path / "out", check=False)
+    assert json.loads((tmp_path / "out" / CONFIG).read_text())["base_model_name_or_path"] == (named or str(tmp_path / "parent"))
+
+
+def test_an_imported_adapter_knows_its_family(tmp_path: Path) -> None:
+    """Seen to fail: an adapter of Phi-3 went out as one of Llama, whose matrices Phi-3 has not."""
+    source = adapted("llama3_8b", LoRAConfig(rank=2), tmp_path / "a", family="phi3")
+    export_adapter(source, tmp_path / "out", family="phi3", check=False)
+    import_adapter(tmp_path / "out", tmp_path / "back", base=tmp_path / "a" / "parent")
+    assert export_adapter(tmp_path / "back", tmp_path / "again", check=False).kind == "peft adapter of Phi3ForCausalLM"
+    assert "qkv_proj" in json.loads((tmp_path / "again" / CONFIG).read_text())["target_modules"]
 
 
 @pytest.mark.slow

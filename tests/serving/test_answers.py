@@ -101,6 +101,17 @@ def test_logprobs_of_an_echoed_prompt_are_those_of_one_forward(client: httpx.Cli
         assert choice["text"].startswith(tokenizer.decode(prompt))
 
 
+def test_text_offsets_are_places_in_the_text(client: httpx.Client) -> None:
+    """Of parts of one character too, and behind a special token. Seen to fail: the lengths of the tokens' names were added up."""
+    body = {"prompt": "日é b", "max_tokens": 0, "echo": True, "logprobs": 0}
+    (choice,) = choices(client, COMPLETIONS, body)
+    told = choice["logprobs"]
+    assert told["text_offset"] == [0, 0, 0, 0, 1, 1, 2, 3] and choice["text"] == "日é b"
+    (choice,) = choices(client, COMPLETIONS, body | {"max_tokens": 20, "echo": False, "seed": 1})
+    named = [(name, at) for name, at in zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True) if len(name) == 1]
+    assert named and all(choice["text"][at] == name for name, at in named if at < len(choice["text"]))
+
+
 def test_a_prompt_is_scored_without_new_tokens(client: httpx.Client) -> None:
     body = {"prompt": "abcd", "max_tokens": 0, "echo": True, "logprobs": 0}
     (choice,) = choices(client, COMPLETIONS, body)
@@ -124,6 +135,9 @@ def test_a_chat_is_written_by_the_template(client: httpx.Client, model: DecoderL
     content = told["logprobs"]["content"]
     assert bytes(byte for each in content for byte in each["bytes"]).decode("utf-8", "replace").startswith(expected)
     assert all(len(each["top_logprobs"]) == 3 for each in content)
+
+
+ASK: Tree = {"messages": [{"role": "user", "content": "?"}]}
 
 
 @pytest.mark.parametrize(
@@ -155,6 +169,16 @@ def test_a_chat_is_written_by_the_template(client: httpx.Client, model: DecoderL
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "image_url"),
         (CHAT, {"messages": [{"role": "usr", "content": "?"}]}, 400, "nobody is called 'usr'. Did you mean 'user'?"),
         (CHAT, {"messages": [{"role": "user", "content": "?"}], "response_format": {"type": "xml"}}, 400, "response_format.type: 'xml'"),
+        (CHAT, {**ASK, "response_format": {"type": "json_schema", "json_schema": {"type": "integer"}}}, 400, "it holds no schema"),
+        (CHAT, {**ASK, "response_format": {"type": "json_schema"}}, 400, "it holds no schema"),
+        (CHAT, {**ASK, "response_format": {"type": "text", "json_schema": {"schema": {}}}}, 400, "no effect with type=text"),
+        (CHAT, {**ASK, "response_format": {"type": "json_object"}, "regex": "a"}, 400, "response_format: regex says too"),
+        (CHAT, {**ASK, "response_format": {"type": "json_object"}, "json_schema": "{}"}, 400, "response_format: json_schema says too"),
+        (CHAT, {**ASK, "max_tokens": 2, "max_completion_tokens": 3}, 400, "both were given"),
+        (CHAT, {**ASK, "stream_options": {"include_usage": True}}, 400, "no effect without stream=true"),
+        (COMPLETIONS, b'{"prompt": "a", "prompt": "b"}', 400, "'prompt' is given twice"),
+        (COMPLETIONS, {"prompt": "a", "seed": 1 << 70}, 400, "seed: a number of 71 bits"),
+        (COMPLETIONS, {"prompt": [1, 2.5]}, 400, "prompt: [1, 2.5] is no prompt. Give a text, token ids, or several of either."),
         (COMPLETIONS, {"prompt": "a", "regex": "[ab"}, 400, "unclosed character class"),
         (CHAT, {"messages": [{"role": "user", "content": "?"}], "tool_choice": "required"}, 400, "tool_choice"),
         (CHAT, {"messages": [{"role": "user", "content": "?"}], "top_logprobs": 2}, 400, "without logprobs=true"),
@@ -181,7 +205,7 @@ def test_a_key_is_asked_for_and_other_sites_are_refused(serve: Serve, monkeypatc
         assert client.get(f"/v1/models/{served['id']}", headers=bearer).json() == served
         assert client.get("/v1/models/another", headers=bearer).status_code == 404
         assert client.get("/health").status_code == client.get("/").status_code == 200
-        for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+        for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Origin": "http://["}, {"Host": "["}):
             assert client.get("/v1/models", headers=bearer | headers).status_code == 403
 
 

@@ -85,7 +85,8 @@ class DenoisingRows(Rows):
     """A row is so much text as leaves room for what is added; each document in it is corrupted on its own, by one denoiser drawn evenly.
 
     start: the decoder's first token; None: a decoder-only model, which reads the corrupted text as a prefix and goes on with the spans.
-    Target texts end with eos. Single tokens, and documents at the end of a row for which there is no room, are left out.
+    Target texts end with eos, and so do the sources of whole documents, which a decoder-only model goes on from instead. Single tokens,
+    and documents at the end of a row for which there is no room, are left out.
     """
 
     def __init__(self, cfg: DenoisingConfig, store: TokenStore, tokenizer: Tokenizer, seq_len: int, start: int | None, seed: int) -> None:
@@ -128,7 +129,7 @@ class DenoisingRows(Rows):
         row, at = [], 0
         room = np.array([self._seq_len, self._seq_len])  # on both sides
         for document in documents:
-            if len(document) > 1:
+            if len(document) > 1 + self._ended(document):
                 given, learned = self._noised(document, chance[:, at:])
                 needed = [len(given), len(learned)] if self._start is not None else [len(given) + len(learned) - 1, 0]
                 if (room >= needed).all():
@@ -141,13 +142,18 @@ class DenoisingRows(Rows):
         """chance: (3, length or more)."""
         which = int(chance[2, 0] * len(self._denoisers))
         denoiser, mode, eos = self._denoisers[which], self._modes[which], np.array(self._tokenizer.suffix, np.int64)
+        ended = self._ended(document)
         if denoiser.mean_span is None:
             cut = len(document) - max(1, round(len(document) * 2 * denoiser.noise_frac * chance[2, 1]))
-            ended = int(document[-1] == self._tokenizer.eos)
             return np.concatenate([mode, document[:cut]]), np.concatenate([document[cut:], eos[ended:]])
-        mask = noise_mask(len(document), denoiser.noise_frac, denoiser.mean_span, chance[:2])
-        left, taken = corrupted(document, mask, self._sentinels)
-        return np.concatenate([mode, left]), np.concatenate([taken, eos])
+        text = document[: len(document) - ended]  # as in T5, the end is of both sides, and never taken out
+        mask = noise_mask(len(text), denoiser.noise_frac, denoiser.mean_span, chance[:2])
+        left, taken = corrupted(text, mask, self._sentinels)
+        has_room = self._start is not None and len(mode) + len(left) < self._seq_len
+        return np.concatenate([mode, left, eos[: ended * has_room]]), np.concatenate([taken, eos])
+
+    def _ended(self, document: Ids) -> bool:
+        return bool(document[-1] == self._tokenizer.eos)
 
     def _most_raw(self, denoiser: Denoiser, n_mode: int) -> int:
         """Tokens of text that this denoiser can take into a row, were it one document."""

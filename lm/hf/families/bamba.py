@@ -37,7 +37,7 @@ class Bamba(GraniteHybrid):
         n, attends = hf["num_hidden_layers"], hf.get("attn_layer_indices") or []
         pattern = read_pattern([ATTENDS[0] if layer in attends else MAMBA[0] for layer in range(n)], n, MAMBA)
         rope = read_rope({**hf, "partial_rotary_factor": 0.5})  # transformers looks at that of rope_parameters alone
-        return {"pattern": pattern, **rope, **(read_mamba(hf) if "recurrent" in pattern else {})}
+        return {"pattern": pattern, **rope, **(read_mamba(hf, 1e-5) if "recurrent" in pattern else {})}
 
     def write(self, ours: Tree) -> Tree:
         attends = [layer for layer, name in enumerate(write_pattern(ours, MAMBA[0])) if name == ATTENDS[0]]

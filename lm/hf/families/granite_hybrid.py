@@ -45,7 +45,7 @@ class GraniteHybrid(Granite):
             raise ConfigError(
                 f"config.json: num_local_experts={n_experts}, and lm knows {self.name} without experts only. Import a dense one."
             )
-        return {**super().read(hf), "pattern": pattern, **position, **(read_mamba(hf) if "recurrent" in pattern else {})}
+        return {**super().read(hf), "pattern": pattern, **position, **(read_mamba(hf, 1e-6) if "recurrent" in pattern else {})}
 
     def write(self, ours: Tree) -> Tree:
         rope = {"position_embedding_type": "rope", **write_rope(ours)} if ours["position.kind"] == "rope" else {}

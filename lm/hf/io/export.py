@@ -150,7 +150,8 @@ def export_adapter(
     if found.mtp:
         drop_mtp(found)
     home, parent = family_for(found.cfg, family, imported=tree.get("family")), adapted.source(source)
-    named = base or str(read_config(parent).get("parent") or adapted.parent)
+    about = read_config(parent)
+    named = base or str((about.get("parent") if "parent_hash" not in about else None) or adapted.parent)  # an import's parent is its source
     weights = read_merged(parent)[1]
     adapted.adapter.round(weights, own)
     with out_folder(folder, overwrite, sum(tensor.nbytes for tensor in own.values())) as half:
@@ -233,5 +234,6 @@ def import_adapter(
     home = family_for(cfg, imported=known.get("family"))
     adapter, own = read_peft(local_folder(str(source), revision), home, cfg, read_merged(parent)[1])
     extra = {"adapter": adapter.tree(), "parent": str(base), "parent_hash": folder_hash(parent), "tokenizer_hash": tokenizer.hash}
+    extra |= {"family": family} if (family := known.get("family")) is not None else {}
     save_model(target, tree, own, tokenizer.save, extra, overwrite)
     return Written(target, f"adapter of {home.name}", sum(tensor.numel() for tensor in own.values()))

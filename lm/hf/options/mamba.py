@@ -19,8 +19,8 @@ def require_free_steps(hf: Tree) -> None:
         raise ConfigError(f"config.json: time_step_limit={limit} limits what no option of lm does. Import another model.")
 
 
-def read_mamba(hf: Tree) -> Tree:
-    """Our mixer, of the keys of a hybrid."""
+def read_mamba(hf: Tree, eps: float) -> Tree:
+    """Our mixer, of the keys of a hybrid.  eps: the family's own where the file has none."""
     if (act := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"config.json: hidden_act={act!r} is of the convolutions too, which are silu's in lm. Import another model.")
     require_free_steps(hf)
@@ -33,7 +33,7 @@ def read_mamba(hf: Tree) -> Tree:
         "kind": "mamba2", "n_heads": heads, "head_dim": inner // heads,
         "state_dim": hf.get("mamba_d_state", 256), "groups": hf.get("mamba_n_groups", 1), "kernel": hf.get("mamba_d_conv", 4),
         "kernel_bias": hf.get("mamba_conv_bias", True), "bias": hf.get("mamba_proj_bias", False),
-        "eps": hf.get("rms_norm_eps", 1e-6),
+        "eps": hf.get("rms_norm_eps", eps),
     }  # fmt: skip
     return {"recurrent": recurrent}
 

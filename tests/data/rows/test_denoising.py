@@ -124,11 +124,22 @@ def test_rows_give_their_text_again(cfg: SpansConfig | UL2Config, make_store: Ma
                 text = text if text in whole else text[:-1]
             else:
                 text = restored(body, learned[:-1], sentinels).tolist()
+                text = [*text, tokenizer.eos] if start is None and text not in whole else text
             assert text in whole
             kept += len(text)
         lost += sum(map(len, whole))
     assert kept / lost > 0.93
     assert seen == set(modes)
+
+
+def test_the_end_of_a_text_is_never_taken_out_and_learned_once(cfg: SpansConfig | UL2Config, make_store: MakeStore) -> None:
+    """Seen to fail: eos of a whole document was in its last span, and another one followed it."""
+    for start in (None, 256):
+        rows, tokenizer = make(cfg, make_store, start)
+        found = [pair for row in examples(rows.batch(np.arange(len(rows)))) for pair in row]
+        assert all((learned == tokenizer.eos).sum() == 1 for _, learned in found)
+        ended = sum(given[-1] == tokenizer.eos for given, _ in found)
+        assert ended == 0 if start is None else ended > len(found) / 2
 
 
 @pytest.mark.parametrize("start", [None, 256])

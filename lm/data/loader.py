@@ -143,6 +143,7 @@ def _parts(ids: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
 def _leave_signals_to_the_run(worker: int) -> None:
     """Ctrl-C and a job's end reach every process, and the run finishes its step with the batches of its workers. They end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(60))
 
 

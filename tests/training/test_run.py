@@ -1,12 +1,19 @@
 """`lm train` as its user meets it: as a process with signals, a terminal and neighbours."""
 
+import fcntl
 import os
+import pty
 import re
 import shlex
 import signal
 import socket
+import subprocess
+import sys
+import termios
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,8 +32,8 @@ Start = Callable[..., Process]
 ENDLESS = ["trainer.max_steps=100000", "trainer.val_every=100000", "checkpoint.every=100000"]
 
 
-def wait_for_steps(run: Path, steps: int) -> None:
-    deadline = time.monotonic() + 30
+def wait_for_steps(run: Path, steps: int, most_s: float = 30) -> None:
+    deadline = time.monotonic() + most_s
     while not (run / "metrics.jsonl").exists() or (run / "metrics.jsonl").read_bytes().count(b"\n") < steps:
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -54,6 +61,37 @@ def test_a_signal_finishes_the_step_saves_and_tells_how_to_resume(
     assert re.search(rf"^{number.name}: finishing the step under way, which is then saved; again within 5 s", process.stderr, re.M)
     assert f"{number.name} ended the run after step {step}, which is saved" in last
     assert shlex.split(resume) == ["resume:", "lm", *settled(*args)]
+
+
+def _read_all(terminal: int) -> None:
+    with suppress(OSError):
+        while os.read(terminal, 1 << 12):
+            pass
+
+
+@pytest.mark.parametrize("ignored", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["a closed terminal", "under nohup"])
+def test_a_closed_terminal_finishes_the_step_and_saves(tiny: list[str], tmp_path: Path, ignored: bool) -> None:
+    """Its signal reaches the workers too, and what is printed from then on goes nowhere. Seen to fail with SIGHUP left to the system."""
+    ours, theirs = pty.openpty()
+
+    def begin() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+
+    command = [sys.executable, "-m", "lm", *settled("train", *tiny, *ENDLESS, "data.workers=2")]
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=begin, cwd=tmp_path
+    ) as process:
+        os.close(theirs)
+        threading.Thread(target=_read_all, args=(ours,), daemon=True).start()  # else what is printed fills the terminal, and it waits
+        wait_for_steps(tmp_path / "run", 3, most_s=60)  # with the imports of a process of its own
+        os.close(ours)
+        if ignored:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(2)
+            process.terminate()
+        assert process.wait(60) == 128 + (signal.SIGTERM if ignored else signal.SIGHUP)
+    verify(checkpoints(tmp_path / "run" / "checkpoints")[0])
 
 
 def test_a_second_signal_exits_at_once(lm_process: Start, tiny: list[str], tmp_path: Path) -> None:

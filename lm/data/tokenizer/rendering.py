@@ -73,7 +73,7 @@ def _answer(work: Callable[..., Any], *args: Any) -> None:
 
 def main() -> None:
     """The first line is the template's source, each further one the names that it is to be rendered with. Ends where its input ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they go to the whole group; what it renders for ends, and closes its input
     with suppress(ValueError, OSError):  # a system without this limit, such as macOS
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))

@@ -10,7 +10,6 @@ from typing import IO, Any, Self
 from lm.errors import ResourceError
 from lm.training.launch import parent
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _POLL_S = 0.1
 
 
@@ -26,7 +25,7 @@ class Children:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        self._before = {number: signal.signal(number, self._note) for number in parent.heard()}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

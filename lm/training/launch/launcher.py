@@ -56,7 +56,7 @@ class _Launcher:
 
     def run(self) -> LmError | None:
         """Until all ranks have ended for good: the error of the first that failed."""
-        before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+        before = {number: signal.signal(number, self._note) for number in parent.heard()}
         try:
             error = self._attempt(0)
             for number in range(1, self._cfg.launch.max_restarts + 1):

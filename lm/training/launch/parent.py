@@ -12,6 +12,12 @@ _LOOK_S = 0.5
 _PATIENCE_S = 60.0  # to finish the step and save; a rank may wait for one that is gone
 
 
+def heard() -> list[int]:
+    """Returns the signals after which a run is saved; that of a closed terminal is none where nohup has it ignored."""
+    closed = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *closed]
+
+
 def named() -> Mapping[str, str]:
     """Returns what the environment of a process needs to end with this one."""
     return {_PARENT: str(os.getpid())}

@@ -1,5 +1,5 @@
-"""Ctrl-C, SIGTERM and SIGUSR1: finish the step, save, exit 130, 143 or 138. A second one within five seconds exits at once, and says
-what is lost.
+"""Ctrl-C, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1: finish the step, save, exit 130, 143, 129 or 138. A second one within five
+seconds exits at once, and says what is lost.
 
 SIGUSR1 is what a cluster sends some time before it takes the machine away: a job of SLURM is then put back into its queue.
 """
@@ -17,9 +17,8 @@ from lm.printing import note
 from lm.storage.checkpoint import checkpoints
 from lm.storage.run_folder import RunFolder
 from lm.training.launch import outcome
-from lm.training.launch.parent import ORPHANED
+from lm.training.launch.parent import ORPHANED, heard
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, ORPHANED)
 _IMPATIENT_S = 5.0
 
 
@@ -35,7 +34,7 @@ class Signals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._previous = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._previous = {number: signal.getsignal(number) for number in (*heard(), ORPHANED)}
         self._install()
         return self
 
@@ -49,7 +48,7 @@ class Signals:
         self._install()
 
     def _install(self) -> None:
-        for number in _SIGNALS:
+        for number in self._previous:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

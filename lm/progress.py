@@ -66,10 +66,11 @@ class _Progress(threading.Thread):
     def _line(self) -> str:
         """How much, how fast since the line before, and how long it takes at that speed."""
         (at, before), now, done = self._told, time.monotonic(), self._bytes
-        if not done:
-            return f"{self._title}: {now - self._began:.0f} s"
+        if done <= before:  # it reads no more, and works on what it has
+            read = f" {done / 1e6:,.0f} MB," if done else ""
+            return f"{self._title}:{read} {now - self._began:.0f} s"
         self._told = now, done
-        speed = max(1, done - before) / max(now - at, 1e-9)
+        speed = (done - before) / max(now - at, 1e-9)
         of = f" of {self._total / 1e6:,.0f}" if self._total else ""
         left = f", {timedelta(seconds=round(max(0, self._total - done) / speed))} left" if self._total else ""
         return f"{self._title}: {done / 1e6:,.0f}{of} MB, {speed / 1e6:,.1f} MB/s{left}"

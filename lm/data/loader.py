@@ -2,6 +2,7 @@
 
 import multiprocessing
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
@@ -68,7 +69,7 @@ class TrainLoader(Sized):
         self._steps = DataLoader(
             steps, batch_size=None, sampler=order, num_workers=workers, collate_fn=_as_is, worker_init_fn=start, pin_memory=pinned
         )
-        self._length = len(order) * accumulation
+        self._length = min(len(order) * accumulation, sys.maxsize)  # which is all that len() can tell
 
     def __len__(self) -> int:
         return self._length

@@ -80,11 +80,19 @@ class SamplingConfig(Config):
     @model_validator(mode="after")
     def _draws_or_searches(self) -> Self:
         filters = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p, "logprobs": self.logprobs}
+        filters |= {"temperature": self.temperature} if self.temperature and self._sets("temperature") else {}
+        filters |= {"seed": self.seed} if self._sets("seed") else {}
         if self.beams > 1 and (given := [f"{name}={value}" for name, value in filters.items() if value is not None]):
             raise ValueError(f"{given[0]} is for draws, and beams={self.beams} draws nothing. Leave one of them out.")
+        if self.beams == 1 and (given := [name for name in ("length_penalty", "early_stopping") if self._sets(name)]):
+            raise ValueError(f"{given[0]} is of beams, and there are none. Set beams=2 or more, or leave it out.")
         if self.n > self.beams > 1:
             raise ValueError(f"n={self.n} is more than beams={self.beams}. Raise beams.")
         return self
+
+    def _sets(self, name: str) -> bool:
+        """Whether a field is another than it would be."""
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     @property
     def stops(self) -> list[str]:
@@ -115,6 +123,8 @@ class GenerateConfig(SamplingConfig):
             raise ValueError(
                 f"{given[0]} and {given[1] if len(given) > 1 else f'beams={self.beams}'} exclude each other. Leave one of them out."
             )
+        if not given and self._sets("draft_tokens"):
+            raise ValueError("draft_tokens: nothing proposes any. Set draft or lookup as well, or leave it out.")
         return self
 
 

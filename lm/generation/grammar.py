@@ -41,7 +41,11 @@ class Grammar:
         except ValueError as error:
             raise ConfigError(f"{cfg.form}: {str(error).splitlines()[0]}. Correct it.") from None
         self.ends = frozenset(ends)
-        vocabulary = LLTokenizer(json.dumps(tokenizer.content()), n_vocab=tokenizer.vocab_size, eos_token=sorted(ends))
+        try:
+            vocabulary = LLTokenizer(json.dumps(tokenizer.content()), n_vocab=tokenizer.vocab_size, eos_token=sorted(ends))
+        except ValueError as error:
+            reason = str(error).splitlines()[0][:100]
+            raise ConfigError(f"{cfg.form}: llguidance cannot read this tokenizer ({reason}). Leave it out.") from None
         self._first = LLMatcher(vocabulary, source)
         if self._first.is_error():
             raise ConfigError(f"{cfg.form}: {' '.join(self._first.get_error().split())[:200]}. Correct it.")

@@ -42,7 +42,7 @@ def load(
     """
     for key, value, options in (("dtype", dtype, get_args(Dtype)), ("cache", cache, get_args(CacheForm))):
         if value is not None and value not in options:
-            raise ConfigError(f"{key}={value!r} is not an option. {did_you_mean(value, options)}")
+            raise ConfigError(f"{key}={value!r} is not an option. {did_you_mean(str(value), options)}")
     if compile and dtype is None:
         raise ConfigError("compile=true is for a model that can do nothing but decode, and dtype is null. Set dtype=saved or another.")
     where = pick_device(device)
@@ -85,6 +85,8 @@ def complete(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: 
     """As `generate`, with the tokens of each text, why it ended, and with logprobs=N the log p of its tokens and of the N likeliest."""
     cfg = from_tree(GenerateConfig, options)
     prompts = [prompt] if isinstance(prompt, str) else prompt
+    if not isinstance(prompts, list) or not all(isinstance(each, str) for each in prompts):
+        raise ConfigError(f"prompt: {prompt!r:.80} is no text. Give one, or a list of several; of ids the text is tokenizer.decode(ids).")
     template = text.chat_template(tokenizer) if chat else None
     return text.complete(model, tokenizer, prompts, cfg, chat=template, drafter=drafter_of(model, tokenizer, cfg))
 

@@ -40,7 +40,7 @@ def merge(
     what each has changed; None: 0.2.
     Raises ConfigError for models of different architecture, shapes or tokenizers, and what cannot be merged so.
     """
-    target = require_free(out, overwrite)
+    target = require_free(out, overwrite, *models, *([base] if base is not None else []))
     folders = [resolve_model(str(model)) for model in models]
     enough = 1 if any(read_config(folder).get("adapter") for folder in folders[:1]) else 2
     shares = _shares(len(models), enough, weights, method, base, density)

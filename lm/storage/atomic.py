@@ -72,7 +72,8 @@ def _errno(error: OSError | SafetensorError) -> int | None:
 
 
 def _no_space(path: Path, needed: int, free: int) -> str:
-    return f"{path}: no space left: {needed:,} bytes are needed and {free:,} are free. Free some, or choose another folder."
+    room = f"{needed:,} bytes are needed and {free:,} are free" if needed else f"{free:,} bytes are free"
+    return f"{path}: no space left: {room}. Free some, or choose another folder."
 
 
 def _unique(path: Path) -> Path:

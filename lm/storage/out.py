@@ -23,9 +23,15 @@ def out_folder(out: Path, overwrite: bool, needed_bytes: int = 0) -> Iterator[Pa
         raise
 
 
-def require_free(out: str | Path, overwrite: bool) -> Path:
-    """Returns the path. Raises ConfigError where something is there, or with `overwrite` something that no verb has written for itself."""
+def require_free(out: str | Path, overwrite: bool, *read: str | os.PathLike[str]) -> Path:
+    """Returns the path. Raises ConfigError where something is there, or with `overwrite` something that no verb has written for itself.
+
+    read: what is read for it, which would be gone.
+    """
     path = Path(os.path.expanduser(out))
+    for source in read:
+        if Path(os.path.expanduser(source)).resolve().is_relative_to(path.resolve()):
+            raise ConfigError(f"out={out}: {os.fspath(source)} is read from there, and would be replaced. Choose another folder.")
     if not os.path.lexists(path):
         return path
     if not overwrite:

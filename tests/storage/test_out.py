@@ -141,3 +141,22 @@ def test_of_two_exports_into_one_folder_the_one_that_returns_0_is_there(place: P
         width = {"narrow": 16, "wide": 32}[winner]
         assert f'"hidden_size": {width},' in (place / f"race-{race}" / "config.json").read_text()
     assert not [path.name for path in place.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("args", "source"),
+    [
+        ((*EXPORT, "from=base"), "base"),
+        (("export", "from=base", "format=gguf"), "base"),
+        (("import", "from=theirs"), "theirs"),
+        (("merge", "base", "base"), "base"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_is_read_is_never_replaced(args: tuple[str, ...], source: str, place: Path, lm: Call) -> None:
+    """Seen to fail: a model in float32 was replaced by itself in bf16."""
+    before = {path.name: path.read_bytes() for path in (place / source).iterdir()}
+    for out in (source, f"./{source}/", f"{source}/../{source}"):
+        code, _, err = lm(*args, f"out={out}", "overwrite=true")
+        assert code == 2 and "is read from there, and would be replaced. Choose another folder." in err.splitlines()[-1]
+    assert {path.name: path.read_bytes() for path in (place / source).iterdir()} == before

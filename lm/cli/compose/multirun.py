@@ -27,6 +27,7 @@ class Job:
     folder: Path | None = None
     status: str = "not run"
     exit_code: int = 0
+    refused: str | None = None  # why it cannot run at all
     train_s: float = 0.0
 
     @property
@@ -68,7 +69,7 @@ def _plan(name: str, overrides: list[str]) -> Job:
             composition.config()
     except ConfigError as error:
         note(error.sentence)
-        return Job(overrides, name, None, f"failed({error.exit_code})", error.exit_code)
+        return Job(overrides, name, None, f"failed({error.exit_code})", error.exit_code, error.sentence)
     return Job(overrides, name or folder.path.name, folder.path, "skipped" if has_ended else "not run")
 
 
@@ -102,8 +103,9 @@ def _judge(jobs: Sequence[Job], caught: int | None) -> None:
         done = f"{signal.Signals(caught).name} with {sum(job.complete for job in jobs)} of {len(jobs)} jobs complete"
         raise Interrupted(f"sweep: {done}. The same command runs what is missing.", caught)
     if codes := [job.exit_code for job in jobs if job.exit_code]:
+        refused = next((f" ({job.name}: {job.refused})" for job in jobs if job.refused is not None), "")
         remedy = "Mend the cause; the same command runs only what is missing."
-        raise SweepError(f"sweep: {len(codes)} of {len(jobs)} jobs failed. {remedy}", codes[0])
+        raise SweepError(f"sweep: {len(codes)} of {len(jobs)} jobs failed{refused}. {remedy}", codes[0])
 
 
 def _bits_per_byte(path: Path | None) -> str:

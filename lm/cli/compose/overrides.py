@@ -84,7 +84,10 @@ def _alternatives(text: str) -> list[str]:
         if not found:
             raise ConfigError(f"{text}: no option matches. {did_you_mean('', options)}")
     else:
-        found = list(islice(override.sweep_iterator(transformer=Transformer.encode), _MOST_JOBS + 1))
+        try:
+            found = list(islice(override.sweep_iterator(transformer=Transformer.encode), _MOST_JOBS + 1))
+        except (ValueError, ArithmeticError) as error:  # such as a step of 0
+            raise ConfigError(f"{text}: it has no values ({error}). Use range(start,stop,step) or a list of values.") from None
     return [f"{key}={value}" for value in found]
 
 

@@ -69,7 +69,7 @@ def export(
     NumericsError for a weight that is not finite in `dtype`, CheckpointError where transformers computes other logits; nothing is written
     then.
     """
-    folder = require_free(out, overwrite)
+    folder = require_free(out, overwrite, model)
     _require_known(format, dtype)
     found, tokenizer = load(model, "cpu")
     _without_mtp(found, mtp, say)
@@ -142,7 +142,7 @@ def export_adapter(
     base: what the config names as the parent's home; None: where the parent was imported from, or else the parent.  check: whether to
     compare logits with peft on transformers, where both are installed.  out, family, overwrite, errors: as of `export`.
     """
-    folder, source = require_free(out, overwrite), resolve_model(str(model))
+    folder, source = require_free(out, overwrite, model), resolve_model(str(model))
     tree, own = read_model(source)
     if (adapted := Adapted.of(source, tree)) is None or not isinstance(adapted.adapter, LoRAConfig):
         raise ConfigError(f"{model}: it holds a whole model, and format=peft is of adapters. Use format=hf, or train with adapter=lora.")
@@ -200,7 +200,7 @@ def import_model(
     folder with one; None: the model's own. max_seq_len: a shorter context than its own. out, overwrite: as in `export`. Raises ConfigError,
     CheckpointError, or NumericsError for a weight that is not finite.
     """
-    target = require_free(out, overwrite)
+    target = require_free(out, overwrite, source)
     folder = local_folder(str(source), revision)
     if (folder / ADAPTER).is_file():
         raise ConfigError(f"{source}: this is an adapter, which belongs to a model. Name that, once it is imported, as base=FOLDER.")
@@ -227,7 +227,7 @@ def import_adapter(
     source: a folder with adapter_config.json and adapter_model.safetensors, or owner/name on the hub, there at `revision`. Raises
     ConfigError for what is no LoRA or DoRA of the base's matrices, CheckpointError for files that do not fit.
     """
-    target, parent = require_free(out, overwrite), resolve_model(str(base))
+    target, parent = require_free(out, overwrite, source, base), resolve_model(str(base))
     known, tokenizer = read_config(parent), load_tokenizer(parent)
     tree = known["model"]
     cfg = model_config(tree, f"{parent}: model")

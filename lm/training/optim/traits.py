@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lm.errors import ConfigError
 from lm.nn.parametrization import Growth, Role
@@ -34,6 +34,12 @@ class GroupConfig(Config):
     """Peak learning rate. null: that of the others."""
     weight_decay: float | None = Field(None, ge=0)
     """Decay of matrices and embeddings among them. null: that of the others."""
+
+    @model_validator(mode="after")
+    def _sets_something(self) -> Self:
+        if self.lr is None and self.weight_decay is None:
+            raise ValueError(f"match={self.match} has neither lr nor weight_decay. Set one of them, or drop the group.")
+        return self
 
 
 class Traits(NamedTuple):
@@ -99,9 +105,9 @@ def traits_of(model: LM, groups: Sequence[GroupConfig] = (), layer_decay: float 
                 " whether it reads the width. Draw it by one of lm.nn.init, or use parametrization=standard."
             )
         decays = p.ndim > 1 and not name.endswith("bias")
-        own = next((group for group in groups if means(group.match, name)), GroupConfig(match=name))
+        lr, weight_decay = next(((group.lr, group.weight_decay) for group in groups if means(group.match, name)), (None, None))
         factors = rates(role or "vector", growth, id(p) in in_blocks)
-        found[name] = Traits(name in matrices, decays, factors, own.lr, own.weight_decay, layers.get(id(p), 1.0))
+        found[name] = Traits(name in matrices, decays, factors, lr, weight_decay, layers.get(id(p), 1.0))
     return found
 
 

@@ -223,3 +223,8 @@ def test_a_space_beside_an_equals_sign_is_told(lm: Lm, args: list[str]) -> None:
 def test_what_a_verb_needs_is_named_all_at_once(lm: Lm, args: list[str], remedy: str) -> None:
     code, out, err = lm(*args)
     assert (code, out) == (2, "") and err.splitlines()[-1].endswith(remedy)
+
+
+def test_a_range_without_a_step_is_refused(lm: Lm) -> None:
+    code, _, err = lm("train", "seed=range(0,3,0)", "-m")
+    assert code == 2 and err.splitlines()[-1].startswith("seed=range(0,3,0): it has no values")

@@ -76,3 +76,8 @@ def test_a_group_of_nothing_that_is_trained_is_refused() -> None:
     for match in ("embed", "blocks.7"):
         with pytest.raises(ConfigError, match=rf"optim\.groups: no weight that is trained has a name like '{match}'\. Near are "):
             settings(AdamWConfig, model, groups=[{"match": match, "lr": 1.0}])
+
+
+def test_a_group_that_sets_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"match=embed has neither lr nor weight_decay\. Set one of them, or drop the group\."):
+        AdamWConfig(groups=[{"match": "embed"}])  # type: ignore[list-item]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from lm.errors import ConfigError
 from lm.hf.io.family import Family, Pair, embedding, module, same
 from lm.hf.io.transforms import Row, SkipRows
 from lm.schema import Tree
@@ -45,6 +46,10 @@ class Bart(Family):
     }  # fmt: skip
 
     def read(self, hf: Tree) -> Tree:
+        for name, usual in (("attention_heads", 16), ("ffn_dim", 4096)):
+            if hf.get(f"encoder_{name}", usual) != hf.get(f"decoder_{name}", usual):
+                said = f"decoder_{name}={hf.get(f'decoder_{name}', usual)} is not that of the encoder, and has no place"
+                raise ConfigError(f"config.json: {said} in lm, whose stacks are alike. Import another model.")
         return {"embed.scale": math.sqrt(hf["d_model"]) if hf.get("scale_embedding") else 1.0}
 
     def write(self, ours: Tree) -> Tree:

@@ -85,7 +85,7 @@ def test_jobs_that_do_not_compose_are_listed_as_failed(lm: Lm) -> None:
     assert statuses(out) == ["failed(2)", "failed(2)"]
     assert "n_heads=3 is not a multiple" in err
     last = err.splitlines()[-1]
-    assert last.startswith("sweep: 2 of 2 jobs failed (attention.n_heads=3: ") and "is not a multiple" in last  # told where hours of output end
+    assert last.startswith("sweep: 2 of 2 jobs failed (attention.n_heads=3: ") and "is not a multiple" in last
 
 
 @pytest.mark.slow

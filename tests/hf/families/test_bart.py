@@ -53,6 +53,14 @@ def test_embeddings_that_differ_are_refused(tmp_path: Path) -> None:
         read_hf(tmp_path)
 
 
+def test_heads_that_the_file_leaves_out_are_those_of_transformers(tmp_path: Path) -> None:
+    """Seen to fail: those of the encoder were taken, where transformers has 16."""
+    known = {name: value for name, value in BASE.items() if name != "decoder_attention_heads"}
+    (tmp_path / CONFIG).write_text(json.dumps({"model_type": "bart", **known}), encoding="utf-8")
+    with pytest.raises(ConfigError, match="decoder_attention_heads=16 is not that of the encoder, and has no place"):
+        read_hf(tmp_path)
+
+
 @pytest.mark.parametrize("option", [{"decoder_ffn_dim": 99}, {"decoder_attention_heads": 2}, {"normalize_before": True}])
 def test_what_has_no_place_is_named(option: dict[str, Any], tmp_path: Path) -> None:
     [name] = option

@@ -126,6 +126,8 @@ def test_a_bamba_of_published_sizes_is_understood() -> None:
     cfg = BAMBA_FAMILY.config(there)
     assert isinstance(cfg.recurrent, Mamba2Config) and cfg.recurrent.state_dim == 128 and cfg.position.tree()["fraction"] == 0.5
     assert [layer for layer in range(32) if cfg.slot(layer) == "attention"] == [9, 18, 27]
+    bare = BAMBA_FAMILY.config({name: value for name, value in there.items() if name != "rms_norm_eps"})
+    assert isinstance(bare.recurrent, Mamba2Config) and bare.recurrent.eps == bare.norm.eps == 1e-5
     assert unheard("config.json", there, BAMBA_FAMILY, cfg) == [] and BAMBA_FAMILY.homeless(cfg) == []
 
 

@@ -109,9 +109,7 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             labels = continuation[-most:]
             return _Pair(context[-most:], [*begin(self._model, context), *labels[:-1]], labels)
         if len(continuation) > most:
-            raise ConfigError(
-                f"tasks: an answer of {len(continuation)} tokens is over the context of {most}. Leave that task out."
-            )
+            raise ConfigError(f"tasks: an answer of {len(continuation)} tokens is over the context of {most}. Leave that task out.")
         return _Pair([], [*context, *continuation][-(most + 1) :][:-1], continuation)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:

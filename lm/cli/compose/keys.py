@@ -1,6 +1,7 @@
 """Which keys a composed tree may have, by dotted path, and what to say of one that it may not."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -9,7 +10,7 @@ from lm.cli.compose.naming import known_keys
 from lm.cli.listing import known
 from lm.cli.listing.nearest import meant
 from lm.errors import ConfigError
-from lm.schema import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, variant, variants
+from lm.schema import Config, Tree, did_you_mean, entry_type, find_field, kind_from_key, members, variant, variants
 from lm.spelling import nearest
 
 
@@ -51,7 +52,10 @@ def check_key(path: str, tree: Tree) -> FieldInfo:
 def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | None, tree: Tree) -> str:
     here, key = ".".join(parts[:n]), parts[n - 1]
     if n > 1 and parent is not None and not variants(parent.annotation):
-        return f"{here}: {'.'.join(parts[: n - 1])} is a value and has no keys. Leave .{key} out."
+        section = ".".join(parts[: n - 1])
+        if any(get_origin(option) is list for option in members(parent.annotation)):
+            return f"{here}: {section} is a list. Write {section}=[{{{key}:...}}], with brackets around each entry's own."
+        return f"{here}: {section} is a value and has no keys. Leave .{key} out."
     kinds, said = variants(parent.annotation) if parent is not None else {}, at(tree, parts[: n - 1])
     if kinds and "" not in kinds and str(said.get("kind") if isinstance(said, dict) else None) not in kinds:
         return _no_kind(".".join(parts[: n - 1]), said, kinds)

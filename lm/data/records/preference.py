@@ -1,5 +1,6 @@
 """Preferences: two answers to one prompt."""
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -63,8 +64,11 @@ class PreferenceRecord(MessagesRecord):
         turns = self.messages_of(values, field, key, where)
         if not turns or turns[-1].role != ASSISTANT:
             raise bad_record(f"{where}: field '{field}' does not end with the assistant's message. Fix the record")
-        if turns[-1].also:
+        also = json.loads(turns[-1].also or "{}")
+        if "tool_calls" in also:
             raise bad_record(f"{where}: field '{field}' ends with a call of a tool, and compared answers are texts. Fix the record")
+        if also.get("weight") == 0:
+            raise bad_record(f"{where}: field '{field}' ends with a message of weight 0, and compared answers are learned. Fix the record")
         return turns[:-1], turns[-1].text
 
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:

@@ -114,6 +114,9 @@ def test_what_is_no_call_and_no_tool_is_a_bad_record() -> None:
     record = {"chosen": MESSAGES[:3], "rejected": [*MESSAGES[:2], MESSAGES[4]]}
     with pytest.raises(BadRecord, match=r"^a.jsonl:1: field 'chosen' ends with a call of a tool"):
         PreferenceRecord().turns(record, "a.jsonl:1")
+    record = {name: [MESSAGES[1], {**MESSAGES[4], "weight": weight}] for name, weight in (("chosen", 1), ("rejected", 0))}
+    with pytest.raises(BadRecord, match=r"^a.jsonl:1: field 'rejected' ends with a message of weight 0"):
+        PreferenceRecord().turns(record, "a.jsonl:1")
     with pytest.raises(BadRecord, match="does not end with the assistant's message"):
         PreferenceRecord().turns({"chosen": [{"role": "system", "content": ""}], "rejected": "no"}, "a.jsonl:1")
 

@@ -13,7 +13,7 @@ from lm.adapters.lowrank import LINEAR, A, B, LoRAExperts, LoRAOnInt8, M, length
 from lm.nn.ffn.experts import Experts
 from lm.nn.init import Declares
 from lm.nn.linear import PLAIN, AskedLinear
-from lm.nn.transformer import LM
+from lm.nn.transformer import LM, build_model
 from lm.ops.int8 import int8_rows, of_int8_rows
 from lm.schema import MOST, Slot
 from lm.spelling import means
@@ -44,6 +44,15 @@ def hold(module: nn.Module) -> None:
     for each in module.modules():
         if isinstance(each, LoRAOnInt8):
             each.hold()
+
+
+def round_beside(model: LM, adapter: AdapterConfig) -> None:
+    """Makes of a parent's weights those that the adapter is trained beside."""
+    adapted, weights = build_model(model.cfg, device="meta"), {name: p.data for name, p in model.named_parameters()}
+    adapter.apply(adapted)
+    adapter.round(weights, adapting(adapted))
+    for name, p in model.named_parameters():
+        p.data = weights[name]
 
 
 def adapting(model: nn.Module) -> dict[str, nn.Parameter]:

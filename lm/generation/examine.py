@@ -11,6 +11,7 @@ from typing import Literal, NotRequired, Self, cast
 from pydantic import Field
 
 from lm import plugins
+from lm.adapters.adapter import round_beside
 from lm.data.kinds import DataConfig, ObjectiveConfig
 from lm.data.order import spread
 from lm.data.rows.base import usual
@@ -26,9 +27,9 @@ from lm.generation.load import load
 from lm.generation.rollouts import held_out_rewards
 from lm.nn.transformer import LM
 from lm.schema import Config, Tree, did_you_mean, from_tree
-from lm.storage.adapted import near
+from lm.storage.adapted import Adapted, near
 from lm.storage.checkpoint import checkpoints, read_meta
-from lm.storage.model_folder import resolve_model
+from lm.storage.model_folder import read_config, resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.units import counted
 
@@ -132,7 +133,7 @@ def evaluate(
     splits = [of for of in SPLITS if split in (of, "all") and prepared.n_tokens(of)]
     all_rows = split_rows(objective, data, prepared, splits, lm.cfg, seed)
     where = str(lm.embed.weight.device)
-    measure = objective.measure(None if parent is None else lambda: load(parent, where)[0])
+    measure = objective.measure(None if parent is None else lambda: _reference(parent, where, folder))
     parts = [totals(lm, rows, spread(len(rows), data.val_rows), tokenizer, micro_batch, measure=measure, closely=True) for rows in all_rows]
     whole = reduce(operator.add, parts)
     assert whole.curves is not None
@@ -144,6 +145,14 @@ def evaluate(
         said = f"the loss is {found['val_loss']} over {found['tokens']:,} tokens"
         raise NumericsError(f"eval: {said}, and only finite ones compare. Use an earlier checkpoint.")
     return found if split != "val" else {**found, "zlib_bits_per_byte": prepared.zlib_bits_per_byte}
+
+
+def _reference(parent: str | Path, device: str, folder: Path | None) -> LM:
+    """What a model is compared with; beside an adapter as that had it in training."""
+    model = load(parent, device)[0]
+    if folder is not None and (adapted := Adapted.of(folder, read_config(folder))) is not None:
+        round_beside(model, adapted.adapter)
+    return model
 
 
 def _changed_since(model: Path, data: DataConfig, files: Mapping[str, str]) -> list[str]:

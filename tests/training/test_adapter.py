@@ -14,6 +14,7 @@ from lm.adapters.adapter import LoRAConfig, adapting
 from lm.cli.compose.compose import compose_config
 from lm.cli.main import main
 from lm.errors import CheckpointError, ConfigError
+from lm.generation.examine import _reference
 from lm.generation.load import load
 from lm.generation.merging import merge
 from lm.nn.transformer import build_model
@@ -239,3 +240,14 @@ def test_what_a_run_compares_with_is_rounded_as_what_it_is_trained_beside(traine
     found = dict(beside_it.named_parameters())
     assert all(torch.equal(found[name], weights[name]) for name in weights)
     assert not torch.equal(found["blocks.0.attention.q.weight"], dict(plain.named_parameters())["blocks.0.attention.q.weight"])
+
+
+def test_eval_compares_with_what_the_run_did(lora: Configure, trained: Path, tmp_path: Path) -> None:
+    """Seen to fail: the parent as it was saved, where the run had it in int8."""
+    cfg = lora("adapter.base=int8", "trainer.max_steps=1", "schedule.warmup_steps=0")
+    train(cfg)
+    source = str(trained / "parent")
+    found, plain = (dict(_reference(source, "cpu", folder).named_parameters()) for folder in (tmp_path / "run" / "model", None))
+    right = dict(parent(source, cfg.adapter).named_parameters())
+    assert all(torch.equal(found[name], weight) for name, weight in right.items())
+    assert not all(torch.equal(plain[name], weight) for name, weight in right.items())

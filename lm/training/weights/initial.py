@@ -6,7 +6,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
-from lm.adapters.adapter import AdapterConfig, adapting
+from lm.adapters.adapter import AdapterConfig, adapting, round_beside
 from lm.errors import CheckpointError
 from lm.generation.load import load
 from lm.nn.init import init_weights
@@ -71,17 +71,8 @@ def parent(path: str, adapter: AdapterConfig | None) -> LM:
         with torch.inference_mode(False):  # a validation may be the first to ask
             model = _parents[f"{path} {adapter}"] = load(path, "cpu")[0].requires_grad_(False)
             if adapter is not None:
-                _round(model, adapter)
+                round_beside(model, adapter)
     return model
-
-
-def _round(model: LM, adapter: AdapterConfig) -> None:
-    """Makes the weights those that the adapter is trained beside."""
-    adapted, weights = build_model(model.cfg, device="meta"), {name: p.data for name, p in model.named_parameters()}
-    adapter.apply(adapted)
-    adapter.round(weights, adapting(adapted))
-    for name, p in model.named_parameters():
-        p.data = weights[name]
 
 
 def empty(model: LM, names: Container[str]) -> None:

@@ -1,4 +1,4 @@
-"""The batches of a run for a training loop of one's own."""
+"""The batches of a run, for a custom training loop."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -18,7 +18,7 @@ from lm.printing import say
 
 
 class Batches:
-    """What `lm train` would read with these configs, prepared and cached as it does: the very batches, at the very steps.
+    """The same batches at the same steps as `lm train` would read with these configs, from data prepared and cached in the same way.
 
         data = Batches(cfg.data, cfg.objective, cfg.tokenizer, cfg.model)
         model = build_model(cfg.model.replace(vocab_size=data.tokenizer.vocab_size, max_seq_len=cfg.data.seq_len))
@@ -26,7 +26,7 @@ class Batches:
             for batch in batches:
                 loss = ...  # of a batch: the sum over its labels / batch.step_tokens
 
-    model: says whether a decoder stands beside an encoder; None: the first kind of model that the objective trains.
+    model: tells whether batches are for an encoder-decoder or a single stack; None: for the first kind of model that the objective trains.
     Raises ConfigError where data, tokenizer and objective do not fit each other.
     """
 
@@ -45,9 +45,9 @@ class Batches:
         self._data, self._seed = data, seed
 
     def steps(self, start: int = 0, micro_batch: int = 8) -> Iterator[tuple[int, list[Batch]]]:
-        """Each step from `start` on, without end, with its data.global_batch rows in batches of at most `micro_batch` rows.
+        """Yields (step, its micro-batches) from `start` on, without end: data.global_batch rows in batches of at most `micro_batch` rows.
 
-        A step depends on the seed and its number alone, so that a loop which starts at step n goes on where another one ended.
+        A step depends only on the seed and its number, so a loop that starts at step n continues one that ended before step n.
         """
         size, _ = split(self._data.global_batch, 1, micro_batch)
         rows = Steps(
@@ -56,5 +56,5 @@ class Batches:
         return ((step, rows[step]) for step in count(start))
 
     def validation(self, micro_batch: int = 8) -> Iterator[Batch]:
-        """The data.val_rows rows of a validation, always the same ones."""
+        """Yields the batches of a validation: data.val_rows rows, always the same ones."""
         return eval_batches(self.val, spread(len(self.val), self._data.val_rows), micro_batch)

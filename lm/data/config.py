@@ -1,4 +1,4 @@
-"""What every kind of `data` has in common: how rows are laid, and what a source says of itself."""
+"""Base classes of all kinds of `data`: options of the rows' layout, and the interface of a source."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ class DataConfig(Slot, group="data"):
 
     @property
     def records(self) -> RecordConfig | None:
-        """What a record is, which decides the objectives that it can serve; None: a text."""
+        """The kind of record, which decides the possible objectives; None: each record is a plain text."""
         return None
 
     @property
@@ -68,8 +68,8 @@ class DataConfig(Slot, group="data"):
         return "text" if self.records is None else self.records.kind
 
     def chat_template(self, tokenizer: Tokenizer) -> str | None:
-        """Returns the source of the template that writes its chats, the named one where some sources name none; None where it has no
-        chats. Raises ConfigError where there are several."""
+        """Returns the source text of the chat template; templates that sources name go before the others' defaults. None where the data has
+        no chats. Raises ConfigError where several templates are left."""
         chats = [each for cfg in self.parts().values() if (each := cfg.records) is not None and each.chat_template(tokenizer) is not None]
         named = [each for each in chats if each.named_template() is not None]
         found = {each.chat_template(tokenizer) for each in named or chats}
@@ -82,7 +82,7 @@ class DataConfig(Slot, group="data"):
         return set(self.parts())
 
     def mixture(self, n_rows: Mapping[str, int], n_tokens: Mapping[str, int], seed: int) -> Mixture | None:
-        """Returns the order in which sources are read, of which each has so many rows and tokens; None: there is only one."""
+        """Returns the order in which the sources' rows are read; None: there is only one source.  n_rows, n_tokens: by source."""
         return None
 
 
@@ -91,10 +91,10 @@ class SourceConfig(DataConfig):
 
     @abstractmethod
     def open(self, cache: Path) -> Source:
-        """Returns what reads the documents.  cache: a folder to remember things in."""
+        """Returns the source, which reads the documents.  cache: a folder where it may keep files, such as hashes."""
 
     def identity(self) -> Tree:
-        """Returns what decides the documents beside the content of files: the options that are its own."""
+        """Returns what decides the documents besides the content of files: the options of this kind of source alone."""
         return {key: value for key, value in self.tree().items() if key not in DataConfig.model_fields}
 
     def parts(self) -> dict[str, "SourceConfig"]:

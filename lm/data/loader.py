@@ -1,4 +1,4 @@
-"""Micro-batches of the steps of a run. The order has no state, so any step can be the first, with any number of ranks and workers."""
+"""The micro-batches of a run's steps. The order has no state, so loading can start at any step, with any number of ranks and workers."""
 
 import multiprocessing
 import signal
@@ -19,7 +19,8 @@ from lm.nn.batch import IGNORED, Batch
 
 
 def split(global_batch: int, world: int, micro_batch: int) -> tuple[int, int]:
-    """(rows per micro-batch, micro-batches per step) of one rank: the most rows up to `micro_batch` that divide its part of the step."""
+    """Returns (rows per micro-batch, micro-batches per step) of one rank. The rows are the largest divisor, up to `micro_batch`, of the
+    rank's rows per step. Raises ConfigError where global_batch is not a multiple of world."""
     if global_batch % world:
         raise ConfigError(
             f"data.global_batch={global_batch} is not a multiple of the {world} ranks. Choose a multiple of {world}, or other devices."
@@ -44,11 +45,11 @@ def train_loader(
     widest_first: bool = False,
     pinned: bool = False,
 ) -> "TrainLoader":
-    """One rank's micro-batches of the steps start_step..max_steps-1, each with the label tokens of this rank's whole step.
+    """Returns one rank's micro-batches of the steps start_step..max_steps-1; each carries the label tokens of this rank's whole step.
 
-    train_rows: only the first so many rows are read, again and again.
-    widest_first: the first micro-batch of each step is as wide as any can be, whatever its rows should have been.
-    pinned: batches lie in memory from which a GPU copies without the host's waiting.
+    train_rows: only so many first rows are read, over and over.
+    widest_first: replaces the first micro-batch of each step by rows that make the widest possible one.
+    pinned: puts batches into pinned memory, from which a GPU copies asynchronously.
     """
     size, accumulation = split(global_batch, world, micro_batch)
     steps = Steps(rows, seed, global_batch, size, rank, world, train_rows, widest_first)
@@ -56,20 +57,20 @@ def train_loader(
 
 
 def eval_batches(rows: Rows, ids: NDArray[np.int64], micro_batch: int) -> Iterator[Batch]:
-    """The rows in this order, the last batch as short as it comes."""
+    """Yields batches of these rows, in this order; the last batch may have fewer rows."""
     for part in _parts(ids, micro_batch):
         yield from _counted([rows.batch(part)])
 
 
 class TrainLoader(Sized):
-    """Micro-batches, flat; `len` is how many. Can be iterated again, from the first step. Use inside `worker_faults`."""
+    """Iterates over all micro-batches of all steps; `len` is their number. Can be iterated again. Use inside `worker_faults`."""
 
     def __init__(self, steps: "Steps", order: range, accumulation: int, workers: int, pinned: bool) -> None:
         start = _leave_signals_to_the_run if workers else None
         self._steps = DataLoader(
             steps, batch_size=None, sampler=order, num_workers=workers, collate_fn=_as_is, worker_init_fn=start, pin_memory=pinned
         )
-        self._length = min(len(order) * accumulation, sys.maxsize)  # which is all that len() can tell
+        self._length = min(len(order) * accumulation, sys.maxsize)  # len() allows no more
 
     def __len__(self) -> int:
         return self._length
@@ -84,7 +85,7 @@ class TrainLoader(Sized):
 
 @contextmanager
 def worker_faults() -> Iterator[None]:
-    """Turns the death of a loader process into a ResourceError. Torch raises it from a signal handler, so at any place of the training."""
+    """Turns the death of a loader process into a ResourceError. Torch raises it from a signal handler, so anywhere in the training loop."""
     try:
         yield
     except RuntimeError as error:
@@ -116,7 +117,7 @@ class Steps(Dataset[list[Batch]]):
 
 
 def _counted(batches: list[Batch]) -> list[Batch]:
-    """The batches of one step, each told the label tokens of all, or what else their rows have counted."""
+    """Sets the `step_tokens` of each batch of a step to their sum over all: of label tokens, or of the count that the rows have set."""
     step_tokens = sum(batch.step_tokens or int((batch.labels != IGNORED).sum()) for batch in batches if batch.labels is not None)
     for batch in batches:
         batch.step_tokens = step_tokens
@@ -126,11 +127,11 @@ def _counted(batches: list[Batch]) -> list[Batch]:
 def _handed_over(steps: Iterator[list[Batch]], workers: Sequence[BaseProcess]) -> list[Batch] | None:
     try:
         return next(steps, None)
-    except LmError as error:  # torch raises what a worker raised, with a traceback before the sentence
+    except LmError as error:  # torch raises a worker's error again, with a traceback before its sentence
         if not workers:
             raise
         raise type(error)(error.sentence.removesuffix("\\n").rpartition(f"{type(error).__name__}: ")[2]) from None
-    except (ConnectionError, EOFError) as error:  # one died while its tensors were on their way
+    except (ConnectionError, EOFError) as error:  # a worker died while its tensors were sent
         time.sleep(1)  # torch's handler of SIGCHLD mostly raises in here, and names it
         dead = ", ".join(str(worker.pid) for worker in workers if not worker.is_alive()) or "unknown"
         why = str(error) or type(error).__name__
@@ -142,7 +143,8 @@ def _parts(ids: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
 
 
 def _leave_signals_to_the_run(worker: int) -> None:
-    """Ctrl-C and a job's end reach every process, and the run finishes its step with the batches of its workers. They end with it."""
+    """Makes a worker ignore Ctrl-C and the end of a job, which reach every process: the run still needs the worker's batches to finish its
+    step. Workers end with the run, or a minute after SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(60))

@@ -1,4 +1,4 @@
-"""Rows of several sources by weight, in an order that is a pure function of (seed, step), as that of one source is."""
+"""Mixes rows of several sources by weight, in an order that is a pure function of (seed, step), as with a single source."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _FILL = {
 
 @dataclass(frozen=True)
 class Share:
-    """What a source may contribute.  n_rows: in an epoch.  limit: rows in all."""
+    """What a source may contribute.  n_rows: rows of an epoch.  limit: rows over the whole run."""
 
     n_rows: int
     limit: int | None
@@ -32,7 +32,8 @@ class Share:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Places from `start` on share alike: of each block source i has quotas[i], after `used[i]` before the segment."""
+    """A stretch of places with constant shares, from `start` on: source i gets quotas[i] places of each block, and has given `used[i]` rows
+    before the segment."""
 
     number: int
     start: int
@@ -41,10 +42,10 @@ class _Segment:
 
 
 class Mixture:
-    """Which row of which source is read at each place of a run; place = step * global_batch + row of the step.
+    """Decides which row of which source is read at each place of a run; place = step * global_batch + row of the step.
 
-    weights: by the first step from which they hold (0 first), of rows. In blocks of 4,096 places each source has its share to within
-    one; it walks through its own rows in epochs that are permutations. A source at its limit leaves its part to the others.
+    weights: row weights of the sources, by the first step at which they hold (0 first). In blocks of 4,096 places each source has its share
+    to within one place. A source's rows are read in epochs, each a permutation. The share of a source at its limit goes to the others.
     """
 
     def __init__(self, seed: int, shares: Sequence[Share], weights: Mapping[int, Sequence[float]], global_batch: int) -> None:
@@ -56,7 +57,7 @@ class Mixture:
         self._plan()
 
     def read(self, start: int, stop: int) -> tuple[Ids, Ids]:
-        """(source, row of the source) of the places start..stop-1. ConfigError where every source is at its limit before."""
+        """Returns (source, row of the source) at places start..stop-1. Raises ConfigError where all sources reach their limits before."""
         if self.end is not None and stop > self.end:
             raise ConfigError(
                 f"data.sources: after {self.end:,} rows every source has reached its max_epochs, and row {stop:,} is asked for."
@@ -72,7 +73,7 @@ class Mixture:
         return source, row
 
     def used(self, place: int) -> Ids:
-        """Rows that each source has given before this place."""
+        """Returns the number of rows that each source has given before this place."""
         segment = next(segment for segment in reversed(self._segments) if segment.start <= place)
         return segment.used + self._counts(segment, place - segment.start)
 
@@ -96,7 +97,7 @@ class Mixture:
                     used = used + self._counts(segment, place - segment.start)
 
     def _first_at_limit(self, segment: _Segment, limits: NDArray[np.int64], stop: int | None) -> int | None:
-        """The place right behind the one at which the first source reaches its limit; None where none does."""
+        """Returns the place after the one at which a source first reaches its limit; None where none does."""
         live = (segment.quotas > 0) & (limits < np.iinfo(np.int64).max)
         if not live.any():
             return None
@@ -110,7 +111,7 @@ class Mixture:
         raise AssertionError("a source reaches its limit within the block")
 
     def _within(self, segment: _Segment, low: int, high: int) -> tuple[Ids, Ids]:
-        """Source and row of the places low..high-1 of a segment."""
+        """Returns source and row at places low..high-1, counted from the segment's start."""
         first = low // _BLOCK
         blocks = [self._block(segment, block) for block in range(first, (high - 1) // _BLOCK + 1)]
         source, row = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
@@ -118,14 +119,14 @@ class Mixture:
         return source[span], row[span]
 
     def _block(self, segment: _Segment, block: int) -> tuple[Ids, Ids]:
-        """Source and row of a whole block; the last one is kept, since a step is a small part of it."""
+        """Returns source and row of all places of a block. Keeps the last block, since a step is a small part of one."""
         if self._kept is None or self._kept[0] != (segment.number, block):
             source, count = self._order(segment, block)
             self._kept = (segment.number, block), (source, self._rows(source, count))
         return self._kept[1]
 
     def _order(self, segment: _Segment, block: int) -> tuple[Ids, Ids]:
-        """Source of each place of a block, and how often it was read before."""
+        """Returns the source at each place of a block, and how many rows that source has given before the place."""
         source = np.repeat(np.arange(len(segment.quotas)), segment.quotas)
         order = permuted(np.arange(_BLOCK), _BLOCK, derived(derived(self._seed, -2 - segment.number), block))
         source = source[order]
@@ -148,7 +149,8 @@ class Mixture:
 
 
 def _quotas(weights: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Places of a block by weight: the largest remainders get what rounding down leaves, and whoever has a weight gets one at least."""
+    """Returns the number of places per block for each source, by weight: places lost by rounding down go to the largest remainders, and
+    every source with a weight above 0 gets at least one."""
     exact = weights / weights.sum() * _BLOCK
     quotas = np.where(weights > 0, np.maximum(np.floor(exact), 1), 0).astype(np.int64)
     order = np.argsort(quotas - exact, kind="stable")
@@ -158,9 +160,9 @@ def _quotas(weights: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def merged(parts: Sequence[Batch], places: Sequence[Ids], pad: int) -> Batch:
-    """One batch whose rows at places[i] are those of parts[i], equally many for each place, as wide as the widest.
+    """Returns one batch, as wide as the widest part: the rows of parts[i] stand at places[i], equally many rows per place.
 
-    A part without a field that another one has has one document at 0, 1, 2 ..., and no prefix.
+    A field that only some parts have is filled in for the others: each row is one document at positions 0, 1, 2 ..., without a prefix.
     """
     if len(parts) == 1:
         return parts[0]

@@ -1,4 +1,4 @@
-"""The parts of a preparation as tasks of a Ray cluster: one whose worker dies is begun again, and goes on from its last state."""
+"""Prepares data in parts, as tasks of a Ray cluster: a part whose worker dies is restarted, and resumes from its last state."""
 
 import os
 import socket
@@ -16,15 +16,14 @@ from lm.errors import ConfigError, LmError, ResourceError
 from lm.schema import Tree, from_tree
 
 _ANSWER_S = 10
-_RETRIES = 3  # of a part, where its worker or its machine dies
+_RETRIES = 3  # restarts of a part whose worker or machine dies
 
 
 def prepare_on_ray(corpus: Corpus, parts: int, cpus: int, *, log: Log) -> Path:
-    """Returns the folder of the whole, what one machine would have made. On the cluster of RAY_ADDRESS, or one of this machine alone.
+    """Prepares a source and returns its folder, equal to what one machine would have made. Uses the cluster of RAY_ADDRESS, or a local one.
 
-    cpus: cores of a part. All machines share the folder of the cache, or data.remote, and see the files and this folder under the same
-    names.
-    Raises what a part raises first; ResourceError where its workers die, and the same call goes on.
+    cpus: cores per part. All machines share the cache folder, or data.remote, and see data files and current folder under the same names.
+    Raises the first error of a part; ResourceError where workers keep dying, after which the same call resumes.
     """
     specials = corpus.objective.specials()
     folder = whole(corpus.data, corpus.tokenizer, log, specials)[0]  # the tokenizer is made before any part waits for it
@@ -39,7 +38,7 @@ def prepare_on_ray(corpus: Corpus, parts: int, cpus: int, *, log: Log) -> Path:
 def _make(corpus: Corpus, missing: list[int], parts: int, cpus: int, log: Log) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = _ray()
-    with redirect_stdout(StringIO()):  # where Ray says that a worker has died, among what a command answers
+    with redirect_stdout(StringIO()):  # Ray reports dead workers on stdout, amid the command's own output
         _hand_out(ray, corpus, missing, parts, cpus, log)
 
 
@@ -61,9 +60,9 @@ def _hand_out(ray: Any, corpus: Corpus, missing: list[int], parts: int, cpus: in
 
 
 def _require_answer(address: str) -> None:
-    """ResourceError where nothing listens, which Ray by itself waits for longer than anyone looks on."""
+    """Raises ResourceError where nothing listens at the address; Ray itself would wait very long."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdecimal():  # none, or auto
+    if not colon or not port.isdecimal():  # no host:port, such as auto
         return
     try:
         socket.create_connection((host, int(port)), _ANSWER_S).close()
@@ -72,14 +71,14 @@ def _require_answer(address: str) -> None:
 
 
 def _require_cores(ray: Any, cpus: int) -> None:
-    """ResourceError for tasks that Ray would wait with for ever."""
+    """Raises ResourceError where no machine has `cpus` cores; Ray would wait for one forever."""
     most = int(max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]))
     if cpus > most:
         raise ResourceError(f"cpus={cpus}: no machine of the cluster has so many cores, and the largest has {most}. Lower cpus.")
 
 
 def _part(corpus: Tree, cwd: str, files: str, cpus: int, part: int, parts: int) -> tuple[int, str]:
-    """In a worker: (exit code, sentence) of what went wrong, or (0, '')."""
+    """Prepares one part, in a worker. Returns the (exit code, sentence) of its error, or (0, '')."""
     os.environ["RAYON_NUM_THREADS"] = str(cpus)
     os.environ[plugins.VARIABLE] = files
     try:

@@ -1,4 +1,4 @@
-"""Which rows a step reads: a pure function of (seed, step), so that resuming needs one integer."""
+"""The order of rows: those of a step are a pure function of (seed, step), so that resuming needs one integer."""
 
 from functools import lru_cache
 
@@ -12,10 +12,10 @@ _ROUNDS = 4  # of pseudo-random functions make a strong permutation (Luby & Rack
 
 
 def permuted(index: Ids, n: int, seed: Seeds) -> Ids:
-    """Where a random permutation of 0..n-1 takes each index.  seed: of the permutation, or one for each index.
+    """Returns the image of each index under a random permutation of 0..n-1.  seed: of the permutation, or one for each index.
 
-    A balanced Feistel network over the next power of four, walked again while it leaves 0..n-1 (Black & Rogaway 2002, section 4).
-    No table and no library generator, so it costs no memory and stays the same over versions.
+    A balanced Feistel network over the next power of four, applied again while a result is outside 0..n-1 (cycle walking, Black & Rogaway
+    2002, section 4). It needs no table and no library generator, so it takes no memory and stays the same across versions.
     """
     half = np.uint64(max(1, (n - 1).bit_length() + 1 >> 1))
     seeds = np.broadcast_to(np.asarray(seed, np.uint64), index.shape)
@@ -26,15 +26,15 @@ def permuted(index: Ids, n: int, seed: Seeds) -> Ids:
 
 
 def in_epochs(place: Ids, n: int, seed: int) -> Ids:
-    """Which of n rows is read at each place of an endless walk; every n places are a permutation of their own."""
+    """Returns which of n rows is read at each place of an endless order, in which every n places are another permutation."""
     epochs, own = np.unique(place // n, return_inverse=True)
     return permuted(place % n, n, np.array([derived(seed, epoch) for epoch in epochs.tolist()], np.uint64)[own])
 
 
 def step_rows(seed: int, step: int, global_batch: int, n_rows: int, first: int | None = None) -> Ids:
-    """Row ids of a step, counted from 0; every epoch is a permutation of its own, and a step may span several.
+    """Returns the row ids of a step, counted from 0. Every epoch is another permutation, and a step may span several epochs.
 
-    first: an epoch is the first so many rows of that order, which are read in it once and then again in others. None: all.
+    first: only the first so many rows of the first epoch's order are read; later epochs permute these. None: all rows.
     """
     start, stop = step * global_batch, (step + 1) * global_batch
     size = min(_BLOCK, 16 * n_rows)
@@ -44,13 +44,13 @@ def step_rows(seed: int, step: int, global_batch: int, n_rows: int, first: int |
 
 
 def spread(n_rows: int, wanted: int | None) -> Ids:
-    """`wanted` different row ids at even distances, always the same ones; all rows where there are no more."""
+    """Returns `wanted` evenly spaced row ids, always the same ones; all row ids where there are no more than that."""
     count = n_rows if wanted is None else min(wanted, n_rows)
     return np.arange(count, dtype=np.int64) * n_rows // count
 
 
 def uniforms(seed: int, draw: int, ids: Ids, n: int) -> NDArray[np.float64]:
-    """(b, n) numbers in [0, 1): a function of the seed, the draw (a step), each row id and the column, and of nothing else."""
+    """Returns (b, n) numbers in [0, 1), each a function only of the seed, the draw (a step), the row id and the column."""
     rows = _mixed(ids.astype(np.uint64) ^ np.uint64(derived(derived(seed, draw), 0)))
     columns = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return (_mixed(rows[:, None] + columns) >> np.uint64(11)) * 2.0**-53
@@ -58,7 +58,7 @@ def uniforms(seed: int, draw: int, ids: Ids, n: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=4)
 def _block(seed: int, n_rows: int, first: int | None, start: int, size: int) -> Ids:
-    """The order of a run in blocks, since permuting 8 rows takes as long as permuting hundreds."""
+    """Returns the row ids at places start..start+size-1 of a run. Made in blocks: permuting 8 rows takes as long as permuting hundreds."""
     place = np.arange(start, start + size, dtype=np.int64)
     if first is not None and first < n_rows:
         place = np.where(place < first, place, in_epochs(place, first, derived(seed, -1)))
@@ -74,7 +74,7 @@ def _feistel(value: NDArray[np.uint64], half: np.uint64, seeds: NDArray[np.uint6
 
 
 def derived(seed: int, number: int) -> int:
-    """A 64-bit seed in which neighbours differ in all bits."""
+    """Returns a 64-bit seed mixed from a seed and a number; neighbouring numbers give unrelated seeds."""
     return int(_derived(np.array([seed % 2**64], np.uint64), number)[0])
 
 

@@ -1,4 +1,4 @@
-"""What time and money a plan reckons with: the GPU, what part of its peak a training reaches, and its price."""
+"""The assumptions behind a plan's time and cost: the GPU, the part of its peak that training reaches (MFU), and its price."""
 
 from typing import Self
 
@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from lm.schema import Config
 
-# Dense bf16 FLOP/s with fp32 accumulation, by words that the device name must hold; the first match counts. NVIDIA's data sheets
+# Dense bf16 FLOP/s with fp32 accumulation, by words that the device name must contain; the first match counts. NVIDIA's data sheets
 # (half of what they print "with sparsity"): A100, H100, H200, GH200, HGX B200, L4, L40, L40S, A10; for GeForce and RTX A cards
 # the tables of the GA102, Ada and RTX Blackwell architecture white papers.
 _PEAKS = (
@@ -30,7 +30,7 @@ _PEAKS = (
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Dense bf16 FLOP/s of a GPU by its CUDA name; None where unknown, so that no utilisation is shown rather than a wrong one."""
+    """Returns the dense bf16 FLOP/s of a GPU by its CUDA name; None where unknown, so that no wrong utilisation is shown."""
     words = set(device_name.replace("-", " ").split())
     if words & {"Laptop", "D", "MIG", "Ti"}:
         return None

@@ -1,4 +1,4 @@
-"""What Lightning trains, and with what: the module of a run, and the memory that it may not find."""
+"""Builds the LightningModule of a run, and checks and reports the memory that it needs."""
 
 import ctypes
 import errno
@@ -23,7 +23,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | None) -> TrainModule:
-    """Returns the model filled, or on the meta device where the strategy fills it part by part."""
+    """Returns the module with initialized weights, or with its model on the meta device where the strategy fills it part by part."""
     strategy = cfg.strategy.build(cfg)
     fill = _fill(cfg, reader)
     device = "cuda" if cfg.trainer.device != "cpu" and torch.cuda.is_available() else "cpu"
@@ -33,12 +33,12 @@ def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | No
     if cfg.trainer.precision == "bf16-true":  # as Lightning converts it, but before the weights are read, so that a model that is
         model = model.to(torch.bfloat16)  # only written again has the same dtype
     if not strategy.meta and cfg.adapter is not None:
-        keep_freed_memory(False)  # each part is wide before it is held
+        keep_freed_memory(False)  # each part takes more memory before `hold` makes it int8
         for part in materialized(model, model.units(), torch.device("cpu"), fill):
             hold(part)
     elif not strategy.meta:
         fill(model, {name for name, _ in model.named_parameters()})
-    return TrainModule(cfg, model, strategy, fill if strategy.meta else empty, reader)  # which holds the parent's
+    return TrainModule(cfg, model, strategy, fill if strategy.meta else empty, reader)  # `fill` keeps the parent's weights in memory
 
 
 def _fill(cfg: TrainConfig, reader: CheckpointReader | None) -> Fill:
@@ -56,7 +56,8 @@ def _model(cfg: TrainConfig, data: Prepared, device: str) -> LM:
 
 
 def _model_config(run: TrainConfig, data: Prepared) -> ModelConfig:
-    """With vocab_size and max_seq_len filled in, checked against the tokenizer."""
+    """Returns the model config with vocab_size and max_seq_len filled in. Raises CheckpointError or ConfigError where vocab_size is below
+    the tokenizer's."""
     size = data.tokenizer.vocab_size
     cfg = run.model.sized(size, run.data.seq_len)
     fits = cfg.vocab_size is not None and cfg.vocab_size >= size
@@ -73,8 +74,8 @@ def _model_config(run: TrainConfig, data: Prepared) -> ModelConfig:
 
 
 def keep_freed_memory(keep: bool) -> None:
-    """Have glibc keep what is freed, or give it back. It gives large blocks back by default, so that each step of a CPU run faults the
-    memory of its activations in anew: 4 to 10 % of the step. No effect with another C library."""
+    """Makes glibc keep freed memory, or return it to the system. By default it returns large blocks, so that each step of a CPU run faults
+    the memory of its activations in anew: 4 to 10 % of the step. No effect with another C library."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
@@ -85,7 +86,7 @@ def keep_freed_memory(keep: bool) -> None:
 
 @contextmanager
 def memory_errors(cfg: TrainConfig) -> Iterator[None]:
-    """What torch, numpy and the system say where memory runs out becomes a ResourceError."""
+    """Turns the out-of-memory errors of torch, numpy and the system into a ResourceError."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:

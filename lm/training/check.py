@@ -1,4 +1,4 @@
-"""`lm train check=true`: everything that a run does, once and small, on the real data and strategy, before the real run starts."""
+"""`lm train check=true`: a trial of everything that a run does, in two steps, on the real data and strategy, before the run starts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +16,8 @@ _SAMPLE_TOKENS = 8
 
 
 def check(cfg: TrainConfig, run: Callable[[TrainConfig], object], say: Callable[[str], None]) -> None:
-    """Two steps with a save and a resume between them, a validation and samples, in a folder that is removed again. Raises LmError where
-    the real run would, and ResourceError where its checkpoints would not fit. run: trains a config."""
+    """Trains two steps with a save and a resume between them, a validation and samples, in a folder that is removed again. Raises LmError
+    where the real run would, and ResourceError where its checkpoints would not fit on the disk. run: trains a config."""
     folder = cfg.run.folder.parent
     trial = folder / f"{TEMPORARY}check-{cfg.run.name}"
     remove(trial)
@@ -31,7 +31,8 @@ def check(cfg: TrainConfig, run: Callable[[TrainConfig], object], say: Callable[
 
 
 def _small(cfg: TrainConfig, trial: Path, steps: int) -> TrainConfig:
-    """The second one goes on from the first one's checkpoint. As `check` stays on, each step begins with its widest micro-batch."""
+    """Returns the config of a trial run of 1 or 2 steps; that of 2 resumes from the checkpoint of that of 1. `check` stays on, so each step
+    begins with its widest micro-batch."""
     tree = cfg.tree()
     tree |= {"run": {"dir": str(trial), "name": "run"}, "logger": {"kind": "jsonl"}}
     tree["schedule"] |= {"warmup_steps": 0}

@@ -1,4 +1,4 @@
-"""Which code a run was made with."""
+"""The git commit of the code that a run was made with."""
 
 import subprocess
 from pathlib import Path
@@ -9,8 +9,8 @@ _GIT_S = 5.0
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this code is in, or else of the current folder's, with a `+` where files differ from it; None where
-    there is neither, or no git."""
+    """Returns the commit of the checkout that holds this code, or else the current folder's, with a `+` where tracked files differ from it;
+    None where there is no checkout or no git."""
     here = Path(lm.__file__).parent
     folder = here if _git(here, "ls-files", "--error-unmatch", "__init__.py") is not None else Path()
     if not (found := _git(folder, "rev-parse", "HEAD")):
@@ -19,7 +19,7 @@ def commit() -> str | None:
 
 
 def _git(folder: Path, *args: str) -> str | None:
-    """What git prints; None where it fails."""
+    """Returns the output of a git command; None where it fails."""
     try:
         found = subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, timeout=_GIT_S, check=True)
     except (OSError, subprocess.SubprocessError):

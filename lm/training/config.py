@@ -30,8 +30,8 @@ from lm.training.recompute import RecomputeConfig
 from lm.training.strategies import zero_config
 from lm.training.strategies.config import SingleConfig, StrategyConfig
 
-OPTIMIZERS = (adamw, muon, sgd)  # registered by being imported
-STRATEGIES = (zero_config,)  # as well
+OPTIMIZERS = (adamw, muon, sgd)  # importing the modules registers their kinds
+STRATEGIES = (zero_config,)  # likewise
 
 
 class RunConfig(Config):
@@ -52,7 +52,7 @@ class RunConfig(Config):
 
     @property
     def folder(self) -> Path:
-        """Returns where the run is."""
+        """Returns the run's folder."""
         return RunFolder.of(self.tree()).path
 
 
@@ -90,7 +90,7 @@ class TrainerConfig(RecomputeConfig):
     """Tokens per sample."""
 
     def has_stopped_early(self, worse_validations: int) -> bool:
-        """Says whether so many validations without a better one end the run."""
+        """Says whether so many validations in a row without improvement end the run."""
         return self.early_stop is not None and worse_validations >= self.early_stop
 
 
@@ -110,7 +110,7 @@ class CheckpointConfig(Config):
 
     @property
     def most(self) -> int:
-        """Returns how many there are at most; the newest is complete before the oldest goes."""
+        """Returns the most checkpoints on disk at once; the newest is complete before the oldest is removed."""
         return self.keep_last + 1 + len(self.keep_steps) + self.best
 
 
@@ -156,7 +156,7 @@ class Sized(Config):
         return None
 
     def _no_float8(self) -> str | None:
-        """Returns why nothing can multiply float8, with the remedy."""
+        """Returns why this run cannot compute in float8, with the remedy; None where it can."""
         if self.trainer.precision == "fp32":
             return "what is not float8 is bfloat16 beside it. Set trainer.precision=bf16-mixed"
         if self.adapter is not None:
@@ -166,7 +166,7 @@ class Sized(Config):
         return "ranks with slices of matrices have other products. Set launch.tensor=1" if self.launch.tensor > 1 else None
 
     def _unsliced(self) -> str | None:
-        """Returns why ranks cannot hold rows in slices where they are to, with the remedy."""
+        """Returns why ranks cannot share rows as launch.context or launch.tensor asks, with the remedy; None where they can."""
         n, s = self.launch.holders, self.data.seq_len
         if n == 1:
             return None
@@ -175,7 +175,7 @@ class Sized(Config):
         return self.model.unsliced(n) or self.objective.unsliced() or (self.strategy.undivided(self) if self.launch.tensor > 1 else None)
 
     def setting(self) -> Setting:
-        """Returns what the memory of a rank depends on, as training sets it up."""
+        """Returns the settings that the memory of a rank depends on."""
         trainer = self.trainer
         return Setting(
             micro_batch=split(self.data.global_batch, self.launch.readers, trainer.micro_batch)[0],
@@ -237,7 +237,7 @@ class TrainConfig(Sized):
 
     @property
     def seeds(self) -> Seeds:
-        """Returns each of the seeds."""
+        """Returns the seeds for init, data and dropout."""
         return Seeds(init=self.seed, data=self.seed, dropout=self.seed) if isinstance(self.seed, int) else self.seed
 
     def _dropout(self) -> str | None:
@@ -246,7 +246,7 @@ class TrainConfig(Sized):
         return next((f"{key}={value}" for key, value in flatten(trees).items() if key.endswith("dropout") and value), None)
 
     def shared_steps(self, max_steps: int) -> int:
-        """Returns how many first steps this run has in common with the same one of another length."""
+        """Returns the number of first steps that are the same in this run and in one that differs only in trainer.max_steps."""
         if isinstance(self.objective, ScheduledSamplingConfig) and self.objective.scheduled_sampling:
             return 0
         shorter = min(self.trainer.max_steps, max_steps)

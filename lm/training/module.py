@@ -44,25 +44,25 @@ class TrainModule(LightningModule):
 
     run: RunState  # what the callbacks of a run share; a step needs none of it
     ema: EMA | None = None
-    slices: Slices | None = None  # of rows, where several ranks share them
+    slices: Slices | None = None  # this rank's slices of rows, where several ranks share each row
 
     def __init__(self, cfg: TrainConfig, model: LM, strategy: Single, fill: Fill = empty, reader: CheckpointReader | None = None) -> None:
-        """fill: writes the weights where the strategy builds the model part by part.  reader: of the checkpoint to go on from."""
+        """fill: writes the weights where the strategy builds the model part by part.  reader: reads the checkpoint to resume from."""
         super().__init__()
         self.cfg, self.model, self.strategy, self.fill, self.reader = cfg, model, strategy, fill, reader
         self.step = int(reader.meta["step"]) if reader is not None else 0
-        self._saved = {*(dict(model.named_parameters()) if cfg.adapter is None else adapting(model))}  # the others are the parent's
+        self._saved = {*(dict(model.named_parameters()) if cfg.adapter is None else adapting(model))}  # the rest is the parent's
         frozen = freeze(model, cfg.trainer.freeze)
         self._still = _unmoved(model, frozen if cfg.adapter is None else frozen | model.steered().keys())
-        self._traits = traits_of(model, cfg.optim.groups, cfg.optim.layer_decay)  # before an engine cuts the weights
+        self._traits = traits_of(model, cfg.optim.groups, cfg.optim.layer_decay)  # before the strategy shards the weights
         self.n_trained = sum(p.numel() for p in trainable(model).values())
         self.n_frozen = sum(p.numel() for p in model.parameters()) - self.n_trained
         self.objective = build_objective(cfg)
-        self.max_steps = cfg.trainer.max_steps  # or what the clock has made of it
-        self.micro = 0  # micro-batches of the step at hand
-        self.stepped = False  # from the end of a step to the beginning of the next
+        self.max_steps = cfg.trainer.max_steps  # or fewer, decided later by trainer.max_minutes
+        self.micro = 0  # finished micro-batches of the current step
+        self.stepped = False  # True from the end of a step to the beginning of the next
         self.nll = self.tokens_in_step = torch.zeros(())
-        self.told: dict[str, Tensor] = {}  # what the loss tells of this step beside itself: (2,) a sum and how many are in it
+        self.told: dict[str, Tensor] = {}  # the objective's further metrics of this step, each (2,): sum and count
         self.loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this step
         self.grad_norm = torch.zeros(())
         self.verdicts = StepJudge(cfg.numerics.skip_in_a_row)
@@ -106,15 +106,15 @@ class TrainModule(LightningModule):
         return sums.total * divided_by / self.tokens_in_step
 
     def _label_tokens(self, batch: Batch) -> Tensor:
-        """0 makes the loss NaN: a step from which nothing can be learned is judged like any other that is not finite."""
-        count = torch.full((), float(batch.step_tokens), device=self.device, dtype=torch.float32)  # unlike a copy, this does not wait
+        """Returns the label tokens of the step over all ranks. A count of 0 makes the loss NaN, so such a step is judged as not finite."""
+        count = torch.full((), float(batch.step_tokens), device=self.device, dtype=torch.float32)  # unlike a copy, no host sync
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(count)
         return count
 
     @property
     def _complete(self) -> bool:
-        """Whether all micro-batches of the step are in; an engine that accumulates by itself is asked to step with every one."""
+        """Whether all micro-batches of the step are done. An engine that accumulates by itself is stepped after every micro-batch."""
         return self.micro == self.trainer.accumulate_grad_batches
 
     def configure_gradient_clipping(
@@ -127,12 +127,12 @@ class TrainModule(LightningModule):
             self.strategy.clip(self.model, optimizer, self.cfg.optim.clip)
 
     def judge(self, grad_norm: Tensor) -> Tensor:
-        """1 where this step must change nothing, else 0, given the norm of its whole gradient."""
+        """Returns the optimizer's `found_inf`: 1 where this step must change nothing, else 0.  grad_norm: of the full gradient."""
         self.grad_norm = grad_norm
         return self.verdicts.judge(self.loss(), grad_norm, self.tokens_in_step)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None) -> None:
-        """Callbacks come right after it, and find the step counted."""
+        """Sets the learning rate, steps and counts the step. Callbacks run right after it and see the new `step`."""
         set_lr(optimizer, self.cfg.schedule.factor(self.step, self.max_steps))
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         if self._complete:
@@ -142,7 +142,8 @@ class TrainModule(LightningModule):
             self.micro, self.step, self.stepped = 0, self.step + 1, True
 
     def _balance(self) -> None:
-        """Tells the routers the loads of the whole step. Even loads move nothing: those of a step that is not taken become 0."""
+        """Passes the routers the expert loads of the whole step, for their balancing biases. Equal loads move no bias, so loads are set to
+        0 where the step is refused or the bias is frozen."""
         if self.loads is None:
             return
         if self.trainer.world_size > 1:
@@ -157,22 +158,22 @@ class TrainModule(LightningModule):
         return count(self.model.cfg, self.cfg.data.seq_len)
 
     def loss(self) -> Tensor:
-        """Mean over the label tokens of the last step, all ranks, in nats. No collective: any one rank may ask."""
+        """Returns the mean loss in nats over the label tokens of the last step, of all ranks. No collective: a single rank may call it."""
         return self.nll / self.tokens_in_step
 
     def weights(self) -> Iterator[Piece]:
-        """Yields what this rank holds of the weights that the run hands on: all, or those of its adapter."""
+        """Yields this rank's pieces of the weights that the run saves: the whole model's, or only its adapter's."""
         return (piece for piece in self.strategy.weights(self.model) if piece.name in self._saved)
 
     def pieces(self) -> Iterator[Piece]:
-        """Yields what this rank holds of a checkpoint: weights, optimizer and averages."""
+        """Yields this rank's pieces of a checkpoint: weights, optimizer state and averages."""
         yield from self.weights()
         yield from self.strategy.optimizer(self.model, self.trainer.optimizers[0])
         if self.ema is not None:
             yield from self.ema.pieces()
 
     def restore(self, reader: CheckpointReader) -> None:
-        """Makes weights, optimizer and averages those of a checkpoint; the step is the caller's."""
+        """Loads weights, optimizer state and averages from a checkpoint; setting `step` is left to the caller."""
         load_pieces(self.weights(), reader)
         self.strategy.refresh(self.model)
         if not self.cfg.resume.fresh_optimizer:
@@ -182,13 +183,13 @@ class TrainModule(LightningModule):
 
     @contextmanager
     def exported_weights(self) -> Iterator[None]:
-        """The weights that are validated and handed on: the averaged ones where there are some."""
+        """Inside the block the model has the weights that are validated and exported: the averages where the run keeps any."""
         averaged: AbstractContextManager[None] = self.ema.swapped() if self.ema is not None else nullcontext()
         with averaged, self.trainer.precision_plugin.forward_context():
             yield
 
 
 def _unmoved(model: LM, frozen: set[str]) -> Tensor:
-    """(MoE layers, 1) True where what the router steers is frozen."""
+    """Returns (MoE layers, 1) bool: True where the router's balancing bias is frozen."""
     still = frozen & set(model.steered())
     return torch.tensor([any(name.startswith(f"{layer}.") for name in still) for layer in model.mixtures()]).unsqueeze(-1)

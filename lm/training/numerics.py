@@ -1,4 +1,4 @@
-"""Steps whose numbers are not right: which of them must change nothing, and which losses stand out."""
+"""Numerical faults: which steps are not finite and must change nothing, and which losses are spikes."""
 
 import statistics
 
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lm.schema import Config
 
-_KEPT = 64  # bad steps that are remembered by number until the host looks
-_WINDOW, _FEWEST = 16, 4  # losses that a loss is compared with
+_KEPT = 64  # bad steps whose numbers are kept on the device until the host reads them
+_WINDOW, _FEWEST = 16, 4  # most and fewest recent losses that a loss is compared with
 
 
 class NumericsConfig(Config):
@@ -24,11 +24,12 @@ class NumericsConfig(Config):
 
 
 class StepJudge:
-    """Counts the steps that are not finite on the device, so that no step waits for it. More than `allowed` in a row end all stepping."""
+    """Counts non-finite ("bad") steps on the device, so that no step waits for the host. After more than `allowed` in a row every step is
+    refused."""
 
     def __init__(self, allowed: int) -> None:
         self._allowed = allowed
-        self.refused = torch.zeros((), dtype=torch.bool)  # the step at hand changes nothing
+        self.refused = torch.zeros((), dtype=torch.bool)  # the current step changes nothing
         self._bad = torch.zeros((), dtype=torch.bool)
         self._steps = torch.full((_KEPT,), -1, dtype=torch.int64)
         self.n_bad = torch.zeros((), dtype=torch.int64)
@@ -43,7 +44,8 @@ class StepJudge:
         return self._streak > self._allowed
 
     def judge(self, loss: Tensor, norm: Tensor, labels: Tensor) -> Tensor:
-        """The optimizer's `found_inf` for a step of this loss over so many labels and this gradient norm. May be asked more than once."""
+        """Returns the optimizer's `found_inf` for a step with this loss over `labels` label tokens and this gradient norm. May be called
+        several times per step."""
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         self.refused, self._bad = ~finite | self.stuck, ~finite & ~self.stuck
         self.loss, self.norm = torch.where(self._bad, loss, self.loss), torch.where(self._bad, norm, self.norm)
@@ -51,20 +53,20 @@ class StepJudge:
         return self.refused.to(torch.float32)
 
     def count(self, step: int) -> None:
-        """Once, when the step is over."""
+        """Counts the step that was judged last; to be called once per step, when it is over."""
         here = torch.arange(_KEPT, device=self._bad.device) == self.n_bad % _KEPT
         self._steps = torch.where(here & self._bad, step, self._steps)
         self.n_bad = self.n_bad + self._bad
         self._streak = torch.where(self.stuck, self._streak, torch.where(self._bad, self._streak + 1, 0))
 
     def bad_steps(self, first: int) -> list[int]:
-        """The steps from the `first`-th bad one on, as far as they are remembered. Waits for the device."""
+        """Returns the numbers of the bad steps from the `first`-th one on, at most the last 64. Waits for the device."""
         steps, n = self._steps.tolist(), int(self.n_bad)
         return [steps[number % _KEPT] for number in range(max(first, n - _KEPT), n)]
 
 
 def is_spike(loss: float, recent: list[float], factor: float | None) -> bool:
-    """Whether a loss stands out from the recent ones; if not, it becomes one of them."""
+    """Says whether a loss exceeds `factor` times the median of the recent ones; if not, appends it to them."""
     if factor is not None and len(recent) >= _FEWEST and loss > factor * statistics.median(recent):
         return True
     recent[:] = [*recent, loss][-_WINDOW:]

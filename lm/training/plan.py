@@ -17,8 +17,8 @@ from lm.units import binary, counted, duration, si
 
 
 def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
-    """Says what the run will take. ConfigError where a tokenizer that is a file cannot be read, or nothing fits trainer.float8;
-    CheckpointError where init_from does not fit the model."""
+    """Prints the run's size, time, memory and advice by `say`. Raises ConfigError where a tokenizer file cannot be read, or nothing fits
+    trainer.float8; CheckpointError where init_from does not fit the model."""
     model = _filled(cfg)
     if cfg.init_from is not None:
         require_fit(build_model(model, device="meta"), cfg.init_from)
@@ -36,37 +36,37 @@ def plan(cfg: TrainConfig, say: Callable[[str], None]) -> None:
 
 
 def steps_of(cfg: TrainConfig, step_s: float | None) -> int:
-    """Returns how many steps the run takes at this pace."""
+    """Returns how many steps the run takes at `step_s` seconds each, within trainer.max_minutes."""
     if cfg.trainer.max_minutes is None or step_s is None:
         return cfg.trainer.max_steps
     return min(cfg.trainer.max_steps, round(cfg.trainer.max_minutes * 60 / step_s))
 
 
 def cost(cfg: TrainConfig, seconds: float) -> str:
-    """Returns what so long costs on all ranks; '' where no price is given."""
+    """Returns the cost of so many seconds on all ranks, as text; '' where no price is given."""
     price, hours = cfg.budget.price, seconds / 3600 * cfg.launch.world
     return "" if price is None else f", {si(hours)} GPU-hours at {price:g}: {hours * price:,.2f}"
 
 
 def estimate(cfg: TrainConfig, model: ModelConfig) -> Memory:
-    """Of one rank, by formula.  model: with its sizes filled in."""
+    """Returns the memory of one rank, by formula.  model: with its sizes filled in."""
     return memory(on_meta(cfg, model), cfg.setting())
 
 
 def step_law(n: int, tokens: int) -> tuple[float, float]:
-    """(peak rate, tokens a step) of n parameters without embeddings and so many tokens in all: 1.79 n^-0.713 tokens^0.307 and
-    0.58 tokens^0.571 (Li et al. 2025, arXiv:2503.04715)."""
+    """Returns the step law's (peak rate, tokens per step) for n parameters without embeddings and a run of `tokens` tokens:
+    1.79 n^-0.713 tokens^0.307 and 0.58 tokens^0.571 (Li et al. 2025, arXiv:2503.04715)."""
     return 1.79 * n**-0.713 * tokens**0.307, 0.58 * tokens**0.571
 
 
 def _filled(cfg: TrainConfig) -> ModelConfig:
-    """As training fills in what tokenizer and data decide; a tokenizer that is still to be trained as large as it may become."""
+    """Returns the model config with its sizes filled in as training does. A tokenizer still to be trained counts with its largest size."""
     n_tokens = cfg.model.vocab_size or cfg.tokenizer.size(cfg.objective.specials()) or cfg.tokenizer.build().vocab_size
     return cfg.model.sized(n_tokens, cfg.data.seq_len)
 
 
 def _step_s(cfg: TrainConfig, counts: Counts) -> float | None:
-    """None where the GPU is not known."""
+    """Returns the seconds of one optimizer step at budget.mfu; None where the GPU's peak is not known."""
     found = _gpu(cfg)
     if found is None:
         return None
@@ -75,7 +75,7 @@ def _step_s(cfg: TrainConfig, counts: Counts) -> float | None:
 
 
 def _gpu(cfg: TrainConfig) -> tuple[str, float] | None:
-    """The GPU's name and peak."""
+    """Returns the GPU's name and its peak FLOP/s; None where the peak is not known."""
     here = cfg.trainer.device != "cpu" and torch.cuda.is_available()
     name = cfg.budget.gpu or (torch.cuda.get_device_name() if here else "")
     peak = peak_flops(name)
@@ -83,7 +83,7 @@ def _gpu(cfg: TrainConfig) -> tuple[str, float] | None:
 
 
 def _size(cfg: TrainConfig, counts: Counts, step_s: float | None) -> str:
-    """Hoffmann et al. 2022, arXiv:2203.15556, find about 20 tokens for each parameter the best use of compute."""
+    """Returns the line on parameters and tokens. Compute-optimal: about 20 tokens a parameter (Hoffmann et al. 2022, arXiv:2203.15556)."""
     steps = steps_of(cfg, step_s)
     tokens = steps * cfg.data.global_batch * cfg.data.seq_len
     active = f" ({counts.active:,} for one token)" if counts.active != counts.parameters else ""

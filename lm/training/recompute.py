@@ -1,4 +1,4 @@
-"""What a run says of activation checkpointing."""
+"""The options of activation checkpointing."""
 
 from typing import Self
 
@@ -24,5 +24,5 @@ class RecomputeConfig(Config):
         return self
 
     def recomputes(self) -> "Recompute":
-        """Returns the same for a model."""
+        """Returns these options as the `Recompute` that a model takes."""
         return Recompute(self.recompute, self.recompute_every)

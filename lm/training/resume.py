@@ -1,4 +1,4 @@
-"""What a run folder holds already, and whether this config may go on from there."""
+"""Resuming: what a run folder already holds, and whether a config may go on from its newest checkpoint."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,9 +28,9 @@ _MAY_CHANGE = (
 
 
 def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
-    """Returns the checkpoint to go on from; None where the run starts, or where only the model of a finished one is left.
+    """Returns the checkpoint to resume from; None where the run starts, or where only the model of a finished run is left.
 
-    Cleans up after a kill. Raises CheckpointError, or ConfigError with the differences.
+    Cleans up after a killed process. Raises CheckpointError, or ConfigError with the differences between the configs.
     """
     clean(folder.path)
     clean(folder.checkpoints)
@@ -57,7 +57,10 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
 
 
 def finished(folder: RunFolder, cfg: TrainConfig, reader: CheckpointReader | None, say: Say) -> Tree | None:
-    """The summary of a run that has ended; None where there is something left to do, if only to write a damaged model again."""
+    """Returns the summary of a run that is complete; None where work is left, be it only to write a damaged model again.
+
+    Raises CheckpointError where the run is to be longer now but its checkpoints are gone.
+    """
     try:
         if not (summary := folder.summary()):
             return None
@@ -79,9 +82,9 @@ def finished(folder: RunFolder, cfg: TrainConfig, reader: CheckpointReader | Non
 
 
 def parent_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
-    """Of the model that the run started from, None where it drew its weights.  meta: of the checkpoint to go on from.
+    """Returns the hash of the model that the run started from; None where the run drew its weights.  meta: that of the newest checkpoint.
 
-    Raises ConfigError where the run still needs that model and it is another one by now.
+    Raises ConfigError where training still needs that model and init_from now holds another one.
     """
     needs = f"objective={cfg.objective.kind} compares with" if cfg.objective.needs_parent else "its adapter is trained beside"
     if cfg.init_from is None or (meta is not None and not cfg.objective.needs_parent and cfg.adapter is None):
@@ -95,14 +98,14 @@ def parent_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
 
 
 def imported_family(cfg: TrainConfig, meta: Tree | None) -> str | None:
-    """Returns the family of transformers that the model was imported from.  meta: as of `parent_hash`."""
+    """Returns the `transformers` model family that the model was imported from, if any.  meta: as in `parent_hash`."""
     known = meta if meta is not None else read_config(resolve_model(cfg.init_from)) if cfg.init_from is not None else {}
     family: str | None = known.get("family")
     return family
 
 
 def require_same_data(folder: RunFolder, cfg: TrainConfig, meta: Tree, data: Prepared) -> None:
-    """ConfigError naming what has changed since the checkpoint. `data` has been read with the checkpoint's own tokenizer."""
+    """Raises ConfigError naming what has changed since the checkpoint. `data` must have been read with the checkpoint's tokenizer."""
     given = cfg.tokenizer
     if isinstance(given, TokenizerFileConfig) and cfg.init_from is None and given.build().hash != meta["tokenizer_hash"]:
         raise ConfigError(f"{given.path}: not the tokenizer that {folder.path} was started with. Restore the file, or set run.name.")
@@ -114,7 +117,7 @@ def require_same_data(folder: RunFolder, cfg: TrainConfig, meta: Tree, data: Pre
 
 
 def _require_same_weights(reader: CheckpointReader, run: TrainConfig) -> None:
-    """CheckpointError with the first weights of another shape."""
+    """Raises CheckpointError naming the first weights whose shapes differ between checkpoint and config."""
     try:
         saved = model_config(reader.meta["model"])
     except ConfigError as error:
@@ -131,7 +134,7 @@ def _require_same_weights(reader: CheckpointReader, run: TrainConfig) -> None:
 
 
 def _as_of_today(saved: Tree) -> Tree:
-    """Returns a run's config with the options that have come since it began: the default of a new one is what was before it."""
+    """Returns a saved config with options added to lm since: the default of a new option stands for how runs were before it."""
     try:
         return from_tree(TrainConfig, saved).tree()
     except ConfigError:
@@ -139,7 +142,8 @@ def _as_of_today(saved: Tree) -> Tree:
 
 
 def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step: int) -> None:
-    """ConfigError with every difference that may not be; max_steps may grow, and shrink while no step so far was another for it."""
+    """Raises ConfigError listing every difference that a resume does not allow. trainer.max_steps may grow; it may shrink only where all
+    steps so far would have been the same in the shorter run."""
     before, after = flatten(_as_of_today(saved)), flatten(cfg.tree())
     changed = [key for key in before | after if before.get(key) != after.get(key) and not below(key, _MAY_CHANGE)]
     if type(steps := before.get("trainer.max_steps")) is not int:

@@ -1,4 +1,4 @@
-"""`train(config)`: one run folder, from an empty one or from its newest valid checkpoint, to a model folder."""
+"""`train(config)`: trains in one run folder, from scratch or from its newest valid checkpoint, until the model folder is written."""
 
 import platform
 import signal
@@ -41,19 +41,20 @@ if TYPE_CHECKING:
 
     from lm.training.module import TrainModule
 
-_ENDLESS = 1 << 40  # steps that the loader could give; a callback says when it is enough
-_MOST_EPOCHS = 16  # by Muennighoff et al. 2023, arXiv:2305.16264, repetition has lost its worth there
+_ENDLESS = 1 << 40  # upper bound on the loader's steps; a callback ends the run
+_MOST_EPOCHS = 16  # Muennighoff et al. 2023, arXiv:2305.16264: repeating the data more often is worth nothing
 
 
 def train(cfg: TrainConfig, command: str | None = None, callbacks: Sequence["Callback"] = ()) -> Tree:
-    """Trains to the end, or resumes, and returns the summary. Raises LmError; Interrupted after a signal, with all saved.
+    """Trains to the last step, resuming where there is a checkpoint, and returns the summary. Raises LmError; Interrupted after a signal,
+    when everything is saved.
 
-    Every rank of a run calls it. command: what a person typed, for the summary and the report. callbacks: Lightning's or one's own,
-    which come behind ours; one that sets `trainer.should_stop` on every rank ends the run, with all saved.
+    Every rank of a run calls it. command: the command line as typed, for the summary and the report. callbacks: further Lightning
+    callbacks, called after the built-in ones; one that sets `trainer.should_stop` on every rank ends the run, with everything saved.
     """
     cfg.logger.require()
     folder, ranks = RunFolder(cfg.run.folder), Ranks.from_environment()
-    ranks.meet(cfg.launch.timeout_s)  # before signals are handled: one that comes while a rank waits in here must end it
+    ranks.meet(cfg.launch.timeout_s)  # before signals are handled: a signal during this wait must end the rank
     console = Console(cfg.trainer.max_steps, silent=not ranks.first)
     with folder.lock() if ranks.first else nullcontext(), Signals(folder, ranks.rank) as signals:
         is_new = folder.is_new()  # asked under the lock, lest another process's run is taken for a start of ours
@@ -93,7 +94,7 @@ def _train(
 
 
 def _prepare(cfg: TrainConfig, folder: RunFolder, reader: CheckpointReader | None, console: Console) -> Prepared:
-    """The tokens, by the tokenizer of the checkpoint or of the parent where there is one."""
+    """Returns the tokenized data. The tokenizer is that of the checkpoint or the parent model where there is one, else the config's."""
     source = str(reader.folder) if reader is not None else cfg.init_from
     tokenizer = load_tokenizer(resolve_model(source)) if source is not None else cfg.tokenizer
     data = prepare(cfg.data, tokenizer, log=console.say, specials=cfg.objective.specials(), seed=cfg.seeds.data)
@@ -103,7 +104,7 @@ def _prepare(cfg: TrainConfig, folder: RunFolder, reader: CheckpointReader | Non
 
 
 def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks, signals: Signals) -> RunState:
-    """The folder is this config's from now on, its run unfinished, and nothing in it is newer than the checkpoint."""
+    """Writes the config into the run folder, removes the old summary and all records newer than the checkpoint; returns the RunState."""
     cfg, reader, model_cfg = module.cfg, module.reader, module.model.cfg
     counters = Saved.of(reader).counters if reader is not None else Counters()
     if ranks.first:
@@ -125,14 +126,14 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
 
 
 def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
-    """Steps to the end, or until a signal or a callback ends them."""
+    """Runs optimizer steps until the last one, or until a signal or a callback ends the run. Raises Interrupted after a signal."""
     from lm.training.trainer import build_trainer
 
     cfg, run, step = module.cfg, module.run, module.step
     micro_batch, accumulation = split(cfg.data.global_batch, cfg.launch.readers, cfg.trainer.micro_batch)
     shared = f", each on {cfg.launch.holders} ranks" if cfg.launch.holders > 1 else ""
     _describe(module, f"{accumulation} x {counted(micro_batch, 'row')}{shared}")
-    if run.done(step):  # killed before the model was written
+    if run.done(step):  # the last step was saved, but the process was killed before it wrote the model
         return
     loader = train_loader(
         run.splits.train, seed=cfg.seeds.data, global_batch=cfg.data.global_batch, micro_batch=micro_batch,
@@ -179,9 +180,9 @@ def _describe(module: "TrainModule", rows: str) -> None:
 
 
 def _finish(module: "TrainModule", command: str | None) -> Tree:
-    """The model folder, out of the last checkpoint, and the summary."""
+    """Writes the model folder from the last checkpoint (with checkpoint.best, the best one); writes and returns the summary."""
     cfg, run, step, counts, p = module.cfg, module.run, module.step, module.counts, module.run.counters
-    best_step = p.best_step if cfg.checkpoint.best else None  # a run that goes on may have wanted it before
+    best_step = p.best_step if cfg.checkpoint.best else None  # before a resume checkpoint.best may have been set
     best, handed_on = best_step is not None, step if best_step is None else best_step
     saved = CheckpointReader(step_folder(run.folder.checkpoints, handed_on), verified=True)
     export_model(run.folder.model, saved, run.data.tokenizer.save, cfg.run.name)

@@ -1,4 +1,4 @@
-"""What the callbacks of one run share: what it reads and writes, how far it is, and whether it ends."""
+"""The state that the callbacks of one run share: its data and folder, its progress, and whether it ends."""
 
 import time
 from collections.abc import Iterator
@@ -29,20 +29,20 @@ class Counters:
     """The counters that a checkpoint carries beside weights and optimizer."""
 
     best_val_loss: float | None = None
-    best_bits_per_byte: float | None = None  # then
-    best_step: int | None = None  # where that is saved, with checkpoint.best
+    best_bits_per_byte: float | None = None  # at best_val_loss
+    best_step: int | None = None  # step of best_val_loss, with checkpoint.best
     worse_validations: int = 0
     val_loss: float | None = None
     val_bits_per_byte: float | None = None
-    test: dict[str, float] = field(default_factory=dict)  # the test's figures, behind the last step
-    save_s: float | None = None  # how long a save has held up the loop, the last one left out
+    test: dict[str, float] = field(default_factory=dict)  # metrics of the test after the last step
+    save_s: float | None = None  # median seconds that a save has held up the loop, without this checkpoint's own
     train_s: float = 0.0  # seconds spent stepping, over all resumes
     samples_bytes: int = 0  # length of samples.md
     recent_losses: list[float] = field(default_factory=list)  # what the next logged loss is compared with
     skipped: int = 0  # steps left out because they were not finite
-    rolled_back: int = 0  # times
-    max_steps: int | None = None  # where the clock has decided
-    rows_from: int = 0  # step n reads the rows of step n + this, since those before were left out
+    rolled_back: int = 0  # number of rollbacks
+    max_steps: int | None = None  # length that trainer.max_minutes has come to, once decided
+    rows_from: int = 0  # step n reads the rows of step n + rows_from, since rollbacks left rows out
     device: str = ""  # what the steps run on
 
 
@@ -78,11 +78,11 @@ class Clock:
     """Measures the time that steps take; what happens between them is left out."""
 
     def __init__(self) -> None:
-        self.step_s = 0.0  # of the steps before the last lap, each
+        self.step_s = 0.0  # mean seconds of a step in the last lap
         self.start(0)
 
     def start(self, step: int) -> None:
-        """Begins to measure now, with this step done."""
+        """Starts a lap now, after this many steps."""
         self._step, self._at = step, time.perf_counter()
 
     def lap(self, step: int) -> float:
@@ -95,7 +95,7 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves the time in the block out."""
+        """Excludes the time spent in the block."""
         begun = time.perf_counter()
         yield
         self._at += time.perf_counter() - begun
@@ -103,7 +103,7 @@ class Clock:
 
 @dataclass
 class RunState:
-    """One run in this process. A TrainModule carries it as `run`; callbacks read it, and write what they own of it."""
+    """One run in this process. A TrainModule carries it as `run`; callbacks read it, and each writes its own fields."""
 
     cfg: TrainConfig
     ranks: Ranks
@@ -126,7 +126,7 @@ class RunState:
             self.shorten(self.counters.max_steps)
 
     def shorten(self, max_steps: int) -> None:
-        """Makes this the run of so many steps, which the clock no longer ends."""
+        """Sets the run's length to `max_steps`, in place of trainer.max_minutes."""
         self.counters.max_steps = self.journal.console.max_steps = max_steps
         self.cfg = self.cfg.replace(trainer=self.cfg.trainer.replace(max_steps=max_steps, max_minutes=None))
 
@@ -136,25 +136,25 @@ class RunState:
 
     @property
     def readers(self) -> Sharers:
-        """Returns who evaluates together: ranks that compute with slices of matrices do so as one."""
+        """Returns the ranks that share an evaluation; ranks with slices of the same matrices count as one."""
         n = self.cfg.launch.tensor
         return self.ranks if n == 1 else Readers(self.ranks, n)
 
     def logs(self, step: int) -> bool:
-        """Says whether a line of metrics belongs behind this step."""
+        """Says whether a line of metrics is written after this step."""
         return step % self.cfg.trainer.log_every == 0 or step == 1 or self.last(step)
 
     def validates(self, step: int) -> bool:
-        """Says whether a validation belongs behind this step."""
+        """Says whether a validation follows this step."""
         return step % self.cfg.trainer.val_every == 0 or self.last(step)
 
     def saves(self, step: int) -> bool:
-        """Says whether a checkpoint belongs behind this step."""
+        """Says whether a checkpoint is saved after this step."""
         where = self.cfg.checkpoint
         return step % where.every == 0 or step in where.keep_steps or step == self.counters.best_step or self.ends(step)
 
     def last(self, step: int) -> bool:
-        """Says whether there is no step to come."""
+        """Says whether this is the run's last step by trainer.max_steps."""
         return step >= self.cfg.trainer.max_steps
 
     def done(self, step: int) -> bool:
@@ -162,11 +162,11 @@ class RunState:
         return self.last(step) or self.cfg.trainer.has_stopped_early(self.counters.worse_validations)
 
     def ends(self, step: int) -> bool:
-        """Says whether this process makes no further step."""
+        """Says whether this process ends after this step: the run is done, or a signal has come."""
         return self.stopped_by is not None or self.done(step)
 
     def tokens(self, step: int) -> int:
-        """Returns how many tokens so many steps have read."""
+        """Returns the number of tokens read in the first `step` steps."""
         return step * self.cfg.data.global_batch * self.cfg.data.seq_len
 
     def rows_of(self, step: int) -> list[int]:
@@ -176,11 +176,11 @@ class RunState:
         return list(found.tolist())
 
     def consumed(self, step: int) -> Tree:
-        """Returns how much so many steps have read of each source of a mixture, as metrics."""
+        """Returns how much of each source of a mixture the first `step` steps have read, as metrics."""
         data = self.cfg.data
         return dict(self.splits.train.consumed((step + self.counters.rows_from) * data.global_batch, data.seq_len))
 
     def last_checkpoint(self) -> str:
-        """Returns the part of an error's sentence that says what is left."""
+        """Returns the part of an error message that names the last checkpoint."""
         kept = checkpoints(self.folder.checkpoints)
         return f"{kept[0]} is the last checkpoint" if kept else "there is no checkpoint yet"

@@ -1,4 +1,4 @@
-"""The Lightning Trainer of a run, and what the process asks of the machine before it trains."""
+"""The Lightning Trainer of a run, with its callbacks."""
 
 import logging
 from collections.abc import Sequence
@@ -46,16 +46,16 @@ run."""
 
 
 def _require_usable(callback: Any) -> None:
-    """ConfigError for a callback that would break the run, or do nothing."""
+    """Raises ConfigError for a Lightning callback that would break the run or have no effect."""
     for kind in type(callback).__mro__:
         if kind.__module__.startswith("lightning.") and kind.__name__ in _REFUSED:
             raise ConfigError(f"callbacks: {type(callback).__name__} {_REFUSED[kind.__name__]}.")
 
 
 def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks: Sequence[Callback]) -> Trainer:
-    """Returns a silent Trainer; ending, saving, validating and logging are ours. ConfigError for a callback that cannot work.
+    """Returns a silent Trainer; the built-in callbacks end, save, validate and log. Raises ConfigError for a callback that cannot work.
 
-    callbacks: those that come behind ours and the config's.
+    callbacks: further ones, called after the built-in ones and the config's.
     """
     added = [*(callback.build() for callback in cfg.callbacks.values()), *callbacks]
     for callback in added:

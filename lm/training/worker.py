@@ -1,6 +1,6 @@
-"""`python -m lm.training.worker config.yaml`: train what a frozen config says, as one process or, under torchrun, as one of its ranks.
+"""`python -m lm.training.worker config.yaml`: trains a frozen config, as a single process or, under torchrun, as one of its ranks.
 
-No composition, so every process of a run reads the same.
+No overrides or presets are composed here, so every process of a run has the same config.
 """
 
 import os
@@ -21,9 +21,9 @@ from lm.training.run import train
 
 
 def main(args: list[str]) -> int:
-    """Exit code 0 or that of the error; the last line on stderr says why, with the rank where there are several.
+    """Returns exit code 0 or the error's; the last line on stderr gives the reason, with the rank where there are several.
 
-    Under torchrun a run that a signal has stopped and saved exits 0: any other code would have it started again.
+    Under torchrun a run that was stopped by a signal and saved exits 0: torchrun would restart it after any other code.
     """
     printing.open_door()
     ranks = Ranks()

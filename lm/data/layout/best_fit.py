@@ -1,4 +1,4 @@
-"""Best-fit packing: pieces side by side in rows, none cut. Ding et al. 2024, arXiv:2404.10830, section 3.2."""
+"""Best-fit packing: whole pieces side by side in rows. Ding et al. 2024, arXiv:2404.10830, section 3.2."""
 
 import numpy as np
 
@@ -12,13 +12,13 @@ from lm.units import counted
 
 
 def best_fit(lengths: Ids, width: int) -> tuple[Ids, Ids]:
-    """(pieces in the order of the rows, where each row begins among them and the last one ends).
+    """Returns (ids of the pieces, row after row; bounds: row i has the pieces bounds[i] to bounds[i + 1]).
 
-    Longest first, each into the fullest row that has room. lengths: 1 to width.
+    The longest piece comes first; each goes into the fullest row that has room. lengths: of the pieces, each 1 to width.
     """
     rows: list[list[int]] = []
     by_room: list[list[int]] = [[] for _ in range(width + 1)]
-    rooms = 0  # a bit for each room that some row has, so that the least sufficient one is found at once
+    rooms = 0  # bit n: some row has room for n tokens; finds the smallest sufficient room fast
     order = np.argsort(-lengths, kind="stable")
     for piece, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
         sufficient = rooms >> length
@@ -36,9 +36,9 @@ def best_fit(lengths: Ids, width: int) -> tuple[Ids, Ids]:
 
 
 class BestFit:
-    """Rows of whole documents; one that is longer than a row is cut into full rows and a rest. Documents never see each other.
+    """Rows of whole documents; a document longer than a row is cut into full rows and a rest. Documents do not attend to each other.
 
-    ahead: 1 where the last token of a document is only ever predicted, and takes no place; else 0.
+    ahead: 1 where a document's last token is only a label, never an input, and so takes no place; else 0.
     """
 
     def __init__(self, store: TokenStore, seq_len: int, ahead: int) -> None:
@@ -49,7 +49,7 @@ class BestFit:
             raise ConfigError(f"data: the {store.split} split has no document of two tokens or more. Give more text.")
         order, self._bounds = best_fit(sizes, seq_len)
         self._begins, self._sizes = begins[order], sizes[order]
-        self._complete = np.isin(self._begins + self._sizes, [*store.starts, store.n_tokens])  # nothing follows the last place
+        self._complete = np.isin(self._begins + self._sizes, [*store.starts, store.n_tokens])  # its last place has no label
         self.fill = float(sizes.sum() / (len(self) * seq_len))
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class BestFit:
 
 
 def _cut(begins: Ids, lengths: Ids, width: int) -> tuple[Ids, Ids]:
-    """Begin and length of the pieces of at most `width` of each document."""
+    """Returns begin and length of the pieces of at most `width` tokens into which documents are cut."""
     counts = -(-lengths // width)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     rest = np.repeat(lengths, counts) - number * width

@@ -1,4 +1,4 @@
-"""Rows of a decoder-only model out of examples: tokens to be read and tokens to be learned, one or several examples a row."""
+"""Rows of a decoder-only model from examples, which are tokens to read and tokens to learn; one or several examples per row."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,26 +13,26 @@ from lm.nn.batch import IGNORED, Batch
 
 
 class Example(NamedTuple):
-    """n tokens, which take n - 1 places of a row: the last one is only ever predicted."""
+    """n tokens, which take n - 1 places of a row: the last token is only a label."""
 
     tokens: Ids  # (n,)
     learned: NDArray[np.bool_]  # (n,) whether the token is predicted; the first never is
 
     @classmethod
     def of(cls, given: Ids, learned: Ids) -> "Example":
-        """Read `given`, predict `learned`."""
+        """Returns an example that reads `given` and predicts `learned`."""
         mask = np.arange(len(given) + len(learned)) >= len(given)
         return cls(np.concatenate([given, learned]), mask)
 
     def prefix_len(self) -> int:
-        """How many tokens stand before the first learned one."""
+        """Returns the number of tokens before the first learned one."""
         return int(np.argmax(self.learned)) if self.learned.any() else len(self.tokens)
 
 
 def joined_batch(rows: list[list[Example]], width: int, pad: int, prefix: bool = False) -> Batch:
-    """One row per list. Examples do not see each other, and positions restart.
+    """Returns a batch with one row per list. Examples do not attend to each other, and positions restart in each.
 
-    prefix: what stands before an example's first learned token is seen by all of its tokens, not only by later ones.
+    prefix: all tokens of an example attend to those before its first learned token (prefix LM); else attention is causal.
     """
     tokens = [[example.tokens[:-1] for example in row] for row in rows]
     labels = [[np.where(example.learned[1:], example.tokens[1:], IGNORED) for example in row] for row in rows]
@@ -46,7 +46,7 @@ def joined_batch(rows: list[list[Example]], width: int, pad: int, prefix: bool =
 
 
 def side_by_side(rows: Sequence[Sequence[NDArray[Any]]], width: int, fill: int) -> Tensor:
-    """(rows, width) the pieces of each row one behind the other, then `fill`, which has the type of the whole."""
+    """Returns (rows, width): the pieces of each row concatenated and padded with `fill`, which decides the dtype."""
     found = np.full((len(rows), width), fill)
     for row, pieces in zip(found, rows, strict=True):
         whole = np.concatenate([row[:0], *pieces])
@@ -55,7 +55,7 @@ def side_by_side(rows: Sequence[Sequence[NDArray[Any]]], width: int, fill: int) 
 
 
 def places_of(rows: Sequence[Sequence[Ids]], width: int) -> tuple[Tensor, Tensor]:
-    """Positions and documents of texts that stand side by side; -1 in the padding."""
+    """Returns (positions, documents), each (rows, width), of texts that are side by side in rows; -1 in the padding."""
     positions = side_by_side([[np.arange(len(text)) for text in row] for row in rows], width, -1)
     documents = side_by_side([[np.full(len(text), number) for number, text in enumerate(row)] for row in rows], width, -1)
     return positions, documents.int()

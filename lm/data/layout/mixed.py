@@ -1,4 +1,4 @@
-"""The rows of several sources as one: of a training by weight, of a validation one behind the other."""
+"""The rows of several sources as one: mixed by weight in training, concatenated in validation."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
@@ -60,7 +60,7 @@ class MixConfig(DataConfig):
         return weighed | {name for phase in self.phases for name, weight in phase.weights.items() if weight > 0}
 
     def mixture(self, n_rows: Mapping[str, int], n_tokens: Mapping[str, int], seed: int) -> Mixture:
-        """Weights are of tokens, so those of rows are divided by the tokens of a row."""
+        """Weights in the config count tokens; those of the returned mixture count rows, so they are divided by tokens per row."""
         size = {name: n ** (1 / self.temperature) for name, n in n_tokens.items()}
         own = {source.name: size[source.name] if source.weight is None else source.weight for source in self.sources}
         phases = [phase.weights for phase in self.phases] + [own]
@@ -108,7 +108,7 @@ class MixConfig(DataConfig):
 
 
 class MixedRows(Rows):
-    """Ids count through the sources in their order.  mixture: which are read when; None in a validation."""
+    """Row ids number the rows of all sources, source after source.  mixture: decides which rows a step reads; None in a validation."""
 
     def __init__(self, parts: Mapping[str, Rows], pad: int, mixture: Mixture | None = None) -> None:
         self.names, self._parts, self._pad, self.mixture = list(parts), list(parts.values()), pad, mixture
@@ -126,7 +126,7 @@ class MixedRows(Rows):
         return merged(parts, places, self._pad)
 
     def documents(self, ids: Ids) -> Ids | None:
-        """Numbered through the sources in turns: document d of source i of n is d * n + i."""
+        """Documents are numbered across the n sources: document d of source i is d * n + i."""
         source, n, found = np.searchsorted(self.offsets, ids, "right") - 1, len(self._parts), None
         for which in np.unique(source):
             of = self._parts[which].documents(ids[source == which] - self.offsets[which])
@@ -137,7 +137,7 @@ class MixedRows(Rows):
         return found
 
     def widest(self, n: int) -> Ids:
-        """Of the source whose widest row is the widest."""
+        """Returns the widest rows of the source that has the widest row of all."""
         first = [part.batch(part.widest(1)) for part in self._parts]
         widths = [batch.tokens.numel() + (0 if batch.source_tokens is None else batch.source_tokens.numel()) for batch in first]
         which = int(np.argmax(widths))
@@ -147,7 +147,7 @@ class MixedRows(Rows):
         return "\n".join(f"{name} {said}" for name, part in zip(self.names, self._parts, strict=True) if (said := part.describe()))
 
     def of_step(self, seed: int, step: int, global_batch: int, first: int | None = None) -> Ids:
-        """The mixture has the seed, and a limit for each source."""
+        """`seed` and `first` are not used here: the mixture has its own seed, and a limit for each source."""
         assert self.mixture is not None
         source, row = self.mixture.read(step * global_batch, (step + 1) * global_batch)
         return np.asarray(self.offsets[source] + row)

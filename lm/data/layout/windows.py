@@ -19,15 +19,15 @@ PADDING = -1
 
 @dataclass
 class Packed:
-    """Rows of whole and cut documents. `documents` and `positions` are None where each row is one document at 0..s-1."""
+    """Rows of whole and cut documents. `documents` and `positions` are None where each row counts as one document at positions 0..s-1."""
 
-    tokens: Ids  # (b, s), PADDING behind the last
+    tokens: Ids  # (b, s), PADDING after the last token
     following: Ids  # (b, s), the next token of the same document, else IGNORED
     documents: Tensor | None  # (b, s) int32, restarting in each row; -1 in the padding
     positions: Tensor | None  # (b, s) int64, restarting in each document; -1 in the padding
 
     def texts(self, following: bool) -> list[list[Ids]]:
-        """The documents of each row as far as they are in it; following: and the token after that, where there is one."""
+        """Returns for each row the parts of documents in it.  following: each part also with its document's next token, if there is one."""
         return [list(self._texts(row, following)) for row in range(len(self.tokens))]
 
     def _texts(self, row: int, following: bool) -> Iterator[Ids]:
@@ -38,7 +38,7 @@ class Packed:
             yield np.concatenate([self.tokens[row, start:stop], after[after != IGNORED]])
 
     def padded(self, pad: int) -> Tensor:
-        """The tokens with `pad` in the padding."""
+        """Returns the tokens, with `pad` in the padding."""
         return torch.from_numpy(np.where(self.tokens == PADDING, pad, self.tokens))
 
 
@@ -49,22 +49,22 @@ class Packing(Protocol):
     seq_len: int
 
     def __len__(self) -> int:
-        """How many rows."""
+        """Number of rows."""
 
     def read(self, ids: Ids) -> Packed:
-        """The rows of these ids."""
+        """Returns the rows with these ids."""
 
     def documents(self, ids: Ids) -> Ids:
-        """(b, s) which document of the split a token is of; of anything in the padding."""
+        """Returns (b, s): the number of each token's document in the split; any number in the padding."""
 
     def describe(self) -> str:
-        """One line on what stays empty; '' where there is nothing to say."""
+        """Returns one line on the places left empty; '' where there is nothing to say."""
 
 
 class Windows:
     """Row i holds tokens [i*s, (i+1)*s) of the stream; the last row is padded.
 
-    ahead: 1 where the last token of the stream is only ever predicted, and has no place of its own; else 0.
+    ahead: 1 where the last token of the stream is only a label, never an input, and so takes no place; else 0.
     """
 
     def __init__(self, store: TokenStore, seq_len: int, mask_documents: bool, ahead: int) -> None:
@@ -111,7 +111,7 @@ class Windows:
         return stream
 
     def _inner_starts(self, first: Ids) -> tuple[Ids, Ids]:
-        """Row and column (1..s) of each document that starts in a row behind its first place, or right behind its end."""
+        """Returns (row, column) of each document start inside a row, columns 1..s; column s is the place right after the row."""
         starts = self.store.starts
         low, high = np.searchsorted(starts, first, "right"), np.searchsorted(starts, first + self.seq_len, "right")
         row = np.repeat(np.arange(len(first)), high - low)
@@ -122,7 +122,7 @@ class Windows:
 
 
 def places(tokens: Ids, row: Ids, column: Ids) -> tuple[Tensor, Tensor]:
-    """`documents` and `positions` of rows in which documents begin at these places beside the first."""
+    """Returns `documents` and `positions` of rows in which documents begin at column 0 and at these (row, column) places."""
     begins = np.zeros(tokens.shape, np.int64)
     begins[row, column] = column
     documents = np.cumsum(begins > 0, axis=1, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""What a record is, where it is no plain text: how its turns are read, and what they become before they are encoded."""
+"""Records that are no plain texts: how their turns are read, and the passages that turns become before they are encoded."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,22 +9,22 @@ from lm.data.sources.base import Document, Split, Turn
 from lm.data.tokenizer.tokenizer import Tokenizer, split_text
 from lm.schema import Slot
 
-GIVEN, LEARNED = 0, 1  # kinds of the parts of a record; of the second of two answers OTHER more
+GIVEN, LEARNED = 0, 1  # kinds of a record's parts: read only, or learned; plus OTHER on the side of the second of two answers
 OTHER = 2
 Values = Mapping[str, Any]
 
 
 class Passage(NamedTuple):
-    """Some text of one document, and the ids before and after it."""
+    """A piece of one document's text, and the ids before and after it."""
 
     split: Split
     text: str
     head: list[int]
     tail: list[int]
-    starts: bool  # a document
-    ends: bool
+    starts: bool  # the passage begins a document
+    ends: bool  # the passage ends a document
     part: int | None = None  # the kind of the part that starts here
-    counted: bool = True  # its bytes are those that a model is measured by
+    counted: bool = True  # its bytes count in bits per byte
     ids: list[int] | None = None  # of the text, where it is encoded already
 
 
@@ -33,31 +33,32 @@ class RecordConfig(Slot):
 
     @abstractmethod
     def turns(self, values: Values, where: str) -> list[Turn]:
-        """Returns who says what in the record of these fields; BadRecord names place, field and fault."""
+        """Returns the turns of the record with these fields. Raises BadRecord, which names place, field and fault."""
 
     def recognised(self, values: Values, where: str) -> tuple[Self, str]:
-        """Returns this, with fields that nobody named told by those of a record, and the name of its form; '' where all are named."""
+        """Returns this config with fields that were not named filled in from those that the record has, and the name of the recognised
+        form; '' where all fields were named."""
         return self, ""
 
     @abstractmethod
     def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
-        """Returns what the turns of each document become."""
+        """Returns the passages that the turns of each document become."""
 
     def specials(self) -> tuple[str, ...]:
-        """Returns special tokens that its passages hold, for a tokenizer made here."""
+        """Returns the special tokens that the passages contain, which a tokenizer made here must have."""
         return ()
 
     def named_template(self) -> str | None:
-        """Returns the name or path of that template, where one was given."""
+        """Returns the name or path of the chat template that the config names; None where it names none."""
         return None
 
     def chat_template(self, tokenizer: Tokenizer) -> str | None:
-        """Returns the source of the template that writes its turns; None where none does."""
+        """Returns the source text of the chat template that writes the turns; None where no template does."""
         return None
 
 
 def text_passages(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
-    """[bos] text [eos] of documents that are one text each, in parts that can be encoded at once."""
+    """Yields [bos] text [eos] of documents that are one text each, in pieces of a size that is encoded at once."""
     for document in documents:
         for number, (text, after) in enumerate(pairwise(chain(split_text(document.chunks), [""]))):
             head, tail = tokenizer.prefix if number == 0 else [], [] if after else tokenizer.suffix

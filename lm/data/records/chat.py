@@ -1,4 +1,4 @@
-"""Chats, of which the assistant's part is learned."""
+"""Records that are chats, in which the assistant's messages are learned."""
 
 import json
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ class ChatRecord(MessagesRecord):
         return [*tools_of(values, where), *turns]
 
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
-        """What the assistant says is learned, but for messages whose `weight` is 0, as OpenAI has it."""
+        """The assistant's messages are learned, except those with `weight` 0, as in OpenAI's format."""
         runs, weighs = template.runs(turns), [_weighs(turn) for turn in turns if turn.role == ASSISTANT]
         if all(weighs):
             return [[(run, LEARNED if run.learned else GIVEN) for run in runs]]
@@ -70,5 +70,5 @@ class ChatRecord(MessagesRecord):
 
 
 def _weighs(turn: Turn) -> bool:
-    """Whether it is to be learned."""
+    """Whether an assistant's turn is to be learned: its `weight` is not 0."""
     return not turn.also or json.loads(turn.also).get("weight") != 0

@@ -24,7 +24,7 @@ class Line:
 
 
 def names(values: Values) -> str:
-    """Returns the names of a record's fields, for a sentence: cut where they are long or many."""
+    """Returns the names of a record's fields for an error message, shortened where they are long or many."""
     told = [name if len(name) <= _MOST_CHARS else f"{name[:_MOST_CHARS]}..." for name in map(str, values)]
     return ", ".join([*told[:_MOST_NAMES], *(["..."] if len(told) > _MOST_NAMES else [])]) or "(none)"
 
@@ -42,7 +42,7 @@ def text_of(values: Values, field: str, key: str, where: str) -> str:
 
 
 def value_of(values: Values, field: str, key: str, where: str) -> Any:
-    """Returns the value of a field, or below objects of a dotted path."""
+    """Returns the value of a field, or at a dotted path into nested objects."""
     if field in values:
         return values[field]
     at: Any = values
@@ -54,7 +54,7 @@ def value_of(values: Values, field: str, key: str, where: str) -> Any:
 
 
 def parsed(line: Line, where: str) -> Values:
-    """Returns the object that a line of JSON holds."""
+    """Returns the object in a line of JSON."""
     try:
         values = json.loads(line.data.decode("utf-8-sig" if line.offset == 0 else "utf-8"))
     except UnicodeDecodeError as error:
@@ -72,10 +72,10 @@ def shown(value: Any) -> str:
 
 
 def not_utf8(where: str, offset: int) -> BadRecord:
-    """The error for bytes that are no UTF-8; offset counts from the file's beginning."""
+    """Returns the error for bytes that are no UTF-8.  offset: in bytes from the file's beginning."""
     return bad_record(f"{where}: byte {offset} is not UTF-8. Convert the file to UTF-8")
 
 
 def bad_record(problem: str) -> BadRecord:
-    """The error for a record with this problem, of which the remedy is the last sentence."""
+    """Returns the error for a broken record.  problem: its last sentence is a remedy, to which skipping is added."""
     return BadRecord(f"{problem}, or set data.on_bad_record=skip.")

@@ -1,4 +1,4 @@
-"""The usual forms of chats, told by the fields of a record."""
+"""The usual forms of chat records, recognised by a record's fields."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from lm.data.records.fields import bad_record, names
 
 
 class Form(NamedTuple):
-    """Fields that a record of this form has, and one that it may have between the question and the answer."""
+    """A form of chat records: the fields that it must have, and an optional one whose text goes between question and answer."""
 
     name: str
     fields: tuple[str, ...]  # of messages, or of a question and its answer
@@ -26,7 +26,7 @@ CHATS = (
 
 
 def chat_form(values: Values, where: str) -> Form:
-    """Returns the only form that the record can be of; BadRecord where there is none or more than one."""
+    """Returns the form of a record. Raises BadRecord where its fields fit no form or more than one."""
     there = {field for field, value in values.items() if value is not None}
     found = [form for form in CHATS if there.issuperset(form.fields)]
     if len(found) != 1:

@@ -1,4 +1,4 @@
-"""Records of messages: how these are read, and what a chat template makes of them."""
+"""Records of messages: reading the messages, and writing them with a chat template."""
 
 import json
 from abc import abstractmethod
@@ -49,10 +49,10 @@ class MessagesRecord(RecordConfig):
 
     @abstractmethod
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
-        """Returns what the template writes, one text or two, and of which kind each run of it is."""
+        """Returns the texts that the template writes, one or two, each as runs with their kind (GIVEN, LEARNED, plus OTHER)."""
 
     def messages_of(self, values: Values, field: str, key: str, where: str) -> list[Turn]:
-        """Returns the turns in a field that holds a list of messages; none for an empty system prompt."""
+        """Returns the turns in a field that holds a list of messages, without an empty system prompt."""
         found = value_of(values, field, key, where)
         if not isinstance(found, list) or not found or not all(isinstance(message, Mapping) for message in found):
             raise bad_record(f"{where}: field '{field}' holds {shown(found)}, not a list of messages. Fix the record")
@@ -81,25 +81,26 @@ class MessagesRecord(RecordConfig):
         return Turn(role, text, json.dumps(also) if also else "")
 
     def turns_of(self, values: Values, field: str, role: str, key: str, where: str) -> list[Turn]:
-        """Returns what a field holds: one turn of this role, or a list of messages."""
+        """Returns the turns in a field: one turn of this role where the field is a text, else those of its list of messages."""
         if isinstance(value_of(values, field, key, where), list):
             return self.messages_of(values, field, key, where)
         return [Turn(role, text_of(values, field, key, where))]
 
 
 def _is_text(part: object) -> bool:
-    """Whether it is a piece of text, as OpenAI has content in several."""
+    """Whether a part of a message's content is text; OpenAI's content may be a list of parts."""
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def tools_of(values: Values, where: str) -> list[Turn]:
-    """Returns what a chat may call, as a turn before the others; none where the record has no field `tools`, or an empty one."""
+    """Returns the tools that a chat may call, as one turn to put first; [] where the field `tools` is missing or empty."""
     tools = objects_of(values, TOOLS, where)
     return [Turn(TOOLS, json.dumps(tools))] if tools else []
 
 
 def objects_of(values: Values, field: str, where: str) -> list[Values]:
-    """Returns the objects in a field, which may be one of JSON, since the rows of a dataset's column are of one shape; [] for none."""
+    """Returns the list of objects in a field; [] where there is none. The list may be a JSON text, since all rows of a dataset's column
+    must have one schema."""
     found = values.get(field)
     if isinstance(found, str) and found:
         with suppress(ValueError):
@@ -110,7 +111,7 @@ def objects_of(values: Values, field: str, where: str) -> list[Values]:
 
 
 def _run_passages(split: Split, texts: list[list[tuple["Run", int]]], tokenizer: Tokenizer) -> Iterator[Passage]:
-    """One for each run that has tokens, which is of the given kind."""
+    """Yields one passage for each run that has tokens, with the run's kind."""
     found = [(run, kind, ids) for runs in texts for (run, kind), ids in zip(runs, _ids_of_runs(runs, tokenizer), strict=True) if ids]
     for number, (run, kind, ids) in enumerate(found):
         text = "".join(part for part in run.parts if isinstance(part, str))
@@ -119,7 +120,7 @@ def _run_passages(split: Split, texts: list[list[tuple["Run", int]]], tokenizer:
 
 
 def _ids_of_runs(runs: list[tuple["Run", int]], tokenizer: Tokenizer) -> list[list[int]]:
-    """The ids of each run of one text. One that is of several is of that which is learned, or else of the last."""
+    """Returns the ids of each run of one text. A token that spans several runs goes to a learned one, or else to the last of them."""
     of_part = [number for number, (run, _) in enumerate(runs) for _ in run.parts]
     ids: list[list[int]] = [[] for _ in runs]
     for i, first, last in together(tokenizer, [part for run, _ in runs for part in run.parts]):

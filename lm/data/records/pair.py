@@ -1,4 +1,4 @@
-"""Pairs: a text and what follows from it."""
+"""Records that are pairs of a source and a target text."""
 
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -23,7 +23,7 @@ class PairRecord(RecordConfig):
         return [Turn("source", source), Turn("target", text_of(values, self.target, "data.record.target", where))]
 
     def passages(self, documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Passage]:
-        """[bos] source [eos], then target [eos]; what goes before a target is the start token, which is the model's."""
+        """Yields [bos] source [eos], then target [eos]. The decoder's start token before a target is added by the rows, not here."""
         for document in documents:
             source, target = document.turns
             yield Passage(document.split, source.text, tokenizer.prefix, tokenizer.suffix, True, False, GIVEN, counted=False)

@@ -1,4 +1,4 @@
-"""Preferences: two answers to one prompt."""
+"""Records that are preferences: two answers to one prompt."""
 
 import json
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class PreferenceRecord(MessagesRecord):
     """Field of the worse answer."""
 
     def turns(self, values: Values, where: str) -> list[Turn]:
-        """The messages of the prompt, then the two answers."""
+        """Returns the messages of the prompt, then the chosen and the rejected answer."""
         before, chosen = self._answer(values, self.chosen, "data.record.chosen", where)
         also_before, rejected = self._answer(values, self.rejected, "data.record.rejected", where)
         if before != also_before:
@@ -58,7 +58,7 @@ class PreferenceRecord(MessagesRecord):
         return named[0]
 
     def _answer(self, values: Values, field: str, key: str, where: str) -> tuple[list[Turn], str]:
-        """What stands before the answer, and the answer."""
+        """Returns the messages before the answer, and the answer."""
         if isinstance(value_of(values, field, key, where), str):
             return [], text_of(values, field, key, where)
         turns = self.messages_of(values, field, key, where)
@@ -72,7 +72,7 @@ class PreferenceRecord(MessagesRecord):
         return turns[:-1], turns[-1].text
 
     def runs(self, turns: Sequence[Turn], template: "ChatTemplate") -> list[list[tuple["Run", int]]]:
-        """The prompt with the better answer, then the prompt with the other one; only the answers are learned."""
+        """Returns the prompt with the chosen answer, then the prompt with the rejected answer; only the answers are learned."""
         *prompt, chosen, rejected = turns
         found: list[list[tuple[Run, int]]] = []
         for offset, answer in ((0, chosen), (OTHER, rejected)):

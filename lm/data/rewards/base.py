@@ -1,4 +1,4 @@
-"""What a model's own answer is worth: named functions, never code from a config. One of one's own is a plugin (docs/finetuning.md)."""
+"""Rewards of a model's own answers: named functions, never code from a config. A new kind is a plugin (docs/finetuning.md)."""
 
 import math
 from abc import abstractmethod
@@ -13,13 +13,13 @@ _MOST_CHARS = 60
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model has said to a prompt, beside what the data say. Texts have no special tokens in them."""
+    """A model's answer to a prompt, with the data's reference answer. The texts contain no special tokens."""
 
     prompt: str
     text: str
     reference: str
-    n_tokens: int  # of the answer, with the one that ends it
-    ended: bool  # by a token that ends answers, and not by max_tokens
+    n_tokens: int  # of the answer, including its end token
+    ended: bool  # by an end token, not by max_tokens
 
 
 class RewardConfig(Slot):
@@ -30,16 +30,16 @@ class RewardConfig(Slot):
 
     @abstractmethod
     def score(self, answer: Answer) -> float:
-        """Returns what the answer is worth; a finite number, which depends on nothing else, or no run can be resumed."""
+        """Returns the answer's reward: a finite number that depends only on the answer, else a resumed run would differ."""
 
 
 def scores(rewards: Mapping[str, RewardConfig], answer: Answer) -> dict[str, float]:
-    """Returns each reward by its name, without weights. ConfigError where one breaks or gives no finite number."""
+    """Returns the unweighted rewards of an answer by name. Raises ConfigError where one fails or is not finite."""
     return {name: _score(name, reward, answer) for name, reward in rewards.items()}
 
 
 def total(rewards: Mapping[str, RewardConfig], each: Mapping[str, float]) -> float:
-    """Returns the weighted sum."""
+    """Returns the weighted sum of an answer's rewards.  each: from `scores`."""
     return sum(rewards[name].weight * score for name, score in each.items())
 
 

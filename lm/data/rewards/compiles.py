@@ -1,4 +1,4 @@
-"""Whether an answer is a program, asked of a process of its own: nothing of it is run, and what overflows the parser ends that process."""
+"""Whether an answer is a valid program, checked in a separate process: nothing is executed, and overflowing the parser kills only that."""
 
 import re
 import subprocess

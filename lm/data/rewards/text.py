@@ -80,6 +80,6 @@ class LengthReward(RewardConfig):
 
 
 def last_number(text: str) -> Decimal | None:
-    """Returns the last decimal number of a text, where commas may stand between digits; None where there is none."""
+    """Returns the last decimal number of a text, ignoring commas between digits; None where there is none."""
     found = _NUMBER.findall(text)
     return Decimal(found[-1].replace(",", "")) if found else None

@@ -1,4 +1,4 @@
-"""What every objective answers and every kind of rows offers."""
+"""The interfaces of objectives' configs and of rows."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -27,45 +27,45 @@ _MOST_DROPPED = 0.05
 
 
 class Rows(ABC):
-    """Rows by id. What is random in them is a function of (seed, draw, row id, column): draw is the step, and 0 in a validation."""
+    """Rows by id. Their randomness is a function of (seed, draw, row id, column); draw is the step, and 0 in a validation."""
 
     n_labels: int  # of this split
-    bytes_per_label: float  # of text, on average in this split: for tokenizers whose tokens are not bytes
+    bytes_per_label: float  # mean bytes of text per label in this split: for tokenizers whose tokens are not bytes
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many."""
+        """Number of rows."""
 
     @abstractmethod
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        """These rows in this order."""
+        """Returns a batch of these rows, in this order."""
 
     def widest(self, n: int) -> Ids:
-        """n rows, repeated where there are fewer, that make as wide a batch as any n. Here all are of one width."""
+        """Returns ids of n rows, repeated where there are fewer, that make the widest possible batch. Here all rows have one width."""
         return np.resize(np.arange(min(n, len(self)), dtype=np.int64), n)
 
     def documents(self, ids: Ids) -> Ids | None:
-        """(b, s) which document of the split each label is of; None where that is not told, and a row stands for itself."""
+        """Returns (b, s): the number of each label's document in the split; None where it is unknown and each row counts as a document."""
         return None
 
     def describe(self) -> str:
-        """Lines on what was cut or left empty; '' where there is nothing to say."""
+        """Returns lines on text that was cut or places left empty; '' where there is nothing to say."""
         return ""
 
     def of_step(self, seed: int, step: int, global_batch: int, first: int | None = None) -> Ids:
-        """The row ids of a step, counted from 0.  first: so many rows are read again and again; None: all."""
+        """Returns the row ids of a step, counted from 0.  first: only so many rows are read, over and over; None: all."""
         return step_rows(seed, step, global_batch, len(self), first)
 
     def consumed(self, n: int, seq_len: int) -> dict[str, float]:
-        """Of each source of a mixture the tokens and epochs in the first n rows of a run, as metrics; nothing of a single source."""
+        """Returns metrics of the first n rows of a run: tokens and epochs of each source of a mixture; {} for a single source."""
         return {}
 
 
 @dataclass(frozen=True)
 class Material:
-    """What the rows of one split are made of.
+    """Everything from which an objective makes the rows of one split.
 
-    packed: by `split`, `fit` or `none`.  start: what the decoder of an encoder-decoder begins with; None: a model without one.
+    packed: `split`, `fit` or `none`.  start: start token of an encoder-decoder's decoder; None: the model is no encoder-decoder.
     """
 
     store: TokenStore
@@ -76,7 +76,7 @@ class Material:
     seed: int = 0
 
     def packing(self, ahead: int) -> Packing:
-        """Returns how documents are laid into rows.  ahead: 1 where a last token is only ever predicted, and takes no place; else 0."""
+        """Returns how documents are laid into rows.  ahead: 1 where a last token is only a label and takes no place; else 0."""
         if self.packed == "fit":
             return BestFit(self.store, self.data.seq_len, ahead)
         return Windows(self.store, self.data.seq_len, self.data.mask_documents, ahead)
@@ -98,23 +98,23 @@ class ObjectiveConfig(Slot, group="objective"):
     """Models, and records that are no texts, that mostly serve this."""
 
     def measure(self, parent: Callable[[], LM] | None) -> Measure:
-        """Returns what a validation measures a model by.  parent: gives the model that training started from; None: it is not known."""
+        """Returns how a validation measures a model.  parent: returns the model that training started from; None: it is not known."""
         return Measure()
 
     def unsliced(self) -> str | None:
-        """Returns why ranks cannot hold a row in slices, with the remedy; None where the loss is a sum over tokens."""
+        """Returns why ranks cannot share a row in slices, with the remedy; None where they can, as the loss is a sum over tokens."""
         return f"objective={self.kind} needs whole rows in one rank. Set it to 1"
 
     @abstractmethod
     def rows(self, of: Material) -> Rows:
-        """Returns the rows that this objective makes of one split. ConfigError where there are none, or a token is missing."""
+        """Returns the rows that this objective makes of one split. Raises ConfigError where there are none, or a special token is missing."""
 
     def specials(self) -> tuple[str, ...]:
-        """Special tokens that a tokenizer made for this objective needs beside bos, eos and pad."""
+        """Returns the special tokens that a tokenizer made for this objective needs beside bos, eos and pad."""
         return ()
 
     def require_fit(self, model: str, data: DataConfig) -> None:
-        """ValueError where this objective cannot train such a model, or not on such data."""
+        """Raises ValueError where this objective cannot train this kind of model, or not on this data."""
         name, shape = self.kind, data.shape
         if model not in self.models:
             raise ValueError(
@@ -169,13 +169,13 @@ class ScheduledSamplingConfig(LikelihoodConfig):
 
 
 def widest(n: int, *widths: Ids) -> Ids:
-    """n rows, repeated where there are fewer: the widest by each of these measures in turn.  widths: of every row."""
+    """Returns ids of n rows, repeated where there are fewer: the widest by each measure in turn.  widths: per measure, of all rows."""
     by_turns = np.stack([np.argsort(-width, kind="stable")[:n] for width in widths], axis=1).ravel()
     return np.resize(np.array(list(dict.fromkeys(by_turns.tolist())), np.int64), n)
 
 
 class PackedRows(Rows):
-    """What rows share that are documents laid by a packing, all of one width."""
+    """Base of rows that hold documents laid by a packing, all of one width."""
 
     def __init__(self, packing: Packing, tokenizer: Tokenizer, seed: int = 0) -> None:
         self.packing, self.pad, self.seed, self.store = packing, tokenizer.pad, seed, packing.store
@@ -190,7 +190,7 @@ class PackedRows(Rows):
 
 
 class PartedRows(Rows):
-    """What rows share that are records of several parts, some of them learned."""
+    """Base of rows that hold records of several parts, some of which are learned."""
 
     def __init__(self, store: TokenStore, tokenizer: Tokenizer, seq_len: int) -> None:
         self._store, self.pad, self._seq_len = store, tokenizer.pad, seq_len
@@ -199,7 +199,7 @@ class PartedRows(Rows):
         self.bytes_per_label = store.n_bytes / self.n_labels
 
     def _example(self, begin: int, end: int) -> Example:
-        """The tokens begin..end-1."""
+        """Returns the example of tokens begin..end-1 of the store."""
         parts = self._store.parts
         low, high = np.searchsorted(parts[:, 0], [begin, end])
         learned = np.repeat(parts[low:high, 1] % OTHER == LEARNED, np.diff(parts[low:high, 0], append=end))
@@ -215,7 +215,7 @@ class PartedRows(Rows):
 
 
 def usual(model: str, shape: str = "text") -> ObjectiveConfig:
-    """Returns what models of this kind are mostly trained for, or else what they can be on such records."""
+    """Returns the usual objective for this kind of model and of records, or else any that can train the model on such records."""
     kinds = ObjectiveConfig.kinds()
     fitting = [name for name, kind in kinds.items() if model in kind.models and shape in kind.shapes]
     return kinds[next((name for name in [*_usual(shape), *_usual(model), *fitting] if name in fitting), _usual(model)[0])].model_validate(
@@ -228,5 +228,5 @@ def _usual(kind_of: str) -> list[str]:
 
 
 def _trains(shape: str) -> list[str]:
-    """The objectives that learn from records of this kind."""
+    """Returns the names of the objectives that can be trained on records of this kind."""
     return [name for name, kind in ObjectiveConfig.kinds().items() if shape in kind.shapes]

@@ -15,7 +15,8 @@ from lm.nn.transformer import EncoderDecoderConfig, ModelConfig
 
 
 class Splits(NamedTuple):
-    """named: what is validated on its own beside `val`, by name.  test: what no validation reads; None: nothing is set aside."""
+    """The rows of a run's splits.  named: rows by source that are also validated on their own.  test: rows that no validation reads; None:
+    none are set aside."""
 
     train: Rows
     val: Rows
@@ -24,7 +25,7 @@ class Splits(NamedTuple):
 
 
 def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, model: ModelConfig | None, seed: int) -> Splits:
-    """The rows that a run trains on, is validated and tested on; of a mixture also those of each source."""
+    """Returns the rows for training, validation and test; of a mixture also the validation rows of each source."""
     parts, trained, pad = prepared.parts, data.trained(), prepared.tokenizer.pad
     seeds = _seeds(prepared, seed)
 
@@ -42,16 +43,16 @@ def build_splits(cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, mod
 
 
 def _seeds(prepared: Prepared, seed: int) -> dict[str, int]:
-    """Of each source."""
+    """Returns the seed of each source, by name."""
     return {name: derived(seed, number) % 2**63 if number else seed for number, name in enumerate(prepared.parts)}
 
 
 def split_rows(
     cfg: ObjectiveConfig, data: DataConfig, prepared: Prepared, splits: Iterable[Split], model: ModelConfig | None, seed: int = 0
 ) -> list[Rows]:
-    """The rows of each of these splits that has any, and of a mixture its sources one behind the other, as a validation reads them.
+    """Returns the rows of each of these splits that has tokens; those of a mixture's sources are concatenated, as in a validation.
 
-    seed: of what an objective draws of them."""
+    seed: of the objective's random choices in the rows."""
     tokenizer, seeds = prepared.tokenizer, _seeds(prepared, seed)
     stores = [{name: store for name, part in prepared.parts.items() if (store := part.stores[split]).n_tokens} for split in splits]
     found = [{name: build_rows(cfg, data, store, tokenizer, model, seeds[name]) for name, store in each.items()} for each in stores if each]
@@ -61,13 +62,14 @@ def split_rows(
 def build_rows(
     cfg: ObjectiveConfig, data: DataConfig, store: TokenStore, tokenizer: Tokenizer, model: ModelConfig | None, seed: int = 0
 ) -> Rows:
-    """The rows of one split; the model says whether there is a decoder beside an encoder, and what it starts with."""
+    """Returns the rows of one split.  model: tells whether the rows are for an encoder-decoder, and its decoder's start token."""
     start = _start_token(cfg, model, tokenizer)
     return cfg.rows(Material(store, tokenizer, data, data.packing or cfg.packings[0], start, seed))
 
 
 def _start_token(cfg: ObjectiveConfig, model: ModelConfig | None, tokenizer: Tokenizer) -> int | None:
-    """What the decoder of an encoder-decoder model begins with; None for other models. No model: that of the first kind it trains."""
+    """Returns the start token of an encoder-decoder's decoder; None for other models. Without a model, the first kind of model that the
+    objective trains decides."""
     if model is None:
         return tokenizer.start if cfg.models[0] == "encoder_decoder" else None
     if not isinstance(model, EncoderDecoderConfig):

@@ -25,7 +25,7 @@ class CausalConfig(ScheduledSamplingConfig):
 
 
 class CausalRows(PackedRows):
-    """Each token of a row is labelled with the one after it; one that begins another document is IGNORED."""
+    """Each token of a row is labelled with the next token, or IGNORED where the next token begins another document."""
 
     def __init__(self, store: TokenStore, tokenizer: Tokenizer, seq_len: int, mask_documents: bool, packing: Packing | None = None) -> None:
         """packing: how documents are laid into rows. None: windows of seq_len tokens."""
@@ -38,7 +38,7 @@ class CausalRows(PackedRows):
         return self.packing.documents(ids)
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        """Nothing is random here. With mask_documents off the padding needs no mask: it stands behind all that is predicted."""
+        """Nothing is random here. With mask_documents off the padding needs no mask: it comes after all predicted tokens."""
         packed = self.packing.read(ids)
         documents, positions = (packed.documents, packed.positions) if self._mask_documents else (None, None)
         return Batch(packed.padded(self.pad), torch.from_numpy(packed.following), positions, documents)

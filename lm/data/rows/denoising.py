@@ -1,4 +1,4 @@
-"""Rows for span corruption and for UL2's mixture of denoisers, of encoder-decoder and of decoder-only models."""
+"""Rows for span corruption and for UL2's mixture of denoisers, for encoder-decoder and decoder-only models."""
 
 from abc import abstractmethod
 from typing import Literal, NamedTuple
@@ -18,11 +18,11 @@ from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.schema import MOST
 
-_TRIED = 256  # rows that are made to find wide ones
+_TRIED = 256  # rows that are tried to find wide ones
 
 
 class Denoiser(NamedTuple):
-    """mean_span None: the end of the text is taken out, noise_frac of it on average."""
+    """A way to corrupt text.  mean_span None: the end of the text is taken out, noise_frac of the text on average."""
 
     mode: str
     noise_frac: float
@@ -43,7 +43,7 @@ class DenoisingConfig(LikelihoodConfig):
 
     @abstractmethod
     def denoisers(self) -> list[Denoiser]:
-        """Returns the ways to take text out, of which each document gets one, drawn evenly."""
+        """Returns the denoisers; each document gets one of them, drawn uniformly."""
 
     def rows(self, of: Material) -> Rows:
         return DenoisingRows(self, of.store, of.tokenizer, of.data.seq_len, of.start, of.seed)
@@ -72,21 +72,22 @@ class UL2Config(DenoisingConfig):
     """How many tokens <extra_id_0> ... there are to stand for spans."""
 
     def denoisers(self) -> list[Denoiser]:
-        """Regular, sequential (a quarter on average) and extreme ones, equally often."""
+        """Returns UL2's seven denoisers: two regular, one sequential (takes a quarter out on average) and four extreme ones."""
         regular = [Denoiser("<|R|>", 0.15, 3.0), Denoiser("<|R|>", 0.15, 8.0)]
         extreme = [Denoiser("<|X|>", 0.5, 3.0), Denoiser("<|X|>", 0.5, 8.0), Denoiser("<|X|>", 0.15, 64.0), Denoiser("<|X|>", 0.5, 64.0)]
         return [*regular, Denoiser("<|S|>", 0.25, None), *extreme]
 
 
-_Noised = tuple[Ids, Ids]  # what is given, what is to be learned
+_Noised = tuple[Ids, Ids]  # (input tokens, target tokens)
 
 
 class DenoisingRows(Rows):
-    """A row is so much text as leaves room for what is added; each document in it is corrupted on its own, by one denoiser drawn evenly.
+    """A row has as much text as leaves room for sentinels and mode tokens; each of its documents is corrupted on its own, by one denoiser
+    drawn uniformly.
 
     start: the decoder's first token; None: a decoder-only model, which reads the corrupted text as a prefix and goes on with the spans.
-    Target texts end with eos, and so do the sources of whole documents, which a decoder-only model goes on from instead. Single tokens,
-    and documents at the end of a row for which there is no room, are left out.
+    Targets end with eos; so do an encoder's inputs of documents that end in the row, but not a decoder-only model's. Documents of a single
+    token, and those at the end of a row for which there is no room, are left out.
     """
 
     def __init__(self, cfg: DenoisingConfig, store: TokenStore, tokenizer: Tokenizer, seq_len: int, start: int | None, seed: int) -> None:
@@ -117,7 +118,7 @@ class DenoisingRows(Rows):
         return seq2seq_batch(rows, self._start, self._tokenizer.pad)
 
     def widest(self, n: int) -> Ids:
-        """Of the first rows, as the first step would see them; what chance takes out makes the widths of an encoder-decoder's."""
+        """Returns the widest of the first rows, at draw 0. The spans drawn at random decide the widths of an encoder-decoder's rows."""
         some = [self.batch(np.array([i])) for i in range(min(len(self), max(n, _TRIED)))]
         sources = np.array([0 if batch.source_tokens is None else batch.source_tokens.shape[1] for batch in some])
         return widest(n, sources, np.array([batch.tokens.shape[1] for batch in some]))
@@ -127,7 +128,7 @@ class DenoisingRows(Rows):
 
     def _row(self, documents: list[Ids], chance: Chance) -> list[_Noised]:
         row, at = [], 0
-        room = np.array([self._seq_len, self._seq_len])  # on both sides
+        room = np.array([self._seq_len, self._seq_len])  # of inputs and targets
         for document in documents:
             if len(document) > 1 + self._ended(document):
                 given, learned = self._noised(document, chance[:, at:])
@@ -139,14 +140,14 @@ class DenoisingRows(Rows):
         return row
 
     def _noised(self, document: Ids, chance: Chance) -> _Noised:
-        """chance: (3, length or more)."""
+        """Returns a document's inputs and targets.  chance: (3, length or more) numbers in [0, 1)."""
         which = int(chance[2, 0] * len(self._denoisers))
         denoiser, mode, eos = self._denoisers[which], self._modes[which], np.array(self._tokenizer.suffix, np.int64)
         ended = self._ended(document)
         if denoiser.mean_span is None:
             cut = len(document) - max(1, round(len(document) * 2 * denoiser.noise_frac * chance[2, 1]))
             return np.concatenate([mode, document[:cut]]), np.concatenate([document[cut:], eos[ended:]])
-        text = document[: len(document) - ended]  # as in T5, the end is of both sides, and never taken out
+        text = document[: len(document) - ended]  # as in T5, eos ends inputs and targets, and is never taken out
         mask = noise_mask(len(text), denoiser.noise_frac, denoiser.mean_span, chance[:2])
         left, taken = corrupted(text, mask, self._sentinels)
         has_room = self._start is not None and len(mode) + len(left) < self._seq_len
@@ -156,7 +157,7 @@ class DenoisingRows(Rows):
         return bool(document[-1] == self._tokenizer.eos)
 
     def _most_raw(self, denoiser: Denoiser, n_mode: int) -> int:
-        """Tokens of text that this denoiser can take into a row, were it one document."""
+        """Returns how many tokens of text fit into a row with this denoiser, were they one document."""
         width = self._seq_len - n_mode
         if denoiser.mean_span is None:
             return width
@@ -164,7 +165,7 @@ class DenoisingRows(Rows):
 
 
 def _ids(tokenizer: Tokenizer, names: list[str], what: str) -> Ids:
-    """ConfigError names the first that the tokenizer does not have."""
+    """Returns the ids of special tokens. Raises ConfigError naming the first that the tokenizer does not have."""
     found = [tokenizer.special([name]) for name in names]
     if None in found:
         missing = names[found.index(None)]

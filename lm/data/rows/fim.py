@@ -42,10 +42,10 @@ class FIMConfig(LikelihoodConfig):
 
 
 class FIMRows(PackedRows):
-    """Each document of a row is rearranged with probability `rate`, half of them suffix first; cuts fall between tokens, evenly.
+    """Each document of a row is rearranged with probability `rate`, half of them suffix first; cuts fall between tokens, uniformly.
 
-    Three tokens are added to a rearranged document, so the row's end is cut by as many before anything is moved. A document that goes
-    on in the next row, or comes from the row before, is rearranged as far as it is here (the paper's context-level FIM).
+    Rearranging adds three tokens to a document, so as many are cut from the row's end before anything is moved. Of a document that goes
+    on in the next row, or comes from the previous one, only the part in this row is rearranged (the paper's context-level FIM).
     """
 
     def __init__(self, cfg: FIMConfig, packing: Packing, tokenizer: Tokenizer, seed: int) -> None:
@@ -64,7 +64,7 @@ class FIMRows(PackedRows):
         return joined_batch([self._row(documents, numbers) for documents, numbers in zip(texts, chance, strict=True)], s, self.pad)
 
     def _row(self, documents: list[Ids], chance: NDArray[np.float64]) -> list[Example]:
-        """chance: (4 s,), four numbers for each place of the row, of which those at a document's first place are used."""
+        """Returns the row's examples.  chance: (4 s,), four numbers for each place of the row; a document uses those of its first place."""
         numbers = chance.reshape(4, -1)
         row, at, room = [], 0, self.packing.seq_len
         for document in documents:
@@ -81,7 +81,7 @@ class FIMRows(PackedRows):
         return row
 
     def _rearranged(self, document: Ids, suffix_first: bool, cuts: list[float]) -> Ids:
-        """bos and eos stay at their ends."""
+        """Returns the document with its middle moved to the end; bos and eos stay first and last."""
         first = int(document[0] == self._tokenizer.bos)
         last = len(document) - int(document[-1] == self._tokenizer.eos)
         low, high = sorted(first + int(cut * (last - first + 1)) for cut in cuts)
@@ -91,7 +91,7 @@ class FIMRows(PackedRows):
 
 
 def rearranged(prefix: Ids, middle: Ids, suffix: Ids, sentinels: Ids, suffix_first: bool) -> Ids:
-    """PSM: <pre> prefix <suf> suffix <mid> middle; suffix first, SPM: <pre> <suf> suffix <mid> prefix middle (the paper's section 3)."""
+    """Returns PSM: <pre> prefix <suf> suffix <mid> middle; with suffix_first SPM: <pre> <suf> suffix <mid> prefix middle (section 3)."""
     pre, suf, mid = sentinels[:1], sentinels[1:2], sentinels[2:]
     if suffix_first:
         return np.concatenate([pre, suf, suffix, mid, prefix, middle])

@@ -51,10 +51,10 @@ class MLMConfig(LikelihoodConfig):
 
 
 class MLMRows(PackedRows):
-    """A token is predicted with probability mask_frac, whatever its neighbours; specials never are.
+    """Each token is predicted with probability mask_frac, independently of the others; special tokens never are.
 
-    Of the predicted ones hidden_frac are shown as the mask token, random_frac as a token drawn evenly from those that are not special.
-    With whole_words the first token of a word decides for the whole; BERT takes an exact 15 % of a row, which is the same on average.
+    Of the predicted tokens hidden_frac are replaced by the mask token, random_frac by a token drawn uniformly from the non-special ones.
+    With whole_words a word's first token decides for the whole word. BERT predicts exactly 15 % of a row, which is the same on average.
     """
 
     def __init__(self, cfg: MLMConfig, packing: Packing, tokenizer: Tokenizer, seed: int) -> None:
@@ -89,7 +89,7 @@ class MLMRows(PackedRows):
 
 
 def _continues(tokenizer: Tokenizer) -> NDArray[np.bool_]:
-    """(v,) whether a token goes on with the word of the token before it: it begins with a letter or digit, not with a space."""
+    """Returns (v,) bool: whether a token continues the previous token's word: it begins with a letter or digit, not with a space."""
     if tokenizer.token_bytes() is None:
         raise ConfigError("objective.whole_words: the tokenizer's tokens are not bytes, and words are told by bytes. Set it to false.")
     texts = [tokenizer.token_text(i) or b" " for i in range(tokenizer.vocab_size)]
@@ -97,7 +97,7 @@ def _continues(tokenizer: Tokenizer) -> NDArray[np.bool_]:
 
 
 def _as_word(chosen: NDArray[np.float64], continues: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The number of a word's first token at all of its tokens."""
+    """Returns the numbers with that of a word's first token repeated at all tokens of the word."""
     at = np.arange(chosen.shape[1])
     first = np.maximum.accumulate(np.where(continues, 0, at), axis=1)
     return np.take_along_axis(chosen, first, axis=1)

@@ -1,4 +1,4 @@
-"""Rows of questions that a model answers itself, to learn from what its own answers are worth."""
+"""Rows of prompts that a model answers itself, to learn from the rewards of its answers."""
 
 from typing import Literal
 
@@ -64,16 +64,16 @@ class RLOOConfig(PolicyConfig):
 
 
 class PromptRows(PartedRows):
-    """Row i is chat i up to the assistant's last answer, with that one as labels: what a reward may compare with.
+    """Row i is chat i up to the assistant's last answer, which is in the labels: the reference that a reward may compare with.
 
-    One whose prompt leaves no room for objective.max_tokens in data.seq_len is dropped and counted.
+    A chat whose prompt leaves no room for objective.max_tokens in data.seq_len is dropped and counted.
     """
 
     def __init__(self, cfg: PolicyConfig, of: Material) -> None:
         super().__init__(of.store, of.tokenizer, of.data.seq_len)
         parts, starts, n_tokens = of.store.parts, of.store.starts, of.store.n_tokens
         learned = np.flatnonzero(parts[:, 1] == LEARNED)
-        self._bounds = np.zeros((len(starts), 3), np.int64)  # of prompt and answer; the last answer of a chat stays
+        self._bounds = np.zeros((len(starts), 3), np.int64)  # start of prompt, of answer, end of answer; a chat's last answer overwrites the others
         chat = np.searchsorted(starts, parts[learned, 0], "right") - 1
         ends = np.append(parts[1:, 0], n_tokens)[learned]
         self._bounds[chat] = np.stack([starts[chat], parts[learned, 0], ends], axis=1)
@@ -85,7 +85,7 @@ class PromptRows(PartedRows):
         return len(self._kept)
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        """The step counts prompts, not labels. An answer of the data that goes beyond data.seq_len loses its end."""
+        """`step_tokens` counts prompts, not labels. A reference answer that goes beyond data.seq_len loses its end."""
         rows = [self._asked(*self._bounds[i].tolist()) for i in self._kept[ids]]
         batch = joined_batch([[row] for row in rows], rounded(max(len(row.tokens) - 1 for row in rows)), self.pad)
         batch.step_tokens = len(ids)

@@ -1,4 +1,4 @@
-"""Rows of preference pairs: a prompt with the better answer, and the same with the worse one."""
+"""Rows of preference pairs: a prompt with the chosen answer, and the same prompt with the rejected one."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class PreferenceConfig(ObjectiveConfig):
 
     @abstractmethod
     def loss(self) -> PairLoss:
-        """Returns that of a batch of pairs."""
+        """Returns the loss function for a batch of pairs."""
 
     def measure(self, parent: Callable[[], LM] | None) -> Measure:
         return Pairs(self.loss(), parent)
@@ -79,7 +79,7 @@ class ORPOConfig(PreferenceConfig):
 
 
 class PreferenceRows(PartedRows):
-    """Row i is pair i, which gives two rows of a batch, the better answer first.
+    """Row i is pair i, which gives two rows of a batch, the chosen answer first.
 
     A pair with an answer that does not end within data.seq_len is dropped and counted.
     """
@@ -88,7 +88,7 @@ class PreferenceRows(PartedRows):
         super().__init__(store, tokenizer, seq_len)
         parts = store.parts
         other = np.flatnonzero((parts[:, 1] >= OTHER) & np.append(True, parts[:-1, 1] < OTHER))
-        self._middle = parts[other, 0]  # where the second answer's side begins
+        self._middle = parts[other, 0]  # where the rejected answer's side (with the prompt) begins
         self._ends = np.append(store.starts[1:], store.n_tokens)
         self._longest = np.maximum(self._middle - store.starts, self._ends - self._middle)
         self._kept = np.flatnonzero(self._longest - 1 <= seq_len)
@@ -98,7 +98,7 @@ class PreferenceRows(PartedRows):
         return len(self._kept)
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        """The step counts pairs, not labels."""
+        """`step_tokens` counts pairs, not labels."""
         rows = [[example] for pair in self._kept[ids] for example in self._examples(int(pair))]
         batch = joined_batch(rows, rounded(max(len(row[0].tokens) - 1 for row in rows)), self.pad)
         batch.step_tokens = len(ids)

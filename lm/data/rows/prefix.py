@@ -1,4 +1,4 @@
-"""Rows for prefix language modelling: the beginning of each document is seen from all sides, the rest is predicted."""
+"""Rows for prefix language modelling: the beginning of each document has bidirectional attention, the rest is predicted."""
 
 from typing import Literal
 
@@ -24,7 +24,7 @@ class PrefixConfig(LikelihoodConfig):
 
 
 class PrefixRows(PackedRows):
-    """The length of a prefix is drawn evenly from 1 to all but one of the document's tokens in the row. Raffel et al. 2019, section 3.2."""
+    """A prefix's length is drawn uniformly from 1 to all but one of the document's tokens in the row. Raffel et al. 2019, section 3.2."""
 
     def documents(self, ids: Ids) -> Ids:
         return self.packing.documents(ids)
@@ -35,14 +35,14 @@ class PrefixRows(PackedRows):
         chance = np.take_along_axis(uniforms(self.seed, draw, ids, packed.tokens.shape[1]), starts, axis=1)
         prefix_lens = 1 + (chance * (lengths - 1)).astype(np.int64)
         prefix = (np.arange(packed.tokens.shape[1]) - starts < prefix_lens) & (lengths > 0)
-        leaked = prefix & np.roll(prefix, -1, axis=1) & (np.roll(starts, -1, axis=1) == starts)  # the next token is seen
+        leaked = prefix & np.roll(prefix, -1, axis=1) & (np.roll(starts, -1, axis=1) == starts)  # the next token is visible
         labels = np.where(leaked, IGNORED, packed.following)
         tokens = packed.padded(self.pad)
         return Batch(tokens, torch.from_numpy(labels), packed.positions, packed.documents, prefix=torch.from_numpy(prefix))
 
 
 def _documents(packed: Packed) -> tuple[Ids, Ids]:
-    """(b, s) the column where each place's document begins in the row, and its length there; 0 in the padding."""
+    """Returns two (b, s): the column where each place's document begins in the row, and its length there; length 0 in the padding."""
     b, s = packed.tokens.shape
     if packed.positions is None:
         return np.zeros((b, s), np.int64), np.full((b, s), s)

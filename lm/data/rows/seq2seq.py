@@ -1,4 +1,4 @@
-"""Rows of a source and a target each, for encoder-decoder models above all."""
+"""Rows of pairs of source and target, mainly for encoder-decoder models."""
 
 from typing import Literal
 
@@ -22,7 +22,7 @@ _ROUND = 16
 
 
 def shift_right(labels: Tensor, start: int, pad: int) -> Tensor:
-    """Decoder inputs: `start`, then all labels but the last, with `pad` for IGNORED ones.  labels: (..., s)."""
+    """Returns decoder inputs: `start`, then all labels but the last, with `pad` for IGNORED labels.  labels: (..., s)."""
     shifted = torch.cat([torch.full_like(labels[..., :1], start), labels[..., :-1]], dim=-1)
     return shifted.masked_fill(shifted == IGNORED, pad)
 
@@ -45,9 +45,9 @@ class Seq2SeqConfig(ScheduledSamplingConfig):
 
 
 class Seq2SeqRows(PartedRows):
-    """Row i is pair i: the source to read, the target to predict. Too long ones lose their end, not their eos.
+    """Row i is pair i: the source to read, the target to predict. Too long texts lose their end, but not their eos.
 
-    start: the decoder's first token; None: a decoder-only model, which goes on from the source with the target, both in data.seq_len.
+    start: the decoder's first token; None: a decoder-only model, which continues the source with the target, both within data.seq_len.
     """
 
     def __init__(self, cfg: Seq2SeqConfig, store: TokenStore, tokenizer: Tokenizer, seq_len: int, start: int | None) -> None:
@@ -65,7 +65,7 @@ class Seq2SeqRows(PartedRows):
         return self._store.n_documents
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        """As wide as the longest of these rows; padding stands on the right, with position -1."""
+        """The batch is as wide as its longest row; padding is on the right, with position -1."""
         pairs = [(self._part(2 * i, self._limits[0]), self._part(2 * i + 1, self._limits[1])) for i in ids.tolist()]
         if self._start is not None:
             return seq2seq_batch([[pair] for pair in pairs], self._start, self.pad)
@@ -92,7 +92,7 @@ class Seq2SeqRows(PartedRows):
 
 
 def seq2seq_batch(rows: list[list[tuple[Tokens, Tokens]]], start: int, pad: int) -> Batch:
-    """Each row holds (source, target) pairs, which do not see each other; decoder tokens are each target's labels shifted right."""
+    """Returns a batch of rows of (source, target) pairs, which do not attend to each other; decoder inputs are the targets shifted right."""
     sources, targets = [[source for source, _ in row] for row in rows], [[target for _, target in row] for row in rows]
     source_width, width = (rounded(max(sum(map(len, row)) for row in side)) for side in (sources, targets))
     source_positions, source_documents = places_of(sources, source_width)
@@ -112,5 +112,5 @@ def seq2seq_batch(rows: list[list[tuple[Tokens, Tokens]]], start: int, pad: int)
 
 
 def rounded(width: int) -> int:
-    """A width that compiled models meet more often."""
+    """Returns the width rounded up, so that compiled models meet fewer different widths."""
     return -(-width // _ROUND) * _ROUND

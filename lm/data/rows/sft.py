@@ -1,4 +1,4 @@
-"""Rows of chats: the assistant's part is learned, the rest is read."""
+"""Rows of chats for SFT: the assistant's messages are learned, the rest is only read."""
 
 from typing import Literal
 
@@ -35,7 +35,8 @@ class SFTConfig(LikelihoodConfig):
 
 
 class SFTRows(PartedRows):
-    """Whole chats side by side (best fit), or one a row. One longer than a row loses its end; where nothing to learn is left, all of it."""
+    """Whole chats side by side (best fit), or one per row. A chat longer than a row loses its end; it is left out where that leaves nothing
+    to learn."""
 
     def __init__(self, cfg: SFTConfig, store: TokenStore, tokenizer: Tokenizer, seq_len: int, packed: bool) -> None:
         super().__init__(store, tokenizer, seq_len)
@@ -53,7 +54,7 @@ class SFTRows(PartedRows):
         return len(self._bounds) - 1
 
     def batch(self, ids: Ids, draw: int = 0) -> Batch:
-        """Packed rows are all of data.seq_len; others as wide as the longest."""
+        """Packed rows are all data.seq_len wide; others are as wide as the longest of the batch."""
         rows = [[self._chat(int(chat)) for chat in self._chats[self._bounds[i] : self._bounds[i + 1]]] for i in ids]
         width = self._seq_len if self._packed else min(self._seq_len, rounded(max(len(row[0].tokens) - 1 for row in rows)))
         batch = joined_batch(rows, width, self.pad)
@@ -74,7 +75,7 @@ class SFTRows(PartedRows):
         return f"{self._store.split}: {counted(len(self._kept), 'chat')} in {rows}; {left_out}"
 
     def _learnable(self) -> NDArray[np.bool_]:
-        """(chats,) whether a learned token comes behind the first one and within the row."""
+        """Returns (chats,) bool: whether a learned token comes after the chat's first token and within the row."""
         parts, starts = self._store.parts, self._store.starts
         chat = np.searchsorted(starts, parts[:, 0], "right") - 1
         first = np.maximum(parts[:, 0] - starts[chat], 1)

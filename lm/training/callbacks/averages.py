@@ -1,4 +1,4 @@
-"""Averaged weights follow the steps where trainer.ema_decay asks for them."""
+"""Updates the averaged weights after each step, where trainer.ema_decay is set."""
 
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule

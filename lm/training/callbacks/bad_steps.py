@@ -1,4 +1,4 @@
-"""Steps whose numbers are not right: those that are not finite are told and counted, and a loss that leaps may take the run back."""
+"""Reports and counts non-finite steps; after a loss spike, may roll the run back to its last checkpoint."""
 
 import math
 from dataclasses import replace
@@ -12,15 +12,15 @@ from lm.training.state import Saved
 
 
 class BadSteps(RunCallback):
-    """Names the rows of steps that were left out, and ends the run where too many follow each other."""
+    """Records the rows of skipped steps, and ends the run where too many steps in a row are not finite."""
 
     def __init__(self) -> None:
-        self._told = 0  # of those in this process
+        self._told = 0  # number of this process's bad steps that are recorded already
 
     def step_end(self, module: TrainModule) -> None:
         run, step = module.run, module.step
         if not (run.logs(step) or run.validates(step) or run.saves(step) or module.device.type == "cpu"):
-            return  # to look waits for the device
+            return  # reading the verdicts would wait for the device
         verdicts = module.verdicts
         bad, stuck = verdicts.bad_steps(self._told), bool(verdicts.stuck)
         for one in bad:
@@ -38,7 +38,8 @@ class BadSteps(RunCallback):
 
 
 class Rollback(RunCallback):
-    """Tells of a logged loss that stands out, and goes back to the last checkpoint and on with the rows that come next, where wanted."""
+    """Records a spike of the logged loss. Where numerics.rollbacks allows, restores the last checkpoint and goes on from there with the
+    rows after the spike."""
 
     def step_end(self, module: TrainModule) -> None:
         run, step = module.run, module.step

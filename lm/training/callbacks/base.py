@@ -1,4 +1,4 @@
-"""What our callbacks have in common: they act when a run begins, behind each optimizer step, and when it ends."""
+"""Base of the built-in callbacks, which act when a run begins, after each optimizer step, and when it ends."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,20 +10,20 @@ from lm.training.module import TrainModule
 
 
 class RunCallback(Callback):
-    """One thing that happens between steps, on every rank. A step of several micro-batches is over when `module.stepped`."""
+    """Something done between optimizer steps, on every rank. A step of several micro-batches is over when `module.stepped` is True."""
 
     def begin(self, module: TrainModule) -> None:
-        """Called before the first step, when weights and optimizer are where they were. What this callback will need only later is tried
-        here, so that a run that cannot end well does not begin."""
+        """Called before the first step, once weights and optimizer are initialized or restored. A callback tries here what it will need
+        only later (disk space, say), so that a run that would fail later does not begin."""
 
     def look_at_parent(self, module: TrainModule) -> None:
-        """Called once all callbacks have begun a new fine-tuning, whose weights are still its parent's."""
+        """Called after `begin` of all callbacks in a new fine-tuning run, while the weights are still the parent's."""
 
     def step_end(self, module: TrainModule) -> None:
-        """Called behind optimizer step `module.step`, unless a callback before this one has undone it."""
+        """Called after optimizer step `module.step`, unless an earlier callback has rolled that step back."""
 
     def finish(self, module: TrainModule) -> None:
-        """Called behind the last step, also where another callback has ended the run."""
+        """Called after the last step, also where another callback has ended the run."""
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.begin(pl_module)
@@ -41,5 +41,5 @@ class RunCallback(Callback):
 
 
 def eager(module: TrainModule) -> AbstractContextManager[None]:
-    """Returns what keeps a compiled model from being compiled anew for each shape, as where a token follows the other."""
+    """Returns a context in which a compiled model runs eagerly, so that it is not recompiled for each new shape, as in generation."""
     return torch.compiler.set_stance("force_eager") if module.cfg.trainer.compile else nullcontext()

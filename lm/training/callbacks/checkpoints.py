@@ -1,4 +1,4 @@
-"""Saves a run, and ends it behind its last save."""
+"""Saves a run, and ends it after its last save."""
 
 import statistics
 import time
@@ -11,7 +11,7 @@ from lm.training.module import TrainModule
 
 
 class Checkpoints(RunCallback):
-    """Writes weights, optimizer, averages and counters, when it is time and at the end, whoever has brought it about."""
+    """Saves weights, optimizer, averages and counters when due, and at the end of the run, whatever has ended it."""
 
     def __init__(self) -> None:
         self._save_s: list[float] = []  # how long each save of this process has held up the loop
@@ -38,7 +38,7 @@ class Checkpoints(RunCallback):
         self.save(module)
 
     def save(self, module: TrainModule) -> None:
-        """A checkpoint of the current step, unless this step is saved already."""
+        """Writes a checkpoint of the current step, unless this step is saved already."""
         run, step, counters = module.run, module.step, module.run.counters
         if step == run.saved_step:
             return

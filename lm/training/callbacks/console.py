@@ -1,4 +1,4 @@
-"""What a run tells its reader on the terminal: one aligned line per record."""
+"""The terminal output of a run: one aligned line per record."""
 
 import math
 import time
@@ -39,7 +39,7 @@ class Console:
         self._silent = silent
 
     def log(self, record: Tree) -> None:
-        """A training record, a validation, a test or an event, told apart by their keys."""
+        """Prints a record of training, validation, test or an event; their keys tell these apart."""
         if "event" in record:
             rest = "  ".join(f"{key}={value}" for key, value in record.items() if key not in ("step", "event"))
             self._print(f"{self._progress(record)}  {record['event']}  {rest}".rstrip(), "yellow")
@@ -51,12 +51,12 @@ class Console:
             self._training_line(record)
 
     def say(self, text: str) -> None:
-        """A line between the records."""
+        """Prints a line between the records."""
         self._print(text, "")
 
     @contextmanager
     def during(self, title: str) -> Iterator[None]:
-        """Tells how long the block takes."""
+        """Shows `title` and the elapsed time while the block runs."""
         if self._silent:
             yield
         else:
@@ -84,7 +84,7 @@ class Console:
         return f"{record['step']:>8,}{record['step'] / self.max_steps:>6.0%}"
 
     def _remaining_s(self, record: Tree) -> float:
-        """From the mean pace since the first line, validations and saves included."""
+        """Returns the remaining seconds, from the mean pace since the first record, with validations and saves included."""
         step, now = record["step"], self._clock()
         if self._since is None or step <= self._since[0]:
             self._since = (step, now)
@@ -99,7 +99,7 @@ class Console:
 
 
 def clock(seconds: float) -> str:
-    """45s, 1m23s, 2h05m, 3d04h; ? where unknown."""
+    """Returns seconds as 45s, 1m23s, 2h05m or 3d04h; ? where unknown."""
     if not math.isfinite(seconds):
         return "?"
     minutes, s = divmod(round(seconds), 60)

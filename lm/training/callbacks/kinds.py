@@ -1,4 +1,4 @@
-"""What a run may do and measure beside its own: the slots that plugins fill."""
+"""The slots for a plugin's own callbacks and metrics."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -12,7 +12,7 @@ class CallbackConfig(Slot):
 
     @abstractmethod
     def build(self) -> Any:
-        """Returns a lightning.Callback; it comes behind those of the house, on every rank."""
+        """Returns a lightning.Callback; it is called after the built-in ones, on every rank."""
 
 
 class MetricConfig(Slot):
@@ -20,4 +20,4 @@ class MetricConfig(Slot):
 
     @abstractmethod
     def build(self) -> Callable[[Any, Any], Tree]:
-        """Returns a function of (trainer, module) that gives numbers by name; every rank calls it, and the first one's are written."""
+        """Returns a function of (trainer, module) that returns numbers by name; every rank calls it, and the first rank's are written."""

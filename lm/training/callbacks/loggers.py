@@ -25,7 +25,7 @@ log = logging.getLogger("lm")
 
 
 class Logger(Protocol):
-    """Somewhere else to send the records of metrics.jsonl and the samples. No method raises, and close takes at most `CLOSE_S`."""
+    """A further destination for the records of metrics.jsonl and the samples. No method raises, and close takes at most `CLOSE_S`."""
 
     def log(self, record: Tree) -> None: ...
 
@@ -39,7 +39,8 @@ _DATA = ("tokens", "epochs")
 
 
 def grouped(record: Tree) -> dict[str, float]:
-    """The numbers of a record by tags that fold: train/loss, val/loss, val/loss/NAME, test/loss, perf/step_s, data/tokens, experts/NAME."""
+    """Returns a record's numbers by hierarchical tags: train/loss, val/loss, val/loss/NAME, test/loss, perf/step_s, data/tokens,
+    experts/NAME."""
     found = {}
     for key, value in record.items():
         if key == "step" or isinstance(value, bool) or not isinstance(value, int | float):
@@ -56,18 +57,18 @@ def grouped(record: Tree) -> dict[str, float]:
 
 
 CLOSE_S = 8.0
-INIT_S = 30.0  # until a server that does not answer is given up for an offline run; the training waits for none of it
+INIT_S = 30.0  # wait for a server before going offline; training does not wait for it
 
 
 class LoggerConfig(Slot, group="logger"):
     """Where metrics go beside metrics.jsonl, which is always written."""
 
     def build(self, folder: Path, config: Tree, step: int) -> list[Logger]:
-        """Returns the loggers of a run folder. config: what they show as the run's settings.  step: where a resumed run goes on."""
+        """Returns the loggers of a run folder. config: shown as the run's settings.  step: the step from which a resumed run goes on."""
         return []
 
     def require(self) -> None:
-        """Raises ConfigError where what it needs is not installed."""
+        """Raises ConfigError where a package that the logger needs is not installed."""
 
     def _require(self, package: str) -> None:
         if importlib.util.find_spec(package) is None:
@@ -105,7 +106,7 @@ class CsvLoggerConfig(LoggerConfig):
 
 
 class Csv:
-    """Written anew each time, so that it says what metrics.jsonl says after a resume too."""
+    """Rewrites metrics.csv from metrics.jsonl each time, so that the two agree after a resume too."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
@@ -115,7 +116,7 @@ class Csv:
             self.close()
 
     def samples(self, step: int, texts: Sequence[str]) -> None:
-        """It has none."""
+        """Does nothing: a csv file has no place for samples."""
 
     def close(self) -> None:
         try:
@@ -160,7 +161,7 @@ class TensorBoard:
 
     def samples(self, step: int, texts: Sequence[str]) -> None:
         with self._guarded():
-            if self._writer is not None:  # which renders markdown: an indented line is a line of code, whatever is in it
+            if self._writer is not None:  # it renders markdown, where an indented line is shown verbatim
                 blocks = ["\n".join(f"    {line}" for line in text.splitlines()) for text in texts]
                 self._writer.add_text("samples", "\n\n---\n\n".join(blocks), step)
 
@@ -221,7 +222,7 @@ class Wandb:
         threading.Thread(target=self._feed, args=(self._process,), daemon=True).start()
 
     def _feed(self, process: "subprocess.Popen[str]") -> None:
-        """The pipe may block while a server stalls, so only this thread touches it."""
+        """Writes the queued records to the pipe. The pipe may block while a server stalls, so only this thread touches it."""
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -257,7 +258,8 @@ class Wandb:
 
 
 def wandb_process() -> None:
-    """The other end of the pipe: the first line says what to open, the others are records. Offline where logging in fails."""
+    """Runs in the logger's process and reads the pipe: the first line has wandb.init's options, the others are records. Goes offline where
+    logging in fails."""
     import wandb
 
     first = json.loads(sys.stdin.readline())
@@ -283,7 +285,7 @@ def wandb_process() -> None:
 
 
 def _run_id(folder: Path) -> str:
-    """One wandb run per run folder, however often it is resumed."""
+    """Returns the id of the folder's wandb run, which is created once and kept when the run is resumed."""
     path = folder / "wandb" / "run-id"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl between validations: each number is a small function of the trainer and the module."""
+"""The training records of metrics.jsonl: each metric is a small function of the trainer and the module."""
 
 import math
 import platform
@@ -20,7 +20,7 @@ Metric = Callable[[Trainer, TrainModule], Tree]
 
 
 class Metrics(RunCallback):
-    """Writes a line of the house's numbers, and of those that the config adds."""
+    """Writes a record with the built-in metrics and those that the config adds."""
 
     def begin(self, module: TrainModule) -> None:
         cuda = module.device.type == "cuda"
@@ -54,42 +54,42 @@ def tokens(trainer: Trainer, module: TrainModule) -> Tree:
 
 
 def loss(trainer: Trainer, module: TrainModule) -> Tree:
-    """Nats per token of the last step. Waits for the device."""
+    """The loss of the last step in nats per token. Waits for the device."""
     return {"loss": float(module.loss())}
 
 
 def told(trainer: Trainer, module: TrainModule) -> Tree:
-    """What the loss of the last step tells beside itself, as means over all ranks and micro-batches."""
+    """The objective's further metrics of the last step, as means over all ranks and micro-batches."""
     sums = {name: pair.tolist() for name, pair in module.told.items()}
     return {name: total / n if n else math.nan for name, (total, n) in sums.items()}
 
 
 def rate(trainer: Trainer, module: TrainModule) -> Tree:
-    """The learning rate of the last group, which under Muon is that of the matrices."""
+    """The learning rate of the last parameter group, which under Muon holds the matrices."""
     group: Tree = trainer.optimizers[0].param_groups[-1]
     return {"lr": float(group["lr"])}
 
 
 def gradient(trainer: Trainer, module: TrainModule) -> Tree:
-    """The norm of the whole gradient, before it is clipped."""
+    """The norm of the full gradient, before it is clipped."""
     return {"grad_norm": float(module.grad_norm)}
 
 
 def speed(trainer: Trainer, module: TrainModule) -> Tree:
-    """Since the line before, validations and saves left out."""
+    """Tokens per second and seconds per step since the previous record, without validations and saves."""
     clock = module.run.clock
     module.run.counters.train_s += clock.lap(module.step)
     return {"tokens_per_second": round(module.run.tokens(1) / clock.step_s, 1), "step_s": round(clock.step_s, 5)}
 
 
 def memory(trainer: Trainer, module: TrainModule) -> Tree:
-    """The peak of the rank that needs most."""
+    """Peak memory of the rank that needs most."""
     (most,) = module.run.ranks.most(memory_gib(module.device))
     return {"memory_gib": round(most, 3)}
 
 
 def utilisation(trainer: Trainer, module: TrainModule) -> Tree:
-    """The part of the GPUs' peak that the model's own arithmetic takes; nothing where the peak is not known."""
+    """Model FLOP utilisation: the part of the GPUs' peak that the model's own arithmetic takes; nothing where the peak is not known."""
     peak = peak_flops(torch.cuda.get_device_name()) if module.device.type == "cuda" else None
     if peak is None:
         return {}
@@ -98,12 +98,12 @@ def utilisation(trainer: Trainer, module: TrainModule) -> Tree:
 
 
 def data(trainer: Trainer, module: TrainModule) -> Tree:
-    """How often the rows were read, of a mixture those of each source."""
+    """Tokens and epochs read of each source of a mixture; nothing of a single source."""
     return module.run.consumed(module.step)
 
 
 def expert_loads(trainer: Trainer, module: TrainModule) -> Tree:
-    """Of each MoE layer, in the last step: the tokens of its busiest expert over the mean."""
+    """For each MoE layer, in the last step: tokens of its busiest expert over the mean tokens of its experts."""
     if module.loads is None:
         return {}
     ratios = (module.loads.amax(-1) / module.loads.mean(-1)).tolist()

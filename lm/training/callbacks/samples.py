@@ -1,4 +1,4 @@
-"""What a model writes at each validation, into samples.md."""
+"""Writes generated samples into samples.md at each validation."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from lm.schema import Tree
 from lm.training.callbacks.base import RunCallback, eager
 from lm.training.module import TrainModule
 
-_DOCUMENTS, _TOKENS = 2, 16  # of held-out text that is continued
+_DOCUMENTS, _TOKENS = 2, 16  # with sample_prompts=held_out: documents of each source to continue, and their first tokens as prompt
 
 
 class Samples(RunCallback):
@@ -36,7 +36,7 @@ class Samples(RunCallback):
         self.write(module)
 
     def write(self, module: TrainModule) -> None:
-        """Every rank generates, since each may hold a part of the weights only."""
+        """Generates and writes the samples. Every rank generates, since each may hold only a part of the weights."""
         run = module.run
         if module.cfg.trainer.sample_prompts and module.model.cfg.kind != "encoder":
             told = run.journal.console.during("Sampling")
@@ -44,7 +44,7 @@ class Samples(RunCallback):
                 run.counters.samples_bytes = run.journal.samples(module.step, self._texts(module))
 
     def _texts(self, module: TrainModule) -> list[Sequence[str]]:
-        """For each prompt the text with its continuation; of an encoder-decoder, which answers, the two apart."""
+        """Returns for each prompt (prompt + continuation,); for an encoder-decoder, which answers instead, (prompt, answer)."""
         apart = module.model.cfg.kind == "encoder_decoder"
         options: Tree = {"max_tokens": module.cfg.trainer.sample_tokens, "temperature": 0.8, "top_p": 0.95, "seed": module.cfg.seeds.init}
         found: list[Sequence[str]] = []

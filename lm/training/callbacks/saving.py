@@ -1,4 +1,4 @@
-"""Checkpoints from all ranks of a run into one folder, in the step loop or behind it."""
+"""Writes checkpoints from all ranks of a run into one folder, in the step loop or in a background thread."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -15,9 +15,9 @@ from lm.training.launch.ranks import Ranks
 
 
 class Saver:
-    """Writes each rank's slices into the folder of a step and publishes it when all have written.
+    """Writes each rank's slices into the folder of a step and publishes it when all ranks have written.
 
-    In the background the step loop waits for a copy of the slices in memory and, if the last save is not done, for that.
+    With checkpoint.background the step loop waits only for a copy of the slices in memory and, if the previous save still runs, for that.
     """
 
     def __init__(self, folder: Path, cfg: CheckpointConfig, ranks: Ranks, save_tokenizer: Callable[[Path], None]) -> None:
@@ -27,9 +27,9 @@ class Saver:
         self._error: BaseException | None = None
 
     def rehearse(self, pieces: Iterable[Piece], meta: Tree, n: int) -> None:
-        """Tries what n saves and the final model need, in a folder that is removed again: names, a file of the size of the largest, and
-        room for all. Raises ResourceError."""
-        sizes = {True: 0, False: 0}  # of this rank's weights, and of its other tensors, each of which are a file
+        """Tries what n saves and the final model need, in a folder that is removed again: file names, a file of the largest size, and disk
+        space for all. Raises ResourceError."""
+        sizes = {True: 0, False: 0}  # bytes of this rank's weights (True) and other tensors (False): one file each
         for piece in pieces:
             part = piece.part(self._ranks.rank, self._ranks.world)
             sizes[part.kind == "weight"] += part.tensor.nbytes if part.kind == "weight" else 4 * part.tensor.numel()
@@ -42,11 +42,11 @@ class Saver:
             write_meta(trial, meta)
             self._save_tokenizer(trial)
             with (trial / "largest").open("wb") as file:
-                file.truncate(largest)  # takes no room, and is refused like a file that does
+                file.truncate(largest)  # takes no space, but is refused where a file of this size would be
         require_space(self._folder, needed)
 
     def save(self, step: int, pieces: Iterable[Piece], meta: Tree) -> None:
-        """Raises what this save, or in the background the last one, has failed of."""
+        """Saves a checkpoint, or starts to in the background. Raises the error of this save or of the previous background save."""
         self.wait()
         mine = [neutral for piece in pieces if (neutral := self._mine(piece)).tensor.numel()]
         if not self._cfg.background:
@@ -59,13 +59,14 @@ class Saver:
         self._writer.start()
 
     def _mine(self, piece: Piece) -> Piece:
-        """What this rank writes, in the host's memory: states that are made float32 for it fill no device's. All but weights in float32."""
+        """Returns this rank's part of a piece to write, in host memory; everything but weights is float32. The cast happens on the host, so
+        that it takes no device memory."""
         part = piece.part(self._ranks.rank, self._ranks.world)
         dtype = part.tensor.dtype if part.kind == "weight" else torch.float32
         return replace(part, tensor=part.tensor.detach().to("cpu", dtype, copy=self._cfg.background))
 
     def wait(self) -> None:
-        """Until the save under way is complete; raises what it has failed of."""
+        """Waits until the running background save is complete; raises its error."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -93,7 +94,7 @@ class Saver:
                 best = meta.get("counters", {}).get("best_step")
                 prune(self._folder, self._cfg.keep_last, [*self._cfg.keep_steps, best])
         else:
-            temporary = ranks.from_first(Path)  # where the first rank has made it
+            temporary = ranks.from_first(Path)  # the folder that the first rank has made
             with disk_errors(path):
                 write_pieces(temporary, pieces, ranks.rank)
             ranks.barrier()

@@ -1,11 +1,11 @@
-"""A signal ends the run behind a step that all ranks agree on."""
+"""Ends the run on a signal, after a step that all ranks agree on."""
 
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 
 
 class StopOnSignal(RunCallback):
-    """From the first step on a signal is noted only, and looked at behind each step."""
+    """From the first step on signals are only recorded; they are checked after each step."""
 
     def begin(self, module: TrainModule) -> None:
         module.run.signals.step = module.step

@@ -1,12 +1,12 @@
-"""A run of so many minutes, whatever the machine makes of them, that another machine can repeat step by step."""
+"""trainer.max_minutes: a run's length set by time, turned into a number of steps so that another machine can repeat the run exactly."""
 
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 
 
 class TimeBox(RunCallback):
-    """Says how many steps a run of `trainer.max_minutes` has, at the last look at the clock before a rate would depend on it. From then on
-    the run is that of so many `trainer.max_steps`."""
+    """Decides how many steps a run of `trainer.max_minutes` has, at the last logged step before a learning rate depends on that number.
+    From then on the run is one of that many `trainer.max_steps`."""
 
     def step_end(self, module: TrainModule) -> None:
         run, step = module.run, module.step
@@ -18,7 +18,7 @@ class TimeBox(RunCallback):
             run.journal.record({"step": step, "event": "length decided", "max_steps": length})
 
     def _length(self, module: TrainModule) -> int | None:
-        """None while there is time to look again."""
+        """Returns the run's length in steps; None while the decision can wait for the next look at the clock."""
         run, cfg, step = module.run, module.run.cfg, module.step
         assert cfg.trainer.max_minutes is not None
         left_s = cfg.trainer.max_minutes * 60 - run.counters.train_s
@@ -26,6 +26,6 @@ class TimeBox(RunCallback):
         next_look = step + cfg.trainer.log_every
         if length >= cfg.trainer.max_steps or (next_look < length and cfg.same_rate(next_look, length)):
             return None
-        while not cfg.same_rate(step - 1, length):  # what is behind must have been so in a run of this length
+        while not cfg.same_rate(step - 1, length):  # the steps so far must have had the same rates in a run of this length
             length += 1
         return length

@@ -1,4 +1,4 @@
-"""What a model is worth at a step: its losses on held-out rows, which the ranks share."""
+"""Validation and test: the model's losses on held-out rows, which the ranks share."""
 
 import math
 
@@ -14,11 +14,11 @@ from lm.training.callbacks.base import RunCallback, eager
 from lm.training.module import TrainModule
 from lm.training.weights.initial import parent
 
-Held = tuple[str, Rows, Ids]  # what the names of its figures end in, and which rows of what are read
+Held = tuple[str, Rows, Ids]  # suffix of the metrics' names, the rows, and the ids of those to read
 
 
 class Validation(RunCallback):
-    """Evaluates the weights that would be exported, and counts how long they have not become better."""
+    """Evaluates the weights that would be exported, and counts validations without improvement."""
 
     def __init__(self) -> None:
         self._validated = self._tested = -1  # the newest step
@@ -46,7 +46,7 @@ class Validation(RunCallback):
             self.validate(module)
 
     def finish(self, module: TrainModule) -> None:
-        """The last step is validated and tested, whoever has made it the last; a signal waits for nothing."""
+        """Validates and tests the last step, whatever has ended the run, except after a signal, which must not wait."""
         if module.run.stopped_by is not None:
             return
         if self._validated != module.step:
@@ -55,7 +55,7 @@ class Validation(RunCallback):
             self._test(module)
 
     def validate(self, module: TrainModule) -> None:
-        """Raises NumericsError for a loss that is not finite, before such weights are saved. Behind the last step the test follows."""
+        """Validates. Raises NumericsError for a loss that is not finite, before such weights are saved. After the last step also tests."""
         run, step, counters = module.run, module.step, module.run.counters
         self._validated = step
         with run.clock.paused():
@@ -76,7 +76,7 @@ class Validation(RunCallback):
             self._test(module)
 
     def _test(self, module: TrainModule) -> None:
-        """Of what is set aside for it; once, since whoever looks at it while choosing has no test left."""
+        """Evaluates the rows set aside for the test. Only once, at the end: a test looked at while choosing a model is no test."""
         run, self._tested = module.run, module.step
         if rows := self._set_aside(module):
             with run.clock.paused(), run.journal.console.during("Testing"), eager(module):
@@ -91,7 +91,8 @@ class Validation(RunCallback):
             run.journal.record({"step": module.step, "tokens": run.tokens(module.step), **run.counters.test})
 
     def _losses(self, module: TrainModule, wanted: list[Held], documents: Documents | None = None) -> Tree:
-        """As metrics.jsonl has them.  documents: filled, and with what the test is asked beside its loss."""
+        """Returns the losses as a record of metrics.jsonl.  documents: where given, filled per document, and the test's further metrics are
+        measured."""
         run, cfg = module.run, module.cfg
         found: Tree = {}
         start, closely = cfg.init_from, documents is not None
@@ -111,7 +112,7 @@ class Validation(RunCallback):
         return found
 
     def _held_out(self, module: TrainModule) -> list[Held]:
-        """Of all sources, and of each."""
+        """Returns the validation rows of all sources together, and of each source."""
         splits, n = module.run.splits, module.cfg.data.val_rows
         named = [("", splits.val), *((f"/{name}", rows) for name, rows in splits.named.items())]
         return [(suffix, rows, spread(len(rows), n)) for suffix, rows in named]

@@ -1,4 +1,4 @@
-"""Processes of a command that is itself no training: each in a session of its own, and every signal reaches each of them once."""
+"""Child processes of a command that does not train itself: each has its own session, and every signal reaches each of them once."""
 
 import os
 import signal
@@ -14,10 +14,10 @@ _POLL_S = 0.1
 
 
 class Children:
-    """Inside the block, which is the main thread's, a signal is noted and handed on; any thread may run a process.
+    """Inside the block, which the main thread enters, signals are recorded and forwarded to the children; any thread may run a child.
 
-    The handler only notes it: the thread that waits for a process hands it on, so that none is lost between the start of a process and
-    its first wait, and none comes twice, which would end a training unsaved. Where an error leaves the block, what runs gets SIGTERM.
+    The handler only records a signal, and the thread that waits for a child forwards it: so no signal is lost between a child's start and
+    the first wait, and none arrives twice, which would end a training unsaved. If an error leaves the block, running children get SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -36,13 +36,13 @@ class Children:
 
     @property
     def caught(self) -> int | None:
-        """The first signal that came."""
+        """The first signal received; None: none so far."""
         return self._caught[0] if self._caught else None
 
     def run(self, command: Sequence[str], env: Mapping[str, str] | None = None, output: IO[bytes] | None = None) -> int:
-        """Returns the exit code of a process; minus a signal's number where one ended it, or had come before.
+        """Runs a command and returns its exit code; minus the signal's number where a signal ended it, or came before it was started.
 
-        env: added to this process's.  output: takes what it prints; None: as this process.
+        env: added to this process's environment.  output: file for its stdout and stderr; None: this process's.
         """
         if self._caught:
             return -self._caught[0]
@@ -57,7 +57,7 @@ class Children:
                     told += 1
 
     def _started(self, command: Sequence[str], env: Mapping[str, str], output: IO[bytes] | None) -> "subprocess.Popen[bytes]":
-        """In a session of its own, so that Ctrl-C reaches it once, through us, and it can finish its step."""
+        """Starts the child in its own session, so that Ctrl-C reaches it only once, through this process, and it can finish its step."""
         try:
             return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
         except OSError as error:

@@ -30,22 +30,22 @@ class LaunchConfig(Config):
 
     @property
     def world(self) -> int:
-        """Processes in all."""
+        """Number of processes on all nodes."""
         return self.devices * self.nodes
 
     @property
     def readers(self) -> int:
-        """Returns how many ranks, or groups of `holders` ranks, have rows of their own."""
+        """Returns the number of groups of `holders` ranks; each group reads its own rows."""
         return self.world // self.holders
 
     @property
     def holders(self) -> int:
-        """Returns how many ranks hold the same rows."""
+        """Returns how many ranks share the same rows, by context or tensor parallelism."""
         return max(self.context, self.tensor)
 
     @property
     def holding(self) -> str:
-        """Returns the option that says so, as key=value."""
+        """Returns the option that sets `holders`, as key=value."""
         return f"tensor={self.tensor}" if self.tensor > 1 else f"context={self.context}"
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Groups of ranks that hold the same rows in slices."""
+"""Groups of ranks that share the same rows."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,9 +11,9 @@ from lm.training.launch.ranks import Ranks
 
 
 def slices_of(launch: LaunchConfig) -> Slices | None:
-    """Returns this rank's slices of rows, None where it has whole ones. All ranks must call it.
+    """Returns this rank's slices of rows; None where it has whole rows. All ranks must call it.
 
-    Neighbours share rows, so that what they exchange stays on one machine where it can.
+    Neighbouring ranks share rows, so that their exchange stays on one machine where possible.
     """
     n = launch.context
     if n == 1:
@@ -25,7 +25,7 @@ def slices_of(launch: LaunchConfig) -> Slices | None:
 
 @dataclass(frozen=True)
 class Readers:
-    """Those who evaluate together: groups of n ranks, of which all do the same."""
+    """The ranks of a shared evaluation in groups of n; all ranks of a group do the same work and count as one."""
 
     ranks: Ranks
     n: int

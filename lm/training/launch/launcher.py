@@ -1,4 +1,4 @@
-"""A run of several processes: its config is frozen once, torch's elastic agent starts the ranks, and their first error is its error."""
+"""A run of several processes: the config is frozen once, torch's elastic agent starts the ranks, and the first rank's error is raised."""
 
 import logging
 import os
@@ -24,30 +24,31 @@ from lm.training.launch.meeting import require_place
 
 WORKER = "lm.training.worker"
 _POLL_S = 0.1
-_ABANDON_S = 10.0  # the others of a failed rank get that long to end
+_ABANDON_S = 10.0  # after a rank fails, the others get this long to end
 
 
 def launch(cfg: TrainConfig, command: str | None = None) -> None:
-    """Train with the ranks of `cfg.launch` on this machine. Raises the first rank's error; Interrupted after a signal, with all saved."""
+    """Trains with the ranks of `cfg.launch` on this machine. Raises the first failing rank's error; Interrupted after a signal, when
+    everything is saved."""
     if cfg.launch.rendezvous is not None:
         require_place(cfg.launch.rendezvous)
     with tempfile.TemporaryDirectory(prefix="lm-ranks-") as name:
-        RunFolder(Path(name)).write_config(cfg.tree())  # rank 0 writes that of the run, once it has found that this may go on there
+        RunFolder(Path(name)).write_config(cfg.tree())  # rank 0 writes the run folder's, once it knows that this config may train there
         threads = str(max(1, (os.cpu_count() or 1) // cfg.launch.devices))
         told = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads), "TORCH_CPP_LOG_LEVEL": "FATAL"}
-        told["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else ranks that are started again find the addresses of those before
-        with quiet(), _environment(told | ({outcome.COMMAND: command} if command else {})):  # the first rank tells
+        told["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else restarted ranks find the addresses of the ranks before them
+        with quiet(), _environment(told | ({outcome.COMMAND: command} if command else {})):  # the first rank prints
             error = _Launcher(cfg, Path(name)).run()
     if error is not None:
         raise error
 
 
 class _Launcher:
-    """Starts the ranks by torch.distributed.run's own agent, in a thread, and again where that may help; signals are handed on to the
-    ranks, which finish their step and save. The agent's own restarts are not used: it cannot tell a wrong config from a lost machine."""
+    """Starts the ranks by torch.distributed.run's agent, in a thread, and restarts them where that may help. Forwards signals to the ranks,
+    which finish their step and save. The agent's own restarts are not used: it cannot tell a wrong config from a lost machine."""
 
     def __init__(self, cfg: TrainConfig, folder: Path) -> None:
-        """folder: with the config.yaml of the ranks, and for what they tell of their ends."""
+        """folder: holds the ranks' config.yaml; the ranks write their outcomes below it."""
         self._cfg, self._folder = cfg, folder
         self._caught: list[int] = []
         self._killed: dict[int, int] = {}
@@ -55,7 +56,7 @@ class _Launcher:
         self._error: BaseException | None = None
 
     def run(self) -> LmError | None:
-        """Until all ranks have ended for good: the error of the first that failed."""
+        """Waits until all ranks have ended and no restart is left; returns the error of the first rank that failed."""
         before = {number: signal.signal(number, self._note) for number in parent.heard()}
         try:
             error = self._attempt(0)
@@ -86,7 +87,7 @@ class _Launcher:
         self._caught.append(number)
 
     def _look_after(self, thread: threading.Thread) -> None:
-        """Hands each signal on to each rank, once, also to one that begins only later; and sees which rank keeps the others waiting."""
+        """Forwards each signal to each rank once, also to ranks that begin later; records which ranks keep the others waiting."""
         told: set[tuple[int, int]] = set()
         since = time.monotonic()
         while thread.is_alive():
@@ -97,11 +98,11 @@ class _Launcher:
                 self._silent = {rank.rank: rank.state() for rank in living}
                 for rank in living:
                     if self._silent[rank.rank] in "Tt":
-                        _send(rank.pid, signal.SIGKILL)  # it does not hear any other
+                        _send(rank.pid, signal.SIGKILL)  # a stopped process handles no other signal
             running = [rank.pid for rank in living]
             if not self._caught or running:
                 since = time.monotonic()
-            waited = time.monotonic() - since > _ABANDON_S  # for other machines, say
+            waited = time.monotonic() - since > _ABANDON_S  # the ranks wait for other machines, say
             if waited or (len(self._caught) > 1 and not found):
                 raise Interrupted(f"launch: {signal.Signals(self._caught[0]).name} came before the ranks ran.", self._caught[0])
             for key in [(turn, pid) for turn in range(len(self._caught)) for pid in running]:
@@ -150,7 +151,7 @@ def _send(pid: int, number: int) -> None:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """What child processes inherit."""
+    """Inside the block these variables are in the environment, which child processes inherit."""
     before = {name: os.environ[name] for name in values if name in os.environ}
     os.environ.update(values)
     try:

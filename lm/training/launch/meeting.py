@@ -1,4 +1,4 @@
-"""Where the machines of a run meet, tried before they do: torch itself waits for minutes, and names neither host nor port."""
+"""Checks the rendezvous address before the machines of a run meet there: torch waits for minutes, and names neither host nor port."""
 
 import errno
 import socket
@@ -46,17 +46,17 @@ def _addresses(host: str, rendezvous: str) -> list[tuple[socket.AddressFamily, s
 
 
 def _is_ours(address: str, port: int) -> bool:
-    """Whether the first machine of a run waits there: several commands may run on one."""
+    """Whether torch's store of a run already listens there: several commands of a run may be on one machine."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     met: list[TCPStore] = []
-    patience = timedelta(seconds=_ANSWER_S / 2)  # of one that answers, if not as torch does
+    patience = timedelta(seconds=_ANSWER_S / 2)  # for a program that answers, but not as torch does
     _within(_ANSWER_S, lambda: met.append(TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=patience)))
     return bool(met)
 
 
 def _within(seconds: float, work: Callable[[], None]) -> None:
-    """In a thread that may be left behind: neither the system nor torch gives up in time."""
+    """Runs `work` for at most so many seconds, in a thread that may be left behind: neither the system nor torch gives up in time."""
 
     def run() -> None:
         with suppress(OSError, RuntimeError, UnicodeError):

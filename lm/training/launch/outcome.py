@@ -1,4 +1,4 @@
-"""How one rank's end becomes known to the process that launched it: a small file each, in a folder that the environment names."""
+"""How the launching process learns how each rank ended: by one small file per rank, in a folder that the environment names."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _GONE = ("Z", "X", "?")  # letters of ps
 
 
 class RankFailed(LmError):
-    """What ended a run of several processes; the exit code is that of the rank's own error."""
+    """The error of the rank that ended a run of several processes, with that error's exit code."""
 
     def __init__(self, found: "Outcome") -> None:
         super().__init__(f"rank {found.rank}: {found.message or 'no message'}", found.before)
@@ -29,7 +29,7 @@ class RankFailed(LmError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one rank; `exit_code` None while it runs, and for ever where it was killed."""
+    """State of one rank. `exit_code` is None while the rank runs, and stays None where it was killed."""
 
     rank: int
     pid: int
@@ -41,14 +41,14 @@ class Outcome:
     stopped: bool = False  # by a signal
 
     def tell(self) -> bool:
-        """To whoever launched this process, if someone did."""
+        """Writes the outcome for the launching process; returns whether there is one."""
         folder = os.environ.get(FOLDER)
         if folder:
             replace_file(Path(folder) / f"rank-{self.rank}.json", json.dumps(asdict(self)))
         return bool(folder)
 
     def state(self) -> str:
-        """The letter of ps for what its process does, ? where the system does not say."""
+        """Returns the rank's process state as a letter of ps; ? where the system does not give it."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
         except OSError:
@@ -56,13 +56,13 @@ class Outcome:
 
 
 def begins(rank: int) -> None:
-    """This rank lives; and should the launching process die, it shall end too, with its step finished and saved."""
+    """Records that this rank runs. From now on it also ends, with its step finished and saved, if the launching process dies."""
     end_with_parent()
     Outcome(rank, os.getpid(), time.time()).tell()
 
 
 def ends(rank: int, error: LmError | None) -> bool:
-    """Returns whether there is someone to tell it to."""
+    """Records how this rank ended; returns whether a launching process reads it."""
     if error is None:
         return Outcome(rank, os.getpid(), time.time(), 0).tell()
     lost, stopped = isinstance(error, PeerLost), isinstance(error, Interrupted)
@@ -70,13 +70,14 @@ def ends(rank: int, error: LmError | None) -> bool:
 
 
 def read(folder: Path) -> list[Outcome]:
-    """Of all ranks of this machine that have begun, as they stand."""
+    """Returns the current outcomes of all ranks of this machine that have begun."""
     return [Outcome(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("rank-*.json"))]
 
 
 def verdict(outcomes: list[Outcome], killed: dict[int, int], silent: dict[int, str]) -> LmError | None:
-    """The error that ended a run: the first that is not the mere loss of another rank. killed: rank -> signal number. silent: rank -> what
-    its process did when another one had waited for it in vain. Where one of these had gone, the others have only not noticed yet."""
+    """Returns the error that ended a run: the first that is not merely the loss of another rank. killed: rank -> signal number. silent:
+    rank -> state of its process when another rank had waited for it in vain. If one of these processes was gone, the other silent ranks
+    are not at fault: they had only not noticed yet."""
     errors = sorted((found for found in outcomes if found.exit_code), key=lambda found: found.at)
     own = [found for found in errors if not found.peer_lost and not found.stopped]
     if own:
@@ -97,6 +98,6 @@ def verdict(outcomes: list[Outcome], killed: dict[int, int], silent: dict[int, s
 
 
 def may_pass(error: LmError) -> bool:
-    """Whether another start may do better: after a death, a fault of the machine, or where memory or disk ran out. The same config,
-    checkpoint and numbers would only fail again, and a signal was meant."""
+    """Whether a restart may succeed: after a killed rank, a fault of the machine, or where memory or disk ran out. Errors of config,
+    checkpoint or numerics would only recur, and a signal is meant to end the run."""
     return error.exit_code in (LmError.exit_code, ResourceError.exit_code)

@@ -1,4 +1,4 @@
-"""A process that was started for another one ends with it, so that nobody holds a run folder whose command is gone."""
+"""Ends a process together with the one it was started for, so that no orphan keeps holding a run folder."""
 
 import os
 import signal
@@ -6,25 +6,26 @@ import threading
 import time
 from collections.abc import Mapping
 
-_PARENT = "LM_PARENT"  # environment variable: the process that another one is started for
-ORPHANED = signal.SIGUSR2  # what a process sends itself then; a run takes it as SIGTERM, and it ends what has not begun yet
+_PARENT = "LM_PARENT"  # environment variable: id of the process that this one was started for
+ORPHANED = signal.SIGUSR2  # an orphan sends itself this: a run takes it as SIGTERM; before a run has begun it kills
 _LOOK_S = 0.5
-_PATIENCE_S = 60.0  # to finish the step and save; a rank may wait for one that is gone
+_PATIENCE_S = 60.0  # to finish the step and save, then exit: a rank may hang waiting for one that is gone
 
 
 def heard() -> list[int]:
-    """Returns the signals after which a run is saved; that of a closed terminal is none where nohup has it ignored."""
+    """Returns the signals on which a run saves and ends. SIGHUP, of a closed terminal, is not among them under nohup."""
     closed = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *closed]
 
 
 def named() -> Mapping[str, str]:
-    """Returns what the environment of a process needs to end with this one."""
+    """Returns the environment variables that make a child process end with this process."""
     return {_PARENT: str(os.getpid())}
 
 
 def end_with_parent() -> None:
-    """Looks after it from now on, in a process that has one. It may be gone already, and a program may stand between the two."""
+    """Starts to watch the parent, in a process that was started for one. The parent may be gone already, and another program may stand
+    between the two processes."""
     named = os.environ.pop(_PARENT, None)
     if named is not None or "TORCHELASTIC_RUN_ID" in os.environ:
         next_to_us = os.getppid()

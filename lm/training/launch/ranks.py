@@ -1,4 +1,4 @@
-"""The processes of a run, and what they tell each other beside gradients: small things, through the host's memory."""
+"""The processes of a run, and their collectives for small objects, on the CPU."""
 
 import os
 from collections.abc import Callable
@@ -24,17 +24,17 @@ class PeerLost(LmError):
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of a run. All methods are collective, and free of cost where there is one process."""
+    """This process among those of a run. All methods are collective, and cost nothing where there is one process."""
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0
-    group: Any = None  # of torch.distributed; None: the one that all share
+    group: Any = None  # process group of torch.distributed; None: the default one
 
     @classmethod
     def from_environment(cls) -> "Ranks":
-        """As torchrun has set it; one process otherwise, whatever a scheduler says: Lightning would heed these variables by itself, so
-        they are taken away."""
+        """Returns the ranks that torchrun has set, else a single process: a scheduler's variables are removed, since Lightning would follow
+        them. Raises ConfigError where torchrun's variables are no valid ranks."""
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             for name in _OF_SCHEDULERS & os.environ.keys():
                 del os.environ[name]
@@ -49,21 +49,21 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """The rank that writes what is written once."""
+        """Whether this is rank 0, which writes the run's files."""
         return self.rank == 0
 
     def meet(self, timeout_s: int) -> None:
-        """Form the process group: gloo for what is on the CPU, and NCCL for what is on GPUs."""
+        """Forms the process group: gloo for tensors on the CPU, NCCL for tensors on GPUs."""
         if "TORCHELASTIC_RUN_ID" in os.environ and not distributed.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             distributed.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
 
     def total(self, *values: float) -> list[float]:
-        """Each value summed over the ranks."""
+        """Returns each value summed over the ranks."""
         return self._reduced(values, distributed.ReduceOp.SUM)
 
     def most(self, *values: float) -> list[float]:
-        """The largest of each value over the ranks."""
+        """Returns the maximum of each value over the ranks."""
         return self._reduced(values, distributed.ReduceOp.MAX)
 
     def _reduced(self, values: tuple[float, ...], how: Any) -> list[float]:
@@ -74,14 +74,14 @@ class Ranks:
         return numbers.tolist()
 
     def apart(self) -> "Ranks":
-        """The same ranks with a line of their own, for another thread."""
+        """Returns the same ranks with a process group of their own, for use in another thread."""
         return self if self.world == 1 else replace(self, group=distributed.new_group(backend="gloo"))
 
     def barrier(self) -> None:
         self.total(0.0)
 
     def from_first(self, find: Callable[[], T]) -> T:
-        """What rank 0 finds; the others wait for it."""
+        """Returns rank 0's result of `find` on every rank; the others wait for it."""
         if self.world == 1:
             return find()
         box: list[Any] = [find() if self.first else None]
@@ -89,7 +89,7 @@ class Ranks:
         return box[0]
 
     def first_here(self, find: Callable[[], T]) -> T:
-        """Done by the first rank of each machine, and only then by its others, who find it done."""
+        """Runs `find` on the first rank of each machine, and then on the machine's others, which find its work done (in a cache, say)."""
         if self.local_rank == 0:
             found = find()
             self.barrier()
@@ -99,7 +99,7 @@ class Ranks:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """What gloo and NCCL say when the process at the other end has gone."""
+    """Whether an error is one that gloo or NCCL raises when another rank's process is gone."""
     words = ("onnection closed", "onnection reset", "onnection refused", "Broken pipe", "remote process exited", "imed out", "Socket")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 

@@ -1,5 +1,5 @@
-"""Ctrl-C, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1: finish the step, save, exit 130, 143, 129 or 138. A second one within five
-seconds exits at once, and says what is lost.
+"""Ctrl-C, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 finish the step, save and exit with 130, 143, 129 or 138. A second signal within
+five seconds exits at once, and says what is lost.
 
 SIGUSR1 is what a cluster sends some time before it takes the machine away: a job of SLURM is then put back into its queue.
 """
@@ -23,11 +23,11 @@ _IMPATIENT_S = 5.0
 
 
 class Signals:
-    """Inside the block a signal raises Interrupted, and after `defer()` it is only noted in `received`."""
+    """Inside the block a signal raises Interrupted; after `defer()` it is only recorded in `received`."""
 
     def __init__(self, folder: RunFolder, rank: int) -> None:
         self.received: int | None = None
-        self.step = 0  # the last one that is done
+        self.step = 0  # the last finished step
         self._folder, self._rank = folder, rank
         self._deferred = False
         self._at = 0.0
@@ -43,7 +43,8 @@ class Signals:
             signal.signal(number, handler)
 
     def defer(self) -> None:
-        """From now on the loop looks at `received` after each step. Installs the handlers again, since Lightning sets its own."""
+        """From now on signals are only recorded, and the loop checks `received` after each step. Installs the handlers again, since
+        Lightning sets its own."""
         self._deferred = True
         self._install()
 
@@ -52,7 +53,7 @@ class Signals:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == ORPHANED:  # as SIGTERM, but nobody is impatient
+        if number == ORPHANED:  # like SIGTERM, but never counts as an impatient second signal
             if self.received is not None:
                 return
             number = signal.SIGTERM
@@ -68,7 +69,7 @@ class Signals:
             raise Interrupted(f"train: {name} came before the first step, so there is nothing new to save. Train again to start.", number)
 
     def _leave(self, number: int) -> None:
-        """At once, so that whatever hangs holds up nobody."""
+        """Exits at once without a save, even where something hangs."""
         kept = checkpoints(self._folder.checkpoints)
         lost = f"{signal.Signals(number).name} came as a second signal, so the run ended at once after step {self.step:,}, without a save"
         left = (
@@ -81,7 +82,7 @@ class Signals:
 
 
 def requeue(stopped: Interrupted) -> None:
-    """After SIGUSR1 the first machine of a SLURM job asks for it to be run again; it goes on in the same run folder."""
+    """After SIGUSR1, requeues the SLURM job, on its first machine; the run then resumes in the same run folder."""
     job = os.environ.get("SLURM_JOB_ID")
     if job is None or stopped.exit_code != 128 + signal.SIGUSR1 or os.environ.get("SLURM_NODEID", "0") != "0":
         return

@@ -1,4 +1,4 @@
-"""The front door of training: in this process, or in ranks that are started for it."""
+"""The entry point of training: in this process, or in ranks that are started for it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 def train(cfg: TrainConfig, callbacks: Sequence["Callback"] = (), command: str | None = None) -> RunFolder:
-    """Trains to the end, or resumes, and returns the run: `.summary()`, `.metrics.read()`, `.model` for `lm.load`, ...
+    """Trains to the last step, resuming where there is a checkpoint, and returns the run: `.summary()`, `.metrics.read()`, `.model` for
+    `lm.load`, ...
 
-    cfg: of `lm.config`. callbacks: Lightning's or your own, after ours; they live in this process, so with several processes name kinds
-    of a plugin in the config instead. command: what a person typed, for the summary.
-    Raises LmError; Interrupted after SIGINT or SIGTERM, with the step finished and all saved, so that the same call goes on.
+    cfg: from `lm.config`. callbacks: further Lightning callbacks, called after the built-in ones; they live in this process, so with
+    several processes name callback kinds of a plugin in the config instead. command: the command line as typed, for the summary.
+    Raises LmError; Interrupted after SIGINT or SIGTERM, with the step finished and everything saved, so that the same call resumes.
     """
     if not isinstance(cfg, TrainConfig):
         raise ConfigError(f"train: {type(cfg).__name__} is no config of a run. Write lm.train(lm.config(overrides=[...])).")

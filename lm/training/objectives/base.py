@@ -1,6 +1,6 @@
-"""What a training step makes of a model and a batch, and how an objective's config finds it (lm/losses/tokens.py does the sums).
+"""The interface of training objectives and their registry by config class (lm/losses/tokens.py computes the sums).
 
-Every module beside this one is imported when a loss is built, and so has registered its own.
+All modules of this package are imported when an objective is built, so that each has registered its own.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class Objective(Protocol):
-    """The loss of one micro-batch, as sums over what its `step_tokens` count."""
+    """The loss of one micro-batch, as sums over the units that its `step_tokens` count."""
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
-        """step: optimizer steps taken before.  first_row: the number of the batch's first row among all rows of the step."""
+        """Returns the sums of one micro-batch.  step: optimizer steps taken before.  first_row: index of the batch's first row among all
+        rows of the step, over ranks and micro-batches."""
 
 
 Build = Callable[[Any, "TrainConfig"], Objective]
@@ -30,7 +31,7 @@ LOSSES: dict[type, Build] = {}
 
 
 def loss_of(kind: type) -> Callable[[B], B]:
-    """Registers what makes the loss of this kind of ObjectiveConfig and those derived from it, called with its config and the run's."""
+    """Registers a builder, called with (objective config, run config), for an ObjectiveConfig class and the classes derived from it."""
 
     def register(build: B) -> B:
         LOSSES[kind] = build
@@ -40,7 +41,7 @@ def loss_of(kind: type) -> Callable[[B], B]:
 
 
 def build_objective(cfg: "TrainConfig") -> Objective:
-    """Returns the loss of the nearest class that has one."""
+    """Returns the run's objective, built by the builder of the config's class or its nearest base class that has one."""
     for info in iter_modules(objectives.__path__):
         import_module(f"{objectives.__name__}.{info.name}")
     kind = next(kind for kind in type(cfg.objective).__mro__ if kind in LOSSES)

@@ -1,4 +1,4 @@
-"""Cross-entropy of the labels: the loss of every objective that has no other."""
+"""Cross-entropy of the labels: the loss of every objective that registers no other."""
 
 from lm.data.rows.base import LikelihoodConfig, ScheduledSamplingConfig
 from lm.losses.measure import answers
@@ -25,7 +25,7 @@ class Likelihood:
 
 
 class ScheduledSampling(Likelihood):
-    """The same where the model itself has drawn a part of the inputs, which grows with the steps."""
+    """Likelihood with a part of the inputs replaced by the model's own samples; the part grows linearly with the steps."""
 
     def __init__(self, cfg: ScheduledSamplingConfig, max_steps: int, seed: int) -> None:
         super().__init__(cfg)

@@ -1,4 +1,5 @@
-"""Objectives that draw answers from the model as it is, and make those likelier that are worth more than others to the same prompt."""
+"""On-policy objectives: sample answers from the current model and raise the likelihood of those with more reward than the others to
+the same prompt."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -24,15 +25,16 @@ from lm.training.config import TrainConfig
 from lm.training.objectives.base import loss_of
 from lm.training.weights.initial import parent
 
-_EPS = 1e-4  # beside the spread of a group's rewards
+_EPS = 1e-4  # added to the standard deviation of a group's rewards
 C = TypeVar("C", bound=PolicyConfig)
 
 
 class Policy(ABC, Generic[C]):
-    """What these objectives share. Draws are a function of (seed, step, row, number in the group), however a step is split."""
+    """Base of the on-policy objectives. Samples are a function of (seed, step, row, number in the group), however a step is split over
+    ranks and micro-batches."""
 
     def __init__(self, cfg: C, sampler: Sampler, start: Callable[[], LM], pad: int, seed: int, compiled: bool = False) -> None:
-        """start: gives the frozen model that training starts from.  compiled: the model is, and sampling should not be."""
+        """start: returns the frozen model that training starts from.  compiled: the model is compiled, so sampling must switch to eager."""
         self._cfg, self._sampler, self._start, self._pad, self._seed, self._compiled = cfg, sampler, start, pad, seed, compiled
         self._reference: LM | None = None
 
@@ -57,14 +59,14 @@ class Policy(ABC, Generic[C]):
 
     @abstractmethod
     def loss(self, logp: Tensor, before: Tensor | None, of: Tensor, lengths: Tensor, worth: Tensor) -> Tensor:
-        """Returns the sum over answers.
+        """Returns the loss summed over answers.
 
-        logp, before: (tokens,) log p of each token of the answers now, and at the start where that costs; of: (tokens,) which answer each
-        belongs to; lengths: (answers,); worth: (prompts, n_answers) float64.
+        logp: (tokens,) log p of the answers' tokens under the model; before: the same under the starting model, None without a kl term;
+        of: (tokens,) index of each token's answer; lengths: (answers,) in tokens; worth: (prompts, n_answers) float64 rewards.
         """
 
     def draw(self, model: LM, batch: Batch, step: int, first_row: int) -> list[Rollout]:
-        """Returns the group of each row in turn.  first_row: as an objective is told it."""
+        """Returns n_answers rollouts for each row, row after row.  first_row: as in `Objective`."""
         asked = asked_of(batch)
         keys = [f"{self._seed}/{step}/{first_row + i}" for i in range(len(asked))]
         eager: AbstractContextManager[None] = torch.compiler.set_stance("force_eager") if self._compiled else nullcontext()
@@ -72,7 +74,7 @@ class Policy(ABC, Generic[C]):
             return self._sampler.draw(model, asked, self._cfg.n_answers, keys=keys)
 
     def _judged(self, answers: Sequence[Answer]) -> tuple[Tensor, dict[str, Tensor]]:
-        """(answers,) what each is worth, and what is told of them."""
+        """Returns (answers,) total rewards, and metrics as (2,) pairs by name."""
         rewards = self._cfg.rewards
         each = [scores(rewards, answer) for answer in answers]
         worth = torch.tensor([total(rewards, one) for one in each], dtype=torch.float64)
@@ -92,8 +94,8 @@ class Policy(ABC, Generic[C]):
 
 
 class GRPO(Policy[GRPOConfig]):
-    """-A log p of each token, where A is the reward above its group's mean, over the group's spread; and kl times the estimate of
-    equation 4. Shao et al. 2024, arXiv:2402.03300, equation 3 where the model is the one that has drawn."""
+    """-A log p of each token, where A = (reward - mean of its group) / standard deviation of the group; plus kl times the estimate of the
+    KL divergence of equation 4. Shao et al. 2024, arXiv:2402.03300, equation 3 for answers sampled from the current model."""
 
     def loss(self, logp: Tensor, before: Tensor | None, of: Tensor, lengths: Tensor, worth: Tensor) -> Tensor:
         advantage = worth - worth.mean(1, keepdim=True)
@@ -107,8 +109,8 @@ class GRPO(Policy[GRPOConfig]):
 
 
 class RLOO(Policy[RLOOConfig]):
-    """-A log p of each answer, where A is its reward above the mean of the others of its group, kl times log p / p at the start taken
-    off each. Ahmadian et al. 2024, arXiv:2402.14740, section 3.3."""
+    """-A log p of each answer, where A = its reward - the mean reward of the others in its group, each reward first reduced by
+    kl * log(p / p of the starting model). Ahmadian et al. 2024, arXiv:2402.14740, section 3.3."""
 
     def loss(self, logp: Tensor, before: Tensor | None, of: Tensor, lengths: Tensor, worth: Tensor) -> Tensor:
         if before is not None:
@@ -129,7 +131,7 @@ def _rloo(cfg: RLOOConfig, run: TrainConfig) -> RLOO:
 
 
 def _parts(cfg: PolicyConfig, run: TrainConfig) -> tuple[Sampler, Callable[[], LM], int, int, bool]:
-    """With the tokenizer of the model that training starts from, which is the run's."""
+    """Returns the arguments of `Policy` after its config. The sampler has the tokenizer of the model that training starts from."""
     start = str(run.init_from)
     tokenizer = load_tokenizer(resolve_model(start))
     if (template := run.data.chat_template(tokenizer)) is not None:
@@ -139,11 +141,11 @@ def _parts(cfg: PolicyConfig, run: TrainConfig) -> tuple[Sampler, Callable[[], L
 
 
 def _rows(rollouts: Sequence[Rollout], pad: int) -> Batch:
-    """One row each: the prompt is read, the answer learned."""
+    """Returns a batch with one row per rollout; only the answer's tokens are labels."""
     examples = [Example.of(np.array(rollout.asked.prompt), np.array(rollout.tokens)) for rollout in rollouts]
     return joined_batch([[one] for one in examples], rounded(max(len(one.tokens) - 1 for one in examples)), pad)
 
 
 def _pair(total: Tensor | float, n: int) -> Tensor:
-    """(2,) a sum, and how many are in it."""
+    """Returns (2,): a sum and the number of its terms."""
     return torch.tensor([float(total), n])

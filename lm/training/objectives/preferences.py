@@ -17,7 +17,7 @@ from lm.training.weights.initial import parent
 class Preferences:
     """The loss of a config on a batch.
 
-    Rows come in pairs, the better answer first. `parent` gives the frozen model to compare with, whole on every rank.
+    Rows come in pairs, the preferred answer first. `parent` returns the frozen reference model, unsharded on every rank.
     """
 
     def __init__(self, cfg: PreferenceConfig, parent: Callable[[], LM]) -> None:

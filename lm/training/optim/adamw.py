@@ -53,7 +53,7 @@ class AdamWConfig(OptimConfig):
 
 
 class AdamW(torch.optim.AdamW, Stateful):
-    """torch's, whose fused kernel looks at `found_inf` by itself."""
+    """torch's AdamW, whose fused kernel itself skips the step where `found_inf` is 1."""
 
     def initial_state(self, group: Group, p: Tensor) -> State:
         return adam_state(p)

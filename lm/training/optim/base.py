@@ -1,4 +1,4 @@
-"""What every optimizer shares: its slot, groups of parameters that carry their names, and state that is there before the first step."""
+"""What every optimizer shares: its slot, parameter groups that carry their weights' names, and state that exists before the first step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,30 +41,30 @@ class OptimConfig(Slot, group="optim"):
 
     @property
     def gathers(self) -> bool:
-        """Whether it makes matrices whole by itself where the ranks hold slices of them that it is told of."""
+        """Whether the optimizer itself gathers whole matrices from the ranks' slices, given how they are cut."""
         return False
 
     @property
     def whole_by(self) -> str:
-        """The option that wants whole matrices."""
+        """The option that needs whole matrices, as key=value."""
         return f"optim={self.kind}"
 
     @property
     def coded_by(self) -> str | None:
-        """The option by which its state is in codes, which nothing but it can read; None where there are none."""
+        """The option that stores the optimizer's state as 8-bit codes, which only this optimizer can read; None where nothing does."""
         return None
 
     @abstractmethod
     def build(self, named: NamedWeights, traits: Mapping[str, Traits]) -> Optimizer:
-        """Returns one optimizer over these parameters; each of its groups is made by `grouped`.  traits: by name."""
+        """Returns one optimizer over these parameters; `grouped` makes each of its groups.  traits: by name of the weight."""
 
     @abstractmethod
     def state_bytes(self, number: int) -> tuple[float, float]:
-        """Returns what is kept per element of the blocks' matrices, and of everything else.  number: bytes of a weight."""
+        """Returns bytes of state per element of the blocks' matrices, and of all other weights.  number: bytes of a weight's element."""
 
 
 class Stateful(ABC):
-    """What a checkpoint needs of an optimizer."""
+    """What an optimizer must provide so that its state can be saved and loaded."""
 
     @abstractmethod
     def initial_state(self, group: Group, p: Tensor) -> State:
@@ -72,7 +72,8 @@ class Stateful(ABC):
 
     @contextmanager
     def lent(self, group: Group, p: Tensor) -> Iterator[State]:
-        """Inside the block what a checkpoint has of a parameter's state, in the parameter's shape; what is written there is kept."""
+        """Yields a parameter's state as checkpoints store it, in the parameter's shape; what is written to it in the block becomes the
+        state."""
         assert isinstance(self, Optimizer)
         yield self.state[p]
 
@@ -104,7 +105,7 @@ class Skippable(Optimizer, Stateful):
         """Updates parameters that have gradients once."""
 
     def _flag_is_here(self) -> bool:
-        """On the CPU the flag is read at no cost; elsewhere reading it would wait for the device."""
+        """Whether `found_inf` is on the CPU, where reading it costs nothing; elsewhere it would wait for the device."""
         return self.found_inf is None or self.found_inf.device.type == "cpu"
 
     def _write(self, old: list[Tensor], new: list[Tensor] | tuple[Tensor, ...]) -> None:
@@ -118,13 +119,13 @@ class Skippable(Optimizer, Stateful):
 
 
 def grouped(named: NamedWeights, lr: float, weight_decay: float) -> Group:
-    """Returns parameters with their `names`, and the rate that the schedule takes parts of."""
+    """Returns a parameter group with the weights' `names`, and the `peak_lr` that the schedule's factor multiplies."""
     params, names = [p for _, p in named], [name for name, _ in named]
     return {"params": params, "names": names, "lr": lr, "peak_lr": lr, "weight_decay": weight_decay}
 
 
 def alike(named: NamedWeights, traits: Mapping[str, Traits]) -> list[tuple[Traits, NamedWeights]]:
-    """Returns the weights in parts of equal traits: those that decay before the others, and in both last what has the plain rate."""
+    """Returns the weights partitioned by equal traits. Parts with weight decay come first; within both kinds the plain rate comes last."""
     parts: dict[Traits, NamedWeights] = {}
     for pair in named:
         parts.setdefault(traits[pair[0]]._replace(matrix=False), []).append(pair)
@@ -132,9 +133,9 @@ def alike(named: NamedWeights, traits: Mapping[str, Traits]) -> list[tuple[Trait
 
 
 def decaying(named: NamedWeights, lr: float, weight_decay: float, traits: Mapping[str, Traits]) -> list[Group]:
-    """Returns groups of matrices and embeddings, which decay, and of vectors, which do not, for an optimizer with AdamW's rates.
+    """Returns parameter groups for an optimizer with AdamW's rates: matrices and embeddings, which decay, and vectors, which do not.
 
-    Each has `rates`. A decay is a part of the rate, so that it is raised where the rate is lowered.
+    Each group has `rates`. Decay is multiplied by the rate, so a group whose factor lowers its rate has a larger weight_decay.
     """
     return [
         grouped(part, of.peak(lr, of.rates.adam), of.decay(weight_decay, of.rates.adam)) | {"rates": of.rates}
@@ -143,13 +144,13 @@ def decaying(named: NamedWeights, lr: float, weight_decay: float, traits: Mappin
 
 
 def adam_state(p: Tensor) -> State:
-    """Returns AdamW's state as its fused kernel wants it."""
+    """Returns AdamW's initial state of a parameter, as its fused kernel takes it."""
     zero = torch.zeros((), dtype=torch.float32, device=p.device)
     return {"step": zero, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
 
 
 def adamw_step(params: list[Tensor], states: Sequence[State], group: Group, found_inf: Tensor | None) -> None:
-    """Steps parameters of a group that has AdamW's options once; with `found_inf` = 1 nothing changes, and nothing waits for the device."""
+    """Makes one AdamW step with the group's options. With `found_inf` = 1 nothing changes; nothing waits for the device."""
     grads = [p.grad for p in params if p.grad is not None]
     means, squares, steps = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
     options: Group = {key: group[key] for key in ("lr", "weight_decay", "eps", "beta1", "beta2")}
@@ -158,19 +159,19 @@ def adamw_step(params: list[Tensor], states: Sequence[State], group: Group, foun
 
 
 def momentum_state(p: Tensor) -> State:
-    """Returns a momentum, in float32 whatever the weight is."""
+    """Returns a zero momentum, in float32 whatever the weight's dtype."""
     return {"momentum": torch.zeros_like(p, dtype=torch.float32)}
 
 
 def set_lr(optimizer: Optimizer, factor: float) -> None:
-    """Sets each group's rate to a part of its peak."""
+    """Sets each group's rate to `factor` times its peak."""
     for params in optimizer.param_groups:
         params["lr"] = params["peak_lr"] * factor
 
 
 @torch.no_grad()
 def begin_state(optimizer: Optimizer) -> None:
-    """Makes all state before the first step, so that it can be saved and loaded at any step."""
+    """Creates all state before the first step, so that it can be saved and loaded at any step."""
     assert isinstance(optimizer, Stateful)
     for params in optimizer.param_groups:
         for p in params["params"]:
@@ -179,7 +180,7 @@ def begin_state(optimizer: Optimizer) -> None:
 
 @torch.no_grad()
 def named_state(optimizer: Optimizer) -> Iterator[tuple[str, str, Tensor]]:
-    """Yields (parameter, kind, tensor) of all state; what is to be loaded is written before the next is asked for."""
+    """Yields (parameter's name, kind, tensor) of all state. To load a state, write into the tensor before taking the next one."""
     assert isinstance(optimizer, Stateful)
     for params in optimizer.param_groups:
         for name, p in zip(params["names"], params["params"], strict=True):

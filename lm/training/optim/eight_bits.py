@@ -1,4 +1,4 @@
-"""AdamW whose moments of the blocks' matrices are in 8 bits."""
+"""AdamW with 8-bit moments for the blocks' matrices."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +13,10 @@ _SIGNED = {"exp_avg": True, "exp_avg_sq": False}
 
 
 class EightBitAdamW(Skippable):
-    """Groups that are `coded` have their moments in blocks of 256 codes with a scale each.  Dettmers et al. 2021, arXiv:2110.02861.
+    """Moments of `coded` groups are kept in blocks of 256 codes with a scale each.  Dettmers et al. 2021, arXiv:2110.02861.
 
-    A step decodes some blocks at a time, steps in float32 with the kernel of all others, and encodes again. What it has left as it was
-    has the same codes again (`Coded`), and so has a checkpoint, which is in float32.
+    A step decodes some blocks at a time, steps in float32 with the same kernel as uncoded groups, and encodes again. Values that a step
+    leaves unchanged get the same codes again (see `Coded`), and so do values that went through a checkpoint in float32.
     """
 
     def initial_state(self, group: Group, p: Tensor) -> State:
@@ -67,18 +67,18 @@ class EightBitAdamW(Skippable):
 
 
 def _parts(p: Tensor, state: State, name: str) -> list[Coded]:
-    """Returns a moment in as many parts as `_flat(p).split(_at_a_time(p))` has."""
+    """Returns the encoded moment `name` in parts that match `_flat(p).split(_at_a_time(p))`."""
     codes, scales = (state[f"{name}_{part}"].split(_at_a_time(p) // BLOCK) for part in ("codes", "scales"))
     return [Coded(*pair, _SIGNED[name]) for pair in zip(codes, scales, strict=True)]
 
 
 def _at_a_time(p: Tensor) -> int:
-    """Elements: what the cache of a core holds; elsewhere, what takes longer than to launch the kernels."""
+    """Returns how many elements to step at a time. On a CPU they fit a core's cache; on a GPU they take longer than launching kernels."""
     return 1 << 18 if p.device.type == "cpu" else 1 << 24
 
 
 def _flat(x: Tensor) -> Tensor:
-    """What this rank has of it, to be written to."""
+    """Returns this rank's part of a tensor as a flat view that can be written to."""
     from torch.distributed.tensor import DTensor  # here: a config is known without it
 
     return (x.to_local() if isinstance(x, DTensor) else x).view(-1)

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 Iteration = Literal["quintic", "polar_express"]
-_SAFETY = 1.01  # of Polar Express, whose polynomials grow fast beyond 1, where the rounding of bf16 takes singular values
+_SAFETY = 1.01  # of Polar Express: bf16 rounding lifts singular values above 1, where its polynomials grow fast
 
 
 def _safe(steps: list[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
-    """What these polynomials, but for the last, make of a value that much smaller."""
+    """Returns the coefficients of all polynomials but the last changed such that each takes x as if it were x / _SAFETY."""
     return [(a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in steps[:-1]] + steps[-1:]
 
 
@@ -53,9 +53,9 @@ COEFFICIENTS: dict[Iteration, list[tuple[float, float, float]]] = {
 
 
 def orthogonalize(matrices: Tensor, iteration: Iteration = "quintic") -> Tensor:
-    """U V^T of each matrix = U S V^T in the batch, nearly, in the dtype given.
+    """Returns approximately U V^T for each matrix = U S V^T of the batch, in the dtype given.
 
-    matrices: (n, rows, columns).  The batch is one chain of large products, where torch.optim.Muon loops over matrices.
+    matrices: (n, rows, columns).  All matrices go through batched products, where torch.optim.Muon loops over matrices.
     """
     safety = _SAFETY if iteration == "polar_express" else 1.0
     tall = matrices.shape[-2] > matrices.shape[-1]
@@ -68,10 +68,11 @@ def orthogonalize(matrices: Tensor, iteration: Iteration = "quintic") -> Tensor:
 
 
 def even_rows(updates: Sequence[Tensor], squares: list[Tensor], beta: float) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns updates whose rows are about equally long, each matrix as long in all as before, and the new means of squares.
+    """Returns updates with rows of about equal norm, each matrix keeping its own norm, and the new means of squares.
 
-    updates: (..., rows, columns).  squares: (..., rows, 1), the mean of each row's elements squared, over steps.  NorMuon, Li et al. 2025,
-    arXiv:2510.05491, algorithm 1. Its means begin at 0 and are not corrected: that is a factor on all rows, which the kept norm takes out.
+    updates: (..., rows, columns).  squares: (..., rows, 1), running mean over steps of each row's mean square.  NorMuon, Li et al. 2025,
+    arXiv:2510.05491, algorithm 1. The means begin at 0 without bias correction: that is one factor on all rows, which keeping the norm
+    cancels.
     """
     updates = [x.float() for x in updates]
     squares = [of.lerp(x.square().mean(-1, keepdim=True), 1 - beta) for x, of in zip(updates, squares, strict=True)]
@@ -83,7 +84,7 @@ def even_rows(updates: Sequence[Tensor], squares: list[Tensor], beta: float) -> 
 
 
 def fast_dtype(device: torch.device) -> torch.dtype:
-    """bf16 where the hardware multiplies it (on an AVX512-BF16 core about 4 times as fast as float32), else float32."""
+    """Returns bf16 where the hardware multiplies it natively (on an AVX512-BF16 core about 4 times as fast as float32), else float32."""
     native = torch.cpu._is_avx512_bf16_supported() if device.type == "cpu" else torch.cuda.is_bf16_supported()
     return torch.bfloat16 if native else torch.float32
 
@@ -146,23 +147,23 @@ class MuonConfig(OptimConfig):
 
 @dataclass
 class Held:
-    """What this process has of some matrices: all of them, of one shape, (rows, columns) or a stack (e, rows, columns)."""
+    """Whole matrices on this process, all of one shape: (rows, columns), or stacks (e, rows, columns)."""
 
-    shapes: Sequence[Sequence[int]]  # of what each is, or is a slice of
+    shapes: Sequence[Sequence[int]]  # of each whole matrix or stack
     weights: list[Tensor]
     grads: list[Tensor]
     momenta: list[Tensor]
-    squares: list[Tensor]  # of rows; none where these are left as they come
+    squares: list[Tensor]  # running mean squares of rows; empty without NorMuon
 
     def orthogonal(self, updates: list[Tensor], iteration: Iteration) -> Sequence[Tensor]:
-        """Returns the update of each as it is of the nearest matrix of singular values 1."""
+        """Returns each update replaced by (nearly) the closest matrix whose singular values are all 1."""
         stacked = torch.stack(updates)
         return orthogonalize(stacked.flatten(0, -3), iteration).view_as(stacked).unbind()  # (n, e, rows, columns) -> (n*e, rows, columns)
 
 
 @dataclass
 class Sliced(Held):
-    """Flat slices of matrices of any shapes, each made whole on one rank and taken apart again."""
+    """Flat slices of matrices of any shapes. Each matrix is gathered on one rank, orthogonalized there, and scattered again."""
 
     cuts: Sequence[Cut]
     group: ProcessGroup | None
@@ -182,7 +183,8 @@ class Sliced(Held):
 
 
 def _of_shards(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor], group: Group) -> Sliced:
-    """As FSDP2 cuts them, along the last dimension of its mesh; each of the copies along another does the same. Or as the group says."""
+    """Returns the slices that FSDP2 has cut along the last dimension of its mesh, or as the group's CUTS say. Replicas along another mesh
+    dimension all do the same work."""
     mesh = cast("DTensor", params[0]).device_mesh
     last = mesh.ndim - 1
     weights, grads, momenta = ([cast("DTensor", x).to_local().view(-1) for x in xs] for xs in (params, grads, momenta))
@@ -192,7 +194,7 @@ def _of_shards(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor],
 
 
 def _of_flat(cuts: Sequence[Cut], weight: Tensor, grad: Tensor, momentum: Tensor) -> Sliced:
-    """As an engine that keeps the slices of all weights in one tensor."""
+    """Returns the slices of an engine that keeps this rank's slices of all weights in one flat, padded tensor."""
     rank = torch.distributed.get_rank()
     sizes = [cut.sizes[rank] for cut in cuts]
     padded = [*sizes, weight.numel() - sum(sizes)]
@@ -201,7 +203,7 @@ def _of_flat(cuts: Sequence[Cut], weight: Tensor, grad: Tensor, momentum: Tensor
 
 
 class MuonAdamW(Skippable):
-    """Groups with a `momentum` are Muon's, the others AdamW's."""
+    """Steps groups that have a `momentum` with Muon, the others with AdamW."""
 
     def initial_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         if "momentum" not in group:

@@ -1,4 +1,4 @@
-"""How the learning rate goes with the steps."""
+"""Learning rate schedules."""
 
 import math
 from abc import abstractmethod
@@ -24,7 +24,7 @@ class ScheduleConfig(Slot, group="schedule"):
 
     @abstractmethod
     def after_warmup(self, step: int, max_steps: int) -> float:
-        """Returns the part of the peak at a step behind the warm-up."""
+        """Returns the learning rate of a step after the warm-up, as a part of the peak."""
 
 
 class ConstantConfig(ScheduleConfig):
@@ -76,5 +76,5 @@ class WSDConfig(ScheduleConfig):
 
 
 def _done(step: int, start: int, max_steps: int) -> float:
-    """Which part of a decay is behind: 1 at `max_steps`, one after the last step, so that no step is spent at a rate of 0."""
+    """Returns the part of a decay that is done: 1 at `max_steps`, which comes after the last step, so that no step has a rate of 0."""
     return min(max((step - start) / max(max_steps - start, 1), 0.0), 1.0)

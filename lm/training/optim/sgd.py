@@ -35,8 +35,8 @@ class SGDConfig(OptimConfig):
 class SGD(Skippable):
     """m <- momentum * m + gradient + decay * w;  w <- w - lr * m, computed in float32.
 
-    Not torch's: up to 2.13 its fused SGD leaves most bf16 weights on a CPU unchanged (pytorch issue 191763), and only the fused one
-    knows `found_inf`.
+    Not torch's SGD: up to 2.13 its fused kernel leaves most bf16 weights on a CPU unchanged (pytorch issue 191763), and only the fused
+    kernel knows `found_inf`.
     """
 
     def initial_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:

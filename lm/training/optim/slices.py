@@ -1,4 +1,4 @@
-"""Matrices of which each rank holds a slice, whole on one rank for as long as that works on them."""
+"""Matrices that are sliced over the ranks: each is gathered on one rank, which works on it, and scattered again."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,21 +23,21 @@ class Cut:
 
     @property
     def cost(self) -> int:
-        """Returns what a product with its own transpose costs, up to a factor."""
+        """Returns the cost of multiplying the matrix by its own transpose, up to a factor."""
         return self.shape[0] * self.shape[1] * min(self.shape)
 
     def matrices(self) -> list["Cut"]:
-        """Returns each matrix of the stack by itself."""
+        """Returns the cuts of the stack's single matrices."""
         size = self.shape[-2] * self.shape[-1]
         starts = range(0, max(self.bounds[-1], 1), size)
         return [Cut(self.shape[-2:], tuple(min(max(at - start, 0), size) for at in self.bounds)) for start in starts]
 
     def joined(self, pieces: Sequence[Tensor]) -> Tensor:
-        """Returns the whole of what all ranks hold, flat each."""
+        """Returns the whole matrix.  pieces: the flat slice of each rank."""
         return torch.cat([*pieces]).view(self.shape)
 
     def parted(self, whole: Tensor) -> Sequence[Tensor]:
-        """Returns what each rank holds of it, flat."""
+        """Returns each rank's flat slice of a whole matrix."""
         return whole.reshape(-1).split(self.sizes)
 
 
@@ -60,14 +60,15 @@ class Tiles(Cut):
 
 
 def by_rows(shape: Sequence[int], world: int) -> Cut:
-    """Returns how FSDP2 cuts a weight: equal parts of the first dimension, of which the last ranks may have less, or nothing."""
+    """Returns how FSDP2 cuts a weight: into equal parts of its first dimension, of which the last ranks may get fewer rows, or none."""
     rows, rest = -(-shape[0] // world), torch.Size(shape[1:]).numel()
     return Cut(tuple(shape), tuple(min(rank * rows, shape[0]) * rest for rank in range(world + 1)))
 
 
 def by_slices(shape: Sequence[int], dim: int, n: int, world: int) -> Cut:
-    """Returns how n * world ranks hold a weight of which n neighbours have an n-th each along a dimension, 0 or 1, that FSDP2 cuts once
-    more. With dim=0 its rows, or the matrices of a stack, are in another order, which changes nothing about which matrix is orthogonal."""
+    """Returns how n * world ranks hold a weight that is cut into n tensor-parallel slices along `dim` (0 or 1), each of which FSDP2 cuts
+    again over `world` ranks. With dim=0 the rows, or a stack's matrices, come in another order, which does not matter to Muon: a matrix
+    stays orthogonal when its rows are permuted."""
     mine = [size // n if at == dim else size for at, size in enumerate(shape)]
     sizes = by_rows(mine, world).sizes
     bounds = (0, *accumulate(size for size in sizes for _ in range(n)))
@@ -75,7 +76,7 @@ def by_slices(shape: Sequence[int], dim: int, n: int, world: int) -> Cut:
 
 
 def in_a_row(shapes: Sequence[Sequence[int]], part: int, world: int) -> list[Cut]:
-    """Returns how ZeRO cuts weights that lie one behind the other, each rank holding `part` elements of them all."""
+    """Returns how ZeRO cuts weights that are concatenated in one flat tensor, of which each rank holds `part` elements."""
     found, start = [], 0
     for shape in shapes:
         size = torch.Size(shape).numel()
@@ -85,7 +86,7 @@ def in_a_row(shapes: Sequence[Sequence[int]], part: int, world: int) -> list[Cut
 
 
 def owners(costs: Sequence[int], world: int) -> list[int]:
-    """Returns a rank for each: the most expensive first, each to the rank that has the least to do by then."""
+    """Returns the owning rank of each matrix: the most expensive matrix first, each goes to the rank with the least work so far."""
     loads, found = [0] * world, [0] * len(costs)
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
         found[i] = loads.index(min(loads))
@@ -94,18 +95,19 @@ def owners(costs: Sequence[int], world: int) -> list[int]:
 
 
 class Exchange:
-    """One way there and one back, each a single all-to-all. Every rank of the group makes it, of the same cuts."""
+    """Gathers whole matrices on their owners and scatters them back, each by a single all-to-all. Every rank of the group creates it, with
+    the same cuts."""
 
     def __init__(self, cuts: Sequence[Cut], group: ProcessGroup | None) -> None:
         self._cuts, self._group = cuts, group
         self._rank, world = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
         owner = owners([cut.cost for cut in cuts], world)
         self._owned = [[i for i, of in enumerate(owner) if of == rank] for rank in range(world)]
-        self._mine = [sum(cuts[i].sizes[self._rank] for i in owned) for owned in self._owned]  # of my slices, by the rank that owns them
-        self._theirs = [sum(cuts[i].sizes[rank] for i in self._owned[self._rank]) for rank in range(world)]  # of what I own, by holder
+        self._mine = [sum(cuts[i].sizes[self._rank] for i in owned) for owned in self._owned]  # elements of my slices, by owner
+        self._theirs = [sum(cuts[i].sizes[rank] for i in self._owned[self._rank]) for rank in range(world)]  # of what I own, by rank
 
     def gather(self, slices: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the matrices that this rank owns, whole.  slices: flat, what it holds of each matrix."""
+        """Returns the whole matrices that this rank owns.  slices: this rank's flat slice of every matrix."""
         sent = torch.cat([slices[i] for owned in self._owned for i in owned])
         received = sent.new_empty(sum(self._theirs))
         torch.distributed.all_to_all_single(received, sent, self._theirs, self._mine, self._group)
@@ -114,7 +116,8 @@ class Exchange:
         return [cut.joined(pieces[n :: len(owned)]) for n, cut in enumerate(owned)]
 
     def scatter(self, matrices: Sequence[Tensor], like: Tensor) -> list[Tensor]:
-        """Returns this rank's slice of each matrix.  matrices: those that it owns; like: a tensor of their type."""
+        """Returns this rank's flat slice of every matrix.  matrices: the whole ones that this rank owns; like: a tensor of their dtype and
+        device."""
         parts = [self._cuts[i].parted(x) for i, x in zip(self._owned[self._rank], matrices, strict=True)]
         sent = [part[rank] for rank in range(len(self._theirs)) for part in parts]
         received = like.new_empty(sum(self._mine))

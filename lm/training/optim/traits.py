@@ -1,4 +1,4 @@
-"""What an optimizer is told of each weight: how it is treated, and what the model's parametrization makes of the settings for it."""
+"""What an optimizer is told about each weight: whether it decays, its own settings, and the parametrization's factors on its rates."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from lm.spelling import means
 
 
 class Rates(NamedTuple):
-    """Factors of one weight on what an optimizer is told. All are 1 at the base size."""
+    """Factors that the parametrization puts on one weight's optimizer settings. All are 1 at the base size."""
 
     adam: float = 1.0
     """On AdamW's rate."""
@@ -43,7 +43,7 @@ class GroupConfig(Config):
 
 
 class Traits(NamedTuple):
-    """Those of one weight. An engine may have cut it when the optimizer is built, so that its shape no longer tells."""
+    """How the optimizer treats one weight. Found before an engine cuts the weight, since a slice's shape no longer tells."""
 
     matrix: bool
     """One of the blocks' matrices, or a stack of them."""
@@ -59,24 +59,25 @@ class Traits(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Says whether what the optimizer is told holds as it is."""
+        """Says whether the optimizer's own rates apply to this weight unchanged."""
         return self.lr is None and self.layer == 1 and self.rates.adam == 1 == self.rates.muon
 
     def peak(self, lr: float, factor: float) -> float:
-        """Returns the peak rate.  lr: of the optimizer; factor: of `rates`."""
+        """Returns the weight's peak rate.  lr: the optimizer's; factor: the one of `rates` that applies."""
         return (lr if self.lr is None else self.lr) * self.layer * factor
 
     def decay(self, weight_decay: float, factor: float) -> float:
-        """Returns the decay, which is a part of the rate and raised where that is lowered by a factor of `rates`."""
+        """Returns the weight's decay. The optimizer multiplies it by the rate, so it is divided by the factor of `rates` on that rate."""
         found = weight_decay if self.weight_decay is None else self.weight_decay
         return found / factor if self.decays else 0.0
 
 
 def rates(role: Role, growth: Growth, in_block: bool) -> Rates:
-    """AdamW moves each element as far as any other, so what sums m times as many moves them 1/m as far; Muon's update has the same spectral
-    norm at any width already, and a few scores take 1/sqrt(m) of it (Yang et al. 2023, arXiv:2310.17813).
+    """Returns the factors of a weight in a model that is `growth` times the base size: m times as wide, l times as deep.
 
-    Gradients are those of a mean loss: 1/m where they pass the head's multiplier, 1/l within a branch; a router's sums m of them.
+    AdamW moves every element equally far, so a weight that sums m times as many inputs takes 1/m of the rate. Muon's update has the same
+    spectral norm at any width already, and a matrix to a few scores takes 1/sqrt(m) of its rate (Yang et al. 2023, arXiv:2310.17813).
+    Gradients, hence eps, scale by 1/m past the head's multiplier and by 1/l within a branch; a router's gradient sums m of them.
     """
     m, depth = growth.width, growth.depth if in_block else 1.0
     if role == "vector":
@@ -85,9 +86,10 @@ def rates(role: Role, growth: Growth, in_block: bool) -> Rates:
 
 
 def traits_of(model: LM, groups: Sequence[GroupConfig] = (), layer_decay: float = 1.0) -> dict[str, Traits]:
-    """Returns them by name, of whole weights; experts' biases are stacked, (e, out).  layer_decay: factor on the rate per block below the
-    head. Raises ConfigError for a group of no weight that is trained, and for a weight of which nothing tells whether it reads the width,
-    where the parametrization asks.
+    """Returns the traits of all weights by name; call it while they are whole. layer_decay: factor on the rate per block below the head.
+
+    Raises ConfigError for a group that matches no trained weight, and, where the parametrization needs it, for a weight whose initializer
+    does not tell whether it reads the width.
     """
     layers = _layers(model, layer_decay)
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -112,8 +114,8 @@ def traits_of(model: LM, groups: Sequence[GroupConfig] = (), layer_decay: float 
 
 
 def _layers(model: LM, decay: float) -> dict[int, float]:
-    """Of a stack of l blocks decay^(l - i) for the i-th, counted from 0, and decay^(l + 1) for what is before them; 1 for all behind them
-    (Clark et al. 2020, arXiv:2003.10555, appendix B)."""
+    """Returns the rate factors of parameters by id: in a stack of l blocks decay^(l - i) for block i, counted from 0, and decay^(l + 1) for
+    what comes before the blocks; parameters after the blocks are absent: 1 (Clark et al. 2020, arXiv:2003.10555, appendix B)."""
     found: dict[int, float] = {}
     for stack in model.stacks() if decay != 1 else []:
         n = len(stack.blocks)

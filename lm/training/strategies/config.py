@@ -28,7 +28,7 @@ class StrategyConfig(Slot, group="strategy"):
 
     @property
     def beside(self) -> str:
-        """Where the optimizer's state is with `offload`."""
+        """Where the optimizer's state is kept with `offload`."""
         return "the host's memory"
 
     @abstractmethod
@@ -36,11 +36,11 @@ class StrategyConfig(Slot, group="strategy"):
         """Returns the engine; raises ConfigError where it is not installed."""
 
     def sharing(self, world: int) -> int:
-        """Returns how many ranks share the slices of one copy."""
+        """Returns over how many of `world` ranks one copy of the model is sliced."""
         return world
 
     def refused(self, cfg: "Sized") -> str | None:
-        """Returns what in this config the engine cannot do, with the remedy; None where there is nothing."""
+        """Returns what the engine cannot do of this config, with the remedy; None where it can do everything."""
         if cfg.optim.whole_matrices and self.slices_matrices and not (cfg.optim.gathers and self.tells_slices):
             others = "ddp, fsdp, zero1 or zero2" if cfg.optim.gathers else "ddp"
             what = f"{cfg.optim.whole_by} works on whole matrices, and this strategy cuts them into slices"

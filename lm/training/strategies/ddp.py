@@ -11,6 +11,6 @@ class DDP(Single):
     """Every rank has the whole model and optimizer, and they stay equal."""
 
     def lightning(self) -> Any:
-        """Looking for unused parameters keeps the buckets as they are, where DDP otherwise orders them anew after its first step: a
-        resumed run of three ranks or more would add its gradients in another order. A router's unused experts need it too."""
+        """With find_unused_parameters DDP keeps its gradient buckets; otherwise it reorders them after the first step, so that a resumed
+        run of three ranks or more would add its gradients in another order. Unused experts of a router need the option too."""
         return DDPStrategy(find_unused_parameters=True)

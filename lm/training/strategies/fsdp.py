@@ -22,22 +22,22 @@ from lm.training.weights.initial import Fill, materialized
 class FSDP(Single):
     """Every rank keeps a slice of each weight; a block's weights are whole only while it computes. Works on CPU with gloo.
 
-    Neighbours hold one copy of the weights together, and every copy the same.
+    `shard` neighbouring ranks hold one copy of the weights together; with more ranks there are several equal copies (HSDP).
     """
 
     meta = True
 
     def __init__(self, launch: LaunchConfig, shard: int) -> None:
-        """shard: ranks that hold a copy of the weights."""
+        """shard: number of ranks over which one copy of the weights is sliced."""
         self.launch, self.n, self.copies = launch, shard, launch.world // shard
 
     def lightning(self) -> Any:
         return ModelParallelStrategy(data_parallel_size=self.launch.world, tensor_parallel_size=1)
 
     def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
-        """Each block is one unit, and the root holds embedding, norm and head, so that a tied weight stays one.
+        """Shards each block as one FSDP unit; the root unit has embedding, norm and head, so that a tied weight stays a single parameter.
 
-        What routers steer stays whole; frozen weights are split as all others."""
+        Balancing biases of routers stay whole on every rank; frozen weights are sharded like all others."""
         self._model: Any = model
         data_parallel = mesh["data_parallel"]
         if self.copies > 1:
@@ -48,11 +48,12 @@ class FSDP(Single):
             fully_shard(part, mesh=data_parallel, ignored_params=steered, shard_placement_fn=placed)
 
     def _placed(self, part: nn.Module) -> Callable[[nn.Parameter], Any] | None:
-        """Returns what tells of a part's weights where they lie; None: all on the mesh, along their first dimension."""
+        """Returns FSDP2's `shard_placement_fn` for a part; None: all its weights are cut over the mesh along their first dimension."""
         return None
 
     def ready(self, optimizer: Optimizer) -> None:
-        """Gathers once: that allocates what later gatherings write into, and what an evaluation allocates no training step may write."""
+        """Gathers all units once, which allocates the buffers that later gathers write into. Were an evaluation to allocate them, under
+        inference mode, no training step could write them."""
         super().ready(optimizer)
         self._model._get_fsdp_state()._lazy_init()
         for module in self._units():
@@ -63,12 +64,12 @@ class FSDP(Single):
         return [module for module in self._model.modules() if isinstance(module, FSDPModule)]
 
     def refresh(self, model: nn.Module) -> None:
-        """What an evaluation has gathered is kept for the next forward, and out of date now."""
+        """Drops the whole weights that an evaluation has left gathered for the next forward: they are out of date now."""
         for module in self._units():
             module.reshard()
 
     def weights(self, model: nn.Module) -> Iterator[Piece]:
-        """What an evaluation has left gathered is not live."""
+        """Drops whole weights that an evaluation has left gathered, so that the pieces yielded are the live slices."""
         self.refresh(model)
         return super().weights(model)
 
@@ -79,7 +80,7 @@ class FSDP(Single):
         return full.detach()
 
     def piece(self, name: str, kind: str, tensor: Tensor) -> Piece:
-        """The block of this rank, wherever the mesh has put it; one rank of each copy has the same."""
+        """Returns this rank's slice of a tensor, with its offset; one rank of each copy of the weights holds the same slice."""
         if not isinstance(tensor, DTensor):
             return Piece.whole(name, kind, tensor)
         mine = tensor.to_local().detach()

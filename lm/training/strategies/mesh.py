@@ -1,4 +1,4 @@
-"""Ranks as a block of several dimensions, each line of which is a group."""
+"""Device meshes: the ranks as a grid of several dimensions, each line of which is a process group."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -10,9 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 def mesh_of(device: str, sizes: Mapping[str, int], timeout_s: int) -> DeviceMesh:
-    """Returns all ranks in order, neighbours along the last of the named dimensions. All ranks must call it.
+    """Returns a mesh of all ranks with named dimensions; neighbouring ranks lie along the last one. All ranks must call it.
 
-    torch's own way to build one gives its groups a timeout that is not launch.timeout_s.
+    torch's own init_device_mesh would give the process groups another timeout than launch.timeout_s.
     """
     ranks, mine, groups = torch.arange(prod(sizes.values())).view(*sizes.values()), distributed.get_rank(), []
     for dim, size in enumerate(sizes.values()):

@@ -1,4 +1,4 @@
-"""One process; and, as the base of the other strategies, what training must know of an engine beside what Lightning knows."""
+"""One process; and, as the base of the other strategies, the interface to an engine beyond Lightning's."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -14,36 +14,36 @@ from lm.storage.checkpoint import Piece
 from lm.training.optim.base import begin_state, named_state
 from lm.training.weights.initial import Fill
 
-Judge = Callable[[Tensor], Tensor]  # the norm of a step's whole gradient -> the optimizer's `found_inf`
+Judge = Callable[[Tensor], Tensor]  # norm of a step's full gradient -> the optimizer's `found_inf`
 
 
 class Single:
-    """Gradients are whole, or sharded tensors that behave so; they are clipped here, before the optimizer's step."""
+    """Gradients are whole tensors, or sharded ones that act as whole; they are clipped here, before the optimizer's step."""
 
-    slices: Slices | None = None  # of rows and matrices, where ranks hold these
+    slices: Slices | None = None  # this rank's slices of rows and matrices, with tensor parallelism
     meta = False  # whether `shard` takes a model on the meta device, so that no rank ever holds all of it
 
     def lightning(self) -> Any:
-        """What Lightning's Trainer takes as `strategy`."""
+        """Returns the `strategy` argument of Lightning's Trainer."""
         return "auto"
 
     def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
-        """Split the weights over the ranks of Lightning's device mesh, before the optimizer is built; `fill` them where they are meta."""
+        """Shards the weights over the ranks of Lightning's device mesh, before the optimizer is built; `fill` writes weights on meta."""
 
     def divisor(self, accumulation: int, world: int) -> int:
-        """What Lightning and the engine divide the sum of a step's gradients by: micro-batches, and ranks when they average."""
+        """Returns the number by which Lightning and the engine divide a step's summed gradient: micro-batches, times ranks if averaged."""
         return accumulation * world
 
     def prepare(self, optimizer: Optimizer, judge: Judge) -> None:
-        """Called once with the optimizer that the module has built, and with what judges each of its steps."""
+        """Called once with the optimizer that the module has built.  judge: decides whether a step must be skipped."""
         self.judge = judge
 
     def ready(self, optimizer: Optimizer) -> None:
-        """Called once when the engine stands, before the first step: from now on there is state to save and load."""
+        """Called once after the engine is set up, before the first step: from now on there is optimizer state to save and load."""
         begin_state(optimizer)
 
     def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None) -> None:
-        """Scale a step's gradient down to the norm `limit`, and tell the optimizer whether to skip the step."""
+        """Scales a step's gradient down to the norm `limit`, and tells the optimizer whether to skip the step."""
         parts = self.alike([p.grad for p in model.parameters() if p.grad is not None])
         norm = self.norm(parts)
         if limit is not None:
@@ -52,35 +52,35 @@ class Single:
         optimizer.found_inf = self.judge(norm)  # type: ignore[attr-defined]
 
     def alike(self, grads: list[Tensor]) -> list[list[Tensor]]:
-        """Those that one kernel takes at once."""
+        """Returns the gradients in groups that one foreach kernel can take."""
         return [grads]
 
     def norm(self, parts: list[list[Tensor]]) -> Tensor:
-        """Of the whole gradient, in the parts of `alike`."""
+        """Returns the norm of the full gradient.  parts: the groups from `alike`."""
         return self.whole(torch.nn.utils.get_total_norm(parts[0], foreach=True))
 
     def settle(self) -> None:
-        """Called after each optimizer step, for engines that may have left it out by themselves."""
+        """Called after each optimizer step, for engines that may have skipped it by themselves."""
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """All of a weight or norm that may be split over the ranks. Every rank must call it, in the same order."""
+        """Returns the whole of a weight or norm that may be sharded over the ranks. Every rank must call it, in the same order."""
         return tensor.detach()
 
     def weights(self, model: nn.Module) -> Iterator[Piece]:
-        """The live slices of all weights that this rank holds; a tied weight once."""
+        """Returns this rank's live slices of all weights; a tied weight comes once."""
         return (self.piece(name, "weight", p) for name, p in model.named_parameters())
 
     def optimizer(self, model: nn.Module, optimizer: Optimizer) -> Iterator[Piece]:
-        """The live slices of the optimizer's state that this rank holds, under the name of their parameter."""
+        """Returns this rank's live slices of the optimizer's state, under the names of the weights."""
         return (self.piece(name, kind, tensor) for name, kind, tensor in named_state(optimizer))
 
     def piece(self, name: str, kind: str, tensor: Tensor) -> Piece:
-        """The slice that this rank holds of a tensor that torch knows as whole."""
+        """Returns this rank's slice of a weight or of its state; here all of it."""
         return Piece.whole(name, kind, tensor)
 
     def writing(self, parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
-        """Inside the block these weights are whole and may be written, by all ranks alike."""
+        """Inside the block these weights are whole and may be written; every rank must write the same values."""
         return nullcontext()
 
     def refresh(self, model: nn.Module) -> None:
-        """Called when all slices have been written from outside, for engines that keep a copy of the weights."""
+        """Called after all slices have been overwritten, for engines that keep a further copy of the weights."""

@@ -1,4 +1,4 @@
-"""FSDP2 where ranks hold slices of the matrices as well, and compute with these: a grid of ranks."""
+"""FSDP2 with tensor parallelism: a grid of ranks, some of which hold slices of the matrices and compute with these."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,8 +23,8 @@ from lm.training.weights.initial import Fill
 
 
 class DividedFSDP(FSDP):
-    """Neighbours hold slices of the same matrices, and each slice is cut again over the ranks that hold the same one. What is no slice of
-    a matrix is cut over all ranks, which see other tokens of it each."""
+    """launch.tensor neighbouring ranks hold slices of the same matrices, and FSDP2 cuts each slice again over the ranks that hold the same
+    one. All other weights FSDP2 cuts over all ranks, since each rank computes with them on different tokens."""
 
     def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
         try:
@@ -56,7 +56,7 @@ class DividedFSDP(FSDP):
         return isinstance(tensor, DTensor) and tensor.device_mesh == self._mesh
 
     def prepare(self, optimizer: Optimizer, judge: Judge) -> None:
-        """No kernel takes weights of two meshes at once."""
+        """Splits the optimizer's groups by mesh: a foreach kernel cannot take weights of two meshes at once."""
         super().prepare(optimizer, judge)
         optimizer.param_groups[:] = [part for group in optimizer.param_groups for part in self._apart(group)]
 
@@ -67,14 +67,15 @@ class DividedFSDP(FSDP):
                 yield group | {"names": [name for name, _ in found], "params": [p for _, p in found]} | self._cuts(dict(found), divided)
 
     def _cuts(self, named: dict[str, Any], divided: bool) -> Group:
-        """What an optimizer is told that makes matrices whole by itself."""
+        """Returns the group entries for an optimizer that gathers whole matrices by itself: how they are cut, and over which ranks."""
         if not divided:
             return {}
         cut = {p: by_slices(self._shapes[name], self._cut[name], self.slices.n, self._mesh.size(-1)) for name, p in named.items()}
         return {CUTS: cut, RANKS: self._copy}
 
     def clip(self, model: nn.Module, optimizer: Optimizer, limit: float | None) -> None:
-        """A slice has its gradient by all tokens on one rank, and FSDP2 has divided by fewer ranks than it was multiplied by."""
+        """First divides the gradients of tensor-parallel slices by launch.tensor: FSDP2 averages them over only the ranks with the same
+        slice, which are fewer than all ranks by that factor, while the loss is multiplied by all of them."""
         if grads := [p.grad for p in model.parameters() if p.grad is not None and self._divided(p.grad)]:  # not all of them frozen
             torch._foreach_div_(grads, self.launch.tensor)
         super().clip(model, optimizer, limit)
@@ -83,14 +84,14 @@ class DividedFSDP(FSDP):
         return [[grad for grad in grads if self._divided(grad) is divided] for divided in (False, True)]
 
     def norm(self, parts: list[list[Tensor]]) -> Tensor:
-        """All ranks have the first part, and each its own slices."""
-        device = next(grad.device for grads in parts for grad in grads)  # the norm of none is on the CPU
+        """The first part is sharded over all ranks; the second differs between tensor-parallel ranks, so its squares are added up."""
+        device = next(grad.device for grads in parts for grad in grads)  # the norm of an empty list is on the CPU
         wide, narrow = (self.whole(get_total_norm(grads, foreach=True)).to(device).square() for grads in parts)
         torch.distributed.all_reduce(narrow, group=self._group)
         return (wide + narrow).sqrt()
 
     def piece(self, name: str, kind: str, tensor: Tensor) -> Piece:
-        """Of the whole matrix, which FSDP2 does not know."""
+        """Gives shape and offset in the whole matrix, of which FSDP2 knows only a tensor-parallel slice."""
         found = super().piece(name, kind, tensor)
         if name not in self._cut or not isinstance(tensor, DTensor):
             return found
@@ -100,7 +101,7 @@ class DividedFSDP(FSDP):
 
 
 def cut_weights(model: LM) -> Iterator[tuple[str, int]]:
-    """Of each weight of which ranks hold slices the dimension that is cut."""
+    """Yields (name, cut dimension) of each weight that tensor-parallel ranks hold in slices."""
     for prefix, module in model.named_modules():
         if isinstance(module, Divisible):
             yield from ((f"{prefix}.{name}", dim) for name, dim in module.cut.items())

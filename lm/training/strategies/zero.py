@@ -42,8 +42,8 @@ class _AnyDevice(DeepSpeedStrategy):
             self._init_deepspeed_distributed()
 
     def _compile(self) -> None:
-        """What DeepSpeed has in C++, one process at a time. torch takes a file for a lock, and once its maker was killed every later start
-        waits for it, without end or word; whoever holds ours knows it to be left over."""
+        """Compiles DeepSpeed's C++ extensions, one process at a time. torch's own lock is a file: if the process that made it is killed,
+        every later start waits for it forever, silently. A process that holds our lock knows that such a file is left over."""
         assert self.config is not None
         offload = self.config["zero_optimization"].get("offload_optimizer", {})
         found = map(get_accelerator().create_op_builder, ["ShareMemCommBuilder", *(_OF_FILES if "nvme_path" in offload else ())])
@@ -55,7 +55,7 @@ class _AnyDevice(DeepSpeedStrategy):
                     builder.load(verbose=False)
 
     def _setup_model_and_optimizer(self, model: nn.Module, optimizer: Optimizer | None, lr_scheduler: Any = None) -> tuple[Any, Any]:
-        """As in Lightning, but with the local rank where a CPU device has no index."""
+        """As Lightning's method, but with the local rank where the device, a CPU, has no index."""
         index = self.root_device.index
         where = Namespace(device_rank=self.local_rank if index is None else index)
         weights = [p for p in model.parameters() if p.requires_grad]
@@ -65,7 +65,7 @@ class _AnyDevice(DeepSpeedStrategy):
         return engine, wrapped
 
     def teardown(self) -> None:
-        """The files of an optimizer that lives in files are of no use to another process, which begins with those of a checkpoint."""
+        """Removes the files of an optimizer state offloaded to NVMe: another process cannot use them, and starts from a checkpoint."""
         super().teardown()
         assert self.config is not None
         if (folder := self.config["zero_optimization"].get("offload_optimizer", {}).get("nvme_path")) is not None:
@@ -78,12 +78,12 @@ class _AnyDevice(DeepSpeedStrategy):
 
 
 class Zero(Single):
-    """The engine accumulates, averages, clips and steps, over flat slices of the weights, of which the optimizer is told."""
+    """DeepSpeed's engine accumulates, averages, clips and steps. The optimizer gets flat slices of the weights, and how they are cut."""
 
     def __init__(self, zero: Tree, clip: float | None, casts: bool) -> None:
         """zero: DeepSpeed's `zero_optimization`.  casts: the engine computes in another dtype than float32."""
         self._casts = casts
-        self._frozen: dict[str, Tensor] = {}  # in float32, where the engine keeps no master of what it does not train
+        self._frozen: dict[str, Tensor] = {}  # float32 values: the engine has no masters of frozen weights
         config = {"zero_optimization": zero, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
         config |= {"gradient_clipping": clip or 0.0, "train_micro_batch_size_per_gpu": 1}  # a number for DeepSpeed's logs
         if zero.get("zero_quantized_gradients"):
@@ -94,7 +94,7 @@ class Zero(Single):
         return self.plugin
 
     def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
-        """The engine takes the model whole, and casts also the weights that are frozen: what they were is kept here."""
+        """Keeps a copy of the frozen weights, since the engine, which takes the whole model, casts these too."""
         self._frozen = {name: p.detach().clone() for name, p in self._kept(model)}
 
     def _kept(self, model: LM) -> list[tuple[str, nn.Parameter]]:
@@ -102,7 +102,7 @@ class Zero(Single):
         return [(name, p) for name, p in model.named_parameters() if self._casts and not p.requires_grad and name not in moved]
 
     def divisor(self, accumulation: int, world: int) -> int:
-        """Lightning divides by the accumulation, and DeepSpeed does so again."""
+        """Lightning divides by the accumulation, and DeepSpeed divides by it once more."""
         return accumulation**2 * world
 
     def prepare(self, optimizer: Optimizer, judge: Judge) -> None:
@@ -130,7 +130,7 @@ class Zero(Single):
 
     @property
     def _engine(self) -> Any:
-        """DeepSpeed's optimizer around ours."""
+        """DeepSpeed's optimizer, which wraps ours."""
         engine: Any = self.plugin.deepspeed_engine
         return engine.optimizer
 
@@ -138,7 +138,7 @@ class Zero(Single):
         return torch.as_tensor(self._engine._global_grad_norm, dtype=torch.float32, device=self.plugin.root_device)
 
     def weights(self, model: nn.Module) -> Iterator[Piece]:
-        """The engine's float32 masters, and ours of frozen weights."""
+        """Yields this rank's slices of the engine's float32 masters, and our float32 copies of frozen weights."""
         p: Any  # a parameter with DeepSpeed's notes on it
         for name, p in model.named_parameters():
             if not p.requires_grad:
@@ -165,6 +165,6 @@ class Zero(Single):
 
 
 def _slice(name: str, kind: str, p: nn.Parameter, found: Any, tensor: Tensor) -> Piece:
-    """found: DeepSpeed's note of which elements of p this rank keeps."""
+    """Returns a flat slice of p or of its state as a piece.  found: DeepSpeed's record of which elements of p this rank keeps."""
     at = found.lp_fragment_address
     return Piece(name, kind, tuple(p.shape), (at.start,), tensor, share=ALONE)

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO-3: the weights too are in slices, and whole only while a module computes with them."""
+"""DeepSpeed's ZeRO-3: the weights too are sliced, and gathered only while a module computes with them."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -22,7 +22,8 @@ class Zero3(Zero):
     meta = True
 
     def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
-        """The engine splits the weights; the head's must be whole while the chunked loss uses it outside of the head's own forward."""
+        """Lets the engine slice the weights. The head's is registered as external, since the chunked loss uses it outside of the head's
+        forward and needs it whole there."""
         near = groups._get_zero_param_intra_parallel_group()  # of hpZ, made by Lightning's own Init; another one would make it again
         for part in materialized(model, [*model.units()], self.plugin.root_device, fill):
             mine = set(part.parameters())
@@ -70,7 +71,7 @@ class Zero3(Zero):
 
     @contextmanager
     def _fetched(self, number: int) -> Iterator[None]:
-        """Inside the block a flat tensor and its state are in memory, from where they go back to their files if that is where they live."""
+        """Inside the block a flat tensor and its state are in memory; if they are offloaded to files, they are written back at its end."""
         engine, filed = self._engine, self._engine._swappable_optimizer_subgroup(number)
         if filed:
             engine._optimizer_states_and_gradient_swap_in(number)
@@ -80,7 +81,8 @@ class Zero3(Zero):
 
     @contextmanager
     def _lent(self, number: int) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """A flat tensor and its state: the live ones, or, where these live in files, copies, which go to the files if they change."""
+        """Yields a flat tensor and its state: the live tensors, or, where they are offloaded to files, copies, which are written to the
+        files if changed."""
         engine, flat = self._engine, self._engine.fp32_partitioned_groups_flat[number]
         state = engine.optimizer.state[flat]
         if not engine._swappable_optimizer_subgroup(number):
@@ -100,13 +102,13 @@ class Zero3(Zero):
                 engine._release_swap_buffers(number)
 
     def _slice(self, name: str, kind: str, p: Any, padded: Tensor) -> Iterator[Piece]:
-        """Without the padding, of which the last rank's slice may consist."""
+        """Yields this rank's slice of a weight as a piece, without padding; nothing where the slice is all padding."""
         start, stop = self._range(p)
         if start < stop:
             yield Piece(name, kind, tuple(p.ds_shape), (start,), padded.narrow(0, 0, stop - start), share=ALONE)
 
     def _range(self, p: Any) -> tuple[int, int]:
-        """Which elements of the flattened weight this rank keeps."""
+        """Returns start and stop of this rank's elements in the flattened weight."""
         start = min(self.plugin.global_rank * p.partition_numel(), p.ds_numel)
         return start, min(start + p.partition_numel(), p.ds_numel)
 

@@ -30,8 +30,8 @@ class ZeroConfig(StrategyConfig):
     """Elements of gradients that the ranks sum at a time. Fewer take less memory and more collectives."""
 
     def build(self, cfg: "TrainConfig") -> "Single":
-        """Before the import: DeepSpeed finds no CPU by itself without a warning, and compiles its collectives with ninja, which lies beside
-        Python."""
+        """Sets up the environment before importing DeepSpeed: it warns where it has to find the CPU by itself, and compiles its collectives
+        with ninja, which lies beside the Python executable and so must be on PATH."""
         if importlib.util.find_spec("deepspeed") is None:
             raise ConfigError(f"strategy={self.kind} needs the package deepspeed. Run: pip install 'slotlm[deepspeed]'")
         if not torch.cuda.is_available():
@@ -50,7 +50,7 @@ class ZeroConfig(StrategyConfig):
         return {"stage": self.stage, "reduce_bucket_size": self.reduce_bucket_size} | offload
 
     def lacking(self, cfg: "TrainConfig") -> str | None:
-        """Returns which option needs what this machine has not, with the remedy; None where nothing is missing."""
+        """Returns which option needs something that this machine lacks, with the remedy; None where nothing is missing."""
         return None
 
     def refused(self, cfg: "Sized") -> str | None:
@@ -119,7 +119,7 @@ class WeightsInSlices(ZeroConfig):
     """What the ranks send rounded: weights to 8 bits (qwZ of ZeRO++), gradients between machines to 4 (qgZ). On GPUs only."""
 
     def zero(self, cfg: "TrainConfig") -> Tree:
-        """Its own form of a linear layer adds the bias in place, to a product that the selective form of recompute keeps."""
+        """With recompute=selective DeepSpeed's memory-efficient linear layer is off: it adds the bias in place to a kept product."""
         linear: Tree = {"memory_efficient_linear": False} if cfg.trainer.recompute == "selective" else {}
         sizes = {
             "stage3_param_persistence_threshold": self.persistence_threshold,
@@ -177,7 +177,7 @@ class Zero3OffloadConfig(WeightsInSlices):
         return "files" if self.nvme is not None else super().beside
 
     def zero(self, cfg: "TrainConfig") -> Tree:
-        """Each run has a folder of its own, the same when it goes on."""
+        """On NVMe each run has its own folder, named by its run folder, so a resumed run has the same one."""
         found = super().zero(cfg)
         if self.nvme is not None:
             run = hashlib.blake2b(str(cfg.run.folder.absolute()).encode(), digest_size=8).hexdigest()

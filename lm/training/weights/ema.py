@@ -12,17 +12,17 @@ from lm.training.strategies.single import Single
 
 
 class EMA:
-    """average <- decay * average + (1 - decay) * weight, in float32, from the weights at the start on."""
+    """average <- decay * average + (1 - decay) * weight, in float32; the averages begin as the initial weights."""
 
     def __init__(self, strategy: Single, model: nn.Module, weights: Iterable[Piece], decay: float) -> None:
-        """weights: those of the model that are averaged."""
+        """weights: this rank's pieces of the weights to average."""
         self._strategy, self._model, self._decay = strategy, model, decay
         self._weights = [*weights]
         self._averages = [piece.tensor.detach().float().clone() for piece in self._weights]
 
     @torch.no_grad()
     def update(self) -> None:
-        """Takes the weights of a finished step in."""
+        """Updates the averages with the weights after a step."""
         torch._foreach_lerp_(self._averages, [piece.tensor.float() for piece in self._weights], 1 - self._decay)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The model folder of a finished run, out of its last checkpoint: one weight in memory at a time, however many ranks wrote it."""
+"""Writes a model folder from a run's checkpoint with one weight in memory at a time, however many ranks wrote the checkpoint."""
 
 import json
 import math
@@ -15,12 +15,12 @@ from lm.storage.checkpoint import CheckpointReader, require_finite
 from lm.storage.formats import FORMAT
 from lm.storage.model_folder import CONFIG, WEIGHTS, validated
 
-_KEPT = ("model", "adapter", "parent", "parent_hash", "family", "step", "tokenizer_hash", "plugins")  # of a checkpoint's meta data
+_KEPT = ("model", "adapter", "parent", "parent_hash", "family", "step", "tokenizer_hash", "plugins")  # metadata for config.json
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}  # of the safetensors format
 
 
 def export_model(folder: Path, reader: CheckpointReader, save_tokenizer: Callable[[Path], None], run: str) -> None:
-    """Writes the averaged weights where there are some, in the dtype of the weights.  run: its name, for config.json."""
+    """Writes the model folder, with the averaged weights where the checkpoint has them, in the weights' dtype.  run: name of the run."""
     names = sorted(reader.names(), key=lambda name: (-reader.dtype(name).itemsize, name))  # so that every tensor is aligned
     dtypes = {name: reader.dtype(name) for name in names}
     size = sum(math.prod(reader.shape(name)) * dtype.itemsize for name, dtype in dtypes.items())
@@ -31,7 +31,7 @@ def export_model(folder: Path, reader: CheckpointReader, save_tokenizer: Callabl
 
 
 def _write_weights(path: Path, reader: CheckpointReader, dtypes: dict[str, torch.dtype]) -> None:
-    """A safetensors file: the length of the header, the header, and the tensors in its order."""
+    """Writes a safetensors file: length of the header, the header, and the tensors in the header's order."""
     header: Tree = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, dtype in dtypes.items():

@@ -1,4 +1,4 @@
-"""Which weights no step moves: requires_grad=False means frozen, and nothing else."""
+"""Frozen weights, which no step changes: frozen means requires_grad=False, and only that."""
 
 from difflib import get_close_matches
 
@@ -12,9 +12,9 @@ from lm.training.config import Sized
 
 
 def on_meta(cfg: Sized, model: ModelConfig) -> LM:
-    """Returns the model as it will be trained, without memory: with its adapter beside a held base, and with what is frozen.
+    """Returns the model as it will be trained, on the meta device: with its adapter on a held base, and with weights frozen.
 
-    model: that of `cfg` with its sizes filled in.
+    model: the config's model with its sizes filled in.
     """
     built = build_model(model, device="meta")
     if cfg.adapter is not None:
@@ -25,9 +25,9 @@ def on_meta(cfg: Sized, model: ModelConfig) -> LM:
 
 
 def freeze(model: LM, patterns: list[str]) -> set[str]:
-    """Takes the gradient of all weights that a pattern such as `blocks.0.*` or `ffn` means; returns their names, steered ones included.
+    """Freezes all weights that match a pattern such as `blocks.0.*` or `ffn`; returns their names, with routers' balancing biases included.
 
-    Raises ConfigError where a pattern matches nothing, or where nothing would be left to train.
+    Raises ConfigError where a pattern matches nothing, or where no weight would be left to train.
     """
     names, found = [name for name, _ in model.named_parameters()], set[str]()
     for pattern in patterns:
@@ -47,5 +47,5 @@ def freeze(model: LM, patterns: list[str]) -> set[str]:
 
 
 def trainable(model: LM) -> dict[str, nn.Parameter]:
-    """Returns what the optimizer moves, by name."""
+    """Returns the weights that the optimizer trains, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}

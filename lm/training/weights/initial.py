@@ -1,4 +1,4 @@
-"""Where the weights of a run come from before its first step; and models built piece by piece, so that no rank holds one whole."""
+"""The initial weights of a run; and building a model part by part, so that no rank holds the whole model."""
 
 from collections.abc import Callable, Container, Iterable, Iterator
 from weakref import WeakValueDictionary
@@ -15,11 +15,11 @@ from lm.storage.adapted import read_merged
 from lm.storage.checkpoint import CheckpointReader, Piece
 from lm.storage.model_folder import copy_weights, read_config, require_same_shapes, resolve_model
 
-Fill = Callable[[LM, Container[str]], None]  # write the parameters of these names, which are on a device and whole
+Fill = Callable[[LM, Container[str]], None]  # writes the named parameters, which are whole and on a device
 
 
 def drawn(seed: int) -> Fill:
-    """From the seed and each parameter's name."""
+    """Returns a fill with random weights, each a function of the seed and the parameter's name."""
 
     def fill(model: LM, names: Container[str]) -> None:
         init_weights(model, model.cfg.init, model.cfg.growth(), model.sublayers, seed, names)
@@ -28,13 +28,13 @@ def drawn(seed: int) -> Fill:
 
 
 def copied(path: str) -> Fill:
-    """Of a run, model or checkpoint folder; raises CheckpointError where the shapes differ."""
+    """Returns a fill with the weights of a run, model or checkpoint folder; the fill raises CheckpointError where shapes differ."""
     source = resolve_model(path)
     _, weights = read_merged(source)
     fitting: list[LM] = []
 
     def fill(model: LM, names: Container[str]) -> None:
-        if not fitting:  # before any of them is cut
+        if not fitting:  # on the first call, before any weight is sharded
             require_same_shapes(_shapes(model), {name: tuple(weight.shape) for name, weight in weights.items()}, str(source))
             fitting.append(model)
         mine = [(name, p) for name, p in model.named_parameters() if name in names]
@@ -44,13 +44,13 @@ def copied(path: str) -> Fill:
 
 
 def require_fit(model: LM, path: str) -> None:
-    """Raises CheckpointError as `copied` does, by configs alone."""
+    """Raises CheckpointError where the shapes in `copied` would differ, from configs alone."""
     source = resolve_model(path)
     require_same_shapes(_shapes(model), _shapes(build_model(model_config(read_config(source)["model"]), device="meta")), str(source))
 
 
 def beside(base: Fill, own: Fill) -> Fill:
-    """The weights of an adapter by `own`, and all others by `base`."""
+    """Returns a fill of the adapter's weights by `own` and of all others by `base`."""
 
     def fill(model: LM, names: Container[str]) -> None:
         added = adapting(model)
@@ -64,8 +64,8 @@ _parents: WeakValueDictionary[str, LM] = WeakValueDictionary()
 
 
 def parent(path: str, adapter: AdapterConfig | None) -> LM:
-    """Returns the frozen model that a run started from, on the CPU: the same one to all who hold it.  adapter: beside which its matrices
-    are rounded."""
+    """Returns the frozen model that a run started from, on the CPU; all callers share one instance.  adapter: where given, the matrices
+    are rounded as they are in training beside this adapter."""
     model = _parents.get(f"{path} {adapter}")
     if model is None:
         with torch.inference_mode(False):  # a validation may be the first to ask
@@ -76,12 +76,12 @@ def parent(path: str, adapter: AdapterConfig | None) -> LM:
 
 
 def empty(model: LM, names: Container[str]) -> None:
-    """A checkpoint is read when the engine stands, by each rank what it holds."""
+    """Fills nothing: each rank loads its slices from the checkpoint once the engine is set up."""
 
 
 @torch.no_grad()
 def load_pieces(pieces: Iterable[Piece], reader: CheckpointReader) -> None:
-    """Fills live slices, each from its own place in the checkpoint; CheckpointError where the checkpoint lacks one."""
+    """Loads each live slice from its place in the checkpoint. Raises CheckpointError where the checkpoint lacks one."""
     for piece in pieces:
         if piece.kind not in reader.kinds(piece.name):
             raise CheckpointError(
@@ -97,7 +97,8 @@ def _shapes(model: LM) -> dict[str, tuple[int, ...]]:
 
 
 def materialized(model: LM, parts: list[nn.Module], device: torch.device, fill: Fill) -> Iterator[nn.Module]:
-    """Each part of a model on the meta device, filled and ready to be sharded before the next one; at last what lies outside of them."""
+    """Yields each part of a model on the meta device once it is filled, so that the caller can shard it before the next part is filled;
+    at last the model itself, with the weights outside of all parts filled."""
     for part in parts:
         prefix = next(name for name, module in model.named_modules() if module is part)
         names = {f"{prefix}.{name}" for name, p in part.named_parameters() if p.is_meta}

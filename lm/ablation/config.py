@@ -1,4 +1,4 @@
-"""What a study asks: named variants of one baseline, how they are made comparable, and what difference is worth acting on."""
+"""The config of a study: named variants of one baseline, how they are made comparable, and which difference is worth acting on."""
 
 import re
 from typing import Any, Literal, Self
@@ -50,12 +50,12 @@ class RunsConfig(Config):
 
     @property
     def tests(self) -> bool:
-        """Returns whether what judges is another text than what tunes."""
+        """Returns whether variants are judged on the test split, so that tuning needs another split."""
         return self.metric.startswith(TEST)
 
     @property
     def tuning_metric(self) -> str:
-        """Returns the figure by which a tuned setting is chosen."""
+        """Returns the metric by which a tuned setting is chosen: on validation text where variants are judged on test text."""
         if not self.tests:
             return self.metric
         return "val_loss" if self.metric.partition("/")[0] == "test_loss" else "val_bits_per_byte"
@@ -99,7 +99,7 @@ class StudyConfig(RunsConfig):
     @model_validator(mode="before")
     @classmethod
     def _against_the_first(cls, tree: Any) -> Any:
-        """Without a baseline it is the first variant."""
+        """Makes the first variant the baseline where none is named."""
         variants = tree.get("variants") if isinstance(tree, dict) else None
         if not variants or not isinstance(variants, dict) or tree.get("baseline") is not None:
             return tree
@@ -121,12 +121,12 @@ class StudyConfig(RunsConfig):
 
     @property
     def moved(self) -> str | None:
-        """Returns the setting that matches the variants."""
+        """Returns the setting that is moved to match each variant with the baseline; None where nothing is matched."""
         return _STEPS if self.match in ("flops", "time") and self.knob is None else self.knob
 
 
 def refuse_own(overrides: list[str]) -> list[str]:
-    """Returns them. Raises ConfigError where one sets what each run is given: its seeds, and its folder."""
+    """Returns the overrides. Raises ConfigError where one sets a run's seeds or folder, which the study itself sets."""
     for override in overrides:
         key = override.partition("=")[0].lstrip("+~")
         if key.partition(".")[0] in _OWN:

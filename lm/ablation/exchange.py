@@ -1,4 +1,4 @@
-"""The baseline at half and at twice its tokens, by which a difference is told in tokens: branches of the runs that report."""
+"""The baseline trained on half and on twice its tokens, to express a difference in tokens. These runs branch off the compared runs."""
 
 import shutil
 
@@ -14,9 +14,10 @@ LENGTHS = (0.5, 2.0)
 
 
 def branched(cfg: TrainConfig, factor: float) -> TrainConfig:
-    """Returns the same training over other many steps. The warm-up is as long, so that both have all in common up to the first decay.
+    """Returns the same training over `factor` times the steps. The warm-up keeps its length, so that both trainings are the same up to the
+    first decay of the rate.
 
-    Raises ConfigError where no step is left behind the warm-up.
+    Raises ConfigError where no step is left after the warm-up.
     """
     steps = round(factor * cfg.trainer.max_steps)
     if steps <= cfg.schedule.warmup_steps:
@@ -26,23 +27,23 @@ def branched(cfg: TrainConfig, factor: float) -> TrainConfig:
 
 
 def leaves(cfg: TrainConfig, factor: float) -> int:
-    """Returns behind which step of the baseline's run a branch leaves it; 0: it shares nothing, and is trained from its start."""
+    """Returns the step of the baseline's run after which a branch leaves it; 0: they share no step, and the branch trains from scratch."""
     steps = branched(cfg, factor).trainer.max_steps
     return min(cfg.shared_steps(steps), steps - 1)
 
 
 def trunk(cfg: TrainConfig) -> TrainConfig:
-    """Returns the baseline's training, which keeps the checkpoints that its branches begin with."""
+    """Returns the baseline's config, changed to keep the checkpoints from which its branches start."""
     return _with(
         cfg, "checkpoint", {"keep_steps": sorted({*cfg.checkpoint.keep_steps, *(leaves(cfg, factor) for factor in LENGTHS)} - {0})}
     )
 
 
 def branch_off(trunk: RunFolder, most: int, branch: RunFolder) -> None:
-    """Copies the newest valid checkpoint of a run, of a step up to `most`, for a run that has none yet to go on from.
+    """Copies the trunk's newest valid checkpoint, of a step up to `most`, into a branch that has no checkpoint yet.
 
-    Both have their steps up to there in common, so that it changes no bit: where the run has no such checkpoint, the other one is
-    trained from its start.
+    Both runs share all steps up to there, so the branch's result is the same bit for bit. If the trunk has no such checkpoint, the branch
+    trains from scratch.
     """
     if checkpoints(branch.checkpoints) or (found := newest_valid(trunk.checkpoints, most)[0]) is None:
         return
@@ -52,7 +53,7 @@ def branch_off(trunk: RunFolder, most: int, branch: RunFolder) -> None:
 
 
 def percent(worth: Tree | None, difference: Tree) -> str:
-    """'+23 % [+5 %, +45 %]': so many more tokens of the baseline would do the same."""
+    """Returns a difference in tokens as '+23 % [+5 %, +45 %]': with so many more tokens the baseline would be as good."""
     if worth is None:
         return "-"
     least, most = f"under {LENGTHS[0] - 1:+.0%}", f"over {LENGTHS[-1] - 1:+.0%}"
@@ -63,7 +64,7 @@ def percent(worth: Tree | None, difference: Tree) -> str:
 
 
 def in_tokens(row: Tree) -> str:
-    """A sentence, or nothing where nothing is known."""
+    """Returns a sentence on a variant's worth in tokens; '' where it is not known."""
     if row["worth"] is None:
         return ""
     factor, (_, _, interval) = row["worth"]["factor"], percent(row["worth"], row["difference"]).partition(" [")
@@ -75,7 +76,7 @@ def in_tokens(row: Tree) -> str:
 
 
 def short_of(config: StudyConfig, exchange: Tree | None, rows: Tree) -> list[str]:
-    """Why differences are not told in tokens yet, or cannot be."""
+    """Returns warnings on why differences are not, or cannot be, expressed in tokens."""
     notes = []
     for factor, length in (exchange or {}).items():
         runs = list(length["runs"].values())

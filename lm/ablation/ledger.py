@@ -1,4 +1,4 @@
-"""What was asked and answered by all studies of a folder, so that a pair which is asked twice is seen."""
+"""A record of the questions and answers of all studies of a folder, to notice a pair of configs that is compared again."""
 
 import hashlib
 import json
@@ -50,18 +50,18 @@ class Ledger:
         self.path = absolute.with_name(f"{absolute.name}.jsonl")
 
     def entries(self) -> list[Entry]:
-        """Returns the lines; one that a kill has torn is left out."""
+        """Returns the ledger's entries; a line cut off by a kill is left out."""
         return list(self._entries()) if os.path.lexists(self.path) else []
 
     def note(self, study: Study, found: Tree) -> None:
-        """Appends what a study says now, unless it said the same before.  found: what verdict.json says."""
+        """Appends a study's present findings, unless its last entry says the same.  found: content of verdict.json."""
         entry = _entry(study, found)
         before = [entry.replace(date=old.date) == old for old in self.entries() if (old.study, old.hash) == (entry.study, entry.hash)]
         if any(answer.verdict for answer in entry.variants.values()) and not (before and before[-1]):
             self._append(json.dumps(entry.tree(), ensure_ascii=False))
 
     def asked_before(self, study: Study) -> list[str]:
-        """Returns what other studies found of the same pairs of configs, a sentence for each pair, the newest word on it."""
+        """Returns one sentence for each pair of configs that other studies have compared, with the newest finding."""
         prints, base = {name: _print(config) for name, config in study.variants.items()}, study.config.baseline
         pairs = {frozenset((print_, prints[base])): name for name, print_ in prints.items()}
         told = {}
@@ -84,7 +84,7 @@ class Ledger:
                 continue
 
     def _append(self, line: str) -> None:
-        """In one write, behind whatever another study appends, and on a line of its own."""
+        """Appends a line in a single write, so that another study's append does not mix with it; begins a new line after a torn one."""
         with disk_errors(self.path):
             torn = os.path.lexists(self.path) and not read_bytes(self.path).endswith(b"\n")
             with open(self.path, "ab", buffering=0, opener=never_waiting) as file:

@@ -1,4 +1,4 @@
-"""One setting moved until a variant has the parameters, or costs the FLOPs, of the baseline."""
+"""Moves one setting (the knob) of a variant until the variant has the baseline's parameters, FLOPs or training time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from lm.schema import find_field, from_tree, members
 from lm.training.config import TrainConfig
 
 TOLERANCE = 0.005
-_GAP = 64  # of values that a knob cannot have, such as widths that heads do not divide
+_GAP = 64  # most invalid values in a row to skip, such as widths that heads do not divide
 _MOST = 2**22
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a training costs.  flops: of all its tokens."""
+    """Size and cost of a training.  flops: for all its tokens."""
 
     parameters: int
     non_embedding: int
@@ -26,16 +26,16 @@ class Size:
 
 
 def size(cfg: TrainConfig) -> Size:
-    """Returns what this training costs, by the counts of its config."""
+    """Returns size and cost of a training, counted from its config."""
     found, tokens = _counts(cfg), cfg.trainer.max_steps * cfg.data.global_batch * cfg.data.seq_len
     return Size(found.parameters, found.non_embedding, tokens, tokens * found.train_flops_per_token)
 
 
 def matched(study: StudyConfig, configs: dict[str, TrainConfig], step_s: Mapping[str, float]) -> dict[str, TrainConfig]:
-    """Returns each variant with its knob moved to the baseline's size, to 0.5 %.
+    """Returns each variant with its knob moved so that it matches the baseline to 0.5 %.
 
-    step_s: seconds of a step by variant, for match=time.
-    Raises ConfigError where the knob is no whole number, or does not reach.
+    step_s: seconds per step by variant, for match=time.
+    Raises ConfigError where the knob is no whole number, or cannot reach the baseline's measure.
     """
     if study.match == "tokens" or (study.match == "time" and not configs.keys() <= step_s.keys()):  # not the study that was measured
         return configs
@@ -48,7 +48,7 @@ def matched(study: StudyConfig, configs: dict[str, TrainConfig], step_s: Mapping
 
 
 def moved(cfg: TrainConfig, key: str, value: Any) -> TrainConfig:
-    """Returns the config with one value changed; with its length, the steps of its schedule and of a mixture's phases keep their share."""
+    """Returns the config with one value changed. Where that is the length, warm-up and a mixture's phases keep their share of the steps."""
     tree = cfg.tree()
     if key == "trainer.max_steps":
         share = value / cfg.trainer.max_steps
@@ -75,7 +75,7 @@ _MEASURES: dict[str, Callable[[TrainConfig], int]] = {"params": _parameters, "fl
 
 
 def _solved(name: str, cfg: TrainConfig, key: str, measure: Callable[[TrainConfig], int], target: int) -> TrainConfig:
-    """By bisection: every measure grows with its knob."""
+    """Returns a variant with its knob moved to the target, by bisection: every measure grows with its knob."""
     _, field = find_field(TrainConfig, cfg.tree(), key.split("."))
     if field is None or int not in members(field.annotation):
         raise ConfigError(f"knob={key}: variant {name} has no such whole number. Name a setting that every variant has.")
@@ -83,7 +83,7 @@ def _solved(name: str, cfg: TrainConfig, key: str, measure: Callable[[TrainConfi
     def at(value: int) -> int | None:
         try:
             return measure(moved(cfg, key, value))
-        except ConfigError:  # a width that does not divide, say
+        except ConfigError:  # an invalid value, such as a width that does not divide
             return None
 
     low, high = 1, 1
@@ -92,7 +92,7 @@ def _solved(name: str, cfg: TrainConfig, key: str, measure: Callable[[TrainConfi
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if (at(middle) or 0) < target else (low, middle)
-    below, above = range(low, max(0, low - _GAP), -1), range(high, min(_MOST, high + _GAP))  # past values that are none
+    below, above = range(low, max(0, low - _GAP), -1), range(high, min(_MOST, high + _GAP))  # to skip invalid values
     near = dict(found for values in (below, above) for found in _first(at, values))
     best = min(near, key=lambda value: abs(near[value] - target), default=None)
     if best is None or abs(near[best] - target) > TOLERANCE * target:
@@ -102,7 +102,7 @@ def _solved(name: str, cfg: TrainConfig, key: str, measure: Callable[[TrainConfi
 
 
 def _first(at: Callable[[int], int | None], values: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The first of the values that a knob can have, and its measure; nothing where it can have none."""
+    """Yields the first valid value of a knob and its measure; nothing where no value is valid."""
     for value in values:
         if (found := at(value)) is not None:
             yield value, found
@@ -118,7 +118,7 @@ def _timed(name: str, cfg: TrainConfig, seconds: float, step_s: float) -> TrainC
 
 
 def _counts(cfg: TrainConfig) -> Counts:
-    """As training fills in what the tokenizer and the data decide."""
+    """Returns the counts of the model with its sizes filled in as training does."""
     n_tokens = cfg.model.vocab_size or cfg.tokenizer.size(cfg.objective.specials())
     if n_tokens is None:
         raise ConfigError("model.vocab_size: null, and the size of the tokenizer is not known before it is read. Set model.vocab_size.")

@@ -1,5 +1,5 @@
-"""How noisy a setting is: the spread of runs of one config, split into initial weights and order, what pairing by seed takes off the
-difference to a variant, and the seeds that an effect takes."""
+"""How noisy a setting is: the spread of runs of one config, split into parts of initial weights and of data order; how much pairing by seed
+reduces the noise of a variant's difference; and how many seeds an effect needs."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from lm.schema import Tree
 from lm.storage.atomic import replace_file
 from lm.training.config import TrainConfig
 
-SIDE = 3  # seeds of initial weights, and as many of data and dropout: every pair of them
+SIDE = 3  # number of seeds of initial weights, and of data and dropout; every pair of them is run
 Square = Sequence[Sequence[float]]
 
 
@@ -43,14 +43,14 @@ class NoiseRuns(Runs):
         self._config, self.metric = asked.config, metric
 
     def jobs(self) -> list[list[Job]]:
-        """Returns the runs, by row."""
+        """Returns the runs, row by row."""
         return [[self._job(init, order) for order in range(SIDE)] for init in range(SIDE)]
 
     def missing(self) -> list[Job]:
         return [job for row in self.jobs() for job in row if self.result(job) is None]
 
     def square(self) -> Square:
-        """Returns the metric by row. Raises ConfigError where a run diverged, which has no spread, or is missing."""
+        """Returns the metric of each run, row by row. Raises ConfigError where a run is missing or diverged."""
         values = [[self.result(job) for job in row] for row in self.jobs()]
         known = [[value for value in row if value is not None and math.isfinite(value)] for row in values]
         if any(value is None for row in values for value in row):
@@ -67,9 +67,9 @@ class NoiseRuns(Runs):
 
 
 def noise_runs(folder: Path, configs: Mapping[str, TrainConfig], threads: int, metric: str) -> dict[str, NoiseRuns]:
-    """Returns the square of each config by name: the first one, which is the baseline, in this folder, and each variant in one below.
+    """Returns the runs of each config by name: of the first, the baseline, in this folder, of each variant in a folder below it.
 
-    threads: of each run.  Raises ConfigError where two configs are one, or no run would tell the metric.
+    threads: of each run.  Raises ConfigError where two configs are the same, or the runs would not have the metric.
     """
     plain = {name: plain_config(f"variants.{name}", config, metric) for name, config in configs.items()}
     refuse_equal(plain)
@@ -78,7 +78,7 @@ def noise_runs(folder: Path, configs: Mapping[str, TrainConfig], threads: int, m
 
 
 def verdict(runs: Mapping[str, NoiseRuns]) -> Tree:
-    """Writes noise.json into the folder of the first, which is the baseline, and returns what it says."""
+    """Writes noise.json into the folder of the first config, the baseline, and returns its content."""
     squares = {name: each.square() for name, each in runs.items()}
     (baseline, base), *variants = squares.items()
     own = runs[baseline]
@@ -94,7 +94,7 @@ def verdict(runs: Mapping[str, NoiseRuns]) -> Tree:
 
 
 def _against(baseline: Square, variant: Square) -> Tree:
-    """What a variant's square says. Its difference to the baseline, run by run, is a square as well."""
+    """Returns the noise of a variant's runs, and of their differences to the baseline run by run, which form a square as well."""
     difference = [[mine - theirs for mine, theirs in zip(*rows, strict=True)] for rows in zip(variant, baseline, strict=True)]
     noise = {name: split_noise(square) for name, square in (("baseline", baseline), ("own", variant), ("difference", difference))}
     rho = pairing(*(each.total for each in noise.values()))
@@ -102,9 +102,9 @@ def _against(baseline: Square, variant: Square) -> Tree:
 
 
 def told(found: Tree, effects: list[float]) -> list[str]:
-    """Returns what a person is told: the parts of the spread, and the seeds that each effect takes with 80 % power.
+    """Returns lines for the terminal: the parts of the spread, and the seeds that each effect needs for 80 % power.
 
-    Without pairing a difference spreads by sqrt(2) of a run; how much less it does with it depends on the variant, and is measured.
+    Unpaired, a difference spreads sqrt(2) times as much as a run; how much less it does when paired depends on the variant and is measured.
     """
     lines = [
         f"{found['metric']}: one run spreads by {_spread(found)} (standard deviation of {SIDE} x {SIDE} runs)",
@@ -131,7 +131,7 @@ def _spread(noise: Tree) -> str:
 
 
 def _seeds(noise: Tree, effect: float, level: float = ALPHA) -> str:
-    """With those at the ends of the spread's interval."""
+    """Returns the number of seeds that an effect needs, with the numbers at the ends of the spread's interval."""
     low, high = (_needed(seeds_needed(end, effect, level)) for end in noise["interval"])
     return f"{_needed(seeds_needed(noise['total'], effect, level))} seeds a variant [{low}, {high}]"
 

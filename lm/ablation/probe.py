@@ -1,4 +1,4 @@
-"""How long a step of each variant takes on this machine: short runs that take turns, before a study begins."""
+"""Measures how long a step of each variant takes on this machine, by short runs in turns, before a study begins."""
 
 import statistics
 from pathlib import Path
@@ -13,7 +13,7 @@ from lm.schema import from_tree
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 
-_TURNS, _STEPS, _WARM_UP = 3, 10, 4  # of each variant, of each run, and those of a run that do not count
+_TURNS, _STEPS, _WARM_UP = 3, 10, 4  # runs of each variant, steps of a run, and first steps of a run that do not count
 
 
 class AskedProbe(Asked):
@@ -36,7 +36,7 @@ class Probe(Runs):
         return [job for turn in range(_TURNS) for name in self._configs if self.result(job := self._job(name, turn)) is None]
 
     def step_s(self, name: str) -> float:
-        """Returns the median of a variant's seconds a step. Raises ConfigError where none was measured."""
+        """Returns the median of a variant's seconds per step. Raises ConfigError where no step was measured."""
         runs = [RunFolder(self.folder / self._job(name, turn).name) for turn in range(_TURNS)]
         laps = [record["step_s"] for run in runs for record in run.metrics.read() if "step_s" in record and record["step"] > _WARM_UP]
         if not laps or not (median := statistics.median(laps)):
@@ -54,7 +54,7 @@ class Probe(Runs):
 
 
 def measured(folder: Path, configs: dict[str, TrainConfig], threads: int) -> dict[str, float]:
-    """Returns the seconds of a step by variant, of runs in this folder; what has run there before is not run again."""
+    """Returns the seconds per step by variant, from runs in this folder; runs that have ended there before are not repeated."""
     probe = Probe(folder, AskedProbe(threads=threads, configs=configs))
     run_missing(probe, Here(1))
     return {name: probe.step_s(name) for name in configs}

@@ -1,4 +1,4 @@
-"""Runs side by side in a folder: what they were asked for, frozen before the first of them, and what has come out so far."""
+"""Runs side by side in a folder: the question that they answer, frozen before the first run, and their results so far."""
 
 import hashlib
 import json
@@ -23,8 +23,8 @@ NO_RUN = {"name": "any", "dir": "any"}
 
 @dataclass(frozen=True)
 class Job:
-    """One training run.  metric: the figure that is read of it.  tuned: the value of the tuned setting.  trunk: the run that it has all
-    steps up to this one in common with, and may take them from; None: it has none."""
+    """One training run.  metric: name of its result.  tuned: value of the tuned setting.  trunk: (name of another run, step): both runs are
+    the same up to that step, so this one may start from the other's checkpoint; None: there is no such run."""
 
     name: str
     variant: str
@@ -44,7 +44,7 @@ class Asked(Config):
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Returns what a folder was begun with; None where nothing was. Raises CheckpointError where the file is damaged."""
+        """Returns what the folder's file says was asked; None where there is no file. Raises CheckpointError where the file is damaged."""
         path = folder / cls.file
         if not os.path.lexists(path):
             return None
@@ -55,17 +55,17 @@ class Asked(Config):
 
     @property
     def hash(self) -> str:
-        """Returns the hash of everything but what may grow."""
+        """Returns a hash of all values except the one that may grow."""
         return _digest({key: value for key, value in flatten(self.tree()).items() if key != self.grows})
 
     def freeze(self, folder: Path) -> None:
-        """Writes the file where there is none, or what may grow has grown; the folder must agree."""
+        """Writes the file where there is none, or where the value that may grow has grown. Raises as `agree` does."""
         self.agree(folder)
         if self.read(folder) != self:
             replace_file(folder / self.file, json.dumps(_file(self.hash, self.tree()).tree(), indent=1))
 
     def agree(self, folder: Path) -> None:
-        """Raises ConfigError, with the difference, where the folder was begun with something else."""
+        """Raises ConfigError, with the difference, where the folder's file says something else."""
         if (begun := self.read(folder)) is None:
             return
         before, now, grows = flatten(begun.tree()), flatten(self.tree()), self.grows
@@ -96,7 +96,7 @@ class _Diverged(Config):
 
 
 class Runs(ABC):
-    """What has come out of runs in a folder.  threads: of each run."""
+    """Runs in a folder, with their results.  threads: of each run."""
 
     def __init__(self, folder: Path, asked: Asked, threads: int) -> None:
         self.folder, self.asked, self.threads = folder, asked, threads
@@ -107,17 +107,17 @@ class Runs(ABC):
         """Returns the jobs that can run now and have no result yet."""
 
     def freeze(self) -> None:
-        """Says in the folder what is asked, or raises ConfigError where it was begun with something else."""
+        """Writes into the folder what is asked. Raises ConfigError where the folder was begun with something else."""
         self.asked.freeze(self.folder)
 
     def file(self, job: Job, ending: str) -> Path:
-        """Returns the path of what is kept of a job beside its run folder."""
+        """Returns the path of a job's file, with this ending, that is kept beside its run folder."""
         return self.folder / "jobs" / f"{job.name}.{ending}"
 
     def result(self, job: Job) -> float | None:
-        """Returns the metric of a run that has ended with this very config; infinite where it diverged, None where it has not run.
+        """Returns the metric of a run that has ended with exactly the job's config; inf where it diverged, None where it has not ended.
 
-        Raises ConfigError where its summary lacks the metric.
+        Raises ConfigError where the run's summary lacks the metric.
         """
         if job.name not in self._known and (found := self._read(job)) is not None:
             self._known[job.name] = found
@@ -135,7 +135,7 @@ class Runs(ABC):
         return float(found)
 
     def note_diverged(self, job: Job) -> None:
-        """Remembers the outcome of a run whose loss or weights were no numbers any more."""
+        """Records that a run's loss or weights became non-finite."""
         replace_file(self.file(job, "diverged.json"), json.dumps(_Diverged(config=_config_hash(job)).tree()))
 
     def _has_diverged(self, job: Job) -> bool:

@@ -1,4 +1,4 @@
-"""A study on disk: frozen before its first run, and the runs that it asks for."""
+"""A study on disk: its question, frozen before the first run, and its runs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,8 @@ class Study(TunedRuns):
         self.step_s = asked.step_s
 
     def missing(self) -> list[Job]:
-        """As its base; what lies behind an early look once all before it is there, and branches behind what they leave."""
+        """Returns the base's missing jobs, but jobs after an early look only once all jobs before it have ended, and branches only once the
+        runs that they branch off have."""
         left, after = super().missing(), self.config.give_up_after or 0
         if any(job.tuned is not None for job in left):
             return left
@@ -53,30 +54,30 @@ class Study(TunedRuns):
         return [job for job in left if job.variant in going_on] or branches
 
     def results(self, jobs: Sequence[Job]) -> dict[int, float]:
-        """Returns the metric by seed, of those that have ended."""
+        """Returns the metric by seed, of the jobs that have ended."""
         return {job.seed: value for job in jobs if (value := self.result(job)) is not None}
 
     def differences(self) -> dict[str, Difference]:
-        """Returns what each variant's results say against the baseline's."""
+        """Returns the difference of each variant to the baseline."""
         results = {name: self.results(self.reporting(name)) for name in self.variants}
         baseline = results.pop(self.config.baseline)
         return differences(baseline, results, self.config.least_effect, range(self.config.give_up_after or 0))
 
     def going_on(self) -> set[str]:
-        """Returns the variants that get all seeds: those that are not given up, and the baseline as long as there is any."""
+        """Returns the variants that get all seeds: those not given up at the early look, and the baseline while any of them is left."""
         if self.config.give_up_after is None:
             return set(self.variants)
         left = {name for name, found in self.differences().items() if not found.given_up}
         return left | {self.config.baseline} if left else left
 
     def reporting(self, variant: str) -> list[Job]:
-        """As its base; runs that others branch off keep the checkpoints for it."""
+        """Returns the base's reporting jobs; runs of the baseline that others branch off keep the checkpoints needed for that."""
         found = super().reporting(variant)
         is_trunk = self.config.exchange and variant == self.config.baseline
         return [replace(job, config=trunk(job.config)) for job in found] if is_trunk else found
 
     def branches(self) -> dict[float, list[Job]]:
-        """Returns the baseline's runs of other lengths, by their part of its tokens; none unless they are asked for."""
+        """Returns the baseline's runs of other lengths, by their factor on its tokens; {} without exchange=true."""
         baseline = self.config.baseline
         trunks = self.reporting(baseline) if self.config.exchange else []
         if trunks and baseline not in self.going_on():
@@ -84,7 +85,7 @@ class Study(TunedRuns):
         return {factor: [self._branch(job, factor) for job in trunks] for factor in LENGTHS if trunks}
 
     def _branch(self, job: Job, factor: float) -> Job:
-        """Named so that no variant's run can have the name."""
+        """Returns the branch of a baseline's run; no variant's run can have its name, which contains '@'."""
         name = f"{job.variant}@{factor:g}-seed-{job.seed}"
         shared = leaves(job.config, factor)
         own = self._job(name, job.variant, job.seed, branched(job.config, factor))
@@ -92,9 +93,10 @@ class Study(TunedRuns):
 
 
 def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainConfig], begun: AskedStudy | None = None) -> Study:
-    """Returns a study of these composed configs, matched as it asks; match=time measures steps, which run, unless the study has begun.
+    """Returns a study of these composed configs, matched as the config asks. With match=time this runs some steps of each variant to time
+    them, unless the study has begun.
 
-    Raises ConfigError where two are one, a knob does not reach, or a run would train nothing or need several processes.
+    Raises ConfigError where two variants are the same, a knob cannot match, or a run would train nothing or need several processes.
     """
     plain = {name: plain_config(f"variants.{name}", cfg, config.metric) for name, cfg in variants.items()}
     refuse_equal(plain, config.tune)
@@ -106,7 +108,7 @@ def new_study(folder: Path, config: StudyConfig, variants: Mapping[str, TrainCon
     refuse_equal(study.variants, config.tune)
     if config.exchange:
         trunk(study.variants[config.baseline])
-    study.missing()  # so that what cannot be tuned is told before anything is written
+    study.missing()  # raises for a setting that cannot be tuned, before anything is written
     return study
 
 
@@ -118,7 +120,7 @@ def read_study(folder: Path) -> Study:
 
 
 def _refuse_other_tokens(config: StudyConfig, variants: Mapping[str, TrainConfig]) -> None:
-    """Raises ConfigError where a figure per token would compare tokens of several tokenizers."""
+    """Raises ConfigError where the metric is per token but the variants have different tokenizers."""
     of_baseline = variants[config.baseline].tokenizer
     for name, cfg in variants.items():
         if not config.metric.partition("/")[0].endswith("bits_per_byte") and cfg.tokenizer != of_baseline:
@@ -127,7 +129,7 @@ def _refuse_other_tokens(config: StudyConfig, variants: Mapping[str, TrainConfig
 
 
 def refuse_equal(variants: Mapping[str, TrainConfig], tuned: str | None = None) -> None:
-    """Raises ConfigError where two are one but for the tuned setting."""
+    """Raises ConfigError where two variants differ at most in the tuned setting."""
     seen: dict[str, str] = {}
     for name, cfg in variants.items():
         tree = json.dumps({key: value for key, value in flatten(cfg.tree()).items() if key != tuned}, sort_keys=True)

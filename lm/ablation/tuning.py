@@ -1,4 +1,4 @@
-"""Runs of several configs over seeds, and of each of them, alike, the runs that tune a setting before."""
+"""Runs of several configs over seeds, each preceded by runs that tune a setting, for all configs in the same way."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from lm.training.config import TrainConfig
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 TEST_FRAC = 0.5
-_EXTENSIONS = 2  # further factors of 2 where the best is at an edge
+_EXTENSIONS = 2  # further factors of 2 that are tried where the best value is at an edge
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Tuned:
 
 
 class TunedRuns(Runs):
-    """variants: the config of each by its name."""
+    """Runs of variants, with tuning.  variants: config of each variant by name."""
 
     def __init__(self, folder: Path, asked: Asked, config: RunsConfig, variants: Mapping[str, TrainConfig]) -> None:
         super().__init__(folder, asked, config.threads)
@@ -35,23 +35,23 @@ class TunedRuns(Runs):
 
     @property
     def hash(self) -> str:
-        """Returns the hash of what was asked, but for how many seeds: those may grow."""
+        """Returns the hash of what was asked, without the number of seeds, which may grow."""
         return self.asked.hash
 
     def missing(self) -> list[Job]:
-        """As its base; tuning before what depends on it."""
+        """Returns the missing tuning jobs; once there are none, the missing jobs that report."""
         tuning = [job for name in self.variants for job in self.tuning(name) if self.result(job) is None]
         if tuning:
             return tuning
         return [job for name in self.variants for job in self.reporting(name) if self.result(job) is None]
 
     def tuned(self, variant: str) -> Tuned | None:
-        """Returns what tuning has found; None where nothing is tuned, and while a tuning run of the variant has no result."""
+        """Returns a variant's tuned value; None where nothing is tuned, or while a tuning run of the variant has no result."""
         means = self._means(self.tuning(variant))
         return _best(means) if means else None
 
     def reporting(self, variant: str) -> list[Job]:
-        """Returns the runs that are compared; none while the variant is being tuned."""
+        """Returns a variant's runs that are compared; [] while the variant is being tuned."""
         found = self.tuned(variant)
         if self.config.tune is not None and found is None:
             return []
@@ -59,7 +59,7 @@ class TunedRuns(Runs):
         return [self._job(f"{variant}-seed-{seed}", variant, seed, cfg) for seed in range(self.config.seeds)]
 
     def tuning(self, variant: str) -> list[Job]:
-        """Returns the runs of five values around the variant's own, and of up to two more where the best so far is at an edge."""
+        """Returns the tuning runs: of five values around the variant's own, and of up to two more where the best so far is at an edge."""
         if self.config.tune is None:
             return []
         values = [self._own(variant) * factor for factor in FACTORS]
@@ -75,7 +75,7 @@ class TunedRuns(Runs):
         return jobs
 
     def _means(self, jobs: Sequence[Job]) -> dict[float, float] | None:
-        """Mean metric by tuned value, ascending; None while a run has no result."""
+        """Returns the mean metric by tuned value, ascending; None while a run has no result."""
         found: dict[float, list[float]] = {}
         for job in jobs:
             result = self.result(job)
@@ -101,10 +101,10 @@ class TunedRuns(Runs):
 
 
 def plain_config(where: str, cfg: TrainConfig, metric: str) -> TrainConfig:
-    """Returns a composed config without seed and folder, and with half of the held-out text set aside where a test is asked for and
-    the config has none.
+    """Returns a composed config without seed and folder; where the metric needs a test and the config has none, with half of the held-out
+    text set aside for it.
 
-    where: what an error names.  Raises ConfigError where its runs would train nothing or need several processes.
+    where: name of the config in errors.  Raises ConfigError where its runs would train nothing or need several processes.
     """
     if cfg.check or cfg.plan:
         raise ConfigError(f"{where}: {'check' if cfg.check else 'plan'}=true trains nothing that could be compared. Leave it out.")
@@ -118,7 +118,7 @@ def plain_config(where: str, cfg: TrainConfig, metric: str) -> TrainConfig:
 
 
 def _require_metric(where: str, cfg: TrainConfig, metric: str) -> None:
-    """Raises ConfigError for what no run of the config tells, and for a figure of which more is better or neither."""
+    """Raises ConfigError for a metric that no run of the config has, or of which less is not better."""
     own = cfg.objective.measure(None).less
     further = [name for name in cfg.eval.figures() if not name.endswith("entropy")]
     known = [f"test_{name}" for name in ("loss", "bits_per_byte", "ece", *own, *further)]
@@ -131,7 +131,7 @@ def _require_metric(where: str, cfg: TrainConfig, metric: str) -> None:
 
 
 def _best(means: Mapping[float, float]) -> Tuned:
-    """The vertex of the parabola in log value through the best point and its neighbours; the point itself at an edge."""
+    """Returns the vertex of the parabola, in the log of the value, through the best point and its neighbours; at an edge the point itself."""
     values = sorted(means)
     i = min(range(len(values)), key=lambda i: means[values[i]])
     around = [means[value] for value in values[max(0, i - 1) : i + 2]]

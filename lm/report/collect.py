@@ -36,11 +36,11 @@ class Row:
 
     @property
     def seeds(self) -> list[str]:
-        """Each as one text: '1', or '1/0/0' where initial weights, data and dropout have seeds of their own."""
+        """The seed of each run as text: '1', or '1/0/0' where initial weights, data and dropout have seeds of their own."""
         return [_seed(run) for run in self.runs]
 
     def by_seed(self, key: str) -> dict[str, float]:
-        """The known numbers; a seed comes once in a row."""
+        """Returns the known values of a metric by seed; a seed comes once in a row."""
         numbers = {seed: run.number(key) for seed, run in zip(self.seeds, self.runs, strict=True)}
         return {seed: number for seed, number in numbers.items() if number is not None}
 
@@ -49,14 +49,14 @@ class Row:
         return statistics.fmean(known) if len(known) == len(self.runs) else None
 
     def error(self, key: str) -> float | None:
-        """Standard error of the mean over seeds; None for a single run."""
+        """Returns the standard error of the mean over seeds; None for a single run."""
         known = self.by_seed(key).values()
         return statistics.stdev(known) / len(known) ** 0.5 if len(known) > 1 else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`rows` from the lowest `metric` up, `keys` the config keys that differ between rows, `notes` what to know before believing it.
+    """A comparison of runs: `rows` by ascending `metric`, `keys`: config keys that differ between rows, `notes`: what makes it unfair.
 
     baseline: the row that the others are compared with.
     """
@@ -80,12 +80,13 @@ class Comparison:
         return [shown(row.values.get(key, ABSENT)) for key in self.keys]
 
     def comparable(self, row: Row) -> bool:
-        """Whether a row was validated on the text of the baseline, as far as is known."""
+        """Whether a row was validated on the same text as the baseline, as far as is known."""
         texts = [{zlib for run in each.runs if (zlib := run.number("zlib_bits_per_byte")) is not None} for each in (row, self.baseline)]
         return not all(texts) or texts[0] == texts[1]
 
     def difference(self, row: Row) -> str:
-        """Of a row to the baseline: over the seeds that both have with its interval, `*` where that excludes 0; else of the means."""
+        """Returns a row's difference to the baseline as text: over the seeds that both have, with its interval and `*` where that excludes
+        0; where there is no interval, the difference of the means."""
         mine, theirs, found = row.mean(self.metric), self.baseline.mean(self.metric), self._differences.get(row.name)
         if row is self.baseline:
             return "baseline"
@@ -103,15 +104,15 @@ class Comparison:
 
 
 def differing(flat_trees: Sequence[Tree]) -> list[str]:
-    """Dotted keys, in the order first met, whose values (or presence) are not the same in all."""
+    """Returns the dotted keys, in the order first met, whose values (or presence) differ between the trees."""
     keys = dict.fromkeys(key for flat in flat_trees for key in flat)
     return [key for key in keys if any(flat.get(key, ABSENT) != flat_trees[0].get(key, ABSENT) for flat in flat_trees)]
 
 
 def collect(folders: list[Path], baseline: str | None = None) -> Comparison:
-    """Of the runs that can be read; the others are named in the notes. The same folder twice counts once.
+    """Returns the comparison of the runs that can be read; the notes name the others. A folder given twice counts once.
 
-    baseline: a run's folder or name; None: the first one. Raises ConfigError or CheckpointError of the first run where none is left.
+    baseline: a run's folder or name; None: the first run. If no run can be read, raises the ConfigError or CheckpointError of the first.
     """
     if not folders:
         raise ConfigError("compare: no run folder was given, and one at least is needed. Name some: lm compare runs/a runs/b.")
@@ -150,7 +151,7 @@ def _seed(run: Run) -> str:
 
 
 def _group(runs: list[Run]) -> list[Row]:
-    """A seed that comes twice under one config starts a row of its own: the same run again is no new evidence."""
+    """Groups runs over seeds into rows. A seed that comes twice under one config starts another row: repeating a run is no new evidence."""
     repeats: Counter[str] = Counter()
     rows: dict[tuple[str, int], Row] = {}
     for run in runs:

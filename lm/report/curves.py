@@ -1,4 +1,4 @@
-"""Pictures of runs: inline SVG that takes its colours from the page, and PNG. The only importer of matplotlib."""
+"""Charts of runs: inline SVG that takes its colours from the page, and PNG. Only this module imports matplotlib."""
 
 import re
 import statistics
@@ -25,7 +25,7 @@ ZLIB = "zlib level 9"
 
 
 def curves(run: Run) -> list[tuple[str, str]]:
-    """(title, inline SVG) of each quantity that the run's metrics hold."""
+    """Returns (title, inline SVG) of each quantity that the run's metrics contain."""
     charts = {
         ("Loss, nats per pair" if run.series("val_pair_loss")[0] else "Loss, nats per token"): (_loss, ("loss", "val_loss")),
         "Reward": (_reward, ("reward", "val_reward")),
@@ -44,14 +44,15 @@ AXES: dict[Axis, str] = {"step": "step", "tokens": "tokens", "flops": "training 
 
 
 def unplotted(comparison: Comparison, x: Axis) -> list[str]:
-    """Notes on runs whose place on this axis is not known."""
+    """Returns notes on runs that have no known values on this axis."""
     runs = [run for row in comparison.rows for run in row.runs]
     names = [run.name for run in runs if run.series(comparison.metric)[0] and not run.series(comparison.metric, x)[0]]
     return [f"Not in the picture, since {AXES[x]} are not known of them yet: {', '.join(names)}."] if names else []
 
 
 def comparison_png(comparison: Comparison, path: Path, x: Axis = "tokens") -> None:
-    """Validation against `x`, one colour a row: a line, or of several seeds their mean in a band of its standard error."""
+    """Draws the validation metric against `x`, one colour per row: a line, or for several seeds their mean with a band of its standard
+    error."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -86,7 +87,7 @@ def _compare(figure: "Figure", comparison: Comparison, against: Axis) -> None:
 
 
 def _mean(row: Row, metric: str, against: Axis) -> tuple[list[float], list[float], list[float]]:
-    """Of the seeds of a row, at the steps that all of them have validated: where, the mean, and its standard error, 0 of one seed."""
+    """Returns x, mean and standard error over a row's seeds, at the steps that all seeds have validated; the error is 0 for one seed."""
     known = [points for run in row.runs if (points := run.points(metric, against))] or [{}]
     shared = [[points[step] for points in known] for step in sorted(set[int].intersection(*map(set, known)))]
     x, y = ([statistics.fmean(point[which] for point in points) for points in shared] for which in (0, 1))
@@ -101,7 +102,7 @@ def _label(row: Row, comparison: Comparison) -> str:
 
 
 def settled(x: list[float], y: list[float], skipped: float = 0.1) -> list[float]:
-    """Returns the values after the first part of the run; the fall before it would squash all that follows."""
+    """Returns the values after the first part of the run, whose steep fall would squash the rest of the chart."""
     return [value for at, value in zip(x, y, strict=True) if at >= skipped * x[-1]]
 
 
@@ -112,7 +113,7 @@ def _limit(axes: "Axes", values: list[float]) -> None:
 
 
 def _loss(axes: "Axes", run: Run, key: str) -> None:
-    """With that of the held-out rows: of pairs, where training is on pairs."""
+    """Draws the training loss with that of the held-out rows, which is the loss of pairs where training is on pairs."""
     _with_held_out(axes, run, key, "val_pair_loss" if run.series("val_pair_loss")[0] else "val_loss")
 
 
@@ -174,13 +175,13 @@ def _marker(x: list[float], most: int = 2) -> str:
 
 
 def _smooth(y: list[float]) -> list[float]:
-    """Mean over a centred window of a 25th of the curve, shorter at its ends."""
+    """Returns the mean over a centred window of a 25th of the curve, shorter at its ends."""
     window = np.ones(2 * (len(y) // 50) + 1)
     return list(np.convolve(y, window, "same") / np.convolve(np.ones(len(y)), window, "same")) if y else []
 
 
 def _svg(title: str, draw: "Callable[[Axes, Run, str], None]", run: Run, key: str) -> str:
-    """Bare <svg>: the same bytes for the same run, text as text, no metadata and no address of anything outside."""
+    """Returns a bare <svg>: the same bytes for the same run, text as text, without metadata and external references."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

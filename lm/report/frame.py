@@ -1,4 +1,4 @@
-"""The page that every report stands in: one self-contained file, light or dark as the screen is, narrow or wide."""
+"""The HTML page of every report: one self-contained file, light or dark, for narrow and wide screens."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ _HERE = Path(__file__).parent
 
 
 def render(template: Path, **values: Any) -> str:
-    """Returns the HTML of a template that extends frame.html.j2. What is filled in is escaped, unless it is marked as safe there."""
+    """Returns the HTML of a template that extends frame.html.j2. Values are escaped unless the template marks them as safe."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     places = FileSystemLoader([template.parent, _HERE])

@@ -1,4 +1,4 @@
-"""How runs of one config spread, and what of it initial weights and order contribute."""
+"""The spread of runs of one config, and the parts that initial weights and data order contribute."""
 
 import math
 import statistics
@@ -10,10 +10,10 @@ from lm.report.statistics import ALPHA, Interval
 
 @dataclass(frozen=True)
 class Noise:
-    """How runs of one config spread: standard deviations of the metric.
+    """The spread of runs of one config, as standard deviations of the metric.
 
-    total: of one run whose seeds all move; interval: its own at 95 %.  init, order: what the initial weights, and the order of the data
-    with dropout, contribute.  rest: what neither explains.
+    total: of a run if all seeds vary; interval: the 95 % interval of `total`.  init, order: the parts of the initial weights, and of the
+    data order with dropout.  rest: the part that neither explains.
     """
 
     total: float
@@ -24,10 +24,10 @@ class Noise:
 
 
 def split_noise(runs: Sequence[Sequence[float]]) -> Noise:
-    """Splits the spread of a square of runs, a row for each `seed.init` and a column for each `seed.data`.
+    """Splits the spread of a square of runs: a row for each `seed.init`, a column for each `seed.data`.
 
-    Components of variance by the mean squares of a two-way layout without repetition (Searle 1971, ch. 9). A negative one is 0, while the
-    total is the unbiased sum of all, whose interval is chi-square's with the degrees of freedom of Satterthwaite 1946.
+    Variance components by the mean squares of a two-way layout without repetition (Searle 1971, ch. 9). A negative component is set to 0,
+    but the total is the unbiased sum of all; its interval is chi-square's with the degrees of freedom of Satterthwaite 1946.
     """
     n, m = len(runs), len(runs[0])
     grand = statistics.fmean(value for row in runs for value in row)

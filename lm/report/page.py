@@ -1,4 +1,4 @@
-"""What a run or a comparison looks like on paper: report.html, and the table and picture of `lm compare`."""
+"""The report of a run, report.html, and the table and chart of `lm compare`."""
 
 import os.path
 import re
@@ -29,7 +29,8 @@ TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def write_report(run_folder: Path) -> Path:
-    """One self-contained page beside the run, of a finished or an unfinished run. Raises as `read_run` does, or ResourceError."""
+    """Writes report.html, one self-contained page, into the folder of a finished or unfinished run, and returns its path. Raises as
+    `read_run` does, or ResourceError."""
     run = read_run(run_folder)
     html = render(
         TEMPLATE,
@@ -56,11 +57,11 @@ def compare(
     x: Axis = "tokens",
     baseline: str | None = None,
 ) -> str:
-    """Returns a table of runs, the lowest metric first, with what differs between their configs and what makes the comparison unfair.
+    """Returns a table of runs, the lowest metric first, with the differences between their configs, and notes on an unfair comparison.
 
-    runs: one or several folders of runs, of sweeps, and globs; what cannot be read is left out, and named in the notes. out: a folder for
-    the same as compare.md and the curves against `x` as compare.png, or a file for the table in the format that its ending says; it does
-    not exist, or with `overwrite` is of an earlier comparison. baseline: what the others are compared with; None: the first one. Raises
+    runs: one or several folders of runs or sweeps, or globs; runs that cannot be read are left out and named in the notes. out: a folder
+    for compare.md and the curves against `x` as compare.png, or a file for the table in the format of its ending; it must not exist, or
+    with `overwrite` may be an earlier comparison's. baseline: the run that the others are compared with; None: the first one. Raises
     ConfigError where no run is left, CheckpointError where the only one is damaged, ResourceError where `out` cannot be written.
     """
     for name, given, options in (("format", format, [*FORMATS]), ("x", x, [*get_args(Axis)])):
@@ -82,7 +83,7 @@ def compare(
 
 
 def table_format(out: str | Path) -> str | None:
-    """Returns the format of the table that a path's ending names; None for that of a folder. Raises ConfigError for another ending."""
+    """Returns the table format that a path's ending names; None where the path is a folder. Raises ConfigError for an unknown ending."""
     if str(out).endswith("/") or Path(out).expanduser().is_dir():
         return None
     ending = Path(out).suffix[1:].lower()
@@ -111,7 +112,7 @@ def _result(run: Run) -> str:
 
 
 def _about(run: Run) -> list[tuple[str, str]]:
-    """What was trained, on what, with which code."""
+    """Returns (title, text) rows on what was trained, on which data, with which code."""
     flat, summary = flatten(run.config), run.summary
     deep = flat.get("model.n_layers", "?")
     layers = f"{deep} layer{'s' * (deep != 1)} of {flat.get('model.d_model', '?')}"
@@ -158,7 +159,7 @@ def _numbers(run: Run) -> list[tuple[str, str, str]]:
 
 
 def _sources(run: Run) -> list[tuple[str, ...]]:
-    """Of each source of a mixture: name, tokens read, their share, epochs, validation loss."""
+    """Returns for each source of a mixture: name, tokens read, their share, epochs, validation loss."""
     names = [source["name"] for source in run.config.get("data", {}).get("sources", [])]
     tokens, epochs, losses = ([run.number(f"{key}/{name}") for name in names] for key in ("tokens", "epochs", "val_loss"))
     total = sum(filter(None, tokens)) or 1
@@ -169,7 +170,7 @@ def _sources(run: Run) -> list[tuple[str, ...]]:
 
 
 def _samples(text: str) -> list[tuple[str, str]]:
-    """(heading, text) per `## ` heading of samples.md, newest first; one untitled piece where there is no heading."""
+    """Returns (heading, text) per `## ` heading of samples.md, newest first; one untitled piece where there is no heading."""
     before, *parts = re.split(r"^## +(step\b.*)$", text, flags=re.MULTILINE | re.IGNORECASE)
     if not parts:
         return [("", before.strip())] if before.strip() else []

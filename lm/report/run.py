@@ -1,4 +1,4 @@
-"""What reports and comparisons need of a run: its config, its curves and its figures."""
+"""Reads a run for reports and comparisons: its config, its curves and its final numbers."""
 
 import glob
 import math
@@ -17,7 +17,7 @@ Axis = Literal["step", "tokens", "flops", "time"]
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder's text: `metrics` holds training, validation and event lines as written, `summary` is empty until the run ends."""
+    """The content of a run folder: `metrics` are the training, validation and event lines; `summary` is empty until the run ends."""
 
     folder: Path
     name: str
@@ -35,18 +35,18 @@ class Run:
         return [line for line in self.metrics if "event" in line]
 
     def series(self, key: str, against: Axis = "step") -> tuple[list[float], list[float]]:
-        """(`against`, `key`) of each line that has finite values of both; events are left out."""
+        """Returns the values of `against` and of `key`, of the lines that have finite values of both; events are left out."""
         points = self.points(key, against)
         return [x for x, _ in points.values()], [y for _, y in points.values()]
 
     def points(self, key: str, against: Axis = "step") -> dict[int, tuple[float, float]]:
-        """The same by step."""
+        """Returns the same as `series`, as pairs by step."""
         lines = [line for line in self.metrics if "event" not in line and _finite(line.get(key))]
         return {line["step"]: (x, line[key]) for line in lines if (x := self._place(line, against)) is not None}
 
     def _place(self, line: Tree, against: Axis) -> float | None:
-        """By the line's step or tokens; by the training FLOPs of those tokens, known once the run has ended; by the seconds of the steps so
-        far, validations and saves left out."""
+        """Returns a line's value on an axis; None where it is not known. Besides step and tokens: training FLOPs of the tokens, known once
+        the run has ended; seconds of all steps so far, without validations and saves."""
         if against == "time":
             return self._seconds(line["step"])
         per_token = self.number("flops_per_token") if against == "flops" else 1
@@ -54,7 +54,7 @@ class Run:
         return place * per_token if _finite(place) and per_token is not None else None
 
     def _seconds(self, step: int) -> float:
-        """Of the steps up to this one: a line with `step_s` speaks for those since the line before."""
+        """Returns the seconds of the steps up to this one; a line's `step_s` counts for all steps since the line before."""
         seconds, done = 0.0, 0
         for at, each in ((line["step"], line["step_s"]) for line in self.metrics if _finite(line.get("step_s"))):
             seconds += each * max(0, min(at, step) - done)
@@ -62,7 +62,7 @@ class Run:
         return seconds
 
     def number(self, key: str) -> float | None:
-        """The summary's value, else the newest in the metrics; None where that is no finite number, as after a loss of NaN."""
+        """Returns the summary's value, else the newest in the metrics; None where that is not finite, as after a loss of NaN."""
         value = self.summary.get(key)
         if value is None:
             value = next((line[key] for line in reversed(self.metrics) if key in line), None)
@@ -70,7 +70,7 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Raises ConfigError where `path` is no run or has no metrics yet, CheckpointError naming the file where one is damaged."""
+    """Reads a run. Raises ConfigError where `path` is no run or has no metrics yet, CheckpointError naming a damaged file."""
     folder = RunFolder(path)
     if not os.path.isdir(path):
         raise ConfigError(f"{path}: there is no such run folder. {nearest_run(path)}")
@@ -83,7 +83,7 @@ def read_run(path: Path) -> Run:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """The folder itself where it is a run, and the runs in it, as in that of a sweep; those that match, of a glob."""
+    """Returns the folder itself where it is a run, and all runs below it, as in a sweep's folder; for a glob those of all matches."""
     if not path.exists() and glob.has_magic(str(path)):
         return [found for name in sorted(glob.glob(str(path))) for found in run_folders(Path(name))]
     if not path.is_dir():

@@ -1,4 +1,4 @@
-"""What a study has found, as files: verdict.json for programs, report.md and report.html for people."""
+"""The results of a study as files: verdict.json for programs, report.md and report.html for people."""
 
 import json
 import math
@@ -24,12 +24,12 @@ Runs = Mapping[str, Mapping[int, Sequence[tuple[float, float]]]]
 Curves = Mapping[str, Runs]
 """By quantity."""
 _ROW, _DOTS, _BAR, _MOST_POINTS = 48.0, 15.0, 38.0, 200
-_SKIPPED = 0.25  # of the run: the fall before it would squash what differs at the end
+_SKIPPED = 0.25  # first part of a run that charts leave out: its steep fall would squash the differences at the end
 _ARROW = "M-5 0L4-5V5z"
 
 
 def write_report(study: Study) -> Tree:
-    """Writes verdict.json, report.md and report.html beside the runs, and returns the first."""
+    """Writes verdict.json, report.md and report.html beside the runs; returns the content of verdict.json."""
     found = verdict(study)
     replace_file(study.folder / "verdict.json", json.dumps(found, indent=1, allow_nan=False))
     replace_file(study.folder / "report.md", report(found))
@@ -38,7 +38,7 @@ def write_report(study: Study) -> Tree:
 
 
 def curves(study: Study) -> Curves:
-    """Reads what the runs that are compared, and have ended, wrote as they went."""
+    """Returns the metrics over training of the compared runs that have ended."""
     runs: dict[str, dict[int, Run]] = {}
     for name in study.variants:
         for job in (job for job in study.reporting(name) if study.result(job) is not None):
@@ -53,7 +53,7 @@ def curves(study: Study) -> Curves:
 
 
 def page(found: Tree, drawn: Curves) -> str:
-    """Returns the HTML.  found: what verdict.json says."""
+    """Returns report.html.  found: content of verdict.json; drawn: from `curves`."""
     looks = {name: look for look, name in enumerate(sorted(found["variants"], key=lambda name: name != found["baseline"]))}
     ended = sum(len(row["runs"]) for row in found["variants"].values())
     asked = [
@@ -74,14 +74,15 @@ def page(found: Tree, drawn: Curves) -> str:
 
 
 def _pairs(found: Tree, name: str) -> dict[str, float]:
-    """Differences to the baseline by seed; inf where the variant alone diverged, -inf where the baseline alone did, NaN where both."""
+    """Returns a variant's differences to the baseline by seed; inf where only the variant diverged, -inf where only the baseline did, NaN
+    where both did."""
     base, runs = found["variants"][found["baseline"]]["runs"], found["variants"][name]["runs"]
     values = {seed: [math.inf if run is None else run for run in (runs[seed], base[seed])] for seed in runs if seed in base}
     return {seed: mine - theirs for seed, (mine, theirs) in values.items()}
 
 
 def _forest(found: Tree, looks: Mapping[str, int]) -> Tree:
-    """A strip for each variant over one scale."""
+    """Returns the forest plot: one strip per variant, on a common scale."""
     names = [name for name in looks if name != found["baseline"]]
     dots = [pair for name in names for pair in _pairs(found, name).values() if math.isfinite(pair)]
     near = [0.0, -found["least_effect"], found["least_effect"], *dots]
@@ -110,12 +111,12 @@ def _forest(found: Tree, looks: Mapping[str, int]) -> Tree:
 
 
 def symbol_of(look: int) -> str:
-    """Returns the sign of a variant, to stand in text."""
+    """Returns the marker of a variant as inline SVG, for use in text."""
     return tag("svg", symbol(0.5, 8, look), width=14, height=16, class_="sample", aria_hidden="true")
 
 
 def _strip(found: Tree, name: str, look: int, x: Scale, label: str) -> str:
-    """The seeds above, their mean and its interval below; what is beyond the scale at its edge."""
+    """Returns a variant's strip: its seeds above, their mean with its interval below; values beyond the scale are drawn at its edge."""
     pairs, difference, least = _pairs(found, name), found["variants"][name]["difference"], found["least_effect"]
     back = [tag("line", x1=across(x(value)), x2=across(x(value)), y1=0, y2=_ROW, class_="grid") for value, _ in x.ticks()]
     if least:
@@ -132,7 +133,7 @@ def _strip(found: Tree, name: str, look: int, x: Scale, label: str) -> str:
 
 
 def _lost(pairs: Mapping[str, float], look: int, x: Scale, who: tuple[str, str]) -> list[str]:
-    """Crosses with their counts: at the left edge the baseline diverged, at the right one the variant, at 0 both."""
+    """Returns crosses with counts of diverged pairs: at the left edge the baseline diverged, at the right edge the variant, at 0 both."""
     told, drawn = [str(pair) for pair in pairs.values()], []
     places = (("-inf", 0.0, _BAR, 10, who[0]), ("inf", 1.0, _BAR, -10, who[1]), ("nan", x(0), _DOTS, 10, "both"))
     for which, at, y, aside, name in places:
@@ -143,7 +144,7 @@ def _lost(pairs: Mapping[str, float], look: int, x: Scale, who: tuple[str, str])
 
 
 def _aside(i: int, n: int) -> float:
-    """Where many dots lie near each other: up to 10 pixels up or down, by the golden ratio."""
+    """Returns the vertical offset of dot i of n, up to 10 pixels, by the golden ratio, so that near dots do not overlap."""
     return 0.0 if n < 2 else min(10.0, 1.2 * n) * (2 * (i * 0.618034 % 1) - 1)
 
 
@@ -158,7 +159,7 @@ def _bar(difference: Tree, look: int, x: Scale) -> list[str]:
 
 
 def _rates(found: Tree, looks: Mapping[str, int]) -> Tree | None:
-    """The metric against the tuned setting. What is far above the best three values of every variant leaves the chart."""
+    """Returns the chart of metric against tuned setting. Values far above the best three of every variant are outside the chart."""
     tuned = {name: row["tuned"] for name, row in found["variants"].items() if row["tuned"] is not None}
     tried = {name: {float(value): metric for value, metric in row["tried"].items()} for name, row in tuned.items()}
     points = {name: [(value, *(3 * [metric])) for value, metric in values.items() if metric is not None] for name, values in tried.items()}
@@ -174,7 +175,8 @@ def _rates(found: Tree, looks: Mapping[str, int]) -> Tree | None:
 
 
 def _lengths(found: Tree, looks: Mapping[str, int]) -> Tree | None:
-    """The metric against tokens: the baseline at each length, and from each variant across to where the baseline is as good."""
+    """Returns the chart of metric against tokens: the baseline at each length, and from each variant a line to where the baseline is as
+    good."""
     lengths, base = found["exchange"] or {}, found["baseline"]
     ended = {row["tokens"]: [run for run in row["runs"].values() if run is not None] for row in lengths.values()}
     points = [(tokens, sum(runs) / len(runs), min(runs), max(runs)) for tokens, runs in ended.items() if runs]
@@ -189,7 +191,7 @@ def _lengths(found: Tree, looks: Mapping[str, int]) -> Tree | None:
 
 
 def _losses(found: Tree, looks: Mapping[str, int], drawn: Curves) -> list[Tree | None]:
-    """The validation figure nearest to the metric, against tokens and FLOPs, and the training loss."""
+    """Returns charts of the validation metric nearest to the study's, against tokens and FLOPs, and of the training loss."""
     told = [key for key in CURVES if any(points for seeds in drawn.get(key, {}).values() for points in seeds.values())]
     held_out = [key for key in told if key != "loss"]
     key = found["metric"] if found["metric"] in held_out else next(iter(held_out), None)
@@ -218,7 +220,8 @@ def _loss(found: Tree, looks: Mapping[str, int], drawn: Runs, key: str, against:
 
 
 def _band(runs: Sequence[Mapping[float, float]], times: float) -> list[Point]:
-    """(place, mean, lowest, highest) of several runs where all of them have a value; neighbours together where there are many."""
+    """Returns (place, mean, lowest, highest) of several runs at the places where all have a value; where there are many places, neighbours
+    are averaged."""
     shared = sorted(set[float].intersection(*map(set, runs))) if runs else []
     wide = -(-len(shared) // _MOST_POINTS)
     pieces = [shared[i : i + wide] for i in range(0, len(shared), wide or 1)]

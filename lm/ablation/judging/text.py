@@ -1,4 +1,4 @@
-"""What the sample of test text contributes to a difference: the interval that another draw of documents, not of seeds, calls for."""
+"""How far a difference depends on the sample of test text: its interval over draws of documents, not of seeds."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ _OVER = {"test_bits_per_byte": (2, math.log(2)), "test_loss": (1, 1.0)}
 
 
 def of_text(study: Study, name: str, difference: Difference) -> Tree | None:
-    """Returns what verdict.json says of it; None where the runs do not tell, or of one text another documents than of the other."""
+    """Returns verdict.json's entry on a difference's dependence on the test text; None where the runs have no sums per document, or not of
+    the same documents."""
     if difference.mean is None or study.config.metric not in _OVER:
         return None
     both = [[job for job in study.reporting(which) if study.result(job) is not None] for which in (study.config.baseline, name)]
@@ -32,7 +33,7 @@ def of_text(study: Study, name: str, difference: Difference) -> Tree | None:
 
 
 def other_texts(study: Study) -> list[str]:
-    """Returns what is told where the runs were not all measured on one text, by what zlib needs of the held-out one."""
+    """Returns a warning where the runs were not all measured on the same held-out text, which zlib's bits per byte of it tell apart."""
     jobs = [job for name in study.variants for job in study.reporting(name) if study.result(job) is not None]
     summaries = [RunFolder(study.folder / job.name).summary() for job in jobs]
     needed = sorted({fixed(zlib) for summary in summaries if isinstance(zlib := summary.get("zlib_bits_per_byte"), float)})
@@ -42,12 +43,12 @@ def other_texts(study: Study) -> list[str]:
 
 
 def sampled(text: Tree | None) -> str:
-    """What is told of it behind the interval over seeds."""
+    """Returns the words on the text's sample that follow the interval over seeds.  text: from `of_text`."""
     return f"; of the sample of {text['number']} {text['unit']} of test text ±{text['half']:.4f}" if text else ""
 
 
 def covers(found: Tree) -> str:
-    """What each of the intervals holds, as the method says it."""
+    """Returns the method section's sentences on what each interval covers."""
     told = next((row["text"] for row in found["variants"].values() if row["text"]), None)
     if told is None:
         return " What another sample of text would change is in none of the intervals."
@@ -65,7 +66,7 @@ def _read(run: RunFolder) -> DocumentSums | None:
 
 
 def _sums(runs: Sequence[DocumentSums], metric: str) -> Sums:
-    """Nats and what they are divided by, of each document over all seeds."""
+    """Returns for each document its nats and the divisor of the metric, each summed over all seeds."""
     over, factor = _OVER[metric]
     return [
         (math.fsum(run.sums[number][0] for run in runs), factor * math.fsum(run.sums[number][over] for run in runs))

@@ -1,4 +1,4 @@
-"""What a study has found, as a tree and as words."""
+"""The results of a study, as a tree and as text."""
 
 import math
 from dataclasses import asdict
@@ -17,7 +17,7 @@ FEW_SEEDS = 5
 
 
 def verdict(study: Study) -> Tree:
-    """Returns what verdict.json says; a function of the runs alone, so that a study that was killed says the same."""
+    """Returns the content of verdict.json; it depends on the runs alone, so that it is the same after a kill."""
     config, found = study.config, study.differences()
     results = {name: study.results(study.reporting(name)) for name in study.variants}
     lengths = {1.0: results[config.baseline], **{factor: study.results(jobs) for factor, jobs in study.branches().items()}}
@@ -44,7 +44,7 @@ def verdict(study: Study) -> Tree:
 
 
 def report(found: Tree) -> str:
-    """Returns the page: a table, what it rests on, one sentence for a paper, what to know before believing it."""
+    """Returns report.md: a table, one sentence per variant for a paper, the method, and warnings."""
     sizes = [row["size"] for row in found["variants"].values()]
     costs = [("parameters", "tokens", "FLOPs"), *((f"{size['parameters']:,}", si(size["tokens"]), si(size["flops"])) for size in sizes)]
     head, *rows = [(*cells, *cost) for cells, cost in zip(cells(found), costs, strict=True)]
@@ -56,7 +56,7 @@ def report(found: Tree) -> str:
 
 
 def cells(found: Tree) -> list[tuple[str, ...]]:
-    """Returns the table of verdict.json, its head first: how each variant did, and what that says."""
+    """Returns the table of verdict.json, its head first: each variant's metric, difference and verdict."""
     metric = f"{found['metric']} (mean of {found['seeds']} seeds)"
     rows: list[tuple[str, ...]] = [("variant", metric, "difference [95 %, Holm]", "p (Holm)", "verdict", "tuned")]
     rows[0] += ("worth in tokens [95 %]",) if found["exchange"] else ()
@@ -76,7 +76,7 @@ def cells(found: Tree) -> list[tuple[str, ...]]:
 
 
 def _verdict(difference: Tree) -> str:
-    """With what would tell where nothing does."""
+    """Returns the verdict in words; where it is undecided, with the number of seeds that would decide it."""
     if not difference:
         return "baseline"
     more = difference["more_seeds"]
@@ -111,7 +111,7 @@ def _row(study: Study, name: str, runs: dict[int, float], difference: Difference
         if tuned
         else None,
         "tuning": _tuning(study, name) if study.config.tune and not tuned else None,
-        "size": {**asdict(cost), "flops": float(cost.flops)},  # beyond 64 bits where the study is large
+        "size": {**asdict(cost), "flops": float(cost.flops)},  # an int may exceed 64 bits in a large study
         "knob": flatten(study.variants[name].tree()).get(str(study.config.moved)) if study.config.moved else None,
         "step_s": study.step_s.get(name),
         "difference": _plain(asdict(difference)) if difference is not None else None,
@@ -121,13 +121,13 @@ def _row(study: Study, name: str, runs: dict[int, float], difference: Difference
 
 
 def _tuning(study: Study, name: str) -> Tree:
-    """How far tuning is."""
+    """Returns the progress of a variant's tuning: runs ended, and runs in all."""
     results = [study.result(job) for job in study.tuning(name)]
     return {"ended": sum(result is not None for result in results), "runs": len(results)}
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no infinity: null."""
+    """Returns the value with infinities and NaN as None, since JSON has neither."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -176,7 +176,7 @@ def _warnings(study: Study, rows: Tree, found: dict[str, Difference], exchange: 
 
 
 def sentences(found: Tree) -> list[str]:
-    """Returns one for each variant that has a difference, ready for a paper."""
+    """Returns a sentence, ready for a paper, for each variant that has a difference."""
     base = found["baseline"]
     said = []
     for name, row in found["variants"].items():
@@ -201,7 +201,7 @@ def sentences(found: Tree) -> list[str]:
 
 
 def _looked(found: Tree) -> str:
-    """What an early look does."""
+    """Returns the method's sentence on giving variants up early; '' where no early look is asked for."""
     if (after := found["give_up_after"]) is None:
         return ""
     level = f"{100 * found['level'] / max(1, len(found['variants']) - 1):.2g} %"
@@ -209,7 +209,7 @@ def _looked(found: Tree) -> str:
 
 
 def _paired(found: Tree) -> str:
-    """How much it helped."""
+    """Returns the method's sentence on how much pairing by seed helped."""
     said = []
     for name, row in found["variants"].items():
         told = row["difference"] or {}
@@ -226,7 +226,7 @@ def _tuned(found: Tree) -> str:
 
 
 def method(found: Tree) -> str:
-    """Returns how it was compared, and what that assumes: item 7 of the NeurIPS checklist."""
+    """Returns the method section: how variants were compared, and what that assumes (item 7 of the NeurIPS checklist)."""
     least = f"{found['least_effect']:g}"
     steps = ", ".join(f"{name} {row['step_s']:.4g} s" for name, row in found["variants"].items() if row["step_s"])
     timed = f" Trainings take equally long by the seconds of a step that short runs in turns measured before: {steps}." if steps else ""

@@ -1,4 +1,4 @@
-"""The runs of a study as jobs of a cluster, by submitit: submitted once, found again by whichever command comes next."""
+"""Runs a study as jobs of a cluster, by submitit: jobs are submitted once, and later commands find them again."""
 
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -17,9 +17,9 @@ from lm.training.launch.parent import lives
 from lm.units import counted
 
 Kind = Literal["slurm", "local"]
-LOST = 5  # exit code of a job that the cluster has ended and that says nothing
+LOST = 5  # exit code for a job that has ended in the cluster without recording its own
 _LOOK_S = 0.5
-_REQUEUED = 1000  # times that a job may run out of time, and go on
+_REQUEUED = 1000  # times that a job may time out and be requeued
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Cluster(Place):
         _submitit()
 
     def run(self, study: Runs, left: Sequence[Job]) -> Generator[tuple[Job, int], None, None]:
-        """After a signal the jobs go on in the cluster."""
+        """Runs the jobs that are left. After a signal to this command they go on in the cluster."""
         folder = study.folder.absolute() / "jobs" / "cluster"
         waiting = {job.name: (job, found) for job in left if (found := self._found(folder, study, job)) is not None}
         diverged = {job.name: job for job in left if job.name not in waiting and _has_diverged(study, job)}
@@ -63,7 +63,7 @@ class Cluster(Place):
                         yield job, code
 
     def _found(self, folder: Path, study: Runs, job: Job) -> Any | None:
-        """What tells of the job that an earlier command submitted; None where there is none that may still end well."""
+        """Returns the job handle that an earlier command's submission left; None where no such job is waiting or running."""
         entry = Submitted.read(_file(study, job))
         if entry is None or entry.code is not None:
             return None
@@ -71,7 +71,7 @@ class Cluster(Place):
         return None if found.done() else found
 
     def _submitted(self, folder: Path, study: Runs, jobs: Sequence[Job]) -> list[tuple[Job, Any]]:
-        """As one array. A job trains only what a file says that it may, so that no kill in here makes two of one."""
+        """Submits the jobs as one array. A job trains only if its file names it, so that a kill in here cannot make two jobs of one run."""
         if not jobs:
             return []
         submitit = _submitit()
@@ -110,13 +110,13 @@ class _Local:
 
 
 def _anywhere(job: Job) -> Job:
-    """With a folder that is the same from wherever the command is given again."""
+    """Returns the job with an absolute run folder, so that later commands find it from any current folder."""
     place = RunFolder.of(job.config.tree()["run"]).path.absolute()
     return replace(job, config=job.config.replace(run={"name": job.name, "dir": str(place.parent)}))
 
 
 def _has_diverged(study: Runs, job: Job) -> bool:
-    """Whether it ended so while no command waited for it: it would again."""
+    """Whether the job diverged while no command waited for it: it would diverge again."""
     entry = Submitted.read(_file(study, job))
     return entry is not None and entry.code == NumericsError.exit_code
 
@@ -126,8 +126,8 @@ def _file(study: Runs, job: Job) -> Path:
 
 
 def _ended(study: Runs, job: Job, submitted: Any) -> int | None:
-    """The exit code; None where the job waits or runs."""
-    gone = submitted.done()  # first, so that what it wrote before is read
+    """Returns a job's exit code; None where it waits or runs."""
+    gone = submitted.done()  # asked before the file is read: a job writes its file before it is done
     entry = Submitted.read(_file(study, job))
     if entry is not None and entry.code is not None:
         return entry.code
@@ -135,7 +135,7 @@ def _ended(study: Runs, job: Job, submitted: Any) -> int | None:
 
 
 def options_of(partition: str | None, sbatch: Sequence[str]) -> dict[str, str]:
-    """Returns options of sbatch by name. Raises ConfigError for one that is no name=value."""
+    """Returns options of sbatch by name. Raises ConfigError for an option that is not of the form name=value."""
     for option in sbatch:
         if not option.partition("=")[2]:
             raise ConfigError(f"sbatch={option}: this is not of the form name=value. Write one such as sbatch=account=abc.")

@@ -1,4 +1,4 @@
-"""The runs of a study, each in a process of its own, several side by side; whatever ends them, the same call goes on."""
+"""Runs a study, each run in its own process, several at once; after any interruption the same call continues."""
 
 import math
 import signal
@@ -26,7 +26,7 @@ WORKER = "lm.training.worker"
 
 
 class Place(ABC):
-    """Where runs go."""
+    """Where the runs of a study are executed."""
 
     @abstractmethod
     def run(self, study: Runs, left: Sequence[Job]) -> Generator[tuple[Job, int], None, None]:
@@ -37,13 +37,13 @@ class Place(ABC):
 
 
 class Here(Place):
-    """Processes of this machine, so many at once, which end with this one."""
+    """Runs as processes of this machine, so many at once, which end with this process."""
 
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
 
     def run(self, study: Runs, left: Sequence[Job]) -> Generator[tuple[Job, int], None, None]:
-        """After a signal the running jobs are saved."""
+        """Runs the jobs that are left; after a signal the running ones save."""
         with ThreadPoolExecutor(self._jobs) as pool, Children() as children:
             started: dict[Future[int], Job] = {pool.submit(_run, study, job, children): job for job in left}
             for future in as_completed(started):
@@ -54,12 +54,12 @@ class Here(Place):
 
 
 def interrupt(study: Runs, number: int, said: str) -> NoReturn:
-    """Raises Interrupted."""
+    """Raises Interrupted for a signal.  said: what the signal did."""
     raise Interrupted(f"{study.folder}: {signal.Signals(number).name} {said}.", number)
 
 
 def command(study: Runs, job: Job) -> list[str]:
-    """Returns what runs a job, whose config it freezes, with the checkpoint that it begins with in its folder."""
+    """Returns the command that runs a job. Before, writes the job's config to a file, and copies the checkpoint from which it starts."""
     config = study.file(job, "yaml")
     replace_file(config, yaml_text(job.config.tree()))
     if job.trunk is not None:
@@ -69,7 +69,7 @@ def command(study: Runs, job: Job) -> list[str]:
 
 
 def log_of(study: Runs, job: Job) -> Path:
-    """Returns the file that takes what a job prints, which can be written."""
+    """Returns the file for a job's output, after checking that it can be written."""
     log = study.file(job, "log")
     with disk_errors(log):
         log.open("ab").close()
@@ -77,11 +77,11 @@ def log_of(study: Runs, job: Job) -> Path:
 
 
 def run_missing(study: Runs, place: Place) -> None:
-    """Runs what has no result yet, tuning first.
+    """Runs all jobs that have no result yet, tuning first.
 
-    The threads of each run are the study's, so that their number changes no bit.
-    Raises ConfigError where the folder was begun with something else, SweepError where a job failed otherwise than by diverging,
-    Interrupted after a signal.
+    The study fixes the number of threads per run, so that results are the same bit for bit.
+    Raises ConfigError where the folder was begun with another config, SweepError where a job failed other than by diverging, Interrupted
+    after a signal.
     """
     with RunLock(study.folder), quiet():
         study.freeze()

@@ -1,4 +1,4 @@
-"""What a job of a cluster does: one run of a study in a process of its own, saved and put back into the queue when its time is up.
+"""The work of a cluster job: one run of a study in its own process, saved and requeued when the job's time is up.
 
 Nothing heavy is imported: the job is a shell around `lm.training.worker`, which reads the frozen config.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import submitit
 
 _LOOK_S = 0.2
-_PATIENCE_S = 60.0  # for what the command that submits still has to write, and for a run to save
+_PATIENCE_S = 60.0  # to wait for the submitting command's file, and for a run to save
 
 
 class Submitted(Config):
@@ -31,17 +31,17 @@ class Submitted(Config):
 
     @classmethod
     def read(cls, file: Path) -> "Submitted | None":
-        """Returns what a file says; None where there is none."""
+        """Returns the content of the file; None where there is no file."""
         return checked(cls, read_json(file), file) if os.path.lexists(file) else None
 
     def write(self, file: Path) -> None:
-        """Replaces the file in one step."""
+        """Replaces the file atomically."""
         replace_file(file, self.model_dump_json())
 
 
 @dataclass
 class Work:
-    """Runs a command once, if the file still names this job: one that was forgotten by a kill, or replaced, does nothing."""
+    """Runs a command once, if the file still names this job: a job that was forgotten after a kill, or replaced, does nothing."""
 
     file: Path
     command: Sequence[str]
@@ -50,7 +50,7 @@ class Work:
     child: "subprocess.Popen[bytes] | None" = None
 
     def __call__(self) -> None:
-        """Called by submitit in the job, and again after each time that the job was put back."""
+        """Called by submitit in the job, and again each time that the job was requeued."""
         import submitit
 
         job = submitit.JobEnvironment().job_id
@@ -62,12 +62,12 @@ class Work:
                 self.command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
             while self.child.poll() is None:
-                time.sleep(_LOOK_S)  # not wait(), whose lock the handler that calls checkpoint() would find taken
-        if Submitted.read(self.file) == Submitted(job=job):  # not another one by now
+                time.sleep(_LOOK_S)  # not wait(): a signal handler calls checkpoint(), which would block on wait()'s lock
+        if Submitted.read(self.file) == Submitted(job=job):  # unless the run has another job by now
             Submitted(job=job, code=self.child.returncode).write(self.file)
 
     def checkpoint(self) -> "submitit.helpers.DelayedSubmission":
-        """Called by submitit before the cluster takes the machine away. The run saves, and the same job goes on with it later."""
+        """Called by submitit before the cluster takes the machine away. The run saves, and the requeued job resumes it later."""
         import submitit
 
         if self.child is not None:

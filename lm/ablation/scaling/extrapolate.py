@@ -1,4 +1,4 @@
-"""What a law says beyond its runs, which is refused far from them."""
+"""Extrapolation of a scaling law beyond its runs; refused too far from them."""
 
 import re
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from lm.ablation.scaling.law import Point
 from lm.errors import ConfigError
 from lm.units import si
 
-MOST = 10  # times the largest that was measured
+MOST = 10  # times the largest measured value
 _NUMBER = r"\d+(?:\.\d*)?(?:[eE]\+?\d{1,3})?"
 
 
 @dataclass(frozen=True)
 class Asking:
-    """What a law is asked.  count: which parameters N counts.  flops: C = 6 N D, whose best N and D are told.  at: N:D, whose loss is
-    told. Raises ConfigError for what is no positive number."""
+    """The questions to a law.  count: which parameters N counts.  flops: budgets C = 6 N D to find the best N and D of.  at: pairs N:D to
+    predict the loss of. Raises ConfigError where a value is not a positive number."""
 
     count: Count = "non_embedding"
     flops: Sequence[float] = ()
@@ -35,7 +35,7 @@ class Asking:
         object.__setattr__(self, "pairs", pairs)
 
     def refuse_far(self, points: Sequence[Point]) -> None:
-        """Raises ConfigError for what lies over 10 times beyond these points, as far as that is known without a law."""
+        """Raises ConfigError for questions over 10 times beyond these points, as far as that can be told without a law."""
         for flops in self.flops:
             _refuse(f"flops={flops:.3g}", points, flops=flops)
         for text, pair in zip(self.at, self.pairs, strict=True):
@@ -43,12 +43,13 @@ class Asking:
 
 
 def predicted(fit: Fit, n: float, d: float) -> FoundPoint:
-    """Returns what the law says at an N and D."""
+    """Returns the law's prediction at an N and D."""
     return FoundPoint(flops=Point(n, d, 0).flops, n=_exactly(n), tokens=_exactly(d), loss=value([law.loss(n, d) for law in fit.laws]))
 
 
 def optimum(fit: Fit, points: Sequence[Point], flops: float) -> FoundPoint:
-    """Returns the N and D of the least loss. Raises ConfigError over 10 times beyond the points, and where the law knows no optimum."""
+    """Returns the N and D with the least loss at these FLOPs. Raises ConfigError over 10 times beyond the points, and where the law has no
+    optimum."""
     where = f"flops={flops:.3g}"
     _refuse(where, points, flops=flops)
     if not all(falls(fit, points)):
@@ -60,13 +61,13 @@ def optimum(fit: Fit, points: Sequence[Point], flops: float) -> FoundPoint:
 
 
 def falls(fit: Fit, points: Sequence[Point]) -> tuple[bool, bool]:
-    """Returns whether the law has a part of the size, and one of the tokens."""
+    """Returns whether the law's loss falls noticeably with the size, and whether with the tokens."""
     law, (n, d, loss) = fit.law, points[0]
     return law.A * n**-law.a > 1e-6 * loss, law.B * d**-law.b > 1e-6 * loss
 
 
 def value(values: Sequence[float]) -> FoundValue:
-    """values: of all points first, then of each resample."""
+    """Returns an estimate with its interval.  values: of the fit to all points first, then of each resample."""
     return FoundValue(**estimate(values)._asdict())
 
 

@@ -1,4 +1,4 @@
-"""Fitting the law by variable projection, and how far the fit can be believed, by resampling."""
+"""Fits the scaling law by variable projection, and finds the fit's uncertainty by resampling."""
 
 import math
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from lm.units import counted
 Array = NDArray[np.float64]
 DELTA = 1e-3  # of Huber's loss on log loss: Hoffmann et al. 2022, section 3.3
 EXPONENTS = (0.02, 2.5)
-LEAST_CELLS = 8  # of the points: of fewer, resamples agree with each other and not with the truth
-_LEAST_DRAWN = 6  # of a resample: five unknowns, and one to see a misfit by
+LEAST_CELLS = 8  # of the points: with fewer cells resamples agree with each other, but not with the truth
+_LEAST_DRAWN = 6  # cells in a resample: five unknowns, and one more to show a misfit
 RESAMPLES = 300
 _GRID = np.geomspace(0.05, 1.6, 8)
-_NOTHING = 1e-9  # of a loss
-_DRAWS = 20  # per resample, before too few sizes are left among them
+_NOTHING = 1e-9  # lower bound of coefficients, relative to the loss
+_DRAWS = 20  # tries per resample to draw cells of enough sizes
 
 
 class Estimate(NamedTuple):
-    """low, high: 95 % of the resamples lie between them."""
+    """A value with its interval.  low, high: 95 % of the resamples lie between them."""
 
     value: float
     low: float
@@ -35,29 +35,29 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """law: of all points.  resampled: of each resample."""
+    """A fitted law.  law: fitted to all points.  resampled: fitted to each resample."""
 
     law: Law
     resampled: tuple[Law, ...]
 
     @property
     def laws(self) -> tuple[Law, ...]:
-        """Returns all of them, that of all points first: what `estimate` takes of each."""
+        """Returns all laws, the one of all points first, the order that `estimate` expects of values."""
         return (self.law, *self.resampled)
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """values: of all points first, then of each resample."""
-    low, high = np.percentile(values[1:], [2.5, 97.5], method="inverted_cdf")  # which are values, where some are beyond all bounds
+    """Returns an estimate with its interval.  values: of the fit to all points first, then of each resample."""
+    low, high = np.percentile(values[1:], [2.5, 97.5], method="inverted_cdf")  # picks actual values, as some may be infinite
     return Estimate(values[0], float(low), float(high))
 
 
 def fit_law(points: Sequence[Point], resamples: int) -> Fit:
-    """Fits the law, and again to resamples of its cells.
+    """Fits the law to all points, and to resamples of their cells.
 
-    A cell is an N and D; its seeds stay together, since what a law misses at a size, all seeds of it miss alike. A resample has as
-    many cells as there are, drawn with replacement; one that is left with too few sizes or numbers of tokens is drawn anew.
-    Raises ConfigError where the points cannot tell five unknowns.
+    A cell is the runs of one N and D. Its seeds stay together, since the law's misfit at an N and D is the same for all of its seeds. A
+    resample draws as many cells as there are, with replacement; one with too few sizes or numbers of tokens is drawn anew.
+    Raises ConfigError where the points cannot determine five unknowns.
     """
     _refuse(points)
     cells: dict[tuple[float, float], list[Point]] = {}
@@ -74,12 +74,12 @@ def fit_law(points: Sequence[Point], resamples: int) -> Fit:
 
 
 def best_law(points: Sequence[Point], grid: Array = _GRID) -> Law:
-    """Returns the law of the least Huber loss of log L, all coefficients at least 0 and exponents within EXPONENTS.
+    """Returns the law with the least Huber loss of log L, with coefficients of at least 0 and exponents within EXPONENTS.
 
-    Variable projection (Golub & Pereyra 1973): for given exponents the coefficients are a non-negative linear least squares of
-    relative residuals, which starts at no guess; a grid of exponents and a simplex search from its best lead to the basin, and all five
-    go down from there. Besiroglu et al. 2024, arXiv:2404.10102, on a search that stops early: values are centred and scaled, so that
-    the tolerance means the same at every size.
+    Variable projection (Golub & Pereyra 1973): for given exponents the coefficients are the solution of a non-negative linear least squares
+    problem in relative residuals, which needs no initial guess. A grid of exponents, and a simplex search from the best of them, find the
+    basin; from there all five parameters are minimized together. Values are centred and scaled, so that the tolerance means the same at
+    every size (Besiroglu et al. 2024, arXiv:2404.10102, on a search that stops too early).
     """
     n, d, loss = np.array(points, dtype=float).T
     middle = [float(np.exp(np.mean(np.log(values)))) for values in (n, d, loss)]
@@ -95,7 +95,7 @@ def best_law(points: Sequence[Point], grid: Array = _GRID) -> Law:
 
 
 def huber(values: Array, x: Array, y: Array, log_loss: Array) -> tuple[float, Array]:
-    """sum of Huber(log(E + A e^(-a x) + B e^(-b y)) - log L) / DELTA^2, and its gradient.  values: E, A, B, a, b."""
+    """Returns the sum of Huber(log(E + A e^(-a x) + B e^(-b y)) - log L) / DELTA^2, and its gradient.  values: E, A, B, a, b."""
     e, at_n, at_d, a, b = values
     columns = np.stack([np.ones_like(x), np.exp(-a * x), np.exp(-b * y)])
     law = np.array([e, at_n, at_d]) @ columns
@@ -111,7 +111,7 @@ def _misfit(exponents: Array, x: Array, y: Array, loss: Array) -> float:
 
 
 def _projected(exponents: Array, x: Array, y: Array, loss: Array) -> tuple[Array, float]:
-    """The best coefficients of these exponents, and the root of the sum of squared relative residuals."""
+    """Returns the best coefficients for these exponents, and the root of the sum of squared relative residuals."""
     columns = np.stack([np.ones_like(x), np.exp(-exponents[0] * x), np.exp(-exponents[1] * y)], axis=1)
     coefficients, misfit = nnls(columns / loss[:, None], np.ones_like(loss))
     return np.maximum(coefficients, _NOTHING), float(misfit)

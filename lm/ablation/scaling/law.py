@@ -1,15 +1,15 @@
-"""The law L = E + A / N^a + B / D^b, and what follows from it without a fit."""
+"""The scaling law L = E + A / N^a + B / D^b, and its optimum."""
 
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-FLOPS_PER = 6  # of a parameter and token, forward and backward: Kaplan et al. 2020, arXiv:2001.08361, section 2.1
+FLOPS_PER = 6  # FLOPs per parameter and token, forward and backward: Kaplan et al. 2020, arXiv:2001.08361, section 2.1
 _MOST = 200.0
 
 
 class Point(NamedTuple):
-    """A run.  n: parameters.  d: tokens."""
+    """N, D and loss of a run or a prediction.  n: parameters.  d: tokens."""
 
     n: float
     d: float
@@ -37,11 +37,11 @@ class Law:
 
     @property
     def n_exponent(self) -> float:
-        """N of the least loss grows as C^(b / (a + b)), and D as C to the rest of 1."""
+        """The exponent b / (a + b) with which the best N grows with C; that of the best D is 1 less this exponent."""
         return self.b / (self.a + self.b)
 
     def optimum(self, flops: float) -> Point:
-        """The least loss of C = 6 N D FLOPs: N = (a A / (b B) (C / 6)^b)^(1 / (a+b)), D = C / 6 N; their eq. 4.
+        """Returns N, D and loss where the loss is least for C = 6 N D FLOPs: N = (a A / (b B) (C / 6)^b)^(1 / (a+b)), D = C / 6 N; eq. 4.
 
         A and B must be above 0; where one is nearly 0, N ends at e^+-200.
         """

@@ -1,4 +1,4 @@
-"""What a ladder has found, as files: scaling.json for programs, report.md and report.html for people."""
+"""The results of a ladder of sizes as files: scaling.json for programs, report.md and report.html for people."""
 
 import json
 import math
@@ -25,7 +25,7 @@ _DRAWN = 24  # points of a curve
 
 
 def write_report(ladder: Ladder, asking: Asking) -> FoundScaling:
-    """Writes scaling.json, report.md and report.html beside the runs, and returns the first."""
+    """Writes scaling.json, report.md and report.html beside the runs; returns the content of scaling.json."""
     found, fit = scaling(ladder, asking)
     replace_file(ladder.folder / "scaling.json", json.dumps(found.tree(), indent=1, allow_nan=False))
     replace_file(ladder.folder / "report.md", report(found))
@@ -34,7 +34,7 @@ def write_report(ladder: Ladder, asking: Asking) -> FoundScaling:
 
 
 def page(found: FoundScaling, fit: Fit | None) -> str:
-    """Returns the HTML.  fit: what `found` was made of; None where there is no law."""
+    """Returns report.html.  fit: the fit from which `found` was made; None where there is no law."""
     ended, asked = sum(len(cell.runs) for cell in found.cells.values()), found.seeds * len(found.cells)
     return render(
         TEMPLATE,
@@ -48,7 +48,7 @@ def page(found: FoundScaling, fit: Fit | None) -> str:
 
 
 def _losses(found: FoundScaling, fit: Fit | None) -> list[Tree]:
-    """The losses against the size, a line for each number of tokens, and the other way round."""
+    """Returns charts of the losses against size, with a line for each number of tokens, and against tokens, with a line for each size."""
     runs, charts = _runs(found), []
     n = "parameters" if found.count == "parameters" else "non-embedding parameters"
     for title, axis, other, along in (("Loss against size", f"N, {n}", "tokens", 0), ("Loss against tokens", "D, tokens", n, 1)):
@@ -68,13 +68,13 @@ def _losses(found: FoundScaling, fit: Fit | None) -> list[Tree]:
 
 
 def _runs(found: FoundScaling) -> list[Point]:
-    """Infinite where one diverged."""
+    """Returns all ended runs as points; the loss is infinite where a run diverged."""
     cells = found.cells.values()
     return [Point(cell.n, cell.tokens, math.inf if loss is None else loss) for cell in cells for loss in cell.runs.values()]
 
 
 def _optima(found: FoundScaling, fit: Fit) -> list[Tree]:
-    """The least loss of so many FLOPs, and at which N and D; as far as the law says anything."""
+    """Returns charts of the least loss, and the best N and D, against FLOPs, as far as the law may be extrapolated."""
     runs = [run for run in _runs(found) if math.isfinite(run.loss)]
     reach = [run.flops for run in runs]
     best = []
@@ -100,7 +100,7 @@ def _band(each: FoundValue) -> tuple[float, float, float]:
 
 
 def _chart(title: str, y: str, x: str, lines: Sequence[Line], log: bool = False) -> Tree | None:
-    """x is logarithmic, and y where `log`; what lies far off in a band leaves the chart."""
+    """Returns a chart, None where there is nothing to draw. x is logarithmic, and y if `log`; bands may reach beyond the chart."""
     dots = [dot for line in lines for dot in line.dots or ()]
     curve = [point[:2] for line in lines for point in line.points]
     if not (seen := [*dots, *curve]):

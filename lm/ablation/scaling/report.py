@@ -1,4 +1,4 @@
-"""What a ladder has found, as a tree and as words."""
+"""The results of a ladder of sizes, as a tree and as text."""
 
 import math
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from lm.errors import ConfigError
 from lm.report.statistics import ALPHA
 from lm.units import fixed, si, unit
 
-_FEW_CELLS, _NARROW = 16, 10  # below: intervals are too narrow; a factor of sizes or tokens says little of an exponent
+_FEW_CELLS, _NARROW = 16, 10  # below so many cells intervals are too narrow; below such a range of sizes or tokens exponents are uncertain
 _FLOOR = 0.01  # of the least loss
 FORMULA = "L = E + A / N^a + B / D^b"
 
 
 def scaling(ladder: Ladder, asking: Asking) -> tuple[FoundScaling, Fit | None]:
-    """Returns what scaling.json says, and the fit where there is one: functions of the runs alone, so that a ladder which was killed
-    says the same. Raises ConfigError for what is asked of a law too far from its runs."""
+    """Returns the content of scaling.json, and the fit where there is one; both depend on the runs alone, so that they are the same after a
+    kill. Raises ConfigError for questions too far from the law's runs."""
     cells = ladder.cells()
     points = [point for cell in cells for point in cell.points(asking.count)]
     fit, refused = None, ""
@@ -75,7 +75,8 @@ def _law(fit: Fit, points: Sequence[Point]) -> FoundLaw:
 
 
 def _optima(fit: Fit, points: Sequence[Point], asking: Asking) -> tuple[list[FoundPoint], list[str]]:
-    """For the FLOPs that were asked for; where none were, those of the largest run and ten times as many, or why not."""
+    """Returns the optima for the FLOPs that were asked for, and reasons for missing ones. Without a question the FLOPs are the largest
+    run's, and ten times those."""
     if asking.flops:
         return [optimum(fit, points, flops) for flops in asking.flops], []
     largest = max(point.flops for point in points)
@@ -133,7 +134,7 @@ def _of_fit(fit: Fit, points: Sequence[Point], n_cells: int) -> list[str]:
 
 
 def tables(found: FoundScaling) -> dict[str, list[tuple[str, ...]]]:
-    """Returns what is told in rows by its title, a head first: the law, what follows from it, and the runs."""
+    """Returns the report's tables by title, each with its head first: the law, its predictions, and the runs."""
     told: dict[str, list[tuple[str, ...]]] = {}
     if law := found.law:
         named = {"E, without end": law.E, "A, of size": law.A, "a": law.a, "B, of tokens": law.B, "b": law.b, "b / (a + b)": law.n_exponent}
@@ -153,7 +154,7 @@ def tables(found: FoundScaling) -> dict[str, list[tuple[str, ...]]]:
 
 
 def sentence(found: FoundScaling) -> str | None:
-    """Returns one that is ready for a paper."""
+    """Returns a sentence ready for a paper; None where there is no law."""
     if (law := found.law) is None:
         return None
     n, d = ([getattr(cell, key) for cell in found.cells.values()] for key in ("n", "tokens"))
@@ -166,7 +167,7 @@ def sentence(found: FoundScaling) -> str | None:
 
 
 def method(found: FoundScaling) -> str:
-    """Returns how it was fitted, and what that assumes."""
+    """Returns the method section: how the law was fitted, and what that assumes."""
     tuned = f" {found.tune} was tuned for each pair alike." if found.tune else ""
     return (
         f"N are {_counted(found)}, D the tokens that a run has trained on, C = 6 N D; exponents of small models depend on what N counts"
@@ -179,7 +180,7 @@ def method(found: FoundScaling) -> str:
 
 
 def report(found: FoundScaling) -> str:
-    """Returns the page for people who read text."""
+    """Returns report.md."""
     parts = [f"# {found.study}"]
     for title, (head, *rows) in tables(found).items():
         lines = ["| " + " | ".join(each) + " |" for each in [head, ["---"] * len(head), *rows]]

@@ -39,7 +39,7 @@ class AskedLadder(Asked):
 
 @dataclass(frozen=True)
 class Cell:
-    """A rung as far as it has run.  losses: by seed, infinite where a run diverged."""
+    """A rung with its results so far.  losses: by seed, infinite where a run diverged."""
 
     name: str
     rung: Rung
@@ -47,11 +47,11 @@ class Cell:
     losses: dict[int, float]
 
     def n(self, count: Count) -> int:
-        """Returns its parameters, as they are counted."""
+        """Returns the number of parameters, counted as `count` says."""
         return _n(self.cost, count)
 
     def points(self, count: Count) -> list[Point]:
-        """Returns the runs that have ended with a number."""
+        """Returns the runs that have ended with a finite loss."""
         return [Point(self.n(count), self.cost.tokens, loss) for loss in self.losses.values() if math.isfinite(loss)]
 
 
@@ -66,15 +66,15 @@ class Ladder(TunedRuns):
 
     @cached_property
     def costs(self) -> dict[str, Size]:
-        """Returns what a run of each rung takes."""
+        """Returns size and cost of a run of each rung."""
         return {name: size(rung.config) for name, rung in self.rungs.items()}
 
     def places(self, count: Count) -> list[Point]:
-        """Returns the N and D of each rung, whose loss is not a number yet."""
+        """Returns the N and D of each rung as points, with NaN for the loss."""
         return [Point(_n(cost, count), cost.tokens, math.nan) for cost in self.costs.values()]
 
     def cells(self) -> list[Cell]:
-        """Returns every rung with the losses that are known by now."""
+        """Returns every rung with the losses known so far."""
         found = []
         for name, rung in self.rungs.items():
             losses = {job.seed: self.result(job) for job in self.reporting(name)}
@@ -83,9 +83,9 @@ class Ladder(TunedRuns):
 
 
 def new_ladder(folder: Path, config: LadderConfig, sizes: Mapping[str, TrainConfig]) -> Ladder:
-    """Returns a ladder of these composed configs, of which nothing has run.
+    """Returns a new ladder of these composed configs.
 
-    Raises ConfigError where there are too few sizes or lengths for a law, two are one, or a run would train nothing or need several
+    Raises ConfigError where there are too few sizes or lengths for a law, two are the same, or a run would train nothing or need several
     processes.
     """
     for key, given in (("sizes", sizes), ("tokens", config.tokens)):
@@ -107,12 +107,12 @@ def new_ladder(folder: Path, config: LadderConfig, sizes: Mapping[str, TrainConf
     if len(rungs) < len(plain) * len(config.tokens):
         raise ConfigError(f"tokens: {', '.join(f'{times:g}' for times in config.tokens)} holds a value twice. Give each once.")
     ladder = Ladder(folder, AskedLadder(ladder=config, rungs=rungs))
-    ladder.missing()  # so that what cannot be tuned is told before anything is written
+    ladder.missing()  # raises for a setting that cannot be tuned, before anything is written
     return ladder
 
 
 def begun_ladder(folder: Path) -> AskedLadder:
-    """Returns what a folder was begun with. Raises ConfigError where nothing was."""
+    """Returns what the folder's ladder.json says was asked. Raises ConfigError where there is no ladder."""
     if (asked := AskedLadder.read(folder)) is None:
         raise ConfigError(f"{folder}: there is no ladder here. Start one: lm ablate sizes=64,96,128,192.")
     return asked

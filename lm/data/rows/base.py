@@ -107,7 +107,7 @@ class ObjectiveConfig(Slot, group="objective"):
 
     @abstractmethod
     def rows(self, of: Material) -> Rows:
-        """Returns the rows that this objective makes of one split. Raises ConfigError where there are none, or a special token is missing."""
+        """Returns this objective's rows of one split. Raises ConfigError where there are none, or a special token is missing."""
 
     def specials(self) -> tuple[str, ...]:
         """Returns the special tokens that a tokenizer made for this objective needs beside bos, eos and pad."""

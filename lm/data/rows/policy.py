@@ -73,7 +73,7 @@ class PromptRows(PartedRows):
         super().__init__(of.store, of.tokenizer, of.data.seq_len)
         parts, starts, n_tokens = of.store.parts, of.store.starts, of.store.n_tokens
         learned = np.flatnonzero(parts[:, 1] == LEARNED)
-        self._bounds = np.zeros((len(starts), 3), np.int64)  # start of prompt, of answer, end of answer; a chat's last answer overwrites the others
+        self._bounds = np.zeros((len(starts), 3), np.int64)  # prompt, answer, end; a chat's last answer stays
         chat = np.searchsorted(starts, parts[learned, 0], "right") - 1
         ends = np.append(parts[1:, 0], n_tokens)[learned]
         self._bounds[chat] = np.stack([starts[chat], parts[learned, 0], ends], axis=1)

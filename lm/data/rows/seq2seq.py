@@ -92,7 +92,7 @@ class Seq2SeqRows(PartedRows):
 
 
 def seq2seq_batch(rows: list[list[tuple[Tokens, Tokens]]], start: int, pad: int) -> Batch:
-    """Returns a batch of rows of (source, target) pairs, which do not attend to each other; decoder inputs are the targets shifted right."""
+    """Returns a batch of rows of (source, target) pairs, which do not attend to each other; decoder inputs are targets shifted right."""
     sources, targets = [[source for source, _ in row] for row in rows], [[target for _, target in row] for row in rows]
     source_width, width = (rounded(max(sum(map(len, row)) for row in side)) for side in (sources, targets))
     source_positions, source_documents = places_of(sources, source_width)

@@ -13,8 +13,8 @@ Mask = NDArray[np.bool_]
 
 
 def counts(length: int, noise_frac: float, mean_span: float) -> tuple[int, int]:
-    """Returns (tokens taken out, number of spans) for a text of `length` tokens, two or more: at least one each, and at least as many tokens
-    stay as there are spans."""
+    """Returns (tokens taken out, number of spans) for a text of `length` tokens, two or more: at least one each, and at least as many
+    tokens stay as there are spans."""
     taken = min(max(round(length * noise_frac), 1), length - 1)
     return taken, min(max(round(taken / mean_span), 1), taken, length - taken)
 

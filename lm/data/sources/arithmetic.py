@@ -1,4 +1,4 @@
-"""Sums, each a function of the seed and its number: a corpus of questions with one right answer that is on every machine."""
+"""Arithmetic problems, each a function of the seed and its number: an embedded corpus of questions with one right answer."""
 
 from collections.abc import Iterator
 from operator import add, mul, sub
@@ -41,7 +41,7 @@ class ArithmeticConfig(SourceConfig):
 
     @property
     def different(self) -> int:
-        """Returns how many questions there could be."""
+        """Returns the number of possible different questions."""
         return len(self.operations) * 10 ** (2 * self.digits)
 
     @model_validator(mode="after")
@@ -77,7 +77,7 @@ class ArithmeticSource(Source):
                 yield found
 
     def _problem(self, number: int) -> tuple[str, str]:
-        """Question and answer by their number among all."""
+        """Returns question and answer of the problem with this number."""
         number, a = divmod(number, 10**self._cfg.digits)
         number, b = divmod(number, 10**self._cfg.digits)
         sign = self._cfg.operations[number]

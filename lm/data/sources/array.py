@@ -8,11 +8,11 @@ from typing import Any
 from lm.errors import ConfigError
 
 _BLANK = re.compile("[ \t\n\r]*")
-_MOST_CHARS = 1 << 26  # of one record: a quote that does not close is not looked for to the end of a huge file
+_MOST_CHARS = 1 << 26  # of one record: bounds the search for a missing closing quote in a huge file
 
 
 def elements(chunks: Iterator[str], where: str) -> Iterator[Any]:
-    """Returns what a JSON list holds, of its text in chunks.  Raises ConfigError with the number of the record where it is none."""
+    """Yields the elements of a JSON list from its text in chunks.  Raises ConfigError with the record's number where the text is none."""
     decode = json.JSONDecoder().raw_decode
     held, number, marks, is_value, fault = "", 1, "[", False, "it ends before its list does"
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""What every source of documents gives, and how documents are divided into training, validation and test."""
+"""The interface of sources of documents, and the division of documents into training, validation and test."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -14,83 +14,85 @@ from lm.schema import Tree
 T = TypeVar("T")
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
-ASSISTANT = "assistant"  # the role whose turns are learned
-TOOLS = "tools"  # the role of what a chat may call, as a list in JSON
+ASSISTANT = "assistant"  # the role whose turns a model learns
+TOOLS = "tools"  # the role of a turn that holds a chat's tools, as a JSON list
 ROLES = ("system", "developer", "user", ASSISTANT, "tool", "function", "ipython", "observation")
 """Who speaks in a chat, as the templates of published models call them."""
 _KEY_CHARS = 1 << 16
-_NEEDED = {ASSISTANT, "source", "target", "chosen", "rejected"}  # roles that say something
+_NEEDED = {ASSISTANT, "source", "target", "chosen", "rejected"}  # roles whose text must not be blank
 
 
 class Turn(NamedTuple):
-    """A part of a record that is more than a text: who speaks (source and target of a pair; user, assistant ...), and what."""
+    """One turn of a record that is no plain text: its role (source or target of a pair; user, assistant ...) and its text."""
 
     role: str
     text: str
-    also: str = ""  # what else a message has, as an object in JSON: calls of tools, and which call it answers
+    also: str = ""  # a message's further fields, as a JSON object: tool calls, or the call it answers
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text, in chunks so that a huge one is never whole in memory; `chunks` is read once. Or a record of several turns."""
+    """A text, or a record of several turns. A text comes in chunks, so that a huge one is never whole in memory; `chunks` can be iterated
+    once."""
 
     split: Split
     chunks: Iterable[str]  # of a record: the text of each turn
-    key: bytes  # of the beginning; equal documents have equal keys
+    key: bytes  # hash of the beginning; equal documents have equal keys
     turns: tuple[Turn, ...] = ()
 
 
 class Source(ABC):
-    """Documents with what decides them. `documents()` reads all splits in one pass and can be called again."""
+    """Documents, with the identity that decides them. `documents()` reads all splits in one pass and can be called again."""
 
     def __init__(self, identity: Tree, hashed: Files | None = None) -> None:
-        """identity: all that decides the documents beside files.  hashed: the files that are read."""
+        """identity: everything besides files that decides the documents.  hashed: the files that are read."""
         self.identity = identity
         self._hashed = hashed
         self.files = hashed.by_name() if hashed is not None else {}  # SHA-256
-        self.skipped = 0  # records left out in this pass, broken or with a blank answer
-        self.passed_over: list[str] = []  # files of a kind that has to be named to be read
-        self.forms: set[str] = set()  # that records were recognised to be of
+        self.skipped = 0  # records left out in this pass, because they are broken or have a blank answer
+        self.passed_over: list[str] = []  # files that were not read, as their kind is read only where it is named
+        self.forms: set[str] = set()  # the forms in which records were recognised
         self._position = 0
 
     @property
     def total(self) -> int | None:
-        """The bytes to be read; None: unknown."""
+        """The number of bytes to read; None: unknown."""
         return self._hashed.total() if self._hashed is not None else None
 
     @abstractmethod
     def documents(self) -> Iterator[Document]:
-        """All documents; a broken one raises ConfigError with its place."""
+        """Yields all documents. Raises ConfigError with the place of a broken one."""
 
     def divided(self, test_frac: float) -> Iterator[Document]:
-        """Returns the documents with that part of the held-out ones set aside for the test, by another hash than holds them out."""
+        """Yields all documents, with `test_frac` of the held-out ones moved to the test, decided by another hash than the holding out."""
         for found in self.documents():
             aside = found.split == "val" and hashed_frac(b"test" + found.key) < test_frac
             yield replace(found, split="test") if aside else found
 
     def select(self, part: int, parts: int) -> None:
-        """From now on give only part `part` of 1..parts of the documents; the parts in their order are the whole."""
+        """Restricts the source to part `part` of 1..parts of its documents; all parts in order are the whole. Raises ConfigError where the
+        source cannot be divided."""
         raise ConfigError(f"part={part}/{parts}: {self.looked_at()} cannot be divided. Prepare it whole.")
 
     def position(self) -> int:
-        """Returns the bytes read of `total`, for a progress bar."""
+        """Returns how many bytes of `total` have been read, for a progress bar."""
         return self._position
 
     def held_out(self) -> str | None:
-        """Returns which part of the documents that is, in words; None where the data itself names it."""
+        """Returns which part of the documents is held out, in words; None where the config or the data names the held-out documents."""
         return None
 
     def untouched(self) -> bool:
-        """Returns whether the files look as they did when they were hashed; else no state is kept to go on from."""
+        """Returns whether the files look as they did when they were hashed; where they do not, no state to resume from may be saved."""
         return self._hashed is None or self._hashed.untouched()
 
     def confirm(self) -> None:
-        """Ends a pass: ConfigError where what was read is not what `files` says."""
+        """Ends a pass. Raises ConfigError where the content read does not have the hashes in `files`."""
         if self._hashed is not None:
             self._hashed.confirm()
 
     def _begin(self) -> None:
-        """A new pass begins."""
+        """Begins a new pass."""
         self.skipped = self._position = 0
         if self._hashed is not None:
             self._hashed.begin()
@@ -102,19 +104,19 @@ class Source(ABC):
 
 
 def share(items: Sequence[T], part: int, parts: int, what: str) -> list[T]:
-    """Part `part` of 1..parts, in order. ConfigError where there are fewer items than parts."""
+    """Returns part `part` of 1..parts of the items, in order. Raises ConfigError where there are fewer items than parts."""
     if len(items) < parts:
         raise ConfigError(f"part={part}/{parts}: {len(items)} {what} are too few to be divided by {parts}. Use fewer parts.")
     return list(items[(part - 1) * len(items) // parts : part * len(items) // parts])
 
 
 def hashed_frac(data: bytes) -> float:
-    """A number in [0, 1) that depends on the bytes alone: a document stays in its split on every machine, and so do its copies."""
+    """Returns a number in [0, 1) that depends only on the bytes: a document and its copies are in the same split on every machine."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") / 2**64
 
 
 def document(chunks: Iterable[str], split: Split | float) -> Document | None:
-    """A document of the given split, or by its hash with that part in validation; None where there is only blank space."""
+    """Returns a document; None where the text is blank.  split: its split, or the part of documents that a hash puts into validation."""
     head: list[str] = []
     rest = iter(chunks)
     for chunk in rest:
@@ -126,7 +128,8 @@ def document(chunks: Iterable[str], split: Split | float) -> Document | None:
 
 
 def turns_document(turns: Sequence[Turn], split: Split | float) -> Document | None:
-    """A record of several turns, divided as `document` does; None where an answer, or a side of a pair, is only blank space, or all is."""
+    """Returns a record of several turns as a document; None where an answer, a side of a pair, or everything is blank.  split: as in
+    `document`."""
     texts = [turn.text + turn.also for turn in turns]
     blank = [turn.role for turn, text in zip(turns, texts, strict=True) if not text.strip()]
     if len(blank) == len(turns) or not _NEEDED.isdisjoint(blank):

@@ -1,4 +1,4 @@
-"""Plain, gzip and zstd files behind one door, with errors that name the file."""
+"""Reads plain, gzip and zstd files alike, with errors that name the file."""
 
 import gzip
 import io
@@ -19,7 +19,7 @@ _CHUNK = 1 << 17
 
 @contextmanager
 def unpacked(path: Path, raw: HashedFile) -> Iterator[IO[bytes]]:
-    """The content of a stored file. It ends where the stored one does, so that all of that is hashed."""
+    """Yields a stream of a file's unpacked content, which reads the stored file to its end, so that all of it is hashed."""
     try:
         with raw:
             yield _content(path, raw)

@@ -1,4 +1,4 @@
-"""Functions of the standard library and their docstrings, cut apart by their syntax trees: a corpus of pairs that is on every machine."""
+"""Functions of the standard library, separated from their docstrings by their syntax trees: a corpus of pairs present on every machine."""
 
 import ast
 import inspect
@@ -39,14 +39,14 @@ class StdlibDocstringsConfig(SourceConfig):
 
 
 class StdlibDocstringsSource(StdlibFileSource):
-    """One record per function that has a docstring on lines of its own and a body beside it, split by the file it is in."""
+    """One record per function that has a docstring on lines of its own and a body besides; its file decides the split."""
 
     def __init__(self, cfg: StdlibDocstringsConfig, cache: Path) -> None:
         super().__init__(cfg.val_frac, cfg.identity(), cache)
         self._record = cfg.record
 
     def _of_file(self, text: str, where: str, split: Split) -> Iterator[Document]:
-        """Without a preference between two equal answers: of a docstring that is its first paragraph."""
+        """Leaves out a record whose last two turns are equal: a preference between equal answers, as of a one-paragraph docstring."""
         for head, source, target in functions(text):
             turns = self._record.turns({"source": source, "target": target, "brief": target.split("\n\n")[0], "head": head}, where)
             if turns[-1].text != turns[-2].text and (found := turns_document(turns, split)):
@@ -54,15 +54,15 @@ class StdlibDocstringsSource(StdlibFileSource):
 
 
 def functions(module: str) -> Iterator[tuple[str, str, str]]:
-    """(lines up to and with its docstring, source without that, docstring) of each function, dedented; nothing of a module that does not
-    parse."""
+    """Yields (lines up to the end of the docstring, source without the docstring, docstring) of each function, dedented; nothing for a
+    module that does not parse."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old escapes
+            warnings.simplefilter("ignore")  # invalid escapes in old code
             tree = ast.parse(module)
     except (SyntaxError, ValueError, RecursionError):
         return
-    lines = [line + "\n" for line in module.split("\n")]  # as the parser counts them: a form feed ends none
+    lines = [line + "\n" for line in module.split("\n")]  # lines as the parser counts them: a form feed ends no line
     for node in ast.walk(tree):
         if isinstance(node, _Function) and (doc := ast.get_docstring(node, clean=False)) and len(node.body) > 1:
             first, last = node.body[0].lineno, node.body[0].end_lineno or 0

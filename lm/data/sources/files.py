@@ -1,4 +1,4 @@
-"""Local files as documents: our own readers of text and JSON lines, plain, gzip or zstd, so that each error has its place."""
+"""Local files as documents. Text and JSON lines, plain, gzip or zstd, have readers of their own here, so that errors name their place."""
 
 import codecs
 import csv
@@ -25,7 +25,7 @@ from lm.data.sources.recorded import RecordedConfig, RecordedSource
 from lm.errors import ConfigError
 from lm.schema import Tree
 
-_TEXT = (".txt", ".md", ".rst", ".py")  # one document each
+_TEXT = (".txt", ".md", ".rst", ".py")  # each such file is one document
 _KINDS = (*_TEXT, ".jsonl", ".json", ".csv", ".parquet")
 _CHUNK = 1 << 20
 
@@ -105,7 +105,7 @@ class TextSource(RecordedSource):
         return sum(file.position for file in self._files)
 
     def _texts(self, file: "LocalFile") -> Iterator[Document]:
-        """A text; of a lone one the beginning trains, and the end validates and tests."""
+        """Yields a text file as a document. A file that is the only one is cut: its beginning trains, its end validates and tests."""
         parts: Iterator[tuple[Split | float, int, bytes]]
         if self._cut_at is None:
             parts = ((file.split, at, data) for at, data in file.content())
@@ -117,7 +117,8 @@ class TextSource(RecordedSource):
                 yield found
 
     def _is_readable(self, file: "LocalFile") -> bool:
-        """With `skip`, whether a text file is UTF-8 to its end: it is one record, and is not begun before that is known."""
+        """Whether a text file may be read. With on_bad_record=skip the file is first read to its end to check that it is UTF-8, since the
+        whole file is one record to skip."""
         if not self._skips:
             return True
         try:
@@ -129,7 +130,7 @@ class TextSource(RecordedSource):
 
 
 def _cut(chunks: Iterator[tuple[int, bytes]], ends: Sequence[tuple[Split, int]]) -> Iterator[tuple[Split | float, int, bytes]]:
-    """The chunks of a text with the split of each: one ends before the first character that begins at its byte or later."""
+    """Yields (split, offset, bytes) of a text.  ends: each split ends before the first character that begins at its byte or later."""
     (split, at), *later = ends
     for offset, data in chunks:
         while later:
@@ -146,16 +147,16 @@ def _cut(chunks: Iterator[tuple[int, bytes]], ends: Sequence[tuple[Split, int]])
 
 
 class LocalFile:
-    """One file; `position` is how many of its stored bytes have been read."""
+    """One file; `position` counts the stored bytes read so far."""
 
     def __init__(self, path: Path, hashed: Files, split: Split | float) -> None:
-        """split: of its documents, or the part of them that validates."""
+        """split: of the file's documents, or the part of them that a hash puts into validation."""
         self.path, self._hashed, self.split = path, hashed, split
         self.kind = _kind(path)
         self.position = 0
 
     def content(self) -> Iterator[tuple[int, bytes]]:
-        """Its unpacked bytes in chunks, each with its offset."""
+        """Yields the unpacked bytes in chunks, each with its offset."""
         at, raw = 0, self._hashed.open(self.path)
         with unpacked(self.path, raw) as stream:
             while data := stream.read(_CHUNK):
@@ -164,7 +165,7 @@ class LocalFile:
                 at += len(data)
 
     def text(self, chunks: Iterator[tuple[int, bytes]]) -> Iterator[str]:
-        """What chunks of its bytes say, without a byte-order mark."""
+        """Yields the text of chunks of the file's bytes, without a byte-order mark. Raises BadRecord for bytes that are not UTF-8."""
         decoder = codecs.getincrementaldecoder("utf-8")()
         end = 0
         for at, data in chunks:
@@ -178,7 +179,7 @@ class LocalFile:
             raise not_utf8(str(self.path), end - held)
 
     def records(self) -> Iterator[tuple[str, Line | Values]]:
-        """Each line or row with its place; blank lines are passed over."""
+        """Yields each line or row with its place; blank lines are skipped."""
         if self.kind == ".json":
             for number, value in enumerate(elements(self.text(self.content()), str(self.path)), 1):
                 yield f"{self.path} record {number}", value if isinstance(value, dict) else Line(json.dumps(value).encode(), 1)
@@ -195,20 +196,20 @@ class LocalFile:
                 offset += len(line)
 
     def text_bytes(self) -> int:
-        """Bytes of the unpacked file."""
+        """Returns the size of the unpacked file in bytes."""
         if self.path.suffix.lower() not in PACKED:
             return self._hashed.size(self.path)
         return sum(len(data) for _, data in self.content())
 
     def _rows(self) -> Iterator[tuple[str, Values]]:
-        """`datasets` opens the file itself, so what it has read is hashed once more at the end of the pass."""
+        """Yields the rows of a csv or parquet file. `datasets` opens the file itself, so it is hashed again at the end of the pass."""
         for number, row in enumerate(read_csv(self.path, self._columns()) if self.kind == ".csv" else read_parquet(self.path), 1):
             yield f"{self.path} row {number}", row
         self._hashed.forget(self.path)
         self.position = self._hashed.size(self.path)
 
     def _columns(self) -> list[str]:
-        """The header of a csv file, after a pass over all of it, since datasets does not say which byte is not UTF-8."""
+        """Returns the header of a csv file. First decodes the whole file, since datasets would not say which byte is not UTF-8."""
         chunks = self.text(self.content())
         head = io.StringIO(next(chunks, ""), newline="")
         deque(chunks, maxlen=0)
@@ -216,7 +217,8 @@ class LocalFile:
 
 
 def find_files(given: str | list[str], key: str) -> list[Path]:
-    """Files, folders (what has a known ending below them, without dot-files and linked folders) and globs as files: each once, sorted."""
+    """Returns the files that files, folders and globs name, each once, sorted. Of a folder those with a known ending below it, without
+    dot-files and linked folders. Raises ConfigError where there is none.  key: the option that gave them."""
     found = {path for pattern in ([given] if isinstance(given, str) else given) for path in _matches(pattern, key)}
     if not found:
         raise ConfigError(f"{key}: {given} holds no file to read. Give files ending in {_endings()}.")
@@ -241,11 +243,11 @@ def _below(root: Path) -> Iterator[Path]:
     for folder, below, names in os.walk(root):
         below[:] = [name for name in below if not name.startswith(".")]
         paths = (Path(folder, name) for name in names if not name.startswith("."))
-        yield from (path for path in paths if _is_known(path) and _kind(path) != ".json" and path.is_file())  # such a file may be anything
+        yield from (path for path in paths if _is_known(path) and _kind(path) != ".json" and path.is_file())  # a .json may be anything
 
 
 def _kind(path: Path) -> str:
-    """The ending below .gz and .zst; .txt for every kind of text."""
+    """Returns a file's ending without .gz or .zst; .txt for every kind of text."""
     name = path.with_suffix("") if path.suffix.lower() in PACKED else path
     ending = name.suffix.lower()
     return ".txt" if ending in _TEXT else ending

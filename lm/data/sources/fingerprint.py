@@ -1,4 +1,4 @@
-"""Local files whose content is known by its SHA-256: one that is another when it is read is refused, so that no cache holds it."""
+"""Local files identified by their SHA-256: a file whose content differs when it is read is refused, so that no cache holds it."""
 
 import hashlib
 import io
@@ -15,18 +15,18 @@ _Stat = tuple[str, int, int, int, int]
 
 
 def short_hash(value: Any) -> str:
-    """Returns 16 hexadecimal digits of a plain JSON value."""
+    """Returns the first 16 hexadecimal digits of the SHA-256 of a plain JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Files:
-    """Hashes are remembered in the cache for as long as size, modification and inode-change time of every file stay.
+    """Local files and their hashes, which the cache keeps for as long as size, modification and inode-change time of all files stay.
 
-    `paths`: those that a pass reads; may become fewer.
+    `paths`: the files that a pass reads; a source may shorten the list.
     """
 
     def __init__(self, paths: Sequence[Path], cache: Path, root: Path | None = None) -> None:
-        """root: names are relative to it.  Raises ConfigError for a file that cannot be read."""
+        """root: folder to which names are relative.  Raises ConfigError for a file that cannot be read."""
         self.paths, self._root = list(paths), root
         try:
             self._stats = {path: _stat(path) for path in paths}
@@ -35,49 +35,49 @@ class Files:
             raise ConfigError(
                 f"data.files: {error.filename} cannot be read ({error.strerror}). Make it readable or leave it out."
             ) from None
-        self._read: set[Path] = set()  # to the end in this pass, and found to be what they were
+        self._read: set[Path] = set()  # files read to their end in this pass, with the known hash
 
     def by_name(self) -> dict[str, str]:
-        """Returns SHA-256 by name."""
+        """Returns each file's SHA-256 by its name."""
         return {self.name(path): sha for path, sha in self._hashes.items()}
 
     def name(self, path: Path) -> str:
-        """Returns what a file is called wherever it lies, if that is below `root`; else its path. Bytes that are no UTF-8 are escaped."""
+        """Returns a file's path relative to `root`, if given, so that it is the same everywhere. Bytes that are no UTF-8 are escaped."""
         name = str(path) if self._root is None else path.relative_to(self._root).as_posix()
         return name.encode(errors="backslashreplace").decode()
 
     def size(self, path: Path) -> int:
-        """Returns how many bytes a file has."""
+        """Returns the size of a file in bytes."""
         return self._stats[path][1]
 
     def total(self) -> int:
-        """Returns how many bytes a pass reads."""
+        """Returns the number of bytes that a pass reads."""
         return sum(map(self.size, self.paths))
 
     def open(self, path: Path) -> "HashedFile":
-        """Returns the file to be read once from its beginning; at its end its hash is compared."""
+        """Returns the file, to be read once from its beginning; at its end its hash is compared with the known one."""
         return HashedFile(path, self)
 
     def begin(self) -> None:
-        """A new pass begins."""
+        """Begins a new pass."""
         self._read.clear()
 
     def judge(self, path: Path, sha256: str) -> None:
-        """The content of a file, as it was read now, has this hash."""
+        """Compares the hash of the content that was read now with the known one. Raises ConfigError where they differ."""
         if sha256 != self._hashes[path]:
             raise _changed(path)
         self._read.add(path)
 
     def forget(self, path: Path) -> None:
-        """The file was read by other means too, so that what is in it at the end of the pass counts."""
+        """Marks a file as to be hashed again at the end of the pass, because other code has read it by itself."""
         self._read.discard(path)
 
     def untouched(self) -> bool:
-        """Returns whether size and modification time of all are what they were."""
+        """Returns whether size and modification time of all files are unchanged."""
         return all(map(self._is_untouched, self.paths))
 
     def confirm(self) -> None:
-        """ConfigError where one was not what its hash says; of one that was not read to its end in this pass, what is in it now counts."""
+        """Raises ConfigError where a file's content does not have its known hash. Files not read to the end in this pass are hashed now."""
         for path in self.paths:
             if path not in self._read:
                 self.judge(path, _hash(path))
@@ -89,7 +89,7 @@ class Files:
 
 
 class HashedFile(io.RawIOBase):
-    """A file that is hashed as it is read, from its beginning on."""
+    """A file that is hashed while it is read, from its beginning on."""
 
     def __init__(self, path: Path, files: Files) -> None:
         self._path, self._files = path, files

@@ -1,4 +1,4 @@
-"""Everything that is read through `datasets`: local csv and parquet files, and datasets of the Hugging Face hub."""
+"""Sources read through `datasets`: local csv and parquet files, and datasets of the Hugging Face hub."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -39,7 +39,7 @@ class HubConfig(RecordedConfig):
 
 
 class HubSource(RecordedSource):
-    """The rows of a hub dataset, streamed. Without a revision the cache keeps what was newest when it was first read."""
+    """The rows of a hub dataset, streamed. Without a revision the cache keeps the revision that was newest when it was first read."""
 
     def __init__(self, cfg: HubConfig) -> None:
         super().__init__(cfg, cfg.identity(), by_hash=cfg.val_split is None)
@@ -60,7 +60,7 @@ class HubSource(RecordedSource):
         return f"{self._cfg.name} of the hub"
 
     def _rows(self, name: str) -> Iterator[tuple[str, Row]]:
-        """The rows of a split with their places."""
+        """Yields the rows of a split, each with its place."""
         cfg = self._cfg
         options = {"path": cfg.name, "name": cfg.config, "revision": cfg.revision, "split": name}
         where, remedy = f"data.name: {cfg.name}, split {name}", "Check data.name, data.config, data.split and the network"
@@ -71,12 +71,12 @@ class HubSource(RecordedSource):
 
 
 def read_csv(path: Path, columns: Iterable[str]) -> Iterator[Row]:
-    """The rows of a local file, packed or not, all of these columns as they are written: 'NA', '' and '12' are strings."""
+    """Yields the rows of a local csv file, packed or not. Values stay as they are written: 'NA', '' and '12' are strings."""
     return _file_rows("csv", path, {"converters": dict.fromkeys(columns, str)})
 
 
 def read_parquet(path: Path) -> Iterator[Row]:
-    """The rows of a local file."""
+    """Yields the rows of a local parquet file."""
     return _file_rows("parquet", path, {})
 
 
@@ -86,11 +86,11 @@ def _file_rows(kind: str, path: Path, options: Tree) -> Iterator[Row]:
 
 
 def _rows(options: Tree, where: str, remedy: str, part: int = 1, parts: int = 1) -> Iterator[Row]:
-    """What `datasets` reads with these options, or a part of it."""
+    """Yields the rows that `datasets` reads with these options, or part `part` of 1..parts of them."""
     try:
         import datasets
 
-        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what goes wrong is told by us, once
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are reported here, once
         found = datasets.load_dataset(**options, streaming=True)
         yield from found if parts == 1 else found.shard(parts, part - 1, contiguous=True)
     except Exception as error:  # pandas, pyarrow, fsspec and the hub's client each raise their own

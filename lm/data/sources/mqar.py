@@ -1,4 +1,4 @@
-"""Multi-query associative recall: pairs of a key and a value, then keys whose values are to be told, all in one row."""
+"""Multi-query associative recall: pairs of a key and a value, then keys whose values are to be recalled, all in one row."""
 
 import random
 from collections.abc import Iterable, Iterator

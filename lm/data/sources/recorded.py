@@ -1,4 +1,4 @@
-"""Sources whose records are what the config says: a text in a field, or several turns."""
+"""Sources of records whose form the config gives: a text in a field, or several turns."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -29,13 +29,13 @@ class RecordedConfig(SourceConfig):
 
 
 class RecordedSource(Source):
-    """A source whose records are what its config says."""
+    """A source of records whose form its config gives."""
 
     def __init__(self, cfg: RecordedConfig, identity: Tree, hashed: Files | None = None, by_hash: bool = False) -> None:
-        """by_hash: of a document decides whether it is held out; where that spares all of a few, one is held out all the same."""
+        """by_hash: each document's hash decides whether it is held out; if that holds out none of several, one is held out still."""
         super().__init__(identity, hashed)
         self._field, self._record, self._skips = cfg.field, cfg.record, cfg.on_bad_record == "skip"
-        self._held_out: bytes | None = None if by_hash else b""  # key of that one; None: not known yet
+        self._held_out: bytes | None = None if by_hash else b""  # key of the document held out still; b"": none; None: not known yet
 
     def documents(self) -> Iterator[Document]:
         if self._held_out is None:
@@ -45,13 +45,13 @@ class RecordedSource(Source):
 
     @abstractmethod
     def _pass(self) -> Iterator[Document]:
-        """Returns all documents, as their own hashes divide them."""
+        """Yields all documents, divided by their own hashes."""
 
     def select(self, part: int, parts: int) -> None:
         self._held_out = b""
 
     def _spared(self) -> bytes:
-        """The least key where no document is held out, and there are several; else none. Ends at the first one that is."""
+        """Returns the least key where there are several documents and none is held out; else b"". Stops at the first held-out document."""
         keys = set()
         for found in self._pass():
             if found.split == "val":
@@ -60,7 +60,7 @@ class RecordedSource(Source):
         return min(keys) if len(keys) > 1 else b""
 
     def _documents_of(self, records: Iterable[tuple[str, Line | Values]], split: Split | float) -> Iterator[Document]:
-        """Of records with their places, without those of blank space; BadRecord names place, field and fault."""
+        """Yields the documents of (place, record) pairs, without blank ones. Raises BadRecord, which names place, field and fault."""
         for where, record in records:
             try:
                 found = self._document_of(record, where, split)
@@ -71,7 +71,7 @@ class RecordedSource(Source):
                     yield found
 
     def _skip(self, error: BadRecord) -> None:
-        """Counts a broken record, or raises its error."""
+        """Counts a broken record where on_bad_record=skip; else raises its error."""
         if not self._skips:
             raise error
         self.skipped += 1

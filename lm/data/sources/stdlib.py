@@ -1,4 +1,4 @@
-"""Corpora that are present on every machine: the source files of the running Python's own standard library, about 11 MB."""
+"""Corpora that are present on every machine: the source files of the running Python's standard library, about 11 MB."""
 
 import io
 import os
@@ -20,7 +20,7 @@ _LEFT_OUT = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-pac
 
 
 class StdlibFileSource(Source):
-    """The files, each in a split by a hash of its path below the library's folder; how one becomes documents is the subclass's."""
+    """The library's files, each in a split by a hash of its path below the library's folder. A subclass turns a file into documents."""
 
     def __init__(self, val_frac: float, identity: Tree, cache: Path) -> None:
         self._root, self._val_frac = Path(sysconfig.get_paths()["stdlib"]), val_frac
@@ -28,7 +28,7 @@ class StdlibFileSource(Source):
         super().__init__(identity, self._library)
 
     def documents(self) -> Iterator[Document]:
-        """A distribution's own odd file, which nobody can be asked to mend, is left out."""
+        """Leaves out and counts files that cannot be decoded: some distributions have such files, and a user cannot fix them."""
         self._begin()
         for path in self._library.paths:
             split: Split = "val" if hashed_frac(self._library.name(path).encode()) < self._val_frac else "train"
@@ -45,7 +45,7 @@ class StdlibFileSource(Source):
 
     @abstractmethod
     def _of_file(self, text: str, where: str, split: Split) -> Iterator[Document]:
-        """In their order in the file."""
+        """Yields the documents of a file, in their order in it."""
 
     def select(self, part: int, parts: int) -> None:
         self._library.paths = share(self._library.paths, part, parts, "files")

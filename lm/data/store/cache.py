@@ -1,4 +1,4 @@
-"""Folders that are built once: by one process at a time, whole or not at all, keyed by what decides their content."""
+"""Cache folders: each is built once, by one process at a time, whole or not at all; its key is everything that decides its content."""
 
 import ast
 import errno
@@ -20,16 +20,17 @@ from lm.storage.atomic import sync
 from lm.storage.lock import locked
 
 Log = Callable[[str], None]
-ROOMS = ("sources", "records", "tokenizer", "store", "order")  # below lm/data: what a document is, how it is made, read, cut, encoded, kept
+ROOMS = ("sources", "records", "tokenizer", "store", "order")  # modules below lm/data that decide the tokens
 CACHE_DIR: str = DataConfig.model_fields["cache_dir"].default
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 
 
 def code_version(*foreign: object) -> str:
-    """A hash of what the code that turns sources into tokens means: a change in these rooms makes all older entries unfound.
+    """Returns a hash of the code that turns sources into tokens, without comments and docstrings: a change in the ROOMS invalidates all
+    older cache entries.
 
-    foreign: configs and sources; of those whose class a plugin defines, the plugin's file counts too.
+    foreign: configs and sources; where a plugin defines one's class, the plugin's file is hashed too.
     """
     data = Path(__file__).parents[1]
     files = [path for room in ROOMS for path in sorted([*data.glob(f"{room}.py"), *(data / room).glob("*.py")])]
@@ -39,7 +40,7 @@ def code_version(*foreign: object) -> str:
 
 @lru_cache(maxsize=256)
 def _meaning(file: Path, changed_at: int) -> str:
-    """The syntax tree of a file as of then, without docstrings; comments and layout are not in it."""
+    """Returns the syntax tree of a file without docstrings; comments and layout are not in it.  changed_at: only a key for the cache."""
     tree = ast.parse(file.read_bytes())
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -48,7 +49,7 @@ def _meaning(file: Path, changed_at: int) -> str:
 
 
 def _plugin_file(cls: type) -> Path | None:
-    """The file that defines a kind which is not ours; None for our own classes and what these are made of."""
+    """Returns the plugin file that defines a kind's class; None for classes of lm and for other base classes."""
     if not issubclass(cls, Slot | Source) or cls.__module__.partition(".")[0] == "lm":
         return None
     try:
@@ -61,9 +62,11 @@ def _plugin_file(cls: type) -> Path | None:
 
 
 def cache_root(cache_dir: str, log: Log) -> Path:
-    """The folder, created. Where the usual one cannot be (a read-only home), one of this user below the system's temporary folder.
+    """Creates and returns the cache folder. If the default one cannot be created (a read-only home), one for this user below the system's
+    temporary folder.
 
-    Raises ConfigError for a URL; ResourceError for any other folder: machines that share a cache must not each go on with one of their own.
+    Raises ConfigError for a URL; ResourceError where a folder other than the default cannot be created: machines that share a cache must
+    not each use a cache of their own.
     """
     if "://" in cache_dir:
         raise ConfigError(f"data.cache_dir={cache_dir}: tokens are read from a folder. Write data.remote={cache_dir} instead.")
@@ -88,9 +91,9 @@ def cache_root(cache_dir: str, log: Log) -> Path:
 
 
 def build_once(folder: Path, build: Callable[[Path], None], log: Log, resume: bool = False) -> Path:
-    """`folder`, after `build(temporary folder)` where it does not exist. A second process waits.
+    """Returns `folder`; if it does not exist, builds it by `build(temporary folder)`. A second process waits for the first.
 
-    What a killed process left is removed, or with `resume` given to `build`.
+    The temporary folder that a killed process left is removed, or, with `resume`, passed to `build`.
     """
     if folder.is_dir():
         return folder

@@ -1,4 +1,4 @@
-"""How much of the validation split is in the training split: whole documents, and runs of 13 tokens (Brown et al. 2020, appendix C)."""
+"""How much of the validation split is also in training: whole documents, and runs of 13 tokens (Brown et al. 2020, appendix C)."""
 
 import hashlib
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from lm.data.store.shards import TokenStore
 
 _N = 13
-_SLICE = 1 << 18  # tokens that are hashed at once
-_RELEASE = 1 << 12  # documents between two releases of what was read
+_SLICE = 1 << 18  # tokens hashed at once
+_RELEASE = 1 << 12  # documents between two releases of mapped memory
 _MOST_RUNS = 1 << 22
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Contamination(NamedTuple):
-    """documents: of training, that are in validation too; copies: of validation, that are in training too.
+    """documents: training documents that are also in validation; copies: validation documents that are also in training.
 
-    runs: different runs of n tokens of validation, or of a sample; shared: those that training has too.
+    runs: number of different runs of n tokens in validation, or in a sample of it; shared: number of these that are also in training.
     """
 
     documents: int
@@ -31,17 +31,18 @@ class Contamination(NamedTuple):
 
     @property
     def copied_frac(self) -> float:
-        """Part of the validation documents that are in training too."""
+        """The part of the validation documents that are also in training."""
         return self.copies / max(1, self.val_documents)
 
     @property
     def shared_frac(self) -> float:
-        """Part of the runs of the validation split that are in training too."""
+        """The part of the validation runs that are also in training."""
         return self.shared / max(1, self.runs)
 
 
 def contamination(train: TokenStore, val: TokenStore) -> Contamination:
-    """One pass over each split. Of a validation split of over 4 M tokens an even sample of the runs, by their hashes, stands for all."""
+    """Returns the contamination, by one pass over the runs of each split. For a validation split of over 4 M tokens a uniform sample of
+    runs, chosen by hash, stands for all."""
     every = np.uint64(max(1, val.n_tokens // _MOST_RUNS))
     hashes = [_sampled(_inner_runs(val, start, tokens), every) for start, tokens in _slices(val)]
     wanted = np.unique(np.concatenate(hashes)) if hashes else np.array([], np.uint64)
@@ -57,7 +58,8 @@ def contamination(train: TokenStore, val: TokenStore) -> Contamination:
 
 
 class _Sieve:
-    """Lets all wanted hashes through, and few others: to look up each in the sorted ones takes many times as long."""
+    """A filter that passes all wanted hashes and few others: looking up every hash in the sorted wanted ones would take many times as
+    long."""
 
     def __init__(self, wanted: NDArray[np.uint64]) -> None:
         bits = min(27, max(10, len(wanted).bit_length() + 4))
@@ -66,12 +68,13 @@ class _Sieve:
         self._held[wanted & self._mask] = True
 
     def possible(self, found: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Those that may be wanted."""
+        """Returns those of the hashes that may be wanted."""
         return found[self._held[found & self._mask]]
 
 
 def _equal_documents(train: TokenStore, val: TokenStore) -> tuple[int, int]:
-    """How many of each split are in the other: equal in length and in every token, as far as 64 bits tell."""
+    """Returns (training documents also in validation, validation documents also in training). Documents are equal if their lengths and
+    64-bit hashes are."""
     lengths = [np.diff(store.starts, append=store.n_tokens) for store in (train, val)]
     alike = np.flatnonzero(np.isin(lengths[0], np.unique(lengths[1])))
     found = _keys(train, alike, lengths[0])
@@ -80,7 +83,7 @@ def _equal_documents(train: TokenStore, val: TokenStore) -> tuple[int, int]:
 
 
 def _keys(store: TokenStore, documents: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A hash of each of these documents."""
+    """Returns a hash of each of these documents."""
     found = np.empty(len(documents), np.uint64)
     spans = zip(np.asarray(store.starts)[documents].tolist(), lengths[documents].tolist(), strict=True)
     for number, (start, length) in enumerate(spans):
@@ -92,19 +95,19 @@ def _keys(store: TokenStore, documents: NDArray[np.int64], lengths: NDArray[np.i
 
 
 def _slices(store: TokenStore) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-    """The stream in slices of which the next begins within the one before, so that each run is whole in one."""
+    """Yields (start, tokens) of overlapping slices of the stream, so that each run of n tokens is whole in one slice."""
     for start in range(0, max(0, store.n_tokens - _N + 1), _SLICE):
         yield start, store.read(start, min(store.n_tokens, start + _SLICE + _N - 1)).astype(np.uint64)
         store.release()
 
 
 def _inner_runs(store: TokenStore, start: int, tokens: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A hash of each run that lies in one document."""
+    """Returns a hash of each run that lies within one document."""
     found = _runs(tokens)
     low, high = np.searchsorted(store.starts, [start + 1, start + len(tokens)])
     inner = np.asarray(store.starts[low:high]) - start
     whole = np.ones(len(tokens) + _N, np.bool_)
-    for before in range(1, _N):  # the runs that begin in one document and end in the next; a negative place is past the end
+    for before in range(1, _N):  # runs that cross into the next document; negative indices hit the padding
         whole[inner - before] = False
     return found[whole[: len(found)]]
 
@@ -114,10 +117,10 @@ def _sampled(found: NDArray[np.uint64], every: np.uint64) -> NDArray[np.uint64]:
 
 
 def _runs(tokens: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A hash of each run of n tokens, modulo 2^64 (polynomial, then mixed)."""
+    """Returns a hash of each run of n tokens: a polynomial modulo 2^64, then mixed."""
     single = tokens + np.uint64(1)
     found, n = single, 1
-    for bit in f"{_N:b}"[1:]:  # runs of n to runs of 2 n, and where the bit is set of one more
+    for bit in f"{_N:b}"[1:]:  # doubles the runs' length n, and adds one where the bit is set
         found, n = found[:-n] * np.uint64(pow(int(_BASE), n, 1 << 64)) + found[n:], 2 * n
         if bit == "1":
             found, n = found[:-1] * _BASE + single[n:], n + 1

@@ -1,4 +1,4 @@
-"""Preparing one source on several machines: each makes a part, and one joins them to what a single machine would have made."""
+"""Preparing one source on several machines: each makes a part, and one merges the parts into what a single machine would have made."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from lm.schema import Tree
 
 
 def prepare_part(data: DataConfig, tokenizer: TokenizerConfig, part: int, parts: int, *, log: Log, specials: Sequence[str] = ()) -> Path:
-    """Tokenises part `part` of 1..parts, beside where the whole will be."""
+    """Tokenises part `part` of 1..parts into a folder beside that of the whole; returns the folder."""
     folder, cfg, source, found = whole(data, tokenizer, log, specials)
     source.select(part, parts)
     own = part_folder(folder, part, parts)
@@ -27,7 +27,7 @@ def prepare_part(data: DataConfig, tokenizer: TokenizerConfig, part: int, parts:
 
 
 def merge(data: DataConfig, tokenizer: TokenizerConfig, parts: int, *, log: Log, specials: Sequence[str] = ()) -> Path:
-    """Joins the parts, which stay. ConfigError names those that are missing."""
+    """Merges the parts into the whole and returns its folder; the parts are kept. Raises ConfigError naming missing parts."""
     folder, _, _, found = whole(data, tokenizer, log, specials)
     folders = [part_folder(folder, part, parts) for part in range(1, parts + 1)]
     missing = [] if fetched(folder, log, data.remote) else [path.name for path in folders if not fetched(path, log, data.remote)]
@@ -39,7 +39,7 @@ def merge(data: DataConfig, tokenizer: TokenizerConfig, parts: int, *, log: Log,
 
 
 def whole(data: DataConfig, given: TokenizerConfig, log: Log, specials: Sequence[str]) -> tuple[Path, SourceConfig, Source, Tokenizer]:
-    """Returns where the whole is or will be, and what makes it; a tokenizer that is trained is made here."""
+    """Returns the folder of the whole, existing or not, with config, source and tokenizer. Trains the tokenizer where it has to be."""
     sources = data.parts()
     if list(sources) != [""]:
         raise ConfigError("data: a mixture is not prepared in parts. Prepare each of its sources by itself.")
@@ -50,7 +50,7 @@ def whole(data: DataConfig, given: TokenizerConfig, log: Log, specials: Sequence
 
 
 def part_folder(folder: Path, part: int, parts: int) -> Path:
-    """Returns where a part of this whole is or will be."""
+    """Returns the folder of a part of this whole, existing or not."""
     return folder.with_name(f"{folder.name}.part-{part}-of-{parts}")
 
 

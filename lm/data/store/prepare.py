@@ -22,14 +22,14 @@ from lm.progress import progress
 from lm.schema import Tree
 from lm.units import counted, sized
 
-_FEW = 100  # documents, of which the part that is held out is not what one would guess
-_MUCH = 0.5  # of the validation text; Python's standard library shares a fifth with next to no copies
-_HASH = "hash"  # of a trained tokenizer, beside it
+_FEW = 100  # up to so many documents the held-out part may be far from val_frac
+_MUCH = 0.5  # shared part of the validation text to warn of; Python's standard library shares a fifth with next to no copies
+_HASH = "hash"  # file beside a trained tokenizer with its hash
 
 
 @dataclass(frozen=True)
 class Part:
-    """One source, tokenised.  index: what index.json says."""
+    """One tokenised source.  index: content of index.json."""
 
     folder: Path
     stores: dict[Split, TokenStore]
@@ -38,10 +38,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Tokens ready to train on: of one source under the name '', of a mixture under the names of its sources.
+    """Tokens ready to train on: a single source has the name '', those of a mixture have their own names.
 
-    fingerprint: of the tokens and how they are packed; what a resumed run compares.  files: SHA-256 by name, for `changed_files`.
-    zlib_bits_per_byte: level 9 over (the first 64 MB of) the validation text.  contaminated: training documents that validation has too.
+    fingerprint: hash of the tokens and their packing, which a resumed run compares.  files: SHA-256 by name, for `changed_files`.
+    zlib_bits_per_byte: of level 9 on (the first 64 MB of) the validation text.  contaminated: training documents also in validation.
     """
 
     tokenizer: Tokenizer
@@ -65,7 +65,7 @@ class Prepared:
         return part.stores["val"]
 
     def beginnings(self, n: int, n_tokens: int) -> list[str]:
-        """Returns how the first n held-out documents of each source begin, as text of at most so many tokens."""
+        """Returns the beginnings of the first n held-out documents of each source, as texts of at most n_tokens tokens."""
         found = []
         for store in (part.stores["val"] for part in self.parts.values()):
             for begin, end in pairwise([*store.starts[: n + 1].tolist(), store.n_tokens][: n + 1]):
@@ -74,14 +74,14 @@ class Prepared:
         return [text for text in found if text]
 
     def n_tokens(self, split: Split) -> int:
-        """Of all sources."""
+        """Returns the number of tokens of a split, over all sources."""
         return sum(part.stores[split].n_tokens for part in self.parts.values())
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Log, specials: Sequence[str] = (), seed: int = 0) -> Prepared:
-    """Reads, trains and tokenises what is not in the cache yet.
+    """Returns the tokens of a data config; what is not in the cache yet is read, and tokenizer and tokens are made.
 
-    specials: special tokens that a tokenizer made here gets beside its own.  seed: decides which blocks are compared.
+    specials: further special tokens for a tokenizer made here.  seed: decides which blocks of cached tokens are checked.
     """
     cache = cache_root(data.cache_dir, log)
     configs = {name: cfg.replace(test_frac=data.test_frac) for name, cfg in data.parts().items()}
@@ -106,7 +106,7 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, *, log: Lo
 def find_tokenizer(
     data: DataConfig, given: TokenizerConfig | Tokenizer, sources: Mapping[str, Source], cache: Path, log: Log, specials: Sequence[str]
 ) -> Tokenizer:
-    """The given one, or one that is trained on the training splits and then kept, with the template of the data's chats."""
+    """Returns the given tokenizer, or one trained on the training splits and cached; sets the chat template of the data's chats."""
     asked = list(dict.fromkeys(name for cfg in data.parts().values() if cfg.records is not None for name in cfg.records.specials()))
     if isinstance(given, Tokenizer):
         tokenizer = given
@@ -126,7 +126,7 @@ def find_tokenizer(
 
 
 def token_folder(data: SourceConfig, source: Source, tokenizer: Tokenizer, cache: Path) -> Path:
-    """Where the tokens of this source are, or will be."""
+    """Returns the cache folder of this source's tokens, existing or not."""
     template = data.records.chat_template(tokenizer) if data.records is not None else None
     reading = _reading(code_version(data, source, data.records), source)
     aside = [data.test_frac] if data.test_frac else []
@@ -134,7 +134,7 @@ def token_folder(data: SourceConfig, source: Source, tokenizer: Tokenizer, cache
 
 
 def build_tokens(data: SourceConfig, source: Source, tokenizer: Tokenizer, folder: Path, log: Log, whole: bool = True) -> None:
-    """Tokenises a source into a folder.  whole: it is no part of something larger, so that every split must have documents."""
+    """Tokenises a source into a folder.  whole: the source is not one of several parts, so that every split must have documents."""
     passages = text_passages if data.records is None else data.records.passages
     found = tokenise(source, passages(source.divided(data.test_frac), tokenizer), tokenizer, folder, log)
     if whole:
@@ -144,7 +144,7 @@ def build_tokens(data: SourceConfig, source: Source, tokenizer: Tokenizer, folde
 
 
 def finish_tokens(folder: Path, index: Tree, whole: bool = True) -> None:
-    """Writes index.json; of a whole source with the contamination of its splits."""
+    """Writes index.json; for a whole source with the contamination between its splits."""
     write_index(folder, index)
     if whole:
         found = contamination(TokenStore(folder, "train"), TokenStore(folder, "val"))
@@ -152,7 +152,7 @@ def finish_tokens(folder: Path, index: Tree, whole: bool = True) -> None:
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Which files have changed between two `Prepared.files`, as 'notes.txt has changed', '... is new', '... is gone'."""
+    """Returns the differences between two `Prepared.files`, as 'notes.txt has changed', '... is new', '... is gone'."""
     found = [f"{name} is gone" if name not in now else f"{name} has changed" for name in before if now.get(name) != before[name]]
     return found + [f"{name} is new" for name in now if name not in before]
 
@@ -171,7 +171,7 @@ def _trained(
         with progress("Training a tokenizer" + (f" of {size:,} tokens" if (size := cfg.size()) else ""), total) as done:
             texts = chain(*(_training_texts(source, done, cfg.n_chars() // len(sources)) for source in sources.values()))
             cfg.build(texts, specials).save(half)
-        (half / _HASH).write_text(load_tokenizer(half).hash)  # as it is read: a file rounds the scores of a unigram model
+        (half / _HASH).write_text(load_tokenizer(half).hash)  # of the file as read back, since it rounds a unigram model's scores
 
     code = code_version(cfg, *data.parts().values(), *sources.values(), data.records)
     reading = [_reading(code, source) for source in sources.values()]
@@ -184,7 +184,7 @@ def _trained(
 
 
 def _fits(copy: Path) -> bool:
-    """Whether this is the hash of the tokenizer beside it."""
+    """Whether a hash file has the hash of the tokenizer beside it."""
     try:
         return copy.read_bytes() == load_tokenizer(copy.parent).hash.encode()
     except LmError:
@@ -195,7 +195,7 @@ _TOKENIZER: Checked = {"tokenizer.json": is_json, "tokenizer_config.json": is_js
 
 
 def _training_texts(source: Source, done: Callable[[int], None], left: int) -> Iterator[str]:
-    """The training split; of one that is larger than `left` characters those documents that a hash picks."""
+    """Yields texts of the training split; of a split larger than `left` characters only the documents that a hash picks."""
     frac = 1.0 if source.total is None else left / max(1, source.total)
     for document in source.documents():
         if document.split != "train" or (frac < 1 and hashed_frac(document.key) >= frac):
@@ -210,7 +210,7 @@ def _training_texts(source: Source, done: Callable[[int], None], left: int) -> I
 
 
 def require_documents(documents: Mapping[str, int], looked_at: str, n_skipped: int, test_frac: float) -> None:
-    """ConfigError where a split has none."""
+    """Raises ConfigError where a split has no documents."""
     if not documents.get("train"):
         skipped = f" ({counted(n_skipped, 'record')} left out, broken or with a blank answer)" if n_skipped else ""
         raise ConfigError(f"data: 0 documents for training in {looked_at}{skipped}. Give files with text in them.")
@@ -261,7 +261,7 @@ def _contamination(index: Tree) -> Contamination:
 
 
 def _report(name: str, index: Tree, held_out: str | None, log: Log) -> None:
-    """held_out: what decides that."""
+    """Logs what was read.  held_out: in words, which part of the documents is held out."""
     if index["forms"]:
         log(f"{name}records: read as {' and as '.join(index['forms'])}")
     for split in SPLITS:

@@ -1,4 +1,4 @@
-"""Token streams on disk: little-endian uint16 or uint32 shards, memory-mapped, with where documents start and an index.json."""
+"""Token streams on disk: little-endian uint16 or uint32 shards, memory-mapped, with the documents' starts and an index.json."""
 
 import hashlib
 import json
@@ -20,8 +20,8 @@ from lm.schema import Tree
 
 _SHARD_TOKENS = 1 << 28
 _WRITE_TOKENS = 1 << 20
-_BLOCK = 1 << 16  # tokens that have a checksum of their own
-_SAMPLED = 6  # blocks of a shard that are compared beside its first and its last
+_BLOCK = 1 << 16  # tokens per checksum
+_SAMPLED = 6  # random blocks of a shard that are checked, beside its first and its last
 _ITEM: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 Tokens = NDArray[Any]
 
@@ -29,7 +29,7 @@ Tokens = NDArray[Any]
 class ShardWriter:
     """Appends one split's documents; `close` returns the split's part of the index.
 
-    state: what `save` returned in a process that was killed; what that one wrote after it is cut off.
+    state: return value of `save` in a process that was killed later; everything which that process wrote after it is cut off.
     """
 
     def __init__(self, folder: Path, split: Split, vocab_size: int, shard_tokens: int = _SHARD_TOKENS, state: Tree | None = None) -> None:
@@ -47,20 +47,20 @@ class ShardWriter:
         self._reread()
 
     def start_document(self) -> None:
-        """The next token begins a document."""
+        """Marks the next token as the beginning of a document."""
         self._starts.add(self.n_tokens)
 
     def start_part(self, kind: int) -> None:
-        """The next token begins a part of its document."""
+        """Marks the next token as the beginning of a part of its document."""
         self._parts.add(self.n_tokens, kind)
 
     def starts_at(self, documents: NDArray[np.int64], parts: NDArray[np.int64]) -> None:
-        """Where documents and parts begin in the tokens to come, counted from the next one."""
+        """Marks where documents and parts begin in the tokens to come, counted from the next token.  parts: (parts, 2), start and kind."""
         self._starts.add(*(documents + self.n_tokens).tolist())
         self._parts.add(*(parts + np.array([self.n_tokens, 0])).ravel().tolist())
 
     def add(self, tokens: Tokens, n_bytes: int = 0) -> None:
-        """Tokens of the current document and the UTF-8 bytes of the text that they stand for."""
+        """Appends tokens of the current document.  n_bytes: UTF-8 bytes of their text."""
         self._pending.append(tokens.astype(_ITEM[self.dtype]))
         self._n_pending += len(tokens)
         self.n_tokens += len(tokens)
@@ -69,13 +69,13 @@ class ShardWriter:
             self._write()
 
     def save(self) -> Tree:
-        """Everything so far is in the files, and this is enough to go on from."""
+        """Writes everything so far into the files, and returns the state from which another process can go on."""
         self._write()
         starts, parts = self._starts.write(), self._parts.write()
         return {"shards": self._shards, "n_tokens": self.n_tokens, "n_bytes": self.n_bytes, "starts": starts, "parts": parts}
 
     def close(self) -> Tree:
-        """Writes where documents and parts start; the entry's `sha256` covers tokens and starts."""
+        """Writes the starts of documents and parts, and returns the split's index entry; its `sha256` covers tokens and starts."""
         self._write()
         self._end_shard()
         starts, parts = self._starts.close(), self._parts.close().reshape(-1, 2)
@@ -87,7 +87,7 @@ class ShardWriter:
         return {**found, "sha256": self._hash.hexdigest(), "shards": self._shards}
 
     def _save(self, name: str, numbers: NDArray[np.int64]) -> str:
-        """Returns the checksums of the file."""
+        """Writes an array as a .npy file, and returns the file's checksums."""
         file = self._folder / f"{self._split}.{name}.npy"
         np.save(file, numbers)
         self._hash.update(numbers.tobytes())
@@ -112,7 +112,7 @@ class ShardWriter:
             self._shards[-1]["crc32"] = _checksums(self._folder / self._shards[-1]["file"], _ITEM[self.dtype].itemsize)
 
     def _reread(self) -> None:
-        """The hash of what is there, and nothing behind it."""
+        """Cuts off everything after the state, and hashes the rest."""
         for file in self._folder.glob(f"{self._split}-*.bin"):
             if file.name not in {shard["file"] for shard in self._shards}:
                 file.unlink()
@@ -125,7 +125,7 @@ class ShardWriter:
 
 
 class _Numbers:
-    """Numbers that are appended to a file, which `close` reads whole and removes."""
+    """Numbers appended to a temporary file; `close` reads them all and removes the file."""
 
     def __init__(self, file: Path, count: int) -> None:
         self._file, self._new = file, array("q")
@@ -133,18 +133,18 @@ class _Numbers:
         os.truncate(file, count * self._new.itemsize)
 
     def add(self, *numbers: int) -> None:
-        """Append."""
+        """Appends numbers."""
         self._new.extend(numbers)
 
     def write(self) -> int:
-        """How many are in the file."""
+        """Writes to the file; returns how many numbers it holds."""
         with self._file.open("ab") as stream:
             self._new.tofile(stream)
             self._new = array("q")
             return stream.tell() // self._new.itemsize
 
     def close(self) -> NDArray[np.int64]:
-        """All of them."""
+        """Returns all numbers, and removes the file."""
         self.write()
         found = np.fromfile(self._file, "<i8")
         self._file.unlink()
@@ -154,9 +154,9 @@ class _Numbers:
 class TokenStore:
     """One split, read as a single stream of tokens.
 
-    parts: (parts, 2) where each part of a record starts, and its kind; none of records that are a text each.
-    Raises ConfigError, which names the file that is missing or has another size than the index says. Of a folder that is kept at a URL a
-    shard comes when it is first read, which may raise ResourceError too.
+    parts: (parts, 2) start and kind of each part of a record; empty where records are plain texts.
+    Raises ConfigError naming a file that is missing or has another size than the index says. Where the folder is kept at a URL, a shard is
+    fetched when it is first read, which may raise ResourceError too.
     """
 
     def __init__(self, folder: Path, split: Split) -> None:
@@ -181,11 +181,11 @@ class TokenStore:
         self.parts = self._numbers("parts", (n_parts, 2), index) if n_parts else np.empty((0, 2), np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A loader process maps the files itself instead of receiving their content."""
+        """Pickles only the folder and split: a loader process maps the files itself."""
         return TokenStore, (self._folder, self.split)
 
     def read(self, start: int, stop: int) -> Tokens:
-        """Tokens start..stop-1, without a copy where one shard holds them all."""
+        """Returns tokens start..stop-1, without a copy where one shard holds them all."""
         first = int(np.searchsorted(self._ends, start, "right")) if len(self._files) > 1 else 0
         end = int(self._ends[first])
         begin = end - self._lengths[first]
@@ -195,16 +195,16 @@ class TokenStore:
         return np.concatenate([part, self.read(int(self._ends[first]), stop)])
 
     def release(self) -> None:
-        """What was read stops counting as memory of this process; after a pass through the maps all of it would."""
+        """Releases the mapped memory that was read; after a pass over all shards it would all count as memory of this process."""
         for shard in self._maps.values():
             shard.madvise(mmap.MADV_DONTNEED)
 
     def sample(self, vocab_size: int, seed: int) -> None:
-        """Compares the first and the last block of each shard that is here and six that the seed picks. Raises as `checked` does."""
+        """Checks the first and the last block, and six that the seed picks, of each shard on this machine. Raises as `checked` does."""
         counts = {number: -(-len(shard) // _BLOCK) for number, shard in self._shards.items()}
         draws = {number: np.random.default_rng([seed, number]).integers(n, size=_SAMPLED).tolist() for number, n in counts.items()}
         picked = [(number, block) for number, n in counts.items() for block in {0, n - 1, *draws[number]}]
-        for number, block in picked:  # asked for at once, since a disk far away answers many as fast as one
+        for number, block in picked:  # prefetched together: a remote disk answers many requests as fast as one
             size = _BLOCK * self._item.itemsize
             at = block * size // mmap.PAGESIZE * mmap.PAGESIZE
             self._maps[number].madvise(mmap.MADV_WILLNEED, at, min(size, len(self._maps[number]) - at))
@@ -213,7 +213,7 @@ class TokenStore:
         self.release()
 
     def verify(self, vocab_size: int) -> None:
-        """Compares all of it, and where documents and parts start. Raises as `checked` does."""
+        """Checks all tokens, and the starts of documents and parts. Raises as `checked` does."""
         found = hashlib.sha256()
         for tokens in self.checked(vocab_size):
             found.update(tokens.data)
@@ -223,8 +223,8 @@ class TokenStore:
             raise _damaged(self._folder / f"{self.split}.documents.npy", "has another checksum than the index says")
 
     def checked(self, vocab_size: int) -> Iterator[Tokens]:
-        """Yields the tokens in blocks. ConfigError names the shard with an id that the vocabulary does not have, or with another
-        checksum than the index says."""
+        """Yields the tokens in blocks. Raises ConfigError naming the shard with an id that the vocabulary lacks, or with another checksum
+        than the index says."""
         for number, length in enumerate(self._lengths):
             for block in range(-(-length // _BLOCK)):
                 yield self._block(number, block, vocab_size)
@@ -251,12 +251,12 @@ class TokenStore:
 
 
 def write_index(folder: Path, index: Tree) -> None:
-    """index.json: `splits` and whatever else describes them. Written last."""
+    """Writes index.json: `splits` and what else describes them. It must be written last."""
     (folder / "index.json").write_text(json.dumps({"format": 1, **index}, indent=1) + "\n", encoding="utf-8")
 
 
 def read_index(folder: Path) -> Tree:
-    """The content of index.json."""
+    """Returns the content of index.json. Raises ConfigError where it cannot be read."""
     try:
         return dict(json.loads((folder / "index.json").read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
@@ -268,7 +268,7 @@ def _brought(file: Path, checksums: str, item: int) -> Path:
 
 
 def _checksums(file: Path, item: int) -> str:
-    """That of each block of so many bytes an item, eight digits each."""
+    """Returns the CRC-32 of each block of a file, eight digits each.  item: bytes of an item; a block has _BLOCK items."""
     with file.open("rb") as stream:
         return "".join(f"{zlib.crc32(block):08x}" for block in iter(lambda: stream.read(_BLOCK * item), b""))
 

@@ -1,4 +1,4 @@
-"""Folders of the cache that are kept at a URL too: built by one machine, fetched by the others, file by file as they are read."""
+"""Cache folders that are also kept at a URL: built by one machine, fetched by the others, file by file as they are read."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,11 +14,11 @@ from lm.storage.remote import exists, fetch, put, require_writable
 
 Checked = Mapping[str, Callable[[Path], bool]]
 """Names of files, each with what says whether a copy is as it should be; those before it are beside the copy by then."""
-_ORIGIN = "origin.url"  # in a folder that is kept at a URL: that one
+_ORIGIN = "origin.url"  # file with the URL at which its folder is kept
 
 
 def is_json(copy: Path) -> bool:
-    """Whether it holds an object."""
+    """Whether the file holds a non-empty JSON object."""
     try:
         return bool(read_json(copy))
     except CheckpointError:
@@ -31,9 +31,9 @@ TOKENS: Checked = {"index.json": is_json}
 def shared_once(
     folder: Path, build: Callable[[Path], None], log: Log, remote: str | None, files: Checked = TOKENS, resume: bool = False
 ) -> Path:
-    """`build_once`, of a folder that is fetched where `remote` has it, and put there where it has not.
+    """Returns `folder`: fetched where `remote` has it, else built as by `build_once` and uploaded there.
 
-    files: what is fetched at once; the last of them is put there last, so that a folder with it is whole.
+    files: the files that are fetched at once, with checks. The last one is uploaded last, so that a remote folder which has it is whole.
     """
     if not fetched(folder, log, remote, files):
         if remote is not None:
@@ -47,7 +47,7 @@ def shared_once(
 
 
 def fetched(folder: Path, log: Log, remote: str | None, files: Checked = TOKENS) -> bool:
-    """Whether the folder is here, perhaps since now."""
+    """Returns whether the folder is on this machine; fetches it first where only `remote` has it."""
     if remote is None or folder.is_dir():
         return folder.is_dir()
     url = _url(folder, remote)
@@ -59,9 +59,9 @@ def fetched(folder: Path, log: Log, remote: str | None, files: Checked = TOKENS)
 
 
 def brought(file: Path, whole: Callable[[Path], bool]) -> Path:
-    """The file, fetched where its folder is kept at a URL and it has not come yet; others of this machine wait.
+    """Returns the file; fetches it first where its folder is kept at a URL and it is not here yet. Other processes of this machine wait.
 
-    whole: whether a copy is as it should be.  Raises as `fetch` does.
+    whole: checks a fetched copy.  Raises as `fetch` does.
     """
     origin = file.with_name(_ORIGIN)
     if not file.exists() and origin.is_file():
@@ -72,7 +72,7 @@ def brought(file: Path, whole: Callable[[Path], bool]) -> Path:
 
 
 def may_come(folder: Path) -> bool:
-    """Whether files that are not in the folder are kept elsewhere."""
+    """Whether the folder's missing files can be fetched from a URL."""
     return (folder / _ORIGIN).is_file()
 
 
@@ -89,7 +89,7 @@ def _begin(url: str, half: Path, files: Checked) -> None:
 
 
 def _anew(half: Path, build: Callable[[Path], None]) -> None:
-    (half / _ORIGIN).unlink(missing_ok=True)  # a process was killed that fetched what is no longer there
+    (half / _ORIGIN).unlink(missing_ok=True)  # left by a killed process that was fetching a copy which is gone now
     build(half)
 
 
@@ -114,7 +114,7 @@ def _last(files: Checked) -> str:
 
 
 def _unfinished(path: Path) -> bool:
-    """Whether a killed process left it."""
+    """Whether a file is an unfinished one that a killed process left."""
     return path.suffix == ".half" or path.name.startswith(TEMPORARY)
 
 

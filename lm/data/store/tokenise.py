@@ -1,4 +1,4 @@
-"""From documents to token stores on disk: encoding on all cores while others are read and written, resumable after a kill."""
+"""From documents to token stores on disk: encodes on all cores while reading and writing, and can be resumed after a kill."""
 
 import json
 import zlib
@@ -24,15 +24,15 @@ from lm.units import counted
 Ids = NDArray[np.uint32]
 _BATCH_CHARS = 1 << 21
 _ZLIB_BYTES = 1 << 26
-_STATE_CHARS = 1 << 26  # between two states to resume from
+_STATE_CHARS = 1 << 26  # characters between two saved states
 _STATE = "state.json"
-_AT_ONCE = 2  # batches that are encoded while one is written
+_AT_ONCE = 2  # batches encoded at the same time
 
 
 def tokenise(source: Source, passages: Iterable[Passage], tokenizer: Tokenizer, folder: Path, log: Log) -> Tree:
-    """Writes all splits into `folder`, going on where a killed process left off, and returns their part of index.json.
+    """Writes all splits into `folder`, resuming from a killed process's state, and returns their part of index.json.
 
-    passages: of all documents of the source, which is asked how far it is.
+    passages: of all documents of the source.  source: asked for its progress, and whether its files are unchanged.
     """
     stores = _Stores(folder, tokenizer, log)
     with progress("Tokenising", source.total) as done:
@@ -45,9 +45,9 @@ def tokenise(source: Source, passages: Iterable[Passage], tokenizer: Tokenizer, 
 
 
 def _encoded(batches: Iterable[list[Passage]], encode: Encode) -> Iterator[tuple[list[Passage], list[Ids]]]:
-    """Each batch with the ids of its passages, while the next ones are read and encoded.
+    """Yields each batch with the ids of its passages, while the next batches are read and encoded.
 
-    Two at once, since towards the end of a batch some cores have nothing left to do.
+    Two batches are encoded at once, since towards the end of a batch some cores are idle.
     """
     waiting: deque[tuple[list[Passage], Future[list[Ids]]]] = deque()
     with ThreadPoolExecutor(_AT_ONCE) as encoders:
@@ -66,7 +66,7 @@ def _ids_of(batch: list[Passage], encode: Encode) -> list[Ids]:
 
 
 def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
-    """As many passages as are worth encoding at once; the number of characters bounds the memory."""
+    """Yields batches of passages to encode at once; the number of characters bounds the memory."""
     batch: list[Passage] = []
     chars = 0
     for passage in passages:
@@ -80,9 +80,9 @@ def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
 
 
 class _Stores:
-    """All splits while they are written, and what is counted on the way.
+    """The stores of all splits while they are written, and counts of what was read.
 
-    Up to where the state of a killed process reaches, documents are only counted: their tokens are there.
+    Documents up to the state of a killed process are only counted: their tokens are stored already.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, log: Log) -> None:
@@ -94,12 +94,12 @@ class _Stores:
         self._documents: Counter[Split] = Counter()
         self._zlib = zlib.compressobj(9)
         self._zlib_in = self._zlib_out = 0
-        self._chars = 0  # since the last state
+        self._chars = 0  # since the last saved state
         if self._written:
             log(f"Going on after {counted(self._written, 'document')} that an earlier process has tokenised.")
 
     def unwritten(self, passages: Iterable[Passage]) -> Iterator[Passage]:
-        """The passages that are not in the stores yet; the documents of all are counted, and those of the validation packed."""
+        """Yields the passages that are not stored yet. Counts all documents, and compresses validation text for zlib_bits_per_byte."""
         left = self._written
         for passage in passages:
             if passage.split == "val" and passage.counted and self._zlib_in < _ZLIB_BYTES:
@@ -112,7 +112,7 @@ class _Stores:
             self._documents[passage.split] += passage.ends
 
     def add(self, batch: list[Passage], ids: list[Ids]) -> bool:
-        """Writes, and returns whether a state to go on from is due."""
+        """Writes a batch, and returns whether a state should be saved now."""
         for passage, found in zip(batch, ids, strict=True):
             self._note_loss(passage, found)
             self._write(passage, found)
@@ -121,7 +121,7 @@ class _Stores:
         return self._chars > _STATE_CHARS and batch[-1].ends
 
     def _note_loss(self, passage: Passage, ids: Ids) -> None:
-        """Whether the first passage comes back from its ids, and no other one has something that the tokenizer does not know."""
+        """Records whether tokens are lossless: decoding gives the first passage back, and no passage has unknown tokens."""
         unknown = self._tokenizer.unknown
         if self._lossless is None:
             self._lossless = self._tokenizer.decode(self._tokenizer.encode(passage.text)) == passage.text
@@ -138,14 +138,14 @@ class _Stores:
         writer.add(np.concatenate([np.array(passage.head, np.uint32), ids, np.array(passage.tail, np.uint32)]), n_bytes)
 
     def save_state(self) -> None:
-        """A later process goes on from here."""
+        """Saves the state from which a later process resumes."""
         self._chars = 0
         splits = {split: writer.save() for split, writer in self._writers.items()}
         state = {"documents": self._written, "splits": splits, "lossless": self._lossless}
         replace_file(self._folder / _STATE, json.dumps(state))
 
     def close(self) -> Tree:
-        """Their part of index.json."""
+        """Ends all stores, and returns their part of index.json."""
         splits = {split: writer.close() for split, writer in self._writers.items()}
         (self._folder / _STATE).unlink(missing_ok=True)
         zlib_bytes = self._zlib_out + len(self._zlib.flush())
@@ -158,7 +158,7 @@ class _Stores:
 
 
 def _read_state(folder: Path) -> Tree:
-    """Empty where there is none."""
+    """Returns the saved state; {} where there is none."""
     try:
         return dict(json.loads((folder / _STATE).read_text()))
     except (OSError, ValueError):

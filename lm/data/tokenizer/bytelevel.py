@@ -1,4 +1,4 @@
-"""What the content of a tokenizer.json says about its tokens: the bytes of each, and which one stands for what is unknown."""
+"""Facts about tokens from the content of a tokenizer.json: the bytes of each token, and the unknown token."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ ALPHABET = _alphabet()
 
 
 def token_bytes(state: Tree) -> dict[int, bytes] | None:
-    """What each id stands for: an added token its own text, a special one nothing, any other the bytes of its characters.
+    """Returns the bytes of each id: of an added token its text, of a special one none, of any other the bytes of its characters.
 
-    None where tokens are not bytes (SentencePiece, WordPiece).
+    Returns None where tokens are not bytes (SentencePiece, WordPiece).
     """
     if not _is_byte_level(state):
         return None
@@ -27,17 +27,17 @@ def token_bytes(state: Tree) -> dict[int, bytes] | None:
 
 
 def as_bytes(token: str) -> bytes:
-    """A token of a byte-level vocabulary."""
+    """Returns the bytes of a token of a byte-level vocabulary."""
     return bytes(ALPHABET.get(c, 0) for c in token)
 
 
 def is_plain(state: Tree, found: dict[int, bytes]) -> bool:
-    """Whether each byte is a token of its own, whose id it is, and there are no others."""
+    """Whether the tokens are just the 256 bytes, each with its value as id.  found: from `token_bytes`."""
     return state["model"].get("merges") == [] and state["normalizer"] is None and all(found.get(i) == bytes([i]) for i in range(256))
 
 
 def unknown_token(state: Tree) -> int | None:
-    """The id of what the vocabulary cannot say."""
+    """Returns the id of the token for text that the vocabulary cannot express; None where there is no such token."""
     model = state["model"]
     name = model.get("unk_token")
     found = model.get("unk_id") if name is None else _vocabulary(model).get(name)

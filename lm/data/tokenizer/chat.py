@@ -1,4 +1,4 @@
-"""Chats as tokens: a template writes them out, and what the assistant says is learned."""
+"""Chats as tokens: a chat template writes them as text, in which the assistant's answers are learned."""
 
 import json
 import os
@@ -18,22 +18,22 @@ from lm.schema import Tree, did_you_mean
 from lm.storage.reading import read_text
 
 _BUILT_IN = Path(__file__).with_name("chat_templates")
-_BREAK = "\ufdd2"  # put into special tokens that a message spells, so that they are not read as such
+_BREAK = "\ufdd2"  # inserted into special tokens that a message spells, so that they stay text
 _GENERATION = re.compile(r"{%[-+]?\s*generation\b")
 _HELD = str.maketrans(dict.fromkeys((OPEN, CLOSE, _BREAK), "\ufffd"))
 
 
 class Run(NamedTuple):
-    """What follows one another and is learned, or is not: texts, and ids of special tokens that the template wrote."""
+    """A stretch of a chat that is all learned, or all not: texts, and ids of special tokens that the template wrote."""
 
     parts: list[int | str]
     learned: bool
 
 
 class ChatTemplate:
-    """Messages to runs. Only the template's own special tokens become such: those that a message spells stay text.
+    """Turns messages into runs. Only special tokens that the template writes become special: those that a message spells stay text.
 
-    The template says what is learned by `{% generation %}`; without it, that is what each assistant's message adds to the text.
+    `{% generation %}` in the template marks what is learned; without it, what each assistant's message adds to the text is learned.
     """
 
     def __init__(self, source: str, where: str, tokenizer: Tokenizer) -> None:
@@ -43,25 +43,25 @@ class ChatTemplate:
         self._names = {"bos_token": tokenizer.specials.bos or "", "eos_token": tokenizer.specials.eos or ""}
 
     def runs(self, turns: Sequence[Turn]) -> list[Run]:
-        """Without empty ones. Raises ConfigError where the turns have tools, or calls of them, and the template writes none."""
+        """Returns the non-empty runs of a chat. Raises ConfigError where turns have tools or tool calls that the template never writes."""
         messages, names = self._named(turns)
         texts = self._marked(messages, names) if self._marks else self._compared(messages, names)
         return [Run(self._split(text), learned) for text, learned in texts if text]
 
     def question(self, turns: Sequence[Turn]) -> list[int | str]:
-        """All up to where the assistant's next answer begins."""
+        """Returns texts and special ids of a chat up to the beginning of the assistant's next answer."""
         return self._asked(*self._named(turns))
 
     def asking(self, messages: Sequence[Tree], names: Tree) -> list[int | str]:
-        """The same of messages with more than a role and a text.  names: that the template knows too, such as tools."""
+        """Returns the same as `question`, of messages with further fields.  names: other variables for the template, such as tools."""
         return self._asked(self._held(_with_arguments(messages)), self._held(names))
 
     def mentions(self, name: str) -> bool:
-        """Returns whether the template's source has this name."""
+        """Returns whether this name occurs in the template's source."""
         return re.search(rf"\b{name}\b", self._source) is not None
 
     def end(self) -> int | None:
-        """The special token that the template writes behind an answer; None where it writes none."""
+        """Returns the special token that the template writes after an answer; None where it writes none."""
         answer = "\ufdd3"
         text = self._text([{"role": "user", "content": answer}, {"role": ASSISTANT, "content": answer}], {})
         behind = self._split(text.rpartition(answer)[2])
@@ -77,7 +77,7 @@ class ChatTemplate:
             yield rest, False
 
     def _compared(self, messages: list[Tree], names: Tree) -> Iterator[tuple[str, bool]]:
-        """Each answer is what the text with it has beyond the text that asks for it."""
+        """Yields (text, learned). An answer is the text rendered with it minus the text rendered to ask for it (add_generation_prompt)."""
         done = ""
         for number, message in enumerate(messages):
             if message["role"] != ASSISTANT:
@@ -96,7 +96,7 @@ class ChatTemplate:
         return self._template.render(messages, {**self._names, **names, "add_generation_prompt": ask})
 
     def _named(self, turns: Sequence[Turn]) -> tuple[list[Tree], Tree]:
-        """What the template sees: messages, and names beside them."""
+        """Returns the messages, and the other variables by name, as the template gets them."""
         names: Tree = {turn.role: json.loads(turn.text) for turn in turns if turn.role == TOOLS}
         also = [json.loads(turn.also or "{}") for turn in turns]
         for name in (*names, *(name for of in also for name in of if name == "tool_calls")):
@@ -107,7 +107,7 @@ class ChatTemplate:
         return self._held(_with_arguments(messages)), self._held(names)
 
     def _held(self, value: Any) -> Any:
-        """The value with every special token in every text of it broken."""
+        """Returns the value with the special tokens in all of its texts broken up, so that they stay text."""
         if isinstance(value, dict):
             return {self._plain(key): self._held(each) for key, each in value.items()}
         if isinstance(value, list):
@@ -115,7 +115,7 @@ class ChatTemplate:
         return self._plain(value) if isinstance(value, str) else value
 
     def _plain(self, text: str) -> str:
-        """The text with every special token in it broken."""
+        """Returns the text with every special token in it broken up."""
         parts = self._tokenizer.split_specials(text.translate(_HELD))
         names = [self._tokenizer.special_names[part] if isinstance(part, int) else part for part in parts]
         return "".join(name[:1] + _BREAK + name[1:] if isinstance(part, int) else name for name, part in zip(names, parts, strict=True))
@@ -126,7 +126,7 @@ class ChatTemplate:
 
 
 def _with_arguments(messages: Sequence[Tree]) -> list[Tree]:
-    """The messages with the arguments of calls as objects, which templates expect, where OpenAI's have them as JSON in a text."""
+    """Returns the messages with tool-call arguments as objects, which templates expect; OpenAI's format has them as JSON texts."""
     return [
         {**message, "tool_calls": [_read(call) for call in message["tool_calls"]]} if message.get("tool_calls") else message
         for message in messages
@@ -143,7 +143,7 @@ def _read(call: Any) -> Any:
 
 
 def template_source(template: str | None, tokenizer: Tokenizer) -> tuple[str, str]:
-    """Returns the template that data.record.template means, and what to call it in an error."""
+    """Returns the source text of the template that data.record.template names, and a name for it in errors."""
     if template is None and tokenizer.chat_template is not None:
         return tokenizer.chat_template, "tokenizer"
     name = template or "plain"

@@ -1,4 +1,4 @@
-"""Every option of `tokenizer`, and how each kind is made. The library comes in when one is: composing a config need not wait for it."""
+"""All options of `tokenizer`, and how each kind is built. Only building imports the library: composing a config need not wait for it."""
 
 import os
 from abc import abstractmethod
@@ -32,18 +32,18 @@ class TokenizerConfig(Slot, group="tokenizer"):
 
     @abstractmethod
     def build(self, texts: Iterable[str] = (), extra: Sequence[str] = ()) -> "Tokenizer":
-        """Makes the tokenizer.  texts: what to train on; only kinds with `n_chars` read them.
+        """Builds the tokenizer.  texts: training texts; only kinds with `n_chars` above 0 read them.
 
-        extra: special tokens beside bos, eos and pad, for tokenizers that are made here; a given file is left as it is.
+        extra: special tokens beside bos, eos and pad, for tokenizers made here; a tokenizer from a given file does not get them.
         """
 
     def n_chars(self) -> int:
-        """Returns how many characters of the training split `build` reads; of a kind that reads some the result is kept in the cache."""
+        """Returns how many characters of the training split `build` reads; where that is above 0, the tokenizer is kept in the cache."""
         return 0
 
     def size(self, specials: Sequence[str] = ()) -> int | None:
-        """Returns the most ids that it will have, with the special tokens that an objective brings; None where that is not known before
-        it is built."""
+        """Returns the largest vocabulary size that the tokenizer will have, with the special tokens of an objective; None where that is not
+        known before it is built."""
         return None
 
 
@@ -79,10 +79,10 @@ class TrainedConfig(TokenizerConfig):
 
     @abstractmethod
     def untrained(self, shared: Tree) -> tuple["Model", "Trainer"]:
-        """Returns a model without a vocabulary, and what gives it one.  shared: arguments that every trainer takes."""
+        """Returns a model without a vocabulary, and its trainer.  shared: arguments that every trainer takes."""
 
     def longest_word(self) -> int | None:
-        """Returns the bytes at which a word is cut before training; None: never."""
+        """Returns the length in bytes to which words are cut before training; None: words are not cut."""
         return None
 
 
@@ -121,7 +121,7 @@ class WordPieceConfig(TrainedConfig):
         return model, trainers.WordPieceTrainer(**shared, continuing_subword_prefix="")
 
     def longest_word(self) -> int:
-        """Its time grows with the square of a word's length, and what is longer than it looks at would be unknown to it."""
+        """WordPiece takes time quadratic in a word's length, and longer words than its limit would become the unknown token."""
         return 256
 
 

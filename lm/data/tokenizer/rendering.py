@@ -1,4 +1,4 @@
-"""The process that runs one chat template, as a program that sandbox.py starts. One JSON value a line comes in, one goes out."""
+"""The process that runs one chat template; sandbox.py starts it as a program. It reads and writes one JSON value per line."""
 
 import json
 import resource
@@ -13,11 +13,11 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-_MEMORY = 192 << 20  # bytes of addresses, Python's own with them
-_SECONDS = 1.0  # of the processor, for one rendering
+_MEMORY = 192 << 20  # bytes of address space, including Python's own
+_SECONDS = 1.0  # CPU time of one rendering
 _MAX_TEXT = 1 << 24
 
-OPEN, CLOSE = "\ufdd0", "\ufdd1"  # around what {% generation %} holds; no text may hold these
+OPEN, CLOSE = "\ufdd0", "\ufdd1"  # around the text of {% generation %}; no other text may contain these
 
 
 class _Generation(Extension):
@@ -35,7 +35,7 @@ class _Generation(Extension):
 
 
 def _template(source: str) -> Template:
-    """In an environment as transformers sets it up."""
+    """Returns the template, in an environment set up as transformers does."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
     environment.filters["tojson"] = _json
     environment.globals["raise_exception"] = _refuse
@@ -50,7 +50,7 @@ def _rendered(template: Template, names: dict[str, Any]) -> str:
 
 
 def _json(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
-    """Plain JSON, where jinja's own escapes for HTML."""
+    """Returns plain JSON; jinja's own `tojson` escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -59,7 +59,7 @@ def _refuse(message: str) -> None:
 
 
 def _answer(work: Callable[..., Any], *args: Any) -> None:
-    """A result, or what went wrong, on a line of its own. One that takes too long is ended by the system, and gives none."""
+    """Prints the result of `work`, or its error, as one line. If it takes too long, the system kills the process, and no line comes."""
     signal.setitimer(signal.ITIMER_PROF, _SECONDS)
     try:
         line = json.dumps({"result": work(*args)})
@@ -72,9 +72,9 @@ def _answer(work: Callable[..., Any], *args: Any) -> None:
 
 
 def main() -> None:
-    """The first line is the template's source, each further one the names that it is to be rendered with. Ends where its input ends."""
+    """Reads the template's source from the first line, and variables to render it with from each further line, until the input ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they go to the whole group; what it renders for ends, and closes its input
+        signal.signal(number, signal.SIG_IGN)  # sent to the whole group; this process ends when the one it renders for closes the pipe
     with suppress(ValueError, OSError):  # a system without this limit, such as macOS
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     found: list[Template] = []

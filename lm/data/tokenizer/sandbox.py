@@ -1,4 +1,4 @@
-"""Chat templates are programs that come with a model: they run in jinja's sandbox, in a process that may take little memory and time."""
+"""Runs chat templates, which are programs that come with a model, in jinja's sandbox and in a process with little memory and time."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ _MAX_SOURCE = 1 << 16  # characters
 
 
 class Template:
-    """A process that renders one template, over two pipes. It ends with this object, or with the process that this object is in."""
+    """A child process that renders one template, over two pipes. It ends with this object, or with the process that owns this object."""
 
     def __init__(self, source: str, where: str) -> None:
         """Raises ConfigError where the source is too long or cannot be read."""
@@ -26,15 +26,15 @@ class Template:
         self._start()
 
     def _start(self) -> None:
-        command = [sys.executable, "-P", rendering.__file__]  # -P: beside that file lie modules with common names
+        command = [sys.executable, "-P", rendering.__file__]  # -P: modules beside that file have common names
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         weakref.finalize(self, _end, self._process)
         if error := self._ask(self._source).get("error"):
             raise ConfigError(f"{self._where}: the chat template cannot be read ({error}). Mend it.")
 
     def render(self, messages: Sequence[Tree], names: Tree) -> str:
-        """The text, with {% generation %} blocks between OPEN and CLOSE.  names: that the template knows too.  Raises ConfigError."""
-        if self._process.poll() is not None:  # ended by what it was asked before
+        """Returns the text, with {% generation %} blocks between OPEN and CLOSE.  names: further variables.  Raises ConfigError."""
+        if self._process.poll() is not None:  # the rendering before killed it
             self._start()
         answer = self._ask({"messages": messages, **names})
         if "error" in answer:
@@ -42,7 +42,7 @@ class Template:
         return str(answer["result"])
 
     def _ask(self, question: Any) -> Tree:
-        """The result, or the error."""
+        """Returns {"result": ...} or {"error": ...} for a line sent to the process."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -61,7 +61,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _why(code: int) -> str:
-    """What ended the process."""
+    """Returns why the process ended, by its exit code."""
     if code == -signal.SIGPROF:
         return "it takes more than a second"
     return f"its process ended with {signal.Signals(-code).name if code < 0 else code}"

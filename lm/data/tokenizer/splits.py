@@ -1,4 +1,4 @@
-"""How text is cut into words before they become tokens: regular expressions, by the names of `tokenizer.pattern`."""
+"""Pre-tokenization: the regular expressions that cut text into words, by the names of `tokenizer.pattern`."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Token ids to text, one by one."""
+"""Decodes token ids to text, one by one."""
 
 import codecs
 
@@ -6,7 +6,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 
 
 class Stream:
-    """Decodes token by token; what `push` and `flush` return, joined, is what `decode` returns."""
+    """Decodes token by token; the joined results of `push` and `flush` equal the result of `decode`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -15,7 +15,7 @@ class Stream:
         self._sent = ""
 
     def push(self, token: int) -> str:
-        """The text that is complete now; a character in pieces is held back."""
+        """Returns the text that this token completes; the bytes of an incomplete character are held back."""
         data = self._tokenizer.token_text(token)
         if data is not None:
             return self._utf8.decode(data)
@@ -24,7 +24,7 @@ class Stream:
         return "" if text.endswith("\ufffd") else self._send(text)
 
     def flush(self) -> str:
-        """What is still held back, broken characters as U+FFFD."""
+        """Returns the text still held back, with incomplete characters as U+FFFD."""
         return self._utf8.decode(b"", final=True) or self._send(self._tokenizer.decode(self._ids))
 
     def _send(self, text: str) -> str:

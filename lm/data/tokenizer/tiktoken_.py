@@ -1,4 +1,4 @@
-"""A faster encoder for byte-level BPEs: tiktoken, where it is installed and gives the very ids of the `tokenizers` library."""
+"""A faster encoder for byte-level BPEs: tiktoken, where it is installed and gives exactly the ids of the `tokenizers` library."""
 
 import os
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.schema import Tree
 
 Encode = Callable[[list[str]], list[NDArray[np.uint32]]]
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # how ByteLevel itself cuts
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # the pattern of the ByteLevel pre-tokenizer
 _PROBE = ("don't DON'T 1234567 x=y;\n\n    def f(é, 日本語):\r\n\t\u2028 \u00a0 'ſ  ", "العربية हिन्दी 👩‍👩‍👧 <|eos|></s>[PAD]\x00\x85")
 
 
 def fastest(tokenizer: Tokenizer) -> Encode:
-    """What `tokenizer.encode_arrays` is, or tiktoken in threads: for many texts."""
+    """Returns the fastest encoder of many texts: tiktoken in threads where it can be used, else `tokenizer.encode_arrays`."""
     state = tokenizer.content()
     pattern, ranks = _pattern(state), _ranks(state)
     if find_spec("tiktoken") is None or pattern is None or ranks is None:
@@ -39,7 +39,7 @@ def fastest(tokenizer: Tokenizer) -> Encode:
 
 
 def _pattern(state: Tree) -> str | None:
-    """The regular expression that cuts text into words; None where that is not all that happens before merging."""
+    """Returns the regular expression that cuts text into words; None where anything else happens before merging."""
     before: Any = state["pre_tokenizer"] or {}
     match before.get("pretokenizers", [before]):
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
@@ -53,7 +53,7 @@ def _pattern(state: Tree) -> str | None:
 
 
 def _ranks(state: Tree) -> dict[bytes, int] | None:
-    """Id by bytes, which is the order of merging too; None for any other model than a plain BPE."""
+    """Returns each token's id by its bytes, which is also the order of merges; None where the model is not a plain BPE."""
     model, added = state["model"], state["added_tokens"]
     plain = model["type"] == "BPE" and not any(model.get(key) for key in ("dropout", "byte_fallback", "end_of_word_suffix"))
     if not plain or state["normalizer"] is not None or not all(token["special"] for token in added):

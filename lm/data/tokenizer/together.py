@@ -1,4 +1,4 @@
-"""The ids of a text that is given in parts, as the library has them of the whole: what a chat template writes."""
+"""Encodes a text given in parts, such as a chat template writes, to the ids that the library gives for the whole text."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -10,11 +10,11 @@ Part = int | str
 
 
 def together(tokenizer: Tokenizer, parts: Sequence[Part]) -> list[tuple[int, int, int]]:
-    """Returns each id with the first and the last of the parts that it is of.
+    """Returns each id with the first and the last part from which its text comes.
 
-    parts: texts, and ids of special tokens, which are read out of the whole text as transformers reads them: with the blanks beside them
-    that they take, and without the space that some tokenizers put before each text. Where a part only spells a special token, it stays
-    text: then what stands between special tokens is encoded alone.
+    parts: texts, and ids of special tokens. The whole text is encoded with special tokens read out of it, as transformers does: some of
+    these take in blanks beside them, and no extra space goes before each part's text, as some tokenizers add. Where a text part spells a
+    special token, it must stay text: then each stretch between special tokens is encoded alone.
     """
     texts = [tokenizer.special_names[part] if isinstance(part, int) else part for part in parts]
     ends = list(accumulate(map(len, texts)))
@@ -24,7 +24,7 @@ def together(tokenizer: Tokenizer, parts: Sequence[Part]) -> list[tuple[int, int
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
-    """With texts that stand side by side as one, and without empty ones."""
+    """Returns the parts with adjacent texts joined, and without empty texts."""
     found: list[Part] = []
     for part in parts:
         if isinstance(part, str) and found and isinstance(found[-1], str):

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # chosen explicitly, or the library warns at every later fork
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # set explicitly, else the library warns at every later fork
 
-MOST_CHARS = 1 << 18  # characters of a long document that are encoded at once
+MOST_CHARS = 1 << 18  # most characters of a document that are encoded at once
 
 _LAST_CUT = re.compile(r".*[^\W_](?=[ \t\n])", re.DOTALL)
 
@@ -49,8 +49,8 @@ class Tokenizer:
     """A `tokenizers` tokenizer that knows its bos, eos and pad. Text that spells a special token is encoded as text."""
 
     def __init__(self, raw: "RawTokenizer", specials: Specials, adds_bos: bool = True) -> None:
-        """adds_bos: a document begins with bos, where that is another token than eos."""
-        from tokenizers import AddedToken  # with the first tokenizer that is made, since rows and configs only name the type
+        """adds_bos: documents begin with bos, if bos and eos are different tokens."""
+        from tokenizers import AddedToken  # imported only when a tokenizer is made: rows and configs just name the type
 
         raw.no_truncation()
         raw.no_padding()
@@ -76,14 +76,14 @@ class Tokenizer:
         self._leaks = self._leaking()
         self._begins = self.bos is not None and self.encode_as_saved("a")[:1] == [self.bos]  # by itself, as OPT's, whose bos is eos
         self.chat_template: str | None = None
-        self.further_ends: list[int] = []  # of answers, beside eos and what the chat template ends one with
+        self.further_ends: list[int] = []  # further tokens that end answers, beside eos and the chat template's
 
     def content(self) -> Tree:
-        """Of its tokenizer.json."""
+        """Returns the content of tokenizer.json."""
         return dict(json.loads(self._raw.to_str()))
 
     def special(self, names: Sequence[str]) -> int | None:
-        """The id of the first of these names that is a special token here."""
+        """Returns the id of the first of these names that is a special token here; None where none is."""
         return next((self._ids[name] for name in names if name in self._ids), None)
 
     def special_ids(self) -> NDArray[np.int64]:
@@ -91,17 +91,17 @@ class Tokenizer:
         return np.array(sorted(self.special_names), np.int64)
 
     def split_specials(self, text: str) -> list[int | str]:
-        """The text with every special token that it spells as its id: for what a template writes, never for what a user does."""
+        """Returns the text with every special token that it spells replaced by its id: for text of templates, never for text of users."""
         names = "|".join(re.escape(name) for name in sorted(self._ids, key=len, reverse=True))
         parts = re.split(f"({names})", text) if names else [text]
         return [self._ids.get(part, part) for part in parts if part]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text alone, without bos or eos."""
+        """Returns the ids of the text alone, without bos or eos."""
         return list(self.encode_arrays([text])[0].tolist())
 
     def encode_arrays(self, texts: list[str]) -> list[NDArray[np.uint32]]:
-        """Ids of each text alone; on all cores, except for plain bytes, which need none."""
+        """Returns the ids of each text alone. Runs on all cores, except for plain bytes, which need no encoding."""
         if self._plain:
             return [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) for text in texts]
         parts = [self._leaks.split(text) if self._leaks else [text] for text in texts]
@@ -110,9 +110,9 @@ class Tokenizer:
         return [found[0] if len(found) == 1 else np.concatenate(found) for found in arrays]
 
     def places(self, text: str, specials: bool) -> list[tuple[int, int, int]]:
-        """Ids of the text alone, each with where its letters begin and end; together they cover the text.
+        """Returns (id, start, end) of each token of the text alone, as character offsets; together these cover the text.
 
-        specials: those that it spells are such, as the library reads a text.
+        specials: special tokens that the text spells are read as such, as the library does by default.
         """
         found, at = [], 0
         for part in self._leaks.split(text) if self._leaks and not specials else [text]:
@@ -126,48 +126,48 @@ class Tokenizer:
 
     @cached_property
     def _reader(self) -> "RawTokenizer":
-        """The same, but with special tokens read out of text."""
+        """The same tokenizer, but with special tokens read out of text."""
         raw = type(self._raw).from_str(self._raw.to_str())
         raw.encode_special_tokens = False
         return raw
 
     def encode_as_saved(self, text: str) -> list[int]:
-        """Ids of the text with the special tokens that tokenizer.json itself puts around it, which nothing here reads."""
+        """Returns the ids of the text with the special tokens that tokenizer.json itself adds, which `encode` and `document` ignore."""
         return list(self._raw.encode(text, add_special_tokens=True).ids)
 
     def document(self, text: str) -> list[int]:
-        """[bos] text [eos], as far as the tokenizer has them; one separator where bos is eos."""
+        """Returns [bos] text [eos], as far as the tokenizer has them; only eos where bos is eos, unless tokenizer.json itself adds bos."""
         return [*self.prefix, *self.encode(text), *self.suffix]
 
     @property
     def prefix(self) -> list[int]:
-        """What starts a packed document."""
+        """The ids that start a document."""
         return [self.bos] if self._adds_bos and self.bos is not None and (self.bos != self.eos or self._begins) else []
 
     @property
     def start(self) -> int:
-        """What the decoder of an encoder-decoder begins with, unless its model says otherwise: bos, or else pad."""
+        """The default start token of an encoder-decoder's decoder: bos, or else pad."""
         return self.bos if self.bos is not None else self.pad
 
     @property
     def suffix(self) -> list[int]:
-        """What ends a packed document."""
+        """The ids that end a document."""
         return [self.eos] if self.eos is not None else []
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids; specials and ids outside the vocabulary give nothing, broken UTF-8 gives U+FFFD."""
+        """Returns the text of the ids. Special tokens and ids outside the vocabulary give no text, broken UTF-8 gives U+FFFD."""
         if self._bytes is not None:
             return b"".join(self._bytes.get(i, b"") for i in ids).decode("utf-8", "replace")
         return str(self._raw.decode([i for i in ids if i < self.vocab_size], skip_special_tokens=True))
 
     def token_bytes(self) -> NDArray[np.int32] | None:
-        """(v,) UTF-8 bytes that each token stands for, 0 for specials; None where tokens are not bytes (SentencePiece, WordPiece)."""
+        """Returns (v,) number of UTF-8 bytes of each token, 0 for specials; None where tokens are not bytes (SentencePiece, WordPiece)."""
         if self._bytes is None:
             return None
         return np.array([len(self._bytes.get(i, b"")) for i in range(self.vocab_size)], np.int32)
 
     def token_text(self, token: int) -> bytes | None:
-        """The bytes of one token; None where tokens are not bytes."""
+        """Returns the bytes of one token; None where tokens are not bytes."""
         return None if self._bytes is None else self._bytes.get(token, b"")
 
     def save(self, folder: Path) -> None:
@@ -183,15 +183,16 @@ class Tokenizer:
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def _leaking(self) -> re.Pattern[str] | None:
-        """Some models (Unigram, ignore_merges) hold specials as ordinary pieces: where to cut such a text so that none is found."""
+        """Returns a pattern of places where text must be cut before encoding; None: nowhere. Some models (Unigram, ignore_merges) have
+        special tokens also as ordinary pieces, and would else find these in text."""
         names = [name for name, i in self._ids.items() if len(name) > 1 and i in self._raw.encode(name, add_special_tokens=False).ids]
         return re.compile("|".join(f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in names)) if names else None
 
 
 def split_text(chunks: Iterable[str]) -> Iterator[str]:
-    """A document in parts of at most MOST_CHARS characters that encode, joined, as the whole does.
+    """Yields a document in parts of at most MOST_CHARS characters, whose ids, concatenated, are those of the whole.
 
-    Cut after a letter or digit and before a blank, where all usual pre-tokenizers split. Two exceptions: a part without such a place
+    Cuts are after a letter or digit and before a blank, where all usual pre-tokenizers split. Two exceptions: a part without such a place
     is cut anywhere, and tokenizers that put a space before each text (SentencePiece style) put one before each part.
     """
     rest = ""
@@ -208,10 +209,10 @@ def split_text(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def load_tokenizer(path: Path, foreign: bool = False) -> Tokenizer:
-    """From a model folder or a tokenizer.json. tokenizer_config.json beside it names the specials, and whether documents begin with bos;
-    for names that it lacks, the usual ones are looked for.
+    """Loads a tokenizer from a model folder or a tokenizer.json. tokenizer_config.json beside it names the special tokens, and says whether
+    documents begin with bos; for names that it lacks, the usual ones are looked for.
 
-    foreign: made by another program. Where the config does not say it, documents then begin with bos if tokenizer.json begins texts so.
+    foreign: another program made it. If tokenizer_config.json then does not say whether documents begin with bos, tokenizer.json decides.
     """
     file = path / "tokenizer.json" if path.is_dir() else path
     config = file.with_name("tokenizer_config.json")
@@ -230,12 +231,12 @@ def load_tokenizer(path: Path, foreign: bool = False) -> Tokenizer:
 
 
 def read_tokenizer(file: Path, named: Specials) -> Tokenizer:
-    """Reads a tokenizer.json alone; specials that are not named are looked for among the usual ones."""
+    """Reads a tokenizer.json alone; special tokens that are not named are looked for by their usual names."""
     return Tokenizer(*_load(file, named, _USUAL))
 
 
 def _require_ids(data: bytes, file: Path) -> None:
-    """Ids of billions, which no vocabulary has, make the library ask for the memory of as many, and abort the process."""
+    """Raises ConfigError for ids that no vocabulary has, such as billions: the library would allocate memory for as many ids and abort."""
     try:
         tree = parse_json(data)
         vocab = tree["model"]["vocab"]
@@ -248,7 +249,7 @@ def _require_ids(data: bytes, file: Path) -> None:
 
 
 def _load(file: Path, named: Specials, open_to_guess: Collection[str]) -> tuple["RawTokenizer", Specials]:
-    """open_to_guess: which of the specials have one of the usual names, where none is given."""
+    """Returns raw tokenizer and special tokens.  open_to_guess: the specials that are looked for by usual names where none is given."""
     if not os.path.lexists(file):
         raise ConfigError(f"tokenizer: {file} does not exist. Give the path of a tokenizer.json.")
     from tokenizers import Tokenizer as RawTokenizer
@@ -257,7 +258,7 @@ def _load(file: Path, named: Specials, open_to_guess: Collection[str]) -> tuple[
     _require_ids(data, file)
     try:
         raw = RawTokenizer.from_buffer(data)
-    except BaseException as error:  # the library raises plain Exception, and where it panics what is not even one
+    except BaseException as error:  # the library raises plain Exception, and on a panic a bare BaseException
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         reason = " ".join(str(error).split())[:200]
@@ -272,7 +273,7 @@ def _load(file: Path, named: Specials, open_to_guess: Collection[str]) -> tuple[
 
 
 def _read(how: Callable[[Path], T], path: Path) -> T:
-    """Reads a file that a person may have named, so that its faults are those of an input."""
+    """Reads a file that a user may have named, so that errors are raised as ConfigError."""
     try:
         return how(path)
     except CheckpointError as error:
@@ -280,7 +281,7 @@ def _read(how: Callable[[Path], T], path: Path) -> T:
 
 
 def _chat_template(file: Path, given: Any) -> str | None:
-    """Of a file of its own, or of tokenizer_config.json: a text, or several with names, of which one is the default."""
+    """Returns the chat template: from its own file, or from tokenizer_config.json: a text, or a list with one named default."""
     if os.path.lexists(file):
         return _read(read_text, file)
     if isinstance(given, list):
@@ -289,6 +290,6 @@ def _chat_template(file: Path, given: Any) -> str | None:
 
 
 def _content(token: Any) -> str | None:
-    """A special token in tokenizer_config.json is a text or an object that holds it."""
+    """Returns the text of a special token of tokenizer_config.json, where it is a text or an object."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

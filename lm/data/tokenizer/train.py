@@ -1,4 +1,4 @@
-"""Tokenizers that are made here: trained on texts, or plain bytes."""
+"""Makes tokenizers: trained on texts, or plain bytes."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +15,7 @@ _OWN = "<|bos|>", "<|eos|>", "<|pad|>"
 
 
 def train_tokenizer(cfg: TrainedConfig, texts: Iterable[str], extra: Sequence[str]) -> Tokenizer:
-    """Makes one of this kind.  extra: special tokens beside bos, eos and pad. ConfigError where the vocabulary is too small for them."""
+    """Trains a tokenizer.  extra: special tokens beside bos, eos and pad.  Raises ConfigError where vocab_size is too small for them."""
     specials = list(dict.fromkeys([*_OWN, *extra]))
     least = len(ALPHABET) + len(specials)
     if cfg.vocab_size < least:
@@ -37,7 +37,7 @@ def train_tokenizer(cfg: TrainedConfig, texts: Iterable[str], extra: Sequence[st
 
 
 def bytes_tokenizer(extra: Sequence[str]) -> Tokenizer:
-    """Makes one whose tokens are the bytes.  extra: special tokens beside bos, eos and pad."""
+    """Makes a tokenizer whose tokens are the bytes.  extra: special tokens beside bos, eos and pad."""
     raw = RawTokenizer(models.BPE(vocab=ALPHABET, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()

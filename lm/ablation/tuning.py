@@ -131,7 +131,7 @@ def _require_metric(where: str, cfg: TrainConfig, metric: str) -> None:
 
 
 def _best(means: Mapping[float, float]) -> Tuned:
-    """Returns the vertex of the parabola, in the log of the value, through the best point and its neighbours; at an edge the point itself."""
+    """Returns the vertex of the parabola, in log value, through the best point and its neighbours; at an edge the point itself."""
     values = sorted(means)
     i = min(range(len(values)), key=lambda i: means[values[i]])
     around = [means[value] for value in values[max(0, i - 1) : i + 2]]

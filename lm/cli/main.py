@@ -50,9 +50,9 @@ _EXAMPLES = """\
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code. The last line on stderr is one sentence; a traceback comes before it with traceback=true."""
+    """Runs a command line and returns its exit code. An error's last line on stderr is one sentence, after a traceback if traceback=true."""
     args = list(sys.argv[1:] if argv is None else argv)
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # torch's threads wait for each other by spinning, which starves a busy machine
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # else torch's threads spin while they wait, which starves a busy machine
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     printing.open_door()
     try:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 0
     except KeyboardInterrupt:
         code = _fail(args, LmError("interrupted"), 130)
-    except BrokenPipeError:  # nobody reads on
+    except BrokenPipeError:  # the reader of stdout is gone
         printing.drop_answers()
         code = 0
     except LmError as error:
@@ -100,7 +100,7 @@ def _dispatch(args: list[str]) -> None:
 
 
 def _with_own_configs(args: list[str]) -> list[str]:
-    """The arguments without `--config-dir FOLDER`, which adds options to those of conf/ and recipes/; so does LM_CONFIG_DIR."""
+    """Returns the arguments without `--config-dir FOLDER`, after adding the options of that folder, or of LM_CONFIG_DIR."""
     by, folder = "LM_CONFIG_DIR", os.environ.get("LM_CONFIG_DIR", "")
     rest, queue = [], list(args)
     while queue:
@@ -136,7 +136,7 @@ def _fail(args: Sequence[str], error: LmError, code: int) -> int:
 
 
 def _unexpected(args: Sequence[str], error: Exception) -> int:
-    """An error of the file system, or one that is ours."""
+    """Returns the exit code for an error that is no LmError: one of the file system, or a bug."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
     if isinstance(error, OSError) and full:
         printing.drop_answers()
@@ -148,7 +148,7 @@ def _unexpected(args: Sequence[str], error: Exception) -> int:
 
 
 def _require_folder() -> None:
-    """Else even libraries end the process, each in words of its own."""
+    """Raises ConfigError where the current folder has been deleted; else libraries would fail later, each with another message."""
     try:
         os.getcwd()
     except FileNotFoundError:

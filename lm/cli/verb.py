@@ -1,4 +1,4 @@
-"""What a verb of the command line is: keys of its own, a usage, and what it does. One class a file of `verbs/`."""
+"""The base classes of the command line's verbs: a verb has keys of its own, a usage and `run`. Each file of `verbs/` has one."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ class Verb(Config):
 
     @abstractmethod
     def run(self, rest: list[str]) -> None:
-        """Does it; raises LmError.  rest: the other arguments, which most verbs take as overrides of `lm train`."""
+        """Runs the verb. Raises LmError.  rest: the other arguments, which most verbs take as overrides of `lm train`."""
 
     @classmethod
     def help_text(cls, rest: list[str]) -> str:
-        """Returns what `lm VERB --help` prints."""
+        """Returns the output of `lm VERB --help`."""
         return f"{usage(cls)}\n\n{listing(cls)}".rstrip()
 
     def refuse(self, rest: Sequence[str]) -> None:
-        """Raises ConfigError for an argument that is no key of the verb's own."""
+        """Raises ConfigError for an argument that is not one of the verb's own keys."""
         refuse(type(self), rest)
 
 

@@ -1,4 +1,4 @@
-"""What differences between runs say: paired by seed, corrected for how many were asked about, with one of four verdicts."""
+"""Statistics of differences between runs: paired by seed, corrected for the number of variants, with one of four verdicts."""
 
 import math
 import statistics
@@ -13,23 +13,23 @@ S = TypeVar("S", int, str)  # a seed
 
 ALPHA = 0.05
 POWER = 0.8
-_GRID = 2001  # places at which a factor is asked for: of 0.5 to 2, 0.07 % apart
+_GRID = 2001  # factors that are tried: from 0.5 to 2 they are 0.07 % apart
 MOST_SEEDS = 999
-_CORRELATED_FROM, _PERMUTED_FROM, _RESAMPLED_FROM = 3, 6, 10  # pairs: of two all correlations are 1; below the others, no permutation
+_CORRELATED_FROM, _PERMUTED_FROM, _RESAMPLED_FROM = 3, 6, 10  # least pairs: two always correlate by 1; fewer than the others give no result
 # reaches 5 %, and a bootstrap is too narrow
 
 
 @dataclass(frozen=True)
 class Difference:
-    """variant - baseline of a metric of which less is better.
+    """The difference variant - baseline of a metric of which less is better.
 
-    pairs: one for each seed that both have, ascending; inf where the variant alone diverged, -inf where the baseline alone did, NaN
+    pairs: differences by seed, ascending seeds that both have; inf where only the variant diverged, -inf where only the baseline did, NaN
     where both did, which is no difference of 0.
     interval: Student's t, at the level that Holm's procedure leaves this variant.  near: at 90 %, for equivalence.  p: of the same test,
-    corrected by Holm. None where a pair is not finite, or there is one alone. permutation_p: exact, over all signs, from 6 pairs on.
-    bootstrap: BCa at the same level, from 10 on.  more_seeds: how many would tell with 80 % power, by the spread so far; None: no number.
-    pairing: correlation of baseline and variant over seeds, from 3 pairs on.  apart: seeds that would say as much without pairing.
-    given_up: after these pairs, by an early look, which is no test and has no p.
+    corrected by Holm. All None where a pair is not finite, or there is only one. permutation_p: exact, over all signs, from 6 pairs on.
+    bootstrap: BCa at the same level, from 10 pairs on.  more_seeds: further seeds that would decide with 80 % power, by the spread so far;
+    None: no number would. pairing: correlation of baseline and variant over seeds, from 3 pairs on.  apart: unpaired seeds that would give
+    the same precision. given_up: these pairs led to giving the variant up at an early look, which is no test and has no p.
     """
 
     pairs: tuple[float, ...]
@@ -53,12 +53,12 @@ def differences(
 ) -> dict[str, Difference]:
     """Compares each variant with the baseline, by the seeds that both have.
 
-    baseline, a variant: the metric of each seed, infinite where the run diverged.  least_effect: the smallest difference worth acting on.
-    look: the first seeds, two or more. What is no better by them, at 5 % / variants, is given up, and judged by them whatever runs later.
-    p holds for all variants together: among equal ones at most 5 % of studies raise any alarm (Holm 1979). An interval has the level that
-    agrees with its p: each alone misses the truth in at most 5 %, and without a look so do all together where the variants are equal.
-    A look spends nothing: what is given up stays in Holm's procedure as never rejected, so that no other variant is judged less strictly,
-    and all that it could still have been called is better.
+    baseline, each variant: the metric by seed, infinite where the run diverged.  least_effect: the smallest difference worth acting on.
+    look: the first seeds, two or more. A variant no better by them, at 5 % / variants, is given up, and judged by these seeds alone.
+    p holds for all variants together: if all are equal, at most 5 % of studies raise any alarm (Holm 1979). An interval's level agrees with
+    its p: each interval alone misses the truth in at most 5 % of studies, and without a look so do all together if the variants are equal.
+    A look costs no error rate: a variant given up stays in Holm's procedure as never rejected, so that the others are judged as strictly as
+    before, and the only verdict that it has lost is "better".
     """
     given_up = dict(_given_up(baseline, variants, least_effect, look))
     pairs = {name: _pairs(baseline, found) for name, found in variants.items()}
@@ -83,21 +83,21 @@ def _given_up(
 
 
 def holm(ps: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns p corrected for the number of tests, and the level of the interval that agrees with it.  Holm 1979."""
+    """Returns each p corrected for the number of tests, and the level of the interval that agrees with it.  Holm 1979."""
     corrected, levels, worst, level = {}, {}, 0.0, ALPHA / max(1, len(ps))
     for rank, name in enumerate(sorted(ps, key=lambda name: ps[name])):
         left = len(ps) - rank
-        level = ALPHA / left if worst < ALPHA else level  # behind the first that is not rejected all are judged as it was
+        level = ALPHA / left if worst < ALPHA else level  # after the first test that is not rejected, all others have its level
         worst = max(worst, min(1.0, ps[name] * left))
         corrected[name], levels[name] = worst, level
     return corrected, levels
 
 
 def text_error(baseline: Sums, variant: Sums) -> float:
-    """Returns the standard error of variant - baseline, of which each is a ratio of sums over the same clusters of text.
+    """Returns the standard error of variant - baseline, where each is a ratio of sums over the same clusters of text.
 
-    baseline, variant: numerator and denominator of each cluster. Linearized, so that what a cluster contributes to both ratios is taken
-    together (Cochran 1977, ch. 6), with n / (n - 1) for n clusters.
+    baseline, variant: numerator and denominator of each cluster. The ratios are linearized, so that a cluster's contributions to both are
+    taken together (Cochran 1977, ch. 6), with n / (n - 1) for n clusters.
     """
     parts, n = [], len(baseline)
     for sign, sums in ((-1, baseline), (1, variant)):
@@ -109,10 +109,10 @@ def text_error(baseline: Sums, variant: Sums) -> float:
 
 @dataclass(frozen=True)
 class Worth:
-    """How many times its tokens the baseline would need for the metric of a variant.
+    """The factor on its tokens with which the baseline would reach a variant's metric.
 
-    factor: None beyond those that were run.  interval: of the factors at which the two are not told apart; an end that is None lies
-    beyond those that were run.
+    factor: None where it lies beyond the factors that were run.  interval: factors at which baseline and variant cannot be told apart; an
+    end is None where it lies beyond the factors that were run.
     """
 
     factor: float | None
@@ -120,11 +120,11 @@ class Worth:
 
 
 def worth(baseline: Mapping[float, Mapping[S, float]], variant: Mapping[S, float], level: float) -> Worth | None:
-    """Returns where the baseline's metric over its tokens, straight between neighbours in log tokens, is that of the variant.
+    """Returns the factor at which the baseline's metric, interpolated linearly in log tokens, equals the variant's.
 
-    baseline: the metric of each seed by how many times its tokens were trained on.  A factor is in the interval where Student's t of
-    variant - baseline there, paired by seed, is below its limit, so that 1 is in it where 0 is in the interval of the difference
-    (Fieller 1954). None where fewer than two seeds have all runs, one of them diverged, or more tokens do not lower the mean.
+    baseline: metric by seed, by factor on the tokens trained on.  A factor is in the interval if Student's t of variant - baseline at that
+    factor, paired by seed, is below its limit; so 1 is in it exactly if 0 is in the interval of the difference (Fieller 1954). Returns None
+    where fewer than two seeds have all runs, one of them diverged, or more tokens do not lower the mean.
     """
     import numpy as np
 
@@ -149,20 +149,20 @@ def worth(baseline: Mapping[float, Mapping[S, float]], variant: Mapping[S, float
 
 
 def power(n: int, sd: float, effect: float, alpha: float = ALPHA) -> float:
-    """Returns how often a paired t-test of n seeds finds an effect, by the noncentral F distribution.  sd: of the differences."""
+    """Returns the power of a paired t-test of n seeds for an effect, by the noncentral F distribution.  sd: of the differences."""
     from scipy import special
 
     limit = special.stdtrit(n - 1, 1 - alpha / 2) ** 2
-    return float(1 - special.ncfdtr(1, n - 1, n * (effect / sd) ** 2, limit))  # t^2, whose noncentral distribution overflows nowhere
+    return float(1 - special.ncfdtr(1, n - 1, n * (effect / sd) ** 2, limit))  # of t^2, as noncentral F never overflows
 
 
 def seeds_needed(sd: float, effect: float, alpha: float = ALPHA, wanted: float = POWER) -> int | None:
-    """Returns how many seeds find an effect with 80 % power, or what is wanted; None where over 999 would not.  sd: of the differences."""
+    """Returns how many seeds find an effect with the wanted power; None where more than 999 are needed.  sd: of the differences."""
     from scipy import special
 
     if sd <= 0:
         return 2
-    bound = float(special.ndtri(1 - alpha / 2) + special.ndtri(wanted)) * sd  # of a known spread, so that no fewer will do
+    bound = float(special.ndtri(1 - alpha / 2) + special.ndtri(wanted)) * sd  # as if the spread were known, so a lower bound
     if abs(effect) * math.sqrt(MOST_SEEDS) < bound:
         return None
     n = max(2, int((bound / effect) ** 2))
@@ -172,7 +172,8 @@ def seeds_needed(sd: float, effect: float, alpha: float = ALPHA, wanted: float =
 
 
 def pairing(baseline: float, variant: float, difference: float) -> float | None:
-    """Returns the correlation of runs of equal seeds, by the spread of each and of their difference; None where one has none."""
+    """Returns the correlation of runs with equal seeds, from their standard deviations and that of their difference; None where the
+    baseline or the variant has no spread."""
     return (baseline**2 + variant**2 - difference**2) / (2 * baseline * variant) if baseline > 0 and variant > 0 else None
 
 
@@ -182,7 +183,7 @@ def _pairs(baseline: Mapping[S, float], variant: Mapping[S, float]) -> list[floa
 
 
 def _pairing(baseline: Mapping[S, float], variant: Mapping[S, float], pairs: Sequence[float]) -> dict[str, Any]:
-    """What Difference says of it.  pairs: of the first seeds that both have."""
+    """Returns the fields `pairing` and `apart` of a Difference.  pairs: of the first seeds that both have."""
     if len(pairs) < _CORRELATED_FROM or not all(map(math.isfinite, pairs)):
         return {}
     shared = sorted(baseline.keys() & variant.keys())[: len(pairs)]
@@ -192,7 +193,7 @@ def _pairing(baseline: Mapping[S, float], variant: Mapping[S, float], pairs: Seq
 
 
 def p_value(pairs: Sequence[float]) -> float:
-    """Returns p, two-sided, of a difference of 0: Student's t; a run that diverged has no difference, and the sign test asks for none."""
+    """Returns the two-sided p of a difference of 0 by Student's t; by the sign test where a run diverged, since that needs no numbers."""
     if not all(map(math.isfinite, pairs)):
         return _sign_p(pairs)
     mean, sd = statistics.fmean(pairs), statistics.stdev(pairs)
@@ -204,7 +205,7 @@ def p_value(pairs: Sequence[float]) -> float:
 
 
 def _sign_p(pairs: Sequence[float]) -> float:
-    """Exact sign test over the pairs, which asks only which of two is worse; pairs that are alike do not count."""
+    """Returns p of the exact sign test, which needs only the worse run of each pair; ties do not count."""
     from scipy import stats
 
     told = [pair for pair in pairs if abs(pair) > 0]
@@ -233,21 +234,21 @@ def _judged(pairs: Sequence[float], p: float, level: float, least_effect: float)
 
 
 def interval_of(pairs: Sequence[float], level: float) -> Interval:
-    """Returns Student's t interval of a mean difference that misses it with this level."""
+    """Returns Student's t interval of the mean difference, which misses the true mean with this probability."""
     mean, n = statistics.fmean(pairs), len(pairs)
     half = t_limit(level, n) * statistics.stdev(pairs) / math.sqrt(n)
     return mean - half, mean + half
 
 
 def t_limit(level: float, n: int) -> float:
-    """Returns what |t| of n values exceeds so rarely."""
+    """Returns the limit that |t| of n values exceeds with probability `level`."""
     from scipy import special
 
     return float(special.stdtrit(n - 1, 1 - level / 2))
 
 
 def _more_signs(pairs: Sequence[float], level: float) -> int | None:
-    """Until the sign test tells, if all further pairs are as these; None where these differ among themselves."""
+    """Returns the further seeds until the sign test is significant, if all further pairs have these signs; None where signs differ."""
     told = [pair for pair in pairs if abs(pair) > 0]
     if len(pairs) < 2 or not told or len({pair > 0 for pair in told}) > 1:
         return None
@@ -255,8 +256,8 @@ def _more_signs(pairs: Sequence[float], level: float) -> int | None:
 
 
 def _more_seeds(pairs: Sequence[float], level: float, least_effect: float) -> int | None:
-    """Until the difference is found, or a gain of the least effect excluded, if it is what it seems, or shown to be below the least
-    effect, for which both of its ends must be excluded."""
+    """Returns the further seeds until, if the difference is what it seems, it is found, a gain of the least effect is excluded, or it is
+    shown to be below the least effect, for which both ends must be excluded; None where no number suffices."""
     sd, mean = statistics.stdev(pairs), statistics.fmean(pairs)
     enough = [seeds_needed(sd, mean + least_effect if mean > 0 else mean, level)]
     if least_effect > abs(mean):

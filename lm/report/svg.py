@@ -1,6 +1,6 @@
-"""Charts as inline SVG that fills any width: places across are per cent, heights pixels, so that text keeps its size on every screen.
+"""Charts as inline SVG that fills any width: x is in per cent, y in pixels, so that text keeps its size on every screen.
 
-Series number n has its colour by the page's class `hue{n}`, and a dash and a symbol beside it: no two of the first twelve share both.
+Series n has its colour from the page's class `hue{n}`, and also a dash and a symbol: no two of the first twelve series share both.
 """
 
 import math
@@ -10,7 +10,7 @@ from html import escape
 
 from lm.units import si
 
-HUES = 5  # beside the first series, which is drawn in the ink of the page
+HUES = 5  # number of colours, besides the text colour of the page for the first series
 HEIGHT = 230
 _SYMBOLS = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "M-3.6-3.6h7.2v7.2h-7.2z", "M0-5L4.8 3.6H-4.8z")
 _DASHES = ("none", "7 3", "2 3", "9 3 2 3")
@@ -21,7 +21,7 @@ Point = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Scale:
-    """low..high -> 0..1; of their logarithms where `log`."""
+    """Maps low..high to 0..1, linearly or, with `log`, logarithmically."""
 
     low: float
     high: float
@@ -33,7 +33,7 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Returns round values within, about five, each with its text."""
+        """Returns about five round values within the scale, each with its text."""
         if self.log:
             return [(value, f"{value:g}" if value < 1000 else _text(value, value)) for value in self._decades()]
         least = (self.high - self.low) / 5
@@ -52,7 +52,7 @@ class Scale:
 
 
 def scale(values: Sequence[float], margin: float = 0.05, log: bool = False) -> Scale:
-    """Returns one that holds these values, with a share of their range left free at both ends."""
+    """Returns a scale for these values, with `margin` of their range left free at both ends."""
     low, high = min(values), max(values)
     if log:
         room = (high / low) ** margin if high > low else 1.5
@@ -62,7 +62,7 @@ def scale(values: Sequence[float], margin: float = 0.05, log: bool = False) -> S
 
 
 def _text(value: float, apart: float) -> str:
-    """With the digits that tell it from others so far apart."""
+    """Returns a tick's text, with as many digits as tell ticks at a distance of `apart` from each other."""
     if max(abs(value), apart) >= 1000 and apart >= abs(value) / 100:
         whole, _, prefix = si(value).partition(" ")
         return f"{whole.rstrip('0').rstrip('.') if '.' in whole else whole} {prefix}".rstrip()
@@ -72,8 +72,8 @@ def _text(value: float, apart: float) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A series of a chart.  look: its number, which chooses colour, dash and symbol.  chosen: x of what was taken.  lost: x of what has
-    left every scale at the top.  dots: where the symbols stand, if not at the points, as beside a law."""
+    """A series of a chart.  look: number that decides colour, dash and symbol.  chosen: x of the value that was taken.  lost: x of diverged
+    runs, drawn at the top.  dots: positions of the symbols where they are not at the points, as beside a fitted law."""
 
     name: str
     look: int
@@ -84,41 +84,41 @@ class Line:
 
 
 def tag(name: str, *inside: str, **attributes: str | float) -> str:
-    """Returns an element; `class_` and `text_anchor` are the attributes class and text-anchor. What is inside is markup already."""
+    """Returns an element; `class_` and `text_anchor` become the attributes class and text-anchor.  inside: markup, not escaped."""
     said = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(_short(value))}"' for key, value in attributes.items())
     return f"<{name}{said}>{''.join(inside)}</{name}>"
 
 
 def across(share: float) -> str:
-    """0.25 -> '25%'."""
+    """Returns a share as per cent: 0.25 -> '25%'."""
     return f"{_short(100 * share)}%"
 
 
 def symbol(share: float, y: float, look: int, title: str = "", path: str | None = None) -> str:
-    """A series' sign at a share of the width."""
+    """Returns a series' symbol at a share of the width."""
     drawn = tag("path", d=path or _SYMBOLS[look % len(_SYMBOLS)], class_=f"mark {hue(look)}")
     return tag("svg", tag("title", escape(title)) if title else "", drawn, x=across(share), y=y, class_="at")
 
 
 def cross(share: float, y: float, look: int, title: str) -> str:
-    """What is no number: a run that diverged."""
+    """Returns the cross that marks a diverged run."""
     drawn = tag("path", d=_CROSS, class_=f"line {hue(look)}")
     return tag("svg", tag("title", escape(title)), drawn, x=across(share), y=y, class_="at")
 
 
 def hue(look: int) -> str:
-    """The first series is ink, the others take turns."""
+    """Returns the colour class of a series: the first has the text colour, the others cycle through the hues."""
     return f"hue{(look - 1) % HUES + 1 if look else 0}"
 
 
 def sample(look: int) -> str:
-    """Returns what stands for a series in a legend."""
+    """Returns a series' sample for a legend."""
     line = tag("line", x1=0, x2=34, y1=8, y2=8, class_=f"line {hue(look)}", stroke_dasharray=_DASHES[look % len(_DASHES)])
     return tag("svg", line, symbol(0.5, 8, look), width=34, height=16, class_="sample", aria_hidden="true")
 
 
 def line_chart(label: str, lines: Sequence[Line], x: Scale, y: Scale) -> str:
-    """Returns a chart with both axes' numbers; what they are is said beside it.  label: what a screen reader says."""
+    """Returns a chart with numbers on both axes; the page adds the axes' titles.  label: text for screen readers."""
     grid = [
         tag("line", x1=0, x2="100%", y1=_down(y, value), y2=_down(y, value), class_="grid")
         + tag("text", text, x=-8, y=_short(float(_down(y, value)) + 4), text_anchor="end")
@@ -129,14 +129,14 @@ def line_chart(label: str, lines: Sequence[Line], x: Scale, y: Scale) -> str:
 
 
 def ticks(x: Scale, height: float) -> str:
-    """Returns the numbers below a chart, and its base line."""
+    """Returns the numbers of the x axis, and its line."""
     marks = [tag("line", x1=across(x(value)), x2=across(x(value)), y1=height, y2=height + 4, class_="axis") for value, _ in x.ticks()]
     texts = [tag("text", text, x=across(x(value)), y=height + 18, text_anchor="middle") for value, text in x.ticks()]
     return tag("line", x1=0, x2="100%", y1=height, y2=height, class_="axis") + "".join([*marks, *texts])
 
 
 def _drawn(line: Line, x: Scale, y: Scale) -> str:
-    """Lines in a box that is stretched and cuts off, symbols over it, which stay round."""
+    """Returns a series: its line in a stretched box that clips it, and over it the symbols, which must not be stretched."""
     edge = [(at, high) for at, _, _, high in line.points] + [(at, low) for at, _, low, _ in reversed(line.points)]
     area = tag("polygon", points=_path(edge, x, y), class_=f"area {hue(line.look)}")
     dashes = _DASHES[line.look % len(_DASHES)]
@@ -164,5 +164,5 @@ def _down(y: Scale, value: float) -> str:
 
 
 def _short(value: str | float) -> str:
-    """As text of at most three decimals: a thousandth of a pixel, or of a per cent."""
+    """Returns a number as text with at most three decimals: a thousandth of a pixel, or of a per cent."""
     return value if isinstance(value, str) else f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

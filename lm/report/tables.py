@@ -1,4 +1,4 @@
-"""One table in the forms that terminals, papers and programs read. Names come from folders and configs: nothing in them is markup."""
+"""One table in formats for terminals, papers and programs. Names come from folders and configs, so they are always escaped."""
 
 import csv
 import html
@@ -12,23 +12,23 @@ from lm.report.collect import Comparison, Row
 from lm.schema import Tree
 from lm.units import ABSENT, duration, fixed, shown, si, table
 
-MOST_CHARS = 120  # of a line of the joined table
-Cells = list[list[str]]  # rows of equal length, the titles first
+MOST_CHARS = 120  # longest line of a table that also has the differing keys as columns
+Cells = list[list[str]]  # rows of equal length, titles first
 
 
 def text(comparison: Comparison, notes: Sequence[str]) -> str:
-    """Columns aligned with spaces, then a line for each note."""
+    """Returns tables with columns aligned by spaces, then a line for each note."""
     return "\n\n".join([*map(_aligned, _blocks(comparison)), "\n".join(map(one_line, notes))]).rstrip()
 
 
 def markdown(comparison: Comparison, notes: Sequence[str]) -> str:
-    """GitHub's tables, and a list of notes."""
+    """Returns tables in GitHub's Markdown, and a list of notes."""
     blocks = ["\n".join(f"| {' | '.join(cells)} |" for cells in _ruled(each, in_markdown, "---")) for each in _blocks(comparison)]
     return "\n\n".join(filter(None, [*blocks, "\n".join(f"- {in_markdown(note)}" for note in notes)])) + "\n"
 
 
 def latex(comparison: Comparison, notes: Sequence[str]) -> str:
-    """A `tabular` for each table, which needs no package, and the notes as comments."""
+    """Returns a `tabular` for each table, which needs no package, and the notes as comments."""
     blocks = []
     for each in _blocks(comparison):
         first, *rows = [" & ".join(map(_in_latex, cells)) + r" \\" for cells in each]
@@ -38,7 +38,7 @@ def latex(comparison: Comparison, notes: Sequence[str]) -> str:
 
 
 def comma_separated(comparison: Comparison, notes: Sequence[str]) -> str:
-    """Numbers in full, by RFC 4180; a cell that a spreadsheet would take for a formula begins with an apostrophe."""
+    """Returns CSV by RFC 4180, with numbers in full; an apostrophe goes before cells that a spreadsheet would take for formulas."""
     records = [_record(row, comparison) for row in comparison.rows]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -47,7 +47,7 @@ def comma_separated(comparison: Comparison, notes: Sequence[str]) -> str:
 
 
 def as_json(comparison: Comparison, notes: Sequence[str]) -> str:
-    """{"metric", "rows", "notes"}, with numbers in full."""
+    """Returns JSON: {"metric", "rows", "notes"}, with numbers in full."""
     rows = [_record(row, comparison) for row in comparison.rows]
     return json.dumps({"metric": comparison.metric, "rows": rows, "notes": list(notes)}, indent=1, allow_nan=False) + "\n"
 
@@ -62,7 +62,7 @@ FORMATS: dict[str, Callable[[Comparison, Sequence[str]], str]] = {
 
 
 def _blocks(comparison: Comparison) -> list[Cells]:
-    """One table with a column per differing key; where that gets too wide, a second one, with a row or a column per key."""
+    """Returns one table with a column per differing key, or, where that is too wide, a second table for the keys, as rows or columns."""
     rows = comparison.rows
     cells = [_cells(row, comparison) for row in rows]
     made = [list(cells[0]), *(list(row.values()) for row in cells)]
@@ -75,12 +75,12 @@ def _blocks(comparison: Comparison) -> list[Cells]:
 
 
 def _width(cells: Cells) -> int:
-    """Chars of a line of the table as text."""
+    """Returns the length of a line of the table as text."""
     return sum(2 + max(map(len, column)) for column in zip(*cells, strict=True)) - 2
 
 
 def _cells(row: Row, comparison: Comparison) -> dict[str, str]:
-    """By column; seeds where some row has several."""
+    """Returns a row's cells by column; there is a column for seeds where some row has several."""
     found = {
         "run": row.name,
         "parameters": si(row.mean("parameters")),
@@ -119,7 +119,7 @@ def _aligned(cells: Cells) -> str:
 
 
 def in_markdown(cell: str) -> str:
-    """HTML is escaped, and what would begin emphasis, code, a link or another cell."""
+    """Returns a cell with HTML escaped, and all characters that would begin emphasis, code, a link or another cell."""
     return re.sub(r"([\\`*\[\]|~]|(?<![^\W_])_)", r"\\\1", html.escape(one_line(cell), quote=False))
 
 

@@ -22,7 +22,7 @@ _LEAST_DRAWN = 6  # cells in a resample: five unknowns, and one more to show a m
 RESAMPLES = 300
 _GRID = np.geomspace(0.05, 1.6, 8)
 _NOTHING = 1e-9  # lower bound of coefficients, relative to the loss
-_DRAWS = 20  # tries per resample to draw cells of enough sizes
+_DRAWS = 20  # most draws per resample: draws with too few sizes are repeated
 
 
 class Estimate(NamedTuple):

@@ -1,4 +1,4 @@
-"""What stands behind a verb: `key=value` of its own, taken literally so that a prompt may hold anything, and overrides of `lm train`."""
+"""The arguments of a verb: its own `key=value`, taken literally so that a prompt may hold anything, and overrides of `lm train`."""
 
 import json
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ C = TypeVar("C", bound=Config)
 
 
 def take(cls: type[C], args: Sequence[str]) -> tuple[C, list[str]]:
-    """Returns the keys of a verb's own, split at the first '=', and the other arguments. Text fields take the value as it stands, others
-    read it as JSON; a key given again adds to a list field. Raises ConfigError."""
+    """Returns the verb with its own keys, and the other arguments. Arguments are split at the first '='. Text fields take the value
+    literally, others read it as JSON; a repeated key adds to a list field. Raises ConfigError."""
     tree: Tree = {}
     rest: list[str] = []
     for arg in args:
@@ -44,7 +44,8 @@ def _asked(name: str, run: str) -> str:
 
 
 def refuse(cls: type[Config], rest: Sequence[str]) -> None:
-    """Raises ConfigError for the first of the arguments that a verb without overrides was given beside its own keys."""
+    """Raises ConfigError for the first argument that is not a verb's own key.  rest: arguments beside the own keys of a verb that takes no
+    overrides."""
     for arg in rest:
         key, equals, _ = arg.partition("=")
         keys = [name.rstrip("_") for name in cls.model_fields]
@@ -55,7 +56,7 @@ def refuse(cls: type[Config], rest: Sequence[str]) -> None:
 
 
 def refuse_spaced(args: Sequence[str], words: Sequence[str]) -> None:
-    """Raises ConfigError for an argument behind a key=value that is none itself, as where a value with spaces stands without quotes."""
+    """Raises ConfigError for an argument after a key=value that is no key=value itself, as when a value with spaces is not quoted."""
     for at, arg in enumerate(args[1:], 1):
         if arg.startswith("="):
             raise ConfigError(f"{arg}: there is a space beside the '='. Write {args[at - 1]}={''.join(args[at : at + 2]).lstrip('=')}.")
@@ -79,7 +80,7 @@ def _joined(key: str, before: Any, text: str, options: list[Any]) -> list[Any]:
 def _typed(text: str, options: list[Any]) -> Any:
     inner = [part for option in options if get_origin(option) is list for part in members(get_args(option)[0])]
     if str in options:
-        optional = type(None) in options and not inner  # several texts are prompts, which may hold anything
+        optional = type(None) in options and not inner  # a field of several texts holds prompts, which may be any text
         return None if text == "null" and optional else text
     if str in inner:
         return [text]
@@ -96,7 +97,7 @@ FLAGS = ("-m", "--multirun", "--cfg", "--config-dir", "--help")
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments, flags apart from overrides; flags stand anywhere."""
+    """The parsed arguments: overrides, and flags, which may come anywhere."""
 
     overrides: list[str]
     multirun: bool
@@ -104,7 +105,7 @@ class Call:
 
 
 def parse_call(args: Sequence[str]) -> Call:
-    """Raises ConfigError for an unknown flag."""
+    """Separates flags from overrides. Raises ConfigError for an unknown flag."""
     overrides: list[str] = []
     multirun, cfg = False, False
     queue = list(args)
@@ -137,7 +138,7 @@ def _refuse_doubled(overrides: Sequence[str]) -> None:
 
 
 def overrides_of(args: Sequence[str]) -> list[str]:
-    """Returns the overrides that a verb other than `lm train` was given. Raises ConfigError where there are flags among them."""
+    """Returns the overrides given to a verb other than `lm train`. Raises ConfigError for -m or --cfg."""
     call = parse_call(args)
     if call.multirun or call.show_config:
         raise ConfigError(f"{'-m' if call.multirun else '--cfg'}: only lm train runs sweeps and prints configs. Leave it out.")

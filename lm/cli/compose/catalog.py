@@ -1,6 +1,6 @@
-"""Where conf/ and recipes/ lie, beside the package in a checkout and inside it in a wheel, and which groups and options they hold.
+"""The catalog of groups and options in conf/ and recipes/, which lie beside the package in a checkout and inside it in a wheel.
 
-A folder of the user's own, with groups like those of conf/ and perhaps recipes/, adds options, and so does each kind of a plugin.
+A user's own folder, with groups like those of conf/ and perhaps recipes/, adds options, and so does each kind of a plugin.
 """
 
 import os
@@ -25,31 +25,31 @@ GLOBAL = ("recipes", "debug")
 
 @cache
 def root() -> Path:
-    """The folder that holds conf/ and recipes/."""
+    """Returns the folder that holds conf/ and recipes/."""
     package = Path(__file__).resolve().parents[2]
     return package if (package / "conf").is_dir() else package.parent
 
 
 def train_file() -> Path:
-    """What chooses an option for each group."""
+    """Returns the file that chooses the default option of each group."""
     return root() / "conf" / "train.yaml"
 
 
 def own() -> Path | None:
-    """The folder that the user has added."""
+    """Returns the user's own folder of options; None where there is none."""
     named = os.environ.get(OWN)
     return Path(named) if named else None
 
 
 def flags() -> list[str]:
-    """What names that folder on a command line."""
+    """Returns the command-line flags that name the user's own folder; [] where there is none."""
     return ["--config-dir", str(own())] if own() else []
 
 
 def add_own(folder: str, by: str) -> None:
-    """For this process and those that it starts. Raises ConfigError for a folder that adds nothing, or what there is already.
+    """Adds a user's folder for this process and its children. Raises ConfigError where it adds no options, or one that exists already.
 
-    by: the flag or variable that named it.
+    by: the flag or environment variable that named the folder.
     """
     path = Path(os.path.realpath(Path(os.path.expanduser(folder))))
     shipped = _options(root() / "conf", root() / "recipes")
@@ -60,19 +60,19 @@ def add_own(folder: str, by: str) -> None:
         for option in added.get(group, {}).keys() & shipped[group].keys():
             raise ConfigError(f"{shown(added[group][option])}: lm has an option {group}={option} of its own. Rename yours.")
         for file in added.get(group, {}).values():
-            read(file)  # before Hydra does, which waits for pipes and unfolds aliases
+            read(file)  # checked before Hydra reads it, which would wait for pipes and expand aliases
     os.environ[OWN] = str(path)
 
 
 def groups() -> dict[str, list[str]]:
-    """Group -> options, such as 'model/ffn' -> ['geglu', ...] and 'recipes' -> ['pretrain/tiny', ...]."""
+    """Returns group -> options, such as 'model/ffn' -> ['geglu', ...] and 'recipes' -> ['pretrain/tiny', ...]."""
     files, added = _files(root(), own()), plugin_kinds()
     return {group: [*files.get(group, ()), *added.get(group, ())] for group in files | added}
 
 
 def plugin_kinds() -> dict[str, dict[str, str]]:
-    """Group -> kind -> the plugin that defines it, where no file makes an option of it. Raises ConfigError for a kind that is named like
-    another option."""
+    """Returns group -> kind -> its plugin, for kinds without an option file of their own. Raises ConfigError for a kind that has the name
+    of another option."""
     found: dict[str, dict[str, str]] = {}
     for plugin in plugins.loaded():
         for cls in plugin.kinds:
@@ -86,12 +86,12 @@ def plugin_kinds() -> dict[str, dict[str, str]]:
 
 
 def source(group: str, option: str) -> str:
-    """The file of an option, or the plugin that it is a kind of."""
+    """Returns the file of an option, or the plugin that defines it as a kind."""
     return plugin_kinds().get(group, {}).get(option) or shown(file_of(group, option))
 
 
 def file_of(group: str, option: str) -> Path:
-    """The yaml file of an option."""
+    """Returns the yaml file of an option."""
     return _files(root(), own())[group][option]
 
 
@@ -106,7 +106,7 @@ def _files(root: Path, own: Path | None) -> dict[str, dict[str, Path]]:
 
 
 def _options(conf: Path, recipes: Path) -> dict[str, dict[str, Path]]:
-    """Group -> option -> file."""
+    """Returns group -> option -> file."""
     found: dict[str, dict[str, Path]] = {}
     for file in sorted(conf.rglob("*.yaml")):
         if file.parent != conf and not file.is_relative_to(recipes):
@@ -115,12 +115,12 @@ def _options(conf: Path, recipes: Path) -> dict[str, dict[str, Path]]:
 
 
 def shown(file: Path) -> str:
-    """A file below the current folder by its relative path."""
+    """Returns a file's path, relative if it is below the current folder."""
     return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
 
 
 def values(group: str, option: str) -> dict[str, Any]:
-    """What an option's file says, by dotted path in the whole tree."""
+    """Returns the values in an option's file, by their dotted paths in the whole tree."""
     of_plugin = option in plugin_kinds().get(group, {})
     beside = ("defaults", "study") if group == "recipes" else ("defaults",)
     tree = {"kind": option} if of_plugin else {key: value for key, value in read(file_of(group, option)).items() if key not in beside}
@@ -128,12 +128,12 @@ def values(group: str, option: str) -> dict[str, Any]:
 
 
 def studies() -> list[str]:
-    """The recipes that say what to compare."""
+    """Returns the recipes that have a block `study`."""
     return [name for name in groups()["recipes"] if "study" in read(file_of("recipes", name))]
 
 
 def study(recipe: str) -> Tree | None:
-    """The block `study` of a recipe, which `lm ablate` reads and `lm train` leaves aside."""
+    """Returns a recipe's block `study`, which `lm ablate` reads and `lm train` ignores; None where it has none."""
     if recipe not in studies():
         return None
     file = file_of("recipes", recipe)
@@ -143,36 +143,36 @@ def study(recipe: str) -> Tree | None:
 
 
 def options_of_kind(group: str, kind: str) -> list[str]:
-    """Returns the option of this name, or else those that are of this kind."""
+    """Returns the option with the kind's name, or else all options that have this kind."""
     section = group.replace("/", ".")
     return [kind] if kind in groups()[group] else [o for o in groups()[group] if values(group, o).get(f"{section}.kind") == kind]
 
 
 def lineage(group: str, option: str) -> list[str]:
-    """A model preset or a recipe, and those that it inherits from, the most general first."""
+    """Returns the presets or recipes that this one inherits from, the most general first, and last itself."""
     bases = [entry for entry in defaults(group, option) if isinstance(entry, str) and entry != "_self_"]
     return [*(name for base in bases for name in lineage(group, base)), option]
 
 
 def preset_slots(preset: str) -> dict[str, str]:
-    """The slot options that a model preset chooses or inherits: group -> option."""
+    """Returns the slot options that a model preset chooses or inherits, as group -> option."""
     entries = [entry for name in lineage("model", preset) for entry in defaults("model", name) if isinstance(entry, dict)]
     return {f"model/{slot.removeprefix('override ')}": option for entry in entries for slot, option in entry.items()}
 
 
 def defaults(group: str, option: str) -> list[Any]:
-    """The list of Hydra that an option's file begins with; that of conf/train.yaml for the option `train` of no group."""
+    """Returns the Hydra defaults list of an option's file; with group '' that of conf/train.yaml."""
     of_plugin = option in plugin_kinds().get(group, {})
     return [] if of_plugin else list(read(file_of(group, option) if group else train_file()).get("defaults", []))
 
 
 def chooses_nothing(group: str, option: str) -> bool:
-    """Whether there is such an option, and it has no say in other groups."""
+    """Whether the option exists and has no defaults list, so that it chooses no options of other groups."""
     return option in groups().get(group, ()) and not defaults(group, option)
 
 
 def headline(group: str, option: str) -> str:
-    """The first comment of an option's file, without the package line."""
+    """Returns the first comment of an option's file, except for the package line."""
     lines = file_of(group, option).read_text(encoding="utf-8").splitlines()
     comments = [line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line]
     return comments[0] if comments else ""
@@ -180,7 +180,7 @@ def headline(group: str, option: str) -> str:
 
 @cache
 def read(file: Path) -> Tree:
-    """A yaml file as a plain tree, in the dialect of Hydra: 1e-3 is a number, a date a text. Shared: not to be changed."""
+    """Returns a yaml file as a plain tree, in Hydra's dialect: 1e-3 is a number, a date a text. The tree is cached: do not change it."""
     try:
         tree = yaml.load(_plain(read_text(file, most_mib=1)), _Loader) or {}
     except CheckpointError as error:
@@ -211,7 +211,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\
 
 
 def _plain(text: str) -> str:
-    """The text of a file that unfolds to no more than is written, in few levels, of plain values. Raises YAMLError."""
+    """Returns the text if it has only plain values, without aliases and tags, in few levels. Raises YAMLError otherwise."""
     depth = 0
     for event in yaml.parse(text, _Parser):
         written = event.value if isinstance(event, yaml.ScalarEvent) else isinstance(event, yaml.SequenceStartEvent)

@@ -1,4 +1,4 @@
-"""Which option each group has: what Hydra composes of the defaults that the catalog has read."""
+"""Finds the option of each group: Hydra composes them from the defaults lists in the catalog."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -23,7 +23,7 @@ Choices = dict[str, str | None]
 
 
 def choices_of(chosen: Mapping[str, str | None]) -> Choices:
-    """The option of every group, with these chosen on the command line. Hydra is asked of those that choose others."""
+    """Returns the option of every group.  chosen: options from the command line; Hydra is needed only for those with defaults lists."""
     plain = {group: option for group, option in chosen.items() if option is not None and catalog.chooses_nothing(group, option)}
     found = _hydra_choices(catalog.root(), catalog.own(), tuple((group, o) for group, o in chosen.items() if group not in plain))
     if plain.keys() <= found.keys():
@@ -47,7 +47,7 @@ def _hydra_choices(root: Path, own: Path | None, chosen: tuple[tuple[str, str | 
 
 
 class _Catalog(ConfigSource):
-    """The defaults of each option; values stay here, where they are laid over each other."""
+    """Gives Hydra only the defaults list of each option; the values are merged in lm itself."""
 
     @staticmethod
     def scheme() -> str:
@@ -75,7 +75,7 @@ class _Catalog(ConfigSource):
 
 
 class _ThroughCatalog(SearchPathPlugin):
-    """What Hydra looks for in our conf/, and in no other program's, it finds in the catalog."""
+    """Makes Hydra look into the catalog instead of lm's conf/; other programs' search paths stay as they are."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         conf = str(catalog.root() / "conf")
@@ -84,5 +84,5 @@ class _ThroughCatalog(SearchPathPlugin):
 
 
 def _named(path: str) -> tuple[str, str, str]:
-    """'model/ffn/geglu' -> 'model/ffn', '/', 'geglu'; recipes lie in folders."""
+    """Returns 'model/ffn/geglu' as 'model/ffn', '/', 'geglu'; the option of a recipe contains its folder."""
     return path.partition("/") if path.startswith("recipes/") else path.rpartition("/")

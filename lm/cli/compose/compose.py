@@ -1,8 +1,8 @@
 """Files and overrides become one TrainConfig, with the source of every value.
 
-Hydra resolves which option each group has. The values are then laid over each other here, weakest first: train.yaml, the options' files,
-the model preset, the recipe, debug, the command line. A preset or recipe refines the options that it chose itself; where another option
-is chosen from outside, what it says about that section stays only if the new option leaves the key open and its kind has it.
+Hydra resolves the option of each group. Layers of values are then merged here, weakest first: train.yaml, the options' files, the model
+preset, the recipe, debug, the command line. A preset or recipe refines the options that it chose itself; where another option is chosen
+from outside, its values for that section are kept only for keys that the new option does not set and the option's kind has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,36 +27,36 @@ if TYPE_CHECKING:
 
 @dataclass
 class Layer:
-    """Values by dotted path from one place."""
+    """Values by dotted path from one source."""
 
     label: str  # "preset", "recipe", ..., "command line"
-    source: str  # a file, or the option that made it so
+    source: str  # a file, or a reason
     values: dict[str, Any]
 
 
 @dataclass
 class Composition:
-    """What `lm train` was told, not validated yet."""
+    """The composed layers of values for `lm train`, not validated yet."""
 
     layers: list[Layer]  # weakest first
     choices: Choices
-    notes: list[str]  # what was left out, for the user
+    notes: list[str]  # for the user: values left out, for example
 
     @property
     def tree(self) -> Tree:
-        """Every value that some layer states."""
+        """The merged values of all layers."""
         return _tree(self.layers)
 
     def stated(self, path: str) -> list[tuple[Layer, Any]]:
-        """Who says something about a path, the one that counts last."""
+        """Returns (layer, value) for each layer that sets this path, weakest first: the last one wins."""
         return [(layer, layer.values[path]) for layer in self.layers if path in layer.values]
 
     def full(self) -> Tree:
-        """Every value, defaults included, as a frozen config has it. Raises ConfigError for one that does not fit its field."""
+        """Returns all values, defaults included, as in a frozen config. Raises ConfigError for a value that does not fit its field."""
         return self._checked(known.root(), self.tree).tree()
 
     def config(self) -> "TrainConfig":
-        """Raises ConfigError; a mistake in a file is told with the file."""
+        """Returns the validated TrainConfig. Raises ConfigError, which names the file where a value in a file is wrong."""
         listed = known.root()
         found: Any = self._checked(listed, self.tree)
         if listed is not (real := known.real()):
@@ -65,7 +65,7 @@ class Composition:
         return found.replace(plugins=used) if used else found
 
     def part(self, cls: type[C], **sections: Tree) -> C:
-        """As `config`, of the sections that `cls` has; those given here stand for the composed ones."""
+        """Returns a validated `cls`, made of the composed sections that it has as fields; `sections` replace composed ones."""
         tree = self.tree | sections
         return self._checked(cls, {key: tree[key] for key in cls.model_fields if key in tree})
 
@@ -85,7 +85,7 @@ class Composition:
 
 
 def compose_config(overrides: Sequence[str], recipe: str | None = None) -> "TrainConfig":
-    """As `lm.config`, which calls it."""
+    """Returns a TrainConfig; see `lm.config`, which calls this."""
     overrides = plugins.take(overrides)
     if recipe is not None:
         groups = [group for group in ("recipes", "model") if recipe in catalog.groups()[group]]
@@ -100,14 +100,14 @@ def compose_config(overrides: Sequence[str], recipe: str | None = None) -> "Trai
 
 
 def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition:
-    """Raises ConfigError for a key, group or option that does not exist; values are checked by `config()`.
+    """Composes overrides. Raises ConfigError for a key, group or option that does not exist; `config()` checks the values.
 
-    saved: stands for all that no option of the command line was chosen for, the default recipe included.
+    saved: a run's values, used for all sections that the command line chooses no option for, instead of files and default recipe.
     """
     given = with_one_parent(parse(overrides))
     for item in given:
         if not item.is_group:
-            check_key(item.key.partition(".")[0], {})  # a mistyped section is told before anything is composed
+            check_key(item.key.partition(".")[0], {})  # a mistyped section is reported before anything is composed
     chosen = {item.key: item.value for item in given if item.is_group}
     choices = choices_of(chosen)
     switched = _switched(choices, chosen)
@@ -139,7 +139,7 @@ def compose(overrides: Sequence[str], saved: Layer | None = None) -> Composition
 
 
 def _short(layers: Sequence[Layer], spoken: Layer) -> Layer | None:
-    """A warm-up that fits a run which the command line has made shorter than that of its files."""
+    """Returns a layer with a shorter warm-up, where the command line makes the run shorter than the files' warm-up; else None."""
     steps, values = spoken.values.get("trainer.max_steps"), {path: v for layer in layers for path, v in layer.values.items()}
     before = values.get("schedule.warmup_steps")
     if not isinstance(steps, int) or not isinstance(before, int) or before < steps or "schedule.warmup_steps" in spoken.values:
@@ -148,7 +148,7 @@ def _short(layers: Sequence[Layer], spoken: Layer) -> Layer | None:
 
 
 def _of_parent(found: Composition, parent: str, gentle: Mapping[str, str | None]) -> list[str]:
-    """What a run that starts from a checkpoint takes from elsewhere than its recipe or the command line, in one line."""
+    """Returns a note on values of a fine-tuning run that come neither from its recipe nor from the command line; [] if there are none."""
     taken = [f"{group}={option}" for group, option in gentle.items()]
     for layer in found.layers:
         if layer.label in ("fine-tuning", "checkpoint"):
@@ -160,13 +160,13 @@ def _of_parent(found: Composition, parent: str, gentle: Mapping[str, str | None]
 
 
 def _without(saved: Layer, chosen: Mapping[str, str | None]) -> Layer:
-    """What was saved of all sections but those that an option was chosen for."""
+    """Returns the saved values except those of sections that an option was chosen for."""
     gone = tuple(f"{group.replace('/', '.')}." for group in chosen)
     return replace(saved, values={path: value for path, value in saved.values.items() if not f"{path}.".startswith(gone)})
 
 
 def _of_sections(layers: list[Layer], sections: set[str]) -> list[Layer]:
-    """What files say of these sections; all that a recipe says where `recipes` is among them."""
+    """Returns the files' values for these sections; with `recipes` among them, all values of the recipe too."""
     recipe = "recipes" in sections
     kept = [layer for layer in layers if recipe or layer.label != "recipe"]
     own = [{path: v for path, v in layer.values.items() if recipe or path.split(".")[0] in sections} for layer in kept]
@@ -174,7 +174,7 @@ def _of_sections(layers: list[Layer], sections: set[str]) -> list[Layer]:
 
 
 def _with_parent(layers: list[Layer], parent: str, given: Sequence[Given], recipe: str | None) -> list[Layer]:
-    """The checkpoint's model and tokenizer instead of those that files chose, and rows that are no longer than its context."""
+    """Returns the layers with the checkpoint's model and tokenizer instead of the files', and data.seq_len within its context."""
     values = parent_values(parent, given, recipe)
     for layer in layers:
         layer.values = {path: value for path, value in layer.values.items() if path.split(".")[0] not in ("model", "tokenizer")}
@@ -191,7 +191,7 @@ def _tree(layers: Sequence[Layer]) -> Tree:
 
 
 def _seeds_apart(values: Tree) -> Tree:
-    """seed=0 and seed.init=1 -> seed.init=1, and 0 for the other seeds, as without seed=0."""
+    """Returns values with a single seed split up: seed=0 and seed.init=1 -> seed.init=1, and 0 for the other seeds."""
     if not any(path.startswith("seed.") for path in values):
         return values
     seeds = variants(known.root().model_fields["seed"].annotation)[""]
@@ -200,7 +200,7 @@ def _seeds_apart(values: Tree) -> Tree:
 
 
 def _switched(choices: Choices, chosen: Mapping[str, str | None]) -> set[str]:
-    """Groups whose option is another than the recipe, or for slots the model preset, asked for."""
+    """Returns the groups whose option differs from the recipe's choice or, for slots, from the model preset's."""
     named = {group: option for group, option in chosen.items() if group == "recipes"}
     asked = choices_of(named) if len(chosen) > len(named) else choices
     slots = catalog.preset_slots(str(choices["model"]))
@@ -234,7 +234,7 @@ def _file_layer(label: str, group: str, option: str | None) -> Layer:
 
 
 def _leave_out(layer: Layer, group: str, option: str, tree: Tree) -> str:
-    """Removes from a preset or recipe what was meant for another option of this group; says so."""
+    """Removes from a preset's or recipe's layer the values meant for another option of this group; returns a note on them."""
     section, own = group.replace("/", "."), catalog.values(group, option)
     left_out = {}
     for path in [path for path in layer.values if path.startswith(f"{section}.")]:
@@ -245,7 +245,7 @@ def _leave_out(layer: Layer, group: str, option: str, tree: Tree) -> str:
 
 
 def _of_another_kind(path: str, section: str, tree: Tree) -> bool:
-    """Not a key of the chosen kind, but one of its siblings'."""
+    """Whether a path is a key not of the section's chosen kind but of a sibling kind."""
     _, field = find_field(known.root(), tree, section.split("."))
     assert field is not None
     key = path.removeprefix(f"{section}.").split(".")[0]
@@ -264,7 +264,7 @@ def _refuse_unknown(layers: list[Layer]) -> None:
 
 
 def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
-    """One value of the command line, after the files."""
+    """Applies one command-line override on top of the files' layers."""
     group = item.key.replace(".", "/")
     if item.is_delete:
         check_key(item.key, _tree([*layers, spoken]))
@@ -276,12 +276,12 @@ def _apply(item: Given, layers: list[Layer], spoken: Layer) -> None:
     _, leaf = find_field(known.root(), _tree([*layers, spoken]), item.key.split("."))
     value = item.value if leaf is None else as_text(leaf, item.raw, item.value)
     leaves = flatten(value, f"{item.key}.") if isinstance(value, dict) and value else {item.key: value}
-    for path in [path for path in leaves if path.endswith(".kind")]:  # what follows is judged by it
+    for path in [path for path in leaves if path.endswith(".kind")]:  # decides which other keys exist
         _forget(path.removesuffix(".kind"), layers)
         spoken.values[path] = leaves[path]
     tree = _tree([*layers, spoken])
     field = check_key(item.key, tree)
-    if item.key == "seed":  # of all, whatever was said of one
+    if item.key == "seed":  # overrides all single seeds
         for layer in [*layers, spoken]:
             layer.values = {path: value for path, value in layer.values.items() if not path.startswith("seed.")}
     elif variants(field.annotation) and not isinstance(value, dict) and (value is not None or type(None) not in members(field.annotation)):

@@ -1,4 +1,4 @@
-"""`init_from=...`: the checkpoint's model and tokenizer take the place of the composed ones, and it is trained on gently."""
+"""`init_from=...`: the checkpoint's model and tokenizer replace the composed ones, and lower rates are chosen (conf/finetune.yaml)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,8 +14,8 @@ from lm.storage.model_folder import meant, read_config, resolve_model
 
 
 def with_one_parent(given: Sequence[Given]) -> list[Given]:
-    """Returns the same with the folder that init_from=latest or a pattern means by now, which is never the one that run.name gives to the
-    run itself: the same command goes on, or finds nothing left to do."""
+    """Returns the overrides with init_from=latest, or a pattern, replaced by the folder that it means now. The run's own folder, by
+    run.name, is never meant, so that repeating the command resumes the run or finds it complete."""
     own = next((str(item.value) for item in given if item.key == "run.name"), None)
     return [_pinned(item, own) if item.key == "init_from" and not (item.is_delete or item.value is None) else item for item in given]
 
@@ -27,7 +27,7 @@ def _pinned(item: Given, own: str | None) -> Given:
 
 
 def parent_of(recipe: str | None, given: Sequence[Given]) -> str | None:
-    """Returns what the command line, or else the recipe, starts from."""
+    """Returns init_from of the command line, or else of the recipe; None where there is none."""
     named = [catalog.values("recipes", recipe).get("init_from")] if recipe else [None]
     field = known.root().model_fields["init_from"]
     spoken = [item for item in given if item.key == "init_from"]
@@ -36,8 +36,8 @@ def parent_of(recipe: str | None, given: Sequence[Given]) -> str | None:
 
 
 def gentle_choices(recipe: str | None, chosen: Mapping[str, str | None], objective_is_switched: bool) -> dict[str, str | None]:
-    """Returns the options for a run that starts from a checkpoint, of groups that the command line leaves open; none where the recipe
-    was made for such a run, with a rate of its own."""
+    """Returns fine-tuning's options of `optim` and `schedule`, where the command line chooses none; {} where the recipe is itself for
+    fine-tuning, with its own rate."""
     own = catalog.values("recipes", recipe) if recipe else {}
     if {"init_from", "optim.lr"} <= own.keys() and not objective_is_switched:
         return {}
@@ -45,14 +45,14 @@ def gentle_choices(recipe: str | None, chosen: Mapping[str, str | None], objecti
 
 
 def gentle_values(groups: Mapping[str, str | None], choices: Mapping[str, str | None]) -> Tree:
-    """Returns what goes with these of its options, by dotted path, for a run with these choices."""
+    """Returns fine-tuning's values by dotted path for those `groups` that got its options: peak rate and warm-up, for these choices."""
     rates = _gentle()["lr" if choices["adapter"] is None else "adapter_lr"]
     found = {"optim": {"lr": rates.get(choices["objective"], rates["others"])}, "schedule": {"warmup_steps": _gentle()["warmup_steps"]}}
     return flatten({group: found[group] for group in groups})
 
 
 def gentle_source() -> Path:
-    """Returns the file that says both."""
+    """Returns the file with fine-tuning's options and values."""
     return catalog.root() / "conf" / "finetune.yaml"
 
 
@@ -61,10 +61,10 @@ def _gentle() -> Tree:
 
 
 def parent_values(init_from: str, given: Sequence[Given], recipe: str | None) -> Tree:
-    """What the checkpoint says of `model` and `tokenizer`, by dotted path. Raises ConfigError where the command line chooses others,
-    CheckpointError where there is none.
+    """Returns the checkpoint's values of `model` and `tokenizer`, by dotted path. Raises ConfigError where the command line chooses others,
+    CheckpointError where there is no checkpoint.
 
-    recipe: what says so where the command line does not.
+    recipe: the recipe that has set init_from, where the command line has not.
     """
     try:
         folder = resolve_model(init_from)

@@ -1,4 +1,4 @@
-"""Which keys a composed tree may have, by dotted path, and what to say of one that it may not."""
+"""Which keys a composed tree may have, by dotted path, and the error messages for unknown ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import get_origin
@@ -15,7 +15,7 @@ from lm.spelling import nearest
 
 
 def fields(cls: type[Config], tree: Tree, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every leaf key of the kinds that `tree` chooses, by dotted path."""
+    """Yields every leaf key, as dotted path and field, of the kinds that `tree` chooses."""
     for key, field in cls.model_fields.items():
         if key != "kind":
             yield from _leaves(field, tree.get(key), f"{prefix}{key}")
@@ -33,13 +33,13 @@ def _leaves(field: FieldInfo, value: object, path: str) -> Iterator[tuple[str, F
 
 
 def check_key(path: str, tree: Tree) -> FieldInfo:
-    """The field of a dotted path. Raises ConfigError naming the first part that does not exist, and the nearest that do."""
+    """Returns the field of a dotted path. Raises ConfigError naming the first part that does not exist, and similar keys that do."""
     parts = path.split(".")
     if parts[0] == "plugins":
         raise ConfigError(f"{path}: code is named by a person, never by a config. Write plugins=my_norm.py, or set LM_PLUGINS.")
     cls = known.root()
     owner, field = find_field(cls, tree, parts[:1])
-    if field is not None and entry_type(field.annotation) is not None:  # any name is one, and perhaps a kind
+    if field is not None and entry_type(field.annotation) is not None:  # keys are free names, and perhaps name a kind
         tree = {**tree, parts[0]: kind_from_key({key: {} for key in parts[1:2]} | (tree.get(parts[0]) or {}))}
     for n in range(1, len(parts) + 1):
         parent, (owner, field) = field, find_field(cls, tree, parts[:n])
@@ -75,8 +75,8 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
 
 
 def _elsewhere(key: str, own: Sequence[str], tree: Tree, section: str = "") -> str:
-    """What other programs call so, or sections have; else the nearest of this section's own; else, of a bare word, of any section. Keys
-    of the kinds at hand come first."""
+    """Returns a suggestion for an unknown key: the key that other programs call so, or that has the same words; else the nearest of this
+    section's own keys, or for a bare word, of any section. Keys of the chosen kinds go first."""
     at_hand = [path for path, _ in fields(known.root(), tree)] if tree else []
     sections = list(known.root().model_fields)
     paths = at_hand + sorted(known_keys(), key=lambda path: (sections.index(path.partition(".")[0]), path))
@@ -88,12 +88,12 @@ def _elsewhere(key: str, own: Sequence[str], tree: Tree, section: str = "") -> s
 
 
 def _as_group(path: str) -> str:
-    """'model.ffn' -> 'model/ffn'; a key stays as it is."""
+    """Returns the path of a group as 'model/ffn' for 'model.ffn'; that of a key stays as it is."""
     return group if (group := path.replace(".", "/")) in catalog.groups() else path
 
 
 def _with_kind(section: str, kind: str) -> str:
-    """What chooses a kind on the command line."""
+    """Returns the override that chooses a kind."""
     group = section.replace(".", "/")
     return f"{group}={catalog.options_of_kind(group, kind)[0]}" if group in catalog.groups() else f"{section}.kind={kind}"
 
@@ -106,7 +106,7 @@ def _no_kind(section: str, said: object, kinds: Mapping[str, object]) -> str:
 
 
 def at(tree: Tree, path: Sequence[str]) -> object:
-    """The value at a path, None where there is none."""
+    """Returns the value at a path; None where there is none."""
     found: object = tree
     for key in path:
         found = found.get(key) if isinstance(found, dict) else None

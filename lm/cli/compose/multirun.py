@@ -1,4 +1,4 @@
-"""Every job of a sweep in a process of its own, one after the other; a job that fails does not stop the rest."""
+"""Runs each job of a sweep in its own process, one after the other; a failing job does not stop the rest."""
 
 import shlex
 import signal
@@ -20,29 +20,29 @@ from lm.units import table
 
 @dataclass
 class Job:
-    """One combination and what became of it."""
+    """One combination of values in a sweep, and its outcome."""
 
     overrides: list[str]
-    name: str  # what tells it from the others
+    name: str  # the values in which it differs from the other jobs
     folder: Path | None = None
     status: str = "not run"
     exit_code: int = 0
-    refused: str | None = None  # why it cannot run at all
+    refused: str | None = None  # error that keeps it from running at all
     train_s: float = 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether its run has ended, here or before."""
+        """Whether the job's run is complete, by this sweep or an earlier one."""
         return self.status in ("ok", "skipped")
 
     @property
     def row(self) -> tuple[str, ...]:
-        """Its line of the table."""
+        """The job's row in the table."""
         return self.name, self.status, _bits_per_byte(self.folder), f"{self.train_s:.0f}"
 
 
 def multirun(jobs: Sequence[Sequence[str]]) -> None:
-    """Runs what is missing, prints a table. Raises SweepError with the exit code of the first failed job, Interrupted after a signal."""
+    """Runs all missing jobs and prints a table. Raises SweepError with the first failed job's exit code, Interrupted after a signal."""
     names, placed = job_names(jobs), told_apart(jobs)
     planned = [_plan(name, overrides) for name, overrides in zip(names, placed, strict=True)]
     _refuse_shared_folders(planned)
@@ -92,7 +92,7 @@ def _run(job: Job, children: Children) -> None:
 
 
 def _why(code: int, caught: int | None) -> str:
-    """Why a job did not come to its end; what ends a sweep ends its job as well."""
+    """Returns a job's status by its exit code; a signal that ends the sweep has also ended the job."""
     if caught is not None:
         return f"stopped({signal.Signals(caught).name})"
     return f"failed({code})" if code > 0 else f"killed({signal.Signals(-code).name})"

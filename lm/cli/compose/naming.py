@@ -1,4 +1,4 @@
-"""The folder name of a run that was given none: of one run what it was told, of a sweep's what differs."""
+"""Default names of run folders: from the overrides of a single run, or from those that differ between the jobs of a sweep."""
 
 import hashlib
 import re
@@ -28,24 +28,25 @@ WHERE_AND_HOW = (
 
 
 def run_name(given: Sequence[Given]) -> str:
-    """Returns the recipe and the sorted overrides, e.g. 'pretrain-tiny+ffn-geglu+seed-1'; cut and hashed where too long.
+    """Returns a run's name from recipe and sorted overrides, e.g. 'pretrain-tiny+ffn-geglu+seed-1'; cut, with a hash, where too long.
 
-    No '=' and no ',': the name goes unquoted into `init_from=runs/...`.
+    It has no '=' and no ',', so that `init_from=runs/...` needs no quotes.
     """
     base, spoken = _base(given)
     return _name(base, [item for item in given if item.key not in spoken and not below(item.key, WHERE_AND_HOW)])
 
 
 def job_names(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """Returns what tells each job of a sweep from the others as typed, by the shortest keys: 'lr=0.003 seed=1'; of a lone one all."""
+    """Returns the overrides of each job that differ between a sweep's jobs, with short keys: 'lr=0.003 seed=1'; of a single job all."""
     varied = differing(jobs) or range(len(jobs[0]))
     return [" ".join(f"{short(_key(job[at]))}={job[at].partition('=')[2]}" for at in varied) for job in jobs]
 
 
 def told_apart(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Returns the overrides of each job of a sweep with its folder: what varies, behind the recipe, or in a folder that run.name names.
+    """Returns the overrides of each job of a sweep with a folder of its own, named by what varies: after the recipe's name, or inside the
+    folder that run.name names.
 
-    A job that parse() refuses stays as it is, to be refused when it is composed.
+    A job that parse() refuses stays as it is; composing it raises the error later.
     """
     varied = differing(jobs)
     found = [_placed(job, varied) for job in jobs]
@@ -55,7 +56,7 @@ def told_apart(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def variant_names(jobs: Sequence[Sequence[str]]) -> dict[str, list[str]]:
-    """Returns what varies in each job by a name for it: the value where one key varies, each value with its key where several do.
+    """Returns the overrides that vary, by a name for each job: the value where one key varies, keys with values where several do.
 
     Raises ConfigError for an override that parse() refuses.
     """
@@ -68,12 +69,12 @@ def variant_names(jobs: Sequence[Sequence[str]]) -> dict[str, list[str]]:
 
 
 def spoken(overrides: Sequence[str]) -> str:
-    """Returns a name for overrides, each value with its key. Raises ConfigError for one that parse() refuses."""
+    """Returns a name made of overrides, keys with values. Raises ConfigError for an override that parse() refuses."""
     return cut(_name("", parse(overrides)), _LONGEST_VARIANT)
 
 
 def cut(name: str, longest: int, mark: str = "") -> str:
-    """Returns a name of at most so many letters that still differs from others: with the mark, or where it is too long with its hash."""
+    """Returns a name of at most `longest` letters, still unique: it ends in the mark, if given, or in its hash, if it is too long."""
     mark = mark or (_digest(name) if len(name) > longest else "")
     return f"{name[: longest - 9]}-{mark}".strip("-") if mark else name
 
@@ -97,14 +98,14 @@ def _placed(job: Sequence[str], varied: Sequence[int], mark: str = "") -> list[s
 
 
 def short(path: str) -> str:
-    """Returns as much of the end of a dotted path as no other key has: 'lr' of optim.lr, 'norm.eps' of model.norm.eps."""
+    """Returns the shortest ending of a dotted path that no other key has: 'lr' of optim.lr, 'norm.eps' of model.norm.eps."""
     known, parts = known_keys(), path.split(".")
     endings = [".".join(parts[-n:]) for n in range(1, len(parts))]
     return next((end for end in endings if path in known and sum(f".{other}".endswith(f".{end}") for other in known) == 1), path)
 
 
 def known_keys() -> frozenset[str]:
-    """Returns the dotted paths of the keys of all kinds, and of their sections."""
+    """Returns the dotted paths of all keys of all kinds, and of their sections."""
     return _known(known.root(), tuple(plugins.loaded()))
 
 
@@ -127,7 +128,8 @@ def _paths(cls: type[Config], prefix: str, above: tuple[type[Config], ...]) -> I
 
 
 def _base(given: Sequence[Given]) -> tuple[str, set[str]]:
-    """The recipe, or where none was chosen what `model` makes of the default one; and the keys that it speaks for."""
+    """Returns a name's first part, and the keys that it covers: the chosen recipe, or else the default recipe with the chosen `model` in
+    place of tiny."""
     chosen = {item.key: str(item.value) for item in given if item.is_group}
     default = next(str(entry["recipes"]) for entry in catalog.defaults("", "train") if "recipes" in entry)
     of_model = default.replace("tiny", chosen.get("model", "tiny"))
@@ -137,12 +139,12 @@ def _base(given: Sequence[Given]) -> tuple[str, set[str]]:
 
 
 def differing(jobs: Sequence[Sequence[str]]) -> list[int]:
-    """Returns the places of the overrides that are not the same in all jobs."""
+    """Returns the positions of the overrides that are not the same in all jobs."""
     return [at for at, texts in enumerate(zip(*jobs, strict=True)) if len(set(texts)) > 1]
 
 
 def _name(base: str, items: Iterable[Given], mark: str = "") -> str:
-    """mark: tells apart what would be alike, since letters are left out or the name is too long."""
+    """Returns a name of base and overrides.  mark: makes it unique where it would equal another, as letters are left out or it is cut."""
     parts = {short(_key(item.text)): _text(item.value) for item in items}
     name = "+".join(filter(None, map(_plain, [base, *(f"{key}-{parts[key]}" for key in sorted(parts))])))
     return cut(name, _LONGEST, mark)

@@ -1,4 +1,4 @@
-"""One `key=value` of the command line, in Hydra's grammar: group options, values, deletions and sweeps."""
+"""Parses `key=value` of the command line, in Hydra's grammar: group options, values, deletions and sweeps."""
 
 import os
 import re
@@ -38,12 +38,12 @@ class Given:
 
 
 def parse(texts: Sequence[str]) -> list[Given]:
-    """Checked as far as that goes without the tree: the grammar, the group, the option. Raises ConfigError."""
+    """Returns the parsed overrides, checked for grammar, group and option; keys need the tree. Raises ConfigError."""
     return [_given(each) for text in texts for each in _several(text)]
 
 
 def _several(text: str) -> list[str]:
-    """`logger=[a,b]` as the option that holds several of its slot, and each of them by its name."""
+    """Returns an override such as `logger=[a,b]` as several: the option `several`, and each member under its name; others as they are."""
     key, _, value = text.partition("=")
     if "several" not in catalog.groups().get(key, ()) or not (value.startswith("[") and value.endswith("]")):
         return [text]
@@ -59,7 +59,7 @@ def _several(text: str) -> list[str]:
 
 
 def expand(texts: Sequence[str]) -> list[list[str]]:
-    """The jobs of a multirun: every combination, the last override fastest. Raises ConfigError."""
+    """Returns the jobs of a sweep: every combination of values, the last override varying fastest. Raises ConfigError."""
     each = [_alternatives(text) for text in texts]
     if prod(map(len, each)) > _MOST_JOBS:
         longest = max(zip(map(len, each), texts, strict=True))[1]

@@ -1,4 +1,4 @@
-"""How a value of the command line is read: what Hydra's grammar does not take is a text, and so is all that stands for one."""
+"""How values of the command line are read: a value that Hydra's grammar does not accept is a text, as is every value of a text field."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ _MOST_NESTED = 8
 
 
 def hydra(text: str) -> Override | None:
-    """Returns an override as Hydra's grammar reads it; None where it does not."""
+    """Returns an override parsed by Hydra's grammar; None where the grammar does not accept it."""
     try:
         return OverridesParser.create().parse_override(text)
     except (HydraException, ValueError, RecursionError):  # of a number of thousands of digits, and of as many brackets
@@ -25,18 +25,18 @@ def hydra(text: str) -> Override | None:
 
 
 def quoted(text: str) -> str:
-    """Returns what Hydra's grammar reads as this text."""
+    """Returns the text quoted, so that Hydra's grammar reads it as this text."""
     return QuotedString(text, Quote.single).with_quotes()
 
 
 def plain(text: str) -> str:
-    """Returns the text itself where Hydra's grammar reads it as such, and else with quotes."""
+    """Returns the text itself where Hydra's grammar reads it as this text; else with quotes."""
     found = hydra(f"x={text}")
     return text if found is not None and found.value() == text else quoted(text)
 
 
 def stated(text: str) -> list[str]:
-    """Returns what an override speaks for: the dotted path of its key, or those of the values of a dict."""
+    """Returns the dotted paths that an override sets: that of its key, or those of all values of a dict."""
     key, _, raw = text.partition("=")
     path = key.lstrip("~+").replace("/", ".")
     found = hydra(f"x={readable(raw)}") if raw.lstrip().startswith("{") else None
@@ -45,12 +45,12 @@ def stated(text: str) -> list[str]:
 
 
 def in_shell(text: str) -> str:
-    """Returns what a shell reads as this argument."""
+    """Returns the text quoted, so that a shell reads it as this argument."""
     return shlex.quote(text) if re.search(r'["$`\\!]', text) else f'"{text}"'
 
 
 def readable(value: str, depth: int = 0) -> str:
-    """Returns the value with quotes around those parts of lists and dicts, or else all of it, that Hydra's grammar does not take."""
+    """Returns the value with quotes around those parts of lists and dicts that Hydra's grammar does not accept, or around all of it."""
     if hydra(f"x={value}") is not None:
         return value
     inside, brackets = value.strip()[1:-1], value.strip()[:1] + value.strip()[-1:]
@@ -63,19 +63,19 @@ def readable(value: str, depth: int = 0) -> str:
 
 
 def alternatives(value: str) -> list[str]:
-    """Returns the values of a sweep, `a,b` or `choice(a,b)`; one where it is none."""
+    """Returns the values of a sweep, `a,b` or `choice(a,b)`; where it is no sweep, the value alone."""
     choice = re.fullmatch(r"\s*choice\((.*)\)\s*", value, re.DOTALL)
     return pieces(choice.group(1)) if choice else pieces(value)
 
 
 def pieces(text: str) -> list[str]:
-    """Returns what stands between the commas outside of quotes and brackets; all of it where something between them is blank."""
+    """Returns the pieces between commas outside of quotes and brackets; the whole text where a piece would be blank."""
     found = [text[start:end].strip() for start, end in _spans(text)]
     return found if len(found) > 1 and all(found) else [text]
 
 
 def _spans(text: str) -> Iterator[tuple[int, int]]:
-    """Where brackets and quotes do not match, they are letters like others."""
+    """Yields (start, end) of the pieces between commas. Brackets and quotes without a match are ordinary letters."""
     commas: list[int] = []
     expected: list[str] = []
     quote, before = "", ","
@@ -98,9 +98,9 @@ def _spans(text: str) -> Iterator[tuple[int, int]]:
 
 
 def as_text(field: FieldInfo, raw: str, value: Any) -> Any:
-    """Returns a value as it was typed, where the field holds texts; quotes around all of it or of an element are taken off.
+    """Returns the value for a field: for fields of texts as typed, with quotes around it or around list elements removed; else `value`.
 
-    value: as Hydra reads it, for all other fields.
+    raw: as typed.  value: as read by Hydra.
     """
     options = members(field.annotation)
     lists = any(get_origin(option) is list and str in members(get_args(option)[0]) for option in options)

@@ -19,7 +19,7 @@ EXAMINED = ("data", "objective", "eval", "recipes", "init_from", "traceback")
 
 
 def take_corpus(args: Sequence[str]) -> "Corpus":
-    """Returns what `lm train` would compose. Raises ConfigError."""
+    """Returns the data, tokenizer and objective that `lm train` would compose from these overrides. Raises ConfigError."""
     composition = compose(overrides_of(args))
     from lm.data.kinds import Corpus
 
@@ -27,9 +27,9 @@ def take_corpus(args: Sequence[str]) -> "Corpus":
 
 
 def take_examined(args: Sequence[str], own_keys: Sequence[str], run: RunFolder | None) -> "tuple[Examined, bool]":
-    """What `lm eval` is told of data and objective, and whether that says how long rows are.
+    """Returns data and objective for `lm eval`, and whether the run or the command line sets data.seq_len.
 
-    run: what the model comes from; it speaks for data and objective where none are chosen. Raises ConfigError, and CheckpointError where
+    run: the run of the model, whose data and objective are used where no others are chosen. Raises ConfigError, and CheckpointError where
     the run's config does not fit.
     """
     overrides = overrides_of(args)
@@ -45,7 +45,7 @@ def take_examined(args: Sequence[str], own_keys: Sequence[str], run: RunFolder |
     else:
         remedy = "Write data=text data.files=FILE, or data=stdlib"
         raise ConfigError(f"data: the model is in no run folder, so the data must be given. {remedy}.")
-    composition = compose(overrides, saved)  # a mistyped key is told before anything heavy is imported
+    composition = compose(overrides, saved)  # a mistyped key is reported before anything heavy is imported
     from lm.generation.examine import Examined
 
     if run is not None:

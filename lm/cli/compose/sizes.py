@@ -1,4 +1,4 @@
-"""The value of `sizes=`: widths, presets or overrides, as the overrides of each size by its name."""
+"""Parses the value of `sizes=`: widths, presets or overrides."""
 
 from lm.cli.compose import catalog
 from lm.cli.compose.naming import spoken
@@ -10,8 +10,8 @@ from lm.schema import Tree, did_you_mean, flatten
 def sizes(text: str, model: Tree) -> dict[str, list[str]]:
     """Returns the overrides of each size by its name.
 
-    '64,96' are widths: model.d_model with every hidden width of model in proportion, and all else as it is; 'micro,nano' are presets of
-    model; 'model.n_layers=2,[model.n_layers=4,model.d_model=96]' are overrides, of which brackets hold several.
+    '64,96' are widths: model.d_model, with every hidden width of the model in proportion; 'micro,nano' are model presets;
+    'model.n_layers=2,[model.n_layers=4,model.d_model=96]' are overrides, where brackets hold several for one size.
     model: the section that a width changes.  Raises ConfigError.
     """
     found: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
-"""The keys of `lm train`, known without the code behind them, which brings torch: a mistyped one is told at once.
+"""The keys of `lm train` without importing the real config classes, which import torch: so mistyped keys are reported at once.
 
-`keys.json` lists the fields of TrainConfig and of all that it may hold. Classes are made of it that refuse what the real ones refuse by
-their fields, in the same words, and can do nothing else. `make keys` writes it; where the sources have changed since, it is left aside.
+`keys.json` lists the fields of TrainConfig and of all configs that it may hold. The classes built from it reject the same values with the
+same messages as the real ones' fields, and do nothing else. `make keys` writes it; it is ignored where the sources have changed since.
 """
 
 import hashlib
@@ -25,11 +25,12 @@ _LM = Path(__file__).parents[2]
 _SOURCES = ("schema.py", "ops/**/*.py", "nn/**/*.py", "adapters/**/*.py", "data/**/*.py", "generation/config.py", "training/**/*.py")
 _DECLARATION = re.compile(rb"^class \w+\((?!nn\.Module).*\n(?:(?: .*)?\n)*|^\w+ = .*\n", re.M)
 _METHOD = re.compile(rb"^    def .*\n(?:(?:    [ )].*)?\n)*", re.M)
-_LAZY: Any = {"defer_build": True, "use_attribute_docstrings": False, "validate_default": False}  # most are never used
+_LAZY: Any = {"defer_build": True, "use_attribute_docstrings": False, "validate_default": False}  # most of these classes are never used
 
 
 def root() -> type[Config]:
-    """Returns TrainConfig, or what is made of the list where that is quicker and as good: no plugin adds kinds, and it is up to date."""
+    """Returns the class built from keys.json in place of TrainConfig, where the list is up to date and no plugin adds kinds; else
+    TrainConfig, also where that is imported already."""
     if plugins.loaded() or "lm.training.config" in sys.modules or (listed := _listed()) is None:
         return real()
     return listed
@@ -37,19 +38,19 @@ def root() -> type[Config]:
 
 @cache
 def real() -> type["TrainConfig"]:
-    """Returns TrainConfig, which brings torch. Not asked twice: what is young would count as old each time."""
+    """Returns TrainConfig, whose import brings torch. Cached, since each pause of the collector makes young objects count as old."""
     with collector.paused():
         from lm.training.config import TrainConfig
     return TrainConfig
 
 
 def sources(folder: Path = _LM) -> list[Path]:
-    """Returns the files that may say something of config classes."""
+    """Returns the files that may declare config classes."""
     return sorted(path for pattern in _SOURCES for path in folder.glob(pattern))
 
 
 def declared(folder: Path = _LM) -> str:
-    """Returns the SHA-256 of what the sources of lm say of config classes, the bodies of their methods left out."""
+    """Returns the SHA-256 of the declarations of config classes in lm's sources, without the bodies of their methods."""
     found = hashlib.sha256()
     for path in sources(folder):
         for declaration in _DECLARATION.findall(path.read_bytes()):
@@ -59,7 +60,7 @@ def declared(folder: Path = _LM) -> str:
 
 @cache
 def _listed() -> type[Config] | None:
-    """None where there is no list of these sources."""
+    """Returns the class built from keys.json; None where there is no list, or it is not of these sources."""
     try:
         listed = json.loads(FILE.read_bytes())
     except (OSError, ValueError):
@@ -68,7 +69,7 @@ def _listed() -> type[Config] | None:
 
 
 def made(classes: list[Tree]) -> type[Config]:
-    """Returns the last of these classes, each of which may have the ones before it in its fields."""
+    """Builds classes in order and returns the last; the fields of each may have the classes before it as types."""
     found: dict[str, Any] = {"Config": Config, "Slot": Slot}
     for told in classes:
         fields: Any = {name: _field(field, found) for name, field in told["fields"].items()}
@@ -89,7 +90,7 @@ def _field(told: Tree, found: Tree) -> tuple[Any, Any]:
 
 
 def _config(annotation: Any, tree: Tree) -> Config | dict[str, Any]:
-    """The config that a tree means under this annotation, or a dict of such."""
+    """Returns the config that a tree stands for under this annotation, or a dict of configs."""
     if (entry := entry_type(members(annotation)[0])) is not None:
         return {name: _config(entry, each) for name, each in tree.items()}
     cls = variant(annotation, tree)
@@ -98,7 +99,7 @@ def _config(annotation: Any, tree: Tree) -> Config | dict[str, Any]:
 
 
 def _type(told: Any, found: Tree) -> Any:
-    """What `tools.keys` says of an annotation, as an annotation again."""
+    """Returns the annotation that `tools.keys` has written as plain JSON."""
     plain = {"int": int, "float": float, "bool": bool, "str": str, "null": None}
     if isinstance(told, str):
         return plain[told] if told in plain else found[told]

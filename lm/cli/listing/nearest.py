@@ -1,4 +1,4 @@
-"""Which key a person means who names it as other programs do, or leaves its section out."""
+"""Finds the key that a user means who writes another program's name for it, or leaves its section out."""
 
 from collections.abc import Iterable
 
@@ -64,8 +64,8 @@ OTHER_NAMES = {  # in transformers' Trainer and configs, nanoGPT, litgpt and Lig
 
 
 def meant(key: str, section: str, paths: Iterable[str]) -> list[str]:
-    """Returns what this key is called here, or else the shallowest path that has the same words, or whose last part has; of several those
-    in the section. The values go with some: 'logger=wandb'."""
+    """Returns the keys that other programs call by this name; else the shallowest path with the same words, or with a last part that has
+    them. Those in the section go before others. Some have a value: 'logger=wandb'."""
     found = [path for path, names in OTHER_NAMES.items() if key.lower() in names.split()]
     if not found:
         same = [path for path in paths if words(key) in (words(path), words(path.rpartition(".")[2]))]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DOINGS = ("plan", "run", "report", "noise")
 _OF_CLUSTER = {"cluster", "partition", "minutes", "gpus", "sbatch"}
 C = TypeVar("C", bound=RunsConfig)
-_LONGEST = 60  # of the names that are made up here
+_LONGEST = 60  # longest default name of a study or ladder
 
 
 class Ablate(Verb):
@@ -169,7 +169,7 @@ class Ablate(Verb):
             say(line)
 
     def _climbs(self) -> bool:
-        """Whether a ladder is meant: sizes are given, or the study that began is one. Raises ConfigError for keys of the other."""
+        """Whether a ladder is meant: sizes are given, or the begun study is one. Raises ConfigError for keys that belong to the other."""
         began = self.study is not None and os.path.lexists(Path(os.path.expanduser(self.dir), self.name or self.study, LADDER))
         given = self.model_fields_set
         if self.sizes is None and not began:
@@ -214,8 +214,8 @@ class Ablate(Verb):
         say(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
 
     def _sizes(self, overrides: list[str]) -> tuple[dict[str, list[str]], str]:
-        """The overrides of each size, and the name of the ladder. Raises ConfigError for what is mistyped, before anything heavy is
-        imported."""
+        """Returns the overrides of each size, and the ladder's name. Raises ConfigError for mistyped keys and values, before anything heavy
+        is imported."""
         base = compose(plugins.take(overrides)).full()
         own, name = sizes(str(self.sizes), base["model"]), self.name or cut(f"sizes-{base['run']['name']}", _LONGEST)
         if not os.path.lexists(Path(os.path.expanduser(self.dir), name)):
@@ -224,7 +224,7 @@ class Ablate(Verb):
         return own, name
 
     def _judge(self, asked: Tree) -> None:
-        """Raises ConfigError for what is mistyped, before anything heavy is imported."""
+        """Raises ConfigError for mistyped keys and values of a study, before anything heavy is imported."""
         config = self._config(StudyConfig, asked, None)
         for own in config.variants.values():
             compose(plugins.take([*config.overrides, *own])).full()
@@ -246,7 +246,8 @@ class Ablate(Verb):
         return Cluster(self.cluster, self.jobs, self.minutes, self.gpus, options_of(self.partition, self.sbatch))
 
     def _config(self, cls: type[C], asked: Tree, begun: C | None) -> C:
-        """What is asked, and what the command line says of it.  begun: as it is there, which says what nobody else does."""
+        """Returns the config of a study or ladder: `asked`, overridden by the command line.  begun: on disk; its threads and seeds apply
+        where neither sets them."""
         keys = {"baseline", "match", "knob", "tune", "seeds", "metric", "least_effect", "give_up_after", "exchange", "threads", "tokens"}
         given = {key: getattr(self, key) for key in sorted(keys & cls.model_fields.keys() & self.model_fields_set)}
         said = {key: value for key, value in given.items() if value is not None or type(None) in members(cls.model_fields[key].annotation)}
@@ -256,13 +257,13 @@ class Ablate(Verb):
 
 
 def _listed(override: str) -> str:
-    """Lengths to measure at are a list, and no variants."""
+    """Returns an override with the values of eval.seq_len as a list, since several lengths are no variants."""
     key, _, value = override.partition("=")
     return f"{key}=[{value}]" if key == "eval.seq_len" and value[:1].isdigit() else override
 
 
 def _asked(study: str | None, overrides: list[str]) -> tuple[str, Tree | None]:
-    """The name of a study, and what it asks: of a recipe's block, a file, or overrides with several values. None: it has begun."""
+    """Returns a study's name, and its question from a recipe's block, a file, or overrides with several values; None: it has begun."""
     if study is None:
         return _swept(overrides)
     if study.endswith((".yaml", ".yml")):
@@ -278,13 +279,13 @@ def _asked(study: str | None, overrides: list[str]) -> tuple[str, Tree | None]:
 
 
 def _with(asked: Tree, before: list[str], behind: list[str]) -> Tree:
-    """With more overrides of every run; what is no list is refused when the study is made of it."""
+    """Returns a question with further overrides for all runs; `overrides` that are no list raise when the study is made."""
     own = asked.get("overrides", [])
     return {**asked, "overrides": [*before, *own, *behind] if isinstance(own, list) else own}
 
 
 def _swept(overrides: list[str]) -> tuple[str, Tree]:
-    """A variant for each combination of values."""
+    """Returns name and question of a study with a variant for each combination of values."""
     shared, variants = _varied(overrides)
     if not variants:
         raise ConfigError("ablate: there is one variant only. Name a study=, or several values of a key, as in model/ffn=swiglu,gelu.")
@@ -293,7 +294,7 @@ def _swept(overrides: list[str]) -> tuple[str, Tree]:
 
 
 def _varied(overrides: list[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """The overrides with one value, and by the name of a variant what it has of the others."""
+    """Returns the overrides with a single value, and each variant's values of the others, by its name."""
     jobs = expand(overrides)
     varied = differing(jobs)
     return [text for i, text in enumerate(overrides) if i not in varied], variant_names(jobs) if varied else {}

@@ -39,12 +39,12 @@ class Compare(Writer):
         replaced = self.overwrite or "out" not in self.model_fields_set
         baseline = self.baseline or _of_study(Path(folders[0]))
         answer(compare(folders, self.out, overwrite=replaced, format=self.format, x=self.x, baseline=baseline))
-        tell = say if self.format == "text" else note  # stdout may be on its way to a program
+        tell = say if self.format == "text" else note  # stdout may be read by a program
         tell(f"table: {self.out}" if alone else f"picture: {Path(self.out) / 'compare.png'}")
 
 
 def _of_study(folder: Path) -> str | None:
-    """The first run of the baseline of the study that a folder is; None where it is none, or that has not run yet."""
+    """Returns the first run of the baseline, where the folder is a study's; None where it is not, or that run does not exist yet."""
     if not (folder / "study.json").is_file():
         return None
     from lm.ablation.study import read_study

@@ -85,12 +85,12 @@ def _fish() -> str:
 
 
 def _quoted(words: list[str], each: str = "") -> str:
-    """No word has a quote in it."""
+    """Returns the words in single quotes, all together or, with `each` between them, one by one; no word contains a quote."""
     return each.join(f"'{word}'" for word in words) if each else f"'{' '.join(words)}'"
 
 
 def _words() -> Iterator[tuple[str, list[str]]]:
-    """Each verb with what may stand behind it."""
+    """Yields each verb with the words that may follow it."""
     groups = catalog.groups()
     train = [f"{key}=" for key in sorted(known_keys()) if key.replace(".", "/") not in groups]
     train += [f"{group}={option}" for group, options in groups.items() for option in options]
@@ -102,6 +102,6 @@ def _words() -> Iterator[tuple[str, list[str]]]:
 
 
 def _choices(annotation: object) -> list[str]:
-    """The values of a Literal; one empty text for all else."""
+    """Returns the values of a Literal or bool; for other annotations one empty text."""
     found = [str(choice) for part in members(annotation) for choice in getattr(part, "__args__", ()) if isinstance(choice, str)]
     return [*found, *(["true", "false"] if annotation is bool else [])] or [""]

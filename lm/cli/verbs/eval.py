@@ -58,7 +58,7 @@ class Eval(Verb):
     """json: one object on one line."""
 
     def run(self, rest: list[str]) -> None:
-        """Prints figures on stdout, progress on stderr."""
+        """Prints metrics on stdout, progress on stderr."""
         model = resolve_model(self.from_)
         if self.tasks is not None:
             self.refuse(rest)
@@ -99,7 +99,7 @@ class Eval(Verb):
 
 
 def _metrics(found: Tree) -> list[tuple[str, ...]]:
-    """Rows of task, metric, value with its standard error, samples."""
+    """Returns table rows of task, metric, value, standard error, number of samples."""
     rows: list[tuple[str, ...]] = [("task", "metric", "value", "error", "samples")]
     for task, values in found["results"].items():
         for name, value in values.items():

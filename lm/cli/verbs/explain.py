@@ -54,13 +54,13 @@ def _setting(composition: Composition, path: str, field: FieldInfo) -> str:
 
 
 def _history(composition: Composition, path: str, field: FieldInfo) -> list[tuple[str, str, str]]:
-    """Who says something about a setting, what, and where, the one that counts last."""
+    """Returns (layer, value, source) for each place that sets a setting, weakest first: the last one wins."""
     said = [(layer.label, value_text(value), layer.source or f"{path}=") for layer, value in composition.stated(path)]
     if not field.is_required():
         owner, _ = find_field(known.root(), composition.tree, path.split("."))
         return [("class default", default_text(field), owner.__name__), *said]
     section, _, _ = path.rpartition(".")
-    if not said and section and isinstance((whole := check_key(section, composition.tree)).default, int):  # one number for all its keys
+    if not said and section and isinstance((whole := check_key(section, composition.tree)).default, int):  # one number sets all keys of its section
         return _history(composition, section, whole)
     return said or [("nowhere yet", default_text(field), f"set {path}=...")]
 

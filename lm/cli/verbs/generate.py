@@ -76,7 +76,7 @@ class Generate(Verb, GenerateConfig):
         model, tokenizer = load(folder, self.device, self.merge, self.dtype, self.cache, self.compile)
         drafter = drafter_of(model, tokenizer, self, self.dtype, self.compile)
         if self.prompt is None and (self.chat or (self.chat is None and tokenizer.chat_template is not None)):
-            with quiet():  # else how long it takes would be told over what is typed
+            with quiet():  # else progress would be printed over the user's input
                 self._converse(model, tokenizer, drafter)
         else:
             self._complete(model, tokenizer, drafter)
@@ -94,7 +94,7 @@ class Generate(Verb, GenerateConfig):
         grammar_of(tokenizer, self, ends_of(tokenizer, chat))
         self._note_beginnings(prompts, tokenizer)
         for prompt in prompts:
-            room(model, prompt_ids(model, tokenizer, prompt, chat), self)  # what does not fit is refused before anything is printed
+            room(model, prompt_ids(model, tokenizer, prompt, chat), self)  # raises for a prompt that does not fit, before anything is printed
         shown = [("" if answers else prompt) for prompt in prompts for _ in range(self.n)]
         if self.format == "json":
             found = complete(model, tokenizer, prompts, self, chat=chat, drafter=drafter)
@@ -139,7 +139,7 @@ class Generate(Verb, GenerateConfig):
                 self._note_limits(found, model.max_seq_len)
 
     def _note_beginnings(self, prompts: Sequence[str], tokenizer: "Tokenizer") -> None:
-        """What is not what a prompt of a person mostly means."""
+        """Prints notes on prompts that are probably not meant as they are: without a chat template, or ending in a space."""
         if self.chat is None and self.prompt is not None and tokenizer.chat_template is not None:
             note("prompt: continued as it stands. chat=true asks it as a user's message, in the model's chat template.")
         for prompt in prompts:
@@ -159,11 +159,11 @@ def _standard_input() -> str:
     if sys.stdin.isatty():
         raise ConfigError(f"prompt: none was given, and standard input is no file or pipe. {_REMEDY}.")
     text = _decoded(sys.stdin.buffer.read(), "standard input")
-    return text.removesuffix("\n").removesuffix("\r")  # the line end that echo adds
+    return text.removesuffix("\n").removesuffix("\r")  # the line break that echo adds
 
 
 def _typed() -> Iterator[str]:
-    """Lines of a terminal, edited by readline where there is one."""
+    """Yields lines typed in the terminal, with readline's editing where it is available."""
     with suppress(ImportError):
         import readline  # noqa: F401
     note("A conversation: /reset forgets it, /exit or Ctrl-D ends it.")

@@ -34,7 +34,7 @@ class Show(Verb):
     """Run, model or checkpoint folder; rows and optimizer are those of its run, unless told. null: what the overrides say."""
 
     def run(self, rest: list[str]) -> None:
-        """Prints the tree and the figures."""
+        """Prints the module tree, the counts and the memory."""
         folder = resolve_model(self.from_) if self.from_ else None
         run = RunFolder.around(folder) if folder is not None else None
         saved = Layer("run", str(run.config_file), flatten(run.config())) if run is not None else None
@@ -43,7 +43,7 @@ class Show(Verb):
 
         adapter = read_config(folder).get("adapter") if folder is not None else None
         shown = sized(composition, {"adapter": adapter} if adapter is not None else {})
-        if not self.from_:  # else nothing is trained, and how gently that would be is no news
+        if not self.from_:  # with from= nothing is trained, so notes on fine-tuning do not matter
             composition.tell()
         for text in described(composition, shown):
             answer(text)

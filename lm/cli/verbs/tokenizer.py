@@ -30,7 +30,7 @@ class Tokenizer(Writer):
     """The option of the group tokenizer; byte_bpe and bpe are one."""
 
     def run(self, rest: list[str]) -> None:
-        """Prints the figures on stdout, progress on stderr."""
+        """Prints the tokenizer's statistics on stdout, progress on stderr."""
         out = require_free(self.out, self.overwrite)
         options = [f"tokenizer.{arg}" if arg.split("=")[0] in _OPTIONS else arg for arg in rest]
         corpus = take_corpus([f"tokenizer={self.kind.removeprefix('byte_')}", *options])

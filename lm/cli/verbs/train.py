@@ -24,7 +24,7 @@ from lm.storage.reading import yaml_text
 from lm.storage.run_folder import RunFolder
 from lm.training.launch.parent import end_with_parent
 
-_TOLD = ("recipes", "model", "data", "objective", "optim")  # groups whose options say most of a run
+_TOLD = ("recipes", "model", "data", "objective", "optim")  # groups whose options the first line names
 
 
 class Train(Verb):
@@ -58,7 +58,7 @@ class Train(Verb):
 
     @classmethod
     def help_text(cls, rest: list[str]) -> str:
-        """Returns usage, recipes, groups, and every option of the composition at hand with its type, value and meaning."""
+        """Returns usage, recipes, groups, and every option of this composition with its type, value and meaning."""
         composition = compose(parse_call(rest).overrides)
         sections: dict[str, list[Entry]] = {"": []}
         for path, field in fields(known.root(), composition.tree):
@@ -74,8 +74,8 @@ class Train(Verb):
 
 
 def _ended(composition: Composition) -> Path | None:
-    """The folder of the run that this very command has trained to its last step, told at once; None where the code that trains must look,
-    and says the same where there is nothing left to do."""
+    """Returns the run's folder, and says so at once, if this same command has trained it to its last step already. Returns None where the
+    training code must decide; it says the same where nothing is left to do."""
     config = composition.full()
     folder = RunFolder.of(config["run"])
     if config["launch"]["nodes"] > 1 or not folder.exists():
@@ -93,8 +93,8 @@ def _ended(composition: Composition) -> Path | None:
 
 
 def _outset(composition: Composition) -> str | None:
-    """What is about to run, told before what trains it is imported, which takes seconds; None where nothing trains in that folder, and on
-    all machines of a SLURM job but the first."""
+    """Returns a line on the run about to start, printed before the training code is imported, which takes seconds. None where nothing
+    trains in that folder (plan, check), and on all machines of a SLURM job but the first."""
     config = composition.full()
     if config["plan"] or config["check"] or (config["launch"]["nodes"] > 1 and os.environ.get("SLURM_NODEID", "0") != "0"):
         return None
@@ -133,7 +133,8 @@ def _train(composition: Composition, command: str) -> None:
 
 
 def _report(folder: Path) -> None:
-    """Writes the page, unless the run had ended before and has one, and what to do next; the run is complete, whatever happens here."""
+    """Writes the report, unless a run that had ended before has one, and prints what to do next. Errors are only noted: the run is
+    complete."""
     try:
         if (path := RunFolder(folder).report()) is None:
             with progress("Writing the report"):

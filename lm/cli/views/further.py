@@ -1,4 +1,4 @@
-"""What there is to do with a run that has ended."""
+"""Suggests commands for a run that has ended."""
 
 import shlex
 
@@ -10,7 +10,7 @@ from lm.storage.run_folder import RunFolder
 
 
 def further(run: RunFolder) -> list[str]:
-    """Returns lines of commands: the first one lets the model speak, where it can."""
+    """Returns lines of commands; where the model can generate, the first one does."""
     config, given = flatten(run.config()), f"from={shlex.quote(str(run.path))}"
     prompts = config.get("trainer.sample_prompts")
     prompt = str(prompts[0]) if isinstance(prompts, list) and prompts else run.samples.beginning() or "Once upon a time"

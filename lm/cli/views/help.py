@@ -1,4 +1,4 @@
-"""Help in lines of 80 columns: usages folded, and a paragraph for each option."""
+"""Help texts, wrapped to 80 columns: usages, and a paragraph for each option."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -16,18 +16,18 @@ Entry = tuple[str, str, str]  # name, what it may be and is, what it means
 
 
 def usage(cls: type[Config]) -> str:
-    """Returns the docstring: prose folded, and of a table each row, behind its last gap of several blanks."""
+    """Returns the wrapped docstring. Rows of a table are wrapped one by one, indented to their last column."""
     return "\n".join(_folded(cleandoc(cls.__doc__ or "").splitlines()))
 
 
 def listing(cls: type[Config]) -> str:
-    """Returns an entry for each field, required ones first. For the keys of a verb's own."""
+    """Returns an entry for each field, required fields first; for a verb's own keys."""
     found = sorted(cls.model_fields.items(), key=lambda item: not item[1].is_required())
     return entries(_entry(name.rstrip("_"), field) for name, field in found)
 
 
 def entries(rows: Iterable[Entry]) -> str:
-    """Returns the name and the value on one line, and below what it means."""
+    """Returns for each row its name and value on one line, and its meaning below."""
     return "\n".join(line for name, value, what in rows for line in [*_hung(f"  {name}  ", value, 6), *_below(what)])
 
 
@@ -48,13 +48,13 @@ def _folded(lines: list[str]) -> Iterator[str]:
 
 
 def _row(line: str) -> list[str]:
-    """A row of a table keeps its first column, unless that leaves too little for the next."""
+    """Returns the wrapped lines of a table's row. The row keeps its first column, unless that leaves too little space for the next."""
     gap = re.match(r"(.*\S {2,}| *)(?=\S)", line)
     head = gap.group(1) if gap else ""
     return _hung(head, line[len(head) :], len(head)) if len(head) < WIDTH // 2 else _hung("  ", "  ".join(re.split(" {2,}", line)), 6)
 
 
 def _hung(head: str, text: str, indent: int) -> list[str]:
-    """Lines of a text behind its head, and below each other from a column on."""
+    """Returns the wrapped lines of a text after its head; further lines are indented."""
     found = wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * indent, break_on_hyphens=False)
     return found or [head.rstrip()]

@@ -1,4 +1,4 @@
-"""A ladder of sizes as a table, before it is run."""
+"""A ladder of sizes as a table, before its runs."""
 
 from lm.ablation.scaling.config import Count
 from lm.ablation.scaling.law import Point
@@ -8,7 +8,7 @@ from lm.units import counted, si, table
 
 
 def plan(ladder: Ladder, count: Count) -> str:
-    """What would run, and what it costs."""
+    """Returns a table of the runs and their cost."""
     head = "non-embedding parameters (N)" if count == "non_embedding" else "parameters (N)"
     rows = [("size", head, *(f"tokens x {times:g}" for times in ladder.config.tokens), "6 N D of the longest")]
     found = ladder.cells()

@@ -1,4 +1,4 @@
-"""What `lm show` says of a model: its tree, its figures, and the memory that training it needs."""
+"""The output of `lm show`: a model's modules, its counts, and the memory that training it needs."""
 
 from dataclasses import fields
 
@@ -25,13 +25,13 @@ class _Tokenized(Config):
 
 
 def sized(composition: Composition, sections: Tree | None = None) -> Sized:
-    """Returns what of a training decides its size.  sections: in place of those composed. Raises ConfigError."""
+    """Returns the parts of a training config that decide its size.  sections: replace composed ones. Raises ConfigError."""
     data = {key: value for key, value in composition.tree["data"].items() if key in DataConfig.model_fields}  # whatever its kind
     return composition.part(Sized, data={"kind": "stdlib", **data}, **(sections or {}))
 
 
 def described(composition: Composition, shown: Sized) -> list[str]:
-    """Returns the tree, the figures, and the memory. Raises ConfigError where the parts do not fit."""
+    """Returns lines with the module tree, the counts and the memory. Raises ConfigError where the parts do not fit each other."""
     cfg, assumed = _filled(composition, shown)
     if shown.data.seq_len > (cfg.max_seq_len or 0):
         said = f"data.seq_len={shown.data.seq_len} is over model.max_seq_len={cfg.max_seq_len}"
@@ -45,14 +45,14 @@ def described(composition: Composition, shown: Sized) -> list[str]:
 
 
 def _trained(model: LM) -> list[tuple[str, str]]:
-    """A row where some weights are frozen."""
+    """Returns a row with the number of trained parameters, where some are frozen; else []."""
     n, total = sum(p.numel() for p in trainable(model).values()), sum(p.numel() for p in model.parameters())
     still = n + sum(p.numel() for p in model.steered().values()) < total
     return [("trained", f"{n:,} of {total:,} parameters, {100 * n / total:.2g} %")] * still
 
 
 def _filled(composition: Composition, shown: Sized) -> tuple[ModelConfig, list[tuple[str, str]]]:
-    """The config with its sizes, and a row for each that neither preset nor command line states."""
+    """Returns the model config with its sizes filled in, and a row for each size that neither preset nor command line sets."""
     cfg = shown.model.sized(shown.model.vocab_size or _n_tokens(composition, shown), shown.data.seq_len)
     assumed = []
     if shown.model.vocab_size is None:

@@ -1,4 +1,4 @@
-"""The modules of a model as rows of text, equal blocks once."""
+"""The modules of a model as rows of text; equal blocks are listed once."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ _ORDER = ["embed", "position", "segment", "embed_norm", "encoder", "blocks", "no
 
 
 def outline(model: LM) -> list[Row]:
-    """(name, what it is, parameters) of every module that has some; below a row of several blocks stands one of them."""
+    """Returns (name, description, parameters) of every module that has parameters; equal blocks have one row, with one of them below it."""
     tied = model.head if model.head.weight is model.embed.weight else None
     rows = list(_rows(model, "", 0, tied))
     width = max(len(number) for _, _, number in rows)
@@ -42,7 +42,7 @@ def _rows(module: nn.Module, name: str, depth: int, tied: nn.Module | None, time
 
 
 def _distinct(blocks: nn.ModuleList) -> Iterator[tuple[str, nn.Module, int]]:
-    """Label, first and number of each kind of block, in order of the first."""
+    """Yields (label, first block, number of blocks) of each kind of block, in the order of the first blocks."""
     kinds: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for i, block in enumerate(blocks):
         kinds.setdefault(tuple((name, _what(module)) for name, module in block.named_modules()), []).append(i)
@@ -51,7 +51,7 @@ def _distinct(blocks: nn.ModuleList) -> Iterator[tuple[str, nn.Module, int]]:
 
 
 def _label(where: list[int]) -> str:
-    """0-31, or 0,2..30 with a step, or a list."""
+    """Returns the blocks' indices as 0-31, as 0,2..30 with a step, or as a list."""
     step = where[1] - where[0] if len(where) > 1 else 1
     if where != list(range(where[0], where[-1] + 1, step)):
         return ",".join(map(str, where))
@@ -61,7 +61,7 @@ def _label(where: list[int]) -> str:
 
 
 def _what(module: nn.Module) -> str:
-    """Its class, and what it says of itself in a `print`; torch's own shortly."""
+    """Returns a module's class with its extra_repr; for torch's own modules a short form."""
     kind = "Linear" if isinstance(module, Out | AskedLinear) else type(module).__name__
     match module:
         case nn.Embedding():

@@ -1,4 +1,4 @@
-"""A batch as text to look at."""
+"""A batch as readable text."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ Line = list[tuple[str, str]]  # (text, style)
 
 
 def shown(batch: Batch, tokenizer: Tokenizer) -> list[Line]:
-    """What each document of each row reads and predicts; what is seen from all sides is in ⟨⟩."""
+    """Returns lines with the inputs and labels of each document of each row; inputs with bidirectional attention are in ⟨⟩."""
     return [line for row in range(len(batch.tokens)) for line in _row(batch, row, tokenizer)]
 
 
@@ -29,7 +29,7 @@ def _row(batch: Batch, row: int, tokenizer: Tokenizer) -> Iterator[Line]:
 
 
 def _documents(tokens: Tensor, positions: Tensor | None, documents: Tensor | None, row: int) -> list[Tensor]:
-    """The places of each document of a row, as masks."""
+    """Returns a mask over a row's places for each of its documents."""
     if documents is not None:
         return [documents[row] == number for number in range(int(documents[row].max()) + 1)]
     return [positions[row] >= 0 if positions is not None else tokens[row] == tokens[row]]
@@ -43,6 +43,6 @@ def _spans(tokens: Tensor, prefix: Tensor | None, tokenizer: Tokenizer) -> Itera
 
 
 def _visible(tokenizer: Tokenizer, token: int) -> str:
-    """Specials by name, line ends as signs, bytes that are no text as U+FFFD."""
+    """Returns a token as visible text: special tokens by name, line breaks and tabs as signs, bytes that are no text as U+FFFD."""
     text = tokenizer.decode([token]) or tokenizer.special_names.get(token, f"[{token}]")
     return text.replace("\r", "␍").replace("\n", "⏎").replace("\t", "⇥")

@@ -1,4 +1,4 @@
-"""A study as a table, before it is run."""
+"""A study as a table, before its runs."""
 
 from lm.ablation.exchange import LENGTHS, branched, leaves
 from lm.ablation.matching import size
@@ -9,7 +9,7 @@ from lm.units import counted, si, table
 
 
 def plan(study: Study) -> str:
-    """What would run, and what it costs."""
+    """Returns a table of the variants' runs and their cost."""
     base = size(study.variants[study.config.baseline])
     rows = [("variant", "parameters", "against the baseline", "tokens a run", "FLOPs a run", str(study.config.moved or ""))]
     for name, cfg in study.variants.items():

@@ -10,7 +10,7 @@ from lm.schema import Config, entry_type, members, variants
 
 
 def type_text(field: FieldInfo) -> str:
-    """E.g. 'int > 0, or null', 'fp32 | bf16-mixed', 'list of text'."""
+    """Returns a field's type in words, e.g. 'int > 0, or null', 'fp32 | bf16-mixed', 'list of text'."""
     entry = entry_type(field.annotation)
     if entry is not None:
         return f"{' | '.join(variants(entry)) or _name(entry)}, any number of them by name"
@@ -24,19 +24,19 @@ def type_text(field: FieldInfo) -> str:
 
 
 def default_text(field: FieldInfo) -> str:
-    """The class default as it would be written in yaml; 'none, must be set' where there is none."""
+    """Returns the class default as it would be written in yaml; 'none, must be set' where there is none."""
     return "none, must be set" if field.is_required() else value_text(field.get_default(call_default_factory=True))
 
 
 def value_text(value: Any) -> str:
-    """A value as it would be written on the command line."""
+    """Returns a value as it would be written on the command line."""
     if isinstance(value, Config):
         return value_text(value.tree())
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=Config.tree)
 
 
 def sentence(field: FieldInfo) -> str:
-    """The description on one line."""
+    """Returns a field's description on one line."""
     return " ".join((field.description or "").split())
 
 

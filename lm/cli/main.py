@@ -50,7 +50,7 @@ _EXAMPLES = """\
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line and returns its exit code. An error's last line on stderr is one sentence, after a traceback if traceback=true."""
+    """Runs a command line and returns its exit code. The last line on stderr is one sentence; with traceback=true a traceback precedes."""
     args = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # else torch's threads spin while they wait, which starves a busy machine
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
@@ -136,7 +136,7 @@ def _fail(args: Sequence[str], error: LmError, code: int) -> int:
 
 
 def _unexpected(args: Sequence[str], error: Exception) -> int:
-    """Returns the exit code for an error that is no LmError: one of the file system, or a bug."""
+    """Prints an error that is no LmError, of the file system or a bug, and returns the exit code."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
     if isinstance(error, OSError) and full:
         printing.drop_answers()

@@ -60,7 +60,7 @@ def _history(composition: Composition, path: str, field: FieldInfo) -> list[tupl
         owner, _ = find_field(known.root(), composition.tree, path.split("."))
         return [("class default", default_text(field), owner.__name__), *said]
     section, _, _ = path.rpartition(".")
-    if not said and section and isinstance((whole := check_key(section, composition.tree)).default, int):  # one number sets all keys of its section
+    if not said and section and isinstance((whole := check_key(section, composition.tree)).default, int):  # one number for all its keys
         return _history(composition, section, whole)
     return said or [("nowhere yet", default_text(field), f"set {path}=...")]
 

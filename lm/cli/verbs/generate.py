@@ -94,7 +94,7 @@ class Generate(Verb, GenerateConfig):
         grammar_of(tokenizer, self, ends_of(tokenizer, chat))
         self._note_beginnings(prompts, tokenizer)
         for prompt in prompts:
-            room(model, prompt_ids(model, tokenizer, prompt, chat), self)  # raises for a prompt that does not fit, before anything is printed
+            room(model, prompt_ids(model, tokenizer, prompt, chat), self)  # raises for too long a prompt before anything is printed
         shown = [("" if answers else prompt) for prompt in prompts for _ in range(self.n)]
         if self.format == "json":
             found = complete(model, tokenizer, prompts, self, chat=chat, drafter=drafter)

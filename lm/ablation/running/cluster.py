@@ -24,9 +24,9 @@ _REQUEUED = 1000  # times that a job may time out and be requeued
 
 @dataclass(frozen=True)
 class Cluster(Place):
-    """Jobs that go on without the command that submitted them.
+    """Runs as cluster jobs, which go on without the command that submitted them.
 
-    jobs: at once.  minutes: of a job, which is then saved and put back into the queue.  options: of sbatch, by name.
+    jobs: how many run at once.  minutes: time of a job, which then saves its run and is requeued.  options: of sbatch, by name.
     Raises ConfigError where submitit is not installed.
     """
 
@@ -101,7 +101,7 @@ class Cluster(Place):
 
 @dataclass(frozen=True)
 class _Local:
-    """A job of this machine that another command started.  process: which is its id."""
+    """A job that another command started on this machine.  process: the id of its process, which is the job's id."""
 
     process: int
 

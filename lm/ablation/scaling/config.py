@@ -1,4 +1,4 @@
-"""What a ladder of sizes asks."""
+"""The config of a ladder of sizes."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""`init_from=...`: the checkpoint's model and tokenizer replace the composed ones, and lower rates are chosen (conf/finetune.yaml)."""
+"""`init_from=...`: the checkpoint's model and tokenizer replace the composed ones, and gentler settings are chosen (conf/finetune.yaml)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

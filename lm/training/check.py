@@ -31,8 +31,8 @@ def check(cfg: TrainConfig, run: Callable[[TrainConfig], object], say: Callable[
 
 
 def _small(cfg: TrainConfig, trial: Path, steps: int) -> TrainConfig:
-    """Returns the config of a trial run of 1 or 2 steps; the second trial resumes from the first one's checkpoint. `check` stays on, so each
-    step begins with its widest micro-batch."""
+    """Returns the config of a trial run of 1 or 2 steps; the second trial resumes from the first one's checkpoint. `check` stays on, so
+    each step begins with its widest micro-batch."""
     tree = cfg.tree()
     tree |= {"run": {"dir": str(trial), "name": "run"}, "logger": {"kind": "jsonl"}}
     tree["schedule"] |= {"warmup_steps": 0}

@@ -67,8 +67,8 @@ class Saved(Config):
 
     @classmethod
     def of(cls, reader: CheckpointReader) -> Self:
-        """Returns a checkpoint's metadata. Raises CheckpointError where a key is missing or has another type, or the step is not that of the
-        folder's name."""
+        """Returns a checkpoint's metadata. Raises CheckpointError where a key is missing or has another type, or the step is not the one in
+        the folder's name."""
         found = checked(cls, reader.meta, reader.folder / META)
         if reader.folder.name != step_folder(reader.folder.parent, found.step).name:
             raise CheckpointError(f"{reader.folder / META}: it is of step {found.step}, and its folder of another. Use another checkpoint.")

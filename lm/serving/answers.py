@@ -10,7 +10,8 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.sampling import Logprob
 from lm.generation.text import primed
 from lm.schema import Tree
-from lm.serving.asked import Asked, ChatBody
+from lm.serving.asked import Asked
+from lm.serving.bodies import ChatBody
 from lm.serving.worker import Piece
 
 

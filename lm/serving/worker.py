@@ -15,7 +15,8 @@ from lm.generation.sampling import Logprob
 from lm.generation.text import Continuation, primed
 from lm.nn.transformer import LM
 from lm.printing import note
-from lm.serving.asked import Asked, ChatBody, Refusal
+from lm.serving.asked import Asked, Refusal
+from lm.serving.bodies import ChatBody
 from lm.serving.metrics import Metrics
 
 _UNTOLD = float("nan")  # log p of a prompt's first token, which nothing stands before

@@ -27,7 +27,7 @@ from lm.generation.load import load
 from lm.generation.rollouts import held_out_rewards
 from lm.nn.transformer import LM
 from lm.schema import Config, Tree, did_you_mean, from_tree
-from lm.storage.adapted import Adapted, near
+from lm.storage.adapted import Adapted, near, placed
 from lm.storage.checkpoint import checkpoints, read_meta
 from lm.storage.model_folder import read_config, resolve_model
 from lm.storage.run_folder import RunFolder
@@ -58,7 +58,7 @@ class Examined(Config):
     @classmethod
     def of_run(cls, run: RunFolder) -> Self:
         """Raises CheckpointError where the run's config cannot be read, ConfigError where it needs a plugin."""
-        tree = run.config()
+        tree = placed(run.config(), run.path)
         try:
             seed = tree.get("seed", 0)
             drawn = {"seed": seed["data"] if isinstance(seed, dict) else seed}

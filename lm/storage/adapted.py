@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from lm.errors import CheckpointError
 from lm.schema import Config, Tree
 from lm.storage.model_folder import folder_hash, read_model, resolve_model
 from lm.storage.reading import checked
+
+_NAMES_PATHS = ("files", "val_files", "path", "init_from")
 
 
 class Adapted(Config):
@@ -49,6 +51,19 @@ def near(named: str, folder: Path) -> Path:
     """Returns a path as it was named in the run that a folder is of: from here, or from a folder that holds that one."""
     places = [Path(), *folder.absolute().parents]
     return next((path for place in places if (path := place / os.path.expanduser(named)).exists()), Path(named))
+
+
+def placed(tree: Any, folder: Path) -> Any:
+    """Returns a run's config with absolute paths of the files and folders that it names and that exist, from here or `near` the run."""
+    if isinstance(tree, dict):
+        return {key: _paths(value, folder) if key in _NAMES_PATHS else placed(value, folder) for key, value in tree.items()}
+    return [placed(each, folder) for each in tree] if isinstance(tree, list) else tree
+
+
+def _paths(value: Any, folder: Path) -> Any:
+    if isinstance(value, list):
+        return [_paths(each, folder) for each in value]
+    return str(path.resolve()) if isinstance(value, str) and (path := near(value, folder)).exists() else value
 
 
 def read_merged(folder: Path) -> tuple[Tree, dict[str, Tensor]]:

@@ -180,7 +180,8 @@ def prompt_ids(model: LM, tokenizer: Tokenizer, prompt: str | Sequence[Turn], ch
 
 def ids_of(tokenizer: Tokenizer, parts: Sequence[int | str]) -> list[int]:
     """Returns the ids of what a template writes."""
-    return [i for i, _, _ in together(tokenizer, parts)]
+    ids, _, _ = together(tokenizer, parts)
+    return [int(i) for i in ids]
 
 
 def chat_template(tokenizer: Tokenizer) -> ChatTemplate:

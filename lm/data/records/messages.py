@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lm.data.records.base import LEARNED, OTHER, Passage, RecordConfig, Values
 from lm.data.records.fields import bad_record, shown, text_of, value_of
 from lm.data.sources.base import ASSISTANT, ROLES, TOOLS, Document, Split, Turn
@@ -111,18 +114,18 @@ def objects_of(values: Values, field: str, where: str) -> list[Values]:
 
 def _run_passages(split: Split, texts: list[list[tuple["Run", int]]], tokenizer: Tokenizer) -> Iterator[Passage]:
     """One for each run that has tokens, which is of the given kind."""
-    found = [(run, kind, ids) for runs in texts for (run, kind), ids in zip(runs, _ids_of_runs(runs, tokenizer), strict=True) if ids]
+    found = [(run, kind, ids) for runs in texts for (run, kind), ids in zip(runs, _ids_of_runs(runs, tokenizer), strict=True) if len(ids)]
     for number, (run, kind, ids) in enumerate(found):
         text = "".join(part for part in run.parts if isinstance(part, str))
         starts, ends = number == 0, number == len(found) - 1
         yield Passage(split, text, [], [], starts, ends, kind, counted=kind % OTHER == LEARNED, ids=ids)
 
 
-def _ids_of_runs(runs: list[tuple["Run", int]], tokenizer: Tokenizer) -> list[list[int]]:
+def _ids_of_runs(runs: list[tuple["Run", int]], tokenizer: Tokenizer) -> list[NDArray[np.int64]]:
     """The ids of each run of one text. One that is of several is of that which is learned, or else of the last."""
-    of_part = [number for number, (run, _) in enumerate(runs) for _ in run.parts]
-    ids: list[list[int]] = [[] for _ in runs]
-    for i, first, last in together(tokenizer, [part for run, _ in runs for part in run.parts]):
-        touched = range(of_part[first], of_part[last] + 1)
-        ids[next((number for number in touched if runs[number][1] % OTHER == LEARNED), touched[-1])].append(i)
-    return ids
+    of_part = np.array([number for number, (run, _) in enumerate(runs) for _ in run.parts], np.int64)
+    ids, first, last = together(tokenizer, [part for run, _ in runs for part in run.parts])
+    first, last = of_part[first], of_part[last]
+    for at in np.flatnonzero(first != last):
+        last[at] = next((n for n in range(first[at], last[at] + 1) if runs[n][1] % OTHER == LEARNED), last[at])
+    return np.split(ids, np.searchsorted(last, np.arange(1, len(runs))))

@@ -61,8 +61,8 @@ class Slots:
         self.written = [written - n for written, n in zip(self.written, ns, strict=True)]
 
     def take(self, other: "Slots", at: slice, rows: Tensor) -> tuple[slice | Tensor, slice | Tensor]:
-        """Takes over the positions of the last tokens of `rows` of another into its own rows `at`; returns the slots of these tokens,
-        here and there."""
+        """Takes over the positions of the last tokens of `rows` of other Slots into its own rows `at`; returns the slots of these
+        tokens, here and there."""
         k = min(self.written[0], self.n, max(other.written))
         here, there = self._last(k), other._last(k)
         here = here if isinstance(here, slice) else here[at]

@@ -1,4 +1,4 @@
-"""Modules in which a few weights are trained beside matrices that stay as they are."""
+"""Modules in which a few weights are trained beside frozen matrices."""
 
 import math
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ from lm.ops.linear import product
 from lm.ops.precision import without_autocast
 
 A, B, M = "lora_a", "lora_b", "lora_m"
-_LEAST = 1e-12  # a row of nothing stays one
-_PIECE = 1 << 18  # elements of a matrix in int8 that are wide at a time: larger ones leave holes in the heap
+_LEAST = 1e-12  # the least divisor: a row of zeros stays one
+_PIECE = 1 << 18  # elements of an int8 matrix that are converted at a time: larger pieces leave holes in the heap
 
 
 def lengths(matrix: Tensor) -> Tensor:

@@ -32,8 +32,7 @@ class AdapterConfig(Slot, group="adapter"):
 
     @abstractmethod
     def round(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
-        """Changes a parent's weights to those that the adapter is trained beside, such as rounded ones.  own: the weights of the
-        adapter."""
+        """Changes a parent's weights to those that the adapter is trained beside, such as rounded ones.  own: the adapter's weights."""
 
     @abstractmethod
     def merge(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
@@ -41,8 +40,7 @@ class AdapterConfig(Slot, group="adapter"):
 
 
 def hold(module: nn.Module) -> None:
-    """Rounds all matrices within a module, once a parent's weights have been read into them, to the form that the adapter is trained
-    beside."""
+    """Rounds all matrices within a module, once a parent's weights are read, to the form that the adapter is trained beside."""
     for each in module.modules():
         if isinstance(each, LoRAOnInt8):
             each.hold()
@@ -111,8 +109,7 @@ class LoRAConfig(AdapterConfig):
                 model.set_submodule(path, linear(module, *given) if isinstance(module, nn.Linear) else LoRAExperts(module, mine, *given))
 
     def _leave_out_narrow(self, found: dict[str, torch.Size]) -> None:
-        """Deletes matrices with fewer inputs or outputs than the rank from `found`, unless targets are given or all are narrow:
-        ValueError then."""
+        """Deletes matrices narrower than the rank from `found`. Raises ValueError where targets name them, or none would be left."""
         narrow = {path: shape for path, shape in found.items() if min(shape[-2:]) < self.rank}
         if narrow and (self.targets is not None or narrow.keys() == found.keys()):
             path, (rows, columns) = next((path, shape[-2:]) for path, shape in narrow.items())

@@ -62,8 +62,8 @@ class Answers(Measure):
 class Pairs(Measure):
     """The likelihood of the better answers, and how the two of each pair compare.
 
-    loss: that of training.  parent: gives the model that training started from; without one that the loss needs, only likelihoods are
-    reported.
+    loss: that of training.  parent: gives the model that training started from; if the loss needs it and it is None, it reports likelihoods
+    only.
     """
 
     less = ("pair_loss",)

@@ -12,8 +12,7 @@ from lm.losses.tokens import LossSums
 
 
 class PairLoss(ABC):
-    """weight * -log sigmoid(margin - least) + beside, summed over pairs; margin = beta * (worth of the better answer - worth of the
-    other)."""
+    """weight * -log sigmoid(margin - least) + beside, summed over pairs; margin = beta * (worth of the better - worth of the other)."""
 
     weight: float = 1.0
     beta: float = 1.0
@@ -32,8 +31,8 @@ class PairLoss(ABC):
         return after.new_zeros(len(after) // 2)
 
     def __call__(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> LossSums:
-        """Reports both likelihoods, and the margin and how many margins are above 0, ties as half; only likelihoods where `before` is
-        needed and None."""
+        """Reports both likelihoods, the margin and how many are above 0, ties as half; without a `before` that is needed, likelihoods
+        only."""
         seen = after.detach()
         told = {"chosen_logp": mean_of(seen[0::2].sum(), seen[0::2]), "rejected_logp": mean_of(seen[1::2].sum(), seen[1::2])}
         if before is None and self.needs_start:

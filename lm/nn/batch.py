@@ -38,8 +38,7 @@ class Batch:
     held: Whole = WHOLE  # how this rank holds the rows
 
     def require(self, cached: int | None) -> None:
-        """Raises ValueError for fields that contradict each other or the cache.  cached: how many tokens the cache holds; None: there is
-        none."""
+        """Raises ValueError for fields that contradict each other or the cache.  cached: tokens that the cache holds; None: no cache."""
         if cached is not None and self.documents is not None:
             raise ValueError("a cache holds one document a row, and batch.documents was given. Leave it out, or decode without a cache.")
         if cached and self.prefix is not None:

@@ -82,8 +82,7 @@ class Head(Declares, OfVocabulary, nn.Linear):
         return self.vocabulary.whole(self._capped(self.product(self._ready(x))))
 
     def part(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Returns logits of the entries that this rank holds, for the tokens of all ranks that share the vocabulary; all logits where none
-        share it.
+        """Returns logits of this rank's entries, for the tokens of all ranks that share the vocabulary; all logits where no ranks do.
 
         weight: what `cast` returned.
         """

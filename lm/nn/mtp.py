@@ -20,8 +20,7 @@ class MTPConfig(Config):
 
 
 class MTPBlock(nn.Module):
-    """The n-th one: norm(block(W [norm(embedding of the token n later), norm(hidden)])), hidden states for the shared head and the next
-    MTPBlock.
+    """The n-th: norm(block(W [norm(embedding of the token n later), norm(hidden)])), hidden states for the shared head and the next block.
 
     The first one reads the hidden states behind the model's last norm, which the head reads too, as in transformers and SGLang.
     """

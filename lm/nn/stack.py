@@ -86,8 +86,7 @@ class ModelConfig(Slot):
         return self
 
     def sized(self, n_tokens: int, seq_len: int) -> Self:
-        """Returns this config with null sizes filled in: vocab_size from n_tokens, rounded up to a multiple of 64 for fast kernels, and
-        max_seq_len from seq_len."""
+        """Returns this config with null sizes set: vocab_size to n_tokens, rounded up to 64s for fast kernels; max_seq_len to seq_len."""
         return self.replace(vocab_size=self.vocab_size or -(-n_tokens // 64) * 64, max_seq_len=self.max_seq_len or seq_len)
 
     def drafts(self) -> bool:

@@ -59,8 +59,7 @@ def tokens(real: Tensor, total: Total) -> Tensor:
 
 
 def agreement(counts: Tensor, scores: Tensor, real: Tensor, n: Tensor, top_k: int, total: Total) -> Tensor:
-    """(b,) sum_i f_i p_i of each row, f_i the part of its choices that go to expert i and p_i the mean score of expert i; 1/e where all are
-    alike.
+    """(b,) sum_i f_i p_i of each row, f_i the part of choices that expert i gets and p_i its mean score; 1/e where all are alike.
 
     Fedus et al. 2021, arXiv:2101.03961, eqs. 4 to 6.  counts: (b, e) `loads`; scores: (b, s, e), summing to 1; n: `tokens`.
     """
@@ -69,6 +68,5 @@ def agreement(counts: Tensor, scores: Tensor, real: Tensor, n: Tensor, top_k: in
 
 
 def squares_of_log_z(logits: Tensor, real: Tensor, total: Total) -> Tensor:
-    """(b,) the sum of logsumexp(logits)^2 over each row's tokens.  Zoph et al. 2022, arXiv:2202.08906, eq. 5.  logits: (b, s, e); real:
-    (b, s)."""
+    """(b,) the sum of logsumexp^2 over each row's tokens.  Zoph et al. 2022, arXiv:2202.08906, eq. 5.  logits: (b, s, e); real: (b, s)."""
     return total((logits.logsumexp(-1).square() * real).sum(1))

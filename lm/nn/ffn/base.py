@@ -29,8 +29,7 @@ class FFNConfig(Slot, group="model/ffn"):
         """Returns what autograd keeps of one token for the backward, the input of the layer aside."""
 
     def gives(self, d_model: int, layer: int) -> Kept:
-        """Returns the outputs of stacked matrices for one token, which selective recomputation keeps; those of linear layers (nn.Linear)
-        aside."""
+        """Returns the outputs of stacked matrices for one token, which selective recomputation keeps; linear layers (nn.Linear) aside."""
         return Kept(0, 0)
 
     def flops(self, d_model: int, layer: int) -> int:
@@ -45,8 +44,7 @@ class FFNConfig(Slot, group="model/ffn"):
         return None
 
     def exchanges(self, d_model: int, layer: int, n: int) -> Kept:
-        """Returns what autograd keeps of one token in addition, where n ranks hold the matrices in slices: the gathered tokens of the
-        other ranks."""
+        """Returns what autograd keeps of one token in addition where n ranks hold the matrices in slices: the other ranks' tokens."""
         return Kept(0, (n - 1) * d_model)
 
     def undivided(self, d_model: int, n: int) -> str | None:

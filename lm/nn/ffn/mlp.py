@@ -53,8 +53,7 @@ class MLPConfig(FFNConfig):
         return (3 if self.gated else 2) * d_model * self.width(d_model)
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """Counts the activation's tensors; when gated, up and the product too; with gpt_oss_limit, gate and up before and after
-        clamping."""
+        """Counts the activation; when gated, up and the product too; with gpt_oss_limit, gate and up before and after clamping."""
         tensors = _STEPS[self.activation] + (2 if self.gated else 0) + (2 if self.gpt_oss_limit is not None else 0)
         width = self.width(d_model)
         return Kept(0, tensors * width, width if self.dropout else 0, d_model if self.gated else 0)

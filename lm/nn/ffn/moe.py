@@ -178,8 +178,7 @@ class MoE(Mixture):
         return out + (shared if self.shared_gate is None else shared * self.shared_gate(x).sigmoid())
 
     def _report(self, routing: Routing, real: Tensor, ctx: Context) -> None:
-        """Reports losses per row, so that no split into micro-batches or slices changes them, and loads of the batch. Padding counts in
-        neither."""
+        """Reports losses per row, so that no split into micro-batches or slices changes them, and loads of the batch; without padding."""
         cfg, at, total = self.cfg, (ctx.stack, self.layer), ctx.mask.held.total
         counts = loads(routing.experts, real, cfg.n_experts)
         ctx.auxiliary.loads[at] = counts.sum(0)

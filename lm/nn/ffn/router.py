@@ -52,8 +52,7 @@ class GroupedRouterConfig(RouterConfig):
             )
 
     def allowed(self, scores: Tensor, counted: int) -> Tensor:
-        """Returns scores with -inf outside of each token's best groups, (b, s, e).  counted: how many scores of a group are summed to
-        rank it."""
+        """Returns scores, -inf outside of each token's best groups, (b, s, e).  counted: best scores that rank a group by their sum."""
         return within_groups(scores, self.n_groups, self.top_groups, counted)
 
 
@@ -82,8 +81,7 @@ class SigmoidRouterConfig(GroupedRouterConfig):
 
 
 class Routing(NamedTuple):
-    """Of each token, the chosen experts and their weights, (b, s, k); for the losses, scores of all experts, summing to 1, and logits,
-    (b, s, e)."""
+    """Of each token: chosen experts and their weights, (b, s, k); for the losses, all scores, summing to 1, and logits, (b, s, e)."""
 
     experts: Tensor
     weights: Tensor

@@ -1,5 +1,4 @@
-"""Token mixers, by which the tokens of a row read each other: attention and recurrences. The model's `pattern` chooses one for each
-layer."""
+"""Token mixers, by which the tokens of a row read each other: attention and recurrences. The model's `pattern` chooses."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -52,8 +51,7 @@ class Attention(Mixer):
         return moved
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
-        """As `Attend`, with the bias of this position; dropout acts in training only. Ranks that share rows compute some of the heads
-        each."""
+        """As `Attend`, with the bias of this position; dropout acts in training only. Of shared rows, each rank computes some heads."""
         how, sinks = self.how if self.training else self.quiet, None if self.sinks is None else mask.held.own(self.sinks)
         q, k, v = mask.held.by_heads(q, k, v)
         return mask.held.by_tokens(self.attend(q, k, v, mask, self.bias(mask, position), how, sinks))
@@ -84,8 +82,7 @@ class MixerConfig(Config):
         """Returns what autograd keeps of one token for the backward, the input of the mixer aside."""
 
     def gives(self, d_model: int, layer: int) -> Kept:
-        """Returns the outputs of fused kernels for one token, which selective recomputation keeps; those of linear layers (nn.Linear)
-        aside."""
+        """Returns the outputs of fused kernels for one token, which selective recomputation keeps; linear layers (nn.Linear) aside."""
         return Kept(0, 0)
 
     @abstractmethod
@@ -153,8 +150,7 @@ class AttentionConfig(MixerConfig, Slot, group="model/attention"):
         raise AssertionError(f"{self.kind} does not cross")
 
     def implied(self, d_model: int, n_layers: int) -> Tree:
-        """Returns what options mean where that is not the value that they hold: what null stands for, and null for an option that acts
-        in no layer."""
+        """Returns the meaning of options that differs from their value: what null stands for, and null for what acts in no layer."""
         return {}
 
 

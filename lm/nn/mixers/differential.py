@@ -41,8 +41,7 @@ class DifferentialConfig(GroupedConfig):
         return super().flops(d_model, layer, seq_len) * 3 // 2
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """As in every grouped kind, and: each half of the values repeated, the outputs of both halves and their concatenation, the
-        difference and its norm."""
+        """In addition, each half of the values repeated, both halves' outputs and their concatenation, the difference and its norm."""
         q = self.n_heads * self.width(d_model)
         return together([super().keeps(d_model, layer), Kept(0, self.kv_width(d_model) + 5 * q)])
 

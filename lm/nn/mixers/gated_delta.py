@@ -1,7 +1,6 @@
 """The gated delta rule: a matrix state that decays, and in which the old value of a key is replaced by the token's value.
 
-Yang et al. 2024, arXiv:2412.06464; used in three of four layers of Qwen3-Next and OLMo Hybrid and, with a decay per channel, of Kimi
-Linear.
+Yang et al. 2024, arXiv:2412.06464; in three of four layers of Qwen3-Next, OLMo Hybrid and, with a decay per channel, Kimi Linear.
 """
 
 from typing import ClassVar, Literal

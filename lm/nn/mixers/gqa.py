@@ -82,14 +82,13 @@ class GQAConfig(GroupedConfig):
         return min(self.first(layer), max(0, seq_len - (self.layer_window(layer) or seq_len)))
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """As in every grouped kind, and v before the value residual; with keep_first, q, k, v and the attention output are twice as
-        wide."""
+        """In addition, v before the value residual; with keep_first, q, k, v and the attention output are twice as wide."""
         q, kv = self.n_heads * self.width(d_model), self.kv_width(d_model)
         mixed, twice = kv if self.value_residual and layer else 0, 2 * q + 2 * kv if self.first(layer) else 0
         return together([super().keeps(d_model, layer), Kept(0, mixed + twice)])
 
     def gives(self, d_model: int, layer: int) -> Kept:
-        """As in every grouped kind; with keep_first, attention outputs are twice as wide."""
+        """With keep_first, attention outputs are twice as wide."""
         kernel = super().gives(d_model, layer)
         return together([kernel, Kept(0, kernel.narrow)]) if self.first(layer) else kernel
 
@@ -166,8 +165,7 @@ class GQA(Attention, Divisible):
         return self.told(x, self.weighted(q, k, v, ctx.keys(self.layer), ctx.position))
 
     def told(self, x: Tensor, heads: Tensor) -> Tensor:
-        """Returns the layer's output, (b, s, d): the attention output of all heads, (b, h, s, c), gated by the layer's input x and
-        joined."""
+        """Gates the attention output of all heads, (b, h, s, c), by the layer's input x, and projects it to (b, s, d)."""
         if self.gate is not None:
             gate = self.gate(x).unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)  # (b, s, h*c or h) -> (b, h, s, c or 1)
             heads = heads * gate.sigmoid()
@@ -175,11 +173,10 @@ class GQA(Attention, Divisible):
 
 
 class StreamingGQA(GQA):
-    """Attention to a window and to a document's first tokens, whose keys meet queries rotated as if those tokens stood right before the
-    window.
+    """Attention to a window and to a document's first tokens, as if these stood right before the window.
 
-    Numbering tokens by their place in the cache gives the same scores, but would rotate cached keys anew at each step.  Xiao et al. 2023,
-    arXiv:2309.17453, section 3.2.
+    Queries are rotated once for the window and once, no further than to `last`, for the first tokens. Numbering tokens by their place in
+    the cache gives the same scores, but would rotate cached keys anew at each step.  Xiao et al. 2023, arXiv:2309.17453, section 3.2.
     """
 
     def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
@@ -223,8 +220,7 @@ class FirstGQA(GQA):
 
 
 class ResidualGQA(GQA):
-    """GQA whose values are a v_first + b v, cached in this form.  Zhou et al. 2024, arXiv:2410.17897, with learned a and b of each
-    layer."""
+    """GQA with values a v_first + b v, cached in this form; each layer learns a and b.  Zhou et al. 2024, arXiv:2410.17897."""
 
     drawn: ClassVar[Mapping[str, Draw]] = {**GQA.drawn, "shares": halves}
 

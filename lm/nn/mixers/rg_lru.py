@@ -51,8 +51,7 @@ class RGLRUConfig(RecurrentConfig):
         return self.width * (2 * self.kernel + 4 * self.width // self.n_heads + 4)
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """Saved for the backward: input gate, gated input, decay a, sqrt(1 - a^2), the products of a chunk and h; x, and the output gate
-        three times."""
+        """Counts input gate, gated input, decay a, sqrt(1 - a^2), the products of a chunk and h; x, and the output gate three times."""
         return Kept(12 * self.width, 4 * self.width, 0, self.width)
 
     def state(self, d_model: int, layer: int) -> Fixed:
@@ -87,8 +86,7 @@ class ByHead(Declares, nn.Module):
 
 
 class RGLRU(Mixer):
-    """o(h * gelu(gate)). At position 0 h starts from 0, and the gated input is added without the factor sqrt(1 - a^2), as in the authors'
-    code.
+    """o(h * gelu(gate)). At position 0 h starts from 0, and the factor sqrt(1 - a^2) on the gated input is 1, as in the authors' code.
 
     The authors' code bounds the derivative of that root. Here it is the root of -expm1(2 log a), and log a is 0 only where it underflows.
     """

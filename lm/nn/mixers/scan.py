@@ -32,8 +32,7 @@ def steps(shape: torch.Size, start: Start) -> Tensor:
 
 
 class Scan(Mixer):
-    """A subclass defines the convolution's inputs, the state update, and the output made of what queries read.  channels: of the
-    convolution."""
+    """A subclass defines the convolution's inputs, the state update, and the output from what queries read.  channels: convolved ones."""
 
     drawn: ClassVar[Mapping[str, Draw]] = {"kernel": by_inputs, "fade": fading, "step": steps, "norm": ones}
     kind: ClassVar[str]
@@ -92,8 +91,7 @@ class Scan(Mixer):
         return torch.cat([first, last], dim=2)
 
     def faded(self, rate: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the step dt = softplus(rate + step) and the log decay -exp(fade) dt, both (b, h, s, 1 or k).  rate: (b, s, h or h *
-        k)."""
+        """Returns the step dt = softplus(rate + step) and the log decay -exp(fade) dt, both (b, h, s, 1 or k).  rate: (b, s, h or h*k)."""
         dt = F.softplus(by_head(wide(rate) + wide(self.step), len(self.fade)))
         return dt, -wide(self.fade).exp()[:, None, None] * dt
 

@@ -18,8 +18,7 @@ Angles = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Dims:
-    """What a position kind may need to know of its stack. `rotary`: dimensions of a head that may rotate; `window`: from a layer to its
-    window."""
+    """What a position kind may need to know of its stack. `rotary`: dimensions of a head that may rotate; `window`: that of each layer."""
 
     d_model: int
     n_heads: int
@@ -63,8 +62,7 @@ class PositionConfig(Slot, group="model/position"):
         return f"position={self.kind} is a bias on all pairs of a row, of all heads. Use position=rope"
 
     def changes_at(self, max_len: int) -> int | None:
-        """Returns the length of rows up to which transformers has other frequencies than our model, which is for rows of max_len. None:
-        for none."""
+        """Returns the row length up to which transformers has other frequencies than our model for rows of max_len. None: at no length."""
         return None
 
 
@@ -72,8 +70,7 @@ class Position(Declares, nn.Module):
     """No position information; the base of every kind.  positions: (b, s) int64, -1 on padding."""
 
     def places(self, s: int, device: torch.device, start: int = 0) -> Tensor:
-        """Returns start .. start + s - 1 as (1, s), for tokens that come without positions. Raises ConfigError beyond the last position
-        there is."""
+        """Returns start .. start + s - 1 as (1, s), for tokens without given positions. Raises ConfigError beyond the last one there is."""
         return arange_positions(s, device, start)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:

@@ -31,8 +31,7 @@ class RopeConfig(PositionConfig):
     """Base in layers with a window, which no scaling changes (Gemma 3, OLMo 3). null: theta and scaling, as in all others."""
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Returns how many dimensions of a head of this width rotate. Raises ValueError where these do not form pairs, or a scaling does
-        not fit them."""
+        """Returns how many dimensions of such a head rotate. Raises ValueError where they form no pairs, or the scaling does not fit."""
         r = int(head_dim * self.fraction)  # as transformers counts them
         if r % 2 or r == 0:
             raise ValueError(

@@ -39,8 +39,7 @@ class ScalingConfig(Slot):
         return self
 
     def changes_at(self, max_len: int) -> int | None:
-        """Returns the length of rows up to which transformers has other frequencies than our model, which is for rows of max_len. None:
-        for none."""
+        """Returns the row length up to which transformers has other frequencies than our model for rows of max_len. None: at no length."""
         return None
 
 

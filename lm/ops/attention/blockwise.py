@@ -17,8 +17,7 @@ SCORES = 2**20  # of one block and thread, 2 MiB
 
 
 def faster(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, dropout: float) -> bool:
-    """Whether a gradient is needed that `Blockwise` computes faster. Decided by types and shapes alone, so that a resumed run takes the
-    same path."""
+    """Whether a needed gradient is faster by `Blockwise`. Decided by types and shapes alone, so that a resumed run takes the same path."""
     if not NATIVE or v.device.type != "cpu" or v.dtype != torch.bfloat16 or dropout or q.shape[-1] != v.shape[-1]:
         return False
     wanted = q.requires_grad or k.requires_grad or v.requires_grad
@@ -64,8 +63,7 @@ _one_operation.register_fake(
 
 
 def _with(x: Tensor, more: Tensor) -> Tensor:
-    """Returns x with two further columns that sum to `more` at twice the precision of x, so that a matrix product adds `more` without
-    rounding it."""
+    """Returns x with two more columns that sum to `more` at twice the precision of x, so that a product adds it without rounding it."""
     high = more.to(x.dtype)
     return torch.cat([x, high.unsqueeze(-1), (more - high).to(x.dtype).unsqueeze(-1)], -1)
 

@@ -45,8 +45,7 @@ class Flex:
 
 
 def mask_mod(mask: Mask, window: int | None, b: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Returns a function: whether query i of row r sees key j. One form for all masks of self-attention, so that few variants are
-    compiled."""
+    """Returns a function: whether query i of row r sees key j. One form for all self-attention, so that few variants are compiled."""
     positions = mask.q_positions.expand(b, -1).contiguous()  # (b or 1, s) -> (b, s)
     documents = torch.zeros_like(positions) if mask.q_documents is None else mask.q_documents.expand(b, -1).contiguous()
     causal = mask.causal

@@ -47,8 +47,7 @@ class Mask:
             raise ValueError(f"{kind} reads from left to right, and knows no other mask. Use attention for it.")
 
     def plain(self, window: int | None) -> Literal["causal", "full"] | None:
-        """Returns how a kernel can do without a mask: causal, where only the lower triangle is seen; full, where everything is; or else
-        None."""
+        """Returns causal where the mask is the lower triangle and nothing else, full where it hides nothing, and None for other masks."""
         if not self.square or self.k_prefix is not None or self.explicit is not None:
             return None
         if window is not None and window < self.k_positions.shape[1]:

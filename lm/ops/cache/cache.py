@@ -1,5 +1,4 @@
-"""The cache of decoding. Each layer declares what is kept: tensors per token (keys and values), in a ring for windows, or a state of fixed
-size.
+"""The cache of decoding. Each layer declares what it keeps: tensors per token, in a ring for windows, or a state of fixed size.
 
 All of it follows `reorder` (beam search), `rewind` (speculation) and `adopt` (rows that join and leave).
 """
@@ -20,8 +19,7 @@ from lm.ops.cache.rounded import FORMS
 
 @dataclass(frozen=True)
 class PerToken:
-    """Tensors of (heads, dim) for each token. window: how many tokens the layer sees, kept in a ring of slots that are reused; None: all
-    tokens.
+    """Tensors of (heads, dim) for each token. window: how many tokens the layer sees, in a ring of slots that are reused; None: all.
 
     first: tokens at the start of a row that the layer sees beyond its window.
     """
@@ -144,8 +142,7 @@ class Cache:
         return self.states[layer].after[-1]
 
     def advance(self, layer: int, *after: Tensor) -> None:
-        """Store a layer's tensors of fixed size after each of the chunk's last min(s, slack + 1) tokens, (b, min(s, slack + 1), ...)
-        each."""
+        """Store a layer's tensors of fixed size after each of the chunk's last min(s, slack + 1) tokens: (b, min(s, slack + 1), ...)."""
         self.states[layer].after.extend(map(list, zip(*(tensor.unbind(1) for tensor in after), strict=True)))
 
     def reorder(self, rows: Tensor) -> None:
@@ -161,8 +158,7 @@ class Cache:
     def adopt(self, held: Sequence[tuple["Cache", Sequence[int]]], length: int) -> None:
         """Fills this empty cache with rows of others, in this order; all rows end together, and shorter ones have padding in front.
 
-        length: tokens to keep of a row, padding included. Tokens from before can be rewound where tensors are per token, not in states of
-        fixed size.
+        length: tokens to keep of a row, padding included. Adopted tokens can be rewound in tensors per token, not in states of fixed size.
         """
         self.lengths, start = [length] * len(self.lengths), 0
         for slots in self.groups.values():

@@ -1,7 +1,6 @@
 """Tensor parallelism: ranks hold slices of matrices and, between sublayers, slices of the same rows.
 
-Shoeybi et al. 2019, arXiv:1909.08053, section 3, with rows cut outside of sublayers: Korthikanti et al. 2022, arXiv:2205.05198, section
-4.2.
+Shoeybi et al. 2019, arXiv:1909.08053, section 3; rows in slices: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,14 +21,12 @@ class Divisible(nn.Module):
 
     @classmethod
     def cut_by(cls, outputs: Iterable[str], *inputs: str) -> Mapping[str, int]:
-        """Returns `cut` for linear layers: those named in `outputs` are cut along their output, biases too, those in `inputs` along
-        their input."""
+        """Returns `cut` for linear layers: `outputs` are cut along their output dimension, biases too, `inputs` along the input's."""
         given = {f"{name}.{key}": 0 for name in outputs for key in ("weight", "bias")}
         return given | {f"{name}.weight": 1 for name in inputs}
 
     def join(self, ranks: "Columns", sizes: Mapping[str, int]) -> None:
-        """Called when only this rank's slices are left.  sizes: by name of each weight that was cut, the whole size of its cut
-        dimension."""
+        """Called when only this rank's slices are left.  sizes: the whole size of the cut dimension, by name of each cut weight."""
         self.register_forward_pre_hook(ranks.enter)
         self.register_forward_hook(ranks.leave)
 
@@ -46,8 +43,7 @@ class Columns(Slices):
         return slice(size * rank // self.n, size * (rank + 1) // self.n)
 
     def divide(self, module: Divisible) -> set[nn.Parameter]:
-        """Cuts the module's weights to this rank's slices, which are returned, and has it exchange inputs and outputs with the other
-        ranks."""
+        """Cuts the module's weights to this rank's slices, which are returned, and has it exchange inputs and outputs between ranks."""
         weights, mine, sizes = dict(module.named_parameters()), set(), {}
         for name, dim in module.cut.items():
             if name in weights:
@@ -78,8 +74,7 @@ class Columns(Slices):
         return (x if ctx.mask.held is WHOLE else self.gathered(x)), ctx
 
     def leave(self, module: nn.Module, args: tuple[Tensor, Any], out: Tensor) -> Tensor:
-        """Hook after a sublayer: sums the outputs of all ranks, and keeps this rank's tokens. Rows that are whole, as in evaluation,
-        stay whole."""
+        """Hook after a sublayer: sums the outputs of all ranks; where rows are in slices and not whole (evaluation), keeps this rank's."""
         return summed(out, self.group) if args[1].mask.held is WHOLE else self.scattered(out)
 
     def _with_part_of_bias(self, linear: Any, args: Any, out: Tensor) -> Tensor:

@@ -90,8 +90,7 @@ def repeats(n_kv_heads: int, n: int) -> int:
 
 
 class _Exchange(torch.autograd.Function):
-    """Cuts x into n parts along dimension `cut`, sends part i to rank i, and joins the received parts along `joined`. Its gradient goes
-    the way back."""
+    """Cuts x into n parts along one dimension, sends part i to rank i, joins what is received along another. Its gradient goes back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, n: int, cut: int, joined: int) -> Tensor:

@@ -157,8 +157,8 @@ def _own_matrices(module: nn.Module) -> list[str]:
 
 
 def _matrices(model: LM) -> Iterator[tuple[str, torch.Size]]:
-    """Yields names and shapes of all matrices of more than one row. A matrix is named as its module or, where that has several, as
-    experts' have, as its parameter."""
+    """Yields names and shapes of all matrices of more than one row. A matrix is named after its module or, where a module has several
+    (experts), after its own name in it too."""
     for path, module in _holders(model):
         for name in _own_matrices(module):
             if (shape := module.get_parameter(name).shape)[-2] > 1:

@@ -113,8 +113,8 @@ class _OfInt8(torch.autograd.Function):
 
 
 class DoRALinear(LoRALinear):
-    """m (W + scale B A) x / |W + scale B A| + b, where |.| are lengths of rows and m = |W| + `lora_m`. To train the difference gives the
-    same steps, and lets it start as 0. No gradient goes through the divisor (section 4.3)."""
+    """m (W + scale B A) x / |W + scale B A| + b, where |.| are lengths of rows and m = |W| + `lora_m`. To learn the difference is as
+    good as to learn m, and it starts as 0. No gradient goes through the divisor (section 4.3)."""
 
     drawn: ClassVar[Mapping[str, Draw]] = {**LoRALinear.drawn, M: zeros}
     adapting: ClassVar[tuple[str, ...]] = (A, B, M)

@@ -52,7 +52,8 @@ class Memory:
 
 
 def memory(model: LM, setting: Setting) -> Memory:
-    """The model may be on the meta device. Attention counts as in fused kernels; under DDP, its buckets come on top.
+    """Returns what training takes on each rank. The model may be on the meta device. Attention counts as in fused kernels; DDP's buckets
+    come on top.
 
     Frozen weights have no gradient and no optimizer state; steered parameters stay in float32.
     """

@@ -62,8 +62,8 @@ class Answers(Measure):
 class Pairs(Measure):
     """The likelihood of the better answers, and how the two of each pair compare.
 
-    loss: that of training.  parent: gives the model that training started from; if the loss needs it and it is None, it reports likelihoods
-    only.
+    loss: that of training.  parent: gives the model that training started from; where the loss needs it and it is None, only likelihoods
+    are reported.
     """
 
     less = ("pair_loss",)

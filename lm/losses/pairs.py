@@ -31,8 +31,7 @@ class PairLoss(ABC):
         return after.new_zeros(len(after) // 2)
 
     def __call__(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> LossSums:
-        """Reports both likelihoods, the margin and how many are above 0, ties as half; without a `before` that is needed, likelihoods
-        only."""
+        """Reports both likelihoods, the margin, and how many are above 0, ties as half; likelihoods only where `before` is missing."""
         seen = after.detach()
         told = {"chosen_logp": mean_of(seen[0::2].sum(), seen[0::2]), "rejected_logp": mean_of(seen[1::2].sum(), seen[1::2])}
         if before is None and self.needs_start:
@@ -46,7 +45,8 @@ class PairLoss(ABC):
 
 @dataclass
 class DPOLoss(PairLoss):
-    """An answer is worth log p / p at the start.  Rafailov et al. 2023, arXiv:2305.18290, equation 7."""
+    """An answer is worth log(p / p_start), p_start under the model that training started from.  Rafailov et al. 2023, arXiv:2305.18290,
+    equation 7."""
 
     needs_start = True
     beta: float

@@ -1,4 +1,4 @@
-"""torch's linear layer and embedding with small changes: a faster kernel, initial weights that are declared or drawn later."""
+"""torch's linear layer and embedding with small changes: a faster kernel, and initial weights that are declared or drawn later."""
 
 from collections.abc import Callable, Mapping
 from typing import ClassVar

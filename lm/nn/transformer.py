@@ -118,7 +118,7 @@ class LM(Stack):
     def forward(self, batch: Batch | Tensor, read: Reader | None = None, cache: Cache | None = None) -> Any:
         """Returns logits (b, s, v), or the result of `read(hidden, head, context)`: a loss in chunks, or the last position's logits, say.
 
-        With a cache, tokens continue the cached ones, one document a row; positions default to the next ones. A bare tensor is of tokens.
+        With a cache, tokens continue the cached ones, one document a row; positions default to the next ones. A bare tensor holds tokens.
         """
         x, ctx = self._hidden(self, Batch(batch) if isinstance(batch, Tensor) else batch, cache)
         return self.head(x) if read is None else read(x, self.head, ctx)

@@ -75,7 +75,7 @@ class Rope(Position):
         self._here = self.rates, self.local  # no buffers: a cast to bf16 would round them, and the meta device would lose them
 
     def angles(self, positions: Tensor) -> Angles | None:
-        """With local_theta cos and sin of two kinds of layers, without and with a window, (2, b, 1, s, r/2)."""
+        """With local_theta, cos and sin for layers without and with a window are stacked, (2, b, 1, s, r/2) each."""
         if self._here[0].device != positions.device:
             self._here = self.rates.to(positions.device), None if self.local is None else self.local.to(positions.device)
         rates, local = self._here

@@ -17,7 +17,8 @@ SCORES = 2**20  # of one block and thread, 2 MiB
 
 
 def faster(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, dropout: float) -> bool:
-    """Whether a needed gradient is faster by `Blockwise`. Decided by types and shapes alone, so that a resumed run takes the same path."""
+    """Whether a gradient is needed that `Blockwise` computes faster. By types and shapes alone, so that a resumed run takes the same
+    path."""
     if not NATIVE or v.device.type != "cpu" or v.dtype != torch.bfloat16 or dropout or q.shape[-1] != v.shape[-1]:
         return False
     wanted = q.requires_grad or k.requires_grad or v.requires_grad

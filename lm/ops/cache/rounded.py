@@ -1,4 +1,4 @@
-"""How a cache keeps the numbers of a token: as they are computed, or in fewer bits."""
+"""How a cache stores the numbers of a token: in the model's dtype, or in fewer bits."""
 
 from collections.abc import Sequence
 

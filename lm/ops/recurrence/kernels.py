@@ -28,8 +28,7 @@ def serves(flow: Flow, dtype: torch.dtype) -> bool:
 
 
 def bounds(documents: Tensor) -> Tensor:
-    """Returns where each document begins in the concatenated rows, and where the last one ends; waits for the device.  documents: (b,
-    s)."""
+    """Returns where documents begin in the joined rows, and where the last one ends; waits for the device.  documents: (b, s)."""
     begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True).flatten()
     return F.pad(begins.nonzero().squeeze(1), (0, 1), value=documents.numel()).int()
 

@@ -42,7 +42,7 @@ class Mask:
         return self.k_positions is not self.q_positions
 
     def require_causal(self, kind: str) -> None:
-        """Raises ValueError where the mask is anything but causal, for a mixer, called `kind`, that reads from left to right."""
+        """Raises ValueError where the mask is explicit or not causal, for a mixer, called `kind`, that reads from left to right."""
         if self.explicit is not None or not self.causal:
             raise ValueError(f"{kind} reads from left to right, and knows no other mask. Use attention for it.")
 

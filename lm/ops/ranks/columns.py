@@ -74,7 +74,8 @@ class Columns(Slices):
         return (x if ctx.mask.held is WHOLE else self.gathered(x)), ctx
 
     def leave(self, module: nn.Module, args: tuple[Tensor, Any], out: Tensor) -> Tensor:
-        """Hook after a sublayer: sums the outputs of all ranks; where rows are in slices and not whole (evaluation), keeps this rank's."""
+        """Hook after a sublayer: sums the outputs of all ranks; where rows are in slices, keeps this rank's. In evaluation rows are
+        whole."""
         return summed(out, self.group) if args[1].mask.held is WHOLE else self.scattered(out)
 
     def _with_part_of_bias(self, linear: Any, args: Any, out: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ B = TypeVar("B", bound="Body")
 
 
 class Refusal(Exception):
-    """A request that is not answered.  sentence: as of an LmError."""
+    """Refuses a request, with an HTTP status.  sentence: as of an LmError; code: of OpenAI's errors."""
 
     def __init__(self, status: int, sentence: str, code: str | None = None) -> None:
         super().__init__(sentence)
@@ -36,7 +36,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that can be answered."""
+    """A request, read and checked, and ready for the engine."""
 
     body: CompletionBody | ChatBody
     cfg: SamplingConfig
@@ -49,10 +49,10 @@ class Asked:
 
 
 class Reader:
-    """From bodies to requests, in one thread: the process behind a chat template answers one question at a time."""
+    """Reads bodies into requests. It works in one thread, since the process behind a chat template answers one question at a time."""
 
     def __init__(self, model: LM, tokenizer: Tokenizer, name: str, cfg: ServeConfig) -> None:
-        """Raises ConfigError for a model that continues nothing."""
+        """Raises ConfigError for an encoder, which continues nothing, and as `begin`."""
         begin(model, [0])
         self.tokenizer, self.name = tokenizer, name
         self.chat = chat_template(tokenizer) if tokenizer.chat_template is not None else None
@@ -112,7 +112,7 @@ class Reader:
         return cfg
 
     def _asked(self, body: CompletionBody | ChatBody, told: Tree, cfg: SamplingConfig, prompts: list[Ids], echoes: list[str]) -> Asked:
-        """told: what the body says of how tokens are drawn."""
+        """Returns the request, checked against the server's limits. Raises ConfigError and Refusal.  told: sampling options in the body."""
         if body.model not in (None, self.name):
             raise Refusal(404, f"model: {body.model!r} is not served here. Ask for {self.name!r}.", "model_not_found")
         if cfg.n > self._most_rows or len(prompts) * cfg.n > _SAMPLES:
@@ -131,7 +131,7 @@ class Reader:
 
 
 def _parsed(kind: type[B], data: bytes) -> tuple[B, Tree]:
-    """A body, and what it says of how tokens are drawn."""
+    """Returns the body, and the sampling options that it came with. Raises ConfigError."""
     try:
         tree = parse_asked(data)
         if not isinstance(tree, dict):
@@ -158,7 +158,7 @@ def _divided(kind: type[Body], tree: Tree) -> tuple[Tree, Tree]:
 
 
 def _prompts(given: str | Ids | list[str] | list[Ids]) -> list[str] | list[Ids]:
-    """Returns them as several."""
+    """Returns the prompts as a list, even where there is one. Raises ConfigError for an empty list."""
     if isinstance(given, str):
         return [given]
     if not given:

@@ -1,4 +1,4 @@
-"""What requests hold, as OpenAI's API has it."""
+"""Bodies of requests to OpenAI's API, as configs."""
 
 import json
 from typing import Any, Literal, Self
@@ -95,7 +95,7 @@ class Message(Config):
         return self
 
     def shown(self) -> Tree:
-        """Returns what a template sees: parts as one text, and no key that was not given."""
+        """Returns the message as a chat template reads it: parts joined to one text, and no key that was not given."""
         content = self.content if not isinstance(self.content, list) else "".join(part.text for part in self.content)
         given = {"name": self.name, "tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id}
         return {"role": self.role, "content": content or ""} | {key: value for key, value in given.items() if value is not None}
@@ -121,7 +121,7 @@ class Format(Config):
 
     @property
     def form(self) -> Tree:
-        """Returns what this means of a draw."""
+        """Returns the field of SamplingConfig that constrains the answer to this format; {} for any text."""
         schema = (self.json_schema or {})["schema"] if self.type == "json_schema" else {"type": "object"}
         return {} if self.type == "text" else {"json_schema": json.dumps(schema)}
 

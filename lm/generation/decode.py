@@ -112,7 +112,7 @@ def decoding(model: LM) -> Iterator[None]:
 
 def rows_of(model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, n_tokens: int, grammar: Grammar | None = None) -> list[Row]:
     """Returns cfg.n rows of each prompt in turn, without new tokens. Raises ConfigError for a prompt that the model cannot continue, and
-    for a cfg that names tokens of n_tokens and above."""
+    for a cfg whose logit_bias names a token that is not below n_tokens."""
     cfg.require(n_tokens)
     assert (cfg.form is None) == (grammar is None)
     reads, given = model.cfg.kind == "encoder_decoder", [list(prompt) for prompt in prompts for _ in range(cfg.n)]

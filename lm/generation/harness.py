@@ -52,7 +52,8 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     """
 
     def __init__(self, model: LM, tokenizer: Tokenizer, rows: int) -> None:
-        """rows: how many are read together.  Raises ConfigError for an encoder, or a tokenizer with neither bos nor eos."""
+        """rows: how many are read together.  Raises ConfigError for a model that continues nothing, such as an
+        encoder, or a tokenizer with neither bos nor eos."""
         super().__init__()
         begin(model, [0])
         self.backend = "seq2seq" if model.cfg.kind == "encoder_decoder" else "causal"

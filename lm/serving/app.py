@@ -37,8 +37,8 @@ class Door:
     """Decides which requests are let in: by host, origin, key and size."""
 
     def __init__(self, hosts: set[str] | None, key: str | None, most_bytes: int) -> None:
-        """hosts: names that requests may call this server by, without ports; None: any.  key: that requests to /v1 must bring; None: they
-        need none."""
+        """hosts: names that requests may call this server by, without ports; None: any.  key: the one that requests to /v1 must bring;
+        None: they need none."""
         self._hosts, self._key, self._most_bytes = hosts, key, most_bytes
 
     def check(self, request: Request) -> None:

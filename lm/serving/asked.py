@@ -52,7 +52,7 @@ class Reader:
     """Reads bodies into requests. It works in one thread, since the process behind a chat template answers one question at a time."""
 
     def __init__(self, model: LM, tokenizer: Tokenizer, name: str, cfg: ServeConfig) -> None:
-        """Raises ConfigError for an encoder, which continues nothing, and as `begin`."""
+        """Raises ConfigError for a model that continues nothing, such as an encoder."""
         begin(model, [0])
         self.tokenizer, self.name = tokenizer, name
         self.chat = chat_template(tokenizer) if tokenizer.chat_template is not None else None

@@ -41,7 +41,8 @@ def listening(cfg: ServeConfig) -> socket.socket:
 
 
 def key_of(cfg: ServeConfig, environment: Mapping[str, str]) -> str | None:
-    """Returns the key that requests must bring, None where they need none. Raises ConfigError where cfg.key_env is not set or empty."""
+    """Returns the key that requests must bring, None where they need none. Raises ConfigError where the environment variable cfg.key_env is
+    not set, or empty."""
     if cfg.key_env is None:
         return None
     if not environment.get(cfg.key_env):
@@ -58,7 +59,7 @@ class Server(uvicorn.Server):
     """Takes requests until a signal comes; running requests then have `drain_s` seconds to end, and new ones are answered 503."""
 
     def __init__(self, model: LM, tokenizer: Tokenizer, name: str, cfg: ServeConfig) -> None:
-        """Raises ConfigError for an encoder, which continues nothing, and as `key_of`."""
+        """Raises ConfigError for a model that continues nothing, such as an encoder, and as `key_of`."""
         metrics = Metrics()
         reader = Reader(model, tokenizer, name, cfg)
         self._worker = Worker(Engine(model, tokenizer.pad, tokenizer.vocab_size, cfg.rows, cfg.prefill_chunk), cfg.queue, metrics)

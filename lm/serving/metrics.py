@@ -13,7 +13,7 @@ class Histogram:
         self.counts, self.sum = [0] * (len(_BOUNDS) + 1), 0.0
 
     def add(self, seconds: float) -> None:
-        """Counts one time."""
+        """Adds one time to its bucket."""
         self.counts[bisect.bisect_left(_BOUNDS, seconds)] += 1
         self.sum += seconds
 

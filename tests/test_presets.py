@@ -268,7 +268,7 @@ HOMELESS = {
     "palm_8b": "position.interleaved",
     "transformer_base": "position.kind",
     "t5_tiny": "attention.scale",
-    "nano_deep": "attention.value_residual",
+    "nano_deep": "recurrent",
 }
 
 

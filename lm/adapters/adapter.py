@@ -1,4 +1,4 @@
-"""Adapters: a few weights that are trained beside those of a parent, which stay as they are."""
+"""Adapters: a few weights that are trained beside the weights of a parent, which are frozen."""
 
 import math
 from abc import abstractmethod
@@ -20,7 +20,7 @@ from lm.spelling import means
 
 SLOTS = ("attention", "cross", "recurrent", "ffn")
 """Parts of a block that hold matrices."""
-_PLAIN = (*PLAIN, AskedLinear)  # of which the forward is known; a router's, which decides who computes, is another
+_PLAIN = (*PLAIN, AskedLinear)  # classes whose forward is known; a router, which chooses experts, has another
 
 
 class AdapterConfig(Slot, group="adapter"):
@@ -32,22 +32,22 @@ class AdapterConfig(Slot, group="adapter"):
 
     @abstractmethod
     def round(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
-        """Makes of a parent's weights those that the adapter is trained beside.  own: the weights of the adapter."""
+        """Changes a parent's weights to those that the adapter is trained beside, such as rounded ones.  own: the adapter's weights."""
 
     @abstractmethod
     def merge(self, weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
-        """Writes into a parent's weights what the adapter's own add to them, so that the bare model computes the same."""
+        """Adds the adapter's weights to a parent's, so that the bare model computes the same."""
 
 
 def hold(module: nn.Module) -> None:
-    """Brings all matrices within that a parent's weights have been read into to the form in which the adapter is trained beside them."""
+    """Rounds all matrices within a module, once a parent's weights are read, to the form that the adapter is trained beside."""
     for each in module.modules():
         if isinstance(each, LoRAOnInt8):
             each.hold()
 
 
 def round_beside(model: LM, adapter: AdapterConfig) -> None:
-    """Makes of a parent's weights those that the adapter is trained beside."""
+    """Changes the weights of a parent to those that the adapter is trained beside."""
     adapted, weights = build_model(model.cfg, device="meta"), {name: p.data for name, p in model.named_parameters()}
     adapter.apply(adapted)
     adapter.round(weights, adapting(adapted))
@@ -56,7 +56,7 @@ def round_beside(model: LM, adapter: AdapterConfig) -> None:
 
 
 def adapting(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns by name the parameters of an adapter, which the parent does not have."""
+    """Returns by name the adapter's parameters, which the parent does not have."""
     own = {at: module.adapting for at, module in model.named_modules() if isinstance(module, Declares)}
     return {name: p for name, p in model.named_parameters() if name.rpartition(".")[2] in own.get(name.rpartition(".")[0], ())}
 
@@ -109,7 +109,7 @@ class LoRAConfig(AdapterConfig):
                 model.set_submodule(path, linear(module, *given) if isinstance(module, nn.Linear) else LoRAExperts(module, mine, *given))
 
     def _leave_out_narrow(self, found: dict[str, torch.Size]) -> None:
-        """Matrices with fewer inputs or outputs than the rank, where no target names them; ValueError otherwise, or where none is left."""
+        """Deletes matrices narrower than the rank from `found`. Raises ValueError where targets name them, or none would be left."""
         narrow = {path: shape for path, shape in found.items() if min(shape[-2:]) < self.rank}
         if narrow and (self.targets is not None or narrow.keys() == found.keys()):
             path, (rows, columns) = next((path, shape[-2:]) for path, shape in narrow.items())
@@ -130,7 +130,7 @@ class LoRAConfig(AdapterConfig):
             weights[name] = merged.to(weights[name].dtype)
 
     def magnitude(self, name: str, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Tensor:
-        """Returns m of DoRA, (out,); of a matrix that has no adapter, the lengths of its rows."""
+        """Returns DoRA's m, (out,); for a matrix without an adapter, the lengths of its rows."""
         grown = own.get(name.removesuffix("weight") + M)
         return lengths(weights[name]) if grown is None else lengths(weights[name]) + grown.float()
 
@@ -145,7 +145,7 @@ class LoRAConfig(AdapterConfig):
 
 
 def _holders(model: LM) -> Iterator[tuple[str, nn.Linear | Experts]]:
-    """Names and modules within blocks that hold matrices."""
+    """Yields names and modules within blocks that hold matrices."""
     inside = {module for unit in model.units() for module in unit.modules()}
     for path, module in [*model.named_modules()]:
         if module in inside and (isinstance(module, Experts) or (isinstance(module, nn.Linear) and type(module) in _PLAIN)):
@@ -157,8 +157,8 @@ def _own_matrices(module: nn.Module) -> list[str]:
 
 
 def _matrices(model: LM) -> Iterator[tuple[str, torch.Size]]:
-    """Yields names and shapes of all matrices of more than one row: the name of their module, or beside others in one, as experts' are,
-    with their own."""
+    """Yields names and shapes of all matrices of more than one row. A matrix is named after its module or, where a module has several
+    (experts), after its own name in it too."""
     for path, module in _holders(model):
         for name in _own_matrices(module):
             if (shape := module.get_parameter(name).shape)[-2] > 1:

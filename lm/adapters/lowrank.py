@@ -1,4 +1,4 @@
-"""Modules in which a few weights are trained beside matrices that stay as they are."""
+"""Modules in which a few weights are trained beside frozen matrices."""
 
 import math
 from collections.abc import Mapping
@@ -17,22 +17,22 @@ from lm.ops.linear import product
 from lm.ops.precision import without_autocast
 
 A, B, M = "lora_a", "lora_b", "lora_m"
-_LEAST = 1e-12  # a row of nothing stays one
-_PIECE = 1 << 18  # elements of a matrix in int8 that are wide at a time: larger ones leave holes in the heap
+_LEAST = 1e-12  # the least divisor: a row of zeros stays one
+_PIECE = 1 << 18  # elements of an int8 matrix that are converted at a time: larger pieces leave holes in the heap
 
 
 def lengths(matrix: Tensor) -> Tensor:
-    """(out,) of each output's row, in float32 or wider."""
+    """(out,) the L2 norm of each output's row, in float32 or wider."""
     return torch.linalg.vector_norm(matrix, dim=1, dtype=torch.promote_types(matrix.dtype, torch.float32))
 
 
 def of_lengths(matrix: Tensor, wanted: Tensor) -> Tensor:
-    """Returns the matrix with rows of these lengths, (out,)."""
+    """Returns the matrix with its rows scaled to these lengths, (out,)."""
     return matrix * (wanted / lengths(matrix).clamp_min(_LEAST)).unsqueeze(1)
 
 
 def _inwards(shape: torch.Size, start: Start) -> Tensor:
-    """N(0, 1 / 3 inputs), which has the variance of Hu's own code: the uniform numbers of torch's linear layers."""
+    """N(0, 1 / (3 inputs)), of the same variance as in the code of Hu et al., which draws uniform numbers as torch's linear layers do."""
     return start.normal(shape, 1 / math.sqrt(3 * shape[-1]))
 
 
@@ -57,11 +57,11 @@ class LoRALinear(Declares, AskedLinear):
         return self.scale * F.linear(F.linear(self.dropout(x), self.lora_a), self.lora_b)
 
     def of_parent(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """W x + bias."""
+        """W x + bias, with the frozen W."""
         return product(x, self.weight, bias)
 
     def lengths(self) -> Tensor:
-        """(out,) |W| by rows."""
+        """(out,) the lengths of the rows of W."""
         return lengths(self.weight)
 
     def matrix(self) -> Tensor:
@@ -69,7 +69,7 @@ class LoRALinear(Declares, AskedLinear):
 
 
 class LoRAOnInt8(LoRALinear):
-    """The same with W in int8 from when it has been read on; a product makes it wide again, in the backward too."""
+    """LoRALinear with W in int8, once it has been read; each product converts W back, in the backward too."""
 
     rows: Tensor
     """(out,) the scale of each output."""
@@ -79,7 +79,7 @@ class LoRAOnInt8(LoRALinear):
         self.register_buffer("rows", base.weight.new_empty(base.out_features, dtype=torch.bfloat16), persistent=False)
 
     def hold(self) -> None:
-        """Rounds W, once."""
+        """Rounds W to int8, once."""
         if self.weight.dtype != torch.int8:
             q, self.rows = int8_rows(self.weight.detach())
             self.weight = nn.Parameter(q, requires_grad=False)
@@ -98,7 +98,7 @@ class LoRAOnInt8(LoRALinear):
 
 
 class _OfInt8(torch.autograd.Function):
-    """x W^T = scale (x q^T), of which autograd would keep W in the dtype of x until the backward; a piece of q is wide at a time."""
+    """x W^T = scale (x q^T). Autograd would keep W in the dtype of x until the backward; here q is converted piece by piece, both times."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, q: Tensor, rows: Tensor) -> Tensor:
@@ -113,8 +113,8 @@ class _OfInt8(torch.autograd.Function):
 
 
 class DoRALinear(LoRALinear):
-    """m (W + scale B A) x / |W + scale B A| + b, the lengths being those of rows. m starts as |W|, and `lora_m` is what it has grown by, so
-    that it learns alike and starts as 0.  No gradient goes through the divisor (section 4.3)."""
+    """m (W + scale B A) x / |W + scale B A| + b, where |.| are lengths of rows and m = |W| + `lora_m`. To learn the difference is as
+    good as to learn m, and it starts as 0. No gradient goes through the divisor (section 4.3)."""
 
     drawn: ClassVar[Mapping[str, Draw]] = {**LoRALinear.drawn, M: zeros}
     adapting: ClassVar[tuple[str, ...]] = (A, B, M)
@@ -129,7 +129,7 @@ class DoRALinear(LoRALinear):
         return out if self.bias is None else out + self.bias
 
     def gain(self) -> Tensor:
-        """(out,) m / |W + scale B A|, by |W|^2 + 2 scale <W A^T, B> + scale^2 <B A A^T, B>, so that no matrix like W is made."""
+        """(out,) m / |W + scale B A|, by |W|^2 + 2 scale <W A^T, B> + scale^2 <B A A^T, B>, without another matrix of the size of W."""
         with torch.no_grad(), without_autocast(self.weight.device):
             a, b, length = self.lora_a, self.lora_b, self.lengths()
             across = 2 * self.of_parent(a, None).mT + self.scale * (b @ (a @ a.mT))  # (r, out) -> (out, r)
@@ -141,7 +141,7 @@ class DoRALinear(LoRALinear):
 
 
 class DoRAOnInt8(DoRALinear, LoRAOnInt8):
-    """The same with W in int8."""
+    """DoRALinear with W in int8."""
 
 
 LINEAR: dict[tuple[str, bool], type[LoRALinear]] = {
@@ -153,7 +153,7 @@ LINEAR: dict[tuple[str, bool], type[LoRALinear]] = {
 
 
 class LoRAExperts(Experts):
-    """The same for each expert.  A: (e, r, in); B: (e, out, r)."""
+    """LoRA for each expert of an MoE layer.  A: (e, r, in); B: (e, out, r)."""
 
     adapting: ClassVar[tuple[str, ...]] = tuple(f"{name}_{part}" for name in Experts.drawn for part in (A, B))
     drawn: ClassVar[Mapping[str, Draw]] = {**Experts.drawn} | {name: _inwards if name.endswith(A) else zeros for name in adapting}

@@ -18,7 +18,7 @@ class Counts:
     forward_flops_per_token: int  # 2 per multiply-add, at a full row
     train_flops_per_token: int  # forward and backward: 3 x forward
     cache_bytes_per_token: int  # what the cache holds of one more token while no window is full, at 2 bytes a number
-    cache_bytes_per_row: int  # what it holds of a row however long that is: states of fixed size
+    cache_bytes_per_row: int  # what the cache holds of a row whatever its length: states of fixed size
 
 
 def count(cfg: ModelConfig, seq_len: int, bytes_per_number: int = 2) -> Counts:

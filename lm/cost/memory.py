@@ -1,4 +1,4 @@
-"""What training holds in memory on one rank, by formula. Counted are the tensors that stay; allocator and kernels need some more."""
+"""The memory of training on one rank, by formula. It counts the tensors that stay; allocator and kernels need some more."""
 
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
@@ -29,9 +29,9 @@ class Setting:
     recompute: Recompute = NOTHING
     stage: int = 0  # what is cut into slices: 1 optimizer states, 2 gradients too, 3 weights too (ZeRO; FSDP2 is 3)
     world: int = 1  # ranks that share the slices
-    context: int = 1  # ranks of which each has its part of a row's tokens
-    tensor: int = 1  # ranks, the same ones, of which each has its slice of the matrices
-    cpu: bool = False  # it trains on one
+    context: int = 1  # ranks that share the tokens of a row
+    tensor: int = 1  # of these ranks, those that share the matrices: 1 or all
+    cpu: bool = False  # training runs on a CPU
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,15 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """At the end of the forward, where all of it is there from the second micro-batch on."""
+        """At the end of the forward: from the second micro-batch on, all of it is there at once."""
         return sum(astuple(self))
 
 
 def memory(model: LM, setting: Setting) -> Memory:
-    """The model may lie on the meta device. Attention counts as fused kernels do it; under DDP, its buckets come on top.
+    """Returns what training takes on each rank. The model may be on the meta device. Attention counts as in fused kernels; DDP's buckets
+    come on top.
 
-    Frozen weights have no gradient and no state; what the model steers stays in float32.
+    Frozen weights have no gradient and no optimizer state; steered parameters stay in float32.
     """
     cut, n = [setting.world if setting.stage >= stage else 1 for stage in (3, 2, 1)], setting.tensor
     size = 2 if setting.precision == "bf16-true" else 4
@@ -80,14 +81,15 @@ def memory(model: LM, setting: Setting) -> Memory:
 
 
 def _of_logits(logits: int, setting: Setting) -> int:
-    """Bytes of a chunk's logits, of those that are in float32 beside them, and of gradients in float32 that are not written over these."""
+    """Returns the bytes of a chunk's logits, of their copies in float32, and of float32 gradients that are not written over these
+    copies."""
     wide = logits if setting.tensor > 1 else min(logits, WIDE_CPU if setting.cpu else WIDE)
     narrow = setting.precision != "fp32"
     return logits * (2 if narrow else 4) + wide * (4 * narrow + (0 if setting.cpu and setting.tensor == 1 else 4))
 
 
 def _gathered(model: LM, tensor: int) -> int:
-    """Parameters that a rank sees as whole as it ever does: of the block at work, and those outside of blocks."""
+    """Returns how many parameters a rank holds gathered at a time: those of the block at work, and those outside of blocks."""
     blocks = [sum(p.numel() for p in unit.parameters()) for unit in model.units()]
     rest = sum(p.numel() for p in model.parameters()) - sum(blocks)
     table = {p for module in (model.embed, model.head) for name, p in module.named_parameters() if name in module.cut}
@@ -96,28 +98,28 @@ def _gathered(model: LM, tensor: int) -> int:
 
 
 def _part(module: Divisible, name: str, p: nn.Parameter, tensor: int) -> int:
-    """Numbers of this weight that one of so many ranks has."""
+    """Returns how many numbers of this weight one of `tensor` ranks has."""
     return -(-p.numel() // tensor) if name in module.cut else p.numel()
 
 
 def _multiplied(model: LM) -> int:
-    """Weights of matrices: what autocast keeps a bf16 copy of until the backward."""
+    """Returns how many weights are in matrices, of which autocast keeps a bf16 copy until the backward."""
     roles, linear = model.roles(), sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     return linear + sum(p.numel() for name, p in model.named_parameters() if p.ndim == 3 and roles[name] == "hidden")
 
 
 class _Unit(NamedTuple):
-    """What a block keeps of a token."""
+    """What autograd keeps of one token in a block."""
 
     layer: int
     whole: Kept
     inputs: Kept
-    products: Kept  # what matrix products and fused kernels give
-    unread: Kept  # of these, what the backward has no use for
+    products: Kept  # outputs of matrix products and fused kernels
+    unread: Kept  # of these, the ones that the backward does not read
 
 
 def _activations(model: LM, setting: Setting) -> int:
-    """Bytes per token."""
+    """Returns the bytes of activations for one token."""
     cfg, d = model.cfg, model.cfg.d_model
     kept, again = [_ends(d), *([Kept(d, 0)] * len(model.stacks()) if cfg.embed.norm else [])], 0
     for unit in _units(model, setting):
@@ -141,7 +143,8 @@ def _units(model: LM, setting: Setting) -> Iterator[_Unit]:
 
 
 def _products(module: nn.Module, parts: BlockParts, setting: Setting) -> tuple[Kept, Kept]:
-    """All, and those that are only added to the residual stream; of slices of matrices these are sums of all tokens' parts."""
+    """Returns the outputs of all products, and of those that are only added to the residual stream; where matrices are in slices, the
+    latter are partial sums for the tokens of all ranks."""
     out = sum(m.out_features for m in module.modules() if isinstance(m, Out)) * setting.tensor
     others = [m for m in module.modules() if isinstance(m, nn.Linear) and not isinstance(m, Out)]
     rows = sum(p.shape[0] for m in others for p in m.parameters(recurse=False) if p.ndim == 2)  # those of an adapter too
@@ -149,18 +152,19 @@ def _products(module: nn.Module, parts: BlockParts, setting: Setting) -> tuple[K
 
 
 def _ends(d: int) -> Kept:
-    """The norm before the head, the hidden states, and the loss's gradient by them."""
+    """Counts the norm before the head, the hidden states, and the loss's gradient of these."""
     return Kept(d, 2 * d)
 
 
 def _block(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Kept:
-    """Of one token, norms and residual branches included."""
+    """Counts what autograd keeps of one token in a block, norms and residual branches included."""
     bias = [cfg.position.keeps(cfg.attention.n_heads, setting.seq_len)] if parts.slot == "attention" else []
     return together([cfg.block.keeps(parts), parts.keeps(), *bias, _exchanged(cfg, parts, setting)])
 
 
 def _exchanged(cfg: ModelConfig, parts: BlockParts, setting: Setting) -> Kept:
-    """Of one token more where ranks hold its row in slices: of their matrices too, and both sublayers read the tokens of all."""
+    """Counts what autograd keeps of one token in addition, where ranks hold rows in slices; where they hold matrices in slices too, both
+    sublayers keep the gathered tokens of all ranks."""
     if setting.tensor > 1:
         return together([Kept(0, (setting.tensor - 1) * cfg.d_model), cfg.ffn.exchanges(cfg.d_model, parts.layer, setting.tensor)])
     return parts.mixer.exchanges(cfg.d_model, setting.context) if setting.context > 1 else Kept(0, 0)

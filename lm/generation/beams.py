@@ -22,8 +22,8 @@ Ended = Callable[[list[int]], bool]
 
 @dataclass(frozen=True)
 class Beam:
-    """New tokens, without the one that ended them. Score: the sum of their log-probabilities in nats, the end's too; of a beam that has
-    ended, over length^length_penalty."""
+    """The new tokens of a beam, without the end token.  score: the sum of their log-probabilities in nats, the end token's too; of a beam
+    that has ended, divided by length^length_penalty."""
 
     tokens: list[int]
     score: float
@@ -31,7 +31,7 @@ class Beam:
 
 @dataclass
 class _Search:
-    """Of one prompt. It runs while there are running beams."""
+    """The beam search of one prompt; it goes on while it has running beams."""
 
     source: list[int]
     begin: list[int]
@@ -42,15 +42,16 @@ class _Search:
     found: list[Beam] = field(default_factory=list)
 
     def step(self, candidates: Sequence[tuple[float, int, int]], ends: Collection[int], ended: Ended | None) -> list[int]:
-        """Takes the likeliest (score, running beam, token), best first; returns which beam each of those that now run came from.
+        """Extends running beams by the likeliest candidates (score, running beam, token), best first; returns the parent of each beam that
+        now runs.
 
-        As `transformers`: one that ends counts where it is among the best `beams`, and for each of those another is at hand to go on.
+        As in `transformers`: a candidate that ends counts only among the best cfg.beams, and further candidates fill the places of those.
         """
         parents: list[int] = []
         going: list[Beam] = []
         length = len(self.running[0].tokens) + 1
         for rank, (score, parent, token) in enumerate(candidates):
-            if score == -math.inf:  # what a form forbids, and all behind it
+            if score == -math.inf:  # the grammar forbids this candidate and all behind it
                 break
             before = self.running[parent].tokens
             tokens = before if token in ends else [*before, token]
@@ -66,7 +67,7 @@ class _Search:
         return [] if over else parents
 
     def _settled(self, best: float, length: int) -> bool:
-        """Whether no running beam is thought to replace one of those found."""
+        """Returns whether no running beam is expected to replace one of the ended ones, as cfg.early_stopping judges it."""
         if len(self.found) < self.cfg.beams:
             return False
         reached = self.limit if self.cfg.early_stopping == "never" and self.cfg.length_penalty > 0 else length
@@ -84,11 +85,11 @@ def search(
     ended: Ended | None = None,
     grammar: Grammar | None = None,
 ) -> list[list[Beam]]:
-    """The cfg.n best of cfg.beams beams of each prompt, best first, fewer where a grammar has fewer texts; those that `transformers` finds
-    with as many num_beams.
+    """Returns the cfg.n best of cfg.beams beams of each prompt, best first, fewer where a grammar has fewer texts. They are those that
+    `transformers` finds with num_beams=cfg.beams.
 
-    Prompts, ends, limits and errors are those of `generate`.  ended(tokens): whether these end a beam, of which they stay a part.
-    Raises ConfigError where the vocabulary has fewer tokens than beams and ends need.
+    Prompts, ends, limits and errors are those of `generate`.  ended(tokens): whether the last of these new tokens ends a beam, which keeps
+    it. Raises ConfigError where the vocabulary has fewer tokens than beams and ends need.
     """
     n_tokens = n_tokens or model.vocab_size
     cfg.require(n_tokens)
@@ -135,7 +136,7 @@ def _run(
 
 
 def _step(searches: Sequence[_Search], log_probs: Tensor, ends: Collection[int], ended: Ended | None) -> list[int]:
-    """Of all searches; returns the row that each beam that now runs comes from.  log_probs: (running beams of all, v)."""
+    """Makes a step of each search; returns for each beam that now runs the row of its parent.  log_probs: (running beams of all, v)."""
     parents, first = [], 0
     for search in searches:
         scores = torch.tensor([[beam.score] for beam in search.running], device=log_probs.device)

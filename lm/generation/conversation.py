@@ -1,4 +1,4 @@
-"""A conversation: each answer is to all that was said before, as far as the context holds it."""
+"""A conversation: the prompt of each answer is all turns so far, as far as the context holds them."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,8 @@ class Conversation:
         self.turns: list[Turn] = []
 
     def answer(self, text: str, on_text: Callable[[str], None]) -> Completion:
-        """Adds the user's message and the answer to it, which `on_text` gets piece by piece. ConfigError leaves all as it was."""
+        """Adds the user's message and the answer to it, which `on_text` gets piece by piece. After a ConfigError the turns are as
+        before."""
         turns = self._fitting([*self.turns, Turn("user", text)])
         [found] = complete(
             self._model, self._tokenizer, [turns], self._cfg, lambda row, piece: on_text(piece), self._template, self._drafter
@@ -30,7 +31,7 @@ class Conversation:
         return found
 
     def reset(self) -> None:
-        """Forgets what was said."""
+        """Forgets all turns."""
         self.turns = []
 
     def _fitting(self, turns: list[Turn]) -> list[Turn]:

@@ -1,4 +1,4 @@
-"""How often a model is right where it is sure, and what a token costs at each place: sums over labels, so that parts add up."""
+"""Calibration of a model, and its loss by the place in a document: sums over labels, so that parts add up."""
 
 from typing import Self
 
@@ -15,16 +15,16 @@ _PLACES = 32  # powers of two: more than any row has
 
 
 class Curves:
-    """Sums over labels.  calibration: (15, 3) by the probability of the likeliest token, in bins of equal width ((i - 1) / 15, i / 15]: how
-    many, their probabilities, and how often that token was the label.  places: (32, 2) by the place in its document, 0, 1, 2-3, 4-7 ...:
-    how many, and their nats."""
+    """Sums over labels.  calibration: (15, 3) by the probability of the likeliest token, in bins of equal width ((i - 1) / 15, i / 15]: the
+    number of labels, the sum of these probabilities, and how often the likeliest token was the label.  places: (32, 2) by the label's place
+    in its document, 0, 1, 2-3, 4-7 ...: the number of labels, and the sum of their nats."""
 
     def __init__(self, calibration: NDArray[np.float64] | None = None, places: NDArray[np.float64] | None = None) -> None:
         self.calibration = np.zeros((BINS, 3)) if calibration is None else calibration
         self.places = np.zeros((_PLACES, 2)) if places is None else places
 
     def add(self, batch: Batch, labels: Tensor, guesses: Tensor) -> None:
-        """Counts a batch.  labels: (b, s); guesses: as lm.losses.measure tells them."""
+        """Adds a batch.  labels: (b, s); guesses: (n, 3), as `guesses` of lm.losses.measure reads them of the n labels."""
         nats, sure, right = guesses.double().cpu().numpy().T
         place = torch.arange(labels.shape[1]).expand(labels.shape) if batch.positions is None else batch.positions
         ones = np.ones_like(nats)
@@ -42,7 +42,7 @@ class Curves:
 
     @classmethod
     def of_flat(cls, sums: list[float]) -> Self:
-        """Returns what `flat` gave."""
+        """Returns the curves of the sums that `flat` returned."""
         n = BINS * 3
         return cls(np.array(sums[:n]).reshape(BINS, 3), np.array(sums[n:]).reshape(_PLACES, 2))
 

@@ -1,5 +1,5 @@
-"""Prompts of token ids continued, or answered, with the cache: one forward over all prompts, then one for each next token, or for each
-draft of several.
+"""Decoding with the cache: prompts of token ids are prefilled together, then each forward is over one new token of every row, or over a
+draft of several tokens.
 """
 
 import math
@@ -27,11 +27,11 @@ ROWS = 32  # decoded together; more prompts follow in further batches
 
 @dataclass
 class Row(History):
-    """A prompt, what it became, and how far it may go."""
+    """One sample of a prompt with its new tokens.  index: of the row among all rows of a call; limit: how many new tokens it may get."""
 
     index: int = 0
     limit: int = 0
-    logprobs: list[Logprob] = field(default_factory=list)  # one of each new token, where cfg.logprobs asks for them
+    logprobs: list[Logprob] = field(default_factory=list)  # one for each new token; empty unless cfg.logprobs asks for them
 
 
 def generate(
@@ -44,7 +44,7 @@ def generate(
     n_tokens: int | None = None,
     on_token: OnToken | None = None,
 ) -> list[list[int]]:
-    """The new tokens of each prompt, cfg.n times each: `decode` without what else it tells."""
+    """Returns only the new tokens of each row that `decode` returns: cfg.n rows of each prompt in turn."""
     return [row.new for row in decode(model, prompts, cfg, ends=ends, pad=pad, n_tokens=n_tokens, on_token=on_token)]
 
 
@@ -60,17 +60,19 @@ def decode(
     drafter: Drafter | None = None,
     grammar: Grammar | None = None,
 ) -> list[Row]:
-    """cfg.n rows of each prompt with their new tokens, less the one that ends a row: the same if prompts come together or one by one.
+    """Returns cfg.n rows of each prompt in turn with their new tokens, without the end token. The tokens of a row do not depend on which
+    prompts are decoded together.
 
     A decoder continues a prompt; an encoder-decoder reads it as a source and answers behind its start token. Rows of one prompt that are
-    decoded together read it once.
-    A row ends at one of `ends`, at max_tokens, where the places of a position that has so many are full, or where on_token(row, token)
-    returns True. Other positions go on beyond model.max_seq_len: each token then sees as many up to itself.
+    decoded together prefill it once.
+    A row ends at a token of `ends`, at max_tokens, or where on_token(row, token) returns True; and at the end of the context where the
+    position encoding has a fixed number of places (learned positions, say). With other encodings it goes on beyond model.max_seq_len: each
+    token then sees the last model.max_seq_len tokens, itself included.
 
-    n_tokens: ids from here on are never drawn (rows of the embedding that the tokenizer does not use). Raises ConfigError for a prompt
-    that is empty or longer than those places. `stop` is the business of lm/generation/text.py.  drafter: what makes it faster. It changes
-    no token, unless two are so near to each other that the rounding of one forward over several tokens decides.  grammar: what the output
-    must be, where cfg.form asks for something.
+    n_tokens: ids from n_tokens on are never drawn (rows of the embedding that the tokenizer does not use). Raises ConfigError for a prompt
+    that is empty, or longer than such a fixed number of places. cfg.stop is not looked at here, but in lm/generation/text.py.  drafter:
+    proposes tokens for speculative decoding. It changes no token, unless two are so near to each other that the rounding of one forward
+    over several tokens decides.  grammar: constrains the output; given just where cfg.form asks for one.
     """
     n_tokens = n_tokens or model.vocab_size
     rows = rows_of(model, prompts, cfg, n_tokens, grammar)
@@ -88,7 +90,7 @@ def go_on(
     on_token: OnToken | None = None,
     drafter: Drafter | None = None,
 ) -> None:
-    """`decode` of rows that are there already: they get their new tokens."""
+    """As `decode`, for rows made by `rows_of`: appends the new tokens to each."""
     with decoding(model):
         for start in range(0, len(rows), ROWS):
             _Decoding(model, list(rows[start : start + ROWS]), cfg, pad, n_tokens, drafter or Drafter(0)).run(ends, on_token)
@@ -96,7 +98,7 @@ def go_on(
 
 @contextmanager
 def decoding(model: LM) -> Iterator[None]:
-    """The model in eval mode, without gradients, in its weights' dtype."""
+    """Within the block, the model is in eval mode and computes without gradients, in its weights' dtype."""
     was_training = model.training
     if was_training:
         model.eval()
@@ -104,12 +106,13 @@ def decoding(model: LM) -> Iterator[None]:
         with torch.inference_mode(), torch.autocast(model.embed.weight.device.type, enabled=False):  # the cache has the weights' dtype
             yield
     finally:
-        if was_training:  # which goes through all modules, and here often once a token
+        if was_training:  # train() visits all modules, and this block is often entered once a token
             model.train()
 
 
 def rows_of(model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, n_tokens: int, grammar: Grammar | None = None) -> list[Row]:
-    """Returns cfg.n rows of each prompt in turn, without new tokens. Raises ConfigError for what cannot be continued so."""
+    """Returns cfg.n rows of each prompt in turn, without new tokens. Raises ConfigError for a prompt that the model cannot continue, and
+    for a cfg whose logit_bias names a token that is not below n_tokens."""
     cfg.require(n_tokens)
     assert (cfg.form is None) == (grammar is None)
     reads, given = model.cfg.kind == "encoder_decoder", [list(prompt) for prompt in prompts for _ in range(cfg.n)]
@@ -121,8 +124,8 @@ def rows_of(model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, n_
 
 
 def room(model: LM, prompt: Sequence[int], cfg: SamplingConfig) -> int:
-    """How many new tokens fit: every token that is fed back needs a place, the last one does not, and only some positions have so many
-    and no more. Raises ConfigError."""
+    """Returns how many new tokens a row may get: max_tokens, or fewer where the position encoding has a fixed number of places, of which
+    each token that is fed back takes one, and the last one none. Raises ConfigError for a prompt that is empty or too long."""
     if not prompt:
         raise ConfigError("prompt: it has no tokens, and a model continues at least one. Start it with bos or eos.")
     position, first = model.cfg.position, begin(model, prompt)
@@ -137,12 +140,13 @@ def room(model: LM, prompt: Sequence[int], cfg: SamplingConfig) -> int:
 
 
 def beyond(model: LM, prompt: Sequence[int], n_new: int) -> bool:
-    """Whether so many new tokens, of which the last one is not read again, leave the context."""
+    """Returns whether a row with n_new new tokens, of which the last one is not fed back, is longer than the context."""
     return len(begin(model, prompt)) + n_new - 1 > model.max_seq_len
 
 
 def begin(model: LM, prompt: Sequence[int]) -> list[int]:
-    """The decoder's first input: the prompt, or the start token where the prompt is a source. Raises ConfigError."""
+    """Returns the decoder's first input: the prompt, or for an encoder-decoder, which reads the prompt as a source, the start token. Raises
+    ConfigError for an encoder, and where there is no start token."""
     match model.cfg:
         case EncoderConfig():
             raise ConfigError(
@@ -164,10 +168,10 @@ class _Decoding:
         n_new = max(row.limit for row in rows)
         self.cache, positions, hidden, self.logits = read(model, rows, pad, n_new, cfg.prefill_chunk, drafter.n_tokens)
         drafter.begin(rows, cfg, n_tokens, n_new, hidden, positions)
-        self.drafts: list[list[int]] = [[] for _ in rows]  # what the last forward read behind each row's newest token
+        self.drafts: list[list[int]] = [[] for _ in rows]  # drafted tokens that the last forward read behind each row's newest token
 
     def run(self, ends: Collection[int], on_token: OnToken | None) -> None:
-        """Until every row has ended."""
+        """Decodes until every row has ended."""
         all_rows, tally = self.rows, self.drafter.tally
         self._draw(ends, on_token)
         while self.rows:
@@ -179,7 +183,7 @@ class _Decoding:
         tally.tokens += max(len(row.new) for row in all_rows) - 1
 
     def _forward(self) -> None:
-        """Over each row's newest token and a draft, which goes no further than the row may."""
+        """Runs the model over each row's newest token and its draft, which is cut at the row's limit."""
         found = self.drafter.propose(self.rows) if self.drafter.tally.ready else [[]] * len(self.rows)
         self.drafts = [draft[: row.limit - len(row.new) - 1] for draft, row in zip(found, self.rows, strict=True)]
         given = [[row.new[-1], *draft] for row, draft in zip(self.rows, self.drafts, strict=True)]
@@ -190,7 +194,8 @@ class _Decoding:
         self.drafter.see(hidden, positions)
 
     def _draw(self, ends: Collection[int], on_token: OnToken | None) -> None:
-        """Takes the model's own tokens, as far as what was read before them is its own too; the rest, and rows that end, are forgotten."""
+        """Draws the model's own token at each place of the drafts. Each row takes them up to and including the first that
+        differs from its draft; rejected drafts leave the cache, and so do rows that end."""
         places = [(i, j) for i, draft in enumerate(self.drafts) for j in range(len(draft) + 1)]
         logits = self.logits.squeeze(1)  # (b, 1, v) -> (rows, v)
         if any(self.drafts):
@@ -217,7 +222,8 @@ class _Decoding:
 def _take(
     row: Row, draft: list[int], drawn: list[int], told: list[Logprob], ends: Collection[int], on_token: OnToken | None
 ) -> tuple[int, bool]:
-    """How many of the drawn tokens the row takes, one more than are as drafted, and whether it goes on."""
+    """Appends drawn tokens to the row, up to and including the first that differs from the draft. Returns how many the row took, one more
+    than the draft's accepted tokens, and whether it goes on."""
     for n, token in enumerate(drawn, 1):
         if not _goes_on(row, token, told[n - 1 : n], ends, on_token):
             return n, False
@@ -236,7 +242,8 @@ def _goes_on(row: Row, token: int, told: list[Logprob], ends: Collection[int], o
 
 
 def finite(logits: Tensor) -> Tensor:
-    """Them; NumericsError where they are not. Their sum tells it at a twentieth of the cost, unless it is too large itself."""
+    """Returns the logits. Raises NumericsError where one is NaN or infinite. Their sum tells at a twentieth of the cost; only where it is
+    not finite, which finite logits can cause too, each logit is checked."""
     if not math.isfinite(logits.sum(dtype=torch.float32)) and not torch.isfinite(logits).all():
         raise NumericsError("generate: the model's logits hold NaN or infinity, and no token can be drawn. Use another checkpoint.")
     return logits

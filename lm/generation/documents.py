@@ -33,7 +33,7 @@ class Documents:
     """The sums of an evaluation of these rows, filled while it runs."""
 
     def __init__(self, rows: Rows, ids: Ids, tokenizer: Tokenizer, micro_batch: int) -> None:
-        """ids: of all processes that evaluate together."""
+        """ids: of the rows of all processes that evaluate together."""
         told = [rows.documents(ids[at : at + micro_batch]) for at in range(0, len(ids), micro_batch)]
         known = np.unique(np.concatenate([np.unique(part) for part in told if part is not None] or [np.empty(0, np.int64)]))
         self._by_row = len(known) < FEW
@@ -41,7 +41,7 @@ class Documents:
         self._sums = np.zeros((3, len(self._known)))
 
     def add(self, ids: Ids, labels: Tensor, guesses: Tensor) -> None:
-        """Counts the rows `ids`.  labels: (b, s); guesses: as lm.losses.measure tells them."""
+        """Adds the rows `ids`.  labels: (b, s); guesses: (n, 3), as `guesses` of lm.losses.measure reads them of the n labels."""
         wanted = labels.cpu().numpy()
         of = ids[:, None] if self._by_row else self._rows.documents(ids)
         place = np.searchsorted(self._known, np.broadcast_to(np.asarray(of), wanted.shape)[wanted != IGNORED])
@@ -54,7 +54,7 @@ class Documents:
         return list(self._sums.ravel().tolist())
 
     def found(self, flat: Sequence[float]) -> DocumentSums:
-        """Returns what verdicts read.  flat: as `flat` gave it, of all processes together."""
+        """Returns the sums of each document.  flat: what `flat` returned, added up over all processes."""
         columns = zip(self._known.tolist(), np.reshape(flat, self._sums.shape).T.tolist(), strict=True)
         sums = {str(number): (nats, n, size) for number, (nats, n, size) in columns if n}
         return DocumentSums(unit="rows" if self._by_row else "documents", sums=sums)

@@ -1,4 +1,4 @@
-"""Requests that join and leave a running batch between its steps; each is answered as if it were alone."""
+"""Continuous batching: requests join and leave a running batch between its steps; each is answered as if it were alone."""
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
@@ -26,7 +26,7 @@ Finish = Literal["stop", "length", "error"]
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, and the rows that continue it. A row with no room for new tokens has its prompt read, and no more."""
+    """A prompt, and the rows that continue it. For a row whose limit is 0 the prompt is prefilled, and no token is drawn."""
 
     rows: list[Row]
     cfg: SamplingConfig
@@ -38,7 +38,7 @@ class Request:
 
     @property
     def way(self) -> str:
-        """Returns what decides how its tokens are drawn: requests of one way are drawn together."""
+        """Returns a key of the sampling options: the next tokens of requests with the same key are drawn together."""
         return self.cfg.model_dump_json(exclude={"seed", "stop", "n", "max_tokens"})
 
 
@@ -53,7 +53,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Event:
-    """What a step made of a sample: a token, or its end, or both.  told: of that token, or of the one that ended it."""
+    """What a step did to a sample: gave it a new token, or ended it, or both.  told: log p of the new token, or of the end token."""
 
     sample: Sample
     token: int | None
@@ -62,7 +62,7 @@ class Event:
 
 
 class _Prompt:
-    """That of a request while it is read."""
+    """The prompt of one request while it is prefilled, piece by piece."""
 
     def __init__(self, request: Request, model: LM, pad: int, chunk: int) -> None:
         row = request.rows[0]
@@ -72,42 +72,43 @@ class _Prompt:
 
     @property
     def next(self) -> int:
-        """Returns how many tokens the next piece has, a source among them."""
+        """Returns how many tokens the next piece has, those of a source included."""
         piece = self.unread[0]
         return piece.tokens.numel() + (0 if piece.source_tokens is None else piece.source_tokens.numel())
 
 
 class Engine:
-    """One batch of a model. `step` reads prompts that wait, as far as there are rows, and gives every running row its next token."""
+    """One running batch of a model. `step` prefills waiting prompts, as far as rows are free, and gives every running row its next
+    token."""
 
     def __init__(self, model: LM, pad: int, n_tokens: int, most_rows: int, chunk: int = 512) -> None:
-        """n_tokens: ids from here on are never drawn.  most_rows: decoded together.  chunk: tokens of prompts that are read in a step,
-        so that running rows do not wait for a long one."""
+        """n_tokens: ids from n_tokens on are never drawn.  most_rows: rows decoded together at most.  chunk: prompt tokens prefilled in one
+        step, so that running rows do not wait for a long prompt."""
         begin(model, [0])  # raises ConfigError for a model that continues nothing
         self._model, self._pad, self._n_tokens, self._most_rows, self._chunk = model.eval(), pad, n_tokens, most_rows, chunk
         self._waiting: deque[Request] = deque()
-        self._prompt: _Prompt | None = None  # of the first that waits, where some of it has been read
+        self._prompt: _Prompt | None = None  # of the first waiting request, where a part of it has been prefilled
         self._running: list[Sample] = []
         self._cache: Cache | None = None
         self._room = 0
 
     @property
     def waiting(self) -> int:
-        """Returns how many prompts have not been read yet."""
+        """Returns how many prompts have not been prefilled to their end."""
         return len(self._waiting)
 
     @property
     def running(self) -> int:
-        """Returns how many rows are decoded."""
+        """Returns how many rows are being decoded."""
         return sum(not sample.over for sample in self._running)
 
     def add(self, request: Request) -> None:
-        """Puts a request behind those that wait. It has no more rows than are decoded together."""
+        """Puts a request at the end of the queue. It has at most `most_rows` rows."""
         assert len(request.rows) <= self._most_rows
         self._waiting.append(request)
 
     def cancel(self, requests: Collection[Request]) -> None:
-        """Forgets requests, before the next step."""
+        """Drops requests that wait or run; no later step returns events of them."""
         self._waiting = deque(request for request in self._waiting if request not in requests)
         if self._prompt is not None and self._prompt.request in requests:
             self._prompt = None
@@ -115,18 +116,18 @@ class Engine:
             sample.over = sample.over or sample.request in requests
 
     def end(self, sample: Sample) -> None:
-        """Decodes a row no further."""
+        """Ends a sample: no later step decodes it."""
         sample.over = True
 
     def clear(self) -> list[Request]:
-        """Forgets everything, as after an allocation that failed; returns the requests that are not answered."""
+        """Drops all requests and the cache, as after an allocation that failed; returns the requests that were not answered."""
         lost = [*self._waiting, *dict.fromkeys(sample.request for sample in self._running if not sample.over)]
         self._waiting.clear()
         self._running, self._cache, self._prompt = [], None, None
         return lost
 
     def step(self) -> list[Event]:
-        """Returns what became of each row; nothing where no request is left."""
+        """Prefills waiting prompts and draws the next token of each row; returns the events, none where no request is left."""
         with decoding(self._model):
             events: list[Event] = []
             joining: list[tuple[Cache, list[Sample]]] = []
@@ -140,8 +141,8 @@ class Engine:
         return events
 
     def _read(self) -> Iterator[tuple[Request, Tensor, Cache]]:
-        """Reads prompts on in their order, a piece at least; yields those that are through, with the logits behind, (1, v), and a cache of
-        one row. Where a prompt is cut depends on itself alone."""
+        """Prefills waiting prompts in order, one piece at least; yields each request whose prompt is done, with the logits behind its last
+        token, (1, v), and its cache of one row. Where a prompt is cut into pieces depends on that prompt alone."""
         rows, left = self.running, self._chunk
         while self._waiting and rows + len(self._waiting[0].rows) <= self._most_rows:
             prompt = self._prompt = self._prompt or _Prompt(self._waiting[0], self._model, self._pad, self._chunk)
@@ -155,7 +156,8 @@ class Engine:
                 yield prompt.request, logits, prompt.cache
 
     def _regroup(self, joining: Sequence[tuple[Cache, list[Sample]]]) -> None:
-        """One cache for the rows that are left and those that join; as wide as the longest of them, and a little room."""
+        """Makes one cache for the rows that are left and those that join, as long as the longest of them and _ROOM more. Keeps the cache
+        where no row has joined or left and it is not full."""
         kept = [i for i, sample in enumerate(self._running) if not sample.over]
         length = 0 if self._cache is None else self._cache.length
         if not joining and len(kept) == len(self._running) and length < self._room:
@@ -171,14 +173,14 @@ class Engine:
             self._cache = cache
 
     def _next(self) -> Batch:
-        """The last new token of each row, behind what the cache holds of it."""
+        """Returns the next input: the newest token of each row, at the position behind the row's tokens in the cache."""
         rows, device = [sample.row for sample in self._running], self._model.embed.weight.device
         positions = [[len(row.begin) + len(row.new) - 1] for row in rows]
         ids = torch.tensor([row.new[-1:] for row in rows], device=device)
         return Batch(ids, positions=torch.tensor(positions, device=device), padded=False)
 
     def _drawn(self, logits: Tensor, samples: Sequence[Sample]) -> list[Event]:
-        """The next token of each row.  logits: (b, v)."""
+        """Draws the next token of each sample; returns its event.  logits: (b, v)."""
         finite = self._finite(logits[:, : self._n_tokens])
         events = [self._ended(sample, "error") for sample, fine in zip(samples, finite, strict=True) if not fine]
         events += [self._ended(sample, "length") for sample, fine in zip(samples, finite, strict=True) if fine and not sample.row.limit]
@@ -193,7 +195,8 @@ class Engine:
         return events
 
     def _finite(self, logits: Tensor) -> list[bool]:
-        """Of each row; as `lm.generation.decode.finite`, by the sums unless one is too large."""
+        """Returns for each row whether its logits are finite. As in `lm.generation.decode.finite`, the sums tell, unless one is not
+        finite."""
         sums = torch.isfinite(logits.sum(-1, dtype=torch.float32)).tolist()
         return sums if all(sums) else torch.isfinite(logits).all(-1).tolist()
 
@@ -210,7 +213,8 @@ class Engine:
 
 
 class _Scores:
-    """A reader of the last position that tells the request log p of its prompt, piece by piece."""
+    """A reader that returns the logits of the last position, and appends log p of the prompt's tokens to `request.scored`, piece by
+    piece."""
 
     def __init__(self, tokens: Sequence[int], request: Request) -> None:
         self._labels, self._request = list(tokens[1:]), request

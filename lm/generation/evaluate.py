@@ -23,10 +23,10 @@ from lm.schema import Tree
 
 
 class Evaluation(TypedDict):
-    """`bytes`: of text that the predicted tokens stand for; estimated where the tokenizer is not byte-level. `val_ece`: how far the
-    probability of the likeliest token is from how often it is right, where that was looked at closely. The others are what a measure
-    tells: of chats the answers' loss and the part of their tokens that is the likeliest; of pairs DPO's loss, the part that is the right
-    way round and by how much, and the log-likelihood of a better and of a worse answer, in nats."""
+    """`bytes`: of the text that the predicted tokens stand for; estimated where the tokenizer is not byte-level. `val_ece`: the expected
+    calibration error of the likeliest token, where it was evaluated closely. The further figures come from the objective's `Measure`: of
+    chats the answers' loss, and how often an answer's token is the likeliest one; of pairs the pair loss (DPO's, say), the part of pairs
+    that is ranked rightly, their margin, and the log-likelihood of a better and of a worse answer, in nats."""
 
     val_loss: float  # nats per predicted token
     val_bits_per_byte: float
@@ -43,7 +43,8 @@ class Evaluation(TypedDict):
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over rows, so that parts add up.  told: by name a sum, and how many are in it.  curves: None: nobody looked closely."""
+    """Sums over rows, so that parts add up.  told: by the name of a figure its sum, and over how many.  curves: None unless evaluated
+    closely."""
 
     nats: float
     tokens: float
@@ -57,7 +58,7 @@ class Totals:
         return type(self)(self.nats + other.nats, self.tokens + other.tokens, self.n_bytes + other.n_bytes, told, curves)
 
     def figures(self) -> Evaluation:
-        """Means; bits per byte = nats / ln 2 / bytes, so that tokenizers compare."""
+        """Returns the means; bits per byte = nats / ln 2 / bytes, so that tokenizers compare."""
         bits = self.nats / math.log(2) / self.n_bytes
         told = {f"val_{name}": total / n for name, (total, n) in self.told.items() if n}
         found: Tree = {
@@ -80,7 +81,7 @@ class Sharers(Protocol):
     def world(self) -> int: ...
 
     def total(self, *values: float) -> list[float]:
-        """Each value summed over the processes."""
+        """Returns each value summed over the processes."""
 
 
 class Alone:
@@ -103,10 +104,10 @@ def totals(
     closely: bool = False,
     documents: Documents | None = None,
 ) -> Totals:
-    """Of the labels of the rows `ids`. Raises ConfigError where there is none.
+    """Returns the sums over the labels of the rows `ids`. Raises ConfigError where there is no label.
 
-    among: each process passes all ids.  measure: what is told beside the likelihood of labels.  closely: with curves, and where there is
-    one, the rows of this process are counted in `documents`.
+    among: the processes that share the rows, each of which passes all ids.  measure: which labels count, and what is told beside their
+    likelihood.  closely: fills curves too, and `documents`, where given, with the rows of this process.
     """
     among = among or Alone()
     require_labels(rows, ids, tokenizer, micro_batch)
@@ -121,7 +122,7 @@ def totals(
 
 
 def require_labels(rows: Rows, ids: NDArray[np.int64], tokenizer: Tokenizer, micro_batch: int) -> None:
-    """Raises ConfigError where nothing is predicted in the rows `ids`, or no text: reads up to the first label that has some."""
+    """Raises ConfigError where the rows `ids` have no label that stands for text; reads up to the first that does."""
     sizes = tokenizer.token_bytes()
     for batch in eval_batches(rows, ids, micro_batch):
         assert batch.labels is not None
@@ -144,8 +145,8 @@ def _sums(
     curves: Curves | None,
     documents: Documents | None,
 ) -> Totals:
-    """Of this process's part. One with fewer batches than the others goes through some that do not count, since where weights are in
-    slices all must come to each forward."""
+    """Returns the sums over this process's part of the rows. A process with fewer batches than others makes up for them by forwards that do
+    not count, since with sharded weights all processes must take part in each forward."""
     device = model.embed.weight.device
     sizes = tokenizer.token_bytes()
     mine = ids[among.rank :: among.world]

@@ -27,7 +27,7 @@ from lm.generation.load import load
 from lm.generation.rollouts import held_out_rewards
 from lm.nn.transformer import LM
 from lm.schema import Config, Tree, did_you_mean, from_tree
-from lm.storage.adapted import Adapted, near
+from lm.storage.adapted import Adapted, near, placed
 from lm.storage.checkpoint import checkpoints, read_meta
 from lm.storage.model_folder import read_config, resolve_model
 from lm.storage.run_folder import RunFolder
@@ -37,8 +37,9 @@ Split = Literal["val", "train", "test", "all"]
 
 
 class Examination(Evaluation):
-    """And what zlib at level 9 needs of the validation text, where that alone was read; how often the likeliest token is right where it
-    has about such a probability; the loss at the places 0, 1, 2-3, 4-7 ... of documents."""
+    """An `Evaluation`, and `zlib_bits_per_byte`: of the validation text under zlib at level 9, where no other split was read;
+    `reliability`: how often the likeliest token is right, by its probability; `loss_by_place`: the loss at the places 0, 1, 2-3, 4-7 ... of
+    documents."""
 
     zlib_bits_per_byte: NotRequired[float]
     reliability: list[Tree]
@@ -57,8 +58,8 @@ class Examined(Config):
 
     @classmethod
     def of_run(cls, run: RunFolder) -> Self:
-        """Raises CheckpointError where the run's config cannot be read, ConfigError where it needs a plugin."""
-        tree = run.config()
+        """Returns what the run's config says of it. Raises CheckpointError where it cannot be read, ConfigError where it needs a plugin."""
+        tree = placed(run.config(), run.path)
         try:
             seed = tree.get("seed", 0)
             drawn = {"seed": seed["data"] if isinstance(seed, dict) else seed}
@@ -84,13 +85,14 @@ def evaluate(
     dtype: Dtype | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Examination:
-    """Loss (nats per predicted token) and bits per byte of a model on data.
+    """Returns the loss (nats per predicted token), bits per byte and further figures of a model on data.
 
     model: a run, model or checkpoint folder, or what `lm.load` returned. data: such as `lm.config(overrides=["data=wikitext103"]).data`,
     with rows of its `seq_len`; None: the data, objective, seed and parent of the run that the folder belongs to. objective: None:
-    what models of this kind are trained for on such data. wanted: what is asked beside, in figures such as val_loss/512. parent: what DPO
-    compares with; None: no pair loss is told. seed: of what an objective draws of its rows. split: the part that training would validate
-    on, the one that it would read, the one that is set aside for the test, or all. dtype: of the matrices, as in `lm.load`.
+    what models of this kind are trained for on such data. wanted: further figures, such as val_loss/512. parent: the reference model of a
+    pair loss such as DPO's; None: no such loss is told. seed: of what an objective draws of its rows (masks, spans, cuts). split: the part
+    of the data that training would validate on (val), train on (train), or set aside for the test (test), or all of it. dtype: how the
+    matrices are held, as in `lm.load`.
     Raises ConfigError where data, objective and model do not fit, CheckpointError where the folder cannot be read, NumericsError for a loss
     that is not finite.
     """
@@ -148,7 +150,7 @@ def evaluate(
 
 
 def _reference(parent: str | Path, device: str, folder: Path | None) -> LM:
-    """What a model is compared with; beside an adapter as that had it in training."""
+    """Returns the parent as reference model. For a folder that holds an adapter, its weights are rounded as in the adapter's training."""
     model = load(parent, device)[0]
     if folder is not None and (adapted := Adapted.of(folder, read_config(folder))) is not None:
         round_beside(model, adapted.adapter)
@@ -156,7 +158,7 @@ def _reference(parent: str | Path, device: str, folder: Path | None) -> LM:
 
 
 def _changed_since(model: Path, data: DataConfig, files: Mapping[str, str]) -> list[str]:
-    """Of the run's own data, which files are others than those that its newest checkpoint names."""
+    """Returns the files of `data` that have changed since the run's newest checkpoint; none where `data` is not the run's own."""
     run = RunFolder.around(model)
     if run is None or not (saved := checkpoints(run.checkpoints)):
         return []

@@ -1,4 +1,4 @@
-"""What its own words do to a model: how unsure it is behind its own continuation of a text, and behind the true one."""
+"""Exposure of a model to its own tokens: how unsure it is behind its own continuation of a text, and behind the true one."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -21,15 +21,15 @@ from lm.schema import Tree
 
 
 def exposure(model: LM, parts: Sequence[tuple[Rows, Ids]], own_tokens: int, tokenizer: Tokenizer, micro_batch: int) -> Tree:
-    """val_exposure = |mean_t H(p(. | c, y_<t)) - mean_t H(p(. | c, x_<t))|, t = 1 to `own_tokens`, nats, and both means.
+    """Returns val_exposure = |mean_t H(p(. | c, y_<t)) - mean_t H(p(. | c, x_<t))|, t = 1 to `own_tokens`, in nats, and both means.
 
-    c is a row but for its last `own_tokens` tokens x, and y what the model draws behind c at temperature 1, up to an eos. H is the loss
-    that a model expects of itself, so a model whose text is as the true one has 0, one that loses the thread or falls into loops more.
-    The prefix alone is switched, as in He et al. 2019, arXiv:1905.10617; the drift of the entropy is that of Braverman et al. 2019,
-    arXiv:1906.05664. It says nothing of how good the text is: read it beside the loss.
+    c is a row without its last `own_tokens` tokens x; y are the tokens that the model draws behind c at temperature 1, up to an eos. The
+    entropy H is the loss that a model expects of itself: val_exposure is 0 for a model whose text is like the true one, and more for one
+    that loses the thread or falls into loops. Only the prefix is exchanged, as in He et al. 2019, arXiv:1905.10617; the drift of the
+    entropy is that of Braverman et al. 2019, arXiv:1906.05664. It says nothing of how good the text is: read it beside the loss.
 
-    parts: rows, and which of them are read; of these, those that one document fills. Raises ConfigError where there is none. Every rank
-    reads all, since each may hold a part of the weights only.
+    parts: rows, and the ids of those to read, of which only rows that one document fills are used. Raises ConfigError where there is no
+    such row. Every rank reads all of them, since each may hold only a part of the weights.
     """
     require_filled(parts, micro_batch)
     ends = [] if tokenizer.eos is None else [tokenizer.eos]
@@ -62,7 +62,7 @@ def _batches(parts: Sequence[tuple[Rows, Ids]], micro_batch: int) -> Iterator[Ba
 
 
 def _entropies(model: LM, true: Tensor, new: list[list[int]], start: int) -> Tensor:
-    """(3,) the sums behind own tokens and behind true ones, at the same places, and how many those are."""
+    """Returns (3,): the entropies behind own tokens and behind true tokens, summed over the same places, and the number of places."""
     own, n_own = true.clone(), true.shape[1] - start
     for row, tokens in enumerate(new):
         own[row, start : start + len(tokens)] = torch.tensor(tokens, dtype=own.dtype, device=own.device)
@@ -72,14 +72,14 @@ def _entropies(model: LM, true: Tensor, new: list[list[int]], start: int) -> Ten
 
 
 def _filled(batch: Batch) -> Tensor:
-    """(b,) bool, of the rows that one document fills."""
+    """Returns whether one document fills each row, (b,) bool."""
     if batch.positions is None:
         return torch.ones(len(batch.tokens), dtype=torch.bool)
     return (batch.positions == torch.arange(batch.tokens.shape[1])).all(-1)
 
 
 def _unsure(start: int, n: int) -> Reader:
-    """A reader: (b, n) the entropy of the next token at the places from `start` on. Logits exist only chunk by chunk."""
+    """Returns a reader of (b, n), the entropy of the next token at the n places from `start` on. Logits exist only chunk by chunk."""
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
         places = hidden[:, start : start + n].flatten(0, 1)  # (b, n, d) -> (b*n, d)

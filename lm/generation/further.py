@@ -1,4 +1,4 @@
-"""What held-out text is asked beside its loss: rows of other lengths, and the model's own words."""
+"""Further figures of held-out text: the loss of rows of other lengths, and how sure a model is behind its own tokens."""
 
 import operator
 from collections.abc import Sequence
@@ -29,7 +29,8 @@ def further(
     measure: Measure,
     among: Sharers | None = None,
 ) -> Tree:
-    """Returns figures such as val_loss/512 and val_exposure of as much text as data.val_rows are; nothing where nothing is wanted."""
+    """Returns the wanted figures, such as val_loss/512 and val_exposure, of as much text as data.val_rows rows hold; {} where none is
+    wanted."""
     found: Tree = {}
     for seq_len in wanted.seq_len:
         longer, size = data.replace(seq_len=seq_len), max(1, micro_batch * data.seq_len // seq_len)
@@ -47,7 +48,7 @@ def further(
 def require_further(
     wanted: EvalConfig, objective: ObjectiveConfig, data: DataConfig, prepared: Prepared, splits: Sequence[Split], model: ModelConfig
 ) -> None:
-    """Raises ConfigError where the text does not have such rows."""
+    """Raises ConfigError where the text does not have the rows that `further` reads."""
     for seq_len in wanted.seq_len:
         split_rows(objective, data.replace(seq_len=seq_len), prepared, splits, model)
     if wanted.own_tokens is not None:

@@ -1,4 +1,5 @@
-"""What an output must be: JSON of a schema, a match of a regex, a text of a grammar. Tokens that lead nowhere else are never drawn."""
+"""Constrained decoding: the output is JSON of a schema, a match of a regex, or a text of a grammar. Tokens that lead to no such output are
+never drawn."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Grammar:
-    """Of one vocabulary, by llguidance: an Earley parser over derivatives of regexes, with a trie of the tokens' bytes."""
+    """A grammar over one vocabulary, by llguidance: an Earley parser over derivatives of regexes, with a trie of the tokens' bytes."""
 
     def __init__(self, tokenizer: Tokenizer, cfg: SamplingConfig, ends: Collection[int]) -> None:
-        """cfg: with one of json_schema, regex and grammar.  ends: tokens that end an output, which they may where it is complete.
+        """cfg: has one of json_schema, regex and grammar.  ends: the end tokens, which are allowed only where the output is complete.
 
-        Raises ConfigError where no text is such, where nothing could end one, or where llguidance is not installed.
+        Raises ConfigError where no text matches, where there is no end token, or where llguidance is not installed.
         """
         try:
             from llguidance import LLMatcher, LLTokenizer
@@ -51,19 +52,20 @@ class Grammar:
             raise ConfigError(f"{cfg.form}: {' '.join(self._first.get_error().split())[:200]}. Correct it.")
 
     def matcher(self) -> "Matcher":
-        """Returns a reader of one row."""
+        """Returns a matcher for one row, before its first new token."""
         return Matcher(self._first.deep_copy(), self.ends)
 
 
 class Matcher:
-    """Follows what was drawn, and goes back where that was a draft."""
+    """Follows the new tokens of one row, and rolls back those of a rejected draft."""
 
     def __init__(self, matcher: "LLMatcher", ends: frozenset[int]) -> None:
         self._matcher, self._ends = matcher, ends
         self._held: list[int] = []
 
     def allowed(self, new: Sequence[int], v: int) -> Tensor:
-        """Returns which of v tokens may follow, (v,); any behind a draft that may not be, which the place before it has told apart."""
+        """Returns which of v tokens may follow `new`, (v,) bool. Behind a drafted token that is not allowed itself all may: the place
+        before it rejects that draft."""
         text = list(takewhile(lambda token: token not in self._ends, new))
         kept = common(self._held, text)
         self._matcher.rollback(len(self._held) - kept)

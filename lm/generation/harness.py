@@ -37,7 +37,7 @@ Scored = tuple[float, bool]
 
 @dataclass
 class _Pair:
-    """What is read, and the continuation whose tokens are scored: the last of what the decoder reads predict them."""
+    """What the model reads, and the continuation whose tokens are scored (labels): the last len(labels) places of `begin` predict them."""
 
     source: list[int]
     begin: list[int]
@@ -45,13 +45,15 @@ class _Pair:
 
 
 class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
-    """A model as lm-eval asks one. It truncates as `--model hf` does, and numbers are those of the exported folder there.
+    """A model behind lm-eval's interface. It truncates as lm-eval's `--model hf`, and gives the numbers that this gives for the exported
+    folder.
 
     Where a text alone is scored (rolling), a decoder's begins with bos once; an encoder-decoder's source is bos, or else eos.
     """
 
     def __init__(self, model: LM, tokenizer: Tokenizer, rows: int) -> None:
-        """rows: read together.  Raises ConfigError for a model that continues nothing, or a tokenizer with neither bos nor eos."""
+        """rows: how many are read together.  Raises ConfigError for a model that continues nothing, such as an
+        encoder, or a tokenizer with neither bos nor eos."""
         super().__init__()
         begin(model, [0])
         self.backend = "seq2seq" if model.cfg.kind == "encoder_decoder" else "causal"
@@ -63,16 +65,17 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     @property
     def eot_token_id(self) -> int:
-        """Returns what ends a text."""
+        """Returns the token that ends a text."""
         return self._first if self._tokenizer.eos is None else self._tokenizer.eos
 
     @property
     def prefix_token_id(self) -> int:
-        """Returns what stands before a text that has nothing before it."""
+        """Returns the token that is put before a text without a context."""
         return self._first
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Ids as a document of training begins with, or a source is read; of the text alone with add_special_tokens=False."""
+        """Returns the ids of a text as a document of training begins, or as a whole source; without special tokens with
+        add_special_tokens=False."""
         if add_special_tokens is False:
             return self._tokenizer.encode(string)
         if self.backend == "seq2seq":
@@ -80,7 +83,8 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return [*self._tokenizer.prefix, *self._tokenizer.encode(string)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Log p of each text, in windows as long as the context that share one token."""
+        """Returns log p of each text, read in windows as long as the context, each of which begins with the last token of the one
+        before."""
         windows: list[tuple[None, list[int], list[int]]] = []
         counts = []
         for (text,) in (request.args for request in requests):
@@ -113,7 +117,8 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return _Pair([], [*context, *continuation][-(most + 1) :][:-1], continuation)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """What the model goes on with, up to a stop text; a context that leaves no room for the answer loses its beginning."""
+        """Returns the continuation of each request's context up to a stop string; a context that leaves no room for it loses its
+        beginning."""
         asked = [(self.tok_encode(context), self._sampling(options)) for context, options in (request.args for request in requests)]
         found: dict[int, str] = {}
         order = sorted(range(len(asked)), key=lambda i: (asked[i][1].model_dump_json(), -len(asked[i][0])))
@@ -132,7 +137,8 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return [found[i] for i in range(len(asked))]
 
     def _sampling(self, options: Tree) -> SamplingConfig:
-        """Greedy unless do_sample is said."""
+        """Returns generation_kwargs of a task as a SamplingConfig: greedy unless do_sample is set. Raises ConfigError for unknown
+        options."""
         options = dict(options)
         stops = [stop for stop in handle_stop_sequences(options.pop("until", None), None) if stop]
         names = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -146,7 +152,7 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
 
 class _Scores:
-    """A reader of the log-likelihood of each row's labels.  labels: those of the row's last places."""
+    """A reader that scores each row's labels.  labels: of each row's last places."""
 
     def __init__(self, labels: Sequence[Sequence[int]]) -> None:
         self._labels = labels
@@ -181,7 +187,7 @@ def run_tasks(
 
 
 def task_manager(tasks: Sequence[str]) -> TaskManager:
-    """Returns lm-eval's index of tasks, with its own where a name is no file. Raises ConfigError for one that there is not."""
+    """Returns lm-eval's index of tasks, with its built-in ones unless all `tasks` are files. Raises ConfigError for an unknown task."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     files = [task for task in tasks if task.endswith((".yaml", ".yml"))]
     if missing := [file for file in files if not Path(file).is_file()]:
@@ -195,7 +201,7 @@ def task_manager(tasks: Sequence[str]) -> TaskManager:
 
 
 def downloads(manager: TaskManager, tasks: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields the tasks that read a data set of the Hugging Face hub, and which."""
+    """Yields each task that reads a data set of the Hugging Face hub, and the name of this data set."""
     queue, seen = list(tasks), set(tasks)
     while queue:
         entry = manager.task_index.get(task := queue.pop(0))

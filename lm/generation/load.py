@@ -31,14 +31,14 @@ def load(
     cache: CacheForm | None = None,
     compile: bool = False,
 ) -> tuple[LM, Tokenizer]:
-    """The model of a run, model or checkpoint folder, in eval mode and in the dtype that was saved, and its tokenizer.
+    """Returns the model of a run, model or checkpoint folder, in eval mode and in the dtype that was saved, and its tokenizer.
 
-    device: cpu, cuda, cuda:1 ..., or auto: CUDA where there is a GPU. merge: an adapter becomes part of the weights; otherwise it computes
-    beside them. dtype: saved, fp32, bf16, int8 or int4: of the matrices of a model that is to decode fast and can do nothing else, as
-    `prepare`. cache: bf16 or int8, of what decoding keeps of each token; None: as it is computed. compile: with a dtype, the step that
-    decodes one row, on a CPU; on CUDA the step of all rows, as a graph. Raises CheckpointError where the parts do not fit, ConfigError for
-    a dtype that the model cannot have, for a cache where none of its layers keeps anything of a token, and for a step that cannot be
-    compiled.
+    device: cpu, cuda, cuda:1 ..., or auto: CUDA where there is a GPU. merge: an adapter is merged into the weights; otherwise it computes
+    beside them. dtype: saved, fp32, bf16, int8 or int4: `prepare` makes the model ready to decode fast, with its matrices so; it cannot be
+    trained then. cache: bf16 or int8: how the keys and values of each token are held in decoding; None: as they are computed. compile:
+    with a dtype, compiles the decoding step of one row on a CPU, or records that of all rows as a graph on CUDA. Raises CheckpointError
+    where config, weights and tokenizer do not fit each other, ConfigError for a dtype that the model cannot have, for a cache where no
+    layer keeps anything of each token, and for a step that cannot be compiled.
     """
     for key, value, options in (("dtype", dtype, get_args(Dtype)), ("cache", cache, get_args(CacheForm))):
         if value is not None and value not in options:
@@ -72,7 +72,7 @@ def generate(model: LM, tokenizer: Tokenizer, prompt: str, *, chat: bool = False
 @overload
 def generate(model: LM, tokenizer: Tokenizer, prompt: list[str], *, chat: bool = False, **options: Any) -> list[str]: ...
 def generate(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: bool = False, **options: Any) -> str | list[str]:
-    """What follows the prompt, or each of several; from an encoder-decoder, its answer to the prompt as a source.
+    """Returns the text that follows the prompt, or each of several; from an encoder-decoder, its answer to the prompt as a source.
 
     chat: the prompt is a user's message, and the tokenizer's chat template is put around it.  options: the fields of GenerateConfig
     (max_tokens, temperature, seed, stop, ...); with n=4 a list of four texts of each prompt in turn.
@@ -82,7 +82,8 @@ def generate(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: 
 
 
 def complete(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: bool = False, **options: Any) -> list[Completion]:
-    """As `generate`, with the tokens of each text, why it ended, and with logprobs=N the log p of its tokens and of the N likeliest."""
+    """As `generate`, but returns each text with its tokens, why it ended, and with logprobs=N the log p of its tokens and of the N
+    likeliest."""
     cfg = from_tree(GenerateConfig, options)
     prompts = [prompt] if isinstance(prompt, str) else prompt
     if not isinstance(prompts, list) or not all(isinstance(each, str) for each in prompts):
@@ -92,9 +93,9 @@ def complete(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: 
 
 
 def drafter_of(model: LM, tokenizer: Tokenizer, cfg: GenerateConfig, dtype: Dtype | None = None, compile: bool = False) -> Drafter | None:
-    """What drafts for this model, if anything shall.  dtype, compile: of a draft model, as in `load`.
+    """Returns the drafter that cfg asks for; None where it asks for none.  dtype, compile: of a draft model, as in `load`.
 
-    Raises ConfigError where it cannot, and CheckpointError.
+    Raises ConfigError where it cannot draft for this model, and as `load` for a draft model.
     """
     if cfg.lookup is not None:
         return Lookup(cfg.draft_tokens, cfg.lookup)
@@ -112,7 +113,7 @@ def drafter_of(model: LM, tokenizer: Tokenizer, cfg: GenerateConfig, dtype: Dtyp
 
 
 def pick_device(name: str) -> torch.device:
-    """Raises ConfigError for a device that torch does not know or does not find here."""
+    """Returns the device of this name. Raises ConfigError for a device that torch does not know or does not find here."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -135,7 +136,7 @@ def _model_config(tree: Tree, folder: Path) -> ModelConfig:
 
 
 def _require_kept(cfg: ModelConfig, cache: CacheForm) -> None:
-    """Raises ConfigError where decoding keeps nothing of a token, or there is none."""
+    """Raises ConfigError where decoding caches nothing of each token: in an encoder, or where all layers have states of fixed size."""
     if isinstance(cfg, EncoderConfig):
         raise ConfigError(f"cache={cache}: an encoder continues nothing, and keeps nothing. Leave it out.")
     parts = [cfg.parts(layer) for layer in range(cfg.n_layers)]

@@ -35,10 +35,10 @@ def merge(
 ) -> Path:
     """Writes a model folder that is a mean of these models, and returns it.
 
-    models: run, model or checkpoint folders, those of adapters merged, of which one is enough. weights: of each, which are divided by their
-    sum; None: equal ones. method: `linear`, `slerp` of two, or `ties` of any number that come from `base`, of which `density` is kept of
-    what each has changed; None: 0.2.
-    Raises ConfigError for models of different architecture, shapes or tokenizers, and what cannot be merged so.
+    models: run, model or checkpoint folders, two or more; an adapter is merged into its parent first, and may be the only one. weights: one
+    of each model, divided by their sum; None: equal ones. method: `linear`, `slerp` of two models, or `ties` of any number that were all
+    trained from `base`. density: the part of each model's changes to `base` that `ties` keeps; None: 0.2.
+    Raises ConfigError for models of different architecture, shapes or tokenizers, and for options that do not go with the method.
     """
     target = require_free(out, overwrite, *models, *([base] if base is not None else []))
     folders = [resolve_model(str(model)) for model in models]
@@ -95,7 +95,8 @@ def slerp(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
 
 def ties(changes: Sequence[Tensor], shares: Sequence[float], density: float) -> Tensor:
-    """The mean of the changes that agree with the sign of their sum, of which each keeps the part `density` of the largest.
+    """Returns, element by element, the mean of the changes that have the sign of their sum; of each change only the largest part,
+    `density`, counts.
 
     changes: of a whole model each.  Yadav et al. 2023, arXiv:2306.01708, algorithm 1, with shares as the factors of a mean.
     """
@@ -112,7 +113,7 @@ def _largest(change: Tensor, density: float) -> Tensor:
 
 
 def _merged(models: Sequence[Weights], shares: Sequence[float], method: Method, base: Weights | None, density: float) -> Weights:
-    """In float32."""
+    """Returns the merged weights in float32."""
     names = [*models[0]]
     if base is None:
         mean: Callable[[Sequence[Tensor], Sequence[float]], Tensor] = linear if method == "linear" else slerp
@@ -125,7 +126,7 @@ def _merged(models: Sequence[Weights], shares: Sequence[float], method: Method, 
 
 
 def _shares(n: int, enough: int, weights: Sequence[float] | None, method: Method, base: object, density: float | None) -> list[float]:
-    """Weights divided by their sum. Raises ConfigError for what does not go with the method."""
+    """Returns the weights divided by their sum. Raises ConfigError for options that do not go with the method."""
     if n < enough:
         rule = "a mean is of at least two, unless an adapter is merged into its model"
         raise ConfigError(
@@ -147,7 +148,7 @@ def _shares(n: int, enough: int, weights: Sequence[float] | None, method: Method
 
 
 def _require_same(first: Path, tree: Tree, weights: Weights, other: Path, its_tree: Tree, its_weights: Weights) -> None:
-    """ConfigError naming the first key or weight that differs; what is dropped in training is no matter."""
+    """Raises ConfigError naming the first config key or weight that differs; only dropout rates may."""
     mine, its = (_keys(config["model"], folder) for config, folder in ((tree, first), (its_tree, other)))
     for key in sorted(mine.keys() | its.keys()):
         if mine.get(key) != its.get(key):

@@ -1,4 +1,4 @@
-"""What is read before the first new token: prompts, a few tokens at a time, so that a long one takes no more memory than its cache."""
+"""Prefill: prompts are read into the cache a piece at a time, so that a long one takes no more memory than its cache."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from lm.nn.head import first_read
 from lm.nn.transformer import LM
 from lm.ops.cache.cache import Cache
 
-_LEAST = 64  # tokens of a row at a time, however many rows there are: a recurrent layer goes through the last of each piece one by one
+_LEAST = 64  # tokens of a row in a piece, however many rows: a recurrent layer goes through the last tokens of each piece one by one
 
 
 class Begun(Protocol):
@@ -23,10 +23,11 @@ class Begun(Protocol):
 
 
 def read(model: LM, rows: Sequence[Begun], pad: int, n_new: int, chunk: int, ahead: int = 0) -> tuple[Cache, Tensor, Tensor, Tensor]:
-    """Returns a cache that holds what each row begins with, the positions that were read, (b, s), what the head read there, (b, s, d), and
-    the logits behind, (b, 1, v). The cache has room for n_new more tokens and a draft of `ahead`. Equal prompts are read once.
+    """Prefills what each row begins with; returns the cache, the positions that were read, (b, s), the hidden states that the head read
+    there, (b, s, d), and the logits behind the last token, (b, 1, v). The cache has room for n_new more tokens and a draft of `ahead`
+    tokens. Equal prompts are read once.
 
-    chunk: of `pieces`.
+    chunk: as in `pieces`.
     """
     first: dict[tuple[int, ...], int] = {}
     which = [first.setdefault((*row.source, *row.begin), len(first)) for row in rows]
@@ -44,7 +45,8 @@ def read(model: LM, rows: Sequence[Begun], pad: int, n_new: int, chunk: int, ahe
 
 
 def pieces(batch: Batch, chunk: int) -> Iterator[Batch]:
-    """Yields the tokens of all rows from left to right, `chunk` at a time of one row, of many together about as many. A source is whole."""
+    """Yields the batch in pieces from left to right: `chunk` tokens of a single row, or of many rows about `chunk` together, but no fewer
+    than min(chunk, 64) of each. The first piece holds the whole source."""
     assert batch.positions is not None
     width = min(chunk, max(_LEAST, chunk // len(batch.tokens)))
     for tokens, positions in zip(batch.tokens.split(width, 1), batch.positions.split(width, 1), strict=True):
@@ -53,13 +55,14 @@ def pieces(batch: Batch, chunk: int) -> Iterator[Batch]:
 
 
 def spaces(model: LM, batch: Batch, n_new: int, ahead: int = 0) -> Cache:
-    """An empty cache for this batch and so many new tokens, which slides where they leave the context.  ahead: tokens of a draft."""
+    """Returns an empty cache with room for this batch and n_new new tokens; where these leave the context, it slides: the oldest tokens
+    make room.  ahead: tokens of a draft."""
     b, s = batch.tokens.shape
     return model.new_cache(b, s + n_new + ahead, max(8, ahead + 1), model.max_seq_len if s + n_new > model.max_seq_len + 1 else None)
 
 
 def filled(rows: Sequence[Begun], pad: int, device: torch.device) -> Batch:
-    """What the cache is filled with: the sources too, whose keys and values it keeps."""
+    """Returns the batch to prefill: what the decoder reads first, left-padded, and the sources, whose keys and values the cache keeps."""
     tokens, positions = left_padded([row.begin for row in rows], pad, device)
     batch = Batch(tokens, positions=positions, padded=uneven([row.begin for row in rows]))
     if not rows[0].source:
@@ -69,12 +72,13 @@ def filled(rows: Sequence[Begun], pad: int, device: torch.device) -> Batch:
 
 
 def uneven(rows: Sequence[Sequence[int]]) -> bool:
-    """Whether some are shorter than others."""
+    """Returns whether some rows are shorter than others."""
     return len({len(row) for row in rows}) > 1
 
 
 def left_padded(rows: Sequence[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens that end together, and their positions; padding at position -1 is seen by nobody."""
+    """Returns the rows padded on the left, so that they end together, and their positions, (b, s) each. Padding has position -1, which no
+    token sees."""
     longest = max(map(len, rows))
     missing = [longest - len(row) for row in rows]
     tokens = [[pad] * n + row for n, row in zip(missing, rows, strict=True)]
@@ -83,7 +87,7 @@ def left_padded(rows: Sequence[list[int]], pad: int, device: torch.device) -> tu
 
 
 def right_padded(rows: Sequence[list[int]], starts: Sequence[int], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens that begin together, each row at a position of its own, and their positions."""
+    """Returns the rows padded on the right, and their positions, (b, s) each: of row i from starts[i] on, of padding -1."""
     longest = max(map(len, rows))
     tokens = [row + [pad] * (longest - len(row)) for row in rows]
     positions = [[*range(n, n + len(row)), *[-1] * (longest - len(row))] for n, row in zip(starts, rows, strict=True)]

@@ -1,4 +1,4 @@
-"""A model's own answers to the prompts of labelled rows, and what they are worth."""
+"""A model's own answers to the prompts of labelled rows, and their rewards."""
 
 import hashlib
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from lm.schema import Tree
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt, and what the data answer to it."""
+    """A prompt, and the data's own answer to it."""
 
     prompt: list[int]
     reference: list[int]
@@ -30,7 +30,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Rollout:
-    """What the model has answered, with the token that ended it, and log p of each token."""
+    """The model's answer to a prompt, with its end token if it has ended, and log p of each token."""
 
     asked: Asked
     tokens: list[int]
@@ -52,13 +52,14 @@ class Sampler:
     """Draws answers from a model by its own probabilities, with the cache, and scores them."""
 
     def __init__(self, tokenizer: Tokenizer, cfg: PolicyConfig, in_step: bool) -> None:
-        """in_step: every call makes as many forwards, whatever is drawn, as where each rank holds a part of the weights."""
+        """in_step: every call makes the same number of forwards, whatever is drawn, as is needed where each rank holds a part of the
+        weights."""
         template = chat_template(tokenizer) if tokenizer.chat_template is not None else None
         self._tokenizer, self._cfg, self._in_step = tokenizer, cfg, in_step
         self._ends = ends_of(tokenizer, template)
 
     def draw(self, model: LM, asked: Sequence[Asked], n: int, temperature: float = 1.0, keys: Sequence[str] = ()) -> list[Rollout]:
-        """Returns n answers to each prompt in turn.  keys: what decides the draws of a prompt, one for each; none: its tokens alone."""
+        """Returns n answers to each prompt in turn.  keys: one for each prompt, which seeds its draws; none: the prompt's tokens do."""
         cfg = SamplingConfig(n=n, max_tokens=self._cfg.max_tokens, temperature=temperature, logprobs=0)
         rows = rows_of(model, [one.prompt for one in asked], cfg, self._tokenizer.vocab_size)
         for i, key in enumerate(keys):
@@ -77,7 +78,7 @@ class Sampler:
         return token in self._ends
 
     def answer(self, rollout: Rollout) -> Answer:
-        """Returns what rewards see of it."""
+        """Returns what rewards see of a rollout: prompt, answer and reference as texts, the answer's length, and whether it has ended."""
         decode, ended = self._tokenizer.decode, rollout.tokens[-1] in self._ends
         texts = (decode(rollout.asked.prompt), decode(rollout.tokens), decode(rollout.asked.reference))
         return Answer(*texts, n_tokens=len(rollout.tokens), ended=ended)
@@ -91,9 +92,9 @@ def held_out_rewards(
     among: Sharers | None = None,
     in_step: bool = False,
 ) -> Tree:
-    """Returns means over the likeliest answers to these rows, as val_reward and others; nothing where no reward is trained for.
+    """Returns means over the model's greedy answers to these rows, as val_reward and others; {} where the objective trains for no reward.
 
-    parts: rows, and which of them are asked.  among: the processes, of which each answers a part.
+    parts: rows, and the ids of those to answer.  among: the processes, of which each answers a part.
     """
     if not isinstance(cfg, PolicyConfig):
         return {}
@@ -112,5 +113,5 @@ def held_out_rewards(
 
 
 def _named(cfg: PolicyConfig) -> dict[str, str]:
-    """Rewards that are told on their own, where there are several, by what they are called then."""
+    """Returns the rewards that are told on their own, by the names of their figures; {} unless there are several rewards."""
     return {f"val_reward_{name}": name for name in cfg.rewards} if len(cfg.rewards) > 1 else {}

@@ -1,6 +1,6 @@
-"""From logits to the next token. Randomness is a function of (seed, prompt, its occurrence, step), never a state.
+"""From logits to the next token. Randomness is a function of (seed, prompt, occurrence of that prompt, step), never a state.
 
-`choose(logits, rows, cfg)` is the whole of it: each row brings its history and the key of its draws, and len(row.new) is the step.
+`choose(logits, rows, cfg)` does all of it: each row brings its history and the key of its draws, and len(row.new) is the step.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _COLDEST = 1e-6  # a lower temperature is no colder, and would divide by zero in
 
 @dataclass
 class History:
-    """What a row's next token depends on beside the logits, and what it goes on from."""
+    """What the next token of a row depends on beside the logits: its tokens so far, the key of its draws and its grammar."""
 
     key: bytes
     """Of its draws: one of `row_keys`."""
@@ -37,13 +37,13 @@ class History:
     """What the output must be; None: anything."""
 
     def extended(self, draft: Sequence[int]) -> "History":
-        """Returns what it would be behind these tokens."""
+        """Returns the history with the draft appended to the new tokens."""
         return History(self.key, self.begin, [*self.new, *draft], self.source, self.matcher) if draft else self
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token with log p of it under the model itself, and of the likeliest ones, likeliest first."""
+    """A token, log p of it under the model itself, and the likeliest tokens with log p of each, likeliest first."""
 
     token: int
     logprob: float
@@ -51,7 +51,7 @@ class Logprob:
 
 
 def logprobs(logits: Tensor, ids: Tensor, n: int) -> list[Logprob]:
-    """Returns of each row its token's log-softmax in float32, and those of the n likeliest.  logits: (b, v), raw; ids: (b,)."""
+    """Returns for each row log p, in float32, of its token and of the n likeliest tokens.  logits: (b, v), raw; ids: (b,)."""
     found = logits.float().log_softmax(-1)
     own, top = found.gather(1, ids.unsqueeze(1)).squeeze(1), found.topk(min(n, found.shape[1]), -1)
     ranked = [list(zip(*pair, strict=True)) for pair in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
@@ -64,8 +64,8 @@ def biased(logits: Tensor, bias: Mapping[int, float]) -> Tensor:
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Logits of seen tokens divided by the penalty; negative ones multiplied, where Keskar et al. 2019, section 4.1, divide too
-    (which would favour them).  logits: (b, v); seen: (b, v) bool."""
+    """Divides the logits of seen tokens by the penalty, but multiplies negative ones, which Keskar et al. 2019, section 4.1, divide too
+    (this would favour them).  logits: (b, v); seen: (b, v) bool."""
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
@@ -78,7 +78,7 @@ def counts(texts: Sequence[Sequence[int]], like: Tensor) -> Tensor:
 
 
 def no_repeat(logits: Tensor, texts: Sequence[Sequence[int]], n: int) -> Tensor:
-    """Tokens that would end an n-gram of the row's text anew hidden; where that would be all of them, none.  logits: (b, v).
+    """Hides tokens that would complete an n-gram that the row's text has already; none where this would hide all.  logits: (b, v).
 
     The texts are scanned at each step, which costs less than a forward. As `NoRepeatNGramLogitsProcessor` of transformers.
     """
@@ -89,13 +89,13 @@ def no_repeat(logits: Tensor, texts: Sequence[Sequence[int]], n: int) -> Tensor:
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
-    """All but the k highest hidden; equals of the k-th stay.  Fan et al. 2018, arXiv:1805.04833."""
+    """Hides all but the k highest logits; ties with the k-th stay.  Fan et al. 2018, arXiv:1805.04833."""
     least = logits.topk(min(k, logits.shape[-1])).values[:, -1:]
     return logits.masked_fill(logits < least, HIDDEN)
 
 
 def top_p(logits: Tensor, p: float) -> Tensor:
-    """The smallest set of tokens whose probability reaches p stays, at least one.  Holtzman et al. 2019, arXiv:1904.09751, eq. 2-3."""
+    """Keeps the smallest set of tokens whose probability reaches p, at least one.  Holtzman et al. 2019, arXiv:1904.09751, eq. 2-3."""
     ranked, order = logits.sort(descending=True, stable=True)
     probabilities = ranked.softmax(-1)
     surplus = probabilities.cumsum(-1) - probabilities >= p
@@ -103,12 +103,12 @@ def top_p(logits: Tensor, p: float) -> Tensor:
 
 
 def min_p(logits: Tensor, p: float) -> Tensor:
-    """Tokens less likely than p times the likeliest hidden.  Nguyen et al. 2024, arXiv:2407.01082, section 3."""
+    """Hides tokens less likely than p times the likeliest one.  Nguyen et al. 2024, arXiv:2407.01082, section 3."""
     return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(p), HIDDEN)
 
 
 def filtered(logits: Tensor, cfg: SamplingConfig) -> Tensor:
-    """Temperature and filters, in the order of `transformers`; float32."""
+    """Returns the logits after temperature, top_k, top_p and min_p, in the order of `transformers`; float32."""
     logits = (logits - logits.amax(-1, keepdim=True)) / max(cfg.temperature, _COLDEST)
     if cfg.top_k is not None:
         logits = top_k(logits, cfg.top_k)
@@ -127,7 +127,8 @@ def grammatical(rows: Sequence[History], like: Tensor) -> Tensor:
 
 
 def adjusted(logits: Tensor, rows: Sequence[History], cfg: SamplingConfig) -> Tensor:
-    """What depends on the history: the grammar, then in the order of `transformers` bias, penalties, n-grams.  logits: (b, v), float32."""
+    """Returns the logits after the grammar and then, in the order of `transformers`, logit_bias, penalties and no_repeat_ngram.  logits:
+    (b, v), float32."""
     if any(row.matcher is not None for row in rows):
         logits = logits.masked_fill(~grammatical(rows, logits), HIDDEN)
     if cfg.logit_bias:
@@ -143,9 +144,10 @@ def adjusted(logits: Tensor, rows: Sequence[History], cfg: SamplingConfig) -> Te
 
 
 def choose(logits: Tensor, rows: Sequence[History], cfg: SamplingConfig) -> Tensor:
-    """The next token of each row, (b,): the likeliest, or the one at its own number in [0, 1) of the cumulative distribution.
+    """Returns the next token of each row, (b,): the likeliest at temperature 0, else the token at which the cumulative distribution goes
+    beyond the row's uniform number.
 
-    logits: (b, v), raw, of tokens that may be drawn. Rows of several configs: one call for each config.
+    logits: (b, v), raw, of tokens that may be drawn. Rows with different configs need one call for each config.
     """
     logits = adjusted(logits.float(), rows, cfg)
     if cfg.temperature == 0:
@@ -154,14 +156,16 @@ def choose(logits: Tensor, rows: Sequence[History], cfg: SamplingConfig) -> Tens
 
 
 def drawn(logits: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """Returns the token of each row at which the cumulative distribution goes beyond its number, (b,).  uniforms: b numbers in [0, 1)."""
+    """Returns for each row the token at which the cumulative distribution goes beyond the row's number, (b,).  uniforms: b numbers in
+    [0, 1)."""
     mass = logits.double().softmax(-1).cumsum(-1)
     targets = torch.tensor(uniforms, dtype=torch.float64, device=logits.device).unsqueeze(-1) * mass[:, -1:]
     return torch.searchsorted(mass, targets, right=True).squeeze(-1)
 
 
 def row_keys(prompts: Sequence[Sequence[int]], seed: int) -> list[bytes]:
-    """What a row's draws depend on: the seed, its prompt, and how often that prompt came before it; not its place in the batch."""
+    """Returns the key of each row's draws: a hash of the seed, the prompt, and how many rows before it have the same prompt. It does not
+    depend on the place in the batch."""
     before: Counter[tuple[int, ...]] = Counter()
     keys = []
     for prompt in map(tuple, prompts):
@@ -171,11 +175,12 @@ def row_keys(prompts: Sequence[Sequence[int]], seed: int) -> list[bytes]:
 
 
 def uniform(key: bytes, step: int) -> float:
-    """A number in [0, 1), a multiple of 2^-48, so that its product with a mass near 1 stays below that mass in float64."""
+    """Returns the number in [0, 1) of a row's draw at a step. It is a multiple of 2^-48, so that its product with a probability mass near 1
+    stays below that mass in float64."""
     digest = hashlib.blake2b(key + step.to_bytes(8, "little"), digest_size=6).digest()
     return int.from_bytes(digest, "little") / 2**48
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Returns the length of the longest common beginning."""
+    """Returns the length of the longest common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

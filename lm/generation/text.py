@@ -1,4 +1,4 @@
-"""Text in, text out: prompts to ids, ids to text as they come, stop texts."""
+"""Text in, text out: prompts to token ids, new tokens to text as they are sampled, and stop strings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,19 +23,20 @@ OnText = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class Completion:
-    """What follows a prompt, or answers a source. `cut_short`: the context was full before max_tokens were there; `slid`: it went on beyond
-    the context, and each token saw as many before it as fit; `finish`: "stop" at a stop text or at an end, else "length"."""
+    """The text generated for one prompt. `cut_short`: the context was full before max_tokens tokens were generated; `slid`: the text went
+    on beyond the context, and each token saw as many tokens before it as fit; `finish`: "stop" at a stop string or an end token, else
+    "length"."""
 
     text: str
     tokens: list[int]
     cut_short: bool
     slid: bool
     finish: Literal["stop", "length"]
-    logprobs: list[Logprob]  # one of each token, where they were asked for
+    logprobs: list[Logprob]  # one for each token; empty unless cfg.logprobs asks for them
 
     @property
     def n_tokens(self) -> int:
-        """Returns how many tokens were drawn, without one that ends the text."""
+        """Returns how many tokens were generated, without the end token."""
         return len(self.tokens)
 
 
@@ -48,11 +49,11 @@ def complete(
     chat: ChatTemplate | None = None,
     drafter: Drafter | None = None,
 ) -> list[Completion]:
-    """cfg.n completions of each prompt in turn, and on_text(row, text) for each piece as soon as it is certain: whole characters, no part
-    of a stop text; of beams, when all have ended.
+    """Returns cfg.n completions of each prompt in turn, and calls on_text(row, text) with each piece of text as soon as it is certain:
+    whole characters, no part of a stop string. With beam search each text is passed whole, when all beams have ended.
 
-    chat: prompts are messages of a user, or all turns so far, and completions end where this template ends an answer. Raises ConfigError
-    for a prompt that is longer than the context or not valid text.
+    chat: each prompt is a message of a user, or all turns so far, and completions end where this template ends an answer. Raises
+    ConfigError for a prompt that is longer than the context or not valid text.
     """
     require_fit(tokenizer, model.vocab_size)
     encoded = [prompt_ids(model, tokenizer, prompt, chat) for prompt in prompts]
@@ -69,8 +70,8 @@ def continued(
     drafter: Drafter | None = None,
     alone: bool = False,
 ) -> list[Completion]:
-    """`complete` of prompts that are ids already.  ends: the tokens that end a completion.  alone: it is a text of its own, as an answer
-    is, and not the rest of one."""
+    """As `complete`, for prompts that are token ids already.  ends: the tokens that end a completion.  alone: a completion is a text of its
+    own, such as a chat answer, and not the rest of the prompt's text."""
     grammar = grammar_of(tokenizer, cfg, ends)
     if cfg.beams > 1:
         best = _by_beams(model, tokenizer, encoded, cfg, ends, grammar, alone)
@@ -139,18 +140,19 @@ def _completion(
 
 
 def ends_of(tokenizer: Tokenizer, chat: ChatTemplate | None) -> set[int]:
-    """Returns the tokens that end a text, or an answer under this template."""
+    """Returns the end tokens: eos and the tokenizer's further ones, and with a chat template the token at which it ends an answer."""
     usual = (tokenizer.eos, chat.end() if chat is not None else None)
     return {token for token in (*usual, *tokenizer.further_ends) if token is not None}
 
 
 def grammar_of(tokenizer: Tokenizer, cfg: SamplingConfig, ends: set[int]) -> Grammar | None:
-    """Returns what an output must be; None where it may be anything. Raises ConfigError where nothing is such."""
+    """Returns the grammar of cfg's json_schema, regex or grammar, which constrains the output; None where cfg has none of them. Raises
+    ConfigError as `Grammar` does, such as where no text matches."""
     return Grammar(tokenizer, cfg, ends) if cfg.form is not None else None
 
 
 def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer") -> None:
-    """CheckpointError where the tokenizer has ids that the embedding has no row for."""
+    """Raises CheckpointError where the tokenizer has ids that the embedding has no row for."""
     if tokenizer.vocab_size > vocab_size:
         raise CheckpointError(
             f"{where}: {tokenizer.vocab_size} tokens are more than the {vocab_size} rows of the model's embedding. Use its own tokenizer."
@@ -158,9 +160,11 @@ def require_fit(tokenizer: Tokenizer, vocab_size: int, where: str = "tokenizer")
 
 
 def prompt_ids(model: LM, tokenizer: Tokenizer, prompt: str | Sequence[Turn], chat: ChatTemplate | None = None) -> list[int]:
-    """What a document that starts with this text starts with, for an empty one bos, or else eos; for an encoder-decoder, all of a source.
+    """Returns the token ids that a model reads for a prompt. For a decoder: the text as it begins a document of training, with bos where
+    the tokenizer adds it; for an empty text bos, or else eos. For an encoder-decoder: the source as a whole document.
 
-    chat: what this template makes of it as a user's message, or of all turns, up to where the answer begins. Raises ConfigError.
+    chat: the ids are instead those that this template writes of the prompt as a user's message, or of all turns, up to where the answer
+    begins. Raises ConfigError for a text that is not valid Unicode, and for an empty prompt where there is neither bos nor eos.
     """
     turns = [Turn("user", prompt)] if isinstance(prompt, str) else prompt
     text = turns[-1].text
@@ -179,19 +183,20 @@ def prompt_ids(model: LM, tokenizer: Tokenizer, prompt: str | Sequence[Turn], ch
 
 
 def ids_of(tokenizer: Tokenizer, parts: Sequence[int | str]) -> list[int]:
-    """Returns the ids of what a template writes."""
-    return [i for i, _, _ in together(tokenizer, parts)]
+    """Returns the token ids of what a chat template writes.  parts: texts, and ids of special tokens."""
+    ids, _, _ = together(tokenizer, parts)
+    return [int(i) for i in ids]
 
 
 def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
-    """The tokenizer's own; ConfigError where it has none."""
+    """Returns the tokenizer's own chat template. Raises ConfigError where it has none."""
     if tokenizer.chat_template is None:
         raise ConfigError("chat=true: the model's tokenizer has no chat template. Leave it out, or use a model fine-tuned on chats.")
     return ChatTemplate(tokenizer.chat_template, "tokenizer", tokenizer)
 
 
 def primed(tokenizer: Tokenizer, prompt: Sequence[int]) -> Stream:
-    """A stream behind the prompt: some tokenizers write no space before the very first token."""
+    """Returns a stream that has decoded the prompt already: some tokenizers write no space before the very first token of a text."""
     stream = Stream(tokenizer)
     for token in prompt:
         stream.push(token)
@@ -199,7 +204,7 @@ def primed(tokenizer: Tokenizer, prompt: Sequence[int]) -> Stream:
 
 
 class Continuation:
-    """The text of one row as it grows."""
+    """The text of one row, decoded token by token; what may turn out to be the start of a stop string is held back."""
 
     def __init__(self, stream: Stream, stop: Sequence[str]) -> None:
         self.text = ""
@@ -208,11 +213,11 @@ class Continuation:
         self._held = ""
 
     def push(self, token: int) -> str:
-        """What is certain to stay, as far as not returned before."""
+        """Adds a token; returns the text that is certain by now and was not returned before."""
         return self._add(self._stream.push(token))
 
     def finish(self) -> str:
-        """What was held back, when the row has ended."""
+        """Returns the text that was held back; called once, when the row has ended."""
         if self.stopped:
             return ""
         sure = self._add(self._stream.flush())
@@ -231,6 +236,6 @@ class Continuation:
 
 
 def _unsure(text: str, stop: Sequence[str]) -> int:
-    """Length of the longest end of `text` that is the start of a stop text."""
+    """Returns the length of the longest end of `text` that is the start of a stop string."""
     longest = min(len(text), max(map(len, stop), default=1) - 1)
     return next((n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in stop)), 0)

@@ -1,4 +1,4 @@
-"""What a model is measured by on labelled rows, and what a loss over pairs of answers tells beside itself."""
+"""Measures of a model on labelled rows, and the figures that a loss over pairs of answers reports beside itself."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -16,31 +16,31 @@ from lm.nn.transformer import LM
 
 
 class Measure:
-    """The likelihood of a batch's labels. A subclass tells more, by names that are the same for every batch."""
+    """The likelihood of a batch's labels. A subclass reports further figures, by names that are the same for every batch."""
 
     less: ClassVar[tuple[str, ...]] = ()
     """Names of what it tells more of which less is better, so that a study can compare by them."""
 
     def labels(self, batch: Batch) -> Tensor:
-        """Returns those that the likelihood is of."""
+        """Returns the labels whose likelihood is measured."""
         assert batch.labels is not None
         return batch.labels
 
     def places(self, batch: Batch) -> Tensor:
-        """Returns (b, s) those labels at the places that predict them, IGNORED elsewhere."""
+        """Returns these labels in the shape of the batch, (b, s), at the places that predict them; IGNORED elsewhere."""
         return self.labels(batch)
 
     def reader(self, batch: Batch) -> Reader:
-        """Returns what makes the sums of hidden states."""
+        """Returns the reader that computes the sums from hidden states."""
         return causal_reader(self.labels(batch))
 
     def __call__(self, model: LM, batch: Batch) -> LossSums:
-        """Sums over those labels, with no gradient."""
+        """Returns sums over `labels`, with no gradient."""
         sums: LossSums = model(batch, read=self.reader(batch))
         return sums
 
     def closely(self, model: LM, batch: Batch) -> tuple[LossSums, Tensor]:
-        """The sums, and (n, 3) of each of those labels what `guesses` tells, in one forward."""
+        """Returns the sums, and the figures of `guesses` for each of the labels, (n, 3), from one forward."""
         read, look = self.reader(batch), guesses(self.places(batch))
 
         def both(hidden: Tensor, head: Head, ctx: Context) -> tuple[LossSums, Tensor]:
@@ -51,7 +51,7 @@ class Measure:
 
 
 class Answers(Measure):
-    """And of answers, where a part of the labels may be none, how many tokens are the likeliest."""
+    """Reports loss and accuracy over answers too, where not all labels are answers."""
 
     less = ("label_loss",)
 
@@ -60,9 +60,10 @@ class Answers(Measure):
 
 
 class Pairs(Measure):
-    """The likelihood of the better answers, and how both of each pair compare.
+    """The likelihood of the better answers, and how the two of each pair compare.
 
-    loss, parent: of training, and what gives the model at its start; without a parent that the loss needs only likelihoods are told.
+    loss: that of training.  parent: gives the model that training started from; where the loss needs it and it is None, only likelihoods
+    are reported.
     """
 
     less = ("pair_loss",)
@@ -101,8 +102,8 @@ def answers(batch: Batch) -> Tensor | None:
 
 
 def guesses(labels: Tensor, chunk: int = CHUNK) -> Reader:
-    """A reader: (n, 3) of each label that is not IGNORED, row by row, its nats, the probability of the likeliest token, and whether it is
-    that. Logits exist only chunk by chunk."""
+    """A reader: (n, 3) for each label that is not IGNORED, row by row: its nats, the probability of the likeliest token, and whether the
+    label is that token. Logits exist only chunk by chunk."""
 
     def read(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
         wanted, places = labels[labels != IGNORED], hidden[labels != IGNORED]  # (n,), (n, d)

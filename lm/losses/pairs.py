@@ -12,7 +12,7 @@ from lm.losses.tokens import LossSums
 
 
 class PairLoss(ABC):
-    """weight * -log sigmoid(margin - least) + beside, summed over pairs; the margin is beta times what the better answer is worth more."""
+    """weight * -log sigmoid(margin - least) + beside, summed over pairs; margin = beta * (worth of the better - worth of the other)."""
 
     weight: float = 1.0
     beta: float = 1.0
@@ -21,17 +21,17 @@ class PairLoss(ABC):
 
     @abstractmethod
     def worth(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> Tensor:
-        """(2 pairs,) what each answer is worth.
+        """(2 pairs,) the worth of each answer, its implicit reward.
 
-        after, before: (2 pairs,) log-likelihoods under the model and under that at the start; lengths: (2 pairs,) tokens.
+        after, before: (2 pairs,) log-likelihoods under the model and under the one that training started from; lengths: (2 pairs,) tokens.
         """
 
     def beside(self, after: Tensor, lengths: Tensor) -> Tensor:
-        """(pairs,) what is minimised as well."""
+        """(pairs,) a further loss of each pair."""
         return after.new_zeros(len(after) // 2)
 
     def __call__(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> LossSums:
-        """Tells both likelihoods, and where the start is known that is needed, the margin and how many are above 0, ties as half."""
+        """Reports both likelihoods, the margin, and how many are above 0, ties as half; likelihoods only where `before` is missing."""
         seen = after.detach()
         told = {"chosen_logp": mean_of(seen[0::2].sum(), seen[0::2]), "rejected_logp": mean_of(seen[1::2].sum(), seen[1::2])}
         if before is None and self.needs_start:
@@ -45,7 +45,8 @@ class PairLoss(ABC):
 
 @dataclass
 class DPOLoss(PairLoss):
-    """An answer is worth log p / p at the start.  Rafailov et al. 2023, arXiv:2305.18290, equation 7."""
+    """An answer is worth log(p / p_start), p_start under the model that training started from.  Rafailov et al. 2023, arXiv:2305.18290,
+    equation 7."""
 
     needs_start = True
     beta: float
@@ -57,8 +58,8 @@ class DPOLoss(PairLoss):
 
 @dataclass
 class SimPOLoss(PairLoss):
-    """An answer is worth the mean of log p of its tokens, and the better one at least so much more.  Meng et al. 2024,
-    arXiv:2405.14734, equation 6."""
+    """An answer is worth the mean of log p of its tokens, and the margin is compared with `least`.  Meng et al. 2024, arXiv:2405.14734,
+    equation 6."""
 
     beta: float
     least: float
@@ -69,13 +70,13 @@ class SimPOLoss(PairLoss):
 
 @dataclass
 class ORPOLoss(PairLoss):
-    """The better answer is learned, and an answer is worth log(p / (1 - p)), p the geometric mean over its tokens.  Hong et al. 2024,
-    arXiv:2403.07691, equations 4 to 7."""
+    """The better answer's mean nats are minimised too, and an answer is worth log(p / (1 - p)), p the geometric mean over its tokens.
+    Hong et al. 2024, arXiv:2403.07691, equations 4 to 7."""
 
     weight: float
 
     def worth(self, after: Tensor, before: Tensor | None, lengths: Tensor) -> Tensor:
-        mean = (after / lengths).clamp_max(-1e-7)  # a certain answer has odds without end
+        mean = (after / lengths).clamp_max(-1e-7)  # an answer of p = 1 would have infinite odds
         return mean - torch.log(-torch.expm1(mean))
 
     def beside(self, after: Tensor, lengths: Tensor) -> Tensor:
@@ -83,5 +84,5 @@ class ORPOLoss(PairLoss):
 
 
 def mean_of(total: Tensor, counted: Tensor) -> Tensor:
-    """(2,) a sum, and how many are in it."""
+    """(2,) a sum, and how many numbers are in it."""
     return torch.stack([total.float(), torch.full_like(total, len(counted), dtype=torch.float32)])

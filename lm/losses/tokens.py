@@ -18,7 +18,7 @@ from lm.ops.attention.mask import Mask
 from lm.ops.ranks.vocabulary import Vocabulary
 
 _ALL = Vocabulary()
-_ROWS = 512  # of a matrix that are added at a time
+_ROWS = 512  # rows of a matrix that are added at a time
 
 
 @dataclass
@@ -28,11 +28,12 @@ class LossSums:
     total: Tensor
     nll: Tensor
     loads: Tensor | None = None  # (MoE layers, e), tokens per expert of this forward; None where there are no experts
-    told: dict[str, Tensor] = field(default_factory=dict)  # what else is reported, by name: (2,) a sum and how many are in it
+    told: dict[str, Tensor] = field(default_factory=dict)  # further figures to report, by name: (2,) a sum and how many are in it
 
 
 def answered(logs: Tensor, answers: Tensor, of: Vocabulary = _ALL) -> Tensor:
-    """(3,) nats of the answers, how many of them are the likeliest token, and how many there are.  logs: (n, v) log p, answers: (n,)."""
+    """(3,) nats of the answers, how many of them are the likeliest token, and how many there are.  logs: (n, v) log p over the entries
+    of `of`, answers: (n,)."""
     at, here = of.places(answers)
     nats = -of.summed(logs.gather(-1, at) * here)
     each = torch.cat([nats, (of.likeliest(logs) == answers).unsqueeze(-1), (answers != IGNORED).unsqueeze(-1)], -1)
@@ -60,12 +61,11 @@ def losses_and_gradient(
     of: Vocabulary = _ALL,
     answers: Tensor | None = None,
 ) -> tuple[LossSums, Tensor | None, Tensor]:
-    """token_losses, what is `answered`, and what `total` has as gradient of the logits: softmax - target, written over the log-softmax,
-    where autograd fills one more such tensor with zeros and reads three.
+    """Returns `token_losses`, the figures of `answered`, and the gradient of `total` by the logits: softmax - target, written over the
+    log-softmax, where autograd would fill one more tensor of this size with zeros and read three.
 
-    With a weight z of the z-loss the softmax of a row counts 1 + 2 z log Z times.  logits: (n, v) in float32 or wider, which are lost; of:
-    what they are of; where that is a slice of the vocabulary, logits and labels are those of all ranks' tokens, and the sums those of this
-    rank's.
+    With a z-loss of weight z, a row's softmax is multiplied by 1 + 2 z log Z.  logits: (n, v) in float32 or wider, which are lost; of: the
+    vocabulary of the logits; where that is a slice, logits and labels are those of all ranks' tokens, and the sums are over this rank's.
     """
     log_z = of.log_z(logits) if z_loss else None
     logs = of.log_softmax_(logits)
@@ -87,8 +87,8 @@ def losses_and_gradient(
 
 
 class _Chunked(torch.autograd.Function):
-    """Sum of token_losses over chunks. Each chunk's gradient is taken at once, so that its logits can go: the same work as the
-    plain loss, and memory for one chunk. `parameters` are the head's, named so that autograd sees them."""
+    """Sum of token_losses over chunks. Each chunk's gradient is computed at once, so that its logits can be freed: the same work as the
+    plain loss, and memory for one chunk. `parameters` are the head's, passed so that autograd sees them."""
 
     @staticmethod
     def forward(
@@ -125,7 +125,7 @@ class _Chunked(torch.autograd.Function):
 
 
 def _add(total: Tensor, part: Tensor) -> None:
-    """total += part, of a narrower one a few rows at a time: on a CPU torch makes a wide copy of it."""
+    """total += part. A part of narrower dtype is added a few rows at a time, since torch makes a wide copy of it on a CPU."""
     if not total.is_cpu or part.dtype == total.dtype or not part.ndim:
         total.add_(part)
         return
@@ -134,8 +134,8 @@ def _add(total: Tensor, part: Tensor) -> None:
 
 
 class _Chunk:
-    """The sums of a chunk (5,), `total`, `nll` and what is `answered`, and the gradients by what the head reads and by its parameters. The
-    matrix is cast once for all chunks: autograd would cast its gradient back for each."""
+    """Computes of a chunk the sums (5,), which are `total`, `nll` and the three of `answered`, and the gradients of hidden states and
+    head parameters. The head's matrix is cast once for all chunks: autograd would cast its gradient back for each."""
 
     def __init__(self, head: Head, extras: tuple[float, float], parameters: Sequence[Tensor]) -> None:
         self.head, self.extras, self.weight = head, extras, head.cast()
@@ -152,10 +152,10 @@ class _Chunk:
         return sums, d_piece, tuple(grads)
 
     def written_over(self, logits: Tensor, labels: Tensor, answers: Tensor | None) -> Tensor:
-        """Returns the sums; the logits become their gradient, so many rows at a time that what is wide of them stays in a cache."""
+        """Returns the sums, and writes the gradient over the logits, so few rows at a time that their float32 copy stays in a cache."""
         of, sums = self.head.vocabulary, logits.new_zeros(5, dtype=torch.float32)
         rows = max(1, (WIDE_CPU if logits.is_cpu else WIDE) // logits.shape[1])
-        if of.ranks > 1:  # each exchanges as often as the others
+        if of.ranks > 1:  # so that every rank exchanges as often as the others
             rows = len(logits)
         for start in range(0, len(logits), rows):
             some, at = logits[start : start + rows], slice(start, start + rows)
@@ -181,7 +181,7 @@ def chunked_loss(
 ) -> LossSums:
     """token_losses(head(hidden), labels) without ever holding more than `chunk` rows of logits.  hidden: (..., d), labels: (...).
 
-    answers: (...) labels of which `label_loss` and `accuracy` are told. None: of none.
+    answers: (...) labels for which `label_loss` and `accuracy` are reported. None: these are not.
     """
     hidden, labels = hidden.flatten(0, -2), labels.flatten()  # (b, s, d) -> (b*s, d)
     answers = None if answers is None else answers.flatten()
@@ -206,14 +206,14 @@ def _piece(logits: Tensor, span: slice, labels: Tensor, answers: Tensor | None, 
 
 @cache
 def _outside_of_graphs() -> Callable[..., LossSums]:
-    """chunked_loss as a compiled model calls it."""
+    """Returns chunked_loss for a compiled model, whose graphs leave it out."""
     return torch.compiler.disable(chunked_loss)
 
 
 def causal_reader(
     labels: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0, chunk: int = CHUNK, answers: Tensor | None = None
 ) -> Reader:
-    """What to pass as `loss` to a model's forward: LossSums over the label tokens of this batch.  labels, answers: (b, s)."""
+    """Returns what to pass as `read` to a model's forward: LossSums over the label tokens of this batch.  labels, answers: (b, s)."""
 
     # where the compiler is not even loaded no model is compiled, and loading it takes longer than most evaluations
     summed = _outside_of_graphs() if "torch._dynamo" in sys.modules else chunked_loss
@@ -233,8 +233,8 @@ def causal_reader(
 
 
 def _later_labels(labels: Tensor, n: int, mask: Mask) -> Tensor:
-    """The label n places later, where that is still in the same document, and no key of a prefix that is seen from before has been joined
-    with it."""
+    """Returns the labels n places later; IGNORED where they are of another document, and within a prefix, where a token sees later keys,
+    which the later tokens' embeddings have been joined with."""
     later, documents, prefix = shifted(labels, n, IGNORED), mask.q_documents, mask.k_prefix
     if prefix is not None:
         later = later.masked_fill(prefix & shifted(prefix, 1, False), IGNORED)

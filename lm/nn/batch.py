@@ -10,34 +10,35 @@ from torch.nn import functional as F
 
 from lm.ops.ranks.ulysses import WHOLE, Slices, Whole
 
-IGNORED = -100  # a label that is not predicted; whoever asks for those may ask whether they are negative
+IGNORED = -100  # the label of a place where nothing is predicted; no other label is negative
 
 
 @dataclass
 class Batch:
-    """Rows of tokens. `documents` None means that each row is one document at positions 0..s-1, which fast paths use.
+    """Rows of tokens. Where `documents` and `positions` are None, each row is one document at positions 0..s-1, which fast paths use.
 
-    An encoder-decoder reads `source_tokens` in its encoder and `tokens` in its decoder. Who sees whom follows from positions, documents
-    and prefix, which every backend knows; any other mask is `Mask.explicit`, for code that calls blocks with a Context of its own. Where
-    ranks hold rows in slices, tokens, labels, answers and segments are this rank's, and positions, documents and prefix of whole rows.
+    An encoder-decoder reads `source_tokens` in its encoder and `tokens` in its decoder. Which token sees which follows from positions,
+    documents and prefix, which every backend knows; any other mask is `Mask.explicit`, for code that calls blocks with a Context of its
+    own. Where ranks hold rows in slices, tokens, labels, answers and segments are those of this rank's slice, and positions, documents and
+    prefix are those of whole rows.
     """
 
     tokens: Tensor  # (b, s) int64
     labels: Tensor | None = None  # (b, s) int64, the token to predict at each place, IGNORED where none
     positions: Tensor | None = None  # (b, s) int64, restarting per document; -1 marks padding
     documents: Tensor | None = None  # (b, s) int32, tokens see only their own document
-    step_tokens: int = 0  # label tokens of this rank's rows in the whole optimizer step; of rows in slices the first rank has all
+    step_tokens: int = 0  # label tokens of this rank's rows in the whole optimizer step; of rows in slices, the first rank counts all
     source_tokens: Tensor | None = None  # (b, m) int64
     source_positions: Tensor | None = None  # (b, m) int64, -1 marks padding; None: 0..m-1
     source_documents: Tensor | None = None  # (b, m) int32, decoder tokens see the source of their own document
     prefix: Tensor | None = None  # (b, s) bool, tokens that all of their document may see (prefix LM)
-    answers: Tensor | None = None  # (b, s) int64, the labels that are answers, where others are too; IGNORED elsewhere
-    padded: bool = True  # positions may be -1; False: none is, and what looks for padding is left out
+    answers: Tensor | None = None  # (b, s) int64, the labels that are answers, where other tokens have labels too; IGNORED elsewhere
+    padded: bool = True  # positions may be -1; False: none is, so that code that handles padding is skipped
     segments: Tensor | None = None  # (b, s) int64, which of several texts a token belongs to (BERT); None: all 0
     held: Whole = WHOLE  # how this rank holds the rows
 
     def require(self, cached: int | None) -> None:
-        """Raises ValueError for parts that mean nothing beside each other, or behind so many tokens of a cache. None: without a cache."""
+        """Raises ValueError for fields that contradict each other or the cache.  cached: tokens that the cache holds; None: no cache."""
         if cached is not None and self.documents is not None:
             raise ValueError("a cache holds one document a row, and batch.documents was given. Leave it out, or decode without a cache.")
         if cached and self.prefix is not None:
@@ -54,7 +55,7 @@ class Batch:
         return self._each(lambda x: x.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
-        """The same batch in memory that a GPU reads by itself. Torch's loaders call it by this name."""
+        """The same batch in pinned memory, which a GPU copies by itself. Torch's loaders call it by this name."""
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
@@ -63,18 +64,19 @@ class Batch:
         return replace(self, **changed)
 
     def in_slices(self, held: Slices) -> "Batch":
-        """This rank's part of whole rows, behind whose ends padding makes slices alike. The first rank has the `step_tokens` of all."""
+        """Returns this rank's slice of whole rows, which are padded at their ends so that slices are of equal length. The first rank has
+        the `step_tokens` of all."""
         whole = self._wider(-self.tokens.shape[1] % held.n)
         mine: dict[str, Any] = {name: held.here(x) for name, x in whole._by_token().items()}
         return replace(whole, **mine, step_tokens=0 if held.rank else whole.step_tokens, held=held)
 
     def _by_token(self) -> dict[str, Tensor]:
-        """What a rank needs of its own tokens only."""
+        """Returns the fields of which a rank needs no more than its own tokens'."""
         each = {"tokens": self.tokens, "labels": self.labels, "answers": self.answers, "segments": self.segments}
         return {name: x for name, x in each.items() if x is not None}
 
     def _wider(self, by: int) -> "Batch":
-        """The same rows with so many places of padding."""
+        """Returns the same rows with `by` places of padding behind them."""
         if not by:
             return self
         places = torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(self.tokens)

@@ -19,35 +19,35 @@ SlotOfMixer = Literal["attention", "recurrent"]
 
 @dataclass(frozen=True)
 class BlockParts:
-    """What fills the block of one layer, as its parent hands it down."""
+    """The configs that the block of one layer is built of, as the model hands them down."""
 
     layer: int
     norm: NormConfig
     slot: SlotOfMixer
     mixer: MixerConfig
-    cross: AttentionConfig | None  # what reads a source; None: nothing does
+    cross: AttentionConfig | None  # cross-attention to a source; None: without
     ffn: FFNConfig
     d_model: int
     dropout: float
 
     def keeps(self) -> Kept:
-        """Returns what the backward needs of one token within the sublayers."""
+        """Returns what autograd keeps of one token within the sublayers."""
         cross = [] if self.cross is None else [self.cross.keeps(self.d_model, self.layer)]
         return together([self.mixer.keeps(self.d_model, self.layer), *cross, self.ffn.keeps(self.d_model, self.layer)])
 
     def gives(self) -> Kept:
-        """Returns what fused kernels and stacked matrices give of one token."""
+        """Returns the outputs of fused kernels and stacked matrices for one token."""
         cross = [] if self.cross is None else [self.cross.gives(self.d_model, self.layer)]
         return together([self.mixer.gives(self.d_model, self.layer), *cross, self.ffn.gives(self.d_model, self.layer)])
 
     def flops(self, seq_len: int) -> int:
-        """Returns those of one token in a full row, beside those of linear layers."""
+        """Returns the FLOPs of one token in a full row, without those of linear layers."""
         cross = 0 if self.cross is None else self.cross.flops(self.d_model, self.layer, seq_len)
         return self.mixer.flops(self.d_model, self.layer, seq_len) + cross + self.ffn.flops(self.d_model, self.layer)
 
 
 def build_branch(parts: BlockParts, layer_scale: float | None, scale: float = 1.0) -> Branch:
-    """Returns what a sublayer's output goes through before it is added."""
+    """Returns what scales and drops out a sublayer's output before it is added to the residual stream."""
     return Branch(parts.dropout, scale) if layer_scale is None else LayerScale(parts.dropout, scale, parts.d_model, layer_scale)
 
 
@@ -63,10 +63,10 @@ class BlockConfig(Slot, group="model/block"):
 
     @abstractmethod
     def keeps(self, parts: BlockParts) -> Kept:
-        """Returns what the backward needs of one token around the sublayers: norms, inputs, and masks of dropout."""
+        """Returns what autograd keeps of one token around the sublayers: norms, inputs, and masks of dropout."""
 
     def require(self, norm: NormConfig, ffn: FFNConfig, recurrent: bool) -> None:
-        """Raises ValueError where this norm, its place, or this feed-forward does not fit. recurrent: whether a layer is."""
+        """Raises ValueError where this norm, its place, or this feed-forward does not fit. recurrent: some layer is recurrent."""
 
 
 class SequentialConfig(BlockConfig):
@@ -95,7 +95,7 @@ class SequentialConfig(BlockConfig):
         return Kept(norms * width - missing, width + scaled, width if parts.dropout else 0)
 
     def norm(self, parts: BlockParts) -> NormConfig:
-        """Returns that of the sublayers, where it stands in this layer."""
+        """Returns the norm of the sublayers, with its place in this layer."""
         place = self.recurrent_place if parts.slot == "recurrent" else None
         return parts.norm if place is None else parts.norm.replace(place=place)
 

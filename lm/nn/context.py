@@ -1,4 +1,4 @@
-"""What a block knows of the forward that it is part of, beside its input."""
+"""What a block knows of the current forward beside its input: positions, masks, cache."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ from lm.ops.cache.cache import Cache
 
 @dataclass
 class Auxiliary:
-    """What mixtures of experts report beside their output, by (stack, layer). Assigned and not added, so that a block that is run again
-    (activation checkpointing) counts once."""
+    """Losses and loads that MoE layers report beside their output, by (stack, layer). Entries are assigned and not added, so that a
+    block that is run again (activation checkpointing) counts once."""
 
     losses: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # (b,), to be weighted by each row's label tokens
     loads: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # (e,), tokens per expert, padding left out
@@ -28,28 +28,28 @@ class Context:
     mask: Mask
     angles: Angles | None = None
     cache: Cache | None = None
-    memory: Tensor | None = None  # (b, m, d), what a decoder's cross-attention reads; None where the cache holds its keys
+    memory: Tensor | None = None  # (b, m, d), the encoder's output for cross-attention; None where the cache holds its keys
     memory_mask: Mask | None = None
-    values: Tensor | None = None  # (b, g, s, c), those of the first layer, where later ones mix them in
+    values: Tensor | None = None  # (b, g, s, c), the first layer's, where later layers mix them in
     stack: str = ""
-    auxiliary: Auxiliary = field(default_factory=lambda: Auxiliary())  # a class itself would break the graph of a compiler
+    auxiliary: Auxiliary = field(default_factory=lambda: Auxiliary())  # the bare class would break torch.compile's graph
     mtp: list[Tensor] = field(default_factory=list)  # hidden states that predict the 2nd, 3rd, ... next token, (b, s, d) each
     mtp_weight: float = 0.0
     _cached_masks: dict[int, Mask] = field(default_factory=dict)
 
     @classmethod
     def alone(cls, x: Tensor, position: Position | None = None, causal: bool = True) -> Self:
-        """Returns that of whole rows, one document each, for a block or a mixer that is used by itself.  x: (b, s, d)."""
+        """Returns the context of whole rows, one document each, for a block or a mixer that is used by itself.  x: (b, s, d)."""
         at, position = arange_positions(x.shape[1], x.device), position or Position()
         return cls(position, Mask(at, at, causal=causal, square=True), position.angles(at))
 
     @property
     def positions(self) -> Tensor:
-        """Those of the tokens at hand, (b or 1, s)."""
+        """Positions of this rank's tokens, (b or 1, s)."""
         return self.mask.held.here(self.mask.q_positions)
 
     def keys(self, layer: int) -> Mask:
-        """The mask over the keys that this layer sees: those of the input, or those in its cache."""
+        """Returns the mask over the keys that this layer sees: the input's own, or those in its cache."""
         if self.cache is None:
             return self.mask
         k_positions = self.cache.positions(layer)
@@ -62,7 +62,7 @@ class Context:
         return self._cached_masks[id(k_positions)]
 
     def memory_keys(self, layer: int, project: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Keys and values of the memory in this layer, projected once and then cached."""
+        """Returns keys and values of the encoder's output in this layer, projected once and then cached."""
         if self.cache is None:
             assert self.memory is not None
             return project(self.memory)

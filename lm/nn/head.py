@@ -1,4 +1,4 @@
-"""Both ends of a model that know its vocabulary: the embedding of tokens, and the head, from the last hidden states to logits."""
+"""The two modules that know the vocabulary: the embedding of tokens, and the head, from the last hidden states to logits."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
@@ -19,7 +19,7 @@ from lm.ops.ranks.vocabulary import Vocabulary, VocabularySlice
 from lm.schema import Config
 
 CHUNK = 1024  # tokens whose logits exist at once, unless told otherwise
-WIDE, WIDE_CPU = 1 << 24, 1 << 20  # logits that a loss takes in float32 at a time: 64 MiB give a kernel enough to do, 4 stay in a cache
+WIDE, WIDE_CPU = 1 << 24, 1 << 20  # logits that a loss converts to float32 at a time: 64 MiB keep a kernel busy, 4 MiB stay in a cache
 
 
 class HeadConfig(Config):
@@ -46,7 +46,7 @@ class HeadConfig(Config):
 
 
 class OfVocabulary(Divisible):
-    """A module whose weight has a row for each entry."""
+    """A module whose weight has a row for each entry of the vocabulary, of which ranks may hold slices."""
 
     cut: ClassVar[Mapping[str, int]] = {"weight": 0, "bias": 0}
 
@@ -82,21 +82,21 @@ class Head(Declares, OfVocabulary, nn.Linear):
         return self.vocabulary.whole(self._capped(self.product(self._ready(x))))
 
     def part(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Logits of the entries that are here, for the tokens of all ranks that have a slice; all logits where there are none.
+        """Returns logits of this rank's entries, for the tokens of all ranks that share the vocabulary; all logits where no ranks do.
 
         weight: what `cast` returned.
         """
         return self._capped(product(self.vocabulary.gathered(self._ready(x)), weight, self.bias))
 
     def cast(self) -> Tensor:
-        """Returns the matrix as it multiplies under autocast, to autograd a leaf of its own."""
+        """Returns the matrix in the dtype of autocast, detached: a leaf of its own to autograd."""
         weight, device = self.weight.detach(), self.weight.device.type
         if weight.dtype == torch.float32 and device != "meta" and torch.is_autocast_enabled(device):
             weight = weight.to(torch.get_autocast_dtype(device))
         return weight.requires_grad_(self.weight.requires_grad)
 
     def _ready(self, x: Tensor) -> Tensor:
-        """What the matrix reads."""
+        """Returns the input of the matrix: hidden states, transformed and scaled."""
         if self.dense is not None and self.norm is not None:
             x = self.norm(self.act(self.dense(x)))
         return x if self.scale == 1.0 else x * self.scale
@@ -120,10 +120,10 @@ def last_position(hidden: Tensor, head: Head, ctx: Context) -> Tensor:
 
 
 def every_position(hidden: Tensor, head: Head, ctx: Context) -> tuple[Tensor, Tensor]:
-    """A reader: what the head reads, (b, s, d), and the logits, (b, s, v)."""
+    """A reader: the hidden states that the head reads, (b, s, d), and the logits, (b, s, v)."""
     return hidden, head(hidden)
 
 
 def first_read(hidden: Tensor, head: Head, ctx: Context) -> tuple[Tensor, Tensor]:
-    """A reader: what the head reads, (b, s, d), and the logits of the last position, (b, 1, v)."""
+    """A reader: the hidden states that the head reads, (b, s, d), and the logits of the last position, (b, 1, v)."""
     return hidden, head(hidden[:, -1]).unsqueeze(1)

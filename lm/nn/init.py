@@ -28,7 +28,7 @@ class InitConfig(Config):
 
 @dataclass(frozen=True)
 class Start:
-    """What a draw may look at beside the shape of its parameter."""
+    """What a draw may depend on beside the shape of its parameter."""
 
     cfg: InitConfig
     growth: Growth
@@ -55,22 +55,22 @@ def ones(shape: torch.Size, start: Start) -> Tensor:
 
 
 def halves(shape: torch.Size, start: Start) -> Tensor:
-    """1/2: the shares of two that are added."""
+    """1/2: the shares of two summands."""
     return torch.full(shape, 0.5)
 
 
 def embedding(shape: torch.Size, start: Start) -> Tensor:
-    """N(0, std^2): a table of which rows are read."""
+    """N(0, std^2): a table whose rows are looked up."""
     return start.normal(shape, start.cfg.std)
 
 
 def by_inputs(shape: torch.Size, start: Start) -> Tensor:
-    """N(0, 1 / inputs), whatever `fan_in` says: few inputs of which the sum shall be as large as each.  shape: (.., inputs)."""
+    """N(0, 1 / inputs), whatever `fan_in` says: a sum over few inputs gets the variance of one of them.  shape: (.., inputs)."""
     return start.normal(shape, 1 / math.sqrt(shape[-1]))
 
 
 def matrix(shape: torch.Size, start: Start) -> Tensor:
-    """N(0, std^2 / m), or N(0, 1 / inputs) with `fan_in`; m: how many times the base width.  shape: (.., outputs, inputs)."""
+    """N(0, std^2 / m), or N(0, 1 / inputs) with `fan_in`; m: the width as a multiple of the base width.  shape: (.., outputs, inputs)."""
     return start.normal(shape, _std(shape, start))
 
 
@@ -80,12 +80,12 @@ def into_residual(shape: torch.Size, start: Start) -> Tensor:
 
 
 def into_logits(shape: torch.Size, start: Start) -> Tensor:
-    """`matrix` as it is at the base width: the head has a multiplier for the others."""
+    """`matrix` as at the base width: at other widths the head has a multiplier."""
     return start.normal(shape, _std(shape, start) * math.sqrt(start.growth.width))
 
 
 def into_scores(shape: torch.Size, start: Start) -> Tensor:
-    """`matrix` / sqrt(m): from the width to a few numbers that no multiplier follows."""
+    """`matrix` / sqrt(m): from the width to a few scores, such as a router's, without a multiplier behind them."""
     return start.normal(shape, _std(shape, start) / math.sqrt(start.growth.width))
 
 
@@ -98,7 +98,7 @@ _ROLES |= dict.fromkeys((zeros, ones, halves, embedding, by_inputs, into_logits)
 
 
 class Declares:
-    """What a module of ours says of its parameters, by name, where their form does not tell."""
+    """What a module of ours declares of its parameters, by name, where their shape does not tell."""
 
     drawn: ClassVar[Mapping[str, Draw]] = {}
     """How they start, where not as `draw_of` has it."""
@@ -108,12 +108,13 @@ class Declares:
     """Those of an adapter, which are not the model's own."""
 
     def draws(self) -> Mapping[str, Draw]:
-        """Returns `drawn`, or what depends on the module's config."""
+        """Returns `drawn`; modules whose draws depend on their config override this."""
         return self.drawn
 
 
 def draw_of(module: nn.Module, name: str, parameter: Tensor) -> Draw:
-    """Returns how this parameter starts: as its module says, biases as zeros, vectors as ones, linear layers as matrices, tables drawn."""
+    """Returns the draw of this parameter: what its module declares, or else zeros for biases, ones for vectors, `matrix` for linear
+    layers and `embedding` for tables."""
     if isinstance(module, Declares) and (draw := module.draws().get(name)):
         return draw
     if name.endswith("bias"):
@@ -124,7 +125,7 @@ def draw_of(module: nn.Module, name: str, parameter: Tensor) -> Draw:
 
 
 def role_of(module: nn.Module, name: str, parameter: Tensor) -> Role | None:
-    """Returns what this parameter does with the width, by how it is drawn; None of a matrix that a kind of one's own draws its own way."""
+    """Returns the `Role` of this parameter, which its draw tells; None for a matrix whose draw is a function outside of this file."""
     return _ROLES.get(draw_of(module, name, parameter), "vector" if parameter.ndim == 1 else None)
 
 
@@ -138,10 +139,10 @@ def generator(seed: int, *name: object) -> torch.Generator:
 def init_weights(
     model: nn.Module, cfg: InitConfig, growth: Growth, sublayers: Callable[[str], int], seed: int, names: Container[str] | None = None
 ) -> None:
-    """Draw every parameter, or those of these names, in float32 on the CPU.
+    """Draw every parameter, or only those in `names`, in float32 on the CPU.
 
-    Projections into the residual are scaled by 1/sqrt(n), n being the sublayers that add to it, which `sublayers` tells of a parameter's
-    name: 2 a block, and 3 where it reads a source (GPT-2: Radford et al. 2019, section 2.3); at the base depth, where there is one.
+    Projections into the residual stream are scaled by 1/sqrt(n), where n sublayers add to it: `sublayers` returns n for a parameter's name,
+    2 per block, and 3 with cross-attention (GPT-2: Radford et al. 2019, section 2.3). With a base depth, n is that of the base model.
     """
     drawn: set[int] = set()
     for prefix, module in model.named_modules():

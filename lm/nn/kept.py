@@ -1,4 +1,4 @@
-"""What autograd keeps of one token for the backward: slots say it of their kinds, and `memory` adds it up."""
+"""What autograd keeps of one token for the backward: each slot's config counts its own part, and lm.cost.memory adds them up."""
 
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
@@ -7,8 +7,8 @@ Precision = Literal["fp32", "bf16-mixed", "bf16-true"]
 
 
 class Kept(NamedTuple):
-    """Numbers kept for the backward: inputs of norms, which autocast leaves in float32; others; dropout masks of one byte; and
-    further copies that autocast makes of an input that several matrices read."""
+    """How many numbers are kept for the backward. wide: inputs of norms, which autocast leaves in float32; narrow: all others; masks: of
+    dropout, one byte each; casts: further copies that autocast makes of an input that several matrices read."""
 
     wide: int
     narrow: int
@@ -16,12 +16,12 @@ class Kept(NamedTuple):
     casts: int = 0
 
     def bytes(self, precision: Precision) -> int:
-        """Returns the bytes in this precision."""
+        """Returns the size in bytes at this precision."""
         narrow = 4 if precision == "fp32" else 2
         casts = 2 * self.casts if precision == "bf16-mixed" else 0
         return self.wide * (2 if precision == "bf16-true" else 4) + self.narrow * narrow + self.masks + casts
 
 
 def together(parts: Iterable[Kept]) -> Kept:
-    """Returns the sum of each column."""
+    """Returns the sum, field by field."""
     return Kept(*(sum(column) for column in zip(*parts, strict=True)))

@@ -1,4 +1,4 @@
-"""The layers of torch that do something more, or less, here."""
+"""torch's linear layer and embedding with small changes: a faster kernel, and initial weights that are declared or drawn later."""
 
 from collections.abc import Callable, Mapping
 from typing import ClassVar
@@ -10,7 +10,7 @@ from lm.ops.linear import product
 
 
 class Linear(nn.Linear):
-    """torch's, by the fastest kernel, or by what a module is told."""
+    """`nn.Linear` with the fastest kernel; float8 training replaces `multiply`."""
 
     multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = staticmethod(product)
 
@@ -19,7 +19,7 @@ class Linear(nn.Linear):
 
 
 class AskedLinear(Linear):
-    """One whose matrix is also asked for by itself."""
+    """A Linear whose matrix W other code also reads directly, by `matrix`."""
 
     def matrix(self) -> Tensor:
         """Returns W of W x + b, (out, in)."""
@@ -27,17 +27,17 @@ class AskedLinear(Linear):
 
 
 class Out(Declares, Linear):
-    """A projection that writes to the residual stream; it starts scaled by depth."""
+    """A projection that writes to the residual stream; its initial weights are scaled down with depth."""
 
     drawn: ClassVar[Mapping[str, Draw]] = {"weight": into_residual}
 
 
-PLAIN = (nn.Linear, Linear, Out)  # of which the forward is known to be W x + b
+PLAIN = (nn.Linear, Linear, Out)  # classes whose forward is known to be W x + b
 
 
 class Embedding(nn.Embedding):
-    """A table that draws nothing when it is built: `init_weights` does, or a file brings it. On the meta device torch would load its
-    compiler to draw."""
+    """An `nn.Embedding` whose weights are not drawn when it is built: `init_weights` draws them, or they are read from a file. To draw
+    on the meta device, torch would load its compiler."""
 
     def reset_parameters(self) -> None:
         """Leaves the weights as they are."""

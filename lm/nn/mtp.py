@@ -20,9 +20,9 @@ class MTPConfig(Config):
 
 
 class MTPBlock(nn.Module):
-    """norm(block(W [norm(embedding of the token `depth` later), norm(hidden)])): what the shared head reads, and the next of these.
+    """The n-th: norm(block(W [norm(embedding of the token n later), norm(hidden)])), hidden states for the shared head and the next block.
 
-    The first one's hidden states are those that the head reads, behind the model's last norm, as transformers and SGLang have it.
+    The first one reads the hidden states behind the model's last norm, which the head reads too, as in transformers and SGLang.
     """
 
     def __init__(self, cfg: BlockConfig, parts: BlockParts) -> None:
@@ -41,7 +41,7 @@ class MTPBlock(nn.Module):
 
 
 def shifted(x: Tensor, n: int, fill: int) -> Tensor:
-    """x[:, i + n] at place i, `fill` at the last n places.  x: (b, s)."""
+    """Returns x[:, i + n] at place i, and `fill` at the last n places.  x: (b, s)."""
     out = torch.full_like(x, fill)
     if n < x.shape[1]:
         out[:, : x.shape[1] - n] = x[:, n:]

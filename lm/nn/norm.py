@@ -96,7 +96,7 @@ Sublayer = Callable[[Tensor], Tensor]
 
 
 class Branch(nn.Dropout):
-    """What a sublayer adds to the residual stream: dropped out and scaled."""
+    """Dropout and a factor on what a sublayer adds to the residual stream."""
 
     def __init__(self, dropout: float, scale: float = 1.0) -> None:
         super().__init__(dropout)
@@ -109,10 +109,10 @@ class Branch(nn.Dropout):
 
 
 class LayerScale(Declares, Branch):
-    """gain * f(x), with a learned number of each channel.  Touvron et al. 2021, arXiv:2103.17239, section 2."""
+    """gain * f(x), with a learned gain of each channel.  Touvron et al. 2021, arXiv:2103.17239, section 2."""
 
     def __init__(self, dropout: float, scale: float, d: int, start: float) -> None:
-        """start: all numbers, before they are trained."""
+        """start: the initial value of all gains."""
         super().__init__(dropout, scale)
         self.gain, self.d, self.start = nn.Parameter(torch.empty(d)), d, start
 

@@ -1,7 +1,7 @@
-"""How a model of another width or depth starts and learns, so that what was tuned at the base size holds for it.
+"""How initial weights, multipliers and learning rates go with width and depth, so that what was tuned at a base size holds at others.
 
-muP (Yang et al. 2022, arXiv:2203.03466, in the form of table 8): a step changes activations as much at any width.
-CompleteP (Dey et al. 2025, arXiv:2505.01618, table 1 with alpha = 1): and at any depth.
+muP (Yang et al. 2022, arXiv:2203.03466, in the form of table 8): a step changes activations as much at any width. CompleteP (Dey et al.
+2025, arXiv:2505.01618, table 1 with alpha = 1): and at any depth.
 """
 
 from abc import abstractmethod
@@ -17,7 +17,7 @@ read it (embeddings, norms, biases, kernels) or have a multiplier for it (the he
 
 
 class Growth(NamedTuple):
-    """How many times the base a model is: m in width, l in depth, and that of a head."""
+    """The size of a model as multiples of its base: m in width, l in depth, and the width of a head."""
 
     width: float = 1.0
     depth: float = 1.0
@@ -29,7 +29,7 @@ class ParametrizationConfig(Slot, group="model/parametrization"):
 
     @abstractmethod
     def growth(self, d_model: int, n_layers: int, head_dim: int) -> Growth:
-        """Returns how many times its base a model of this size is.  head_dim: the numbers that a score of attention sums."""
+        """Returns the size of such a model as multiples of its base.  head_dim: how many products a score of attention sums."""
 
 
 class StandardConfig(ParametrizationConfig):

@@ -8,7 +8,7 @@ from lm.errors import ResourceError
 
 
 def require_room(needed_bytes: int, device: torch.device | str, what: str) -> None:
-    """Raises ResourceError where a device has less memory in all. Linux gives out more than there is, and kills whoever uses it."""
+    """Raises ResourceError where needed_bytes exceed all memory of the device. Linux would grant them, and kill the process later."""
     device = torch.device(device)
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     there = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else host

@@ -86,7 +86,7 @@ class ModelConfig(Slot):
         return self
 
     def sized(self, n_tokens: int, seq_len: int) -> Self:
-        """Returns the same with what it leaves to tokenizer and data: a vocabulary in 64s, which kernels like, and places for a row."""
+        """Returns this config with null sizes set: vocab_size to n_tokens, rounded up to 64s for fast kernels; max_seq_len to seq_len."""
         return self.replace(vocab_size=self.vocab_size or -(-n_tokens // 64) * 64, max_seq_len=self.max_seq_len or seq_len)
 
     def drafts(self) -> bool:
@@ -94,13 +94,13 @@ class ModelConfig(Slot):
         return False
 
     def growth(self) -> Growth:
-        """Returns how many times its base this model is."""
+        """Returns the size of this model as multiples of the parametrization's base size."""
         return self.parametrization.growth(self.d_model, self.n_layers, self.attention.score_width(self.d_model))
 
     def written_out(self) -> Self:
-        """Returns the model that computes the same in the standard parametrization, with the multipliers that its own one means.
+        """Returns the config in the standard parametrization that computes the same, with the multipliers of its own one as options.
 
-        Raises ValueError where a slot has no place for them.
+        Raises ValueError where a slot has no option for a multiplier.
         """
         if self.parametrization == StandardConfig():
             return self
@@ -136,21 +136,21 @@ class ModelConfig(Slot):
         return self.pattern[layer % len(self.pattern)]
 
     def parts(self, layer: int, cross: bool = False) -> BlockParts:
-        """Returns what fills the block of this layer.  cross: with cross-attention."""
+        """Returns the configs that the block of this layer is built of.  cross: with cross-attention."""
         mixer = self.recurrent if self.slot(layer) == "recurrent" else self.attention
         assert mixer is not None
         reader = self.attention.cross() if cross else None
         return BlockParts(layer, self.norm, self.slot(layer), mixer, reader, self.ffn, self.d_model, self.dropout)
 
     def dims(self, causal: bool) -> Dims:
-        """Returns what the positions of a stack may need to know."""
+        """Returns the dimensions that the position of a stack may need to know."""
         assert self.max_seq_len is not None
         attention = self.attention
         rotary = attention.rotary_width(self.d_model)
         return Dims(self.d_model, attention.n_heads, rotary, self.max_seq_len, causal, attention.layer_window)
 
     def implied(self) -> Tree:
-        """Returns options by dotted path that mean another value than they hold, such as what null stands for."""
+        """Returns, by dotted path, what options mean where that is not the value that they hold, such as what null stands for."""
         slots = {"attention": self.attention.implied(self.d_model, self.n_layers), "ffn": self.ffn.implied(self.d_model)}
         windows = any(self.attention.layer_window(layer) is not None for layer in range(self.n_layers))
         slots["position"] = self.position.implied(self.n_layers, windows)
@@ -168,7 +168,7 @@ def model_config(tree: Tree, where: str = "") -> ModelConfig:
 
 
 def shortest(layers: Sequence[str]) -> list[str]:
-    """Returns the fewest of them, from the first on, whose repetition gives all."""
+    """Returns the shortest list, from the first layer on, whose repetition (the last one maybe cut) gives all layers."""
     fits = (n for n in range(1, len(layers)) if all(name == layers[i % n] for i, name in enumerate(layers)))
     return list(layers[: next(fits, len(layers))])
 
@@ -190,7 +190,7 @@ class Stack(nn.Module):
         self.norm = nn.Identity() if cfg.norm.place == "post" else cfg.norm.build(cfg.d_model)
 
     def embedded(self, x: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
-        """What the first block gets.  x: token embeddings, (b, s, d)."""
+        """Returns the input of the first block, (b, s, d).  x: token embeddings, (b, s, d)."""
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
         if self.segment is not None:
@@ -207,9 +207,9 @@ class Stack(nn.Module):
         return x
 
     def through(self, block: nn.Module, layer: int, *inputs: Any) -> Tensor:
-        """What a block gives, in training with what it computes again for the backward."""
+        """Returns the output of a block; in training, what `recompute` says is recomputed in the backward."""
         return recomputed(block, self.recompute.of(layer) if self.training else "none", *inputs)
 
     def sublayers(self, name: str) -> int:
-        """How many of them add to the residual stream that the parameter of this name writes to."""
+        """Returns how many sublayers add to the residual stream that the parameter of this name writes to."""
         return (1 + self.cfg.ffn.sublayers) * len(self.blocks)

@@ -85,7 +85,7 @@ class EncoderDecoderConfig(ModelConfig):
         return "model.kind=encoder_decoder reads a source beside its row, and only one row is cut. Use a decoder"
 
     def encoder(self) -> Self:
-        """Returns what the encoder's stack is built of: attention in every layer."""
+        """Returns the config of the encoder's stack: this one with attention in every layer."""
         block = self.block.replace(recurrent_place=None) if isinstance(self.block, SequentialConfig) else self.block
         return self if self.recurrent is None else self.replace(recurrent=None, pattern=["attention"], block=block)
 
@@ -105,30 +105,30 @@ class LM(Stack):
         self.embed = TokenEmbedding(self.vocab_size, cfg.d_model)
         self.head = Head(cfg.head, cfg.norm, cfg.d_model, self.vocab_size)
         self.mtp = nn.ModuleList()  # blocks that predict further tokens, in training and in drafts
-        self.cache_form: str | None = None  # of what decoding keeps of a token: bf16, int8; None: as it is computed
-        self.quick: Callable[[Tensor, Context], Tensor | None] | None = None  # blocks and last norm, where it knows a faster way
-        self._hidden = type(self).hidden  # unbound: a copy of the model has its own weights
+        self.cache_form: str | None = None  # how a cache stores a token: bf16, int8; None: in the model's dtype
+        self.quick: Callable[[Tensor, Context], Tensor | None] | None = None  # runs blocks and last norm faster, or gives None
+        self._hidden = type(self).hidden  # unbound, so that a copy of the model runs on its own weights
         self.tie()
 
     def tie(self) -> None:
-        """Make the head the embedding again, where it should be; moving off the meta device separates them."""
+        """Ties the head's matrix to the embedding where the config says so; moving off the meta device separates them."""
         if self.cfg.head.tied:
             self.head.weight = self.embed.weight
 
     def forward(self, batch: Batch | Tensor, read: Reader | None = None, cache: Cache | None = None) -> Any:
-        """Logits (b, s, v), or what `read(hidden, head, context)` makes of the last hidden states: a loss in chunks, the last position.
+        """Returns logits (b, s, v), or the result of `read(hidden, head, context)`: a loss in chunks, or the last position's logits, say.
 
-        With a cache the tokens continue what it holds, one document a row; positions default to the next ones. Tensor: tokens.
+        With a cache, tokens continue the cached ones, one document a row; positions default to the next ones. A bare tensor holds tokens.
         """
         x, ctx = self._hidden(self, Batch(batch) if isinstance(batch, Tensor) else batch, cache)
         return self.head(x) if read is None else read(x, self.head, ctx)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles, in place, all but the head and the loss: that has its gradient written out, and would cut the graph."""
+        """Compiles, in place, all but head and loss: the loss computes its gradient by hand, which would break the graph."""
         self._hidden = torch.compile(type(self).hidden, *args, **kwargs)
 
     def hidden(self, batch: Batch, cache: Cache | None) -> tuple[Tensor, Context]:
-        """What the head reads, (b, s, d), and what the blocks knew."""
+        """Returns the hidden states after the last norm, which the head reads, (b, s, d), and the context of this forward."""
         batch.require(None if cache is None else cache.length)
         ctx = self.context(batch, cache)
         if cache is not None:
@@ -140,7 +140,7 @@ class LM(Stack):
         return x, ctx
 
     def context(self, batch: Batch, cache: Cache | None) -> Context:
-        """What the blocks know of this forward."""
+        """Returns the context that all blocks share in this forward."""
         if batch.source_tokens is not None and len(self.stacks()) == 1:
             raise ConfigError(f"batch.source_tokens was given, and a model of kind {self.cfg.kind} reads no source. Leave them out.")
         positions = batch.positions if batch.positions is not None else self._next_positions(batch, cache)
@@ -154,27 +154,27 @@ class LM(Stack):
         return places if cache is None else places.expand_as(batch.tokens)
 
     def predict_further(self, hidden: Tensor, batch: Batch, ctx: Context) -> None:
-        """Models with multi-token prediction put their hidden states into the context."""
+        """Models with multi-token prediction add the hidden states that predict further tokens to `ctx.mtp`."""
 
     def stacks(self) -> list[Stack]:
-        """Encoder first."""
+        """Returns all stacks of blocks, the encoder's first."""
         return [self]
 
     def units(self) -> list[nn.Module]:
-        """The blocks, encoder's first: what is sharded, and computed again, as one."""
+        """Returns all blocks, the encoder's first: each is sharded, and recomputed, as one unit."""
         return [*(block for stack in self.stacks() for block in stack.blocks), *self.mtp]
 
     def recomputes(self, how: Recompute) -> None:
-        """Set what blocks compute again for the backward."""
+        """Sets what the blocks recompute in the backward (activation checkpointing)."""
         for stack in self.stacks():
             stack.recompute = how
 
     def states(self) -> list[State]:
-        """Returns what a cache keeps of a row, layer by layer."""
+        """Returns, layer by layer, which tensors a cache keeps of a row."""
         return [parts.mixer.state(parts.d_model, parts.layer) for parts in self.parts]
 
     def new_cache(self, batch: int, max_len: int, slack: int = 8, horizon: int | None = None) -> Cache:
-        """An empty cache for `batch` rows of up to max_len tokens.  horizon: of `Cache`."""
+        """Returns an empty cache for `batch` rows of up to max_len tokens.  slack, horizon: as in `Cache`."""
         return Cache(self.states(), batch, max_len, self.embed.weight, slack, horizon, form=self.cache_form)
 
     def matrices(self) -> set[str]:
@@ -184,20 +184,20 @@ class LM(Stack):
         return {name for name, p in self.named_parameters() if id(p) in inside and roles[name] in ("hidden", "scores")}
 
     def roles(self) -> dict[str, Role | None]:
-        """Returns by name what each weight does with the width; None of a matrix that a kind of one's own draws in its own way."""
+        """Returns the `Role` of each weight by name; None for a matrix that is drawn by a function outside of lm.nn.init."""
         return {f"{prefix}.{name}": role_of(module, name, p) for prefix, module, name, p in self._each()}
 
     def steered(self) -> dict[str, nn.Parameter]:
-        """Returns by name the parameters that the model moves by itself, as in `balance`: no gradient, no optimizer, always float32."""
+        """Returns by name the parameters that the model itself updates, in `balance`: no gradient, no optimizer, always float32."""
         return {f"{at}.{name}": p for at, module, name, p in self._each() if isinstance(module, Declares) and name in module.steered}
 
     def _each(self) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-        """Of every parameter its module's name, its module, and its name therein."""
+        """Yields of every parameter the name of its module, the module, and the parameter's name within the module."""
         for prefix, module in self.named_modules():
             yield from ((prefix, module, name, p) for name, p in module.named_parameters(recurse=False))
 
     def balance(self, loads: Tensor) -> None:
-        """Move what mixtures steer.  loads: (MoE layers, e), tokens per expert of one whole optimizer step."""
+        """Updates the steered parameters of MoE layers.  loads: (MoE layers, e), tokens per expert of one whole optimizer step."""
         for layer, load in zip(self.mixtures().values(), loads, strict=True):
             layer.balance(load)
 
@@ -227,7 +227,7 @@ class DecoderLM(LM):
 
 
 class EncoderLM(LM):
-    """Token ids, some of them masked, to logits of what stands at each place."""
+    """Token ids, some of them masked, to logits of the token at each place."""
 
     def __init__(self, cfg: EncoderConfig) -> None:
         super().__init__(cfg, causal=False)
@@ -237,14 +237,14 @@ class EncoderLM(LM):
 
 
 class EncoderDecoderLM(LM):
-    """Source tokens to the encoder; decoder tokens, given the source, to logits of the next one. The decoder's names have no prefix."""
+    """Source tokens (encoder) and decoder tokens to logits of the next one. Names of the decoder's parameters have no prefix."""
 
     def __init__(self, cfg: EncoderDecoderConfig) -> None:
         super().__init__(cfg, causal=True, cross=True)
         self.encoder = Stack(cfg.encoder(), cfg.n_encoder_layers or cfg.n_layers, causal=False)
 
     def context(self, batch: Batch, cache: Cache | None) -> Context:
-        """With the source encoded, unless the cache holds it already."""
+        """Returns the context with the encoded source in `memory`, or without, where the cache holds the source already."""
         ctx = super().context(batch, cache)
         q = ctx.mask.q_positions
         if batch.source_tokens is not None:
@@ -260,7 +260,7 @@ class EncoderDecoderLM(LM):
         return ctx
 
     def _encode(self, batch: Batch, auxiliary: Auxiliary) -> tuple[Tensor, Tensor]:
-        """Hidden states of the source (b, m, d) and its positions (b or 1, m)."""
+        """Returns the hidden states of the source, (b, m, d), and its positions, (b, m)."""
         assert batch.source_tokens is not None
         tokens, documents, positions = batch.source_tokens, batch.source_documents, batch.source_positions
         encoder, square = self.encoder, positions is None and documents is None
@@ -286,7 +286,7 @@ def build_model(cfg: ModelConfig, seed: int | None = None, device: torch.device 
     try:
         with torch.device("meta"):
             model = cfg.written_out().build()
-    except RuntimeError as error:  # of a product of sizes
+    except RuntimeError as error:  # sizes whose product overflows
         raise ResourceError(f"model: it is too large to be counted ({str(error).splitlines()[0]}). Lower its sizes.") from None
     assert isinstance(model, LM)
     model.cfg = cfg

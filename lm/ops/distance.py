@@ -1,4 +1,4 @@
-"""What the distance of two tokens says of their score: a number that is added, or which row of a table."""
+"""Position biases by the distance of two tokens: ALiBi's slopes, and the rows of T5's table."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Each token to its experts: rows put side by side by expert, multiplied with the matrix of theirs, and brought back."""
+"""Tokens through their experts: rows are sorted by expert, multiplied with their expert's matrix, and summed back by token."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from lm.ops.linear import outer_into, product_into
 
 
 class Sorting:
-    """Which row goes where. Choice j of token t is row `back[t, j]` of those that are sorted by expert."""
+    """The order of rows, one for each choice of each token, by expert. Choice j of token t is row `back[t, j]`."""
 
     def __init__(self, experts: Tensor, n: int) -> None:
-        """experts: (t, k), of n."""
+        """experts: (t, k), the chosen ones of n."""
         self.chosen, order = experts.flatten().sort(stable=True)  # (t, k) -> (t*k)
         self.ends = torch.searchsorted(self.chosen, torch.arange(n, device=order.device), right=True, out_int32=True)
         """Behind the rows of each expert.  (n,) int32."""
@@ -22,7 +22,7 @@ class Sorting:
         self.back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device)).view_as(experts)
 
     def spread(self, x: Tensor) -> Tensor:
-        """Returns the token of each row.  (t, d) -> (t*k, d)."""
+        """Returns the token of each sorted row.  (t, d) -> (t*k, d)."""
         rows: Tensor = _Spread.apply(x, self.token, self.back)
         return rows
 
@@ -33,7 +33,7 @@ class Sorting:
 
 
 class _Spread(torch.autograd.Function):
-    """x[token]; the gradient is read where indexing would add into it row by row."""
+    """x[token]; the backward sums rows that it looks up, where indexing would scatter them one by one."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, token: Tensor, back: Tensor) -> Tensor:
@@ -118,8 +118,8 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None,
     )
 
 
-# Operations of their own, into which a compiler does not look: it cannot follow sizes that depend on numbers, and would cut a model in two.
-# Not by torch.library.custom_op, whose calls load the compiler.
+# Custom operations, opaque to torch.compile: it cannot trace sizes that depend on data, and would break the graph of a model.
+# Not by torch.library.custom_op: calls to its operations load the compiler.
 _OURS = torch.library.Library("lm", "FRAGMENT")
 _OURS.define("matmul_by_expert(Tensor x, Tensor weight, Tensor ends) -> Tensor")
 _OURS.define("outer_by_expert(Tensor gradient, Tensor x, Tensor ends) -> Tensor")

@@ -1,4 +1,4 @@
-"""W x with all three products of float8 numbers, for GPUs that have them.  Micikevicius et al. 2022, arXiv:2209.05433."""
+"""W x with the products of forward and backward in float8, for GPUs that have it.  Micikevicius et al. 2022, arXiv:2209.05433."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from torch.autograd.function import once_differentiable
 
 from lm.ops.linear import product
 
-NUMBERS, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2  # section 3: what is multiplied needs more digits, a gradient more range
-ROUND = 16  # the kernels take such multiples of inputs and outputs
+NUMBERS, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2  # section 3: inputs and weights need more digits, gradients more range
+ROUND = 16  # inputs and outputs must be multiples of this for the kernels
 
 
 def by_float8(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """W x + b in the dtype of autocast, or of x. Without a gradient, as where a model is validated, by the kernel that others would use."""
+    """W x + b in the dtype of autocast, or of x. Without gradients, as in validation, it is not in float8 but the usual product."""
     if not torch.is_grad_enabled():
         return product(x, weight, bias)
     if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
@@ -23,8 +23,8 @@ def by_float8(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns x / scale in float8, row by row, and the scale, a float32 number by which the largest of x is the largest of the format."""
-    x, most = x.contiguous(), torch.finfo(dtype).max  # a kernel of CUDA's takes no other order
+    """Returns x / scale in float8, row by row, and the scale, a float32 number that makes the largest of x the largest of the format."""
+    x, most = x.contiguous(), torch.finfo(dtype).max  # the CUDA kernels need it row by row
     scale = (x.abs().amax().float() / most).clamp_min(1e-30)
     return (x.float() / scale).clamp(-most, most).to(dtype), scale
 
@@ -36,7 +36,7 @@ def reference(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Float8(torch.autograd.Function):
-    """Keeps for the backward what a layer keeps anyway, and rounds it again there."""
+    """Saves x and the weight for the backward, as any linear layer, and rounds them again there."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class _Float8(torch.autograd.Function):
         if of_x:
             w, t = rounded(weight, NUMBERS)
             dx = _scaled(g, _columns(w), u, t, x.dtype).view_as(x)
-        if of_weight and len(ins) % ROUND:  # a sum of other lengths has no kernel
+        if of_weight and len(ins) % ROUND:  # no kernel sums over other lengths
             dw = (outs.mT @ ins).to(weight.dtype)
         elif of_weight:
             q, s = rounded(ins, NUMBERS)

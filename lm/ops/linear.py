@@ -9,12 +9,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 ONEDNN = {"mkldnn::_linear_pointwise", "lm::multiplied"}
-_WORTH = 1 << 23  # multiplications; of fewer the call costs what the kernel saves: two cores of an AMD EPYC, torch 2.13
+_WORTH = 1 << 23  # multiplications; with fewer, the call costs what the kernel saves: two cores of an AMD EPYC, torch 2.13
 
 
 def _mkl_is_slow() -> bool:
-    """Torch multiplies float32 by MKL, which has AVX-512 on Intel's processors only. By the machine's name, and not by the clock, so that
-    runs repeat to the bit."""
+    """Whether oneDNN is faster than MKL, which torch uses for float32 and which has AVX-512 on Intel's processors only. By the
+    processor's name, not by timing, so that runs repeat to the bit."""
     try:
         told = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
     except OSError:
@@ -71,7 +71,7 @@ def _by_kernel(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _OneDNN(torch.autograd.Function):
-    """All three products by oneDNN."""
+    """W x + b and both products of its backward by oneDNN."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -49,5 +49,6 @@ def fast_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm_of_groups(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm of groups as wide as x is, of weights of all of them.  x: (..., groups, c); weight: (groups * c,) or (c,)."""
+    """rms_norm over c within each group, with a weight for each channel of all groups or, shared, of one.  x: (..., groups, c); weight:
+    (groups * c,) or (c,)."""
     return rms_norm(x, weight if weight.numel() == x.shape[-1] else weight.unflatten(0, (-1, x.shape[-1])), eps)

@@ -1,4 +1,4 @@
-"""What is computed wider than the rest."""
+"""Computing in higher precision than the code around."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Returns what switches autocast off within it; the meta device has none."""
+    """Returns a context manager that switches autocast off; the meta device has no autocast."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def wide(x: Tensor) -> Tensor:
-    """In float32, or wider where it is."""
+    """Returns x in float32, or in its own dtype where that is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

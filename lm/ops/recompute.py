@@ -1,4 +1,4 @@
-"""Activation checkpointing: what a block computes again for the backward instead of keeping it.  Chen et al. 2016, arXiv:1604.06174."""
+"""Activation checkpointing: what a block recomputes in the backward instead of keeping it.  Chen et al. 2016, arXiv:1604.06174."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,18 +17,18 @@ PRODUCTS = {"aten::mm", "aten::addmm", "aten::_grouped_mm", "aten::_scaled_mm", 
 KERNELS = {f"aten::_scaled_dot_product_{kind}" for kind in (
     "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention", "fused_attention_overrideable"
 )}  # fmt: skip
-_KEPT = PRODUCTS | KERNELS | {"flex_attention", "aten::topk"}  # of equal scores a second call might choose other experts
+_KEPT = PRODUCTS | KERNELS | {"flex_attention", "aten::topk"}  # topk: of equal scores a second call might choose other experts
 
 
 @dataclass(frozen=True)
 class Recompute:
-    """block: all but the block's input is computed again; selective: all but that, matrix products and fused attention."""
+    """block: all but the block's input is recomputed; selective: all but its input, matrix products and fused attention."""
 
     what: Recomputed = "none"
     every: int = 1  # of every n-th block, the first one included
 
     def of(self, layer: int) -> Recomputed:
-        """Returns what layer `layer` computes again."""
+        """Returns what layer `layer` recomputes."""
         return self.what if layer % self.every == 0 else "none"
 
 
@@ -36,10 +36,10 @@ NOTHING = Recompute()
 
 
 def recomputed(block: nn.Module, what: Recomputed, *inputs: Any) -> Tensor:
-    """What block(*inputs) gives, with the same gradients to the bit, dropout included.
+    """Returns block(*inputs), with the same gradients to the bit, dropout included.
 
-    selective raises RuntimeError where something is written over a result that is kept: the backward would do so a second time. torch 2.11
-    tells no results, so that there only torch's own check is left, which does not see it through another shape.
+    selective raises RuntimeError where an operation writes over a result that is kept: the backward would write a second time. torch 2.11
+    does not report results, which leaves only torch's own check; that one misses a write through a view of another shape.
     """
     if what == "none":
         out: Tensor = block(*inputs)
@@ -51,7 +51,7 @@ def recomputed(block: nn.Module, what: Recomputed, *inputs: Any) -> Tensor:
 
 
 def let_compilers_in() -> None:
-    """Lets them follow blocks that are run again: what these write into the context is there already, and need not be written again."""
+    """Lets torch.compile trace checkpointed blocks: recomputation may skip their writes into the context, which the forward has made."""
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
 
 
@@ -60,14 +60,14 @@ def _selective() -> Any:
 
 
 class Policy:
-    """Which results of one forward of a block are kept."""
+    """Decides which results of one forward of a block are kept."""
 
     def __init__(self) -> None:
         self._kept: set[int] = set()  # their storages
 
     def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         """op: an operation of torch.ops that was called with these arguments. torch up to 2.12 asks again in the backward, when another
-        tensor may lie where a kept one lay."""
+        tensor may have the memory of a kept one."""
         if op.name() in _KEPT and not _draws(op, args):
             self._kept |= _storages(getattr(ctx, "op_output", ()))
             return CheckpointPolicy.MUST_SAVE
@@ -78,7 +78,7 @@ class Policy:
 
 
 def _draws(op: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a kernel drops weights: not run again, it would leave the generator behind for what is drawn after it."""
+    """Whether a kernel has dropout: if its result were kept, recomputation would not advance the random generator for later draws."""
     if op.name() not in KERNELS:
         return False
     given = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False))

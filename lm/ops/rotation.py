@@ -1,4 +1,4 @@
-"""Pairs of numbers turned by angles that grow with their position.  Su et al. 2021, arXiv:2104.09864, section 3.2."""
+"""Rotary embeddings: pairs of numbers rotated by angles that grow with position.  Su et al. 2021, arXiv:2104.09864, section 3.2."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """rotate_half; compilers fuse its plain form themselves."""
+    """rotate_half by a fused path, or in its plain form for compilers, which fuse it themselves."""
     if not torch.compiler.is_compiling():
         out: Tensor = _RotateHalf.apply(x, cos, sin) if x.requires_grad else _turn(x.float(), cos, sin).to(x.dtype)
         return out

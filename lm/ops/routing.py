@@ -1,6 +1,6 @@
-"""Which of their best experts tokens may go to, and how evenly they go.
+"""Which experts tokens may go to, by groups and capacity, and how evenly they go.
 
-Numbers of a row count its own tokens alone, so that how wide others make the batch changes nothing.
+Figures of a row count its own tokens only, so that padding it to the width of other rows changes nothing.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,8 @@ Total = Callable[[Tensor], Tensor]
 
 
 def within_groups(scores: Tensor, n_groups: int, top_groups: int, counted: int) -> Tensor:
-    """-inf outside of each token's best groups of neighbouring experts, (b, s, e).  counted: scores of a group that are summed.
+    """Returns scores with -inf outside of each token's best groups of neighbouring experts, (b, s, e).  counted: how many scores of a group
+    are summed to rank it.
 
     DeepSeek-V2, arXiv:2405.04434, section 2.2.2 (1 score); DeepSeek-V3, arXiv:2412.19437, section 2.1.2 (2).
     """
@@ -53,12 +54,12 @@ def loads(experts: Tensor, real: Tensor, n_experts: int) -> Tensor:
 
 
 def tokens(real: Tensor, total: Total) -> Tensor:
-    """(b,) those of each row, and 1 of a row of padding.  real: (b, s), False on padding."""
+    """(b,) the number of tokens in each row, or 1 for a row of padding.  real: (b, s), False on padding."""
     return total(real.sum(1).float()).clamp_min(1)
 
 
 def agreement(counts: Tensor, scores: Tensor, real: Tensor, n: Tensor, top_k: int, total: Total) -> Tensor:
-    """(b,) sum_i f_i p_i of each row, f_i the part of its choices and p_i the mean score of expert i; 1/e where all are alike.
+    """(b,) sum_i f_i p_i of each row, f_i the part of choices that expert i gets and p_i its mean score; 1/e where all are alike.
 
     Fedus et al. 2021, arXiv:2101.03961, eqs. 4 to 6.  counts: (b, e) `loads`; scores: (b, s, e), summing to 1; n: `tokens`.
     """
@@ -67,5 +68,5 @@ def agreement(counts: Tensor, scores: Tensor, real: Tensor, n: Tensor, top_k: in
 
 
 def squares_of_log_z(logits: Tensor, real: Tensor, total: Total) -> Tensor:
-    """(b,) their sum over each row's tokens.  Zoph et al. 2022, arXiv:2202.08906, eq. 5.  logits: (b, s, e); real: (b, s)."""
+    """(b,) the sum of logsumexp^2 over each row's tokens.  Zoph et al. 2022, arXiv:2202.08906, eq. 5.  logits: (b, s, e); real: (b, s)."""
     return total((logits.logsumexp(-1).square() * real).sum(1))

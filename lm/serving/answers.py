@@ -1,4 +1,4 @@
-"""Pieces of text in the shapes of OpenAI's API."""
+"""Replies in the JSON of OpenAI's API, from pieces of text."""
 
 import math
 import secrets
@@ -10,12 +10,14 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.sampling import Logprob
 from lm.generation.text import primed
 from lm.schema import Tree
-from lm.serving.asked import Asked, ChatBody
+from lm.serving.asked import Asked
+from lm.serving.bodies import ChatBody
 from lm.serving.worker import Piece
 
 
 class Answer:
-    """A reply to one request, whole or in chunks. `seed` is one more key: asked again with it, a request has the same answer."""
+    """The reply to one request, whole or in chunks. It has one more key, `seed`: a request sent again with this seed gets the same
+    answer."""
 
     def __init__(self, asked: Asked, tokenizer: Tokenizer, name: str) -> None:
         self._asked, self._tokenizer = asked, tokenizer
@@ -24,21 +26,21 @@ class Answer:
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}", "created": int(time.time()), "model": name,
             "seed": asked.cfg.seed,
         }  # fmt: skip
-        self._read: dict[int, tuple[Stream, int]] = {}  # of each sample, what its tokens spell, and how many letters that were
+        self._read: dict[int, tuple[Stream, int]] = {}  # by sample: the stream that decodes its tokens, and how many characters it gave
 
     def whole(self, samples: Sequence[Piece]) -> Tree:
-        """Returns all samples at once."""
+        """Returns the reply that holds all samples."""
         kind = "chat.completion" if self._chat else "text_completion"
         choices = [self._choice(sample, {"message": {"role": "assistant", "content": sample.text}}) for sample in samples]
         return {**self._head, "object": kind, "choices": choices, "usage": self.usage(sum(sample.n_tokens for sample in samples))}
 
     def chunk(self, piece: Piece, first: bool) -> Tree:
-        """Returns what a stream sends of a piece.  first: of its sample."""
+        """Returns the chunk that a stream sends for a piece.  first: it is the first piece of its sample."""
         delta = ({"role": "assistant"} if first else {}) | ({"content": piece.text} if piece.text or first else {})
         return {**self._head, "object": self._streamed, "choices": [self._choice(piece, {"delta": delta})]}
 
     def last(self, n_tokens: int) -> Tree:
-        """Returns the chunk that counts tokens."""
+        """Returns a stream's last chunk, with the counts of tokens."""
         return {**self._head, "object": self._streamed, "choices": [], "usage": self.usage(n_tokens)}
 
     def usage(self, n_tokens: int) -> Tree:
@@ -64,7 +66,7 @@ class Answer:
         places = []
         for each in told:
             text, own = stream.push(each.token), self._tokenizer.decode([each.token])
-            places.append(at + (len(text) - len(own)) * text.endswith(own))  # behind what a token before it has left incomplete
+            places.append(at + (len(text) - len(own)) * text.endswith(own))  # behind the text that a token before it left incomplete
             at += len(text)
         self._read[index] = stream, at
         return {
@@ -75,7 +77,7 @@ class Answer:
         }
 
     def _by_name(self, told: Logprob) -> dict[str, float] | None:
-        """Of tokens with one name, the likeliest; the token's own is there whether it is among the likeliest or not."""
+        """Returns log p by name of the likeliest tokens and of the token itself; of tokens with the same name, that of the likeliest."""
         if math.isnan(told.logprob):
             return None
         ranked = sorted({*told.top, (told.token, told.logprob)}, key=lambda each: each[1])  # of equal names the last one stays
@@ -94,7 +96,7 @@ class Answer:
         return special.encode() if special is not None else self._tokenizer.token_text(token)
 
     def _name(self, token: int) -> str:
-        """A part of a character as OpenAI writes it: bytes:\\xe2\\x82."""
+        """Returns the text of a token; a part of a character is written as OpenAI does: bytes:\\xe2\\x82."""
         data = self._bytes(token)
         if data is None:
             return self._tokenizer.decode([token])
@@ -105,5 +107,5 @@ class Answer:
 
 
 def _number(logprob: float) -> float | None:
-    """None where there is none; JSON has no infinity."""
+    """Returns log p for JSON: None for NaN, and a very low number for minus infinity, which JSON does not have."""
     return None if math.isnan(logprob) else max(logprob, -1e9)

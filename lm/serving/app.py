@@ -1,4 +1,5 @@
-"""The endpoints of OpenAI's API, on FastAPI. What takes long is elsewhere: the model in its thread, templates and tokenizers in another."""
+"""The endpoints of OpenAI's API, on FastAPI. Long work is done elsewhere: the model runs in its thread, templates and tokenizers in
+another."""
 
 import asyncio
 import hmac
@@ -33,14 +34,15 @@ _KINDS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_
 
 
 class Door:
-    """Who may come in, and with how much."""
+    """Decides which requests are let in: by host, origin, key and size."""
 
     def __init__(self, hosts: set[str] | None, key: str | None, most_bytes: int) -> None:
-        """hosts: names that requests may call this server by, without ports; None: any."""
+        """hosts: names that requests may call this server by, without ports; None: any.  key: the one that requests to /v1 must bring;
+        None: they need none."""
         self._hosts, self._key, self._most_bytes = hosts, key, most_bytes
 
     def check(self, request: Request) -> None:
-        """Refuses web pages of others, which a browser lets send here, and requests without the key. Raises Refusal."""
+        """Raises Refusal for requests from web pages of other sites, which a browser lets through, and for those without the key."""
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if self._hosts is not None and _split(f"//{host}").hostname not in self._hosts:
             raise Refusal(403, f"host: {host[:80]!r} is not a name of this server. Use one of {', '.join(sorted(self._hosts))}.")
@@ -51,7 +53,7 @@ class Door:
             raise Refusal(401, "authorization: the key is missing, or another one. Send 'Authorization: Bearer KEY'.", "invalid_api_key")
 
     async def body(self, request: Request) -> bytes:
-        """Returns it as far as it may be large. Raises Refusal."""
+        """Returns the request's body. Raises Refusal where it is too large."""
         data = bytearray()
         async for chunk in request.stream():
             data += chunk
@@ -70,7 +72,7 @@ class Service:
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        """The model's thread runs as long as the application."""
+        """Runs the model's thread for as long as the application."""
         self.worker.start()
         try:
             yield
@@ -108,7 +110,7 @@ class Service:
         return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def page(self) -> Response:
-        """The chat."""
+        """/, the chat page."""
         policy = "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; frame-ancestors 'none'"
         return FileResponse(_PAGE, headers={"Content-Security-Policy": policy})
 
@@ -147,7 +149,7 @@ class Service:
         self.metrics.whole_s.add(time.monotonic() - began)
 
     async def _chunks(self, ticket: Ticket, answer: Answer, began: float) -> AsyncIterator[str]:
-        """Events as browsers read them; an error comes as one too, since the status is sent already."""
+        """Yields server-sent events; an error is sent as an event too, since the status line has gone out already."""
         seen: set[int] = set()
         n_tokens = 0
         try:
@@ -163,7 +165,7 @@ class Service:
 
 
 class _Stream(StreamingResponse):
-    """Events, and what is to be closed when the last is sent or the client has left."""
+    """A response of server-sent events that closes `stack` when the last one is sent or the client has left."""
 
     def __init__(self, events: AsyncIterator[str], stack: ExitStack) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
@@ -175,7 +177,7 @@ class _Stream(StreamingResponse):
 
 
 class Counted:
-    """Counts answers by path and status, around the application."""
+    """ASGI middleware that counts answers by path and status."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
@@ -204,7 +206,7 @@ def build(service: Service, door: Door) -> FastAPI:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """Any error in OpenAI's shape."""
+    """Returns the answer to any error, in OpenAI's shape."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=499)
     if isinstance(error, HTTPException):
@@ -236,7 +238,7 @@ async def _left(request: Request) -> None:
 
 
 def _split(url: str) -> SplitResult:
-    """Of what is no address, an empty one."""
+    """Returns the parts of a URL; for a text that is no URL those of an empty one."""
     try:
         return urlsplit(url)
     except ValueError:

@@ -1,13 +1,9 @@
-"""What a request asks: bodies of OpenAI's API as configs, with errors that name the key. Unknown keys are refused."""
+"""From the bodies of requests to prompts and settings that the engine takes; unknown keys are refused by name."""
 
-import json
 import secrets
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeVar
+from typing import TypeVar
 
-from pydantic import Field, field_validator, model_validator
-
-from lm.data.sources.base import ROLES
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
@@ -15,163 +11,32 @@ from lm.generation.decode import begin, rows_of
 from lm.generation.engine import Request
 from lm.generation.text import chat_template, ends_of, grammar_of, ids_of, prompt_ids
 from lm.nn.transformer import LM
-from lm.schema import Config, MaybeEmpty, Tree, did_you_mean, from_tree
+from lm.schema import Tree, did_you_mean, from_tree
+from lm.serving.bodies import TOP, Body, ChatBody, CompletionBody, Ids
 from lm.serving.config import ServeConfig
 from lm.storage.reading import parse_asked
 
 _SAMPLES = 128  # of one request
-_TOP = 20  # likeliest tokens told beside each
 _STOPS = 16
 _DRAWN = (  # fields of SamplingConfig; a server does not search by beams
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "no_repeat_ngram", "logit_bias", "n", "logprobs", "seed", "stop", "json_schema", "regex", "grammar",
 )  # fmt: skip
 
-Ids = list[int]
 B = TypeVar("B", bound="Body")
 
 
 class Refusal(Exception):
-    """A request that is not answered.  sentence: as of an LmError."""
+    """Refuses a request, with an HTTP status.  sentence: as of an LmError; code: of OpenAI's errors."""
 
     def __init__(self, status: int, sentence: str, code: str | None = None) -> None:
         super().__init__(sentence)
         self.status, self.sentence, self.code = status, sentence, code
 
 
-class StreamOptions(Config):
-    """What a stream tells beside the text."""
-
-    include_usage: bool = False
-    """A last chunk counts the tokens."""
-
-
-class Body(Config):
-    """What requests of all kinds hold, beside how tokens are drawn."""
-
-    model: str | None = None
-    """The served one's name."""
-    stream: bool = False
-    """Chunks come as they are made."""
-    stream_options: StreamOptions | None = None
-    user: MaybeEmpty | None = None
-    """Whom it is for; not used."""
-
-    @model_validator(mode="after")
-    def _streams(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options: they have no effect without stream=true. Set it, or leave them out.")
-        return self
-
-    @property
-    def counts(self) -> bool:
-        """Whether a stream ends with counts of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-
-class CompletionBody(Body):
-    """Of /v1/completions."""
-
-    prompt: MaybeEmpty | Ids | list[MaybeEmpty] | list[Ids] = ""
-    """Text to continue, or its token ids, or several of either."""
-    echo: bool = False
-    """The prompt is part of the text, and of the logprobs."""
-
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _of_one_kind(cls, given: Any) -> Any:
-        one = given if isinstance(given, list) else [given]
-        if not (_all(str, one) or _all(int, one) or (_all(list, one) and all(_all(int, each) for each in one))):
-            raise ValueError(f"{json.dumps(given)[:80]} is no prompt. Give a text, token ids, or several of either.")
-        return given
-
-
-def _all(kind: type, values: list[Any]) -> bool:
-    return all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
-
-
-class Part(Config):
-    """A piece of a message."""
-
-    type: Literal["text"]
-    text: MaybeEmpty
-
-
-class Message(Config):
-    """What one side said."""
-
-    role: str
-    content: MaybeEmpty | list[Part] | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _of_text(cls, given: Any) -> Any:
-        if isinstance(given, list) and not all(isinstance(part, dict) and part.get("type") == "text" for part in given):
-            raise ValueError(f"{json.dumps(given)[:80]} has parts that are no text, and only text is read here. Leave them out.")
-        return given
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if self.role not in ROLES:
-            raise ValueError(f"role: nobody is called {self.role!r}. {did_you_mean(self.role, ROLES)}")
-        if self.content is None and not self.tool_calls:
-            raise ValueError("content: it is missing, and nothing is called. Give what the message says.")
-        return self
-
-    def shown(self) -> Tree:
-        """Returns what a template sees: parts as one text, and no key that was not given."""
-        content = self.content if not isinstance(self.content, list) else "".join(part.text for part in self.content)
-        given = {"name": self.name, "tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id}
-        return {"role": self.role, "content": content or ""} | {key: value for key, value in given.items() if value is not None}
-
-
-class Format(Config):
-    """What the answer is."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
-    """Its `schema`, and what nothing reads: name, description, strict."""
-
-    @model_validator(mode="after")
-    def _has_its_schema(self) -> Self:
-        given = self.json_schema
-        if given is not None and self.type != "json_schema":
-            raise ValueError(f"json_schema: it has no effect with type={self.type}. Set type=json_schema, or leave it out.")
-        if self.type == "json_schema" and not isinstance((given or {}).get("schema"), dict | bool):
-            raise ValueError('json_schema: it holds no schema. Write "json_schema": {"name": ..., "schema": {...}}.')
-        if unknown := sorted((given or {}).keys() - {"schema", "name", "description", "strict"}):
-            raise ValueError(f"json_schema.{unknown[0][:80]}: there is no such key. Put what describes the answer into its schema.")
-        return self
-
-    @property
-    def form(self) -> Tree:
-        """Returns what this means of a draw."""
-        schema = (self.json_schema or {})["schema"] if self.type == "json_schema" else {"type": "object"}
-        return {} if self.type == "text" else {"json_schema": json.dumps(schema)}
-
-
-class ChatBody(Body):
-    """Of /v1/chat/completions."""
-
-    messages: list[Message] = Field(min_length=1)
-    """All turns so far."""
-    logprobs: bool = False
-    """Tell log p of each token."""
-    top_logprobs: int | None = Field(None, ge=0, le=_TOP)
-    """Tell of the likeliest tokens too."""
-    tools: list[dict[str, Any]] | None = None
-    """Given to the template."""
-    tool_choice: Literal["auto", "none"] = "auto"
-    """none: the template is not told of tools."""
-    response_format: Format = Format(type="text")
-
-
 @dataclass(frozen=True)
 class Asked:
-    """A request that can be answered."""
+    """A request, read and checked, and ready for the engine."""
 
     body: CompletionBody | ChatBody
     cfg: SamplingConfig
@@ -184,10 +49,10 @@ class Asked:
 
 
 class Reader:
-    """From bodies to requests, in one thread: the process behind a chat template answers one question at a time."""
+    """Reads bodies into requests. It works in one thread, since the process behind a chat template answers one question at a time."""
 
     def __init__(self, model: LM, tokenizer: Tokenizer, name: str, cfg: ServeConfig) -> None:
-        """Raises ConfigError for a model that continues nothing."""
+        """Raises ConfigError for a model that continues nothing, such as an encoder."""
         begin(model, [0])
         self.tokenizer, self.name = tokenizer, name
         self.chat = chat_template(tokenizer) if tokenizer.chat_template is not None else None
@@ -240,14 +105,14 @@ class Reader:
 
     def _sampling(self, tree: Tree) -> SamplingConfig:
         cfg = from_tree(SamplingConfig, {"seed": secrets.randbits(31)} | tree)
-        if cfg.logprobs is not None and cfg.logprobs > _TOP:
-            raise ConfigError(f"logprobs: {cfg.logprobs} is over {_TOP}. Ask for fewer.")
+        if cfg.logprobs is not None and cfg.logprobs > TOP:
+            raise ConfigError(f"logprobs: {cfg.logprobs} is over {TOP}. Ask for fewer.")
         if len(cfg.stops) > _STOPS:
             raise ConfigError(f"stop: {len(cfg.stops)} texts are over {_STOPS}. Give fewer.")
         return cfg
 
     def _asked(self, body: CompletionBody | ChatBody, told: Tree, cfg: SamplingConfig, prompts: list[Ids], echoes: list[str]) -> Asked:
-        """told: what the body says of how tokens are drawn."""
+        """Returns the request, checked against the server's limits. Raises ConfigError and Refusal.  told: sampling options in the body."""
         if body.model not in (None, self.name):
             raise Refusal(404, f"model: {body.model!r} is not served here. Ask for {self.name!r}.", "model_not_found")
         if cfg.n > self._most_rows or len(prompts) * cfg.n > _SAMPLES:
@@ -266,7 +131,7 @@ class Reader:
 
 
 def _parsed(kind: type[B], data: bytes) -> tuple[B, Tree]:
-    """A body, and what it says of how tokens are drawn."""
+    """Returns the body, and the sampling options that it came with. Raises ConfigError."""
     try:
         tree = parse_asked(data)
         if not isinstance(tree, dict):
@@ -293,7 +158,7 @@ def _divided(kind: type[Body], tree: Tree) -> tuple[Tree, Tree]:
 
 
 def _prompts(given: str | Ids | list[str] | list[Ids]) -> list[str] | list[Ids]:
-    """Returns them as several."""
+    """Returns the prompts as a list, even where there is one. Raises ConfigError for an empty list."""
     if isinstance(given, str):
         return [given]
     if not given:

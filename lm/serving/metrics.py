@@ -1,4 +1,4 @@
-"""What the server has done, in the text format of Prometheus 0.0.4."""
+"""Counts and times of the server's work, in the text format of Prometheus 0.0.4."""
 
 import bisect
 from collections import Counter
@@ -7,18 +7,18 @@ _BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)  # seco
 
 
 class Histogram:
-    """How many waits were at most so long."""
+    """Times in seconds, counted in buckets by upper bound."""
 
     def __init__(self) -> None:
         self.counts, self.sum = [0] * (len(_BOUNDS) + 1), 0.0
 
     def add(self, seconds: float) -> None:
-        """Counts one."""
+        """Adds one time to its bucket."""
         self.counts[bisect.bisect_left(_BOUNDS, seconds)] += 1
         self.sum += seconds
 
     def lines(self, name: str) -> list[str]:
-        """Returns its samples."""
+        """Returns its samples as lines of text; bucket counts are cumulative."""
         upto = [sum(self.counts[: i + 1]) for i in range(len(self.counts))]
         buckets = [f'{name}_bucket{{le="{bound}"}} {n}' for bound, n in zip([*map(str, _BOUNDS), "+Inf"], upto, strict=True)]
         return [*buckets, f"{name}_sum {self.sum}", f"{name}_count {upto[-1]}"]
@@ -37,7 +37,7 @@ class Metrics:
         self.first_s, self.whole_s = Histogram(), Histogram()
 
     def text(self) -> str:
-        """Returns all of them."""
+        """Returns all metrics in Prometheus's text format."""
         counted = [f'lm_requests_total{{path="{path}",status="{status}"}} {n}' for (path, status), n in sorted(self.requests.items())]
         families = [
             ("lm_requests_total", "counter", "Requests answered.", counted),

@@ -41,7 +41,8 @@ def listening(cfg: ServeConfig) -> socket.socket:
 
 
 def key_of(cfg: ServeConfig, environment: Mapping[str, str]) -> str | None:
-    """Returns the key that requests must bring. Raises ConfigError where the variable that is to hold it does not."""
+    """Returns the key that requests must bring, None where they need none. Raises ConfigError where the environment variable cfg.key_env is
+    not set, or empty."""
     if cfg.key_env is None:
         return None
     if not environment.get(cfg.key_env):
@@ -50,15 +51,15 @@ def key_of(cfg: ServeConfig, environment: Mapping[str, str]) -> str | None:
 
 
 def name_of(folder: Path) -> str:
-    """Returns the run's name of runs/NAME/model, or else the folder's own."""
+    """Returns NAME for runs/NAME/model, or else the folder's own name."""
     return folder.resolve().parent.name if folder.name == "model" else folder.resolve().name
 
 
 class Server(uvicorn.Server):
-    """Takes requests until a signal comes; those in hand then have `drain_s` to end, and new ones are answered 503."""
+    """Takes requests until a signal comes; running requests then have `drain_s` seconds to end, and new ones are answered 503."""
 
     def __init__(self, model: LM, tokenizer: Tokenizer, name: str, cfg: ServeConfig) -> None:
-        """Raises ConfigError for a model that continues nothing, or a key that is not there."""
+        """Raises ConfigError for a model that continues nothing, such as an encoder, and as `key_of`."""
         metrics = Metrics()
         reader = Reader(model, tokenizer, name, cfg)
         self._worker = Worker(Engine(model, tokenizer.pad, tokenizer.vocab_size, cfg.rows, cfg.prefill_chunk), cfg.queue, metrics)
@@ -69,12 +70,12 @@ class Server(uvicorn.Server):
         super().__init__(quiet)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Of uvicorn: what SIGINT and SIGTERM do."""
+        """Overrides uvicorn's handler of SIGINT and SIGTERM: new requests are refused from now on."""
         self._worker.draining = True
         super().handle_exit(sig, frame)
 
     def serve_at(self, listener: socket.socket) -> None:
-        """Returns when it has been told to stop. Raises Interrupted after SIGTERM, KeyboardInterrupt after SIGINT."""
+        """Serves on this socket until a signal stops it. Raises Interrupted after SIGTERM, KeyboardInterrupt after SIGINT."""
         before = signal.signal(signal.SIGTERM, _terminated)  # uvicorn raises its signals anew when all is done
         try:
             self.run(sockets=[listener])
@@ -87,7 +88,8 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 def _hosts(host: str) -> set[str] | None:
-    """What a server that only this machine reaches is called; None: others reach it, by names that nobody knows here."""
+    """Returns the names by which requests may call a server that only this machine reaches; None where other machines reach it, whose names
+    for it are not known here."""
     with suppress(ValueError):  # a name
         host = "localhost" if ipaddress.ip_address(host).is_loopback else host
     return {"localhost", "127.0.0.1", "::1"} if host == "localhost" else None

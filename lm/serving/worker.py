@@ -1,4 +1,4 @@
-"""The thread that the model runs in, and how answers come out of it into the event loop."""
+"""The thread that the model runs in, and the way of its answers into the event loop."""
 
 import asyncio
 import threading
@@ -15,15 +15,16 @@ from lm.generation.sampling import Logprob
 from lm.generation.text import Continuation, primed
 from lm.nn.transformer import LM
 from lm.printing import note
-from lm.serving.asked import Asked, ChatBody, Refusal
+from lm.serving.asked import Asked, Refusal
+from lm.serving.bodies import ChatBody
 from lm.serving.metrics import Metrics
 
-_UNTOLD = float("nan")  # log p of a prompt's first token, which nothing stands before
+_UNTOLD = float("nan")  # in place of log p of a prompt's first token, which has no context
 
 
 @dataclass
 class Piece:
-    """What became of a sample: since the piece before, or, added up, in all."""
+    """New text and tokens of a sample since its last piece; or, once pieces are added up, all of them."""
 
     index: int
     text: str = ""
@@ -32,13 +33,13 @@ class Piece:
     finish: Finish | None = None
 
     def add(self, more: "Piece") -> None:
-        """Takes the next piece to what came before."""
+        """Appends the next piece of the same sample to this one."""
         self.text, self.told, self.n_tokens = self.text + more.text, self.told + more.told, self.n_tokens + more.n_tokens
         self.finish = more.finish
 
 
 class Ticket:
-    """A request on its way: the worker puts pieces in, the event loop takes them out."""
+    """A request that is being answered: the worker puts pieces in, the event loop takes them out."""
 
     def __init__(self, asked: Asked, tokenizer: Tokenizer, model: LM) -> None:
         self.asked, self._loop = asked, asyncio.get_running_loop()
@@ -48,7 +49,7 @@ class Ticket:
         self.n_open = sum(len(request.rows) for request in asked.requests)
 
     async def take(self) -> Piece:
-        """Returns the next piece of any sample. Raises LmError where the request is lost."""
+        """Returns the next piece of any of its samples. Raises LmError where the request failed."""
         found = await self._out.get()
         if isinstance(found, LmError):
             raise found
@@ -56,12 +57,12 @@ class Ticket:
         return found
 
     def put(self, what: Piece | LmError) -> None:
-        """Of the worker's thread."""
+        """Hands a piece or an error to the event loop; called in the worker's thread."""
         with suppress(RuntimeError):  # the loop has ended, and nobody waits
             self._loop.call_soon_threadsafe(self._out.put_nowait, what)
 
     def piece(self, event: Event) -> Piece:
-        """Returns what is certain of a sample's text now; it has a `finish` where a stop text ends it too."""
+        """Returns the new text of the event's sample that is certain by now; `finish` is also set where a stop string ends it."""
         request, row = event.sample.request, event.sample.row
         told = [] if event.told is None else [event.told]
         piece = Piece(row.index, told=told, n_tokens=int(event.token is not None), finish=event.finish)
@@ -87,12 +88,13 @@ class Worker(threading.Thread):
         self.draining = False
         self._engine, self._queue, self._metrics = engine, queue, metrics
         self._inbox: SimpleQueue[tuple[str, Ticket | None]] = SimpleQueue()
-        self._open: set[Ticket] = set()  # of the event loop
-        self._tickets: dict[Request, Ticket] = {}  # of the worker
+        self._open: set[Ticket] = set()  # touched by the event loop only
+        self._tickets: dict[Request, Ticket] = {}  # touched by the worker only
 
     @contextmanager
     def opened(self, ticket: Ticket) -> Iterator[None]:
-        """The request is decoded while the block lasts. Raises Refusal where there are too many."""
+        """Hands the ticket's requests to the worker, and cancels what is left of them behind the block. Raises Refusal where too many
+        tickets are open, or the server is shutting down."""
         if self.draining:
             raise Refusal(503, "server: it is shutting down and takes no more requests. Ask another one.", "shutting_down")
         if len(self._open) >= self._queue:
@@ -106,12 +108,12 @@ class Worker(threading.Thread):
             self._inbox.put(("cancel", ticket))
 
     def stop(self) -> None:
-        """Ends the thread, with whatever it is at."""
+        """Ends the thread after its present step; unfinished requests are dropped."""
         self._inbox.put(("stop", None))
         self.join()
 
     def run(self) -> None:
-        """Goes on until `stop`; an error of a step is told to those who wait, and forgotten."""
+        """Steps the engine until `stop`; an error of a step goes to all open tickets, and the thread goes on."""
         while self._read_inbox():
             try:
                 for event in self._engine.step():
@@ -120,7 +122,8 @@ class Worker(threading.Thread):
                 self._lose(error)
 
     def _read_inbox(self) -> bool:
-        """Waits where there is nothing to do. False: the thread ends."""
+        """Takes in added and cancelled tickets, and waits for one where nothing is to be decoded; returns False when the thread shall
+        end."""
         while not self._inbox.empty() or not (self._engine.running or self._engine.waiting):
             self._metrics.running, self._metrics.waiting = self._engine.running, self._engine.waiting
             what, ticket = self._inbox.get()
@@ -148,7 +151,7 @@ class Worker(threading.Thread):
         ticket.put(NumericsError(nan) if piece.finish == "error" else piece)
 
     def _lose(self, error: Exception) -> None:
-        """Everyone in hand is told; the next request finds an empty engine."""
+        """Puts the error into all open tickets and empties the engine."""
         memory = isinstance(error, MemoryError) or "alloc" in str(error).lower() or "out of memory" in str(error).lower()
         lost = ResourceError("server: an allocation failed. Ask for less, or serve with fewer rows.") if memory else internal(error)
         note(lost.sentence)

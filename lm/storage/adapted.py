@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from lm.errors import CheckpointError
 from lm.schema import Config, Tree
 from lm.storage.model_folder import folder_hash, read_model, resolve_model
 from lm.storage.reading import checked
+
+_NAMES_PATHS = ("files", "val_files", "path", "init_from")
 
 
 class Adapted(Config):
@@ -25,13 +27,13 @@ class Adapted(Config):
 
     @classmethod
     def of(cls, folder: Path, tree: Tree) -> Self | None:
-        """Returns it; None where the folder holds a whole model.  tree: config.json, or the meta data of a checkpoint."""
+        """Returns what the folder says of its adapter; None where it holds a whole model.  tree: config.json, or a checkpoint's meta
+        data."""
         found = None if tree.get("adapter") is None else {key: tree.get(key) for key in cls.model_fields}
         return None if found is None else checked(cls, found, folder)
 
     def source(self, folder: Path) -> Path:
-        """Returns the parent's folder: as it was named, from here or from a folder that holds this one. Raises CheckpointError where there
-        is none, or another model by now."""
+        """Returns the parent's folder, found as in `near`. Raises CheckpointError where there is none, or it holds another model by now."""
         named = near(self.parent, folder)
         if not named.exists():
             raise CheckpointError(
@@ -46,13 +48,27 @@ class Adapted(Config):
 
 
 def near(named: str, folder: Path) -> Path:
-    """Returns a path as it was named in the run that a folder is of: from here, or from a folder that holds that one."""
+    """Returns where a path leads that a run names: from here, or else from one of the folders above `folder`, which belongs to the run; the
+    path itself where it leads nowhere."""
     places = [Path(), *folder.absolute().parents]
     return next((path for place in places if (path := place / os.path.expanduser(named)).exists()), Path(named))
 
 
+def placed(tree: Any, folder: Path) -> Any:
+    """Returns a run's config with absolute paths of the files and folders that it names and that exist, from here or `near` the run."""
+    if isinstance(tree, dict):
+        return {key: _paths(value, folder) if key in _NAMES_PATHS else placed(value, folder) for key, value in tree.items()}
+    return [placed(each, folder) for each in tree] if isinstance(tree, list) else tree
+
+
+def _paths(value: Any, folder: Path) -> Any:
+    if isinstance(value, list):
+        return [_paths(each, folder) for each in value]
+    return str(path.resolve()) if isinstance(value, str) and (path := near(value, folder)).exists() else value
+
+
 def read_merged(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
-    """As `read_model`; an adapter is merged into the weights of its parent. Raises CheckpointError where that one does not fit."""
+    """As `read_model`; an adapter is merged into the weights of its parent. Raises CheckpointError where it does not fit them."""
     tree, own = read_model(folder)
     if (adapted := Adapted.of(folder, tree)) is None:
         return tree, own
@@ -72,7 +88,7 @@ def read_apart(folder: Path) -> tuple[Tree, dict[str, Tensor]]:
 
 
 def _parent_weights(folder: Path, adapted: Adapted, own: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the parent, in the adapter's dtype where that is wider."""
+    """Returns the parent's weights, in the adapter's dtype where that is wider."""
     dtype = next((tensor.dtype for tensor in own.values()), torch.float32)
     _, weights = read_merged(adapted.source(folder))
     return {name: weight.to(torch.promote_types(weight.dtype, dtype)) for name, weight in weights.items()}

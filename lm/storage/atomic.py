@@ -27,7 +27,7 @@ _EXCHANGE = 2  # RENAME_EXCHANGE of Linux
 
 
 def failpoint(point: str) -> None:
-    """Die (`kill`) or run out of space (`enospc`) here where LM_FAILPOINT=<point>:<action> says so; tests use it."""
+    """Kills the process (`kill`) or raises as a full disk does (`enospc`) where LM_FAILPOINT=<point>:<action> says so; tests use it."""
     name, _, action = os.environ.get("LM_FAILPOINT", "").partition(":")
     if name != point:
         return
@@ -37,19 +37,19 @@ def failpoint(point: str) -> None:
 
 
 def free_bytes(path: Path) -> int:
-    """Free space where `path` is or would be."""
+    """Returns the free space, in bytes, where `path` is or would be."""
     return shutil.disk_usage(next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())).free
 
 
 def require_space(path: Path, needed_bytes: int) -> None:
-    """Refuse before writing what would not fit."""
+    """Raises ResourceError, before anything is written, where so many bytes do not fit."""
     if needed_bytes > (free := free_bytes(path)):
         raise ResourceError(_no_space(path, needed_bytes, free))
 
 
 @contextmanager
 def disk_errors(path: Path, needed_bytes: int = 0) -> Iterator[None]:
-    """What the system refuses while `path` is written becomes a ResourceError."""
+    """Within the block, which writes `path`, errors of the system become ResourceError."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -77,7 +77,7 @@ def _no_space(path: Path, needed: int, free: int) -> str:
 
 
 def _unique(path: Path) -> Path:
-    """A name beside `path` that nothing has."""
+    """Returns a name beside `path` that nothing has."""
     return path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}")
 
 
@@ -87,9 +87,10 @@ def _prefix(path: Path) -> str:
 
 @contextmanager
 def beside(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
-    """A file or folder beside `path` that no other writer has, made by `make`; removed behind the block, unless it has another name then.
+    """Yields a temporary file or folder beside `path`, made by `make` for this writer alone; removed behind the block, unless renamed
+    there.
 
-    Its writer holds a lock on it, so that what killed writers of `path` have left is known, and removed first.
+    The writer holds a lock on it: temporary files of `path` without a lock were left by killed writers, and are removed first.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left(path)
@@ -128,9 +129,9 @@ def _remove_left(path: Path) -> None:
 
 @contextmanager
 def atomic_folder(path: Path, needed_bytes: int = 0, replace: bool = True) -> Iterator[Path]:
-    """A temporary folder to write into; it becomes `path`, with a manifest, when the block ends well, and vanishes otherwise.
+    """Yields a temporary folder to write into; it becomes `path`, with a manifest, when the block ends well, and vanishes otherwise.
 
-    What is at `path` stays until the new one is complete. replace=False: ResourceError where something is there by then.
+    A folder at `path` stays until the new one is complete. replace=False: raises ResourceError where there is one by then.
     """
     with disk_errors(path, needed_bytes):
         require_space(path, needed_bytes)
@@ -154,7 +155,7 @@ def _seal(folder: Path) -> None:
 
 
 def _publish(temporary: Path, path: Path, replace: bool) -> None:
-    """What was at `path` is at `temporary` then."""
+    """Renames `temporary` to `path`. A folder that was at `path` is at `temporary` then, or removed."""
     failpoint("rename")
     try:
         temporary.rename(path)  # the system gives a folder no name that a file or a folder with files has
@@ -184,7 +185,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def discard(path: Path) -> None:
-    """Remove a folder so that a kill midway leaves no damaged one under its name."""
+    """Removes a folder so that a kill midway leaves no damaged one under its name."""
     doomed = _unique(path)
     path.rename(doomed)
     failpoint("prune")
@@ -192,7 +193,7 @@ def discard(path: Path) -> None:
 
 
 def clean(folder: Path) -> None:
-    """After a kill: what was unfinished or half removed goes; what was about to be replaced comes back."""
+    """Tidies `folder` after a kill: removes unfinished and half-removed folders, and restores those that were about to be replaced."""
     for stray in folder.glob(TEMPORARY + "*"):
         remove(stray)
     for replaced in folder.glob(_REPLACED + "*"):
@@ -211,7 +212,7 @@ def remove(path: Path) -> None:
 
 
 def verify(folder: Path) -> None:
-    """Every file is what the manifest says, and it lists every file; CheckpointError names the first that is not."""
+    """Raises CheckpointError naming the first file that the manifest does not list, or that is missing or not as it was listed."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: there is no such folder. Check the path.")
     listed = listed_files(folder)
@@ -222,7 +223,7 @@ def verify(folder: Path) -> None:
 
 
 def verify_file(folder: Path, name: str, listed: Mapping[str, str] | None = None) -> None:
-    """As `verify`, of one file alone.  listed: what the manifest says, where it has been read."""
+    """As `verify`, for one file alone.  listed: the manifest, where it has been read already."""
     digest, remedy = (listed or listed_files(folder)).get(name), "Use another checkpoint, or restore this one from a copy."
     if not (folder / name).is_file():
         raise CheckpointError(f"{folder / name}: the file is missing, but {MANIFEST} lists it. {remedy}")
@@ -231,7 +232,7 @@ def verify_file(folder: Path, name: str, listed: Mapping[str, str] | None = None
 
 
 def listed_files(folder: Path) -> dict[str, str]:
-    """Returns SHA-256 by name, relative to the folder. Raises CheckpointError where the manifest is no such list."""
+    """Returns the manifest: SHA-256 by file name, relative to the folder. Raises CheckpointError where it is no such list."""
     listed = read_json(folder / MANIFEST)
     for name, digest in listed.items():
         if not isinstance(digest, str) or not name.isprintable() or name != os.path.normpath(name) or name.startswith(("/", "..")):
@@ -240,18 +241,18 @@ def listed_files(folder: Path) -> dict[str, str]:
 
 
 def unlisted_files(folder: Path, listed: Container[str]) -> list[str]:
-    """Returns the names of what is in a folder beside its manifest and what that lists."""
+    """Returns the names of files in a folder that are neither its manifest nor listed there."""
     found = (Path(parent, name).relative_to(folder).as_posix() for parent, _, names in os.walk(folder) for name in names)
     return sorted(name for name in found if name not in listed and name != MANIFEST)
 
 
 def write_json(path: Path, tree: Tree) -> None:
-    """Without a newline at the end: a file that lost its last byte must not parse."""
+    """Writes JSON without a newline at the end: a file that lost its last byte must not parse."""
     path.write_text(json.dumps(tree, indent=1, allow_nan=False, ensure_ascii=False), encoding="utf-8", errors="backslashreplace")
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Whoever reads it, and whenever the writer is killed, the file is the old one or the new one."""
+    """Replaces a file atomically: a reader, and a kill of the writer at any time, finds the old text or the new one, whole."""
     with disk_errors(path), beside(path, Path.touch) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # of a file name that is not UTF-8, say
         sync(temporary)

@@ -1,7 +1,7 @@
 """Checkpoints in one neutral form for every strategy: blocks per parameter name and kind, an index of where they lie, and meta data.
 
-Only safetensors and JSON. Each rank writes the pieces that it owns, and any number of ranks reads what it needs. Torch is imported where
-tensors are: which checkpoints there are, and whether they verify, is told without.
+Only safetensors and JSON. Each rank writes the pieces that it owns, and any number of ranks reads what it needs. Torch is imported only
+where tensors are handled, not to list or to verify checkpoints.
 """
 
 import math
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 META = "meta.json"
 _FILE = r"^rank-\d{5,}\.(weights|optimizer)\.safetensors$"
-ALONE = (0, 1)  # a share: no other rank holds it
-WEIGHTS = ("weight", "ema")  # kinds of what a model computes with; optimizers may hold infinity and go on
+ALONE = (0, 1)  # the share of a piece that no other rank holds
+WEIGHTS = ("weight", "ema")  # kinds of tensors that a model computes with; those of optimizers may hold infinity and go on
 
 Count = Annotated[int, Field(ge=0)]
 Shape = tuple[int, ...]
@@ -50,12 +50,12 @@ class Piece:
 
     @classmethod
     def whole(cls, name: str, kind: str, tensor: "Tensor") -> Self:
-        """A number is a range of one element."""
+        """Returns a whole tensor as a piece; a scalar becomes a range of one element."""
         dims = max(1, tensor.ndim)
         return cls(name, kind, tuple(tensor.shape), (0,) * dims, tensor.detach() if tensor.ndim else tensor.detach().reshape(1))
 
     def part(self, rank: int, world: int) -> Self:
-        """Returns what this rank writes: all of a piece that it alone holds, else its share, of a whole tensor in equal ranges."""
+        """Returns what this rank writes: all of a piece that it alone holds, else its share; whole tensors are shared in flat ranges."""
         rank, world = self.share or (rank, world)
         if world == 1:
             return self
@@ -82,7 +82,7 @@ class _Index(Config):
 
 @dataclass(frozen=True)
 class _Part:
-    """A block of a tensor, and where it is in the piece that holds it: from element `at` of a range on, or None, and it is the piece."""
+    """A block of a tensor within the piece that holds it.  at: the element of a flattened range where it begins; None: it is the piece."""
 
     offset: Shape
     extent: Shape
@@ -100,8 +100,8 @@ class _Part:
 
 
 def _parts(shape: Shape, offset: Shape, extent: Shape) -> list[_Part]:
-    """Returns what a piece of a tensor of this shape is made of: itself, or of a range of the flattened tensor the end of a row, whole
-    rows, and the beginning of a row, each in as many dimensions as there are."""
+    """Returns the blocks that make up a piece of a tensor of this shape: one, the piece itself; but of a range of the flattened tensor the
+    end of a row, whole rows, and the beginning of a row, and the same within these two rows."""
     if len(offset) == len(shape):
         return [_Part(offset, extent)]
     found, at = [], 0
@@ -150,7 +150,7 @@ def step_of(path: Path) -> int:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The step folders, newest first, valid or not."""
+    """Returns the step folders, newest first, valid or not."""
     return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=step_of, reverse=True)
 
 
@@ -160,7 +160,7 @@ def bytes_of(pieces: Iterable[Piece]) -> int:
 
 
 def write_pieces(folder: Path, pieces: Iterable[Piece], rank: int = 0) -> None:
-    """One rank's pieces, the weights in one file and the optimizer's tensors in another, and the index of both."""
+    """Writes one rank's pieces, the weights in one file and the optimizer's tensors in another, and the index of both."""
     from safetensors.torch import save_file
 
     files: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}}
@@ -190,12 +190,12 @@ def write_meta(folder: Path, meta: Tree) -> None:
 
 
 def read_meta(folder: Path) -> Tree:
-    """In today's format, whichever it was written in."""
+    """Returns meta.json with today's keys. Raises CheckpointError where it is not of today's format."""
     return current(read_json(folder / META), folder / META)
 
 
 def require_finite(name: str, tensor: "Tensor", where: str = "save", remedy: str = "Resume the last checkpoint") -> None:
-    """Raises NumericsError; a checkpoint of broken weights would push out the last good one, and broken ones that are read say nothing."""
+    """Raises NumericsError for NaN or infinity: saved, such weights would push out the last good checkpoint; read, they are of no use."""
     if not tensor.isfinite().all():
         raise NumericsError(f"{where}: the weight {name} holds NaN or infinity, and such weights are neither saved nor used. {remedy}.")
 
@@ -237,7 +237,7 @@ class CheckpointReader:
         return found
 
     def read(self, name: str, kind: str = "weight", offset: Shape | None = None, extent: Shape | None = None) -> "Tensor":
-        """Returns a block of a tensor in the dtype that was saved: all of it; or as a Piece, a range of the flattened one included."""
+        """Returns a tensor, or the block of it at `offset` (as in a Piece, a range of the flattened tensor too), in the saved dtype."""
         import torch
 
         entry = self._entry(name, kind)
@@ -256,7 +256,7 @@ class CheckpointReader:
         return out if extent is not None else out.view(entry.shape)
 
     def _slice(self, piece: tuple[str, str, list[int], list[int]], shape: Shape) -> Any:
-        """Returns a tensor of an open file, of which no more is read than is taken; it is as large as the index says."""
+        """Returns a lazy tensor of an open file, which reads only what is taken. Raises CheckpointError where it has another shape."""
         file, key, offset, extent = piece
         try:
             if file not in self._files:
@@ -278,7 +278,7 @@ class CheckpointReader:
 
 
 def newest_valid(folder: Path, most: float = math.inf) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that verifies, of a step up to `most`, and a sentence for each newer one that does not."""
+    """Returns the newest checkpoint that verifies, of a step up to `most`, and a sentence for each newer one that does not."""
     rejected: list[str] = []
     for path in (path for path in checkpoints(folder) if step_of(path) <= most):
         try:
@@ -291,8 +291,8 @@ def newest_valid(folder: Path, most: float = math.inf) -> tuple[Path | None, lis
 
 
 def prune(folder: Path, keep_last: int, keep_steps: Container[int] = ()) -> None:
-    """Remove all but the `keep_last` newest, counted from the newest that verifies, and those of `keep_steps`; without one, nothing is
-    removed."""
+    """Removes all checkpoints but the `keep_last` newest, counted from the newest that verifies, and those of `keep_steps`; none where none
+    verifies."""
     valid, rejected = newest_valid(folder)
     if valid is not None:
         for path in checkpoints(folder)[len(rejected) + keep_last :]:

@@ -1,5 +1,5 @@
-"""What `format` in a checkpoint's meta.json and in a model folder's config.json counts: it goes up when what they mean changes.
-And what keys of saved configs are called by now."""
+"""The number of the format of a checkpoint's meta.json and a model folder's config.json, which goes up when their meaning changes; and
+today's names of the keys of saved configs."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ FORMAT = 3
 
 
 def current(tree: Tree, where: Path) -> Tree:
-    """Returns the tree, of today's format, with today's keys; CheckpointError for another one, ConfigError where it needs a plugin."""
+    """Returns the tree with today's keys. Raises CheckpointError where it is not of today's format, ConfigError where it needs a plugin."""
     found = tree.get("format")
     if type(found) is not int or found != FORMAT:
         rule = f"this version reads format {FORMAT}"
@@ -23,7 +23,7 @@ def current(tree: Tree, where: Path) -> Tree:
 
 
 def with_todays_keys(saved: Tree) -> Tree:
-    """Returns a run's config, or a tree that has some in it, as it is written now: trainer.recompute was trainer.checkpoint_blocks once."""
+    """Returns a run's config, or a tree that contains such configs, with today's keys: trainer.recompute was trainer.checkpoint_blocks."""
     tree = {key: with_todays_keys(value) if isinstance(value, dict) else value for key, value in saved.items()}
     trainer = tree.get("trainer")
     if isinstance(trainer, dict) and "checkpoint_blocks" in trainer:

@@ -19,7 +19,8 @@ LOCK = "run.lock"
 
 @contextmanager
 def locked(path: Path, waits: Callable[[], None]) -> Iterator[None]:
-    """One process at a time, by flock on this file, which stays.  waits: called where another one has it."""
+    """Within the block, no other process holds this lock (flock on the file, which stays).  waits: called before waiting for another
+    process that holds it."""
     with open(path, "w", opener=never_waiting) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,5 +68,5 @@ class RunLock:
 
 
 def _not_elsewhere(name: str, flags: int) -> int:
-    """Opens no file that a link leads to, which would lose its content, and waits for no reader of a pipe."""
+    """An opener that follows no symbolic link, whose target would lose its content, and does not wait for the reader of a pipe."""
     return never_waiting(name, flags | os.O_NOFOLLOW)

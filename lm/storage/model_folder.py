@@ -1,6 +1,6 @@
 """The model folder that is handed on: model.safetensors, config.json and the tokenizer, under one manifest.
 
-Torch is imported where weights are: a path is resolved, and a config read, without.
+Torch is imported only where weights are handled, not to resolve a path or to read a config.
 """
 
 import glob
@@ -37,7 +37,7 @@ def save_model(
     extra: Tree,
     overwrite: bool = True,
 ) -> None:
-    """`config` is the model's own; `extra` lands beside it in config.json (the parent of a fine-tune, say).
+    """Writes a model folder.  config: the model's own; extra: further keys of config.json (the parent of a fine-tune, say).
 
     Raises NumericsError for weights that are not finite, and as `out_folder`.
     """
@@ -53,7 +53,7 @@ def save_model(
 
 
 def read_model(folder: Path) -> "tuple[Tree, dict[str, Tensor]]":
-    """config.json and the weights, verified; of a checkpoint folder, its meta data and the weights as validated."""
+    """Returns config.json and the weights, verified; of a checkpoint folder, its meta data and the weights as `validated`."""
     if (folder / META).is_file():
         reader = CheckpointReader(folder)
         return reader.meta, {name: validated(reader, name) for name in reader.names()}
@@ -76,12 +76,12 @@ def read_model(folder: Path) -> "tuple[Tree, dict[str, Tensor]]":
 
 
 def validated(reader: CheckpointReader, name: str) -> "Tensor":
-    """A weight as validation has seen it: its moving average, where there is one."""
+    """Returns a weight as validation has seen it: its moving average (EMA), where there is one."""
     return reader.read(name, "ema" if "ema" in reader.kinds(name) else "weight")
 
 
 def read_config(folder: Path) -> Tree:
-    """config.json of a model folder, or the meta data of a checkpoint, verified, in today's format and without the weights."""
+    """Returns config.json of a model folder, or the meta data of a checkpoint, verified, with today's keys; the weights are not read."""
     if (folder / META).is_file():
         verify_file(folder, META)
         return read_meta(folder)
@@ -93,16 +93,17 @@ def read_config(folder: Path) -> Tree:
 
 
 def folder_hash(folder: Path) -> str:
-    """SHA-256 of the manifest of a model or checkpoint folder, which lists that of each file."""
+    """Returns the SHA-256 of the manifest of a model or checkpoint folder, which lists the SHA-256 of each file."""
     manifest = folder / MANIFEST
     read_json(manifest)
     return hashlib.sha256(manifest.read_bytes()).hexdigest()
 
 
 def meant(path: str, but: str | None = None) -> str:
-    """Returns the one folder that `latest`, of the runs in runs/ that have ended, or a pattern stands for; all else as it is.
+    """Returns the folder that a path stands for: `latest` for the run in runs/ that ended last, a pattern for the one folder that matches;
+    any other path as it is. Raises CheckpointError where there is no such folder, or a pattern matches several.
 
-    but: name of a run that is not meant.
+    but: name of a run that is never meant.
     """
     if os.path.lexists(os.path.expanduser(path)) or (path != LATEST and not glob.has_magic(path)):
         return path
@@ -122,8 +123,8 @@ def meant(path: str, but: str | None = None) -> str:
 
 
 def resolve_model(path: str) -> Path:
-    """The folder that `read_model` takes, from a model folder, a checkpoint, or a run folder or its checkpoints/ (both mean model/), or
-    what is `meant` for one."""
+    """Returns the folder that `read_model` takes: of a model or checkpoint folder itself, of a run folder or its checkpoints/ the run's
+    model/; `latest` and patterns stand for what `meant` returns. Raises CheckpointError where there is none."""
     folder = Path(os.path.expanduser(meant(path)))
     if not folder.exists():
         where = "" if folder.is_absolute() else f" in {Path.cwd()}"
@@ -149,14 +150,14 @@ def resolve_model(path: str) -> Path:
 
 
 def _folder_of(file: Path) -> str:
-    """The model, checkpoint or run that a file lies in, in words."""
+    """Returns, in words, the model, checkpoint or run folder that a file lies in."""
     marks = (CONFIG, META, "config.yaml")
     found = next((parent for parent in file.parents[:3] if any((parent / mark).is_file() for mark in marks)), None)
     return "a folder" if found is None else f"its folder, {found}"
 
 
 def require_same_shapes(model: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]], where: str) -> None:
-    """CheckpointError with the first five names whose shapes differ, a missing one included. A tied head is stored once."""
+    """Raises CheckpointError with the first five names whose shapes differ, or that one side lacks. A tied head is stored once."""
     wrong = [name for name in dict.fromkeys([*model, *saved]) if model.get(name) != saved.get(name)]
     if not wrong:
         return

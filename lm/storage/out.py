@@ -1,4 +1,4 @@
-"""What a person names with `out=`: a new folder, or with `overwrite=true` one that a verb has written before."""
+"""The folder that `out=` names: a new one, or with `overwrite=true` one that a verb has written before."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from lm.storage.run_folder import RunFolder
 
 @contextmanager
 def out_folder(out: Path, overwrite: bool, needed_bytes: int = 0) -> Iterator[Path]:
-    """As `atomic_folder`, where `require_free` agrees before and behind the block."""
+    """As `atomic_folder`, with the check of `require_free` before the block and at its end. Raises as both."""
     require_free(out, overwrite)
     try:
         with atomic_folder(out, needed_bytes, replace=overwrite) as temporary:
@@ -24,9 +24,10 @@ def out_folder(out: Path, overwrite: bool, needed_bytes: int = 0) -> Iterator[Pa
 
 
 def require_free(out: str | Path, overwrite: bool, *read: str | os.PathLike[str]) -> Path:
-    """Returns the path. Raises ConfigError where something is there, or with `overwrite` something that no verb has written for itself.
+    """Returns `out` as a path. Raises ConfigError where it exists; with `overwrite`, only where it is not a folder of its own that a verb
+    has written.
 
-    read: what is read for it, which would be gone.
+    read: folders that are read for the new one: none may lie in `out`, where it would be replaced.
     """
     path = Path(os.path.expanduser(out))
     for source in read:

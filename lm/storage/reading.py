@@ -71,7 +71,8 @@ def parse_json(data: bytes, foreign: bool = False) -> Any:
 
 
 def parse_asked(data: bytes) -> Any:
-    """As `parse_json`, of a request: its config names the key of an integer that is too long. Raises ValueError for a key given twice."""
+    """As `parse_json`, for a request, but long integers pass, since its config refuses them by key. Raises ValueError for a key given
+    twice."""
     try:
         return json.loads(data, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_once)
     except RecursionError:
@@ -109,7 +110,7 @@ def _of_64_bits(text: str) -> int:
 
 
 def checked(cls: type[C], tree: Tree, where: Path) -> C:
-    """Returns what a file says as a config; CheckpointError where a key is missing, not known, or of another type."""
+    """Returns the content of a file as a config. Raises CheckpointError where a key is missing, not known, or of another type."""
     try:
         return from_tree(cls, tree, str(where))
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Files at a URL of an object store, or of any file system that fsspec knows: fetched whole or not at all, and put there."""
+"""Files at a URL of an object store, or of any file system that fsspec knows: fetched and put, whole or not at all."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ _CHECK = "Check the URL, the credentials and the network."
 
 
 def require_folder(url: str) -> None:
-    """ValueError, which tells no secret, where this is not the URL of a folder, the same one for every process."""
+    """Raises ValueError, which tells no secret, where this is not the URL of a folder that is the same one for every process."""
     if _SECRET.search(url):
         raise ValueError("the URL has a password or a query, and would be kept with the run. Credentials belong in the environment.")
     protocol, sign, place = url.partition("://")
@@ -33,7 +33,7 @@ def require_folder(url: str) -> None:
 
 
 def exists(url: str) -> bool:
-    """Whether a small file is there. ResourceError where the store does not answer."""
+    """Returns whether there is a file at the URL, a small one, since it is read. Raises ResourceError where the store does not answer."""
     system, path = _system(url)
     try:
         system.cat_file(path)
@@ -45,9 +45,10 @@ def exists(url: str) -> bool:
 
 
 def fetch(url: str, file: Path, whole: Callable[[Path], bool]) -> None:
-    """Makes `file` of what is there. One process at a time may do so.  whole: whether the copy is as it should be.
+    """Downloads the file at the URL to `file`. One process at a time may do so.  whole: tells whether a copy is as it should be.
 
-    Raises ConfigError where nothing is there, or something else; ResourceError where the store does not answer, or the disk is full.
+    Raises ConfigError where nothing is at the URL, or the copy is not `whole`; ResourceError where the store does not answer, or the disk
+    is full.
     """
     system, path = _system(url)
     half = file.with_name(f"{file.name}.half")
@@ -76,7 +77,7 @@ def _get(system: Any, path: str, half: Path, url: str, file: Path) -> None:
 
 
 def put(file: Path, url: str) -> None:
-    """Writes a copy of the file, whole or not at all; one of its size that is there already stays."""
+    """Uploads the file, whole or not at all; does nothing where a file of its size is at the URL already. Raises ResourceError."""
     system, path = _system(url)
     half = f"{path}.{_writer()}.half" if "file" in system.protocol else path  # an object is not there before it is whole
     try:
@@ -95,7 +96,7 @@ def put(file: Path, url: str) -> None:
 
 
 def require_writable(url: str) -> None:
-    """ResourceError where nothing can be put into this folder, before hours are spent on it."""
+    """Raises ResourceError where nothing can be put into this folder, before hours are spent on making it."""
     system, path = _system(f"{url}/.writable")
     try:
         system.pipe_file(path, b"")
@@ -106,7 +107,7 @@ def require_writable(url: str) -> None:
 
 
 def _writer() -> str:
-    """A name that no other writer has, on this machine or another one."""
+    """Returns a name that no other writer has, on this machine or another one."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
@@ -115,7 +116,7 @@ def _not_writable(url: str, error: Exception) -> ResourceError:
 
 
 def _system(url: str) -> tuple[Any, str]:
-    """What reads such URLs, and what it calls this one."""
+    """Returns fsspec's file system for a URL, and the path of the URL in it. Raises ConfigError."""
     from fsspec.core import url_to_fs
 
     protocol = url.partition("://")[0]

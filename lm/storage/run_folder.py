@@ -1,4 +1,4 @@
-"""The one owner of a run folder `runs/NAME/`: what its files are called, how they are written, and how they are read."""
+"""The files of a run folder `runs/NAME/`: only this module names, writes and reads them."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger("lm")
 
 
 class RunFolder:
-    """A run's files, there or not yet. What is read raises CheckpointError naming the file; what is written, ResourceError."""
+    """The files of a run, which need not exist yet. Reading raises CheckpointError naming the file, writing ResourceError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,7 +31,7 @@ class RunFolder:
         self.checkpoints, self.model = path / "checkpoints", path / "model"
 
     def __fspath__(self) -> str:
-        """So that what takes a path takes a run."""
+        """Returns the path, so that a run can be given wherever a path can."""
         return str(self.path)
 
     __str__ = __fspath__
@@ -93,45 +93,45 @@ class RunFolder:
         return summary
 
     def nothing_to_do(self, summary: Tree) -> str:
-        """Returns what is told of a run that has ended."""
+        """Returns the message for a run that has ended already."""
         return f"{self.path}: finished already at step {summary['steps']:,}; nothing to do."
 
     def write_summary(self, tree: Tree) -> None:
-        """Says that the run has ended, and how."""
+        """Writes summary.json, which marks the run as ended."""
         replace_file(self._summary, json.dumps(_finite(tree), indent=1, allow_nan=False, ensure_ascii=False))
 
     def write_test_documents(self, tree: Tree) -> None:
-        """Says what the test found of each document."""
+        """Writes test_documents.json: the test's sums for each document."""
         replace_file(self._documents, json.dumps(_finite(tree), allow_nan=False))
 
     def test_documents(self) -> tuple[Path, Tree] | None:
-        """Returns the file and what the test found of each document; None where there was no test."""
+        """Returns test_documents.json, its path and its content; None where there was no test."""
         return (self._documents, read_json(self._documents)) if os.path.lexists(self._documents) else None
 
     def remove_summary(self) -> None:
-        """Says that the run goes on."""
+        """Removes summary.json: the run has not ended, as it goes on."""
         with disk_errors(self._summary):
             self._summary.unlink(missing_ok=True)
 
     def write_report(self, html: str) -> Path:
-        """Returns the path of report.html."""
+        """Writes report.html; returns its path."""
         replace_file(self._report, html)
         return self._report
 
     def report(self) -> Path | None:
-        """Returns the path of report.html where it shows the end of the run."""
+        """Returns the path of report.html; None where it is missing, or older than the run's summary."""
         try:
             return self._report if self._report.stat().st_mtime_ns >= self._summary.stat().st_mtime_ns else None
         except OSError:  # one of them is not there
             return None
 
     def lock(self) -> RunLock:
-        """While entered, no other process may write this run."""
+        """Returns a lock; while it is entered, no other process may write this run."""
         return RunLock(self.path)
 
 
 def nearest_run(path: Path) -> str:
-    """Returns what to do where a path leads to no run: the one that may be meant, of those beside it and in runs/."""
+    """Returns the remedy in words where a path leads to no run: names the most similar run beside it or in runs/."""
     try:
         found = {file.parent.name: file.parent for parent in (Path("runs"), path.parent) for file in parent.glob("*/config.yaml")}
     except OSError:
@@ -141,14 +141,14 @@ def nearest_run(path: Path) -> str:
 
 
 class Metrics:
-    """metrics.jsonl: one JSON object with a step a line. A number that is not finite is written as null, since JSON has no NaN."""
+    """metrics.jsonl: one JSON object, with its step, on each line. A number that is not finite is written as null: JSON has no NaN."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._expected = False
 
     def append(self, record: Tree) -> None:
-        """Opened for each line, so that a file deleted mid run starts again, with one warning."""
+        """Appends a line. The file is opened anew for each, so that one deleted mid run starts again, with one warning."""
         if self._expected and not self.path.exists():
             log.warning("%s: the file was deleted while the run writes it; a new one starts here.", self.path)
         with disk_errors(self.path):
@@ -184,7 +184,7 @@ class Samples:
         self.path = path
 
     def append(self, text: str) -> int:
-        """Returns the file's length then, for the checkpoint."""
+        """Appends samples; returns the file's length afterwards, which the checkpoint keeps."""
         with disk_errors(self.path):
             with open(self.path, "a", encoding="utf-8", errors="backslashreplace", opener=never_waiting) as file:
                 file.write(text)

@@ -10,6 +10,7 @@ from lm.errors import CheckpointError, ConfigError
 from lm.nn.transformer import build_model, model_config
 from lm.schema import Tree, flatten, from_tree
 from lm.spelling import below
+from lm.storage.adapted import placed
 from lm.storage.atomic import clean, verify
 from lm.storage.checkpoint import CheckpointReader, newest_valid
 from lm.storage.model_folder import folder_hash, read_config, require_same_shapes, resolve_model
@@ -144,8 +145,10 @@ def _as_of_today(saved: Tree) -> Tree:
 def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step: int) -> None:
     """Raises ConfigError listing every difference that a resume does not allow. trainer.max_steps may grow; it may shrink only where all
     steps so far would have been the same in the shorter run."""
-    before, after = flatten(_as_of_today(saved)), flatten(cfg.tree())
-    changed = [key for key in before | after if before.get(key) != after.get(key) and not below(key, _MAY_CHANGE)]
+    saved = _as_of_today(saved)
+    before, after = flatten(saved), flatten(cfg.tree())
+    there, here = flatten(placed(saved, folder.path)), flatten(placed(cfg.tree(), Path.cwd()))  # one file may be spelled in two ways
+    changed = [key for key in before | after if there.get(key) != here.get(key) and not below(key, _MAY_CHANGE)]
     if type(steps := before.get("trainer.max_steps")) is not int:
         raise CheckpointError(f"{folder.path}: its config has trainer.max_steps={steps!r}, and a whole number is needed. Restore the file.")
     if cfg.trainer.max_steps > steps or (step < cfg.trainer.max_steps < steps and step <= cfg.shared_steps(steps)):

@@ -14,6 +14,7 @@ import torch
 from lm.cli.compose.compose import compose_config
 from lm.data.kinds import BytesConfig
 from lm.errors import CheckpointError, ConfigError, Interrupted
+from lm.generation.examine import evaluate
 from lm.schema import Tree
 from lm.storage.atomic import MANIFEST, verify
 from lm.storage.checkpoint import META, CheckpointReader, Piece, checkpoints
@@ -403,3 +404,23 @@ def test_a_warm_up_that_followed_from_a_short_runs_length_is_named_where_it_grow
         train(compose_config([*given, "trainer.max_steps=20", "run.name=short"]))
     longer = compose_config([*given, "trainer.max_steps=12", "run.name=short", "schedule.warmup_steps=1"])
     assert train(longer)["steps"] == 12
+
+
+def test_a_run_goes_on_and_is_examined_from_another_folder(
+    tiny: list[str], stop: Stop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: the run had its data by a path relative to where it began."""
+    (tmp_path / "elsewhere").mkdir()
+    write_text(tmp_path / "mine.txt")
+    given = [item for item in tiny if not item.startswith(("data.files", "run.dir"))]
+    monkeypatch.chdir(tmp_path)
+    stop(compose_config([*given, "data.files=mine.txt", "run.dir=."]), step=2)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    there = [*given, "run.dir=..", "data.files=../mine.txt"]
+    (tmp_path / "other.txt").write_text("another text\n" * 400)
+    with pytest.raises(ConfigError, match=r"the run exists with another config \(data\.files\)"):
+        train(compose_config([*there[:-1], "data.files=../other.txt"]))
+    train(compose_config(there))
+    assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl") if "loss" in line][-1] == 12
+    found = evaluate(tmp_path / "run")
+    assert found["val_loss"] == pytest.approx(json.loads((tmp_path / "run" / "summary.json").read_text())["val_loss"])

@@ -5,6 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lm.data.sources.base import Document, Split, Turn
 from lm.data.tokenizer.tokenizer import Tokenizer, split_text
 from lm.schema import Slot
@@ -25,7 +28,7 @@ class Passage(NamedTuple):
     ends: bool  # the passage ends a document
     part: int | None = None  # the kind of the part that starts here
     counted: bool = True  # its bytes count in bits per byte
-    ids: list[int] | None = None  # of the text, where it is encoded already
+    ids: NDArray[np.int64] | None = None  # of the text, where it is encoded already
 
 
 class RecordConfig(Slot):

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lm.data.records.base import LEARNED, OTHER, Passage, RecordConfig, Values
 from lm.data.records.fields import bad_record, shown, text_of, value_of
 from lm.data.sources.base import ASSISTANT, ROLES, TOOLS, Document, Split, Turn
@@ -112,18 +115,18 @@ def objects_of(values: Values, field: str, where: str) -> list[Values]:
 
 def _run_passages(split: Split, texts: list[list[tuple["Run", int]]], tokenizer: Tokenizer) -> Iterator[Passage]:
     """Yields one passage for each run that has tokens, with the run's kind."""
-    found = [(run, kind, ids) for runs in texts for (run, kind), ids in zip(runs, _ids_of_runs(runs, tokenizer), strict=True) if ids]
+    found = [(run, kind, ids) for runs in texts for (run, kind), ids in zip(runs, _ids_of_runs(runs, tokenizer), strict=True) if len(ids)]
     for number, (run, kind, ids) in enumerate(found):
         text = "".join(part for part in run.parts if isinstance(part, str))
         starts, ends = number == 0, number == len(found) - 1
         yield Passage(split, text, [], [], starts, ends, kind, counted=kind % OTHER == LEARNED, ids=ids)
 
 
-def _ids_of_runs(runs: list[tuple["Run", int]], tokenizer: Tokenizer) -> list[list[int]]:
+def _ids_of_runs(runs: list[tuple["Run", int]], tokenizer: Tokenizer) -> list[NDArray[np.int64]]:
     """Returns the ids of each run of one text. A token that spans several runs goes to a learned one, or else to the last of them."""
-    of_part = [number for number, (run, _) in enumerate(runs) for _ in run.parts]
-    ids: list[list[int]] = [[] for _ in runs]
-    for i, first, last in together(tokenizer, [part for run, _ in runs for part in run.parts]):
-        touched = range(of_part[first], of_part[last] + 1)
-        ids[next((number for number in touched if runs[number][1] % OTHER == LEARNED), touched[-1])].append(i)
-    return ids
+    of_part = np.array([number for number, (run, _) in enumerate(runs) for _ in run.parts], np.int64)
+    ids, first, last = together(tokenizer, [part for run, _ in runs for part in run.parts])
+    first, last = of_part[first], of_part[last]
+    for at in np.flatnonzero(first != last):
+        last[at] = next((n for n in range(first[at], last[at] + 1) if runs[n][1] % OTHER == LEARNED), last[at])
+    return np.split(ids, np.searchsorted(last, np.arange(1, len(runs))))

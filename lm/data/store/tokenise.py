@@ -62,7 +62,7 @@ def _encoded(batches: Iterable[list[Passage]], encode: Encode) -> Iterator[tuple
 
 def _ids_of(batch: list[Passage], encode: Encode) -> list[Ids]:
     found = iter(encode([passage.text for passage in batch if passage.ids is None]))
-    return [next(found) if passage.ids is None else np.array(passage.ids, np.uint32) for passage in batch]
+    return [next(found) if passage.ids is None else passage.ids.astype(np.uint32) for passage in batch]
 
 
 def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:

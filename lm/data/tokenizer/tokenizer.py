@@ -109,20 +109,20 @@ class Tokenizer:
         arrays = [[np.array(next(encoded).ids, np.uint32) for _ in split] for split in parts]
         return [found[0] if len(found) == 1 else np.concatenate(found) for found in arrays]
 
-    def places(self, text: str, specials: bool) -> list[tuple[int, int, int]]:
-        """Returns (id, start, end) of each token of the text alone, as character offsets; together these cover the text.
+    def places(self, text: str, specials: bool) -> NDArray[np.int64]:
+        """Returns (3, n): id, start and end of each token of the text alone, as character offsets; together these cover the text.
 
         specials: special tokens that the text spells are read as such, as the library does by default.
         """
-        found, at = [], 0
+        found, at = [np.empty((3, 0), np.int64)], 0
         for part in self._leaks.split(text) if self._leaks and not specials else [text]:
             encoding = (self._reader if specials else self._raw).encode(part, add_special_tokens=False)
-            end = at
-            for i, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
-                start, end = min(at + first, end), max(at + last, end)
-                found.append((i, start, end))
+            starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+            ends = np.maximum.accumulate(ends)
+            starts = np.minimum(starts, np.concatenate([[0], ends[:-1]]))  # what lies between two tokens is the later one's
+            found.append(np.stack([np.array(encoding.ids, np.int64), starts + at, ends + at]))
             at += len(part)
-        return found
+        return np.concatenate(found, 1)
 
     @cached_property
     def _reader(self) -> "RawTokenizer":

@@ -18,7 +18,7 @@ UNDRAFTED = 3  # first steps, which tell how long one token takes
 
 @dataclass
 class Tally:
-    """What drafting gained."""
+    """Counts of drafted and accepted tokens and of steps, and their times: what drafting has gained."""
 
     drafted: int = 0
     accepted: int = 0
@@ -33,16 +33,16 @@ class Tally:
         return len(self.one_by_one) >= UNDRAFTED
 
     def count(self, seconds: float, drafted: bool) -> None:
-        """A step that took so long."""
+        """Counts a step that took so many seconds.  drafted: some row had a draft."""
         self.steps, self.seconds = self.steps + 1, self.seconds + seconds
         self.one_by_one += [] if drafted else [seconds]
 
     def accept(self, drafted: int, accepted: int) -> None:
-        """So many of a draft."""
+        """Counts the tokens of a draft, and how many of them were accepted."""
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
 
     def sentence(self) -> str:
-        """Returns what is told at the end."""
+        """Returns these figures in words, for the end of a generation."""
         rate = f" ({100 * self.accepted / self.drafted:.0f} %)" if self.drafted else ""
         said = f"{self.accepted} of {self.drafted} drafted tokens accepted{rate}"
         if self.steps == 0 or not self.one_by_one:
@@ -52,9 +52,9 @@ class Tally:
 
 
 class Drafter:
-    """Proposes up to `n_tokens` tokens of each row; of those that the model draws itself, all up to the first other one are kept.
+    """Proposes up to `n_tokens` next tokens of each row; they are accepted up to the first that differs from the model's own draw.
 
-    This one proposes nothing.
+    This base class proposes nothing.
     """
 
     def __init__(self, n_tokens: int) -> None:
@@ -62,21 +62,21 @@ class Drafter:
         self.tally = Tally()
 
     def begin(self, rows: Sequence[History], cfg: SamplingConfig, n_tokens: int, n_new: int, hidden: Tensor, positions: Tensor) -> None:
-        """New rows, whose first tokens the model has read.
+        """Starts with new rows, of which the model has prefilled the prompts.
 
-        n_tokens: how many may be drawn; n_new: most new tokens of a row; hidden, positions: what the head read, (b, s, d), and where,
-        (b, s), -1 on padding.
+        n_tokens: ids from n_tokens on are never drawn; n_new: most new tokens of a row; hidden: what the head read, (b, s, d); positions:
+        where, (b, s), -1 on padding.
         """
 
     def see(self, hidden: Tensor, positions: Tensor) -> None:
-        """The same of the tokens that the model has read since, drafts among them."""
+        """Takes `hidden` and `positions`, as in `begin`, of the tokens that the model's last forward has read, drafts included."""
 
     def propose(self, rows: Sequence[History]) -> list[list[int]]:
         """Returns a draft of each row."""
         return [[] for _ in rows]
 
     def reorder(self, kept: Tensor) -> None:
-        """Row i goes on as what was row kept[i]."""
+        """Makes row i the former row kept[i]; the others have ended."""
 
 
 class Lookup(Drafter):
@@ -86,7 +86,7 @@ class Lookup(Drafter):
     """
 
     def __init__(self, n_tokens: int, ngram: int) -> None:
-        """ngram: tokens to look for; fewer where these did not stand there before."""
+        """ngram: how many last tokens to look for; fewer where so many did not occur before."""
         super().__init__(n_tokens)
         self.ngram = ngram
 
@@ -94,7 +94,8 @@ class Lookup(Drafter):
         return [self._continued("".join(map(chr, row.source + row.begin + row.new))) for row in rows]
 
     def _continued(self, text: str) -> list[int]:
-        """text: a character of each token, so that the search is Python's. What repeats itself up to its end goes on to do so."""
+        """Returns the draft.  text: one character for each token, so that Python's search of strings finds n-grams. A text that repeats
+        itself up to its end goes on repeating."""
         for n in range(min(self.ngram, len(text) - 1), 0, -1):
             if (at := text.rfind(text[-n:], 0, -1)) >= 0:
                 period = len(text) - n - at

@@ -1,4 +1,4 @@
-"""A smaller model with the same tokenizer drafts."""
+"""Drafts by a smaller model with the same tokenizer."""
 
 from collections.abc import Sequence
 
@@ -18,10 +18,10 @@ from lm.schema import MOST
 
 
 class DraftModel(Drafter):
-    """It draws from its own logits as the model does from its, by the same options and the same numbers."""
+    """Draws from its own logits, with the sampling options and the random numbers that the model draws with."""
 
     def __init__(self, n_tokens: int, draft: LM, model: LM) -> None:
-        """Raises ConfigError where it cannot read what the model reads."""
+        """Raises ConfigError where the draft model is of another kind, or has fewer positions than the model may reach."""
         super().__init__(n_tokens)
         self.draft = draft
         if draft.cfg.kind != model.cfg.kind:
@@ -63,7 +63,7 @@ class DraftModel(Drafter):
         self.first, self.held = ([held[row] for row in kept.tolist()] for held in (self.first, self.held))
 
     def _read(self, tokens: Sequence[list[int]], starts: Sequence[int]) -> Tensor:
-        """Logits behind these tokens of each row, of which the first stands at its start, (b, v)."""
+        """Reads the tokens of each row at positions from starts[i] on; returns the logits behind the row's last one, (b, v)."""
         ids, positions = right_padded(tokens, starts, 0, self.draft.embed.weight.device)
         batch = Batch(ids, positions=positions.clamp(max=self.last), padded=uneven(tokens))
         logits: Tensor = self.draft(batch, cache=self.cache)

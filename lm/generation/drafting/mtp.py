@@ -1,4 +1,4 @@
-"""The model's own blocks for further tokens draft.  DeepSeek-V3, arXiv:2412.19437, section 2.2."""
+"""Drafts by the model's own blocks for multi-token prediction (model.mtp).  DeepSeek-V3, arXiv:2412.19437, section 2.2."""
 
 from collections.abc import Sequence
 
@@ -16,10 +16,11 @@ from lm.ops.cache.cache import Cache
 
 
 class MTP(Drafter):
-    """Block k drafts the k-th token beyond the newest, from what block k - 1 made of each place and from the token k places later."""
+    """Block k drafts the k-th token behind the newest one, from the output of block k - 1 at each place (k = 1: the model's hidden state)
+    and the token k places later."""
 
     def __init__(self, n_tokens: int, model: LM) -> None:
-        """Raises ConfigError where there are no such blocks."""
+        """Raises ConfigError where the model has no such blocks."""
         if not isinstance(model, DecoderLM) or not model.mtp:
             raise ConfigError("draft=mtp: the model has no blocks that predict further tokens. Use lookup=3, or draft=FOLDER.")
         super().__init__(min(n_tokens, len(model.mtp)))
@@ -30,7 +31,7 @@ class MTP(Drafter):
         first = len(self.model.blocks)
         b, length, slack = len(rows), max(len(row.begin) for row in rows) + n_new + self.n_tokens, 2 * self.n_tokens + UNDRAFTED + 2
         self.caches = [self._cache(layer, b, length, slack) for layer in range(first, first + self.n_tokens)]
-        self.hidden = hidden.new_zeros(self.n_tokens + 1, b, length, hidden.shape[2])  # what each block has made of each place
+        self.hidden = hidden.new_zeros(self.n_tokens + 1, b, length, hidden.shape[2])  # the output of each block at each place
         self._keep(0, hidden, positions)
         for k in range(1, self.n_tokens + 1):
             texts = [row.begin[k:] for row in rows]
@@ -64,7 +65,7 @@ class MTP(Drafter):
             cache.reorder(kept)
 
     def _cache(self, layer: int, batch: int, max_len: int, slack: int) -> Cache:
-        """Of one block, whose layer is one behind those of the model."""
+        """Returns the cache of one block.  layer: its number, counted on from the model's last block."""
         model, weight = self.model, self.model.embed.weight
         state = model.cfg.parts(layer).mixer.state(model.cfg.d_model, layer)
         return Cache([state], batch, max_len, weight, slack, model.max_seq_len, layer)
@@ -74,7 +75,8 @@ class MTP(Drafter):
         self.hidden[k, rows, positions[rows, columns]] = hidden[rows, columns]
 
     def _through(self, k: int, later: Tensor, positions: Tensor) -> Tensor:
-        """What block k makes of these places, (b, s, d), kept for the next.  later: the tokens k places behind them, (b, s)."""
+        """Returns the output of block k at these positions, (b, s, d), and keeps it for the next block.  later: the tokens k places later,
+        (b, s)."""
         rows = torch.arange(len(later), device=later.device).unsqueeze(1)
         hidden = self.hidden[k - 1, rows, positions.clamp(min=0)]
         ctx = self.model.context(Batch(later, positions=positions), self.caches[k - 1])

@@ -1,5 +1,5 @@
-"""A step over one token of one row as a few compiled pieces: what lies between two layers that look into the cache is one, and pieces that
-are alike are one function, so that compiling takes as long for many layers as for three."""
+"""The decoding step over one token of one row as a few compiled pieces: the operations between two modules that read the cache are one
+piece, and pieces that are alike share one function, so that compiling takes as long for many layers as for three."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,20 +32,20 @@ def _live(inputs: list[Tensor], name: str) -> Tensor:
 
 
 torch.library.register_fake("slotlm::live", _live, lib=_LIBRARY)
-_here: ContextVar[Context] = ContextVar("here")  # of the step that this thread makes
+_here: ContextVar[Context] = ContextVar("here")  # the context of the step that this thread computes
 
 
 class Live(Protocol):
-    """What is not compiled: it reads or writes the cache, or chooses what it computes."""
+    """A part of the model that is not compiled, as it reads or writes the cache, or chooses what it computes (a mixture of experts)."""
 
     def __call__(self, *inputs: Tensor, ctx: Context) -> Tensor: ...
 
 
 class Step:
-    """Blocks and the last norm over one token behind what a cache holds.  Ansel et al. 2024 (PyTorch 2) is the compiler."""
+    """The blocks and the last norm, compiled, over one token of one row with a cache.  The compiler: Ansel et al. 2024 (PyTorch 2)."""
 
     def __init__(self, model: LM) -> None:
-        """Compiles. Raises ConfigError for a model that cannot be."""
+        """Compiles the step. Raises ConfigError for a model that cannot be compiled."""
         with torch.no_grad(), progress("compiling a step"):
             whole, constants = traced(model)
             pieces = split_module(whole, whole, _piece_of(whole), keep_original_order=True)
@@ -65,7 +65,7 @@ class Step:
         self._run = partial(pieces.forward, *constants)
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
-        """(1, 1, d) -> (1, 1, d); None for other steps, which go as ever."""
+        """(1, 1, d) -> (1, 1, d); None for any other input, which the model computes without this step."""
         if ctx.cache is None or x.shape[:2] != (1, 1):
             return None
         before = _here.set(ctx)
@@ -81,7 +81,7 @@ def _call(live: Live, *inputs: Tensor) -> Tensor:
 
 
 def live_of(module: nn.Module) -> Live:
-    """Returns the part of a module that is not compiled: attention over the cache, or all of it."""
+    """Returns the part of a module that is not compiled: of a FusedGQA attention over the cache, else the whole module."""
     return cast(Live, module.read if isinstance(module, FusedGQA) else module.forward)
 
 
@@ -90,7 +90,7 @@ def is_live(module: nn.Module) -> bool:
 
 
 class _Unseen:
-    """What pieces know nothing of."""
+    """In place of the parts of a Context that compiled pieces do not have: raises ConfigError where a layer reads one."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise ConfigError(
@@ -113,7 +113,8 @@ class _Whole(nn.Module):
 
 
 def traced(model: LM) -> tuple[fx.GraphModule, list[Tensor]]:
-    """Returns a step as operations on weights, what is embedded, (1, 1, d), and positions, (1, 1); and the weights. Raises ConfigError."""
+    """Returns the graph of a step, whose inputs are the weights, the embedded token, (1, 1, d), and its position, (1, 1); and the weights.
+    Raises ConfigError for a model that cannot be traced, or that changes a buffer as it computes."""
     examples = model.embed.weight[:1].unsqueeze(0), torch.zeros(1, 1, dtype=torch.int64)
     with cut(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's own code
@@ -139,7 +140,7 @@ def traced(model: LM) -> tuple[fx.GraphModule, list[Tensor]]:
 
 @contextmanager
 def cut(model: LM) -> Iterator[None]:
-    """Within, live parts leave a mark in what is traced."""
+    """Within the block, a live part leaves one marker operation in the traced graph, which is cut there later."""
     with ExitStack() as undo:
         undo.callback(tracing.reset, tracing.set(True))
         for name, module in model.named_modules():
@@ -156,7 +157,7 @@ def _mark(name: str, *inputs: Any) -> Tensor:
 
 
 def _piece_of(whole: fx.GraphModule) -> Callable[[fx.Node], int]:
-    """Returns which piece each operation is in: a live one has its own."""
+    """Returns a function that gives the number of the piece an operation is in; a live part has a piece of its own."""
     count, found = 0, {}
     for node in whole.graph.nodes:
         count += node.target is _CUT
@@ -166,7 +167,7 @@ def _piece_of(whole: fx.GraphModule) -> Callable[[fx.Node], int]:
 
 
 def description(graph: fx.Graph) -> str:
-    """The same for graphs that compute the same from tensors of the same shapes."""
+    """Returns a text that is the same for graphs that compute the same from tensors of the same shapes."""
     names: dict[fx.Node, str] = {}
     lines = []
     for node in graph.nodes:
@@ -190,7 +191,8 @@ def require_compiler() -> None:
 
 
 def compiled(piece: fx.GraphModule) -> Callable[..., Any]:
-    """Returns it as one call without guards: shapes are always these. Raises ConfigError where the C++ compiler fails."""
+    """Returns the piece as a compiled function without guards, as its shapes never change. Raises ConfigError where the C++ compiler
+    fails."""
     from torch._inductor import compile as inductor
     from torch._inductor.exc import CppCompileError, InductorError
 

@@ -1,4 +1,4 @@
-"""Layers of a model with fewer and larger operations, for decoding on a CPU. Each computes what the readable one does, up to rounding."""
+"""Layers with fewer and larger operations, for decoding on a CPU. Each computes what the layer that it replaces does, up to rounding."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Hold = Callable[[Tensor, Tensor | None], nn.Module]
 
 
 def stacked(linears: Sequence[nn.Linear], hold: Hold, order: Tensor | None = None) -> nn.Module:
-    """Returns one layer for several that read the same; what it gives is theirs side by side, or in this order."""
+    """Returns one layer for several linear ones with the same input; its outputs are theirs side by side, or those taken in `order`."""
     weight, biases = (
         torch.cat([linear.weight.detach() for linear in linears]),
         [each.bias.detach() for each in linears if each.bias is not None],
@@ -35,7 +35,7 @@ class QuickRMSNorm(nn.Module):
     """x / sqrt(|x|^2 + d eps) * sqrt(d) weight, in float32: half as many operations as torch's own on a CPU."""
 
     def __init__(self, gain: Tensor, eps: float) -> None:
-        """gain: (.., d), of which leading dimensions are those of the input, as of heads with weights of their own."""
+        """gain: (.., d); leading dimensions are as in the input, for heads that have gains of their own."""
         super().__init__()
         d = gain.shape[-1]
         self.gain, self.floor = gain.float() * math.sqrt(d), torch.tensor(math.sqrt(d * eps))
@@ -49,10 +49,10 @@ class QuickRMSNorm(nn.Module):
 
 
 class FusedBlock(Block):
-    """x = x + mixer(norm(x)); x = x + ffn(norm(x)), with nothing between that does nothing in decoding."""
+    """x = x + mixer(norm(x)); x = x + ffn(norm(x)), without the steps of a Block that do nothing in decoding."""
 
     def __init__(self, of: Block) -> None:
-        """of: what is fused within already."""
+        """of: a block whose layers have been fused already."""
         nn.Module.__init__(self)
         for name, child in of.named_children():
             self.add_module(name, child)
@@ -62,7 +62,7 @@ class FusedBlock(Block):
 
     @staticmethod
     def fits(of: Block) -> bool:
-        """Whether the norms stand before the sublayers, whose outputs are added as they are."""
+        """Returns whether the block is pre-norm, and adds the outputs of its sublayers unscaled."""
         residuals = of.get_submodule(f"{of.slot}_residual"), of.ffn_residual
         return all(type(each) is PreNorm and type(each.branch) is Branch and each.branch.scale == 1.0 for each in residuals)
 
@@ -73,7 +73,7 @@ class FusedBlock(Block):
 
 
 class FusedMLP(GatedMLP):
-    """Gate and up are one matrix."""
+    """A gated MLP whose gate and up projections are one matrix."""
 
     def __init__(self, of: GatedMLP, hold: Hold) -> None:
         nn.Module.__init__(self)
@@ -81,7 +81,7 @@ class FusedMLP(GatedMLP):
 
     @staticmethod
     def fits(of: GatedMLP) -> bool:
-        """Whether there is no adapter beside the matrices."""
+        """Returns whether there is no adapter beside the matrices."""
         return all(type(linear) in PLAIN for linear in (of.gate, of.up))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -91,8 +91,8 @@ class FusedMLP(GatedMLP):
 
 
 class QuickRope(Rope):
-    """Neighbours turn together, as one complex number, where they lie: one operation instead of ten. `FusedGQA` brings together what turns
-    together, in queries and keys alike, so that scores stay what they are."""
+    """Rotates pairs of neighbouring dimensions as complex numbers, in place: one operation instead of ten. `FusedGQA` orders the dimensions
+    of queries and keys alike so that pairs are neighbours, which leaves the scores as they are."""
 
     def __init__(self, of: Rope) -> None:
         nn.Module.__init__(self)
@@ -101,12 +101,12 @@ class QuickRope(Rope):
 
     @staticmethod
     def order(of: Rope, head_dim: int) -> Tensor:
-        """Returns where in a head of `of` each of its dimensions comes from, (c,)."""
+        """Returns for each dimension of a head here its place in a head of `of`, (c,)."""
         r = 0 if of.cfg.interleaved else of.rotary_dim
         return torch.cat([torch.arange(r).view(2, -1).t().flatten(), torch.arange(r, head_dim)])
 
     def angles(self, positions: Tensor) -> Angles | None:
-        """cos + i sin, (b, 1, s, r/2), and that of windowed layers."""
+        """Returns cos + i sin, (b, 1, s, r/2), of layers without and of layers with a window; while tracing, the angles of `Rope`."""
         found = super().angles(positions)
         assert found is not None
         if tracing.get():
@@ -133,11 +133,11 @@ class QuickRope(Rope):
 
 
 class FusedGQA(GQA):
-    """Queries, keys and values come of one matrix, and stay in one tensor: queries and keys are normed and rotated there together, and keys
-    and values are kept together."""
+    """GQA whose queries, keys and values come from one matrix and stay in one tensor: queries and keys are normed and rotated there
+    together, and keys and values are cached together."""
 
     def __init__(self, of: GQA, hold: Hold, rope: Rope | None) -> None:
-        """rope: what will be a QuickRope; None: the position stays as it is."""
+        """rope: the model's Rope, which a QuickRope will replace; None: the model keeps its position encoding."""
         nn.Module.__init__(self)
         self.layer, self.head_dim, self.how, self.quiet = of.layer, of.head_dim, of.how, of.quiet
         self.sinks, self.attend, self.o, self.gate, self.said = of.sinks, of.attend, of.o, of.gate, of.extra_repr()
@@ -154,7 +154,8 @@ class FusedGQA(GQA):
 
     @staticmethod
     def fits(of: GQA) -> bool:
-        """Whether there are no norms of queries and keys, or of each head, and no adapter beside the matrices; pairs need an even head."""
+        """Returns whether queries and keys have no norms, or RMS norms of each head; the head dimension is even, as pairs need; and there
+        is no adapter beside the matrices."""
         normed = isinstance(of.q_norm, nn.Identity) or (isinstance(of.q_norm, RMSNorm) and not of.norm_full)
         return normed and of.head_dim % 2 == 0 and all(type(linear) in PLAIN for linear in (of.q, of.k, of.v))
 
@@ -172,14 +173,16 @@ class FusedGQA(GQA):
         return self.told(x, self.read(heads[:, : self.heads[0]], heads[:, self.heads[0] :], ctx))
 
     def read(self, q: Tensor, kept: Tensor, ctx: Context) -> Tensor:
-        """What queries find among keys and values, these and those in the cache.  q: (b, h, s, c); kept: k and v, (b, 2g, s, c)."""
+        """Returns the attention of the queries to the keys and values in the cache and to these, which are appended to it.  q: (b, h, s,
+        c); kept: k and v, (b, 2g, s, c)."""
         if ctx.cache is not None:
             [kept] = ctx.cache.append(self.layer, kept)  # (b, 2g, k, c)
         k, v = kept.chunk(2, dim=1)
         return self.weighted(q, k, v, ctx.keys(self.layer), ctx.position)
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
-        """One token's queries that share keys are as several queries of one head, which copies no keys; torch's kernel does in bfloat16."""
+        """As in GQA; but queries of one token that share a key head are passed as several queries of one head, so that no keys are copied,
+        as torch's kernel does in bfloat16."""
         if q.shape[2] > 1 or self.bias(mask, position) is not None or self.sinks is not None:
             return super().weighted(q, k, v, mask, position)
         shared = q.squeeze(2).unflatten(1, (k.shape[1], -1))  # (b, h, 1, c) -> (b, g, h/g, c)

@@ -1,4 +1,4 @@
-"""Matrices as decoding holds them: laid out for this machine's kernels, or in fewer bits. They multiply, and nothing else."""
+"""Weight matrices as decoding holds them: laid out for this machine's kernels, or in fewer bits. They can only be multiplied by."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -16,10 +16,10 @@ tracing: ContextVar[bool] = ContextVar("tracing", default=False)
 
 
 def by_hand(x: Tensor, weight: Tensor) -> Tensor:
-    """F.linear of one row as a loop over a matrix in whatever it is kept, with sums in float32 at least. A compiler joins it with what
-    comes before and behind, and converts what it reads on the way."""
+    """F.linear of one row as a product and a sum over a matrix of any dtype, with sums in float32 at least. A compiler fuses it with the
+    operations before and behind, and converts the matrix as it reads it."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    row = torch.as_strided(x.to(wide), (1, x.numel()), (x.numel(), 1))  # or else it is computed anew for every output
+    row = torch.as_strided(x.to(wide), (1, x.numel()), (x.numel(), 1))  # else a compiler computes the row anew for every output
     out = (row * weight.to(wide)).sum(-1)
     return out.to(x.dtype).view(*x.shape[:-1], -1)
 
@@ -35,7 +35,7 @@ class Held(nn.Module):
 
     @classmethod
     def fits(cls, weight: Tensor) -> bool:
-        """Whether this machine can hold this matrix so."""
+        """Returns whether this machine can hold this matrix in this way."""
         return True
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Held(nn.Module):
         """(.., in) -> (.., out)."""
 
     def row(self, x: Tensor) -> Tensor | None:
-        """What a compiled step does with one row; None: the same.  (.., in) -> (.., out), in the dtype of x."""
+        """The product of one row in a compiled step; None: as in any other step.  (.., in) -> (.., out), in the dtype of x."""
         return None
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Held(nn.Module):
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What every move and cast passes through."""
+        """Raises ConfigError; every move and cast of a module passes through here."""
         raise ConfigError("model: its weights are held for decoding where they are, as they are. Load it anew with device and dtype.")
 
     def _save_to_state_dict(self, destination: Mapping[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -93,8 +93,8 @@ class Plain(Held):
 
 
 class OneDNN(Held):
-    """The same in the blocks that oneDNN's kernels read, which spread one row over all cores, where MKL's does on Intel only
-    (pytorch/pytorch#96643), and read bfloat16 as fast as memory brings it."""
+    """The matrix in the blocked layout of oneDNN's kernels. They spread the product of one row over all cores, which MKL's does on Intel
+    only (pytorch/pytorch#96643), and read bfloat16 as fast as memory brings it."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -103,7 +103,7 @@ class OneDNN(Held):
 
     @classmethod
     def fits(cls, weight: Tensor) -> bool:
-        """The kernels for bfloat16 want AVX-512."""
+        """Returns whether oneDNN's kernels are here for this matrix; those for bfloat16 want AVX-512."""
         if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
             return False
         return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -117,6 +117,6 @@ class OneDNN(Held):
 
 
 class Twice(OneDNN, Plain):
-    """And once more row by row, as a compiled step reads it."""
+    """The matrix in oneDNN's layout, and once more as it was, which a compiled step reads."""
 
     matrix = Plain.matrix

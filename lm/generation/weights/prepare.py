@@ -1,4 +1,5 @@
-"""A model made ready to decode: every matrix in the wanted dtype, held as is fastest here, and what goes together fused."""
+"""Makes a model ready to decode: every matrix is held in the wanted dtype and in the layout that is fastest on this machine, and layers
+are fused where they can be."""
 
 import time
 from collections.abc import Sequence
@@ -34,13 +35,13 @@ KINDS: dict[Dtype, tuple[type[Held], ...]] = {
 }
 """Ways to hold a matrix, of which the last is the readable reference and fits everywhere."""
 _SMALL = 1 << 19  # numbers of a matrix below which oneDNN's calls cost more than its reading saves: two cores of an AMD EPYC, float32
-_CLEARLY = 1.5  # how many times as fast F.linear must be to come first: they round otherwise, and the same machine has to choose the same
+_CLEARLY = 1.5  # times as fast F.linear must be to be preferred: the two round differently, and a machine must always choose the same
 _TRIES = 24
-_BETWEEN_S = 0.0007  # so that a neighbour does not have a core of ours all the while
+_BETWEEN_S = 0.0007  # between tries, so that another process on one of our cores does not disturb all of them
 
 
 class HeldHead(Head):
-    """A head of which the matrix is held so."""
+    """A head whose matrix is a `Held` one."""
 
     def __init__(self, of: Head, held: nn.Module) -> None:
         nn.Module.__init__(self)
@@ -59,12 +60,12 @@ class HeldHead(Head):
 
 @torch.no_grad()
 def prepare(model: LM, dtype: Dtype = "saved", compiled: bool = False) -> LM:
-    """Returns the model itself, which from now on decodes and is evaluated, and can be neither trained, moved nor saved.
+    """Returns the model itself, which from now on can decode and be evaluated, but can be neither trained, moved nor saved.
 
-    dtype: of all matrices but the embedding, those of stacked experts and latent attention's expansions, which stay as they are saved,
-    like norms, activations and cache; fp32: of all.  compiled: on a CPU a step over one token of one row is, and matrices that are not
-    quantised are held twice; on CUDA a step over one token of each row is a graph. Raises ConfigError for a matrix that cannot be held so,
-    and for a step that cannot be compiled.
+    dtype: of all matrices but the embedding, stacked experts and the expansions of latent attention, which stay as they are saved, like
+    norms, activations and cache; fp32 is of all of these.  compiled: on a CPU, compiles the step over one token of one row, for which
+    matrices that are not quantised are held twice; on CUDA, records the step over one token of each row as a graph. Raises ConfigError for
+    a matrix that cannot be held in this dtype, and for a step that cannot be compiled.
     """
     device = model.embed.weight.device.type
     if compiled and device not in ("cpu", "cuda"):
@@ -118,7 +119,7 @@ class _Preparing:
                 self.model.set_submodule(path, FusedBlock(module))
 
     def _rope(self) -> Rope | None:
-        """What rotates, where nothing does so in another way than a fused layer; an encoder's is like its decoder's."""
+        """Returns the model's Rope where all layers that rotate can be fused, else None. An encoder's Rope is like its decoder's."""
         rotated = [each for each in self.model.modules() if isinstance(each, Attention) and not isinstance(each, CrossAttention)]
         rope = self.model.position
         return rope if type(rope) is Rope and all(type(each) is GQA and FusedGQA.fits(each) for each in rotated) else None
@@ -129,7 +130,7 @@ class _Preparing:
         return next(kind for kind in kinds if kind.fits(weight))(weight, None if bias is None else bias.detach())
 
     def _is_traced(self, path: str) -> bool:
-        """Whether a compiled step would read it in a piece, and not call what it is a part of."""
+        """Returns whether the matrix would be inside a compiled piece, and not in a module that a compiled step calls uncompiled."""
         *above, _ = accumulate(path.split("."), "{}.{}".format)
         modules = map(self.model.get_submodule, above)
         return path.startswith("blocks.") and not any(isinstance(each, Mixer | Mixture) and type(each) is not FusedGQA for each in modules)
@@ -139,8 +140,8 @@ class _Preparing:
 
 
 def ranked(kinds: Sequence[type[Held]], weight: Tensor) -> list[type[Held]]:
-    """Returns the ways to hold this matrix, the one to be taken first. Only where a large one may be in oneDNN's blocks is it timed: a seed
-    has to give the same text tomorrow, so that nothing may hang on a close race."""
+    """Returns the ways to hold this matrix, the preferred one first. Only a large matrix that oneDNN can hold is timed, since a seed must
+    give the same text tomorrow, which may not depend on a close race."""
     blocked = OneDNN in kinds and OneDNN.fits(weight)
     if blocked and (weight.numel() < _SMALL or _is_clearly_faster(Plain(weight, None), OneDNN(weight, None), weight)):
         return [*reversed(kinds)]
@@ -148,7 +149,7 @@ def ranked(kinds: Sequence[type[Held]], weight: Tensor) -> list[type[Held]]:
 
 
 def _is_clearly_faster(one: Held, other: Held, weight: Tensor) -> bool:
-    """Whether one row is multiplied clearly faster here."""
+    """Returns whether `one` multiplies a row clearly faster than `other` on this machine."""
     row = torch.ones(1, weight.shape[1], dtype=weight.dtype)
     tries = []
     for _ in range(_TRIES):

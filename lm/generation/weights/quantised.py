@@ -1,4 +1,4 @@
-"""Matrices in 8 or 4 bits: scale q + zero for each output, or for each 32 inputs of it."""
+"""Matrices quantised to 8 bits, with a scale for each output, or to 4 bits, with a scale and a zero for each 32 inputs of an output."""
 
 from collections.abc import Callable
 
@@ -17,14 +17,15 @@ _ROWS = 4  # multiplied at a time, where the kernels are fastest for each row
 
 
 def by_rows(kernel: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Returns the kernel's products of a few rows at a time, as it is fastest.  x: (.., in); kernel: (n, in) -> (n, out)."""
+    """Returns the products of all rows, computed a few rows at a time, as the kernel is fastest.  x: (.., in); kernel: (n, in) -> (n,
+    out)."""
     rows = x.reshape(-1, x.shape[-1])
     out = kernel(rows) if len(rows) <= _ROWS else torch.cat([kernel(piece) for piece in rows.split(_ROWS)])
     return out.view(*x.shape[:-1], -1)
 
 
 class Int8Reference(Held):
-    """W = scale q with q in -127 .. 127 and a bfloat16 scale for each output, multiplied as such."""
+    """W = scale q with q in -127 .. 127 and a bfloat16 scale for each output; multiplied by F.linear."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -42,7 +43,7 @@ class Int8Reference(Held):
 
 
 class Int8(Int8Reference):
-    """The same by torch's kernel where there are few rows; for more, as in reading prompts, the reference is up to 2.8 times as fast."""
+    """As Int8Reference, but with torch's kernel for few rows; for more, as in prefill, the reference is up to 2.8 times as fast."""
 
     @classmethod
     def fits(cls, weight: Tensor) -> bool:
@@ -85,7 +86,7 @@ class Int4Reference(Held):
 
 
 class Int4(Held):
-    """The same by torch's kernel, which keeps two numbers in a byte."""
+    """As Int4Reference, but with torch's kernel, which packs two numbers into a byte."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)

@@ -1,4 +1,4 @@
-"""A step over one token of each row as one launch: a CUDA graph, recorded once for a cache whose tensors and shapes stay."""
+"""The decoding step over one token of each row as one launch: a CUDA graph, recorded once for a cache whose tensors and shapes stay."""
 
 import copy
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from lm.ops.attention.mask import Mask
 from lm.ops.cache.cache import Cache
 from lm.ops.cache.ring import FirstSlots, Slots
 
-_LEAST = 256  # slots that a step looks at, where a cache has as many
+_LEAST = 256  # slots that a step attends to at least, where the cache has as many
 
 Run = Callable[[], Tensor]
 Record = Callable[[Run], Run]
@@ -22,7 +22,8 @@ Record = Callable[[Run], Run]
 
 
 def by_cuda(run: Run) -> Run:
-    """What `run` launches, as a graph. It runs once before, so that kernels are loaded and libraries have their workspaces."""
+    """Records what `run` launches as a CUDA graph; returns a function that replays it. Calls `run` once before, so that kernels are loaded
+    and libraries have their workspaces. Raises ConfigError where it cannot be recorded."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -44,14 +45,15 @@ def by_cuda(run: Run) -> Run:
 
 
 class Replayed:
-    """Blocks and last norm over one token of each row, recorded at the second such step of a cache, and again where more slots are looked
-    at or rows have come or gone. Attends to empty slots too, which the mask hides: results are those of other steps up to rounding."""
+    """The blocks and the last norm over one token of each row, recorded at the second such step of a cache, and again when more slots are
+    attended to or rows have come or gone. Empty slots are read too, and hidden by the mask: results are those of the unrecorded step up to
+    rounding."""
 
     def __init__(self, model: LM, record: Record = by_cuda) -> None:
         self._model, self._record = model, record
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
-        """(b, 1, d) -> (b, 1, d); None for other steps, which go as ever."""
+        """(b, 1, d) -> (b, 1, d); None for any other input, which the model computes without this step."""
         cache = ctx.cache
         if cache is None or x.shape[1] != 1 or ctx.mask.padded or not all(slots.in_place for slots in cache.groups.values()):
             return None
@@ -66,13 +68,13 @@ class Replayed:
 
 
 def _seen(slots: Slots) -> int:
-    """How many slots a step looks at: a power of two, so that few are recorded while a row grows."""
+    """Returns how many slots a step attends to: a power of two, so that few graphs are recorded while a row grows; or all."""
     filled = min(max(slots.written), slots.n)
     return min(slots.n, max(_LEAST, 1 << (filled - 1).bit_length()))
 
 
 class _Step:
-    """Inputs are copied to where they were when it was recorded, and what comes of it from where that is."""
+    """One recorded step. It always works on the same tensors: inputs are copied into them before, and results out of them behind."""
 
     def __init__(self, model: LM, x: Tensor, ctx: Context, record: Record) -> None:
         assert ctx.cache is not None
@@ -100,8 +102,8 @@ class _Step:
 
 
 class _Still(Cache):
-    """What a cache holds, its tensors shared, as a recorded step finds it: the slot that is written to is told by a tensor, all slots are
-    seen, empty ones as hidden ones, and states of fixed size lie where they lay."""
+    """A cache as a recorded step uses it; it shares the tensors of `of`. The slot to write to is given by a tensor, empty slots are
+    attended to but masked, and states of fixed size are copied to where they were at recording."""
 
     def __init__(self, of: Cache) -> None:
         self.device, self.form, self.slack, self.horizon, self.stores = of.device, of.form, of.slack, of.horizon, of.stores
@@ -118,7 +120,7 @@ class _Still(Cache):
         raise ConfigError("compile=true: a layer reads the length of the cache, of which a recorded step knows nothing. Leave it out.")
 
     def take(self, of: Cache) -> None:
-        """Before a step: where its tokens go, and the states."""
+        """Takes from the real cache, before a step, the slots to write to and the states."""
         for key, slots in of.groups.items():
             index = self.groups[key].index
             assert isinstance(index, Tensor)
@@ -130,12 +132,12 @@ class _Still(Cache):
             torch._foreach_copy_([x for held in self.before.values() for x in held], [x for i in self.before for x in of.state(i)])
 
     def give(self, to: Cache) -> None:
-        """After a step."""
+        """Gives the real cache the new states, after a step."""
         for layer, tensors in self.after.items():
             to.advance(layer, *(x.clone() for x in tensors))
 
     def look(self, positions: Tensor) -> None:
-        """Part of the step: what is seen of rows at these positions, (b, 1)."""
+        """A part of the recorded step: sets which slots tokens at these positions, (b, 1), see."""
         for slots in self.groups.values():
             if isinstance(slots, FirstSlots):
                 slots.keep(positions)

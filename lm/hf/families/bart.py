@@ -70,7 +70,7 @@ class Bart(Family):
                 yield from self.block(f"{here}blocks.{i}", f"{there}.layers.{i}")
 
     def block(self, here: str, there: str) -> Iterator[Pair]:
-        """The tensors of one layer; cross-attention in the decoder's alone."""
+        """Yields the pairs of one layer; only a decoder's has cross-attention."""
         for name, their_name in (("attention", "self_attn"), ("cross", "encoder_attn")):
             for part, their_part in (("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("o", "out_proj")):
                 yield from module(f"{here}.{name}.{part}", f"{there}.{their_name}.{their_part}")

@@ -56,7 +56,7 @@ class DeepSeekV3(Llama):
     renamed: ClassVar[dict[str, str]] = {"num_mtp_layers": MTP_LAYERS}
 
     def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
-        """transformers writes the number of the layers that predict further tokens, and leaves their tensors out."""
+        """Counts the multi-token prediction layers in the file: transformers writes their number, and leaves their tensors out."""
         beyond = [re.compile(pattern) for pattern in self._beyond(hf)]
         return {**hf, MTP_LAYERS: sum(any(pattern.fullmatch(name) for name in names) for pattern in beyond)}
 
@@ -64,7 +64,7 @@ class DeepSeekV3(Llama):
         return (*self.ignored, *self._beyond(hf))
 
     def _beyond(self, hf: Tree) -> list[str]:
-        """For each layer after the last one, which predicts a further token, a pattern of its keys."""
+        """Returns for each layer after the last one, which predicts a further token, a pattern of its tensors' names."""
         first, n = hf.get("num_hidden_layers"), hf.get(MTP_LAYERS, 1)
         return [rf"(model\.)?layers\.{first + k}\..*" for k in range(n)] if isinstance(first, int) and isinstance(n, int) else []
 
@@ -82,7 +82,7 @@ class DeepSeekV3(Llama):
         return {**dense, **mtp, **self._scale(hf)}
 
     def _scale(self, hf: Tree) -> Tree:
-        """Scores of a model with YaRN have a factor of their own."""
+        """Returns attention.scale of a model with YaRN, whose scores have a factor of their own; {} for other models."""
         scaling = read_rope(hf)["position.scaling"]
         if scaling is None or scaling["kind"] != "yarn":
             return {}
@@ -100,7 +100,7 @@ class DeepSeekV3(Llama):
         }
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
-        """A layer that predicts further tokens has copies of the embedding and the head."""
+        """Yields all pairs; each layer that predicts a further token has copies of the embedding and the head in the file."""
         further = [f"model.layers.{ours['n_layers'] + k}" for k in range(ours.get("mtp.depth", 0))]
         heads = [f"{there}.shared_head.head.weight" for there in further]
         copies = {"embed.weight": [f"{there}.embed_tokens.weight" for there in further], "head.weight": heads}
@@ -124,7 +124,7 @@ class DeepSeekV3(Llama):
         yield from self.ffn(here, there, ours)
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
-        """Of a dense layer, and of one with experts."""
+        """Yields the pairs of a dense layer's feed-forward, and those of a layer with experts."""
         yield from gated(f"{here}.ffn", f"{there}.mlp", ours["ffn.n_experts"])
         yield same(f"{here}.ffn.router.correction_bias", f"{there}.mlp.gate.e_score_correction_bias")
         for name in ("gate", "up", "down"):

@@ -46,7 +46,8 @@ class Falcon(Family):
     fixed_there: ClassVar[Tree] = {"alibi": False}  # transformers rounds its product with the place to bfloat16: no two lengths agree
 
     def read(self, hf: Tree) -> Tree:
-        """The newer form, of 40B on, is always parallel, and its keys of the older form have no effect."""
+        """Returns further options. In the newer form (40B and later) blocks are always parallel, and keys of the older form have no
+        effect."""
         heads, new = hf["num_attention_heads"], bool(hf.get("new_decoder_architecture"))
         older = 1 if hf.get("multi_query", True) else heads
         groups = hf.get("num_kv_heads") or heads if new else older

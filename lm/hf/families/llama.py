@@ -45,7 +45,7 @@ class Llama(Family):
             yield from self.block(f"blocks.{i}", f"model.layers.{i}", ours)
 
     def block(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
-        """The tensors of one layer."""
+        """Yields the pairs of one layer."""
         yield from self.norms(here, there)
         for name in "qkvo":
             yield from module(f"{here}.attention.{name}", f"{there}.self_attn.{name}_proj")
@@ -54,12 +54,12 @@ class Llama(Family):
         yield from self.ffn(here, there, ours)
 
     def norms(self, here: str, there: str) -> Iterator[Pair]:
-        """Those around the sublayers."""
+        """Yields the pairs of the sublayers' norms."""
         yield from module(f"{here}.attention_residual.norm", f"{there}.input_layernorm")
         yield from module(f"{here}.ffn_residual.norm", f"{there}.post_attention_layernorm")
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
-        """The feed-forward."""
+        """Yields the pairs of the feed-forward."""
         for name in ("gate", "up", "down"):
             yield from module(f"{here}.ffn.{name}", f"{there}.mlp.{name}_proj")
 

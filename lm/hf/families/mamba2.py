@@ -47,7 +47,7 @@ class Mamba2(Family):
     fixed_there: ClassVar[Tree] = {"hidden_act": "silu"}
 
     def read(self, hf: Tree) -> Tree:
-        """And an attention of which no layer has any."""
+        """Returns a placeholder for attention, which no layer has, as the config wants one."""
         expand, heads, head, d = hf.get("expand", 2), hf.get("num_heads", 128), hf.get("head_dim", 64), hf["hidden_size"]
         if heads * head != expand * d:
             raise ConfigError(f"config.json: {heads} heads of head_dim={head} must be as wide as expand={expand} times hidden_size={d}.")

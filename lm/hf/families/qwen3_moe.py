@@ -61,7 +61,7 @@ class Qwen3MoE(Qwen3):
         }
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
-        """Of a dense layer, and of one with experts."""
+        """Yields the pairs of a dense layer's feed-forward, and those of a layer with experts."""
         yield from gated(f"{here}.ffn", f"{there}.mlp", ours["ffn.n_experts"])
 
 

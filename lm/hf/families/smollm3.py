@@ -42,7 +42,7 @@ class SmolLM3(Llama):
 
     @staticmethod
     def _rotates(n_layers: int, every: int | None) -> list[int]:
-        """1 for each layer that does."""
+        """Returns for each layer 1 where it rotates, else 0."""
         return [int(every is None or (layer + 1) % every != 0) for layer in range(n_layers)]
 
 

@@ -50,7 +50,8 @@ class Switch(T5):
         }
 
     def step(self, hf: Tree) -> int:
-        """n where every n-th layer has experts, in both stacks alike; 1 or 2, since transformers counts others from the second layer on."""
+        """Returns n where every n-th layer has experts, in both stacks alike: 1 or 2, since transformers counts other n from the second
+        layer on. Raises ConfigError for others."""
         layers = (hf.get("num_layers", 12), hf.get("num_decoder_layers") or hf.get("num_layers", 12))
         sparse = (hf.get("num_sparse_encoder_layers", 3), hf.get("num_sparse_decoder_layers", 3))
         steps = {n // k if k else 0 for n, k in zip(layers, sparse, strict=True)}
@@ -76,7 +77,7 @@ class Switch(T5):
         return embedding(ours, "shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
-        """Of a layer with experts, or of one without; a layer's own are chosen by what the model has."""
+        """Yields the pairs of a layer's feed-forward with experts, and of one without; the model has the tensors of one of them."""
         yield from module(f"{here}.router", f"{there}.mlp.router.classifier")
         for name, their_name in (("up", "wi"), ("down", "wo")):
             experts = tuple(f"{there}.mlp.experts.expert_{e}.{their_name}.weight" for e in range(ours["ffn.n_experts"]))

@@ -38,7 +38,8 @@ class T5(Family):
     }  # fmt: skip
 
     def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
-        """transformers 5 calls every head tied; one that does not scale its states (1.1) may have a matrix of its own all the same."""
+        """Unties the head where the file has one: transformers 5 calls every head tied, but that of 1.1, which does not scale its states,
+        may have a matrix of its own."""
         own = hf.get("scale_decoder_outputs") is False and "lm_head.weight" in names
         return {**hf, "tie_word_embeddings": False} if own else hf
 
@@ -78,11 +79,11 @@ class T5(Family):
                 yield from self.block(f"{here}blocks.{i}", f"{there}.block.{i}.layer", ours, cross=there == "decoder")
 
     def embedding(self, ours: Tree) -> Pair:
-        """One for both stacks."""
+        """Returns the pair of the embedding, which both stacks share."""
         return same("embed.weight", "shared.weight")
 
     def block(self, here: str, there: str, ours: Tree, cross: bool) -> Iterator[Pair]:
-        """The tensors of one layer."""
+        """Yields the pairs of one layer."""
         sublayers = [("attention", "SelfAttention"), ("cross", "EncDecAttention")] if cross else [("attention", "SelfAttention")]
         for n, (name, their_name) in enumerate(sublayers):
             yield from module(f"{here}.{name}_residual.norm", f"{there}.{n}.layer_norm")
@@ -93,7 +94,7 @@ class T5(Family):
         yield from self.ffn(f"{here}.ffn", f"{there}.{last}", ours)
 
     def ffn(self, here: str, there: str, ours: Tree) -> Iterator[Pair]:
-        """The feed-forward, whose first matrix is called wi_1 beside a gate, and wi without."""
+        """Yields the pairs of the feed-forward, whose first matrix is called wi_1 beside a gate, and wi without."""
         gated = ours.get("ffn.gated")
         yield from module(f"{here}.up", f"{there}.DenseReluDense.wi_1" if gated else f"{there}.DenseReluDense.wi")
         yield from module(f"{here}.gate", f"{there}.DenseReluDense.wi_0")

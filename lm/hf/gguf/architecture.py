@@ -27,7 +27,7 @@ class Architecture(ABC):
     square: ClassVar[bool] = False  # all heads together are as wide as the model
     halves: ClassVar[bool] = True  # it rotates the two halves of a head against each other, and not neighbours
     own_head: ClassVar[bool] = False  # it wants a head even where that is the embedding
-    fused: ClassVar[dict[str, tuple[str, ...]]] = {}  # its tensors that are several of ours, one below the other
+    fused: ClassVar[dict[str, tuple[str, ...]]] = {}  # tensors there that are several of ours, one below the other
     names: ClassVar[dict[str, str]] = {
         "attention_residual.norm": "attn_norm",
         "attention_residual.norm_out": "post_attention_norm",
@@ -53,7 +53,7 @@ class Architecture(ABC):
     """Tensors that no layer has."""
 
     def refuse(self, ours: Tree) -> None:
-        """Raises ConfigError naming an option that it does not have."""
+        """Raises ConfigError naming an option that the architecture does not have."""
         for option, allowed in self.fixed.items():
             values = allowed if isinstance(allowed, tuple) else (allowed,)
             given = ours.get(option)
@@ -65,11 +65,11 @@ class Architecture(ABC):
             raise self.lacks(f"heads of {width} numbers together, and there they must be model.d_model={ours['d_model']}")
 
     def lacks(self, what: str) -> ConfigError:
-        """Returns the error."""
+        """Returns the ConfigError for something that the architecture does not have."""
         return ConfigError(f"format=gguf: llama.cpp's {self.name} has no {what}. Train with that, or export with format=hf.")
 
     def keys(self, cfg: ModelConfig, ours: Tree) -> Tree:
-        """Returns its metadata, without the prefix that is its name."""
+        """Returns the model's keys of the metadata, without their prefix, which is `name`."""
         found: Tree = {
             "context_length": ours["max_seq_len"],
             "embedding_length": ours["d_model"],
@@ -83,7 +83,7 @@ class Architecture(ABC):
         return found | (self.rotation(cfg, ours) if ours["position.kind"] == "rope" else {})
 
     def attention(self, ours: Tree) -> Tree:
-        """Returns the keys of its heads."""
+        """Returns the keys of the attention heads."""
         head_dim = ours["attention.head_dim"]
         return {
             "attention.head_count_kv": ours["attention.n_kv_heads"],
@@ -92,7 +92,7 @@ class Architecture(ABC):
         }
 
     def ffn(self, ours: Tree) -> Tree:
-        """Returns the keys of its feed-forward."""
+        """Returns the keys of the feed-forward."""
         if ours["ffn.kind"] == "mlp":
             return {"feed_forward_length": ours["ffn.hidden"]}
         return {
@@ -104,7 +104,7 @@ class Architecture(ABC):
         }
 
     def rotation(self, cfg: ModelConfig, ours: Tree) -> Tree:
-        """Returns the keys of rotary positions; raises ConfigError for a scaling that it computes otherwise."""
+        """Returns the keys of rotary positions. Raises ConfigError for a scaling that llama.cpp computes otherwise."""
         assert isinstance(cfg.position, RopeConfig)
         found: Tree = {"rope.dimension_count": rotated(ours), "rope.freq_base": cfg.position.theta}
         scaling = cfg.position.scaling
@@ -113,7 +113,7 @@ class Architecture(ABC):
         return found | self.scaling(scaling, ours)
 
     def scaling(self, scaling: ScalingConfig, ours: Tree) -> Tree:
-        """Returns those of a longer context; linear and YaRN are computed by llama.cpp itself."""
+        """Returns the keys of rotary scaling, here of linear and YaRN, which llama.cpp computes itself."""
         found: Tree = {"rope.scaling.type": scaling.kind, "rope.scaling.factor": ours["position.scaling.factor"]}
         if not isinstance(scaling, YarnScaling):
             return found
@@ -143,7 +143,7 @@ class Architecture(ABC):
             yield from ((f"blk.{number}.{name}", tensor) for name, tensor in self.layer(of_layer, ours))
 
     def layer(self, weights: Mapping[str, Tensor], ours: Tree) -> Iterator[tuple[str, Tensor]]:
-        """Yields those of one layer."""
+        """Yields the tensors of one layer under their names there."""
         joined = {part: (name, parts) for name, parts in self.fused.items() for part in parts}
         for name, tensor in weights.items():
             module, _, kind = name.rpartition(".")
@@ -155,7 +155,7 @@ class Architecture(ABC):
                 yield f"{whole}.{kind}", torch.cat([self.changed(part, weights[f"{part}.{kind}"], ours) for part in parts])
 
     def changed(self, module: str, tensor: Tensor, ours: Tree) -> Tensor:
-        """Returns a tensor of this module as it is there."""
+        """Returns a tensor of this module as llama.cpp stores it."""
         if ours["position.kind"] == "rope" and module in ("attention.q", "attention.k") and not self.halves:
             return neighbours(tensor, ours["attention.n_heads" if module.endswith("q") else "attention.n_kv_heads"])
         return tensor
@@ -167,12 +167,12 @@ def rotated(ours: Tree) -> int:
 
 
 def neighbours(tensor: Tensor, n_heads: int) -> Tensor:
-    """The rows of each head so that what was half a head apart is side by side; (h*c, ...)."""
+    """Returns the rows of each head reordered, so that rows half a head apart become neighbours; (h*c, ...)."""
     return tensor.unflatten(0, (n_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
 def divisors(cfg: ModelConfig, ours: Tree) -> Tensor | None:
-    """What each pair's frequency is divided by, (r/2,); None without a scaling."""
+    """Returns the number that the frequency of each rotated pair is divided by, (r/2,); None without a scaling."""
     position = cfg.position
     assert isinstance(position, RopeConfig)
     if position.scaling is None:

@@ -119,7 +119,7 @@ class Phi3(Architecture):
         return super().keys(cfg, ours) | {"rope.scaling.original_context_length": ours["max_seq_len"], "attention.sliding_window": 0}
 
     def tensors(self, cfg: ModelConfig, ours: Tree, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """With one list for all lengths, as ours has: that of max_seq_len."""
+        """Yields longrope's list of max_seq_len as both the long and the short one, since our model has one list for all lengths."""
         yield from super().tensors(cfg, ours, weights)
         if (found := divisors(cfg, ours)) is not None:
             yield from ((f"rope_factors_{length}.weight", found) for length in ("long", "short"))

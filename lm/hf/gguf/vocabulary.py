@@ -14,7 +14,7 @@ _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 
 
 def vocabulary(tokenizer: Tokenizer, n_rows: int) -> Tree:
-    """Returns the keys of metadata.  n_rows: of the embedding, of which those beyond the vocabulary are unused.
+    """Returns the tokenizer's keys of the metadata.  n_rows: rows of the embedding; those beyond the vocabulary become unused tokens.
 
     Raises ConfigError for a tokenizer that llama.cpp has no form for.
     """
@@ -35,7 +35,7 @@ def vocabulary(tokenizer: Tokenizer, n_rows: int) -> Tree:
         "tokenizer.ggml.pre": _split(content),
         "tokenizer.ggml.tokens": [names.get(i, f"[PAD{i}]") for i in range(n_rows)],
         "tokenizer.ggml.token_type": [kinds.get(i, _NORMAL) if i in names else _UNUSED for i in range(n_rows)],
-        # llama.cpp wants one: of bytes alone, one that no text can meet
+        # llama.cpp wants a merge at least: a tokenizer of bytes alone gets one that no text can match
         "tokenizer.ggml.merges": merges or [f"{names[tokenizer.vocab_size - 1]} {names[tokenizer.vocab_size - 1]}"],
         "tokenizer.ggml.bos_token_id": eos if tokenizer.bos is None else tokenizer.bos,
         "tokenizer.ggml.eos_token_id": eos,
@@ -50,7 +50,7 @@ def vocabulary(tokenizer: Tokenizer, n_rows: int) -> Tree:
 
 
 def normalises(tokenizer: Tokenizer) -> str | None:
-    """Returns what the tokenizer does to a text before it looks at it, which llama.cpp does not."""
+    """Returns the name of the tokenizer's normalizer (NFC, say), which llama.cpp does not apply; None where it has none."""
     normalizer = tokenizer.content().get("normalizer")
     return None if normalizer is None else str(normalizer["type"])
 
@@ -64,7 +64,7 @@ def _require_bpe(content: Tree) -> None:
 
 
 def _split(content: Tree) -> str:
-    """Returns llama.cpp's name of how text is cut into words."""
+    """Returns llama.cpp's name of the split of text into words. Raises ConfigError for a split without one."""
     *before, last = _parts(content)
     if last.get("add_prefix_space"):
         raise _refusal("it puts a space before each text, which llama.cpp's byte-level BPE does not")

@@ -25,18 +25,18 @@ FILE = "model.gguf"
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.float32}
 """What the matrices become, and what holds them until then; the rest is float32."""
 _FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7}  # llama.cpp's numbers of them
-_SMALL = ("ffn_gate_inp.weight", "position_embd.weight", "rope_freqs.weight")  # as exact as vectors
+_SMALL = ("ffn_gate_inp.weight", "position_embd.weight", "rope_freqs.weight")  # stored in float32, as vectors are
 _BLOCK = 32  # numbers that share a scale in q8_0
 
 
 def require_gguf() -> None:
-    """ConfigError where the package is missing."""
+    """Raises ConfigError where the package gguf is missing."""
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError("format=gguf: the package gguf, which writes such files, is not installed. pip install 'slotlm[gguf]'.")
 
 
 def architecture_for(cfg: ModelConfig, family: str | None = None, imported: str | None = None) -> Architecture:
-    """Returns llama.cpp's for this model, as `family_for`. Raises ConfigError naming an option that it does not have."""
+    """Returns llama.cpp's architecture for this model, chosen as in `family_for`. Raises ConfigError naming an option that it lacks."""
     known = {name: one for one in ARCHITECTURES for name in one.families}
     try:
         found = known[family_for(cfg, family, known, imported).name]
@@ -47,8 +47,8 @@ def architecture_for(cfg: ModelConfig, family: str | None = None, imported: str 
 
 
 def write_gguf(file: Path, found: Architecture, model: LM, tokenizer: Tokenizer, dtype: str, name: str) -> None:
-    """Writes metadata, vocabulary and tensors.  dtype: a name of TYPES. Raises ConfigError for what has no form there, NumericsError for a
-    tensor that is not finite."""
+    """Writes metadata, vocabulary and tensors.  dtype: a name of TYPES. Raises ConfigError for options, a tokenizer or matrices that have
+    no form there, NumericsError for a tensor that is not finite."""
     import gguf
 
     ours = resolved(model.cfg)

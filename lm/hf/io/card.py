@@ -10,7 +10,7 @@ _TASKS = {"decoder": "text-generation", "encoder": "fill-mask", "encoder_decoder
 
 
 def model_card(source: str, family: Family, model: LM) -> str:
-    """Markdown with the header that the hub reads.  source: the folder that the model was read from."""
+    """Returns Markdown with the header that the hub reads.  source: the folder that the model was read from."""
     saved = read_config(resolve_model(source))
     size = sum(p.numel() for p in model.parameters())
     facts = {

@@ -1,4 +1,4 @@
-"""Whether transformers computes from an exported folder what the model itself computes. Needs the extra `hf`."""
+"""Checks whether transformers computes from an exported folder what the model itself computes. Needs the extra `hf`."""
 
 import importlib.util
 from pathlib import Path
@@ -27,13 +27,14 @@ class Comparison(NamedTuple):
 
 
 def available(package: str = "transformers") -> bool:
-    """It is installed."""
+    """Returns whether a package is installed."""
     return importlib.util.find_spec(package) is not None
 
 
 @torch.no_grad()
 def compare(folder: Path, family: Family, model: LM, adapter: Path | None = None) -> Comparison:
-    """Both models in float32.  adapter: a folder that peft puts beside theirs."""
+    """Compares the logits of the folder's model in transformers with those of `model`, both in float32, on random tokens.  adapter: a
+    folder from which peft adds an adapter to transformers' model."""
     import transformers
 
     transformers.logging.set_verbosity_error()

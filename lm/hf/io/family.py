@@ -1,4 +1,4 @@
-"""A family: its config and its tensors, both ways. One file of lm/hf/families says all that is particular to it."""
+"""A family of models: the mapping of its config and tensors, both ways. One file of lm/hf/families says all that is particular to it."""
 
 import json
 import math
@@ -29,7 +29,7 @@ TRAINING_ONLY = (
 
 
 class Pair(NamedTuple):
-    """Tensors here and in the file, and how they become each other."""
+    """Names of tensors of our model and of tensors in the file that hold the same weights, and the transform between them."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
@@ -37,29 +37,29 @@ class Pair(NamedTuple):
 
 
 def same(ours: str, theirs: str) -> Pair:
-    """One tensor under two names."""
+    """Returns the pair of one tensor that has two names."""
     return Pair((ours,), (theirs,))
 
 
 def module(ours: str, theirs: str, transform: Transform | None = None) -> Iterator[Pair]:
-    """Weight and bias of one module; the bias where the model has one."""
+    """Yields the pairs of weight and bias of one module; the bias where the model has one."""
     for name in ("weight", "bias"):
         yield Pair((f"{ours}.{name}",), (f"{theirs}.{name}",), transform or Same())
 
 
 def modules(ours: tuple[str, ...], theirs: str, transform: Transform) -> Iterator[Pair]:
-    """Weights and biases of several modules that are one in the file."""
+    """Yields the pairs of weights and biases of several modules that are one in the file."""
     for name in ("weight", "bias"):
         yield Pair(tuple(f"{one}.{name}" for one in ours), (f"{theirs}.{name}",), transform)
 
 
 def experts(ours: str, theirs: str, n: int) -> Pair:
-    """One tensor stacked here, one for each expert there; `*` stands for its number."""
+    """Returns the pair of one stacked tensor here and one tensor for each expert there; `*` in its name stands for the expert's number."""
     return Pair((ours,), tuple(theirs.replace("*", str(i)) for i in range(n)), Stack())
 
 
 def gated(here: str, there: str, n_experts: int) -> Iterator[Pair]:
-    """A gated feed-forward of one kind, and of experts, with their router: what a layer has of it."""
+    """Yields the pairs of a dense gated feed-forward, and those of gated experts and their router; a layer has the ones or the others."""
     yield same(f"{here}.router.weight", f"{there}.gate.weight")
     for name in ("gate", "up", "down"):
         yield same(f"{here}.{name}.weight", f"{there}.{name}_proj.weight")
@@ -67,7 +67,7 @@ def gated(here: str, there: str, n_experts: int) -> Iterator[Pair]:
 
 
 def embedding(ours: Tree, shared: str, *stacks: str) -> Pair:
-    """The embedding of an encoder-decoder; with an untied head, transformers 5 stores one for each stack too."""
+    """Returns the pair of an encoder-decoder's embedding; with an untied head, transformers 5 stores a copy for each stack too."""
     return same("embed.weight", shared) if ours["head.tied"] else Pair(("embed.weight",), (shared, *stacks), Copies(1 + len(stacks)))
 
 
@@ -87,43 +87,44 @@ class Family(ABC):
     theta: ClassVar[float | None] = None  # of rotary positions, where the file names none; None: positions do not rotate
     local_theta: ClassVar[float | None] = None  # the same of layers with a window, which no scaling changes; None: all have one base
     partial: ClassVar[bool] = False  # transformers' class can rotate a part of each head; others ignore the key, or fail
-    pad: ClassVar[int | None] = None  # of the padding token, behind whose id positions begin there; None: wherever it is, they begin at 0
-    further: ClassVar[tuple[str, ...]] = ()  # keys of config.json that read and write know, or that files have to no effect
+    pad: ClassVar[int | None] = None  # id of the padding token, where positions there begin at id + 1; None: they begin at 0
+    further: ClassVar[tuple[str, ...]] = ()  # keys of config.json that `read` and `write` handle, or that have no effect
     respelled: ClassVar[tuple[str, ...]] = ()  # keys of config.json whose value `read` takes in another spelling than `write` has
-    fixed: ClassVar[Tree] = {}  # ours that all of the family share
-    fixed_there: ClassVar[Tree] = {}  # theirs that all of what we support share
+    fixed: ClassVar[Tree] = {}  # values of our options that all models of the family share
+    fixed_there: ClassVar[Tree] = {}  # values of keys of config.json that all models share which we support
 
     def read(self, hf: Tree) -> Tree:
-        """Further options of ours, from config.json."""
+        """Returns further options of ours, from config.json."""
         return {}
 
     def write(self, ours: Tree) -> Tree:
-        """Further keys of config.json; an option that a model lacks is missing in `ours`."""
+        """Returns further keys of config.json; an option that a model lacks is missing in `ours`."""
         return {}
 
     @abstractmethod
     def pairs(self, ours: Tree) -> Iterator[Pair]:
-        """Of a model with these options. Pairs whose tensors it does not have are left out."""
+        """Yields the pairs of a model with these options. Callers leave out pairs whose tensors the model does not have."""
 
     def as_stored(self, hf: Tree, names: Collection[str]) -> Tree:
-        """config.json, corrected where it says more than tensors of these names hold."""
+        """Returns config.json, corrected where it does not fit the tensors in the file.  names: of these tensors."""
         return hf
 
     def known_keys(self) -> set[str]:
-        """All of config.json that this family knows."""
+        """Returns all keys of config.json that this family knows."""
         return {*(theirs for _, theirs, _ in self.places()), *self.further, *self.fixed_there, *(ROPE_KEYS if self.theta else ())}
 
     def places(self) -> Iterator[tuple[str, str, Any]]:
-        """Of each of `fields` the name here, the key there, and the value where it is missing. Activations have other names there."""
+        """Yields for each of `fields` our option, the key of config.json, and the value where that is missing. Names of activations are
+        theirs."""
         for ours, theirs in self.fields.items():
             yield (ours, theirs, _NEEDED) if isinstance(theirs, str) else (ours, *theirs)
 
     def ignores(self, hf: Tree) -> tuple[str, ...]:
-        """`ignored`, where patterns depend on config.json."""
+        """Returns `ignored`; families override it where the patterns depend on config.json."""
         return self.ignored
 
     def config(self, hf: Tree) -> ModelConfig:
-        """Raises ConfigError naming what is missing or does not fit."""
+        """Returns our config for a config.json. Raises ConfigError naming what is missing or does not fit."""
         values = dict(self.fixed)
         for ours, key, missing in self.places():
             values[ours] = hf.get(key, missing)
@@ -148,14 +149,14 @@ class Family(ABC):
             raise ConfigError(f"config.json: a value does not fit {self.name} ({error}). Restore the file.") from None
 
     def hf(self, cfg: ModelConfig) -> Tree:
-        """config.json; what has no place in it is lost, see `homeless`."""
+        """Returns config.json for our config; options that have no place in it are lost, see `homeless`."""
         ours = resolved(cfg)
         mapped = {key: hf_activation(ours.get(n)) if n.endswith("activation") else ours.get(n) for n, key, _ in self.places()}
         rope = write_ropes(ours if self.partial else ours | {"position.fraction": 1.0}, self.local_theta) if self.theta else {}
         return {"model_type": self.name, "architectures": [self.architecture], **self.fixed_there, **mapped, **rope, **self.write(ours)}
 
     def homeless(self, cfg: ModelConfig) -> list[str]:
-        """Options that do not come back from this family's config.json, and as what they do: 'model.name=value must be other'.
+        """Returns the options that change when written to this family's config.json and read back: 'model.name=value must be other'.
 
         Empty where the family can hold the model.
         """
@@ -180,25 +181,26 @@ def _differs(key: str, ours: Tree, there: Tree) -> str:
 
 
 def _shown(value: Any) -> str:
-    """As it is typed."""
+    """Returns a value as a user types it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Equal, numbers up to rounding."""
+    """Returns whether two values are equal, numbers up to rounding."""
     if isinstance(a, float | int) and isinstance(b, float | int) and not isinstance(a, bool):
         return math.isclose(a, b, rel_tol=1e-9)
     return bool(a == b)
 
 
 def resolved(cfg: ModelConfig) -> Tree:
-    """All options by dotted path, with the numbers that null and the parametrization stand for, and without windows that no layer has."""
+    """Returns all options by dotted path, with the numbers that null and the parametrization stand for, and without windows that no layer
+    has."""
     cfg = cfg.written_out()
     return flatten(cfg.tree()) | cfg.implied()
 
 
 def families() -> dict[str, Family]:
-    """By model_type: every module of lm/hf/families that has a FAMILY."""
+    """Returns all families by model_type: FAMILY of each module of lm/hf/families that has one."""
     import lm.hf.families
 
     found = (getattr(import_module(f"lm.hf.families.{info.name}"), "FAMILY", None) for info in iter_modules(lm.hf.families.__path__))
@@ -206,7 +208,8 @@ def families() -> dict[str, Family]:
 
 
 def activation(hf: Tree, key: str, missing: str) -> Activation:
-    """Ours, of the name that config.json has under this key, or of `missing` where it has none."""
+    """Returns our activation for the name that config.json has under this key, or for `missing` where it has none. Raises ConfigError for
+    an unknown name."""
     name = hf.get(key, missing)
     if name not in ACTIVATIONS:
         raise ConfigError(f"config.json: {key}={name!r} is not known. Known are {', '.join(ACTIVATIONS)}.")
@@ -214,6 +217,6 @@ def activation(hf: Tree, key: str, missing: str) -> Activation:
 
 
 def hf_activation(ours: Activation | None) -> str | None:
-    """The name there of an activation here."""
+    """Returns Hugging Face's name of our activation."""
     usual = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
     return usual.get(str(ours), ours)

@@ -14,10 +14,10 @@ MOST_SHARDS = 10_000
 
 
 class Files:
-    """Tensors by name, read one by one."""
+    """The tensors of a folder by name, read one by one."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError where there are none that can be read, or others than the index lists."""
+        """Raises CheckpointError where no safetensors can be read, or they hold other tensors than the index lists."""
         self._folder = folder
         if (folder / SINGLE).is_file():
             self._where = dict.fromkeys(_keys(folder / SINGLE), folder / SINGLE)
@@ -32,7 +32,7 @@ class Files:
         self.names = set(self._where)
 
     def read(self, key: str) -> Tensor:
-        """Raises CheckpointError for a tensor that cannot be read or is quantised, NumericsError for one that is not finite."""
+        """Returns a tensor. Raises CheckpointError where it cannot be read or is quantised, NumericsError where it is not finite."""
         file, tensor = self._where[key], self.tensor(key)
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
             raise CheckpointError(f"{file}: {key} is {tensor.dtype}, and fp32, fp16 or bf16 is needed. Use the unquantised model.")
@@ -40,7 +40,7 @@ class Files:
         return tensor
 
     def tensor(self, key: str) -> Tensor:
-        """Returns it as it is stored. Raises CheckpointError for one that is not there or cannot be read."""
+        """Returns a tensor as it is stored, unchecked. Raises CheckpointError where it is missing or cannot be read."""
         if (file := self._where.get(key)) is None:
             raise CheckpointError(f"{self._folder}: {key} is missing. Download the folder again.")
         try:
@@ -52,7 +52,7 @@ class Files:
 
 
 def _indexed(folder: Path) -> dict[str, Path]:
-    """The file of each tensor, in which the index and the files agree."""
+    """Returns the file of each tensor by the index. Raises CheckpointError where the files hold other tensors."""
     index = read_json(folder / INDEX, foreign=True).get("weight_map")
     if not isinstance(index, dict):
         raise CheckpointError(f"{folder / INDEX}: 'weight_map' is missing. Download the file again.")
@@ -66,7 +66,8 @@ def _indexed(folder: Path) -> dict[str, Path]:
 
 
 def _numbered(folder: Path, shards: list[Path]) -> dict[str, Path]:
-    """The file of each tensor, of all files that their names count."""
+    """Returns the file of each tensor where there is no index, only numbered shards. Raises CheckpointError where one of them is missing,
+    or a tensor is in two."""
     n = int(last) if (last := shards[-1].stem.rpartition("-")[2]).isdecimal() else 0
     width = len(last)
     expected = [f"model-{i:0{width}}-of-{last}.safetensors" for i in range(1, min(n, MOST_SHARDS) + 1)]
@@ -89,7 +90,7 @@ def _keys(file: Path) -> list[str]:
 
 
 def _inside(folder: Path, file: str) -> Path:
-    """A plain file name beside the index; anything that points elsewhere is refused."""
+    """Returns the path of a file beside the index. Raises CheckpointError for a name that points elsewhere."""
     if Path(file).name != file or not file.endswith(".safetensors"):
         raise CheckpointError(f"{folder / INDEX}: '{file}' is not the name of a safetensors file in this folder. Download the index again.")
     return folder / file

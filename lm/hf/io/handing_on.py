@@ -21,7 +21,7 @@ _GENERATED = "t.decode(m.generate(input_ids=x['input_ids'], max_new_tokens=20)[0
 
 
 class Use(NamedTuple):
-    """Of one program: a command of a shell, or why there is none."""
+    """How one program uses an exported folder: a shell command, or why it cannot."""
 
     program: str
     command: str | None
@@ -29,7 +29,7 @@ class Use(NamedTuple):
 
 
 def uses_of_hf(source: str, folder: Path, family: Family, model: LM, tokenizer: Tokenizer) -> list[Use]:
-    """Of a folder in the format of transformers.  source: what it was exported from."""
+    """Returns the uses of a folder in the format of transformers.  source: what it was exported from."""
     there, kind = shlex.quote(str(folder)), model.cfg.kind
     shown = _GENERATED if kind != "encoder" else "m(input_ids=x['input_ids']).logits.argmax(-1)"
     found = [Use("transformers", _python(_PYTHON.format(auto=family.auto, folder=str(folder), shown=shown)))]
@@ -43,7 +43,7 @@ def uses_of_hf(source: str, folder: Path, family: Family, model: LM, tokenizer: 
 
 
 def uses_of_gguf(source: str, folder: Path) -> list[Use]:
-    """Of a folder with a GGUF file."""
+    """Returns the uses of a folder with a GGUF file.  source: what it was exported from."""
     file = str(folder / FILE)
     script = f"from llama_cpp import Llama; print(Llama({file!r})('def main(', max_tokens=20, temperature=0)['choices'][0]['text'])"
     return [
@@ -54,7 +54,7 @@ def uses_of_gguf(source: str, folder: Path) -> list[Use]:
 
 
 def _python(script: str) -> str:
-    """The command of a script that has single quotes, which a shell leaves alone between double ones."""
+    """Returns the shell command that runs a Python script; its single quotes are left alone by a shell between double ones."""
     return f'python -c "{script}"' if not set(script) & set('"$`\\\\!') else f"python -c {shlex.quote(script)}"
 
 

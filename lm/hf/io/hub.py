@@ -10,7 +10,8 @@ _PATTERNS = ["*.json", "chat_template.jinja", "model*.safetensors"]
 
 
 def local_folder(source: str, revision: str | None = None) -> Path:
-    """The folder of this name, or else of this hub model (owner/name). Raises CheckpointError where there is neither."""
+    """Returns the folder of this name, or else the cached folder of this hub model (owner/name), downloaded if need be. Raises
+    CheckpointError where there is neither, ConfigError for a `revision` of a folder."""
     folder = Path(os.path.expanduser(source))
     if folder.is_dir():
         if revision is not None:

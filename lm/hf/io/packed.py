@@ -1,4 +1,4 @@
-"""Folders whose matrices are quantised as the largest open models are published, read as the bf16 matrices that they stand for."""
+"""Reads folders with matrices quantised to fp8 or mxfp4, as the largest open models are published, as bf16 matrices."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from lm.storage.checkpoint import require_finite
 
 
 class Packing(Protocol):
-    """How a tensor X is stored."""
+    """A way to store a quantised tensor X."""
 
     dtypes: ClassVar[tuple[torch.dtype, ...]]
     endings: ClassVar[tuple[str, ...]]
@@ -25,7 +25,8 @@ class Packing(Protocol):
 
 @dataclass(frozen=True)
 class Fp8Blocks:
-    """X (out, in) in float8, with a factor for each block, of which those at the ends may be cut (DeepSeek-V3, arXiv:2412.19437, 3.3)."""
+    """X (out, in) in float8, with a scale for each block of rows x columns; blocks at the edges may be smaller (DeepSeek-V3,
+    arXiv:2412.19437, 3.3)."""
 
     rows: int
     columns: int
@@ -57,7 +58,7 @@ class Mxfp4:
 
 
 def packing_of(said: object, where: str) -> Packing:
-    """Returns what a config.json's quantization_config says. Raises ConfigError for a packing that is not read."""
+    """Returns the packing of a config.json's quantization_config. Raises ConfigError for one that is not supported."""
     config = said if isinstance(said, dict) else {}
     method, block = config.get("quant_method"), config.get("weight_block_size")
     if method == "mxfp4":
@@ -69,7 +70,7 @@ def packing_of(said: object, where: str) -> Packing:
 
 
 class PackedFiles(Files):
-    """Tensors by the names that they have unquantised."""
+    """The tensors of a folder, unpacked, by the names that they have unquantised."""
 
     def __init__(self, folder: Path, packing: Packing) -> None:
         super().__init__(folder)

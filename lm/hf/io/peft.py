@@ -1,7 +1,7 @@
 """An adapter as peft has it: adapter_config.json, and low-rank matrices under the names of the modules that transformers builds.
 
-Where transformers has one matrix for several of ours, W = [W1; W2], its A has all of their rows and its B each one's columns for its own
-rows: [B1 0; 0 B2] [A1; A2]. The scale is the same for all. On the way here each of ours has all of A, and its own rows of B.
+Where transformers has one matrix for several of ours, W = [W1; W2], its adapter is [B1 0; 0 B2] [A1; A2], with one scale for all. On
+import each of our matrices gets all of A, and its own rows of B.
 """
 
 import re
@@ -32,7 +32,8 @@ _TASKS = {"decoder": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM"}
 
 
 class Low(NamedTuple):
-    """A, (r, in), and B, (out, r); of experts that are one parameter, (e, r, in) and (e, out, r). Of DoRA, its magnitude, (out,)."""
+    """The adapter of one matrix: A, (r, in), and B, (out, r); for stacked experts (e, r, in) and (e, out, r). With DoRA the magnitude m,
+    (out,)."""
 
     a: Tensor
     b: Tensor
@@ -43,8 +44,8 @@ class Low(NamedTuple):
 def write_peft(
     folder: Path, family: Family, cfg: ModelConfig, adapter: LoRAConfig, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], base: str
 ) -> None:
-    """weights: of the model that the adapter belongs to.  base: what the config calls it.  Raises NumericsError for a tensor that is not
-    finite."""
+    """Writes an adapter as peft loads it.  own: its weights; weights: of the model that it belongs to; base: that model's name in the
+    config.  Raises NumericsError for a tensor that is not finite."""
     rows = {name: p.shape[-2] for name, p in build_model(cfg, device="meta").named_parameters() if p.ndim > 1}
     low = {name: Low(a, b) for name, a, b in adapter.low(own) if name in rows}
     for name, each in [(name, each) for name, each in low.items() if each.a.ndim == 3]:
@@ -62,9 +63,10 @@ def write_peft(
 
 
 def _modules(pairs: list[Pair]) -> Iterator[Pair]:
-    """What transformers makes of the tensors of a file: modules by their paths, and parameters of experts by theirs. Experts that are
-    tensors of their own in the file become one parameter each for gate and up, and for down, of a module called mlp; Switch keeps theirs
-    apart. Beside such experts peft takes every module called as a part of them for one; so it is told of the parameter `weight` there."""
+    """Yields the pairs under the names of transformers' built model: the paths of modules, and of experts those of parameters. Experts that
+    are separate tensors in the file become two parameters of a module below mlp, one of gate and up together and one of down; Switch keeps
+    them apart. Where there are such experts, peft takes any module in mlp that is called as a part of them for an expert; so matrices there
+    are named by their parameter `weight`."""
     stacks = [pair for pair in pairs if isinstance(pair.transform, Stack) and ".expert_" not in pair.theirs[0]]
     for pair in pairs:
         if pair in stacks:
@@ -83,7 +85,8 @@ def _modules(pairs: list[Pair]) -> Iterator[Pair]:
 
 
 def _fused(pair: Pair, low: Mapping[str, Low], rows: Mapping[str, int], long: Mapping[str, Tensor]) -> Low | None:
-    """The adapter of one matrix there, of those of ours that it is made of and that have one.  long: of DoRA, all magnitudes, (out, 1)."""
+    """Returns the adapter of one matrix there, joined from the adapters of our matrices that it consists of; None where none of these has
+    one.  long: with DoRA the magnitudes of all our matrices, (out, 1) each."""
     mine = {name: low[name] for name in pair.ours if name in low}
     if not mine:
         return None
@@ -99,15 +102,15 @@ def _fused(pair: Pair, low: Mapping[str, Low], rows: Mapping[str, int], long: Ma
 
 
 def _transposed(pair: Pair, rows: Mapping[str, int], lead: torch.Size) -> bool:
-    """Whether the matrix there is stored as (in, out).  lead: of experts, how many."""
+    """Returns whether the matrix there is stored as (in, out).  lead: leading dimensions, the number of experts."""
     other = sum(rows[name] for name in pair.ours) + 1  # a width that no side of the matrix has
     [probe] = pair.transform.to_theirs([torch.empty(*lead, rows[name], other, device="meta") for name in pair.ours])
     return probe.shape[-1] != other
 
 
 def _tensors(found: Mapping[str, Low]) -> Iterator[tuple[str, Tensor]]:
-    """By key. Of two parameters of one module, peft wraps the first within the second; of experts, a row of A and a column of B have the
-    number of the expert, in A in front, in B behind."""
+    """Yields the tensors by peft's keys. Of two parameters of one module, peft wraps the first within the second. Adapters of experts are
+    flattened: rows of A are ordered by expert and then by rank, columns of B by rank and then by expert."""
     for path, each in found.items():
         where, a, b = path.removesuffix(".weight"), each.a, each.b
         if a.ndim == 3:
@@ -121,7 +124,8 @@ def _tensors(found: Mapping[str, Low]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _config(cfg: ModelConfig, adapter: LoRAConfig, found: Mapping[str, Low], known: list[str], base: str) -> Tree:
-    """known: paths of all matrices there, so that those of one name are named by it where all of them have an adapter."""
+    """Returns adapter_config.json.  known: paths of all matrices there; where all matrices of one name have an adapter, target_modules has
+    this name alone."""
     parameters = sorted(path for path, each in found.items() if each.a.ndim == 3 or path.endswith(".weight"))
     modules = [path for path in found if path not in parameters]
     rest = {path.rpartition(".")[2] for path in known if path not in modules}
@@ -153,7 +157,8 @@ _CHANGE_THE_BASE = ("pissa", "olora", "loftq", "corda")  # ways to begin, by wha
 
 
 def read_peft(folder: Path, family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor]) -> tuple[LoRAConfig, dict[str, Tensor]]:
-    """Returns the adapter of such a model, and its weights. Raises ConfigError for what has no place here, and CheckpointError.
+    """Returns the config and the weights of a peft adapter of a model of this family. Raises ConfigError for an adapter that is no LoRA or
+    DoRA of lm's kind or does not fit the model, CheckpointError for files that are damaged.
 
     weights: of the model."""
     config, theirs = read_json(folder / CONFIG, foreign=True), _low_ranks(folder)
@@ -183,7 +188,8 @@ def read_peft(folder: Path, family: Family, cfg: ModelConfig, weights: Mapping[s
 
 
 def _low_ranks(folder: Path) -> dict[str, Low]:
-    """By the path of the module that they are of."""
+    """Returns the low-rank matrices by the path of their module. Raises ConfigError for other tensors, CheckpointError for damaged
+    files."""
     try:
         tensors = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
@@ -219,14 +225,16 @@ def _require_lora(folder: Path, config: Tree) -> None:
 
 
 def _of_pattern(pattern: Mapping[str, float], path: str, otherwise: float) -> float:
-    """The value of the first key that the path ends in; `_require_lora` leaves no other regex."""
+    """Returns the value of the first key that the path ends in, else `otherwise`. Keys that are other regexes were refused by
+    `_require_lora`."""
     return next((float(value) for key, value in pattern.items() if f".{path}".endswith(f".{key}")), otherwise)
 
 
 def _ours(
     folder: Path, config: Tree, cfg: ModelConfig, found: Mapping[str, tuple[Tensor, Tensor, float]], grown: Mapping[str, Tensor]
 ) -> tuple[LoRAConfig, dict[str, Tensor]]:
-    """Of one rank and scale: where theirs differ, narrow ones are filled with zeros, and B has the scale in it."""
+    """Returns an adapter of one rank and scale, and its weights: where peft's ranks or scales differ, lower ranks are padded with zeros,
+    and the scale is multiplied into B. Raises ConfigError for shapes that do not fit the model."""
     alike = len({(len(a), scale) for a, _, scale in found.values()}) == 1
     rank = max(len(a) for a, _, _ in found.values())
     scaled: Tree = {"alpha": float(config["lora_alpha"]), "rslora": bool(config.get("use_rslora"))}

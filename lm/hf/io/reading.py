@@ -25,7 +25,7 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True)
 class Imported:
-    """notes: what was left out, for the user."""
+    """A model read from a Hugging Face folder.  notes: what was left out or is different here, for the user."""
 
     config: ModelConfig
     weights: dict[str, Tensor]
@@ -34,7 +34,8 @@ class Imported:
 
 
 def read_hf(folder: Path, max_seq_len: int | None = None) -> Imported:
-    """Raises ConfigError for a config that no family of ours can hold, CheckpointError for files that do not fit it."""
+    """Returns config and weights of a model in a Hugging Face folder. Raises ConfigError for a config that no family of ours can hold,
+    CheckpointError for files that do not fit the config.  max_seq_len: a shorter context; None: the model's own."""
     if (folder / "adapter_config.json").exists() and not (folder / CONFIG).exists():
         raise CheckpointError(
             f"{folder}: this is an adapter, and models are imported whole. Merge it into its model with peft (merge_and_unload), and import"
@@ -86,8 +87,8 @@ def _family(folder: Path, hf: Tree) -> Family:
 
 
 def _weights(folder: Path, files: Files, family: Family, cfg: ModelConfig, ignored: tuple[str, ...]) -> dict[str, Tensor]:
-    """Every tensor of the model, checked by name and shape, all in the type that most of them have; what is steered (the correction bias of
-    a router, float32 beside bf16 matrices) stays as it is."""
+    """Returns every tensor of the model, checked by name and shape, all in the dtype that most of them have; but `steered` ones (the
+    correction bias of a router, float32 beside bf16 matrices) stay as they are."""
     model = build_model(cfg, device="meta")
     shapes = {name: p.shape for name, p in model.named_parameters()}
     stored = list(_stored(family, list(family.pairs(resolved(cfg))), files.names))
@@ -120,7 +121,7 @@ def _weights(folder: Path, files: Files, family: Family, cfg: ModelConfig, ignor
 
 
 def _stored(family: Family, pairs: list[Pair], names: set[str]) -> Iterator[Pair]:
-    """With the keys that the file has: models saved without their head have no prefix, and older files other endings."""
+    """Yields the pairs with the keys that the file has: models saved without their head have no prefix, and older files other endings."""
     bare = bool(family.prefix) and not any(name.startswith(family.prefix) for name in names)
 
     def stored(key: str) -> str:
@@ -133,12 +134,13 @@ def _stored(family: Family, pairs: list[Pair], names: set[str]) -> Iterator[Pair
 
 
 def _left_out(family: Family, pair: Pair, names: set[str]) -> bool:
-    """True where the file says zeros by saying nothing."""
+    """Returns whether the file leaves these tensors out because they are zeros."""
     return all(key in family.zero_if_missing and key not in names for key in pair.theirs)
 
 
 def _tied_copy(folder: Path, stored: list[Pair], ours: Collection[str], files: Files) -> set[str]:
-    """The key of a head that is stored although the model has none beside its embedding. Raises CheckpointError where the two differ."""
+    """Returns the key of a head that the file stores although the model's is tied to the embedding, or no key. Raises CheckpointError where
+    head and embedding differ."""
     keys = {pair.ours[0]: pair.theirs[0] for pair in stored}
     head, embed = keys.get("head.weight"), keys.get("embed.weight")
     if "head.weight" in ours or head not in files.names or embed not in files.names:

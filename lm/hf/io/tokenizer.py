@@ -1,4 +1,4 @@
-"""A tokenizer's files for other programs, which put special tokens around each text by themselves."""
+"""Writes a tokenizer's files for other programs, which put special tokens around each text by themselves."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,8 @@ from lm.storage.reading import read_json
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, cfg: ModelConfig) -> None:
-    """tokenizer.json that gives what `lm` gives this model: a prompt starts with bos, and what is read as a whole ends with eos too."""
+    """Writes the files so that other programs read the ids that `lm` gives this model: a decoder's prompt starts with the tokenizer's
+    prefix (bos), and a text that an encoder reads whole also ends with eos."""
     tokenizer.save(folder)
     before, after = tokenizer.prefix, tokenizer.suffix if cfg.kind != "decoder" else []
     if tokenizer.encode_as_saved("a") != [*before, *tokenizer.encode("a"), *after]:
@@ -23,7 +24,8 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, cfg: ModelConfig) -> None
 
 
 def ends(tokenizer: Tokenizer) -> int | list[int] | None:
-    """What ends a text: eos, and with a chat template what it ends an answer with, where that is another token. Raises ConfigError."""
+    """Returns the end token or tokens of a text, eos first: with a chat template also the token that ends an answer, where it is another
+    one. Raises ConfigError."""
     template = tokenizer.chat_template
     found = sorted(ends_of(tokenizer, None if template is None else ChatTemplate(template, "the tokenizer", tokenizer)))
     found.sort(key=lambda token: token != tokenizer.eos)
@@ -31,7 +33,7 @@ def ends(tokenizer: Tokenizer) -> int | list[int] | None:
 
 
 def further_ends(folder: Path, tokenizer: Tokenizer) -> list[int]:
-    """Returns the special tokens that end a text there, by generation_config.json or else config.json, beside eos."""
+    """Returns the special tokens that end a text besides eos, by a folder's generation_config.json or else its config.json."""
     files = [file for name in ("generation_config.json", "config.json") if (file := folder / name).exists()]
     said: int | list[int] = next((found for file in files if (found := read_json(file, foreign=True).get("eos_token_id")) is not None), [])
     given = said if isinstance(said, list) else [said]
@@ -39,7 +41,7 @@ def further_ends(folder: Path, tokenizer: Tokenizer) -> list[int]:
 
 
 def _around(tokenizer: Tokenizer, before: list[int], after: list[int]) -> Tree:
-    """A post-processor; of two texts each ends as one does."""
+    """Returns the post_processor of tokenizer.json that puts these tokens around a text; of a pair of texts, each ends as a single one."""
 
     def special(token: int, text: int) -> Tree:
         return {"SpecialToken": {"id": tokenizer.special_names[token], "type_id": text}}

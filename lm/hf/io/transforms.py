@@ -1,4 +1,4 @@
-"""What is done to tensors between a Hugging Face file and a model of ours, each with its inverse, bit for bit."""
+"""Transforms of tensors between a Hugging Face file (there) and a model of ours (here), each with its inverse, bit for bit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Transform(Protocol):
-    """From the tensors of one pair on one side to those on the other."""
+    """Turns the tensors of one `Pair` on one side into those on the other."""
 
     def to_ours(self, theirs: list[Tensor]) -> list[Tensor]: ...
 
@@ -51,7 +51,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Join:
-    """Several tensors there, the first ones, of these sizes, one here (one below the other), and the others as they are."""
+    """Several tensors there, of which the first ones, with these sizes, are one tensor here, one below the other; the others stay."""
 
     sizes: Sequence[int]
 
@@ -64,7 +64,7 @@ class Join:
 
 @dataclass(frozen=True)
 class SplitHeads:
-    """One tensor there whose rows are, head by head, these many rows of each of several tensors here."""
+    """One tensor there, several here; for each head its rows are so many rows (sizes) of each of ours in turn."""
 
     n_heads: int
     sizes: Sequence[int]
@@ -78,7 +78,7 @@ class SplitHeads:
 
 
 class Stack:
-    """Several tensors there, one for each expert, one with a new first dimension here."""
+    """Several tensors there, one for each expert; here one tensor with a new first dimension."""
 
     def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
         return [torch.stack(theirs)]
@@ -88,7 +88,7 @@ class Stack:
 
 
 class Halves:
-    """One tensor there, two of one shape here, (e, out, in), one below the other."""
+    """One tensor there, (e, 2 out, in); here two of the shape (e, out, in), which are its upper and lower half."""
 
     def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
         return list(theirs[0].chunk(2, dim=-2))
@@ -131,7 +131,7 @@ class Row:
 
 
 class Squeeze:
-    """(c, 1, n) there, a convolution of each channel by itself, (c, n) here."""
+    """(c, 1, n) there, the kernel of a depthwise convolution; (c, n) here."""
 
     def to_ours(self, theirs: list[Tensor]) -> list[Tensor]:
         return [theirs[0].squeeze(1)]
@@ -157,7 +157,7 @@ class Copies:
 
 @dataclass(frozen=True)
 class Chain:
-    """`first`, then `second` on the way here."""
+    """`first`, then `second`, to our side; their inverses in reverse order to the other."""
 
     first: Transform
     second: Transform

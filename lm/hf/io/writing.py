@@ -21,10 +21,11 @@ SHARD_BYTES = 5_000_000_000
 
 
 def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[str] | None = None, imported: str | None = None) -> Family:
-    """The family that can hold this model; of several that which it was imported from, or else the most general, Llama before what is
-    derived from it.
+    """Returns the family that can hold this model; of several the one that it was imported from, or else the most general, so Llama before
+    families derived from it.
 
-    among: names of those that may; None: all. Raises ConfigError naming the options that have no home in the nearest one.
+    wanted: the only family that may; None: all in `among`. among: names of families; None: all. Raises ConfigError naming the options that
+    have no place in the nearest family.
     """
     known = {name: family for name, family in families().items() if among is None or name in among}
     if wanted is not None and wanted not in known:
@@ -46,17 +47,18 @@ def family_for(cfg: ModelConfig, wanted: str | None = None, among: Collection[st
 
 
 def _distance(option: str) -> int:
-    """Another kind of model is farther than another kind of a slot, and that than another number."""
+    """Returns how far off a family is by this option: by another kind of model more than by another kind of a slot, and by this more than
+    by another number."""
     return 100 if option.startswith("model.kind=") else 10 if ".kind=" in option else 1
 
 
 def drop_mtp(model: LM) -> None:
-    """Take the blocks of multi-token prediction from the model, which computes the same logits without them."""
+    """Removes the blocks of multi-token prediction from the model, which computes the same logits without them."""
     model.cfg, model.mtp = model.cfg.replace(mtp=None), nn.ModuleList()
 
 
 def to_hf(family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the family's names."""
+    """Returns the tensors under the family's names."""
     names = dict(build_model(cfg, device="meta").named_parameters()).keys()
     pairs = [pair for pair in family.pairs(resolved(cfg)) if pair.ours[0] in names]
     assert names == {name for pair in pairs for name in pair.ours}, f"{family.name} does not name every tensor"
@@ -72,7 +74,7 @@ def write_hf(
 ) -> None:
     """Writes config.json, generation_config.json, safetensors (with an index beyond 5 GB), tokenizer files and README.md into a folder.
 
-    Raises NumericsError for a tensor that is not finite, ConfigError for a tokenizer that the family does not pad with.
+    Raises NumericsError for a tensor that is not finite, ConfigError for a tokenizer whose padding token is not the family's.
     """
     theirs = to_hf(family, cfg, weights)
     dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")

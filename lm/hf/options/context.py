@@ -1,4 +1,4 @@
-"""How long the rows are that an imported model is for."""
+"""The context length of an imported model."""
 
 from lm.errors import ConfigError
 from lm.nn.transformer import ModelConfig
@@ -10,7 +10,8 @@ def changes_at(cfg: ModelConfig) -> int | None:
 
 
 def shortened(cfg: ModelConfig, max_seq_len: int) -> ModelConfig:
-    """The same model for rows of so many tokens at most. Raises ConfigError where its weights are of another length, or it is shorter."""
+    """Returns the config with a shorter context. Raises ConfigError where the model has a learned position for each place, or a context
+    that is shorter already."""
     length = cfg.max_seq_len or 0
     if cfg.position.by_place or max_seq_len > length:
         why = "has a learned position for each" if cfg.position.by_place else "is for no more"

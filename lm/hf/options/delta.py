@@ -15,17 +15,18 @@ DELTA = {
 
 
 def counts(ours: Tree) -> tuple[int, int]:
-    """Returns the heads of keys and those of values."""
+    """Returns the number of key heads, and that of value heads."""
     return ours["recurrent.n_k_heads"] or ours["recurrent.n_heads"], ours["recurrent.n_heads"]
 
 
 def widths(ours: Tree) -> list[int]:
-    """Returns those of queries, keys and values, in the order in which our matrix has them."""
+    """Returns the widths of queries, keys and values, in the order in which our matrix has them."""
     keys, heads = counts(ours)
     return [keys * ours["recurrent.k_dim"]] * 2 + [heads * ours["recurrent.v_dim"]]
 
 
 def state(here: str, there: str, norm: str) -> Iterator[Pair]:
-    """What a layer has beside its matrices and its convolution.  norm: that of what is read of the state, there."""
+    """Yields the pairs of a layer's tensors beside its matrices and its convolution.  norm: the name there of the norm on what is read from
+    the state."""
     for ours, theirs in {"fade": "A_log", "step": "dt_bias", "norm": f"{norm}.weight"}.items():
         yield same(f"{here}.{ours}", f"{there}.{theirs}")

@@ -1,4 +1,4 @@
-"""What config.json says that is no option of ours: without effect on the logits, of another family, or not known."""
+"""Keys of config.json that are no options of ours: without effect on the logits, of another family, or not known."""
 
 from fnmatch import fnmatchcase
 from typing import Any
@@ -23,9 +23,10 @@ _FACTORS = ("embedding_multiplier", "residual_multiplier", "logits_scaling")  # 
 
 
 def unheard(where: str, hf: Tree, family: Family, cfg: ModelConfig) -> list[str]:
-    """What is not used, to tell the user.  hf: config.json, from which the family read cfg.
+    """Returns, as a note for the user, the keys that are not used.  hf: config.json, from which the family read cfg.
 
-    Raises ConfigError for a value that the family's own config.json of this cfg has otherwise, and for one that only another family knows.
+    Raises ConfigError for a value that differs in the config.json that the family writes of this cfg, and for a key that only another
+    family knows.
     """
     again, mine, options = family.hf(cfg), family.known_keys(), resolved(cfg)
     unused: list[str] = []
@@ -55,12 +56,12 @@ def unheard(where: str, hf: Tree, family: Family, cfg: ModelConfig) -> list[str]
 
 
 def without_effect(key: str) -> bool:
-    """On the logits of a trained model, whatever the value."""
+    """Returns whether a key has no effect on the logits of a trained model, whatever its value."""
     return any(fnmatchcase(key, pattern) for patterns in _NO_EFFECT.values() for pattern in patterns)
 
 
 def _neutral(key: str, value: Any, hf: Tree, other: Family, options: Tree) -> bool:
-    """The other family would do nothing by it, or what this model does anyway."""
+    """Returns whether the other family would do nothing by this value, or what this model does anyway."""
     if not value or (key in _FACTORS and value == 1) or (key == "layer_types" and set(value) == {FULL}):
         return True
     if key in ("sliding_window", "max_window_layers") and hf.get("use_sliding_window") is False:
@@ -69,5 +70,5 @@ def _neutral(key: str, value: Any, hf: Tree, other: Family, options: Tree) -> bo
 
 
 def _meant(value: Any) -> Any:
-    """Names of one activation are the same value."""
+    """Returns the value, but for a name of an activation ours, so that two names of one activation are equal."""
     return ACTIVATIONS.get(value, value) if isinstance(value, str) else value

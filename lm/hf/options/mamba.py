@@ -20,7 +20,7 @@ def require_free_steps(hf: Tree) -> None:
 
 
 def read_mamba(hf: Tree, eps: float) -> Tree:
-    """Our mixer, of the keys of a hybrid.  eps: the family's own where the file has none."""
+    """Returns our Mamba-2 mixer for the config.json of a hybrid.  eps: the family's own, where the file has none.  Raises ConfigError."""
     if (act := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"config.json: hidden_act={act!r} is of the convolutions too, which are silu's in lm. Import another model.")
     require_free_steps(hf)
@@ -39,7 +39,7 @@ def read_mamba(hf: Tree, eps: float) -> Tree:
 
 
 def write_mamba(ours: Tree) -> Tree:
-    """The keys of that mixer in a hybrid."""
+    """Returns the keys of a Mamba-2 mixer in the config.json of a hybrid."""
     if ours.get("recurrent.kind") != "mamba2":
         return {"mamba_n_heads": 1}  # their default must divide a width that no layer has
     theirs = {"n_heads": "n_heads", "n_groups": "groups", "d_state": "state_dim", "d_head": "head_dim", "d_conv": "kernel"}
@@ -49,7 +49,7 @@ def write_mamba(ours: Tree) -> Tree:
 
 
 def mamba_pairs(here: str, there: str, ours: Tree) -> Iterator[Pair]:
-    """The tensors of a mixer."""
+    """Yields the pairs of a mixer's tensors."""
     heads, groups = ours["recurrent.n_heads"], ours["recurrent.groups"]
     x, b = heads * ours["recurrent.head_dim"], groups * ours["recurrent.state_dim"]
     yield from modules((f"{here}.gate", f"{here}.xbc", f"{here}.rate"), f"{there}.in_proj", Split([x, x + 2 * b, heads]))

@@ -8,7 +8,8 @@ ATTENDS = ("full_attention", "attention")
 
 
 def read_pattern(types: list[str], n_layers: int, recurrent: tuple[str, ...]) -> list[str]:
-    """Our pattern.  recurrent: the family's names of layers that do not attend. Raises ConfigError for others, or another number."""
+    """Returns our pattern.  recurrent: the family's names of layers that do not attend. Raises ConfigError for unknown names, and where
+    there are not n_layers of them."""
     names = dict.fromkeys(ATTENDS, "attention") | dict.fromkeys(recurrent, "recurrent")
     if unknown := [name for name in types if name not in names]:
         raise ConfigError(f"config.json: layer_types has {unknown[0]!r}, and known are {', '.join(names)}. Import another model.")
@@ -18,6 +19,6 @@ def read_pattern(types: list[str], n_layers: int, recurrent: tuple[str, ...]) ->
 
 
 def write_pattern(ours: Tree, recurrent: str) -> list[str]:
-    """layer_types, a name for each layer."""
+    """Returns layer_types, a name for each layer."""
     pattern = ours["pattern"]
     return [recurrent if pattern[i % len(pattern)] == "recurrent" else ATTENDS[0] for i in range(ours["n_layers"])]

@@ -14,7 +14,7 @@ _THEIRS = {"position.scaling.kind": "rope_type", "position.scaling.original_len"
 
 
 def read_rope(hf: Tree, theta: float = 10000.0) -> Tree:
-    """Our `position.*` by dotted path.  theta: the family's, where the file names none."""
+    """Returns our `position.*` options by dotted path.  theta: the family's, where the file names none."""
     there = _of_all_layers({**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})})
     kind = str(there.get("rope_type", there.get("type", "default")))
     kind = {"su": "longrope"}.get(kind, kind)
@@ -47,7 +47,7 @@ def read_ropes(hf: Tree, theta: float, local_theta: float | None) -> Tree:
 
 
 def write_ropes(ours: Tree, local_theta: float | None) -> Tree:
-    """Both spellings, of layers without a window and with one."""
+    """Returns the rotary keys in both spellings, for layers without and with a window."""
     there = write_rope(ours)
     if local_theta is None:
         return there
@@ -58,7 +58,8 @@ def write_ropes(ours: Tree, local_theta: float | None) -> Tree:
 
 
 def _of_all_layers(there: Tree) -> Tree:
-    """Of parameters by the type of a layer, those that all types have."""
+    """Returns the rotary parameters; where the file has them for each type of layer, those of all types. Raises ConfigError where types
+    differ."""
     if not there or not all(key.endswith("_attention") for key in there):
         return there
     first, *others = there.values()
@@ -95,12 +96,12 @@ def _read_scaling(kind: str, there: Tree, hf: Tree) -> Tree:
 
 
 def _floats(value: Any) -> Any:
-    """A list's numbers as floats, since files write 8 for 8.0; all else as it is."""
+    """Returns the numbers of a list as floats, since files write 8 for 8.0; any other value as it is."""
     return [float(x) for x in value] if isinstance(value, list) else value
 
 
 def write_rope(ours: Tree) -> Tree:
-    """Both spellings."""
+    """Returns the rotary keys of config.json in both spellings."""
     scaling = {_THEIRS.get(key, key): value for key, value in ours.items() if key.startswith("position.scaling.") and value is not None}
     there = {key.removeprefix("position.scaling."): value for key, value in scaling.items()} or {"rope_type": "default"}
     theta, fraction = ours.get("position.theta"), ours.get("position.fraction")

@@ -9,15 +9,15 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def layer_types(n_layers: int, every: int | None, at: int | None = None) -> list[str]:
-    """Windows in all layers but one of every n, the last of them or that at this place."""
+    """Returns `layer_types` with windows in all layers but one of `every` ones: the last of them, or the one at place `at`."""
     whole = range(0) if every is None else range(every - 1 if at is None else at, n_layers, every)
     return [FULL if layer in whole else SLIDING for layer in range(n_layers)]
 
 
 def read_windows(hf: Tree, usual: list[str], window: int | None, said_by: str = "layer_types") -> Tree:
-    """Our options by dotted path.  usual, window: of the family, where the file has no layer_types and no sliding_window.
+    """Returns our options by dotted path.  usual, window: of the family, where the file has no layer_types and no sliding_window.
 
-    Raises ConfigError for layers that no global_every describes, naming the key that says so.
+    Raises ConfigError for layers that no global_every describes, naming the key `said_by`.
     """
     types, window = hf.get("layer_types") or usual, hf.get("sliding_window", window)
     if SLIDING not in types and len(types) == hf["num_hidden_layers"]:
@@ -32,7 +32,7 @@ def read_windows(hf: Tree, usual: list[str], window: int | None, said_by: str = 
 
 
 def write_windows(ours: Tree) -> Tree:
-    """Both keys; no sliding_window where no layer has one."""
+    """Returns layer_types and sliding_window; the latter only where a layer has a window."""
     window, n_layers = ours.get("attention.window"), ours["n_layers"]
     if window is None:
         return {"layer_types": [FULL] * n_layers}

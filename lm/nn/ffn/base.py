@@ -18,53 +18,51 @@ class FFNConfig(Slot, group="model/ffn"):
 
     @abstractmethod
     def build(self, d_model: int, layer: int) -> nn.Module:
-        """Returns that of layer `layer`, counted from 0: a module that is called with (b, s, d) and the Context."""
+        """Returns the feed-forward of layer `layer`, counted from 0: a module that is called with (b, s, d) and the Context."""
 
     def connected(self, residual: nn.Module) -> nn.Module:
-        """Returns what joins it to the residual stream, given the block's own way to do so."""
+        """Returns the module that joins the feed-forward to the residual stream, given the block's residual connection."""
         return residual
 
     @abstractmethod
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """Returns what the backward needs of one token, the input of the layer aside."""
+        """Returns what autograd keeps of one token for the backward, the input of the layer aside."""
 
     def gives(self, d_model: int, layer: int) -> Kept:
-        """Returns what stacked matrices give of one token, which is kept where the cheap rest is computed again; linear layers
-        (nn.Linear) aside."""
+        """Returns the outputs of stacked matrices for one token, which selective recomputation keeps; linear layers (nn.Linear) aside."""
         return Kept(0, 0)
 
     def flops(self, d_model: int, layer: int) -> int:
-        """Returns those of one token, 2 per multiply-add, beside those of its linear layers (nn.Linear)."""
+        """Returns the FLOPs of one token, 2 per multiply-add, without those of linear layers (nn.Linear)."""
         return 0
 
     def require(self, n_layers: int) -> None:
-        """Raises ValueError where so many layers do not fit."""
+        """Raises ValueError where this feed-forward does not fit a model of n_layers layers."""
 
     def unsliced(self) -> str | None:
-        """Returns why ranks cannot hold a row in slices, with the remedy; None where each token is for itself."""
+        """Returns why ranks cannot hold a row in slices, with the remedy; None where no token depends on another."""
         return None
 
     def exchanges(self, d_model: int, layer: int, n: int) -> Kept:
-        """Returns what the backward needs of one token more where n ranks hold its matrices in slices: the tokens of the others, which
-        it reads too."""
+        """Returns what autograd keeps of one token in addition where n ranks hold the matrices in slices: the other ranks' tokens."""
         return Kept(0, (n - 1) * d_model)
 
     def undivided(self, d_model: int, n: int) -> str | None:
-        """Returns why n ranks cannot hold its matrices in slices, with the remedy; None where they can."""
+        """Returns why n ranks cannot hold the matrices in slices, with the remedy; None where they can."""
         return f"ffn={self.kind} has matrices that no rank can hold a slice of. Use ffn=mlp"
 
     def implied(self, d_model: int) -> Tree:
-        """Returns what options stand for that are null."""
+        """Returns what options that are null stand for."""
         return {}
 
 
 class Mixture(Declares, nn.Module):
-    """A feed-forward that sends each token to some of its parts, and reports their losses and loads to `ctx.auxiliary`."""
+    """A feed-forward that sends each token to some of its experts, and reports losses and loads of these to `ctx.auxiliary`."""
 
     @abstractmethod
     def idle(self) -> int:
-        """Returns how many weights a token does not pass."""
+        """Returns how many weights are not used for a token."""
 
     @abstractmethod
     def balance(self, load: Tensor) -> None:
-        """Moves what the layer steers.  load: (e,), tokens of each part in a whole optimizer step."""
+        """Updates the layer's steered parameters.  load: (e,), tokens of each expert in a whole optimizer step."""

@@ -1,4 +1,4 @@
-"""The feed-forward layers of a mixture, as stacked weights: a loop to read, and a path that sorts tokens by expert."""
+"""The experts of an MoE layer, as stacked weights: a readable loop, and a fast path that sorts tokens by expert."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -20,7 +20,7 @@ class Experts(Declares, Divisible):
     drawn: ClassVar[Mapping[str, Draw]] = {"up": matrix, "gate": matrix, "down": into_residual}
     cut: ClassVar[Mapping[str, int]] = dict.fromkeys(("up", "gate", "down", "up_bias", "gate_bias", "down_bias"), 0)
 
-    dispatch: Dispatch | None = None  # where other ranks have other experts
+    dispatch: Dispatch | None = None  # set where other ranks hold other experts
 
     def __init__(self, cfg: MLPConfig, n: int, d_model: int, reference: bool = False) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Experts(Declares, Divisible):
         return f"{self.n} x ({self.d_model} -> {self.hidden} -> {self.d_model}){', gated' if self.gated else ''}"
 
     def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        """As `loop`; it is called, and not what it calls, for an engine that gathers weights where a module begins."""
+        """As `loop`. Callers call the module and not `loop` itself, for engines that gather weights in a hook of the call."""
         run = self.loop if self.reference else self.grouped
         return run(x, experts, weights) if self.dispatch is None else self.dispatch(run, x, experts, weights)
 
@@ -60,12 +60,12 @@ class Experts(Declares, Divisible):
         return self.of_one("down", self.dropout(inner), i, self.down, self.down_bias)
 
     def of_one(self, name: str, x: Tensor, i: int, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Returns W x + b of expert i, of the weights of this name."""
+        """Returns W x + b of expert i.  name: of the stacked matrix (up, gate, down), for adapters."""
         return product(x, weight[i], None if bias is None else bias[i])
 
     def grouped(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        """The same with each expert's tokens side by side, so that every matrix is multiplied once."""
-        if not x.is_meta and torch.is_autocast_enabled(x.device.type):  # which knows nothing of the grouped kernel
+        """As `loop`, with tokens sorted by expert, so that every matrix is multiplied once."""
+        if not x.is_meta and torch.is_autocast_enabled(x.device.type):  # autocast does not know the grouped kernel
             x = x.to(torch.get_autocast_dtype(x.device.type))
         sorting = Sorting(experts, self.n)
         rows, at, gate = sorting.spread(x), (sorting.ends, sorting.chosen), self.gate
@@ -74,5 +74,5 @@ class Experts(Declares, Divisible):
         return sorting.gather(self.of_all("down", self.dropout(inner), self.down, self.down_bias, *at), weights)
 
     def of_all(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, chosen: Tensor) -> Tensor:
-        """Returns W x + b of the expert of each row, of the weights of this name, as `by_expert`."""
+        """Returns W x + b of the expert of each row, as `by_expert`.  name: as in `of_one`."""
         return by_expert(x, weight, bias, ends, chosen)

@@ -49,17 +49,17 @@ class MLPConfig(FFNConfig):
         return GatedMLP(self, d_model) if self.gated else MLP(self, d_model)
 
     def weights(self, d_model: int) -> int:
-        """Returns how many the matrices have."""
+        """Returns how many weights the matrices have."""
         return (3 if self.gated else 2) * d_model * self.width(d_model)
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """Gated: up and the product too; gpt-oss keeps gate and up before and after they are limited."""
+        """Counts the activation; when gated, up and the product too; with gpt_oss_limit, gate and up before and after clamping."""
         tensors = _STEPS[self.activation] + (2 if self.gated else 0) + (2 if self.gpt_oss_limit is not None else 0)
         width = self.width(d_model)
         return Kept(0, tensors * width, width if self.dropout else 0, d_model if self.gated else 0)
 
     def undivided(self, d_model: int, n: int, name: str = "hidden") -> str | None:
-        """As of every kind.  name: of the option that gives this width."""
+        """As in FFNConfig.  name: of the option that sets this width."""
         if (width := self.width(d_model)) % n:
             return f"model.ffn.{name}={width} is not a multiple of it, and each rank has as much. Choose one, such as {-(-width // n) * n}"
         return None
@@ -68,7 +68,7 @@ class MLPConfig(FFNConfig):
         return {"hidden": self.width(d_model)}
 
     def gate(self) -> "Gate":
-        """How gate and up are combined."""
+        """Returns the function that combines gate and up."""
         act, limit = ACTIVATIONS[self.activation], self.gpt_oss_limit
         if limit is None:
             return lambda gate, up: act(gate) * up

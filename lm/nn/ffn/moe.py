@@ -101,18 +101,18 @@ class MoEConfig(FFNConfig):
         return next(filter(None, (part.undivided(d_model, n, name) for name, part in parts.items() if part is not None)), None)
 
     def exchanges(self, d_model: int, layer: int, n: int) -> Kept:
-        """What came back of each choice, and what the shared experts read."""
+        """Counts the output that comes back from each of a token's experts, and the gathered input of the shared experts."""
         if (plain := self._mlp(layer)) is not None:
             return plain.exchanges(d_model, layer, n)
         shared = self.shared(d_model)
         return together([Kept(0, self.top_k * d_model), *([] if shared is None else [shared.exchanges(d_model, layer, n)])])
 
     def flops(self, d_model: int, layer: int) -> int:
-        """Of the experts that a token is sent to."""
+        """Counts the experts that a token is sent to."""
         return 2 * self.top_k * self.expert.weights(d_model) if self._mlp(layer) is None else 0
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """Per choice an expert's numbers, its input and its output; the router's input and three rows of scores in float32."""
+        """Counts, for each chosen expert, its activations, input and output; and the router's input and three rows of scores in float32."""
         if (plain := self._mlp(layer)) is not None:
             return plain.keeps(d_model, layer)
         shared, gated = self.shared(d_model), d_model + 2 if self.shared_gate else 0
@@ -121,7 +121,7 @@ class MoEConfig(FFNConfig):
         return together([routing, *(one.keeps(d_model, layer) for one in passed)])
 
     def gives(self, d_model: int, layer: int) -> Kept:
-        """Per choice what each matrix of an expert gives."""
+        """Counts, for each chosen expert, the output of each of its matrices."""
         if self._mlp(layer) is not None:
             return Kept(0, 0)
         return Kept(0, self.top_k * ((1 + self.expert.gated) * self.expert.width(d_model) + d_model))
@@ -133,7 +133,7 @@ class MoEConfig(FFNConfig):
         return {**hidden, "shared_hidden": None if shared is None else shared.hidden, "first_dense": first}
 
     def _mlp(self, layer: int) -> MLPConfig | None:
-        """That of a layer without experts, None for one that has some."""
+        """Returns the feed-forward of a layer without experts; None for a layer with experts."""
         return self.dense if self.is_dense(layer) else None
 
 
@@ -153,7 +153,7 @@ class MoE(Mixture):
         return f"{self.cfg.top_k} of {self.cfg.n_experts}"
 
     def idle(self) -> int:
-        """Those of the experts that a token is not sent to."""
+        """Counts the weights of the experts that a token is not sent to."""
         n, k = self.cfg.n_experts, self.cfg.top_k
         return sum(p.numel() for p in self.experts.parameters()) * (n - k) // n
 
@@ -178,7 +178,7 @@ class MoE(Mixture):
         return out + (shared if self.shared_gate is None else shared * self.shared_gate(x).sigmoid())
 
     def _report(self, routing: Routing, real: Tensor, ctx: Context) -> None:
-        """Losses per row, so that no split into micro-batches or slices changes them; loads over the batch. Padding counts in neither."""
+        """Reports losses per row, so that no split into micro-batches or slices changes them, and loads of the batch; without padding."""
         cfg, at, total = self.cfg, (ctx.stack, self.layer), ctx.mask.held.total
         counts = loads(routing.experts, real, cfg.n_experts)
         ctx.auxiliary.loads[at] = counts.sum(0)

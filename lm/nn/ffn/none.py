@@ -33,7 +33,7 @@ class NoFFNConfig(FFNConfig):
 
 
 class Past(nn.Module):
-    """x: where a residual connection would be, there is none."""
+    """The residual connection of a feed-forward that is not there: returns x as it is."""
 
     def forward(self, x: Tensor, sublayer: Sublayer) -> Tensor:
         return x

@@ -26,7 +26,7 @@ class RouterConfig(Slot):
         """Returns the router of one layer."""
 
     def require(self, n_experts: int, top_k: int) -> None:
-        """Raises ValueError where so many experts do not fit."""
+        """Raises ValueError where this kind does not fit so many experts."""
 
 
 class GroupedRouterConfig(RouterConfig):
@@ -52,7 +52,7 @@ class GroupedRouterConfig(RouterConfig):
             )
 
     def allowed(self, scores: Tensor, counted: int) -> Tensor:
-        """-inf outside of each token's best groups, (b, s, e).  counted: scores of a group that are summed."""
+        """Returns scores, -inf outside of each token's best groups, (b, s, e).  counted: best scores that rank a group by their sum."""
         return within_groups(scores, self.n_groups, self.top_groups, counted)
 
 
@@ -81,7 +81,7 @@ class SigmoidRouterConfig(GroupedRouterConfig):
 
 
 class Routing(NamedTuple):
-    """Of each token: its experts and their weights, (b, s, k); for the losses all scores, summing to 1, and logits, (b, s, e)."""
+    """Of each token: chosen experts and their weights, (b, s, k); for the losses, all scores, summing to 1, and logits, (b, s, e)."""
 
     experts: Tensor
     weights: Tensor
@@ -99,7 +99,7 @@ class Router(Declares, nn.Linear):
         """(b, s, d) -> (b, s, k) and (b, s, e)."""
 
     def balance(self, load: Tensor) -> None:
-        """Moves what is steered.  load: (e,), the tokens of a whole optimizer step."""
+        """Updates the steered parameters, if there are any.  load: (e,), tokens of each expert in a whole optimizer step."""
 
 
 class SoftmaxRouter(Router):
@@ -122,7 +122,7 @@ class SoftmaxRouter(Router):
 
 
 class SigmoidRouter(Router):
-    """The correction bias decides who is chosen and not with which weight; it has no gradient, `balance` moves it."""
+    """The correction bias affects which experts are chosen, not their weights; it has no gradient, `balance` updates it."""
 
     steered: ClassVar[tuple[str, ...]] = ("correction_bias",)
 
@@ -132,7 +132,7 @@ class SigmoidRouter(Router):
         self.correction_bias = nn.Parameter(torch.empty(n_experts), requires_grad=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What every cast passes through. The bias stays float32: in bf16 it would stand still where a step is below its rounding."""
+        """Overrides the method that every cast passes through. The bias stays float32: in bf16, steps below its rounding would be lost."""
         bias = self.correction_bias.data
         moved = super()._apply(fn, recurse)
         if self.correction_bias.dtype.itemsize < torch.float32.itemsize:

@@ -1,4 +1,4 @@
-"""What lets the tokens of a row read each other: attention, and what goes through the row step by step. A layer's pattern chooses."""
+"""Token mixers, by which the tokens of a row read each other: attention and recurrences. The model's `pattern` chooses."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from lm.schema import MOST, Config, Slot, Tree
 
 
 class Mixer(Declares, nn.Module):
-    """One body for training and for cached decoding: with `ctx.cache`, tokens go on from what layer `layer` of it holds."""
+    """One forward for training and for cached decoding: with `ctx.cache`, tokens continue from the cached state of layer `layer`."""
 
     def __init__(self, layer: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Mixer(Declares, nn.Module):
 
 
 class Attention(Mixer):
-    """A mixer that scores all pairs. Its backend is chosen where its weights lie, and not in each forward."""
+    """A mixer that scores all pairs of tokens. Its backend is chosen when its weights move to a device, not in each forward."""
 
     drawn: ClassVar[Mapping[str, Draw]] = {"sinks": zeros}
     o: nn.Linear
@@ -45,23 +45,23 @@ class Attention(Mixer):
         self.attend = choose(torch.get_default_device(), head_dim, how, n_sinks > 0)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What every move to a device passes through."""
+        """Overrides the method that every move to a device passes through, to choose the backend of that device."""
         moved = super()._apply(fn, recurse)
         self.attend = choose(self.o.weight.device, self.head_dim, self.how, self.sinks is not None)
         return moved
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
-        """As `Attend`, with the bias of this position; dropout acts in training only. Ranks that share rows attend with some heads each."""
+        """As `Attend`, with the bias of this position; dropout acts in training only. Of shared rows, each rank computes some heads."""
         how, sinks = self.how if self.training else self.quiet, None if self.sinks is None else mask.held.own(self.sinks)
         q, k, v = mask.held.by_heads(q, k, v)
         return mask.held.by_tokens(self.attend(q, k, v, mask, self.bias(mask, position), how, sinks))
 
     def bias(self, mask: Mask, position: Position | None) -> Tensor | None:
-        """Returns what this position adds to the scores."""
+        """Returns the bias that this position adds to the scores, broadcastable to (b, h, q, k); None: there is none."""
         return None if position is None else mask.once("bias", lambda: position.bias(mask.q_positions, mask.k_positions))
 
     def joined(self, heads: Tensor) -> Tensor:
-        """(b, h, s, c) -> (b, s, d)."""
+        """Joins the heads and projects them, (b, h, s, c) -> (b, s, d)."""
         out: Tensor = self.o(heads.transpose(1, 2).flatten(2))  # (b, h, s, c) -> (b, s, h*c)
         return out
 
@@ -71,35 +71,34 @@ class MixerConfig(Config):
 
     @abstractmethod
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
-        """Returns the mixer of layer `layer`, counted from 0.  norm: that of the block, for norms within."""
+        """Returns the mixer of layer `layer`, counted from 0.  norm: the block's norm, for norms within the mixer."""
 
     @abstractmethod
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
-        """Returns those of one token in a full row, 2 per multiply-add, beside those of its linear layers (nn.Linear)."""
+        """Returns the FLOPs of one token in a full row, 2 per multiply-add, without those of linear layers (nn.Linear)."""
 
     @abstractmethod
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """Returns what the backward needs of one token, the input of the mixer aside."""
+        """Returns what autograd keeps of one token for the backward, the input of the mixer aside."""
 
     def gives(self, d_model: int, layer: int) -> Kept:
-        """Returns what fused kernels give of one token, which is kept where the cheap rest is computed again; linear layers
-        (nn.Linear) aside."""
+        """Returns the outputs of fused kernels for one token, which selective recomputation keeps; linear layers (nn.Linear) aside."""
         return Kept(0, 0)
 
     @abstractmethod
     def state(self, d_model: int, layer: int) -> State:
-        """Returns what a cache keeps of a row."""
+        """Returns the shapes of the tensors that a cache keeps of a row."""
 
     @abstractmethod
     def unsliced(self, n: int) -> str | None:
         """Returns why n ranks cannot hold a row in slices, with the remedy; None where they can."""
 
     def divided(self, d_model: int, n: int) -> Self:
-        """Returns the same of one of n ranks that hold its matrices in slices."""
+        """Returns the config of one rank's share, where n ranks hold the mixer's matrices in slices."""
         raise AssertionError("its matrices are whole")
 
     def exchanges(self, d_model: int, n: int) -> Kept:
-        """Returns what the backward needs of one token more where n ranks hold its row in slices."""
+        """Returns what autograd keeps of one token in addition, where n ranks hold its row in slices."""
         return Kept(0, 0)
 
 
@@ -120,37 +119,38 @@ class AttentionConfig(MixerConfig, Slot, group="model/attention"):
         return None
 
     def undivided(self, n: int) -> str | None:
-        """Returns why n ranks cannot hold its matrices in slices, with the remedy; None where they can."""
+        """Returns why n ranks cannot hold the matrices in slices, with the remedy; None where they can."""
         return f"attention={self.kind} has matrices that no rank can hold a slice of. Use attention=gqa"
 
     @abstractmethod
     def rotary_width(self, d_model: int) -> int:
-        """Returns the dimensions of a head that may rotate."""
+        """Returns how many dimensions of a head may rotate."""
 
     def score_width(self, d_model: int) -> int:
-        """Returns how many products a score sums."""
+        """Returns how many products a score sums: the width of a head's query and key."""
         return self.rotary_width(d_model)
 
     def require(self, d_model: int, position: PositionConfig) -> None:
         """Raises ValueError where this width or this position does not fit."""
 
     def require_layers(self, first: bool, drafts: bool) -> None:
-        """Raises ValueError where it matters whether the first layer attends, or whether blocks beyond the last one draft by themselves."""
+        """Raises ValueError where this kind reads the first layer and cannot.  first: that layer attends; drafts: blocks beyond the last
+        layer draft by themselves (MTP)."""
 
     def layer_window(self, layer: int) -> int | None:
         """Returns the window of this layer, None where it sees everything."""
         return None
 
     def cross(self) -> "AttentionConfig | None":
-        """Returns the same for reading another row, of which every token is seen; None where there is no such form."""
+        """Returns the config of cross-attention to a source, of which every token is seen; None where this kind has no such form."""
         return None
 
     def build_cross(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
-        """Returns what reads `ctx.memory`, of what `cross` returned."""
+        """Returns the cross-attention, which reads `ctx.memory`; called on the config that `cross` returned."""
         raise AssertionError(f"{self.kind} does not cross")
 
     def implied(self, d_model: int, n_layers: int) -> Tree:
-        """Returns the options that mean another value than they hold: what null stands for, and null for what no layer has."""
+        """Returns the meaning of options that differs from their value: what null stands for, and null for what acts in no layer."""
         return {}
 
 

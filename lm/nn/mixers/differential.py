@@ -1,4 +1,4 @@
-"""Differential attention: what half of the heads weigh is taken off what the others do.  Ye et al. 2024, arXiv:2410.05258."""
+"""Differential attention: the attention of half of the heads is subtracted from that of the others.  Ye et al. 2024, arXiv:2410.05258."""
 
 import math
 from collections.abc import Mapping
@@ -37,16 +37,16 @@ class DifferentialConfig(GroupedConfig):
         return Differential(self, norm, d_model, layer)
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
-        """Values are twice as wide; that scores are computed again for each half of them does not count."""
+        """Values are twice as wide as in GQA; that scores are computed again for each half of the values does not count."""
         return super().flops(d_model, layer, seq_len) * 3 // 2
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """And each half of the values twice, what is read of them and what is joined of it, the difference and its norm."""
+        """In addition, each half of the values repeated, both halves' outputs and their concatenation, the difference and its norm."""
         q = self.n_heads * self.width(d_model)
         return together([super().keeps(d_model, layer), Kept(0, self.kv_width(d_model) + 5 * q)])
 
     def gives(self, d_model: int, layer: int) -> Kept:
-        """Once for each half of the values."""
+        """Attention runs once for each half of the values."""
         return together([super().gives(d_model, layer)] * 2)
 
 
@@ -56,9 +56,10 @@ def tenth(shape: torch.Size, start: Start) -> Tensor:
 
 
 class Differential(GQA):
-    """Heads i and h/2 + i of the queries are a pair, and so are those of the values, which both of them read.
+    """Heads i and h/2 + i of the queries are a pair. Both read the concatenated values of a pair of value heads, i and g/2 + i of g.
 
-    As in transformers' DiffLlama the norm has no weight. Of the paper's share, exp(q1 k1) - exp(q2 k2) + start, start grows with depth.
+    As in transformers' DiffLlama the norm has no weight. The share is the paper's, exp(q1 k1) - exp(q2 k2) + start of learned vectors q1 to
+    k2, where start grows with depth.
     """
 
     drawn: ClassVar[Mapping[str, Draw]] = {**GQA.drawn, **{f"lambda_{name}": tenth for name in ("q1", "k1", "q2", "k2")}}
@@ -69,12 +70,12 @@ class Differential(GQA):
         self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = (nn.Parameter(torch.empty(self.head_dim)) for _ in range(4))
 
     def share(self) -> Tensor:
-        """Returns what the second half of the heads is multiplied by, a float32 number.  Section 2.1, eq. 2."""
+        """Returns the factor on the second half of the heads before it is subtracted, a float32 number.  Section 2.1, eq. 2."""
         first, second = self.lambda_q1.float() * self.lambda_k1.float(), self.lambda_q2.float() * self.lambda_k2.float()
         return first.sum().exp() - second.sum().exp() + self.start
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
-        """Fused kernels want values as wide as keys, so that each half of theirs is read by itself."""
+        """Attends to each half of the values by itself, since fused kernels want values as wide as keys."""
         halves = (half.repeat(1, 2, 1, 1) for half in v.chunk(2, 1))  # (b, g, k, c) -> twice (b, g/2, k, c) -> (b, g, k, c)
         read = torch.cat([super(Differential, self).weighted(q, k, half, mask, position) for half in halves], -1)
         more, less = read.chunk(2, 1)  # (b, h, s, 2c) -> twice (b, h/2, s, 2c)

@@ -1,6 +1,6 @@
-"""The gated delta rule: a state that fades, and in which a key's old value is replaced by its new one.
+"""The gated delta rule: a matrix state that decays, and in which the old value of a key is replaced by the token's value.
 
-Yang et al. 2024, arXiv:2412.06464; three of four layers of Qwen3-Next and of OLMo Hybrid mix so, and of Kimi Linear by channels.
+Yang et al. 2024, arXiv:2412.06464; in three of four layers of Qwen3-Next, OLMo Hybrid and, with a decay per channel, Kimi Linear.
 """
 
 from typing import ClassVar, Literal
@@ -32,13 +32,13 @@ class GatedDeltaConfig(HeadsConfig):
         return GatedDelta(self, d_model, layer)
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
-        """The convolution, what is held of a key, what is written and what is read."""
+        """Counts the convolution, reading the old value of the key, writing the new one, and reading with the query."""
         qk, v = self.widths
         return 2 * self.kernel * (2 * qk + v) + 6 * self.n_heads * self.k_dim * self.v_dim
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """Inputs of the convolution and of what follows it, both forms of q, k and v, the system and the scores of a chunk, and its part of
-        a state."""
+        """Counts inputs of the convolution and of the operations behind it, both forms of q, k and v, the triangular system and the
+        scores of a chunk, and a token's share of a chunk's state."""
         qk, v = self.widths
         size, pairs = (SMALL_CHUNK, SMALL_CHUNK * (3 * self.k_dim + 2)) if self.channels else (CHUNK, 5 * CHUNK)
         state = self.n_heads * self.k_dim * self.v_dim // size
@@ -47,7 +47,7 @@ class GatedDeltaConfig(HeadsConfig):
 
 
 class GatedDelta(Heads):
-    """Decay, b and gate from the input itself."""
+    """Decay, b and gate come from the layer's input, not from the convolved one."""
 
     kind: ClassVar[str] = "gated_delta"
 

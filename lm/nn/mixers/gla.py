@@ -1,6 +1,6 @@
-"""Gated linear attention: a state that fades, by channels, by heads or by a constant, and to which every token adds.
+"""Gated linear attention: a matrix state that decays per channel, per head or by a constant, and to which every token adds k v^T.
 
-Yang et al. 2023, arXiv:2312.06635. With a constant it is what RetNet (Sun et al. 2023, arXiv:2307.08621) and, with other constants,
+Yang et al. 2023, arXiv:2312.06635. A constant decay gives what RetNet (Sun et al. 2023, arXiv:2307.08621) and, with other constants,
 lightning attention (Qin et al. 2024, arXiv:2401.04658) compute, positions aside.
 """
 
@@ -19,7 +19,7 @@ from lm.nn.norm import NormConfig
 from lm.ops.recurrence.matrix import CHUNK, SMALL_CHUNK, Flow, by_head
 from lm.schema import MOST
 
-_SLOWNESS = 16  # tokens in which a state fades as much as a sigmoid says; the paper's tau
+_SLOWNESS = 16  # tokens over which a state decays by the sigmoid as a factor; the paper's tau
 
 
 class GLAConfig(HeadsConfig):
@@ -39,12 +39,13 @@ class GLAConfig(HeadsConfig):
         return GLA(self, d_model, layer)
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
-        """The convolution, what is written and what is read."""
+        """Counts the convolution, and writing to and reading from the state."""
         qk, v = self.widths
         return 2 * self.kernel * (2 * qk + v) + 4 * self.n_heads * self.k_dim * self.v_dim
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """Inputs of the convolution and of what follows it, q, k and v by head, decays and scores of a chunk, and its part of a state."""
+        """Counts inputs of the convolution and of the operations behind it, q, k and v by head, decays and scores of a chunk, and a
+        token's share of a chunk's state."""
         qk, v = self.widths
         size = SMALL_CHUNK if self.decay == "channel" else CHUNK
         pairs = SMALL_CHUNK * (2 * self.k_dim + 1) + 2 * self.k_dim if self.decay == "channel" else 3 * CHUNK
@@ -53,7 +54,7 @@ class GLAConfig(HeadsConfig):
 
 
 class GLA(Heads):
-    """Decay and gate from the input itself."""
+    """Decay and gate come from the layer's input, not from the convolved one."""
 
     kind: ClassVar[str] = "gla"
 

@@ -46,7 +46,7 @@ class GQAConfig(GroupedConfig):
         return self
 
     def first(self, layer: int) -> int:
-        """Returns how many tokens of a document this layer sees from behind its window."""
+        """Returns how many first tokens of a document this layer sees beyond its window."""
         return 0 if self.layer_window(layer) is None else self.keep_first
 
     def require(self, d_model: int, position: PositionConfig) -> None:
@@ -82,13 +82,13 @@ class GQAConfig(GroupedConfig):
         return min(self.first(layer), max(0, seq_len - (self.layer_window(layer) or seq_len)))
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """And v before it is mixed; with first tokens q, k, v and what is read are twice as wide."""
+        """In addition, v before the value residual; with keep_first, q, k, v and the attention output are twice as wide."""
         q, kv = self.n_heads * self.width(d_model), self.kv_width(d_model)
         mixed, twice = kv if self.value_residual and layer else 0, 2 * q + 2 * kv if self.first(layer) else 0
         return together([super().keeps(d_model, layer), Kept(0, mixed + twice)])
 
     def gives(self, d_model: int, layer: int) -> Kept:
-        """With first tokens twice as wide."""
+        """With keep_first, attention outputs are twice as wide."""
         kernel = super().gives(d_model, layer)
         return together([kernel, Kept(0, kernel.narrow)]) if self.first(layer) else kernel
 
@@ -145,7 +145,7 @@ class GQA(Attention, Divisible):
         return self._heads(self.k(x), self.k_norm), self._heads(self.v(x), None)
 
     def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys, rotated, and values."""
+        """Returns queries and keys, rotated, and values."""
         q, (k, v) = self.queries(x), self.keys_values(x)
         return ctx.position.rotate(q, ctx.angles, self.layer), ctx.position.rotate(k, ctx.angles, self.layer), v
 
@@ -165,7 +165,7 @@ class GQA(Attention, Divisible):
         return self.told(x, self.weighted(q, k, v, ctx.keys(self.layer), ctx.position))
 
     def told(self, x: Tensor, heads: Tensor) -> Tensor:
-        """What the heads have read, (b, h, s, c), gated by the layer's input and joined, (b, s, d)."""
+        """Gates the attention output of all heads, (b, h, s, c), by the layer's input x, and projects it to (b, s, d)."""
         if self.gate is not None:
             gate = self.gate(x).unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)  # (b, s, h*c or h) -> (b, h, s, c or 1)
             heads = heads * gate.sigmoid()
@@ -173,18 +173,18 @@ class GQA(Attention, Divisible):
 
 
 class StreamingGQA(GQA):
-    """Keys of the first tokens meet queries of their own, turned no further than to where they stand right before the window.
+    """Attention to a window and to a document's first tokens, as if these stood right before the window.
 
-    As numbering tokens by their place in the cache would have it, which would turn cached keys anew at each step.  Xiao et al. 2023,
-    arXiv:2309.17453, section 3.2.
+    Queries are rotated once for the window and once, no further than to `last`, for the first tokens. Numbering tokens by their place in
+    the cache gives the same scores, but would rotate cached keys anew at each step.  Xiao et al. 2023, arXiv:2309.17453, section 3.2.
     """
 
     def __init__(self, cfg: GQAConfig, norm: NormConfig, d_model: int, layer: int) -> None:
         super().__init__(cfg, norm, d_model, layer)
-        self.last = cfg.first(layer) + (self.how.window or 0) - 1  # place of a query, counted in what it sees
+        self.last = cfg.first(layer) + (self.how.window or 0) - 1  # position of a query among the tokens that it sees
 
     def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries twice, side by side: for keys in the window, and for the first."""
+        """Returns queries twice, side by side (rotated for keys in the window, and for those of the first tokens), keys and values."""
         q, (k, v) = self.queries(x), self.keys_values(x)
         near = ctx.mask.once(
             ("angles", self.last), lambda: ctx.position.angles(ctx.mask.held.within(ctx.mask.q_positions).clamp(max=self.last))
@@ -193,7 +193,7 @@ class StreamingGQA(GQA):
         return torch.cat(turned, -1), ctx.position.rotate(k, ctx.angles, self.layer), v
 
     def weighted(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None) -> Tensor:
-        """Each key meets one half of a query. Values are widened for fused kernels, which want them so."""
+        """Each key is zero in one half, and so meets the other half of a query. Values are padded to the same width for fused kernels."""
         first = mask.held.within(self.is_first(mask.k_positions))[:, None, :, None]  # (b, k) -> (b, 1, k, 1)
         halves = torch.cat([k.masked_fill(first, 0.0), k.masked_fill(~first, 0.0)], -1)  # (b, g, k, c) -> (b, g, k, 2c)
         return super().weighted(q, halves, F.pad(v, (0, self.head_dim)), mask, position)[..., : self.head_dim]
@@ -206,12 +206,12 @@ class StreamingGQA(GQA):
         return far if near is None else torch.where(self.is_first(mask.k_positions)[:, None, None], near, far)
 
     def is_first(self, positions: Tensor) -> Tensor:
-        """Whether keys at these places are seen from behind the window."""
+        """Returns whether keys at these positions are of first tokens, seen beyond the window."""
         return positions < self.how.first
 
 
 class FirstGQA(GQA):
-    """The first layer, whose values later ones mix in."""
+    """The first layer, whose values later layers mix into theirs."""
 
     def projected(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().projected(x, ctx)
@@ -220,7 +220,7 @@ class FirstGQA(GQA):
 
 
 class ResidualGQA(GQA):
-    """Its values are a v_first + b v, and kept so in a cache.  Zhou et al. 2024, arXiv:2410.17897, with learned a and b of each layer."""
+    """GQA with values a v_first + b v, cached in this form; each layer learns a and b.  Zhou et al. 2024, arXiv:2410.17897."""
 
     drawn: ClassVar[Mapping[str, Draw]] = {**GQA.drawn, "shares": halves}
 

@@ -1,4 +1,4 @@
-"""What kinds of attention have in common whose heads of queries share those of keys and values, and that may look through a window."""
+"""The common options of attention kinds in which heads of queries share heads of keys and values, and which may look through a window."""
 
 import math
 from collections.abc import Sequence
@@ -62,11 +62,11 @@ class GroupedConfig(AttentionConfig):
         return self.head_dim or d_model // self.n_heads
 
     def kv_width(self, d_model: int) -> int:
-        """Returns the width of all keys, which is that of all values."""
+        """Returns the width of the keys of all heads, the same as that of all values."""
         return (self.n_kv_heads or self.n_heads) * self.width(d_model)
 
     def gate_width(self, d_model: int) -> int:
-        """Returns the numbers that the heads are multiplied by; 0 without a gate."""
+        """Returns how many numbers of a token gate its attention output; 0 without a gate."""
         return {"none": 0, "head": self.n_heads, "element": self.n_heads * self.width(d_model)}[self.out_gate]
 
     def rotary_width(self, d_model: int) -> int:
@@ -87,26 +87,26 @@ class GroupedConfig(AttentionConfig):
         return Scoring(self.scale or 1 / math.sqrt(self.width(d_model)), self.layer_window(layer), self.softcap)
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
-        """Of scores and weighted values."""
+        """Counts scores and weighted values."""
         return 4 * self.n_heads * self.width(d_model) * min(seq_len, self.layer_window(layer) or seq_len)
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """q, k, v and the weighted values; q and k once more before a norm of theirs; a gate, and what it gives."""
+        """Counts q, k, v and the attention output; q and k before their norm; the gate before and after its sigmoid, and its product."""
         q, kv, gate = self.n_heads * self.width(d_model), self.kv_width(d_model), self.gate_width(d_model)
         normed, gated = q + kv if self.qk_norm != "none" else 0, q + 2 * gate if gate else 0
         return Kept(0, 2 * q + 2 * kv + normed + gated, 0, 2 * d_model)
 
     def gives(self, d_model: int, layer: int) -> Kept:
-        """The weighted values, and a logarithm of each head."""
+        """Counts the attention output, and a logsumexp of each head."""
         return Kept(self.n_heads, self.n_heads * self.width(d_model))
 
     def exchanges(self, d_model: int, n: int) -> Kept:
-        """What was read, on both sides of its way back; and copies of keys and values."""
+        """Counts the attention output once more, on the other side of the exchange back to tokens; and copies of keys and values."""
         copies = repeats(self.n_kv_heads or self.n_heads, n) - 1
         return Kept(0, self.n_heads * self.width(d_model) + 2 * copies * self.kv_width(d_model))
 
     def state(self, d_model: int, layer: int) -> PerToken:
-        """Keys, and behind their heads those of values."""
+        """Returns one tensor of a token: its heads of keys, and behind these its heads of values."""
         return PerToken(((2 * (self.n_kv_heads or self.n_heads), self.width(d_model)),), self.layer_window(layer))
 
     def implied(self, d_model: int, n_layers: int) -> Tree:
@@ -123,7 +123,8 @@ class GroupedConfig(AttentionConfig):
 
 
 def evenly(chosen: Sequence[bool]) -> tuple[int, int | None] | None:
-    """Returns the least n so that one in every n is chosen, and its place there (None: the last). None: none is, or not so."""
+    """Returns (n, i) with the least n so that exactly the i-th of every n layers is chosen (i None: the last). None: no layer is chosen,
+    or they are not spaced evenly."""
     places = [i for i, one in enumerate(chosen) if one]
     if not places:
         return None

@@ -1,4 +1,4 @@
-"""Heads of q, k and v from one projection and one convolution, for the kinds that differ only in what these do to the state."""
+"""Heads of q, k and v from one projection and one convolution, for the kinds that differ only in how tokens update the state."""
 
 from collections.abc import Callable
 from typing import Self
@@ -42,22 +42,22 @@ class HeadsConfig(RecurrentConfig):
 
     @property
     def groups(self) -> int:
-        """Returns the heads of queries and keys."""
+        """Returns the number of query and key heads."""
         return self.n_k_heads or self.n_heads
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Returns those of all queries, which is that of all keys, and of all values."""
+        """Returns the width of all queries, the same as that of all keys, and the width of all values."""
         return self.groups * self.k_dim, self.n_heads * self.v_dim
 
     def state(self, d_model: int, layer: int) -> Fixed:
-        """What was convolved of the last tokens, and the matrices."""
+        """Returns the convolution's inputs of the last tokens, and the state matrix of each head."""
         qk, v = self.widths
         return Fixed(((self.kernel - 1, 2 * qk + v), (self.n_heads, self.k_dim, self.v_dim)))
 
 
 class Heads(Scan):
-    """o(norm(what is read) * squash(gate)), of q, k and v that are convolved."""
+    """o(norm(S^T q) * squash(gate)), with q, k and v from a short convolution."""
 
     squash: Callable[[Tensor], Tensor]
 
@@ -91,5 +91,5 @@ class Heads(Scan):
 
 
 def low_rank(d_in: int, rank: int, d_out: int, bias: bool = False) -> nn.Module:
-    """Returns a product of two matrices."""
+    """Returns a linear map of this rank, as a product of two matrices."""
     return nn.Sequential(Linear(d_in, rank, bias=False), Linear(rank, d_out, bias=bias))

@@ -1,6 +1,6 @@
-"""Mamba-2: a state that fades by a step of each token and head, and is written by the same step.
+"""Mamba-2: a matrix state of each head that decays by a step dt of each token, and to which the token writes with the same step.
 
-Dao & Gu 2024, arXiv:2405.21060; with attention in a few layers also Granite 4, Bamba, Zamba2 and Nemotron-H.
+Dao & Gu 2024, arXiv:2405.21060; with attention in a few layers also in Granite 4, Bamba, Zamba2 and Nemotron-H.
 """
 
 from collections.abc import Mapping
@@ -53,31 +53,32 @@ class Mamba2Config(RecurrentConfig):
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Returns those of all of x, and of all of B, which is that of C."""
+        """Returns the width of all heads of x, and the width of all heads of B, the same as that of C."""
         return self.n_heads * self.head_dim, self.groups * self.state_dim
 
     def build(self, norm: NormConfig, d_model: int, layer: int) -> Mixer:
         return Mamba2(self, d_model, layer)
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
-        """The convolution, what is written and what is read."""
+        """Counts the convolution, and writing to and reading from the state."""
         x, b = self.widths
         return 2 * self.kernel * (x + 2 * b) + 4 * x * self.state_dim
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """Inputs of the convolution and of what follows it, B, C and x by head, the scores of a chunk, and its part of a state."""
+        """Counts inputs of the convolution and of the operations behind it, B, C and x by head, the scores of a chunk, and a token's
+        share of a chunk's state."""
         x, b = self.widths
         chunk = self.n_heads * (3 * CHUNK + 4 * self.state_dim + 2 * self.head_dim)
         return Kept(chunk + 2 * x * self.state_dim // CHUNK + 3 * x, 3 * (x + 2 * b) + 2 * x)
 
     def state(self, d_model: int, layer: int) -> Fixed:
-        """What was convolved of the last tokens, and the matrices."""
+        """Returns the convolution's inputs of the last tokens, and the state matrix of each head."""
         x, b = self.widths
         return Fixed(((self.kernel - 1, x + 2 * b), (self.n_heads, self.state_dim, self.head_dim)))
 
 
 class Mamba2(Scan):
-    """x, B and C from one projection and one convolution; dt and gate from the input itself."""
+    """x, B and C come from one projection and one convolution; dt and gate from the layer's input."""
 
     kind: ClassVar[str] = "mamba2"
     drawn: ClassVar[Mapping[str, Draw]] = {**Scan.drawn, "skip": ones}

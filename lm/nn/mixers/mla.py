@@ -58,20 +58,20 @@ class MLAConfig(AttentionConfig):
         return MLA(self, d_model, layer)
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
-        """Of scores and weighted values, keys and values being expanded."""
+        """Counts scores and weighted values, with keys and values expanded from the latent."""
         return 2 * self.n_heads * (self.nope_dim + self.rope_dim + self.v_dim) * seq_len
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """Latents twice (before and after their norm), q, k, v and the weighted values."""
+        """Counts latents twice (before and after their norm), q, k, v and the weighted values."""
         latents, width = (self.q_rank or 0) + self.kv_rank, self.n_heads * (self.nope_dim + self.rope_dim)
         return Kept(0, 2 * latents + 2 * width + 2 * self.n_heads * self.v_dim, 0, d_model)
 
     def gives(self, d_model: int, layer: int) -> Kept:
-        """The weighted values, and a logarithm of each head."""
+        """Counts the weighted values, and a logsumexp of each head."""
         return Kept(self.n_heads, self.n_heads * self.v_dim)
 
     def exchanges(self, d_model: int, n: int) -> Kept:
-        """What was read, on both sides of its way back."""
+        """Counts the attention output once more, on the other side of the exchange back to tokens."""
         return Kept(0, self.n_heads * self.v_dim)
 
     def state(self, d_model: int, layer: int) -> PerToken:

@@ -1,6 +1,6 @@
-"""The RG-LRU: a number of each channel that fades as the token says, and to which the token adds what its gate lets in.
+"""The RG-LRU: one number of each channel, which decays at a rate set by the token, and to which the token adds its gated input.
 
-De et al. 2024, arXiv:2402.19427, section 2.4; two of three layers of Griffin and of RecurrentGemma mix so.
+De et al. 2024, arXiv:2402.19427, section 2.4; used in two of three layers of Griffin and RecurrentGemma.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from lm.ops.recurrence.channels import chunked
 from lm.ops.recurrence.convolve import continued, fast
 from lm.schema import MOST
 
-_SHARPNESS = 8  # the paper's c: how often a channel fades by what is its own where the gate is fully open
+_SHARPNESS = 8  # the paper's c: the power of a channel's own decay where the gate is fully open
 
 
 class RGLRUConfig(RecurrentConfig):
@@ -47,26 +47,26 @@ class RGLRUConfig(RecurrentConfig):
         return RGLRU(self, d_model, layer)
 
     def flops(self, d_model: int, layer: int, seq_len: int) -> int:
-        """The convolution, both matrices of each group, what fades and what is added."""
+        """Counts the convolution, both matrices of each group, the decay and the addition."""
         return self.width * (2 * self.kernel + 4 * self.width // self.n_heads + 4)
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """What lets in and what it lets in, a, its root, the products of a chunk and h; x, and the gate three times."""
+        """Counts input gate, gated input, decay a, sqrt(1 - a^2), the products of a chunk and h; x, and the output gate three times."""
         return Kept(12 * self.width, 4 * self.width, 0, self.width)
 
     def state(self, d_model: int, layer: int) -> Fixed:
-        """What was convolved of the last tokens, and h."""
+        """Returns the convolution's inputs of the last tokens, and h."""
         return Fixed(((self.kernel - 1, self.width), (self.width,)))
 
 
 def fading(shape: torch.Size, start: Start) -> Tensor:
-    """softplus^-1(-log(u) / c) of u between 0.9 and 0.999: what is left of a channel's number where the gate is open.  Section 2.4."""
+    """softplus^-1(-log(u) / c) of u between 0.9 and 0.999, the decay of a channel where its gate is fully open.  Section 2.4."""
     left = torch.empty(shape).uniform_(0.9, 0.999, generator=start.source)
     return torch.expm1(-left.log() / _SHARPNESS).log()
 
 
 class ByHead(Declares, nn.Module):
-    """W x + b of each group of channels by itself. The weight is (h, out, in), the bias (h, out)."""
+    """A block-diagonal linear layer: W x + b of each group of channels by itself. The weight is (h, out, in), the bias (h, out)."""
 
     drawn: ClassVar[Mapping[str, Draw]] = {"weight": matrix, "bias": zeros}
 
@@ -86,9 +86,9 @@ class ByHead(Declares, nn.Module):
 
 
 class RGLRU(Mixer):
-    """o(h * gelu(gate)). A token at position 0 finds no h, and adds what its gate lets in whole, as in the authors' code.
+    """o(h * gelu(gate)). At position 0 h starts from 0, and the factor sqrt(1 - a^2) on the gated input is 1, as in the authors' code.
 
-    The root's derivative, which their code bounds, is that of -expm1(2 log a) here, and log a is never 0 but where it underflows.
+    The authors' code bounds the derivative of that root. Here it is the root of -expm1(2 log a), and log a is 0 only where it underflows.
     """
 
     drawn: ClassVar[Mapping[str, Draw]] = {"kernel": by_inputs, "fade": fading}
@@ -126,7 +126,8 @@ class RGLRU(Mixer):
         return out
 
     def flow(self, x: Tensor, rate: Tensor, write: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns a of each token and what it adds, wide, (b, s, w); padding leaves all as it is.  at: positions, (b or 1, s, 1)."""
+        """Returns the decay a of each token and the term that it adds to h, in float32 or wider, (b, s, w); padding leaves h as it is.
+        at: positions, (b or 1, s, 1)."""
         log_a = -_SHARPNESS * F.softplus(wide(self.fade)) * wide(rate).sigmoid()
         log_a = torch.where(at > 0, log_a, torch.where(at == 0, float("-inf"), 0.0))
         root = torch.expm1(2 * log_a).clamp(max=-torch.finfo(log_a.dtype).tiny).neg().sqrt()  # a root of 0 has no derivative

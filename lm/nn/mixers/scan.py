@@ -1,4 +1,4 @@
-"""What the mixers with a matrix as their state share: inputs that a short convolution has mixed, the recurrence, and the cache of both."""
+"""The base of mixers whose state is a matrix: the short convolution of their inputs, the recurrence, and the cache of both."""
 
 import math
 from abc import abstractmethod
@@ -21,23 +21,23 @@ from lm.ops.recurrence.matrix import Flow, by_head, reference
 
 
 def fading(shape: torch.Size, start: Start) -> Tensor:
-    """log U(1, 16): how fast a head forgets, before its token's step is multiplied to it.  Dao & Gu 2024, arXiv:2405.21060."""
+    """log U(1, 16): the logarithm of a head's decay rate, which each token's step multiplies.  Dao & Gu 2024, arXiv:2405.21060."""
     return torch.empty(shape).uniform_(1, 16, generator=start.source).log()
 
 
 def steps(shape: torch.Size, start: Start) -> Tensor:
-    """softplus^-1(dt) of a step dt between 0.001 and 0.1, even in its logarithm.  Gu & Dao 2023, arXiv:2312.00752, section 3.6."""
+    """softplus^-1(dt) of a step dt that is log-uniform between 0.001 and 0.1.  Gu & Dao 2023, arXiv:2312.00752, section 3.6."""
     dt = torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1), generator=start.source).exp()
     return dt + torch.log(-torch.expm1(-dt))
 
 
 class Scan(Mixer):
-    """A subclass says what is convolved, what goes into the state, and what comes of what is read of it.  channels: of the convolution."""
+    """A subclass defines the convolution's inputs, the state update, and the output from what queries read.  channels: convolved ones."""
 
     drawn: ClassVar[Mapping[str, Draw]] = {"kernel": by_inputs, "fade": fading, "step": steps, "norm": ones}
     kind: ClassVar[str]
 
-    fade: nn.Parameter  # where `faded` is called
+    fade: nn.Parameter  # of subclasses that call `faded`
     step: nn.Parameter
 
     def __init__(self, layer: int, channels: int, kernel: int, bias: bool) -> None:
@@ -47,19 +47,19 @@ class Scan(Mixer):
 
     @abstractmethod
     def inputs(self, x: Tensor) -> Tensor:
-        """(b, s, d) -> (b, s, channels): what is convolved."""
+        """(b, s, d) -> (b, s, channels): the input of the convolution."""
 
     @abstractmethod
     def rates(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Returns what else the tokens say of the state, (b, s, ..) each, that of the decay first.  x: (b, s, d)."""
+        """Returns the inputs of the state update that are not convolved, (b, s, ..) each, the decay's first.  x: (b, s, d)."""
 
     @abstractmethod
     def flow(self, u: Tensor, rates: tuple[Tensor, ...]) -> Flow:
-        """Returns what the tokens do to the state.  u: (b, s, channels), convolved."""
+        """Returns the state updates of all tokens.  u: (b, s, channels), the output of the convolution."""
 
     @abstractmethod
     def output(self, x: Tensor, heads: Tensor, flow: Flow) -> Tensor:
-        """(b, s, h, v) -> (b, s, d).  heads: what was read of the state."""
+        """(b, s, h, v) -> (b, s, d).  heads: what the queries read from the state."""
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         ctx.mask.require_causal(f"recurrent={self.kind}")
@@ -82,7 +82,7 @@ class Scan(Mixer):
         return self.output(x, heads.transpose(1, 2).to(x.dtype), flow)
 
     def _continued(self, flow: Flow, dtype: torch.dtype, mask: Mask, ends: Tensor, cache: Cache) -> Tensor:
-        """All but the last tokens by chunks; of those the state after each is kept."""
+        """Runs all but the last tokens in chunks, and the last ones one by one, since the cache keeps the state after each of these."""
         s, state = flow.q.shape[2], cache.state(self.layer)[1].to(flow.v.dtype)
         begun = s - ends.shape[1]
         first, state = fastest(flow.part(0, begun), dtype, mask, state) if begun else (flow.v[:, :, :0], state)
@@ -91,7 +91,7 @@ class Scan(Mixer):
         return torch.cat([first, last], dim=2)
 
     def faded(self, rate: Tensor) -> tuple[Tensor, Tensor]:
-        """softplus(rate + step) and the decay of it, both (b, h, s, 1 or k).  rate: (b, s, h or h * k)."""
+        """Returns the step dt = softplus(rate + step) and the log decay -exp(fade) dt, both (b, h, s, 1 or k).  rate: (b, s, h or h*k)."""
         dt = F.softplus(by_head(wide(rate) + wide(self.step), len(self.fade)))
         return dt, -wide(self.fade).exp()[:, None, None] * dt
 
@@ -101,7 +101,7 @@ def _padding(mask: Mask) -> Tensor | None:
 
 
 def _documents(mask: Mask, rows: int) -> Tensor | None:
-    """Padding is a document of its own."""
+    """Returns the document of each token, with padding as a document of its own; None where each row is one document."""
     if mask.q_documents is None:
         return None
     return torch.where(mask.q_positions >= 0, mask.q_documents.long(), -1).expand(rows, -1)

@@ -1,4 +1,4 @@
-"""A gated convolution over the last few tokens, with which LFM2 mixes most of its layers.  Liquid AI 2025, arXiv:2511.23404."""
+"""A gated convolution over the last few tokens, the mixer of most layers of LFM2.  Liquid AI 2025, arXiv:2511.23404."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -32,11 +32,11 @@ class ShortConvConfig(RecurrentConfig):
         return 2 * self.kernel * d_model
 
     def keeps(self, d_model: int, layer: int) -> Kept:
-        """The three projections, what is convolved, the result, and that times c."""
+        """Counts the three projections, the convolution's input, its output, and its output times c."""
         return Kept(0, 6 * d_model)
 
     def state(self, d_model: int, layer: int) -> Fixed:
-        """What was convolved of the last tokens."""
+        """Returns the convolution's inputs of the last tokens."""
         return Fixed(((self.kernel - 1, d_model),))
 
 

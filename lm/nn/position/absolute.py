@@ -46,7 +46,7 @@ class Learned(Position):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         try:
             return x + nn.functional.embedding(positions.clamp_min(0), self.weight)
-        except IndexError as error:  # of given positions, which to look at would wait for a GPU
+        except IndexError as error:  # positions that a batch gives: to check them before would wait for a GPU
             raise self._beyond(int(positions.max()) + 1) from error
 
     def _beyond(self, length: int) -> ConfigError:

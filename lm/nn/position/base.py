@@ -18,7 +18,7 @@ Angles = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Dims:
-    """What a position kind may need to know of its stack. `rotary`: dimensions of a head that may rotate; `window`: that of a layer."""
+    """What a position kind may need to know of its stack. `rotary`: dimensions of a head that may rotate; `window`: that of each layer."""
 
     d_model: int
     n_heads: int
@@ -41,18 +41,18 @@ class PositionConfig(Slot, group="model/position"):
         """Returns the hooks for one stack."""
 
     def require(self, rotary: int) -> None:
-        """Raises ValueError where this kind does not fit heads of which so many dimensions may rotate."""
+        """Raises ValueError where this kind does not fit heads with `rotary` dimensions that may rotate."""
 
     def keeps(self, n_heads: int, seq_len: int) -> Kept:
-        """Returns what the backward needs of one token in each layer that attends."""
+        """Returns what autograd keeps of one token in each layer that attends."""
         return Kept(0, 0)
 
     def shortened(self, max_len: int) -> Self:
-        """Returns what has the same amplitude in a model for shorter rows than max_len."""
+        """Returns a config with the amplitude of rows of max_len, for a model of shorter rows."""
         return self
 
     def implied(self, n_layers: int, windows: bool) -> Tree:
-        """Returns null for the options that act in no layer.  windows: whether some layer has one."""
+        """Returns null for the options that act in no layer.  windows: some layer has a window."""
         return {}
 
     def unsliced(self) -> str | None:
@@ -62,29 +62,29 @@ class PositionConfig(Slot, group="model/position"):
         return f"position={self.kind} is a bias on all pairs of a row, of all heads. Use position=rope"
 
     def changes_at(self, max_len: int) -> int | None:
-        """Returns the length up to which transformers has other frequencies than our model for rows of max_len. None: it has not."""
+        """Returns the row length up to which transformers has other frequencies than our model for rows of max_len. None: at no length."""
         return None
 
 
 class Position(Declares, nn.Module):
-    """No position at all; the base of every kind.  positions: (b, s) int64, -1 on padding."""
+    """No position information; the base of every kind.  positions: (b, s) int64, -1 on padding."""
 
     def places(self, s: int, device: torch.device, start: int = 0) -> Tensor:
-        """start, start + 1, ..., s of them as (1, s): of tokens that come without positions. ConfigError beyond the last there is."""
+        """Returns start .. start + s - 1 as (1, s), for tokens without given positions. Raises ConfigError beyond the last one there is."""
         return arange_positions(s, device, start)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Change the embedded tokens, (b, s, d)."""
+        """Returns embedded tokens, (b, s, d), with their positions added."""
         return x
 
     def angles(self, positions: Tensor) -> Angles | None:
-        """What `rotate` needs, computed once a forward instead of once a layer."""
+        """Returns the cos and sin that `rotate` needs, computed once a forward instead of once a layer; None without rotation."""
         return None
 
     def rotate(self, x: Tensor, angles: Angles | None, layer: int) -> Tensor:
-        """Change queries or keys, (b, h, s, c), before keys are cached."""
+        """Returns queries, or keys before they are cached, rotated, (b, h, s, c)."""
         return x
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        """Add to the scores of every layer, broadcastable to (b, h, q, k)."""
+        """Returns a bias on the scores of every layer, broadcastable to (b, h, q, k); None: there is none."""
         return None

@@ -59,7 +59,7 @@ class T5RelativeConfig(PositionConfig):
         return T5Relative(self, dims)
 
     def keeps(self, n_heads: int, seq_len: int) -> Kept:
-        """Its bias has a gradient, for which no kernel is fused."""
+        """Counts the scores of all heads: the bias needs a gradient, which no fused kernel computes."""
         return Kept(0, n_heads * seq_len)
 
 

@@ -31,7 +31,7 @@ class RopeConfig(PositionConfig):
     """Base in layers with a window, which no scaling changes (Gemma 3, OLMo 3). null: theta and scaling, as in all others."""
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Rotated dimensions of a head of this width; they come in pairs, so an odd number is a ValueError, as is a scaling for others."""
+        """Returns how many dimensions of such a head rotate. Raises ValueError where they form no pairs, or the scaling does not fit."""
         r = int(head_dim * self.fraction)  # as transformers counts them
         if r % 2 or r == 0:
             raise ValueError(
@@ -51,7 +51,7 @@ class RopeConfig(PositionConfig):
         return self if self.scaling is None else self.replace(scaling=self.scaling.shortened(max_len))
 
     def implied(self, n_layers: int, windows: bool) -> Tree:
-        """And null for a base of windowed layers that is that of all."""
+        """Null also for a local_theta that changes no layer."""
         alike = not windows or (self.scaling is None and self.local_theta == self.theta)
         return {
             "none_every": self.none_every if (self.none_every or 0) <= n_layers else None,
@@ -75,7 +75,7 @@ class Rope(Position):
         self._here = self.rates, self.local  # no buffers: a cast to bf16 would round them, and the meta device would lose them
 
     def angles(self, positions: Tensor) -> Angles | None:
-        """With a base of windowed layers two of each, (2, b, 1, s, r/2)."""
+        """With local_theta, cos and sin for layers without and with a window are stacked, (2, b, 1, s, r/2) each."""
         if self._here[0].device != positions.device:
             self._here = self.rates.to(positions.device), None if self.local is None else self.local.to(positions.device)
         rates, local = self._here

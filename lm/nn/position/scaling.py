@@ -28,18 +28,18 @@ class ScalingConfig(Slot):
         """Returns the radians per position of each pair, float32, (r/2,)."""
 
     def amplitude(self, max_len: int) -> float:
-        """Factor on cos and sin."""
+        """Returns the factor on cos and sin."""
         return 1.0
 
     def require(self, rotary_dim: int) -> None:
-        """Raises ValueError where this kind does not fit heads of which so many dimensions rotate."""
+        """Raises ValueError where this kind does not fit heads of which rotary_dim dimensions rotate."""
 
     def shortened(self, max_len: int) -> Self:
-        """Returns what has the same amplitude in a model for shorter rows than max_len."""
+        """Returns a config with the amplitude of rows of max_len, for a model of shorter rows."""
         return self
 
     def changes_at(self, max_len: int) -> int | None:
-        """Returns the length up to which transformers has other frequencies than our model for rows of max_len. None: it has not."""
+        """Returns the row length up to which transformers has other frequencies than our model for rows of max_len. None: at no length."""
         return None
 
 
@@ -119,14 +119,14 @@ class YarnScaling(ScalingConfig):
         return self._magnitude(1.0)
 
     def score_factor(self) -> float:
-        """What DeepSeek multiplies 1/sqrt(head_dim) by."""
+        """Returns DeepSeek's factor on the scale of scores, 1/sqrt(head_dim)."""
         return self._magnitude(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
 
     def _magnitude(self, mscale: float) -> float:
         return 0.1 * mscale * math.log(self.factor) + 1.0
 
     def _pair(self, turns: float, rotary_dim: int, theta: float) -> float:
-        """The pair that makes this many turns over the old context."""
+        """Returns the number of the pair that makes so many turns over the old context."""
         return rotary_dim * math.log(self.original_len / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
 

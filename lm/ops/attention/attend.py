@@ -19,7 +19,7 @@ class Scoring:
     window: int | None = None
     softcap: float | None = None
     dropout: float = 0.0
-    first: int = 0  # tokens of a document that are seen from behind the window
+    first: int = 0  # tokens at the start of a document that are seen beyond the window
 
 
 class Attend(Protocol):

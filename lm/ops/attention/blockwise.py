@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-NATIVE = torch.cpu._is_avx512_bf16_supported()  # what has AMX has it too
-QUERIES = 128  # of one block: of a causal row those keys are left out that none of them sees
+NATIVE = torch.cpu._is_avx512_bf16_supported()  # a CPU with AMX has it too
+QUERIES = 128  # of one block; in a causal row, keys that no query of the block sees are left out
 SCORES = 2**20  # of one block and thread, 2 MiB
 
 
 def faster(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, dropout: float) -> bool:
-    """Whether a gradient is wanted that `Blockwise` has sooner. Of types alone, so that a resumed run takes the path that it took."""
+    """Whether a gradient is needed that `Blockwise` computes faster. By types and shapes alone, so that a resumed run takes the same
+    path."""
     if not NATIVE or v.device.type != "cpu" or v.dtype != torch.bfloat16 or dropout or q.shape[-1] != v.shape[-1]:
         return False
     wanted = q.requires_grad or k.requires_grad or v.requires_grad
@@ -25,10 +26,10 @@ def faster(q: Tensor, k: Tensor, v: Tensor, shown: Tensor | None, dropout: float
 
 
 class Blockwise(torch.autograd.Function):
-    """F.scaled_dot_product_attention with a backward that computes the scores anew.
+    """F.scaled_dot_product_attention with a backward that recomputes the scores.
 
-    q: (b, h, q, c); k, v: (b, g, k, c) with g dividing h, all of one dtype.  shown: what is added to the scores, broadcasting to
-    (b, h, q, k).  causal: as many keys as queries, and the lower triangle in place of `shown`.
+    q: (b, h, q, c); k, v: (b, g, k, c) with g dividing h, all of one dtype.  shown: what is added to the scores, broadcasting to (b, h, q,
+    k).  causal: as many keys as queries, and the lower triangle in place of `shown`.
     """
 
     @staticmethod
@@ -63,7 +64,7 @@ _one_operation.register_fake(
 
 
 def _with(x: Tensor, more: Tensor) -> Tensor:
-    """x and two columns that sum to `more` in twice the precision of x: subtracted within a product, it is not rounded."""
+    """Returns x with two more columns that sum to `more` at twice the precision of x, so that a product adds it without rounding it."""
     high = more.to(x.dtype)
     return torch.cat([x, high.unsqueeze(-1), (more - high).to(x.dtype).unsqueeze(-1)], -1)
 
@@ -71,7 +72,8 @@ def _with(x: Tensor, more: Tensor) -> Tensor:
 def _gradients(
     q: Tensor, k: Tensor, grad: Tensor, v: Tensor, shown: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Those of q, k and v.  Dao et al. 2022, arXiv:2205.14135, appendix B.  q and grad: with what is taken from each of their rows."""
+    """Returns the gradients of q, k and v.  Dao et al. 2022, arXiv:2205.14135, appendix B.  q, grad: with the two columns of `_with`,
+    which subtract the logsumexp and the sum of grad * out from each of their rows."""
     (b, h, n_q, _), (g, n_k, c) = q.shape, k.shape[1:]
     q, grad = (x.unflatten(1, (g, -1)) for x in (q, grad))  # (b, h, q, c+2) -> (b, g, r, q, c+2)
     one = k.new_ones(b, g, n_k, 2)

@@ -22,7 +22,7 @@ CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class Flex:
-    """The backend over two functions of torch, compiled or eager. Plain rows and cached decoding have faster kernels of their own."""
+    """The FlexAttention backend, given torch's two functions, compiled or eager. Plain rows and cached decoding go to faster kernels."""
 
     attention: Callable[..., Any]
     block_mask: Callable[..., Any]
@@ -30,7 +30,7 @@ class Flex:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, how: Scoring, sinks: Tensor | None = None
     ) -> Tensor:
-        learned = bias is not None and bias.requires_grad  # whose gradient flex would gather by one atomic addition a score
+        learned = bias is not None and bias.requires_grad  # flex would sum its gradient by one atomic addition per score
         other = mask.cached or mask.explicit is not None or learned or how.first > 0
         if how.softcap is None and (other or (bias is None and mask.plain(how.window) is not None)):
             return sdpa(q, k, v, mask, bias, how)
@@ -45,7 +45,7 @@ class Flex:
 
 
 def mask_mod(mask: Mask, window: int | None, b: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Whether query i of row r sees key j. One form for all masks of self-attention, so that few variants are compiled."""
+    """Returns a function: whether query i of row r sees key j. One form for all self-attention, so that few variants are compiled."""
     positions = mask.q_positions.expand(b, -1).contiguous()  # (b or 1, s) -> (b, s)
     documents = torch.zeros_like(positions) if mask.q_documents is None else mask.q_documents.expand(b, -1).contiguous()
     causal = mask.causal
@@ -62,7 +62,7 @@ def mask_mod(mask: Mask, window: int | None, b: int) -> Callable[[Tensor, Tensor
 
 
 def score_mod(how: Scoring, bias: Tensor | None, q: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-    """Soft-cap, then bias, on a scaled score; None where neither is."""
+    """Returns a function that applies soft-cap, then bias, to a scaled score; None where there is neither."""
     if how.softcap is None and bias is None:
         return None
     softcap = how.softcap
@@ -91,5 +91,5 @@ def obstacle(device: torch.device, head_dim: int, dropout: float, sinks: bool = 
 
 @cache
 def compiled_flex() -> Flex:
-    """The backend as it is fast: compiled at its first call, for each shape of its inputs."""
+    """Returns the backend with both functions compiled, at their first call with each shape of inputs."""
     return Flex(torch.compile(flex_attention, dynamic=False), torch.compile(create_block_mask, dynamic=False))

@@ -1,4 +1,4 @@
-"""Who may see whom, as a description that each attention backend turns into its own form."""
+"""Which query sees which key, as a description that each attention backend turns into its own form."""
 
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 @dataclass
 class Mask:
-    """A query sees a key of its own document, not hidden (position >= 0), not later if causal, and less than `window` tokens away, or one
-    of the `first` of its document, however far.
+    """A query sees a key of its own document, not hidden (position >= 0), not later if causal, and less than `window` tokens away, or among
+    the `first` tokens of the document, however far away.
 
-    Positions are (b, q) and (b, k); b may be 1. `square` says that both are 0..s-1 in one document, the case that kernels know.
-    `k_prefix` (b, k) marks keys that may be seen from before too (prefix LM); `explicit` (b, 1 or h, q, k) hides more where False.
+    Positions are (b, q) and (b, k); b may be 1. `square` says that both are 0..s-1 in one document, the case for which fused kernels need
+    no mask. `k_prefix` (b, k) marks keys that earlier queries see too (prefix LM); `explicit` (b, 1 or h, q, k) hides more where False.
     """
 
     q_positions: Tensor
@@ -31,9 +31,9 @@ class Mask:
     square: bool = False
     k_prefix: Tensor | None = None
     explicit: Tensor | None = None
-    horizon: int | None = None  # no layer sees so far, whatever its own window
-    padded: bool = True  # a query may be hidden; False: none is, and each sees itself
-    held: Whole = WHOLE  # how ranks hold the rows, which all of this is of whole
+    horizon: int | None = None  # a window of all layers, beside each layer's own
+    padded: bool = True  # positions may be -1; False: none is, and each query sees itself
+    held: Whole = WHOLE  # how ranks hold the rows; all fields here are of whole rows
     _built: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
@@ -42,12 +42,12 @@ class Mask:
         return self.k_positions is not self.q_positions
 
     def require_causal(self, kind: str) -> None:
-        """Raises ValueError for what goes through the row from left to right where the mask asks anything else."""
+        """Raises ValueError where the mask is explicit or not causal, for a mixer, called `kind`, that reads from left to right."""
         if self.explicit is not None or not self.causal:
             raise ValueError(f"{kind} reads from left to right, and knows no other mask. Use attention for it.")
 
     def plain(self, window: int | None) -> Literal["causal", "full"] | None:
-        """Where the lower triangle alone, or nothing at all, says everything."""
+        """Returns causal where the mask is the lower triangle and nothing else, full where it hides nothing, and None for other masks."""
         if not self.square or self.k_prefix is not None or self.explicit is not None:
             return None
         if window is not None and window < self.k_positions.shape[1]:
@@ -59,20 +59,21 @@ class Mask:
         return self.once(("allowed", window, first), lambda: self._build(window, first))
 
     def additive(self, window: int | None, dtype: torch.dtype, first: int = 0) -> Tensor:
-        """`allowed` as what is added to scores, 0 or -inf: kernels would make it of booleans anew in each layer."""
+        """Returns `allowed` as a bias on scores, 0 or -inf: kernels would convert booleans anew in each layer."""
         allowed, key = self.allowed(window, first), ("additive", window, first, dtype)
         return self.once(key, lambda: torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, float("-inf")))
 
     def blind(self, window: int | None, first: int = 0) -> Tensor | None:
-        """True where a query sees no key, (b, 1 or h, q, 1); None where each sees itself."""
+        """True where a query sees no key, (b, 1 or h, q, 1); None where every query sees itself."""
         if not self.padded and self.explicit is None:
             return None
         return self.once(("blind", window, first), lambda: ~self.allowed(window, first).any(-1, keepdim=True))
 
     def once(self, key: Hashable, build: Callable[[], T]) -> T:
-        """What `build` returns, kept for the layers to come: a backend's own form of this mask, or a bias.
+        """Returns what `build` returns, kept by `key` for later layers: a backend's own form of this mask, or a bias.
 
-        What its gradient needs is kept even if the layer that asks first is run again for the backward, when it finds this here.
+        Tensors that its gradient needs are saved even within activation checkpointing: when the first layer to ask is recomputed, it finds
+        the result here and builds nothing.
         """
         if key not in self._built:
             with nullcontext() if torch.compiler.is_compiling() else saved_tensors_hooks(_as_it_is, _as_it_is):
@@ -97,7 +98,7 @@ class Mask:
 
 
 def arange_positions(s: int, device: torch.device, start: int = 0) -> Tensor:
-    """start..start+s-1 as (1, s): rows that are one document each."""
+    """Returns start..start+s-1 as (1, s): positions of rows that are one document each."""
     return torch.arange(start, start + s, device=device).unsqueeze(0)
 
 

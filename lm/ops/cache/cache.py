@@ -1,4 +1,4 @@
-"""What decoding keeps of the tokens so far, as each layer declares it: per token, in a ring for windows, or as a state of fixed size.
+"""The cache of decoding. Each layer declares what it keeps: tensors per token, in a ring for windows, or a state of fixed size.
 
 All of it follows `reorder` (beam search), `rewind` (speculation) and `adopt` (rows that join and leave).
 """
@@ -19,9 +19,9 @@ from lm.ops.cache.rounded import FORMS
 
 @dataclass(frozen=True)
 class PerToken:
-    """Tensors of (heads, dim) of each token, and how far back the layer looks (None: everything; else a ring of places used again).
+    """Tensors of (heads, dim) for each token. window: how many tokens the layer sees, in a ring of slots that are reused; None: all.
 
-    first: tokens of a row that it sees from behind its window.
+    first: tokens at the start of a row that the layer sees beyond its window.
     """
 
     tensors: tuple[tuple[int, int], ...]
@@ -31,7 +31,7 @@ class PerToken:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Tensors of these shapes, however long the row is; zeros before its first token."""
+    """Tensors of these shapes for each row, however long it is; zeros before its first token."""
 
     tensors: tuple[tuple[int, ...], ...]
 
@@ -40,13 +40,13 @@ State = PerToken | Fixed
 
 
 def numbers(states: Sequence[State]) -> tuple[int, int]:
-    """Returns how many numbers are kept of one more token while no window is full, and of a row whatever its length."""
+    """Returns how many numbers a cache keeps of each further token while no window is full, and of a row whatever its length."""
     of = {kind: sum(prod(shape) for state in states if isinstance(state, kind) for shape in state.tensors) for kind in (PerToken, Fixed)}
     return of[PerToken], of[Fixed]
 
 
 class Snapshots:
-    """Tensors of fixed size of every row, after each of the last `slack` tokens and before them."""
+    """A layer's tensors of fixed size for every row: as they were before the last `slack` tokens, and after each of them."""
 
     def __init__(self, state: Fixed, batch: int, slack: int, device: torch.device, dtype: torch.dtype) -> None:
         empty = [torch.zeros(batch, *shape, device=device, dtype=dtype) for shape in state.tensors]
@@ -62,7 +62,7 @@ class Snapshots:
 
     def rewind(self, ns: list[int]) -> None:
         """Forget each row's last n tokens."""
-        back = max(ns) - torch.tensor(ns, device=self.after[-1][0].device)  # how much less than the most
+        back = max(ns) - torch.tensor(ns, device=self.after[-1][0].device)  # how many tokens fewer than the most
         which, rows = (
             back + torch.arange(len(self.after) - max(ns), device=back.device).unsqueeze(1),
             torch.arange(len(ns), device=back.device),
@@ -72,9 +72,10 @@ class Snapshots:
 
 
 class Cache:
-    """What every layer keeps of up to max_len tokens; windowed layers have window + slack places and use them again.
+    """What every layer keeps of up to max_len tokens a row; windowed layers have window + slack slots, and reuse them.
 
-    horizon: a window for all layers, of a row that goes on beyond the context; None: none.  form: of the numbers of each token.
+    slack: how many tokens a ring or a state can be rewound by.  horizon: a window for all layers, so that rows can go on beyond the model's
+    context; None: none.  form: how the numbers of each token are stored, of `FORMS`.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Cache:
         first: int = 0,
         form: str | None = None,
     ) -> None:
-        """like: a weight of the model, whose device and dtype it has.  first: the layer that the first state is of."""
+        """like: a weight of the model, for device and dtype.  first: which layer the first state belongs to."""
         self.device, self.form = like.device, FORMS[form](like.dtype)
         self.lengths = [0] * batch  # tokens written so far of each row, padding included
         self.slack, self.horizon = slack, horizon
@@ -108,15 +109,15 @@ class Cache:
             self.stores[layer] = [x for parts in empty for x in parts]
         self.memory: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of an encoder's output, (b, g, m, c)
         self.memory_positions: Tensor | None = None  # (b, m), -1 on padding
-        self.recorded: tuple[Hashable, Any] | None = None  # a step over these very tensors, and what it is of; None: of none
+        self.recorded: tuple[Hashable, Any] | None = None  # what a step was recorded for, and that step, over these very tensors
 
     @property
     def length(self) -> int:
-        """That of the longest row."""
+        """Tokens written to the longest row, padding included."""
         return max(self.lengths)
 
     def remember(self, positions: Tensor) -> None:
-        """Start on a new memory, whose keys and values the layers will put into `memory`.  positions: (b, m)."""
+        """Start on a new source, whose keys and values the layers will put into `memory`.  positions: (b, m)."""
         self.memory, self.memory_positions = {}, positions
         self.recorded = None
 
@@ -137,11 +138,11 @@ class Cache:
         return self.slots[layer].visible
 
     def state(self, layer: int) -> list[Tensor]:
-        """The tensors of a layer of fixed state before the chunk, (b, ...) each."""
+        """Returns the tensors of fixed size of a layer, as they are before the chunk, (b, ...) each."""
         return self.states[layer].after[-1]
 
     def advance(self, layer: int, *after: Tensor) -> None:
-        """Store them as they are after each of the chunk's last min(s, slack + 1) tokens, (b, min(s, slack + 1), ...) each."""
+        """Store a layer's tensors of fixed size after each of the chunk's last min(s, slack + 1) tokens: (b, min(s, slack + 1), ...)."""
         self.states[layer].after.extend(map(list, zip(*(tensor.unbind(1) for tensor in after), strict=True)))
 
     def reorder(self, rows: Tensor) -> None:
@@ -155,9 +156,9 @@ class Cache:
             self.memory_positions = self.memory_positions.index_select(0, rows)
 
     def adopt(self, held: Sequence[tuple["Cache", Sequence[int]]], length: int) -> None:
-        """An empty cache goes on from rows of others, in this order; all end together, and what is short has padding in front of it.
+        """Fills this empty cache with rows of others, in this order; all rows end together, and shorter ones have padding in front.
 
-        length: tokens to keep of a row, padding included. What came before can be rewound in tensors of tokens, not in states.
+        length: tokens to keep of a row, padding included. Adopted tokens can be rewound in tensors per token, not in states of fixed size.
         """
         self.lengths, start = [length] * len(self.lengths), 0
         for slots in self.groups.values():
@@ -179,7 +180,7 @@ class Cache:
             self._adopt_memory(parts)
 
     def _adopt_memory(self, parts: Sequence[tuple["Cache", Tensor]]) -> None:
-        """Memories become as wide as the widest that is left."""
+        """Aligns the encoders' outputs at their ends, as wide as the longest source of the rows that are left."""
         positions = [cache.memory_positions.index_select(0, rows) for cache, rows in parts if cache.memory_positions is not None]
         wide = [int((each >= 0).any(0).sum()) for each in positions]
         pads = [max(wide) - n for n in wide]
@@ -193,8 +194,8 @@ class Cache:
             self.memory[layer] = torch.cat([k for k, _ in pairs]), torch.cat([v for _, v in pairs])
 
     def rewind(self, n: int | list[int]) -> None:
-        """Forget the last n tokens, or so many of each row, after which positions must be given; a ring and a state of fixed size can
-        forget as many as their slack. Raises ValueError for more."""
+        """Forget the last n tokens, or n[i] of row i, after which positions must be given; a ring and a state of fixed size can forget
+        as many as their slack. Raises ValueError for more."""
         ns = n if isinstance(n, list) else [n] * len(self.lengths)
         if not all(part.can_rewind(ns) for part in self._parts()):
             raise ValueError(

@@ -1,23 +1,24 @@
-"""Where a cache holds which token: in slots that windows use again, and in some that the first tokens keep."""
+"""Which slot of a cache holds which token: slots that windows reuse as a ring, and slots reserved for a row's first tokens."""
 
 import torch
 from torch import Tensor
 
 
 class Slots:
-    """Which position each slot holds, shared by all layers with as many slots. -1 marks an empty or hidden slot."""
+    """The position that each slot holds, shared by all layers with the same number of slots. -1 marks an empty or hidden slot."""
 
     def __init__(self, batch: int, n: int, slack: int | None, device: torch.device) -> None:
-        """slack: how many slots of a ring are beyond its window; None where no slot is ever used again."""
+        """slack: how many slots a ring has beyond its window; None where no slot is ever reused."""
         self.positions = torch.full((batch, n), -1, dtype=torch.int64, device=device)
         self.n = self.places = n
         self.slack = slack
-        self.written, self.furthest = [0] * batch, [0] * batch  # tokens of each row, padding included: now, and before it was rewound
+        self.written, self.furthest = [0] * batch, [0] * batch  # tokens written to each row, padding included: now, and before any rewind
         self.in_place, self.old, self.visible = True, 0, self.positions[:, :0]
         self.index: slice | Tensor = slice(0, 0)
 
     def begin(self, positions: Tensor) -> None:
-        """Make room for a chunk, (b, s). A chunk that would overwrite what its first token still sees is attended beside the ring."""
+        """Make room for a chunk, (b, s). A chunk that would overwrite what its first token still sees attends to old and new tokens
+        joined outside the ring."""
         s, start = positions.shape[1], max(self.written)
         if self.slack is None and start + s > self.n:
             raise ValueError(f"the cache holds {self.n} tokens, and {start} + {s} are too many. Give new_cache a larger max_len.")
@@ -46,8 +47,8 @@ class Slots:
         self.written, self.furthest = ([held[row] for row in rows.tolist()] for held in (self.written, self.furthest))
 
     def can_rewind(self, ns: list[int]) -> bool:
-        """Whether all is there that came before each row's last n tokens: a ring that came round holds its window before `furthest` -
-        slack."""
+        """Whether each row still has all that it sees without its last n tokens: a ring that has wrapped around can go back to
+        `furthest` - slack tokens."""
         kept = [written - n for written, n in zip(self.written, ns, strict=True)]
         lost = [self.slack is not None and far > self.n and left < far - self.slack for left, far in zip(kept, self.furthest, strict=True)]
         return min(kept) >= 0 and not any(lost)
@@ -60,7 +61,8 @@ class Slots:
         self.written = [written - n for written, n in zip(self.written, ns, strict=True)]
 
     def take(self, other: "Slots", at: slice, rows: Tensor) -> tuple[slice | Tensor, slice | Tensor]:
-        """Holds the last tokens of these rows of another in its own rows `at`; returns where they are, and where they were."""
+        """Takes over the positions of the last tokens of `rows` of other Slots into its own rows `at`; returns the slots of these
+        tokens, here and there."""
         k = min(self.written[0], self.n, max(other.written))
         here, there = self._last(k), other._last(k)
         here = here if isinstance(here, slice) else here[at]
@@ -68,12 +70,13 @@ class Slots:
         return here, there
 
     def where_first(self, n: int) -> Tensor:
-        """Where each row's first n tokens are, (b, n); anywhere, where it has fewer."""
+        """Returns the slots of each row's first n tokens, (b, n); any slot, where a row has fewer."""
         numbers = torch.arange(n, device=self.positions.device)[:, None]
         return (self.positions[:, None] == numbers).int().argmax(-1)  # (b, 1, slots) -> (b, n, slots) -> (b, n)
 
     def _last(self, length: int) -> slice | Tensor:
-        """Where each row's last tokens are: a slice where all rows are as long and the ring does not begin anew in it, or (b, length)."""
+        """Returns the slots of each row's last tokens: a slice where all rows are equally long and the ring does not wrap around within
+        it, or else indices (b, length)."""
         first = (self.written[0] - length) % self.n
         even = min(self.written) == max(self.written)
         return slice(first, first + length) if even and first + length <= self.n else self._places(length)
@@ -84,7 +87,7 @@ class Slots:
 
 
 class FirstSlots(Slots):
-    """A ring with slots of their own behind it for the first tokens of each row, and one more for what is none of them."""
+    """A ring, behind it reserved slots for the first tokens of each row, and one more slot, to which all other tokens are written."""
 
     def __init__(self, batch: int, n: int, slack: int, device: torch.device, first: int) -> None:
         super().__init__(batch, n, slack, device)
@@ -93,7 +96,7 @@ class FirstSlots(Slots):
         self.own: Tensor = self.positions[:, :0]
 
     def begin(self, positions: Tensor) -> None:
-        """The first tokens have slots of their own."""
+        """As in `Slots`; the first tokens have reserved slots too."""
         before = max(self.written)
         super().begin(positions)
         self.keep(positions)
@@ -101,12 +104,12 @@ class FirstSlots(Slots):
             self.look()
 
     def keep(self, positions: Tensor) -> None:
-        """Say where tokens at these positions, (b, s), are kept beside the ring."""
+        """Set the reserved slots to which tokens at these positions, (b, s), are written beside the ring."""
         self.own = self.n + torch.where((positions >= 0) & (positions < self.first), positions, self.first)
 
     def look(self) -> None:
-        """Once anything is cached the first tokens are seen where they are kept, and hidden where the ring still has them: it may have come
-        round, and been rewound since."""
+        """Once anything is cached, show the first tokens in their reserved slots, and hide them in the ring, which may have wrapped
+        around, and been rewound since."""
         seen = self.positions if self.in_place else self.visible
         self.visible = torch.cat([seen.masked_fill(seen < self.first, -1), self.numbers.expand(len(seen), -1)], dim=1)
 
@@ -122,7 +125,7 @@ class FirstSlots(Slots):
 
 
 def get(of: Tensor, where: slice | Tensor, rows: Tensor) -> Tensor:
-    """What `put` has written to these rows."""
+    """Returns what `put` has written to these slots of these rows."""
     if isinstance(where, slice):
         return of[(slice(None),) * (1 + of.ndim // 4) + (where,)].index_select(0, rows)
     where, of = where[rows], of.index_select(0, rows)
@@ -130,7 +133,7 @@ def get(of: Tensor, where: slice | Tensor, rows: Tensor) -> Tensor:
 
 
 def put(into: Tensor, where: slice | Tensor, new: Tensor) -> None:
-    """into: (b, k) or (b, heads, k, dim); where: a slice of k, or (b, s)."""
+    """Writes to slots.  into: (b, k) or (b, heads, k, dim); where: a slice of k, or (b, s)."""
     if isinstance(where, slice):
         into[(slice(None),) * (1 + into.ndim // 4) + (where,)] = new
     else:

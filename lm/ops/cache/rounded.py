@@ -1,4 +1,4 @@
-"""How a cache keeps the numbers of a token: as they are computed, or in fewer bits."""
+"""How a cache stores the numbers of a token: in the model's dtype, or in fewer bits."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Exact:
-    """As the model computes them."""
+    """Numbers in the model's dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -17,7 +17,7 @@ class Exact:
         return [torch.zeros(shape, device=device, dtype=self.dtype)]
 
     def pack(self, x: Tensor) -> list[Tensor]:
-        """Returns (b, heads, s, dim) numbers as those tensors hold them."""
+        """Returns (b, heads, s, dim) numbers in the form of the tensors of `empty`."""
         return [x]
 
     def unpack(self, parts: Sequence[Tensor]) -> Tensor:
@@ -50,7 +50,7 @@ class Int8(Exact):
 
     def unpack(self, parts: Sequence[Tensor]) -> Tensor:
         numbers, scale = parts
-        return numbers.to(self.dtype).mul_(scale)  # a product of two types would be made of two wide copies
+        return numbers.to(self.dtype).mul_(scale)  # a product of two dtypes would make two wide copies
 
 
 FORMS: dict[str | None, type[Exact]] = {None: Exact, "bf16": BFloat16, "int8": Int8}

@@ -1,6 +1,6 @@
-"""Matrices that several ranks hold in slices, beside slices of the same rows.
+"""Tensor parallelism: ranks hold slices of matrices and, between sublayers, slices of the same rows.
 
-Shoeybi et al. 2019, arXiv:1909.08053, section 3, with the rows cut outside of them: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.
+Shoeybi et al. 2019, arXiv:1909.08053, section 3; rows in slices: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,38 +13,37 @@ from lm.ops.ranks.ulysses import WHOLE, Slices, summed
 
 
 class Divisible(nn.Module):
-    """What ranks may compute together: a sublayer, of which each has some heads or some of the inner width, so that what they give adds
-    up to its output. It is called with (b, s, d) and the Context, and returns (b, s, d). Others say in `join` how they do.
-    """
+    """A sublayer that ranks compute together: each has some of the heads or of the inner width, and their outputs add up to the whole
+    one. It is called with (b, s, d) and the Context, and returns (b, s, d). Modules of other kinds override `join`."""
 
     cut: ClassVar[Mapping[str, int]] = {}
     """By name of each weight of which ranks hold slices the dimension that is cut: 0, what it gives; 1, what it reads."""
 
     @classmethod
     def cut_by(cls, outputs: Iterable[str], *inputs: str) -> Mapping[str, int]:
-        """Returns that of linear layers: those that are cut by what they give, biases too, and those by what they read."""
+        """Returns `cut` for linear layers: `outputs` are cut along their output dimension, biases too, `inputs` along the input's."""
         given = {f"{name}.{key}": 0 for name in outputs for key in ("weight", "bias")}
         return given | {f"{name}.weight": 1 for name in inputs}
 
     def join(self, ranks: "Columns", sizes: Mapping[str, int]) -> None:
-        """Called when only this rank's slices are left.  sizes: of each weight that was cut, by name, that of the whole dimension."""
+        """Called when only this rank's slices are left.  sizes: the whole size of the cut dimension, by name of each cut weight."""
         self.register_forward_pre_hook(ranks.enter)
         self.register_forward_hook(ranks.leave)
 
 
 class Columns(Slices):
-    """Between sublayers a rank has its slice of the row; within them all tokens of it, and its slice of the matrices."""
+    """Between sublayers a rank has its slice of each row; within a sublayer, all tokens of the row and its slice of the matrices."""
 
     def within(self, x: Tensor) -> Tensor:
         return x
 
     def part(self, size: int, rank: int | None = None) -> slice:
-        """Returns which of so many a rank has, in slices that are alike or differ by one.  rank: None: this one."""
+        """Returns which of `size` items a rank has, in slices whose sizes differ by at most one.  rank: None: this one."""
         rank = self.rank if rank is None else rank
         return slice(size * rank // self.n, size * (rank + 1) // self.n)
 
     def divide(self, module: Divisible) -> set[nn.Parameter]:
-        """Leaves this rank its slices, which are returned, and has the module exchange what these read and give."""
+        """Cuts the module's weights to this rank's slices, which are returned, and has it exchange inputs and outputs between ranks."""
         weights, mine, sizes = dict(module.named_parameters()), set(), {}
         for name, dim in module.cut.items():
             if name in weights:
@@ -70,21 +69,22 @@ class Columns(Slices):
         return found
 
     def enter(self, module: nn.Module, args: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-        """What a sublayer is called with."""
+        """Hook before a sublayer: where rows are in slices, gathers all tokens."""
         x, ctx = args
         return (x if ctx.mask.held is WHOLE else self.gathered(x)), ctx
 
     def leave(self, module: nn.Module, args: tuple[Tensor, Any], out: Tensor) -> Tensor:
-        """What a sublayer returns. Rows that are whole, as where a model is evaluated, stay so."""
+        """Hook after a sublayer: sums the outputs of all ranks; where rows are in slices, keeps this rank's. In evaluation rows are
+        whole."""
         return summed(out, self.group) if args[1].mask.held is WHOLE else self.scattered(out)
 
     def _with_part_of_bias(self, linear: Any, args: Any, out: Tensor) -> Tensor:
-        """What all ranks give is summed, the bias too."""
+        """Leaves 1/n of the bias in the output of each of n ranks, since their outputs are summed."""
         return out - linear.bias * (1 - 1 / self.n)
 
 
 class _Gathered(torch.autograd.Function):
-    """The tokens of all ranks. Its gradient is the sum of theirs."""
+    """The tokens of all ranks (all-gather). Its gradient is summed over the ranks (reduce-scatter)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, n: int) -> Tensor:
@@ -97,7 +97,7 @@ class _Gathered(torch.autograd.Function):
 
 
 class _Scattered(torch.autograd.Function):
-    """This rank's tokens of the sum over all ranks. Its gradient is that of all tokens."""
+    """This rank's tokens of the sum over all ranks (reduce-scatter). Its gradient is that of all tokens (all-gather)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, n: int) -> Tensor:

@@ -1,6 +1,6 @@
-"""Experts of which each of several ranks has some: tokens go to the ranks of their experts, and what these make of them comes back.
+"""Expert parallelism: each rank holds some of the experts; tokens go to the ranks of their experts, and the outputs come back.
 
-Expert parallelism, Lepikhin et al. 2020, arXiv:2006.16668, section 3.2, without a capacity: every token arrives.
+Lepikhin et al. 2020, arXiv:2006.16668, section 3.2, without a capacity: every token arrives.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Dispatch:
-    """Between ranks, all of which must come to each call. It waits for the numbers of tokens that they send each other."""
+    """Exchanges tokens between ranks, all of which must make each call. It waits for the numbers of tokens that they send each other."""
 
     def __init__(self, ranks: Columns, n_experts: int) -> None:
         self._ranks, parts = ranks, [ranks.part(n_experts, rank) for rank in range(ranks.n)]
         self._sizes, self._n_experts = [part.stop - part.start for part in parts], n_experts
 
     def __call__(self, run: Run, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        """As `run` with the experts of all ranks, given one with those of this rank."""
+        """Returns what `run` would return if it had the experts of all ranks.  run: computes with the experts of this rank."""
         sorting = Sorting(experts, self._n_experts)  # by expert, so that what a rank is sent lies side by side
         sent, come, each = self._counts(sorting.chosen)
         rows: Tensor = _Sent.apply(sorting.spread(x), self._ranks.group, sent, come)  # (t*k, d) -> (m, d)
@@ -34,7 +34,7 @@ class Dispatch:
         return sorting.gather(back, weights)
 
     def _counts(self, chosen: Tensor) -> tuple[list[int], list[int], Tensor]:
-        """How many tokens go to each rank and come from each; and (ranks, e) of these, from each for each expert here."""
+        """Returns how many tokens go to each rank, and how many come from each; and (ranks, e) the latter by the experts of this rank."""
         counts, ranks = torch.bincount(chosen, minlength=self._n_experts), self._ranks
         here = self._sizes[ranks.rank]
         each = _exchanged(counts, ranks.group, self._sizes, [here] * ranks.n).view(-1, here)
@@ -43,7 +43,7 @@ class Dispatch:
 
 
 class _Sent(torch.autograd.Function):
-    """Rows to each rank and from each, in the order of the ranks. Its gradient goes back."""
+    """Rows sent to each rank and received from each, in the order of the ranks (all-to-all). Its gradient goes the way back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, sent: list[int], come: list[int]) -> Tensor:

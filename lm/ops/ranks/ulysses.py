@@ -1,4 +1,4 @@
-"""Rows that several ranks hold in slices, for which attention exchanges tokens for heads.
+"""Context parallelism: several ranks hold rows in slices, and exchange tokens for heads around attention.
 
 DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509, section 3.1.
 """
@@ -11,34 +11,34 @@ from torch import Tensor, distributed
 
 
 class Whole:
-    """How a rank holds the rows of a batch: whole, so that nothing is cut and nothing exchanged. The base of other ways."""
+    """How a rank holds the rows of a batch: whole, so that nothing is cut and nothing exchanged. The base class of other ways."""
 
     def length(self, s: int) -> int:
-        """Returns that of the whole row, of which this rank holds s tokens."""
+        """Returns the length of a whole row, of which this rank holds s tokens."""
         return s
 
     def here(self, x: Tensor) -> Tensor:
-        """Returns this rank's slice of what is told of a whole row, (b, n*s) -> (b, s)."""
+        """Returns this rank's slice of x, which is of whole rows, (b, n*s) -> (b, s)."""
         return x
 
     def within(self, x: Tensor) -> Tensor:
-        """Returns that of the tokens that a sublayer reads, as `here`."""
+        """Returns the part of x, which is of whole rows, for the tokens that a sublayer reads: as `here`, or all of it under `Columns`."""
         return self.here(x)
 
     def own(self, x: Tensor) -> Tensor:
-        """Returns what belongs to the heads that this rank attends with, (h,) -> (h/n,)."""
+        """Returns the part of x for the heads that this rank computes in attention, (h,) -> (h/n,)."""
         return x
 
     def by_heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns some heads of all tokens of the row, given all heads of this rank's, (b, h, s, c) -> (b, h/n, n*s, c)."""
+        """Returns this rank's heads for all tokens of the row, given all heads for this rank's tokens, (b, h, s, c) -> (b, h/n, n*s, c)."""
         return q, k, v
 
     def by_tokens(self, heads: Tensor) -> Tensor:
-        """Returns all heads of this rank's tokens again, (b, h/n, n*s, c) -> (b, h, s, c)."""
+        """Returns all heads for this rank's tokens, undoing `by_heads`, (b, h/n, n*s, c) -> (b, h, s, c)."""
         return heads
 
     def total(self, x: Tensor) -> Tensor:
-        """Returns the sum over the whole row of what each rank has summed over its own tokens; its gradient goes to all of them."""
+        """Returns the sum over all ranks of x, each rank's sum over its own tokens; gradients go to all ranks."""
         return x
 
 
@@ -46,10 +46,10 @@ WHOLE = Whole()
 
 
 class Slices(Whole):
-    """n ranks hold consecutive slices of the same rows, rank i of them the i-th. All of them must come to each call, in the same order."""
+    """n ranks hold consecutive slices of the same rows, rank i the i-th. All ranks must make each call, in the same order."""
 
     def __init__(self, group: Any, rank: int, n: int) -> None:
-        """group: of torch.distributed, the n ranks.  rank: within it."""
+        """group: the n ranks, a group of torch.distributed.  rank: within it."""
         self.group, self.rank, self.n = group, rank, n
 
     def length(self, s: int) -> int:
@@ -64,13 +64,13 @@ class Slices(Whole):
 
 
 class Ulysses(Slices):
-    """Attention exchanges tokens for heads, of which each rank attends with its part."""
+    """Attention exchanges tokens for heads: each rank computes its share of the heads over whole rows."""
 
     def own(self, x: Tensor) -> Tensor:
         return x.chunk(self.n)[self.rank]  # (h,) -> (h/n,)
 
     def by_heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Fewer heads of keys and values than ranks, or a number that these do not divide, are sent to several of them."""
+        """Where n does not divide the number of key-value heads, these are repeated first, so that several ranks get the same one."""
         copies = repeats(k.shape[1], self.n)
         k, v = (x if copies == 1 else x.repeat_interleave(copies, 1) for x in (k, v))  # (b, g, s, c) -> (b, copies*g, s, c)
         return self._sent(q, 1, 2), self._sent(k, 1, 2), self._sent(v, 1, 2)
@@ -84,13 +84,13 @@ class Ulysses(Slices):
 
 
 def repeats(n_kv_heads: int, n: int) -> int:
-    """Returns the fewest copies of each head of keys after which n ranks have as many each. Neighbours stay together, so that the queries
-    of a rank find theirs in the same order."""
+    """Returns the fewest copies of each key head with which n ranks get equally many. Copies stay side by side, so that the queries of a
+    rank find their keys in the same order."""
     return n // gcd(n_kv_heads, n)
 
 
 class _Exchange(torch.autograd.Function):
-    """Cuts x into n along one dimension, sends part i to rank i, and joins what comes along another. Its gradient goes the way back."""
+    """Cuts x into n parts along one dimension, sends part i to rank i, joins what is received along another. Its gradient goes back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, n: int, cut: int, joined: int) -> Tensor:
@@ -110,7 +110,7 @@ def _exchanged(x: Tensor, group: Any, n: int, cut: int, joined: int) -> Tensor:
 
 
 class _Total(torch.autograd.Function):
-    """The sum over the ranks; what each of them makes of it counts in every gradient."""
+    """The sum over the ranks. Its gradient is the sum of the gradients of all ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -128,7 +128,7 @@ def summed(x: Tensor, group: Any) -> Tensor:
 
 
 def reduced(x: Tensor, group: Any, by: Any) -> Tensor:
-    """Returns the same of all ranks of a group.  by: sum, largest or smallest."""
+    """Returns x reduced over all ranks of a group.  by: ReduceOp of sum, largest or smallest."""
     found = x.clone(memory_format=torch.contiguous_format)
     distributed.all_reduce(found, by, group)
     return found

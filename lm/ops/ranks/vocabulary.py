@@ -1,4 +1,4 @@
-"""What an embedding and a loss ask of a vocabulary, of which each of several ranks may have a slice.
+"""What embedding and loss compute over a vocabulary, of which each of several ranks may hold a slice.
 
 Shoeybi et al. 2019, arXiv:1909.08053, section 3.
 """
@@ -15,33 +15,34 @@ from lm.ops.ranks.ulysses import WHOLE, Whole, reduced
 
 
 class Vocabulary:
-    """All of it is on this rank, so that nothing is exchanged. The base of other ways; logits are (n, v)."""
+    """The whole vocabulary on this rank, so that nothing is exchanged. The base class of other ways; logits are (n, v)."""
 
     ranks = 1
     """How many have a slice of it each."""
 
     def size(self, logits: Tensor) -> int:
-        """Returns how many entries it has."""
+        """Returns how many entries the vocabulary has."""
         return logits.shape[-1]
 
     def embedded(self, weight: Tensor, tokens: Tensor, held: Whole) -> Tensor:
-        """Returns (b, s, d) the rows of the table that the tokens name.  held: how this rank holds the rows of the batch."""
+        """Returns the embeddings of the tokens, (b, s, d).  held: how this rank holds the rows of the batch."""
         return F.embedding(tokens, weight)
 
     def gathered(self, x: Tensor) -> Tensor:
-        """Returns what all ranks have of their tokens, (n/ranks, ...) -> (n, ...)."""
+        """Returns x for the tokens of all ranks, given x for this rank's tokens, (n/ranks, ...) -> (n, ...)."""
         return x
 
     def own(self, x: Tensor) -> Tensor:
-        """Returns of what is known of those tokens that of this rank's, (n, ...) -> (n/ranks, ...)."""
+        """Returns x for this rank's tokens, given x for the tokens of all ranks, (n, ...) -> (n/ranks, ...)."""
         return x
 
     def summed(self, x: Tensor) -> Tensor:
-        """Returns the sum over the whole vocabulary, given that over what is here."""
+        """Returns the sum over the whole vocabulary, given the sum over this rank's entries."""
         return x
 
     def places(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (n, 1) where among the logits each label lies, and 1.0 if it does; a negative one, which is ignored, does not."""
+        """Returns, (n, 1) each, the index of each label among this rank's logits, and 1.0 if it is there or 0.0 if not; an ignored
+        label, which is negative, is not."""
         return labels.clamp(min=0).unsqueeze(-1), (labels >= 0).float().unsqueeze(-1)
 
     def log_z(self, logits: Tensor) -> Tensor:
@@ -49,21 +50,20 @@ class Vocabulary:
         return logits.logsumexp(-1, keepdim=True)
 
     def log_softmax_(self, logits: Tensor) -> Tensor:
-        """Returns log p of each entry that is here, without a gradient. The logits, in float32 or wider, are lost: a CPU writes over
-        them."""
+        """Returns log p of this rank's entries, without a gradient. The logits, in float32 or wider, are lost: a CPU writes over them."""
         return torch.log_softmax(logits, -1, out=logits) if logits.is_cpu else F.log_softmax(logits, -1)
 
     def likeliest(self, logits: Tensor) -> Tensor:
-        """Returns (n,) tokens."""
+        """Returns the likeliest token of each row of logits, (n,)."""
         return logits.argmax(-1)
 
     def whole(self, logits: Tensor) -> Tensor:
-        """Returns those of all entries, where all ranks have the same tokens."""
+        """Returns the logits of the whole vocabulary, where all ranks have the same tokens."""
         return logits
 
 
 class VocabularySlice(Vocabulary):
-    """Entries start .. stop - 1 are here, and the others on the other ranks, which come to each call in the same order."""
+    """This rank holds entries start .. stop - 1, and the other ranks the others; all ranks make each call, in the same order."""
 
     def __init__(self, columns: Columns, size: int) -> None:
         self._columns, self._size, part, self.ranks = columns, size, columns.part(size), columns.n
@@ -105,7 +105,7 @@ class VocabularySlice(Vocabulary):
         return self._reduced(first, distributed.ReduceOp.MIN)
 
     def whole(self, logits: Tensor) -> Tensor:
-        """Without a gradient: what is trained reads slices of logits."""
+        """Has no gradient, since training reads slices of logits. Raises ConfigError where logits need one."""
         if logits.requires_grad:
             raise ConfigError("launch.tensor: this loss reads whole logits, of which each rank has a slice. Use"
                               " lm.losses.tokens.chunked_loss, or set launch.tensor=1.")  # fmt: skip
@@ -114,7 +114,7 @@ class VocabularySlice(Vocabulary):
         return self._reduced(shown)
 
     def _inside(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Where in the slice each of them lies, and whether it does."""
+        """Returns the index of each token within the slice, and whether it is in the slice."""
         here = (tokens >= self._start) & (tokens < self._stop)
         return torch.where(here, tokens - self._start, 0), here
 

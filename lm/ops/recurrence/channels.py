@@ -1,4 +1,4 @@
-"""Numbers that go through the row, each fading as the token says before something is added to it.
+"""A recurrence of one number per channel, which each token fades before it adds to it: h_t = fade_t h_(t-1) + new_t.
 
 De et al. 2024, arXiv:2402.19427, section 2.4.
 """

@@ -31,10 +31,11 @@ def fast(u: Tensor, kernel: Tensor, mask: Mask) -> Tensor:
 
 
 def continued(u: Tensor, kernel: Tensor, held: Tensor, mask: Mask, slack: int) -> tuple[Tensor, Tensor]:
-    """The same behind the tokens of a cache, and its state after each of the chunk's last tokens, (b, min(s, slack + 1), L-1, d).
+    """Returns the convolution of a chunk behind cached tokens, (b, s, d), and the state of the cache (the last L-1 inputs) after each of
+    the chunk's last tokens, (b, min(s, slack + 1), L-1, d).
 
-    Padding goes to the front of what is seen, the rest behind it in order, so that no padding is between two tokens.
-    held: (b, L-1, d).
+    Padding is moved to the front, and all tokens behind it in order, so that no padding is between two tokens.  held: (b, L-1, d), the
+    state before the chunk.
     """
     before, s, d = kernel.shape[1] - 1, *u.shape[1:]
     if not mask.padded:
@@ -49,7 +50,7 @@ def continued(u: Tensor, kernel: Tensor, held: Tensor, mask: Mask, slack: int) -
 
 
 def _convolved(seen: Tensor, kernel: Tensor, s: int, reach: list[Tensor] | None = None) -> Tensor:
-    """A sum of L products: depthwise kernels are slower, and know no documents.  seen: (b, L-1+s, d), of which the last s have results."""
+    """A sum of L products: depthwise kernels are slower, and know no documents.  seen: (b, L-1+s, d); results are of the last s."""
     before = kernel.shape[1] - 1
     out = seen[:, before:] * kernel[:, before]
     for n in range(1, before + 1):
@@ -59,15 +60,15 @@ def _convolved(seen: Tensor, kernel: Tensor, s: int, reach: list[Tensor] | None 
 
 
 def _reach(mask: Mask, before: int) -> list[Tensor]:
-    """For n = 1, 2, ... whether the token n places earlier is one, and of the same document, (b, s, 1) each."""
+    """For n = 1, 2, ... whether the token n places earlier is no padding, and of the same document, (b, s, 1) each."""
     at = torch.where(mask.q_positions >= 0, 0 if mask.q_documents is None else mask.q_documents.long(), -1)
     earlier = [F.pad(at, (n, 0), value=-1)[:, : at.shape[1]] for n in range(1, before + 1)]
     return [((then == at) & (then >= 0)).unsqueeze(-1) for then in earlier]
 
 
 def _without_gaps(positions: Tensor, before: int, slack: int) -> tuple[Tensor, Tensor]:
-    """Of the held tokens and the chunk: the order with padding in front, (b, L-1+s); therein the L - 1 last tokens as they are after each
-    of the last min(s, slack + 1) of the chunk, (b, min(s, slack + 1), L-1)."""
+    """Of the held tokens and then the chunk: the order with padding in front, (b, L-1+s); and the places in this order of the last L-1
+    tokens after each of the last min(s, slack + 1) of the chunk, (b, min(s, slack + 1), L-1)."""
     real = F.pad(positions >= 0, (before, 0), value=True)
     ends = (~real).sum(1, keepdim=True) + real.cumsum(1)[:, before:][:, -(slack + 1) :]
     return real.long().argsort(dim=1, stable=True), ends.unsqueeze(-1) + torch.arange(-before, 0, device=real.device)

@@ -1,4 +1,4 @@
-"""The recurrence the fastest way: by Triton kernels of flash-linear-attention on CUDA, by our own chunks elsewhere.
+"""The recurrence of a matrix by the fastest path: Triton kernels of flash-linear-attention on CUDA, our own chunks elsewhere.
 
 github.com/fla-org/flash-linear-attention, here fla-core >= 0.6.
 """
@@ -18,9 +18,9 @@ _WIDEST = 256  # channels of a key
 
 
 def serves(flow: Flow, dtype: torch.dtype) -> bool:
-    """Whether the kernels take it.  dtype: of what the flow was made of; what was float32 stays with products that are.
+    """Whether the Triton kernels take this flow.  dtype: of the tensors that the flow was made of; float32 ones stay with float32 products.
 
-    A compiled model has our own form, which Inductor fuses: theirs would break its graph in every layer.
+    A compiled model uses our own form, which Inductor fuses: the kernels would break its graph in every layer.
     """
     if not flow.q.is_cuda or dtype not in (torch.bfloat16, torch.float16) or flow.q.shape[-1] > _WIDEST:
         return False
@@ -28,15 +28,15 @@ def serves(flow: Flow, dtype: torch.dtype) -> bool:
 
 
 def bounds(documents: Tensor) -> Tensor:
-    """Returns where documents begin in the rows one behind the other, and where the last ends; waits for the device.  documents: (b, s)."""
+    """Returns where documents begin in the joined rows, and where the last one ends; waits for the device.  documents: (b, s)."""
     begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True).flatten()
     return F.pad(begins.nonzero().squeeze(1), (0, 1), value=documents.numel()).int()
 
 
 def fused(flow: Flow, dtype: torch.dtype, state: Tensor | None = None, ends: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As `chunked`, of queries, keys and values in `dtype`; decays, states and sums are float32.
+    """As `chunked`, with queries, keys and values in `dtype`; decays, states and sums are float32.
 
-    state: (b, h, k, v), None for an empty one; ends: `bounds` of documents, each of which has an empty state first and one to return.
+    state: (b, h, k, v), None for an empty one; ends: `bounds` of documents, each of which begins with an empty state and returns its last.
     """
     by_channel = flow.decay.shape[-1] > 1
     given = [x.to(dtype) for x in (flow.q, flow.k, flow.v)] + [flow.decay if by_channel else flow.decay.squeeze(-1)]
@@ -53,7 +53,7 @@ def fused(flow: Flow, dtype: torch.dtype, state: Tensor | None = None, ends: Ten
 def fastest(
     flow: Flow, dtype: torch.dtype, mask: Mask, state: Tensor | None = None, documents: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `chunked`, state None for an empty one.  dtype: of what the flow was made of; mask: keeps where documents begin for all layers."""
+    """As `chunked`, state None for an empty one.  dtype: as in `serves`; mask: keeps the bounds of documents for all layers."""
     if serves(flow, dtype):
         ends = None if documents is None else mask.once("bounds of documents", lambda: bounds(documents))
         return fused(flow, dtype, state, ends)

@@ -1,8 +1,8 @@
-"""A matrix of fixed size that goes through the row: every token fades it, writes a key with a value into it, and reads it by a query.
+"""A recurrence over a matrix of fixed size: every token fades it, writes a key with a value into it, and reads it with a query.
 
 Linear attention (Katharopoulos et al. 2020, arXiv:2006.16236) with a decay of each head (Mamba-2: Dao & Gu 2024, arXiv:2405.21060) or each
-channel of a key (Yang et al. 2023, arXiv:2312.06635), and with the delta rule, which replaces what the state holds of a key (Yang et al.
-2024, arXiv:2412.06464).
+channel of a key (Yang et al. 2023, arXiv:2312.06635), and with the delta rule, which replaces the value that the state holds for a key
+(Yang et al. 2024, arXiv:2412.06464).
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from torch.nn import functional as F
 
 from lm.ops.precision import wide
 
-CHUNK, SMALL_CHUNK = 64, 16  # tokens that are compared pair by pair, the state going from chunk to chunk; small: channel by channel too
+CHUNK, SMALL_CHUNK = 64, 16  # tokens of a chunk, within which pairs are scored; small: with a decay for each channel
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What the tokens of rows do to the states, in float32 or wider.
+    """The recurrence's inputs for the tokens of rows, in float32 or wider.
 
-    q, k: (b, h, s, k); v: (b, h, s, v); decay: (b, h, s, 1 or k), the logarithm of what is left of the state, or of each of its channels,
-    at most 0; beta: (b, h, s, 1), which part of what the state holds of k is replaced by v; None: v is added, and nothing is replaced.
+    q, k: (b, h, s, k); v: (b, h, s, v); decay: (b, h, s, 1 or k), the logarithm of the factor on the state, or on each of its channels, at
+    most 0; beta: (b, h, s, 1), the part of the value held for k that v replaces; None: v is added, and nothing is replaced.
     """
 
     q: Tensor
@@ -32,17 +32,17 @@ class Flow:
     beta: Tensor | None = None
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Flow":
-        """Returns one of changed tensors."""
+        """Returns a flow with every tensor changed."""
         beta = None if self.beta is None else change(self.beta)
         return Flow(change(self.q), change(self.k), change(self.v), change(self.decay), beta)
 
     def without(self, padding: Tensor) -> "Flow":
-        """Returns one whose padding neither writes nor fades.  padding: (b, s)."""
+        """Returns a flow in which padding neither writes nor fades.  padding: (b, s)."""
         hidden = padding[:, None, :, None]  # (b, 1, s, 1)
         return self.each(lambda x: x.masked_fill(hidden, 0))
 
     def part(self, start: int, stop: int) -> "Flow":
-        """Returns that of the tokens start..stop-1."""
+        """Returns the flow of tokens start..stop-1."""
         return self.each(lambda x: x[:, :, start:stop])
 
     def empty(self) -> Tensor:
@@ -51,7 +51,7 @@ class Flow:
 
 
 def by_head(x: Tensor, heads: int, repeats: int = 1) -> Tensor:
-    """(b, s, h * c) -> (b, h * repeats, s, c), wide; each head as often as several share it."""
+    """(b, s, h * c) -> (b, h * repeats, s, c), in float32 or wider; each head is repeated for those that share it."""
     split = wide(x).unflatten(-1, (heads, -1)).transpose(1, 2)
     return split.repeat_interleave(repeats, dim=1) if repeats > 1 else split
 
@@ -77,10 +77,11 @@ def reference(flow: Flow, state: Tensor, documents: Tensor | None = None) -> tup
 
 
 def chunked(flow: Flow, state: Tensor, documents: Tensor | None = None, size: int | None = None) -> tuple[Tensor, Tensor]:
-    """The same by matrix products: pairs within a chunk, and a state from chunk to chunk.  Returns (b, h, s, v) and the last state.
+    """As `reference`, by matrix products: pairs within a chunk, and a state from chunk to chunk.  Returns (b, h, s, v) and the last state.
 
-    No factor is above 1, since only differences of sums of decays are raised. What the delta rule writes in a chunk solves a triangular
-    system, (I + A) new = beta (v - what the state before the chunk holds of k), A_ij = beta_i sum_c k_ic k_jc decay_ijc for j < i.
+    No factor is above 1, since only differences of sums of decays are exponentiated. What the delta rule writes in a chunk solves a
+    triangular system, (I + A) new = beta (v - the value held for k in the state before the chunk), A_ij = beta_i sum_c k_ic k_jc decay_ijc
+    for j < i.
     """
     s, size = flow.q.shape[2], size or (CHUNK if flow.decay.shape[-1] == 1 else SMALL_CHUNK)
     flow, documents = _filled(flow, documents, -s % size)
@@ -114,14 +115,14 @@ def chunked(flow: Flow, state: Tensor, documents: Tensor | None = None, size: in
 
 
 def _scores(q: Tensor, k: Tensor, pairs: Tensor) -> Tensor:
-    """sum_c q_ic k_jc pairs_ijc, (.., c, c); pairs of one channel are of all."""
+    """sum_c q_ic k_jc pairs_ijc, (.., c, c); one channel of pairs stands for all."""
     if pairs.shape[-1] == 1:
         return (q @ k.mT) * pairs.squeeze(-1)
     return (q.unsqueeze(-2) * pairs * k.unsqueeze(-3)).sum(-1)
 
 
 def _filled(flow: Flow, documents: Tensor | None, n: int) -> tuple[Flow, Tensor | None]:
-    """With n further tokens that write nothing, of the document of the last one."""
+    """Returns the flow with n further tokens that write nothing and belong to the document of the last one."""
     if not n:
         return flow, documents
     filled = flow.each(lambda x: F.pad(x, (0, 0, 0, n)))

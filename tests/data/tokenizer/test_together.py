@@ -94,7 +94,7 @@ def rows_of(tokenizer: Tokenizer, turns: list[Turn], folder: Path, template: str
     document = Document("train", [], b"", tuple(turns))
     passages = list(ChatRecord(messages="messages", template=str(file)).passages([document], tokenizer))
     assert [(each.starts, each.ends) for each in passages] == [(n == 0, n == len(passages) - 1) for n in range(len(passages))]
-    found = [(i, int(passage.counted)) for passage in passages for i in passage.ids or []]
+    found = [(i, int(passage.counted)) for passage in passages for i in (passage.ids.tolist() if passage.ids is not None else [])]
     return [i for i, _ in found], [learned for _, learned in found]
 
 
@@ -139,7 +139,7 @@ def test_every_id_knows_the_parts_that_it_is_of(both: tuple[Any, Tokenizer]) -> 
     end = ours.special(["<|end|>"])
     assert end is not None
     parts: list[int | str] = ["It is", " two", "", end, ". Hi é", "✓"]
-    found = together(ours, parts)
+    found = together(ours, parts).T.tolist()
     assert all(first <= last for _, first, last in found)
     assert [first for _, first, _ in found] == sorted(first for _, first, _ in found)
     assert [i for i, first, last in found if first <= 3 <= last and i == end] == [end]

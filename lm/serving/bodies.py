@@ -1,0 +1,142 @@
+"""Bodies of requests to OpenAI's API, as configs."""
+
+import json
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from lm.data.sources.base import ROLES
+from lm.schema import Config, MaybeEmpty, Tree, did_you_mean
+
+TOP = 20  # likeliest tokens told beside each
+Ids = list[int]
+
+
+class StreamOptions(Config):
+    """What a stream tells beside the text."""
+
+    include_usage: bool = False
+    """A last chunk counts the tokens."""
+
+
+class Body(Config):
+    """What requests of all kinds hold, beside how tokens are drawn."""
+
+    model: str | None = None
+    """The served one's name."""
+    stream: bool = False
+    """Chunks come as they are made."""
+    stream_options: StreamOptions | None = None
+    user: MaybeEmpty | None = None
+    """Whom it is for; not used."""
+
+    @model_validator(mode="after")
+    def _streams(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: they have no effect without stream=true. Set it, or leave them out.")
+        return self
+
+    @property
+    def counts(self) -> bool:
+        """Whether a stream ends with counts of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionBody(Body):
+    """Of /v1/completions."""
+
+    prompt: MaybeEmpty | Ids | list[MaybeEmpty] | list[Ids] = ""
+    """Text to continue, or its token ids, or several of either."""
+    echo: bool = False
+    """The prompt is part of the text, and of the logprobs."""
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _of_one_kind(cls, given: Any) -> Any:
+        one = given if isinstance(given, list) else [given]
+        if not (_all(str, one) or _all(int, one) or (_all(list, one) and all(_all(int, each) for each in one))):
+            raise ValueError(f"{json.dumps(given)[:80]} is no prompt. Give a text, token ids, or several of either.")
+        return given
+
+
+def _all(kind: type, values: list[Any]) -> bool:
+    return all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
+
+
+class Part(Config):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: MaybeEmpty
+
+
+class Message(Config):
+    """What one side said."""
+
+    role: str
+    content: MaybeEmpty | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _of_text(cls, given: Any) -> Any:
+        if isinstance(given, list) and not all(isinstance(part, dict) and part.get("type") == "text" for part in given):
+            raise ValueError(f"{json.dumps(given)[:80]} has parts that are no text, and only text is read here. Leave them out.")
+        return given
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.role not in ROLES:
+            raise ValueError(f"role: nobody is called {self.role!r}. {did_you_mean(self.role, ROLES)}")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content: it is missing, and nothing is called. Give what the message says.")
+        return self
+
+    def shown(self) -> Tree:
+        """Returns the message as a chat template reads it: parts joined to one text, and no key that was not given."""
+        content = self.content if not isinstance(self.content, list) else "".join(part.text for part in self.content)
+        given = {"name": self.name, "tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id}
+        return {"role": self.role, "content": content or ""} | {key: value for key, value in given.items() if value is not None}
+
+
+class Format(Config):
+    """What the answer is."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+    """Its `schema`, and what nothing reads: name, description, strict."""
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        given = self.json_schema
+        if given is not None and self.type != "json_schema":
+            raise ValueError(f"json_schema: it has no effect with type={self.type}. Set type=json_schema, or leave it out.")
+        if self.type == "json_schema" and not isinstance((given or {}).get("schema"), dict | bool):
+            raise ValueError('json_schema: it holds no schema. Write "json_schema": {"name": ..., "schema": {...}}.')
+        if unknown := sorted((given or {}).keys() - {"schema", "name", "description", "strict"}):
+            raise ValueError(f"json_schema.{unknown[0][:80]}: there is no such key. Put what describes the answer into its schema.")
+        return self
+
+    @property
+    def form(self) -> Tree:
+        """Returns the field of SamplingConfig that constrains the answer to this format; {} for any text."""
+        schema = (self.json_schema or {})["schema"] if self.type == "json_schema" else {"type": "object"}
+        return {} if self.type == "text" else {"json_schema": json.dumps(schema)}
+
+
+class ChatBody(Body):
+    """Of /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    """All turns so far."""
+    logprobs: bool = False
+    """Tell log p of each token."""
+    top_logprobs: int | None = Field(None, ge=0, le=TOP)
+    """Tell of the likeliest tokens too."""
+    tools: list[dict[str, Any]] | None = None
+    """Given to the template."""
+    tool_choice: Literal["auto", "none"] = "auto"
+    """none: the template is not told of tools."""
+    response_format: Format = Format(type="text")

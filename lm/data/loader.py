@@ -18,7 +18,7 @@ from lm.errors import ConfigError, LmError, ResourceError
 from lm.nn.batch import IGNORED, Batch
 
 
-def split(global_batch: int, world: int, micro_batch: int) -> tuple[int, int]:
+def micro_batches(global_batch: int, world: int, micro_batch: int) -> tuple[int, int]:
     """Returns (rows per micro-batch, micro-batches per step) of one rank. The rows are the largest divisor, up to `micro_batch`, of the
     rank's rows per step. Raises ConfigError where global_batch is not a multiple of world."""
     if global_batch % world:
@@ -51,7 +51,7 @@ def train_loader(
     widest_first: replaces the first micro-batch of each step by rows that make the widest possible one.
     pinned: puts batches into pinned memory, from which a GPU copies asynchronously.
     """
-    size, accumulation = split(global_batch, world, micro_batch)
+    size, accumulation = micro_batches(global_batch, world, micro_batch)
     steps = Steps(rows, seed, global_batch, size, rank, world, train_rows, widest_first)
     return TrainLoader(steps, range(start_step, max_steps), accumulation, workers, pinned)
 

@@ -147,10 +147,10 @@ class EvalConfig(Config):
         lengths = [f"{name}/{n}" for n in self.seq_len for name in ("loss", "bits_per_byte", "ece")]
         return lengths + (["exposure", "own_entropy", "true_entropy"] if self.own_tokens is not None else [])
 
-    def refusal(self, model: "ModelConfig", seq_len: int, objective: str) -> str | None:
+    def why_not(self, model: "ModelConfig", seq_len: int, objective: str) -> str | None:
         """Returns why such a model cannot be asked this, as one sentence with the remedy; None where it can.  seq_len: of its rows."""
         own = self.own_tokens
-        if self.seq_len and (said := no_places("eval.seq_len", max(self.seq_len), model, seq_len)) is not None:
+        if self.seq_len and (said := why_no_places("eval.seq_len", max(self.seq_len), model, seq_len)) is not None:
             return said
         if own is not None and (model.kind != "decoder" or objective != "causal"):
             return (
@@ -161,7 +161,7 @@ class EvalConfig(Config):
         return None
 
 
-def no_places(key: str, seq_len: int, model: "ModelConfig", otherwise: int) -> str | None:
+def why_no_places(key: str, seq_len: int, model: "ModelConfig", otherwise: int) -> str | None:
     """Returns why rows are too long, as one sentence with the remedy.  otherwise: the model's context where its config leaves it open."""
     limit = model.max_seq_len or otherwise
     if seq_len <= limit or not model.position.by_place:

@@ -20,7 +20,7 @@ from lm.data.sources.base import SPLITS
 from lm.data.store.prepare import changed_files, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError, NumericsError
-from lm.generation.config import Dtype, EvalConfig, no_places
+from lm.generation.config import Dtype, EvalConfig, why_no_places
 from lm.generation.evaluate import Evaluation, totals
 from lm.generation.further import further
 from lm.generation.load import load
@@ -123,7 +123,7 @@ def evaluate(
     except ValueError as error:
         raise ConfigError(f"objective: {error}") from None
     wanted = wanted or EvalConfig()
-    refused = no_places("data.seq_len", data.seq_len, lm.cfg, lm.max_seq_len) or wanted.refusal(lm.cfg, data.seq_len, objective.kind)
+    refused = why_no_places("data.seq_len", data.seq_len, lm.cfg, lm.max_seq_len) or wanted.why_not(lm.cfg, data.seq_len, objective.kind)
     if refused is not None:
         raise ConfigError(refused)
     if data.seq_len > lm.max_seq_len:

@@ -119,14 +119,16 @@ class ModelConfig(Slot):
             tree["attention"]["scale"] = (self.attention.score_width(self.d_model) * growth.head) ** -0.5
         return from_tree(type(self), tree)
 
-    def unsliced(self, n: int) -> str | None:
+    def why_not_context_parallel(self, n: int) -> str | None:
         """Returns why n ranks cannot hold a row in slices, with the remedy; None where they can."""
         mixers = [mixer for mixer in (self.recurrent, self.attention) if mixer is not None]
-        return next(filter(None, [*(mixer.unsliced(n) for mixer in mixers), self.position.unsliced(), self.ffn.unsliced()]), None)
+        found = [mixer.why_not_context_parallel(n) for mixer in mixers]
+        found += [self.position.why_not_context_parallel(), self.ffn.why_not_context_parallel()]
+        return next(filter(None, found), None)
 
-    def undivided(self, n: int) -> str | None:
+    def why_not_tensor_parallel(self, n: int) -> str | None:
         """Returns why n ranks cannot hold matrices in slices, with the remedy; None where they can."""
-        return self.attention.undivided(n) or self.ffn.undivided(self.d_model, n)
+        return self.attention.why_not_tensor_parallel(n) or self.ffn.why_not_tensor_parallel(self.d_model, n)
 
     def _shown(self) -> str:
         return f"[{','.join(self.pattern)}]"

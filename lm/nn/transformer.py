@@ -36,8 +36,9 @@ class DecoderConfig(ModelConfig):
     def drafts(self) -> bool:
         return self.mtp is not None
 
-    def unsliced(self, n: int) -> str | None:
-        return super().unsliced(n) if self.mtp is None else "model.mtp reads the next tokens, maybe another rank's. Set model.mtp=null"
+    def why_not_context_parallel(self, n: int) -> str | None:
+        further = None if self.mtp is None else "model.mtp reads the next tokens, maybe another rank's. Set model.mtp=null"
+        return further or super().why_not_context_parallel(n)
 
     def build(self) -> "DecoderLM":
         return DecoderLM(self)
@@ -81,7 +82,7 @@ class EncoderDecoderConfig(ModelConfig):
     def build(self) -> "EncoderDecoderLM":
         return EncoderDecoderLM(self)
 
-    def unsliced(self, n: int) -> str | None:
+    def why_not_context_parallel(self, n: int) -> str | None:
         return "model.kind=encoder_decoder reads a source beside its row, and only one row is cut. Use a decoder"
 
     def encoder(self) -> Self:
@@ -280,7 +281,6 @@ class EncoderDecoderLM(LM):
 
 def build_model(cfg: ModelConfig, seed: int | None = None, device: torch.device | str = "cpu") -> LM:
     """The model of this config, built on the meta device first; weights drawn from `seed`, or left empty (None) to be loaded.
-
     Raises ResourceError where its weights are more than the device can hold.
     """
     try:

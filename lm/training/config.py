@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from lm.adapters.adapter import AdapterConfig, LoRAConfig
 from lm.cost.memory import Setting
 from lm.data.kinds import DataConfig, ObjectiveConfig, TokenizerConfig
-from lm.data.loader import split
+from lm.data.loader import micro_batches
 from lm.data.rows.base import LikelihoodConfig, ScheduledSamplingConfig
 from lm.generation.config import EvalConfig
 from lm.nn.head import CHUNK
@@ -136,18 +136,18 @@ class Sized(Config):
     strategy: StrategyConfig = SingleConfig()
     launch: LaunchConfig = LaunchConfig()
 
-    def refusal(self) -> str | None:
+    def why_not(self) -> str | None:
         """Returns why the strategy cannot train this, as one sentence with the remedy; None where it can."""
-        if (reason := self.strategy.refused(self)) is not None:
+        if (reason := self.strategy.why_not(self)) is not None:
             return f"strategy={self.strategy.kind}: {reason}"
         if self.strategy.stage and isinstance(self.adapter, LoRAConfig) and self.adapter.base != "saved":
             return (
                 f"strategy={self.strategy.kind}: its engine cuts weights into slices or casts them, and adapter.base={self.adapter.base}"
                 " has whole rows of int8. Use strategy=single or ddp."
             )
-        if self.trainer.float8 and (reason := self._no_float8()) is not None:
+        if self.trainer.float8 and (reason := self._why_not_float8()) is not None:
             return f"trainer.float8=true: {reason}."
-        if (reason := self._unsliced()) is not None:
+        if (reason := self._why_not_context_parallel()) is not None:
             return f"launch.{self.launch.holding}: {reason}."
         if self.data.global_batch % (readers := self.launch.readers):
             given = f"data.global_batch={self.data.global_batch}"
@@ -155,7 +155,7 @@ class Sized(Config):
             return f"{given} is not a multiple of the {who}. Choose a multiple, or other devices."
         return None
 
-    def _no_float8(self) -> str | None:
+    def _why_not_float8(self) -> str | None:
         """Returns why this run cannot compute in float8, with the remedy; None where it can."""
         if self.trainer.precision == "fp32":
             return "what is not float8 is bfloat16 beside it. Set trainer.precision=bf16-mixed"
@@ -165,20 +165,24 @@ class Sized(Config):
             return f"objective={self.objective.kind} compares with likelihoods of plain products. Leave one of them out"
         return "ranks with slices of matrices have other products. Set launch.tensor=1" if self.launch.tensor > 1 else None
 
-    def _unsliced(self) -> str | None:
+    def _why_not_context_parallel(self) -> str | None:
         """Returns why ranks cannot share rows as launch.context or launch.tensor asks, with the remedy; None where they can."""
         n, s = self.launch.holders, self.data.seq_len
         if n == 1:
             return None
         if s % n:
             return f"data.seq_len={s} is not a multiple of it. Choose one, such as {-(-s // n) * n}"
-        return self.model.unsliced(n) or self.objective.unsliced() or (self.strategy.undivided(self) if self.launch.tensor > 1 else None)
+        return (
+            self.model.why_not_context_parallel(n)
+            or self.objective.why_not_context_parallel()
+            or (self.strategy.why_not_tensor_parallel(self) if self.launch.tensor > 1 else None)
+        )
 
     def setting(self) -> Setting:
         """Returns the settings that the memory of a rank depends on."""
         trainer = self.trainer
         return Setting(
-            micro_batch=split(self.data.global_batch, self.launch.readers, trainer.micro_batch)[0],
+            micro_batch=micro_batches(self.data.global_batch, self.launch.readers, trainer.micro_batch)[0],
             seq_len=self.data.seq_len,
             chunk=self.objective.chunk if isinstance(self.objective, LikelihoodConfig) else CHUNK,
             precision=trainer.precision,
@@ -264,7 +268,7 @@ class TrainConfig(Sized):
                 f"schedule.warmup_steps={self.schedule.warmup_steps} is not below trainer.max_steps={self.trainer.max_steps}."
                 f" Write schedule.warmup_steps={fitting} as well, or lengthen the run."
             )
-        if (refused := self.refusal()) is not None:
+        if (refused := self.why_not()) is not None:
             raise ValueError(refused)
         if self.trainer.max_minutes is not None and (shared := self.shared_steps(half := self.trainer.max_steps // 2)) < half // 4:
             raise ValueError(
@@ -277,7 +281,7 @@ class TrainConfig(Sized):
         if self.budget != BudgetConfig() and not (self.plan or self.check):
             raise ValueError("budget is what a plan reckons with, and this is none. Write plan=true as well, or leave it out.")
         self.objective.require_fit(self.model.kind, self.data)
-        if (refused := self.eval.refusal(self.model, self.data.seq_len, self.objective.kind)) is not None:
+        if (refused := self.eval.why_not(self.model, self.data.seq_len, self.objective.kind)) is not None:
             raise ValueError(refused)
         if self.objective.needs_parent and self.init_from is None:
             raise ValueError(f"objective={self.objective.kind} compares with the model that training starts from. Set init_from.")

@@ -13,7 +13,7 @@ import torch
 import lm
 from lm import collector, plugins
 from lm.adapters.float8 import multiply_in_float8, require_float8
-from lm.data.loader import split, train_loader, worker_faults
+from lm.data.loader import micro_batches, train_loader, worker_faults
 from lm.data.rows.build import build_splits
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import load_tokenizer
@@ -130,7 +130,7 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     from lm.training.trainer import build_trainer
 
     cfg, run, step = module.cfg, module.run, module.step
-    micro_batch, accumulation = split(cfg.data.global_batch, cfg.launch.readers, cfg.trainer.micro_batch)
+    micro_batch, accumulation = micro_batches(cfg.data.global_batch, cfg.launch.readers, cfg.trainer.micro_batch)
     shared = f", each on {cfg.launch.holders} ranks" if cfg.launch.holders > 1 else ""
     _describe(module, f"{accumulation} x {counted(micro_batch, 'row')}{shared}")
     if run.done(step):  # the last step was saved, but the process was killed before it wrote the model

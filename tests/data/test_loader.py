@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lm.data.loader import eval_batches, split, train_loader, worker_faults
+from lm.data.loader import eval_batches, micro_batches, train_loader, worker_faults
 from lm.data.order import step_rows
 from lm.data.rows.causal import CausalRows
 from lm.data.store.shards import TokenStore
@@ -47,7 +47,7 @@ def by_step(batches: list[Batch], accumulation: int) -> list[list[int]]:
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 @pytest.mark.parametrize("micro_batch", [1, 2, 5, 100])
 def test_a_step_reads_the_same_rows_over_any_ranks_and_micro_batches(rows: CausalRows, world: int, micro_batch: int) -> None:
-    size, accumulation = split(GLOBAL_BATCH, world, micro_batch)
+    size, accumulation = micro_batches(GLOBAL_BATCH, world, micro_batch)
     ranks = [load(rows, micro_batch=micro_batch, rank=rank, world=world) for rank in range(world)]
     assert all(len(batch.tokens) == size for batches in ranks for batch in batches)
     steps = [list(chain.from_iterable(parts)) for parts in zip(*(by_step(batches, accumulation) for batches in ranks), strict=True)]
@@ -57,7 +57,7 @@ def test_a_step_reads_the_same_rows_over_any_ranks_and_micro_batches(rows: Causa
 
 @pytest.mark.parametrize(("world", "micro_batch"), [(1, 12), (1, 4), (2, 2), (3, 1)])
 def test_step_tokens_are_the_labels_of_the_ranks_whole_step(rows: CausalRows, world: int, micro_batch: int) -> None:
-    _, accumulation = split(GLOBAL_BATCH, world, micro_batch)
+    _, accumulation = micro_batches(GLOBAL_BATCH, world, micro_batch)
     for rank in range(world):
         batches = load(rows, micro_batch=micro_batch, rank=rank, world=world)
         for at in range(0, len(batches), accumulation):
@@ -80,22 +80,22 @@ def test_a_run_that_begins_at_any_step_reads_what_the_whole_one_does_there(rows:
     """Over three epochs; with another accumulation than before. Seen to fail with the order begun anew."""
     n_steps = 3 * len(rows) // GLOBAL_BATCH + 1
     for rank in range(world):
-        whole = by_step(load(rows, rank=rank, world=world, stop=n_steps), split(GLOBAL_BATCH, world, 5)[1])
+        whole = by_step(load(rows, rank=rank, world=world, stop=n_steps), micro_batches(GLOBAL_BATCH, world, 5)[1])
         for start in range(0, n_steps + 1, 7):
             rest = load(rows, micro_batch=1, rank=rank, world=world, start=start, stop=n_steps)
-            assert by_step(rest, split(GLOBAL_BATCH, world, 1)[1]) == whole[start:]
+            assert by_step(rest, micro_batches(GLOBAL_BATCH, world, 1)[1]) == whole[start:]
 
 
 def test_split_uses_the_most_rows_that_divide() -> None:
-    assert split(12, 1, 12) == (12, 1)
-    assert split(12, 1, 5) == (4, 3)
-    assert split(12, 2, 100) == (6, 1)
-    assert split(7, 1, 6) == (1, 7)
+    assert micro_batches(12, 1, 12) == (12, 1)
+    assert micro_batches(12, 1, 5) == (4, 3)
+    assert micro_batches(12, 2, 100) == (6, 1)
+    assert micro_batches(7, 1, 6) == (1, 7)
 
 
 def test_a_batch_that_the_ranks_do_not_divide_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"data.global_batch=10 is not a multiple of the 4 ranks"):
-        split(10, 4, 8)
+        micro_batches(10, 4, 8)
 
 
 def _lose_a_worker(rows: CausalRows, told: "multiprocessing.Queue[tuple[int, str]]") -> None:

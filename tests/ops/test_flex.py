@@ -11,7 +11,7 @@ from lm.nn.batch import Batch
 from lm.nn.mixers.gqa import GQA
 from lm.nn.transformer import DecoderLM
 from lm.ops.attention.attend import Scoring, reference, sdpa
-from lm.ops.attention.flex import Flex, obstacle
+from lm.ops.attention.flex import Flex, why_not_flex
 from lm.ops.attention.mask import Mask, arange_positions
 from lm.testing.models import tokens
 from tests.nn.models import config, near, packed, redrawn
@@ -158,8 +158,8 @@ def test_a_bias_that_is_learned_gets_its_gradient_elsewhere(softcap: float | Non
 
 
 def test_sinks_keep_a_model_from_flex() -> None:
-    assert obstacle(CPU, 64, 0.0, sinks=True) == "it has no sinks"
-    assert obstacle(CPU, 64, 0.1) == "it has no dropout"
+    assert why_not_flex(CPU, 64, 0.0, sinks=True) == "it has no sinks"
+    assert why_not_flex(CPU, 64, 0.1) == "it has no dropout"
 
 
 def test_moving_a_model_chooses_the_backend_anew() -> None:

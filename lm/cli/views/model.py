@@ -36,7 +36,7 @@ def described(composition: Composition, shown: Sized) -> list[str]:
     if shown.data.seq_len > (cfg.max_seq_len or 0):
         said = f"data.seq_len={shown.data.seq_len} is over model.max_seq_len={cfg.max_seq_len}"
         raise ConfigError(f"{said}. Lower one or raise the other.")
-    if (refused := shown.refusal()) is not None:
+    if (refused := shown.why_not()) is not None:
         raise ConfigError(refused)
     model, how = on_meta(shown, cfg), shown.setting()
     figures = table([*assumed, *_figures(cfg, count(cfg, how.seq_len), how.seq_len), *_trained(model)], "")

@@ -101,7 +101,7 @@ class ObjectiveConfig(Slot, group="objective"):
         """Returns how a validation measures a model.  parent: returns the model that training started from; None: it is not known."""
         return Measure()
 
-    def unsliced(self) -> str | None:
+    def why_not_context_parallel(self) -> str | None:
         """Returns why ranks cannot share a row in slices, with the remedy; None where they can, as the loss is a sum over tokens."""
         return f"objective={self.kind} needs whole rows in one rank. Set it to 1"
 
@@ -151,7 +151,7 @@ class LikelihoodConfig(ObjectiveConfig):
     def measure(self, parent: Callable[[], LM] | None) -> Measure:
         return Answers() if self.answers else Measure()
 
-    def unsliced(self) -> str | None:
+    def why_not_context_parallel(self) -> str | None:
         return None
 
 
@@ -162,7 +162,7 @@ class ScheduledSamplingConfig(LikelihoodConfig):
     """Part of the decoder's inputs that the model itself draws at the last step, growing evenly from none at the first: scheduled
     sampling (Bengio et al. 2015, arXiv:1506.03099). It costs another forward."""
 
-    def unsliced(self) -> str | None:
+    def why_not_context_parallel(self) -> str | None:
         if not self.scheduled_sampling:
             return None
         return "objective.scheduled_sampling takes inputs from the place before, which may be of another rank. Set it to 0"

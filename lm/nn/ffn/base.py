@@ -39,7 +39,7 @@ class FFNConfig(Slot, group="model/ffn"):
     def require(self, n_layers: int) -> None:
         """Raises ValueError where this feed-forward does not fit a model of n_layers layers."""
 
-    def unsliced(self) -> str | None:
+    def why_not_context_parallel(self) -> str | None:
         """Returns why ranks cannot hold a row in slices, with the remedy; None where no token depends on another."""
         return None
 
@@ -47,7 +47,7 @@ class FFNConfig(Slot, group="model/ffn"):
         """Returns what autograd keeps of one token in addition where n ranks hold the matrices in slices: the other ranks' tokens."""
         return Kept(0, (n - 1) * d_model)
 
-    def undivided(self, d_model: int, n: int) -> str | None:
+    def why_not_tensor_parallel(self, d_model: int, n: int) -> str | None:
         """Returns why n ranks cannot hold the matrices in slices, with the remedy; None where they can."""
         return f"ffn={self.kind} has matrices that no rank can hold a slice of. Use ffn=mlp"
 

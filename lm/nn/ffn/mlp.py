@@ -58,7 +58,7 @@ class MLPConfig(FFNConfig):
         width = self.width(d_model)
         return Kept(0, tensors * width, width if self.dropout else 0, d_model if self.gated else 0)
 
-    def undivided(self, d_model: int, n: int, name: str = "hidden") -> str | None:
+    def why_not_tensor_parallel(self, d_model: int, n: int, name: str = "hidden") -> str | None:
         """As in FFNConfig.  name: of the option that sets this width."""
         if (width := self.width(d_model)) % n:
             return f"model.ffn.{name}={width} is not a multiple of it, and each rank has as much. Choose one, such as {-(-width // n) * n}"

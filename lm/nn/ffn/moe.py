@@ -88,17 +88,18 @@ class MoEConfig(FFNConfig):
             raise ValueError(f"ffn.first_dense={self.first_dense} and ffn.every={self.every} leave no layer of {n_layers} with"
                              " experts. Lower them, or use ffn=mlp.")  # fmt: skip
 
-    def unsliced(self) -> str | None:
+    def why_not_context_parallel(self) -> str | None:
         if self.capacity is None and self.capacity_factor is None:
             return None
         return "ffn.capacity counts the tokens of a whole row that come before. Leave ffn.capacity and ffn.capacity_factor out"
 
-    def undivided(self, d_model: int, n: int) -> str | None:
+    def why_not_tensor_parallel(self, d_model: int, n: int) -> str | None:
         if self.n_experts % n:
             return f"model.ffn.n_experts={self.n_experts} is not a multiple of it, and each rank has as many. Choose one"
         shared = "shared_hidden" if self.shared_hidden else "n_shared * expert.hidden"
         parts = {shared: self.shared(d_model), "dense.hidden": self.dense}
-        return next(filter(None, (part.undivided(d_model, n, name) for name, part in parts.items() if part is not None)), None)
+        found = [part.why_not_tensor_parallel(d_model, n, name) for name, part in parts.items() if part is not None]
+        return next(filter(None, found), None)
 
     def exchanges(self, d_model: int, layer: int, n: int) -> Kept:
         """Counts the output that comes back from each of a token's experts, and the gathered input of the shared experts."""

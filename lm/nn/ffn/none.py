@@ -25,7 +25,7 @@ class NoFFNConfig(FFNConfig):
     def exchanges(self, d_model: int, layer: int, n: int) -> Kept:
         return Kept(0, 0)
 
-    def undivided(self, d_model: int, n: int) -> str | None:
+    def why_not_tensor_parallel(self, d_model: int, n: int) -> str | None:
         return None
 
     def keeps(self, d_model: int, layer: int) -> Kept:

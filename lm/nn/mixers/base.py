@@ -90,7 +90,7 @@ class MixerConfig(Config):
         """Returns the shapes of the tensors that a cache keeps of a row."""
 
     @abstractmethod
-    def unsliced(self, n: int) -> str | None:
+    def why_not_context_parallel(self, n: int) -> str | None:
         """Returns why n ranks cannot hold a row in slices, with the remedy; None where they can."""
 
     def divided(self, d_model: int, n: int) -> Self:
@@ -111,14 +111,14 @@ class AttentionConfig(MixerConfig, Slot, group="model/attention"):
     n_heads: int = Field(gt=0, le=MOST)
     """Number of query heads."""
 
-    def unsliced(self, n: int) -> str | None:
+    def why_not_context_parallel(self, n: int) -> str | None:
         if not self.by_heads:
             return f"attention={self.kind} reads whole rows in one rank. Use attention=gqa"
         if self.n_heads % n:
             return f"model.attention.n_heads={self.n_heads} is not a multiple of it, and each rank attends with as many. Choose a divisor"
         return None
 
-    def undivided(self, n: int) -> str | None:
+    def why_not_tensor_parallel(self, n: int) -> str | None:
         """Returns why n ranks cannot hold the matrices in slices, with the remedy; None where they can."""
         return f"attention={self.kind} has matrices that no rank can hold a slice of. Use attention=gqa"
 
@@ -157,5 +157,5 @@ class AttentionConfig(MixerConfig, Slot, group="model/attention"):
 class RecurrentConfig(MixerConfig, Slot, group="model/recurrent"):
     """How tokens read those before them by a state of fixed size that goes through the row; of use in causal stacks only."""
 
-    def unsliced(self, n: int) -> str | None:
+    def why_not_context_parallel(self, n: int) -> str | None:
         return f"recurrent={self.kind} takes a state through the whole row, token by token. Use attention in all layers"

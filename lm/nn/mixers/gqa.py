@@ -92,7 +92,7 @@ class GQAConfig(GroupedConfig):
         kernel = super().gives(d_model, layer)
         return together([kernel, Kept(0, kernel.narrow)]) if self.first(layer) else kernel
 
-    def undivided(self, n: int) -> str | None:
+    def why_not_tensor_parallel(self, n: int) -> str | None:
         for name, heads in (("n_heads", self.n_heads), ("n_kv_heads", self.n_kv_heads or self.n_heads)):
             if heads % n:
                 return f"model.attention.{name}={heads} is not a multiple of it, and each rank has as many. Choose a divisor"

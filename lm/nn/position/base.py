@@ -55,7 +55,7 @@ class PositionConfig(Slot, group="model/position"):
         """Returns null for the options that act in no layer.  windows: some layer has a window."""
         return {}
 
-    def unsliced(self) -> str | None:
+    def why_not_context_parallel(self) -> str | None:
         """Returns why ranks cannot hold a row in slices, with the remedy; None where a token needs its own position only."""
         if self.acts != "bias":
             return None

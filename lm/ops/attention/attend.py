@@ -81,6 +81,6 @@ def choose(device: torch.device, head_dim: int, how: Scoring, sinks: bool = Fals
     plain = sdpa if how.softcap is None else reference  # fused kernels have no soft-cap
     if device.type != "cuda":
         return plain
-    from lm.ops.attention.flex import compiled_flex, obstacle
+    from lm.ops.attention.flex import compiled_flex, why_not_flex
 
-    return compiled_flex() if obstacle(device, head_dim, how.dropout, sinks) is None else plain
+    return compiled_flex() if why_not_flex(device, head_dim, how.dropout, sinks) is None else plain

@@ -76,7 +76,7 @@ def score_mod(how: Scoring, bias: Tensor | None, q: Tensor) -> Callable[[Tensor,
     return change
 
 
-def obstacle(device: torch.device, head_dim: int, dropout: float, sinks: bool = False) -> str | None:
+def why_not_flex(device: torch.device, head_dim: int, dropout: float, sinks: bool = False) -> str | None:
     """Why FlexAttention cannot be used on this CUDA device; None where it can."""
     if dropout or sinks:
         return f"it has no {'dropout' if dropout else 'sinks'}"

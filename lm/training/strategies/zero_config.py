@@ -37,7 +37,7 @@ class ZeroConfig(StrategyConfig):
         if not torch.cuda.is_available():
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        if (lacking := self.lacking(cfg)) is not None:
+        if (lacking := self.why_not_here(cfg)) is not None:
             raise ConfigError(f"strategy.{lacking}")
         from lm.training.strategies.zero import Zero
         from lm.training.strategies.zero3 import Zero3
@@ -49,11 +49,11 @@ class ZeroConfig(StrategyConfig):
         offload: Tree = {"offload_optimizer": {"device": "cpu"}} if self.offload else {}
         return {"stage": self.stage, "reduce_bucket_size": self.reduce_bucket_size} | offload
 
-    def lacking(self, cfg: "TrainConfig") -> str | None:
+    def why_not_here(self, cfg: "TrainConfig") -> str | None:
         """Returns which option needs something that this machine lacks, with the remedy; None where nothing is missing."""
         return None
 
-    def refused(self, cfg: "Sized") -> str | None:
+    def why_not(self, cfg: "Sized") -> str | None:
         if cfg.trainer.ema_decay is not None:
             return "trainer.ema_decay needs weights that the engine keeps to itself. Leave it out, or use strategy=fsdp or ddp."
         if cfg.trainer.precision == "bf16-true":
@@ -61,7 +61,7 @@ class ZeroConfig(StrategyConfig):
         if cfg.optim.coded_by is not None:
             what = f"{cfg.optim.coded_by} keeps states in blocks of a weight, and DeepSpeed cuts weights and states into slices of its own"
             return f"{what}. Leave it out, or use strategy=fsdp or ddp."
-        return super().refused(cfg)
+        return super().why_not(cfg)
 
 
 class WeightsWhole(ZeroConfig):
@@ -129,7 +129,7 @@ class WeightsInSlices(ZeroConfig):
         }
         return super().zero(cfg) | linear | sizes | {f"zero_quantized_{what}": True for what in self.quantized}
 
-    def lacking(self, cfg: "TrainConfig") -> str | None:
+    def why_not_here(self, cfg: "TrainConfig") -> str | None:
         if not self.quantized:
             return None
         if not torch.cuda.is_available():
@@ -141,7 +141,7 @@ class WeightsInSlices(ZeroConfig):
             )
         return None
 
-    def refused(self, cfg: "Sized") -> str | None:
+    def why_not(self, cfg: "Sized") -> str | None:
         if cfg.objective.own_answers:
             drawn = f"objective={cfg.objective.kind} draws answers within a step, and ZeRO-3 keeps weights that it gathered for those"
             return f"{drawn}, which have no gradient. Use strategy=fsdp or ddp."
@@ -153,7 +153,7 @@ class WeightsInSlices(ZeroConfig):
             return f"quantized={_listed(self.quantized)} is rounded by CUDA kernels, and trainer.device=cpu. Leave it out."
         if "gradients" in self.quantized and cfg.launch.nodes == 1:
             return "quantized=[gradients] rounds what machines send each other, and launch.nodes=1. Leave it out."
-        return super().refused(cfg)
+        return super().why_not(cfg)
 
 
 class Zero3Config(WeightsInSlices):
@@ -184,7 +184,7 @@ class Zero3OffloadConfig(WeightsInSlices):
             found["offload_optimizer"] = {"device": "nvme", "nvme_path": str(Path(self.nvme) / f"lm-{run}")}
         return found
 
-    def lacking(self, cfg: "TrainConfig") -> str | None:
+    def why_not_here(self, cfg: "TrainConfig") -> str | None:
         if self.nvme is not None:
             if not Path(self.nvme).is_dir():
                 return f"nvme={self.nvme} is not a directory here, and each machine needs it for the optimizer's state. Make it."
@@ -195,7 +195,7 @@ class Zero3OffloadConfig(WeightsInSlices):
                     f"nvme={self.nvme} is read by DeepSpeed's async_io, which is compiled with libaio, not found here. Install libaio-dev"
                     " (or libaio-devel), or leave strategy.nvme out."
                 )
-        return super().lacking(cfg)
+        return super().why_not_here(cfg)
 
 
 def _listed(names: list[Literal["weights", "gradients"]]) -> str:

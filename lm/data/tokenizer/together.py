@@ -21,7 +21,7 @@ def together(tokenizer: Tokenizer, parts: Sequence[Part]) -> NDArray[np.int64]:
     whole, edges = "".join(texts), np.cumsum([len(text) for text in texts])
     spells_none = tokenizer.split_specials(whole) == _joined(parts)
     ids, starts, ends = tokenizer.places(whole, specials=True) if spells_none else _apart(tokenizer, parts)
-    first, last = (np.searchsorted(edges, at, "right") for at in (starts, np.maximum(starts, ends - 1)))
+    first, last = (np.searchsorted(edges[:-1], at, "right") for at in (starts, np.maximum(starts, ends - 1)))
     return np.stack([ids, first, last])
 
 

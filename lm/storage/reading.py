@@ -43,7 +43,7 @@ def read_text(path: Path, most_mib: int = 256) -> str:
     try:
         return read_bytes(path, most_mib).decode()
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path}: the file is damaged: byte {error.start} is not UTF-8. Restore it or train again.") from None
+        raise CheckpointError(f"{path}: the file is damaged: byte {error.start} is not UTF-8. Restore it, or save it as UTF-8.") from None
 
 
 def read_json(path: Path, foreign: bool = False) -> Tree:

@@ -27,7 +27,7 @@ from lm.generation.load import load
 from lm.generation.rollouts import held_out_rewards
 from lm.nn.transformer import LM
 from lm.schema import Config, Tree, did_you_mean, from_tree
-from lm.storage.adapted import Adapted, near, placed
+from lm.storage.adapted import Adapted, near, place, placed
 from lm.storage.checkpoint import checkpoints, read_meta
 from lm.storage.model_folder import read_config, resolve_model
 from lm.storage.run_folder import RunFolder
@@ -163,7 +163,8 @@ def _changed_since(model: Path, data: DataConfig, files: Mapping[str, str]) -> l
     if run is None or not (saved := checkpoints(run.checkpoints)):
         return []
     try:
-        found = changed_files(read_meta(saved[0])["files"], files)
+        before, now = ({place(name, run.path, True): file for name, file in each.items()} for each in (read_meta(saved[0])["files"], files))
+        found = changed_files(before, now)
         own = Examined.of_run(run).data if found else data
     except CheckpointError:  # it is the model that is examined
         return []

@@ -86,7 +86,7 @@ def complete(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: 
     likeliest."""
     cfg = from_tree(GenerateConfig, options)
     prompts = [prompt] if isinstance(prompt, str) else prompt
-    if not isinstance(prompts, list) or not all(isinstance(each, str) for each in prompts):
+    if not isinstance(prompts, list | tuple) or not all(isinstance(each, str) for each in prompts):
         raise ConfigError(f"prompt: {prompt!r:.80} is no text. Give one, or a list of several; of ids the text is tokenizer.decode(ids).")
     template = text.chat_template(tokenizer) if chat else None
     return text.complete(model, tokenizer, prompts, cfg, chat=template, drafter=drafter_of(model, tokenizer, cfg))

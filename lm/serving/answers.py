@@ -61,8 +61,9 @@ class Answer:
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
     def _in_lists(self, index: int, told: Sequence[Logprob]) -> Tree:
-        row = self._asked.requests[index // self._asked.cfg.n].rows[0]
-        stream, at = self._read.get(index) or (primed(self._tokenizer, [] if self._asked.echoes[0] else row.source or row.begin), 0)
+        prompt = index // self._asked.cfg.n
+        row, echo = self._asked.requests[prompt].rows[0], self._asked.echoes[prompt]
+        stream, at = self._read.get(index) or (primed(self._tokenizer, [] if echo else row.source or row.begin), 0)
         places = []
         for each in told:
             text, own = stream.push(each.token), self._tokenizer.decode([each.token])

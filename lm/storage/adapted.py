@@ -54,17 +54,28 @@ def near(named: str, folder: Path) -> Path:
     return next((path for place in places if (path := place / os.path.expanduser(named)).exists()), Path(named))
 
 
-def placed(tree: Any, folder: Path) -> Any:
-    """Returns a run's config with absolute paths of the files and folders that it names and that exist, from here or `near` the run."""
+def placed(tree: Any, folder: Path, whole: bool = False) -> Any:
+    """Returns a run's config with paths that lead from here to the files and folders that it names, as `place`."""
     if isinstance(tree, dict):
-        return {key: _paths(value, folder) if key in _NAMES_PATHS else placed(value, folder) for key, value in tree.items()}
-    return [placed(each, folder) for each in tree] if isinstance(tree, list) else tree
+        return {key: _paths(value, folder, whole) if key in _NAMES_PATHS else placed(value, folder, whole) for key, value in tree.items()}
+    return [placed(each, folder, whole) for each in tree] if isinstance(tree, list) else tree
 
 
-def _paths(value: Any, folder: Path) -> Any:
+def _paths(value: Any, folder: Path, whole: bool) -> Any:
     if isinstance(value, list):
-        return [_paths(each, folder) for each in value]
-    return str(path.resolve()) if isinstance(value, str) and (path := near(value, folder)).exists() else value
+        return [_paths(each, folder, whole) for each in value]
+    return place(value, folder, whole) if isinstance(value, str) else value
+
+
+def place(named: str, folder: Path, whole: bool = False) -> str:
+    """Returns a path that leads from here to what a run names, `near` its folder: as it stands where it leads there, or where nothing does.
+
+    whole: the absolute path, by which two spellings of one file are the same.
+    """
+    path = near(named, folder)
+    if not named or not path.exists() or (not whole and os.path.exists(os.path.expanduser(named))):
+        return named
+    return str(path.resolve())
 
 
 def read_merged(folder: Path) -> tuple[Tree, dict[str, Tensor]]:

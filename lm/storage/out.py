@@ -31,7 +31,8 @@ def require_free(out: str | Path, overwrite: bool, *read: str | os.PathLike[str]
     """
     path = Path(os.path.expanduser(out))
     for source in read:
-        if Path(os.path.expanduser(source)).resolve().is_relative_to(path.resolve()):
+        there = Path(os.path.expanduser(source))
+        if there.exists() and there.resolve().is_relative_to(path.resolve()):  # else it is a name on the hub
             raise ConfigError(f"out={out}: {os.fspath(source)} is read from there, and would be replaced. Choose another folder.")
     if not os.path.lexists(path):
         return path

@@ -147,7 +147,10 @@ def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step:
     steps so far would have been the same in the shorter run."""
     saved = _as_of_today(saved)
     before, after = flatten(saved), flatten(cfg.tree())
-    there, here = flatten(placed(saved, folder.path)), flatten(placed(cfg.tree(), Path.cwd()))  # one file may be spelled in two ways
+    there, here = (
+        flatten(placed(saved, folder.path, True)),
+        flatten(placed(cfg.tree(), Path.cwd(), True)),
+    )  # one file may be spelled in two ways
     changed = [key for key in before | after if there.get(key) != here.get(key) and not below(key, _MAY_CHANGE)]
     if type(steps := before.get("trainer.max_steps")) is not int:
         raise CheckpointError(f"{folder.path}: its config has trainer.max_steps={steps!r}, and a whole number is needed. Restore the file.")

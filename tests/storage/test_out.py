@@ -11,6 +11,7 @@ from lm.cli.main import main
 from lm.data.kinds import BytesConfig
 from lm.storage.atomic import MANIFEST, verify
 from lm.storage.model_folder import save_model
+from lm.storage.out import require_free
 from tests.nn.models import config, redrawn
 
 Call = Callable[..., tuple[int, str, str]]
@@ -160,3 +161,8 @@ def test_what_is_read_is_never_replaced(args: tuple[str, ...], source: str, plac
         code, _, err = lm(*args, f"out={out}", "overwrite=true")
         assert code == 2 and "is read from there, and would be replaced. Choose another folder." in err.splitlines()[-1]
     assert {path.name: path.read_bytes() for path in (place / source).iterdir()} == before
+
+
+def test_a_name_on_the_hub_may_be_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert require_free("owner/name", False, "owner/name") == Path("owner/name")

@@ -124,6 +124,8 @@ def _run_passages(split: Split, texts: list[list[tuple["Run", int]]], tokenizer:
 
 def _ids_of_runs(runs: list[tuple["Run", int]], tokenizer: Tokenizer) -> list[NDArray[np.int64]]:
     """Returns the ids of each run of one text. A token that spans several runs goes to a learned one, or else to the last of them."""
+    if not runs:  # the template writes nothing
+        return []
     of_part = np.array([number for number, (run, _) in enumerate(runs) for _ in run.parts], np.int64)
     ids, first, last = together(tokenizer, [part for run, _ in runs for part in run.parts])
     first, last = of_part[first], of_part[last]

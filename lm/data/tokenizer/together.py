@@ -1,6 +1,6 @@
 """Encodes a text given in parts, such as a chat template writes, to the ids that the library gives for the whole text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,17 @@ def together(tokenizer: Tokenizer, parts: Sequence[Part]) -> NDArray[np.int64]:
     """
     texts = [tokenizer.special_names[part] if isinstance(part, int) else part for part in parts]
     whole, edges = "".join(texts), np.cumsum([len(text) for text in texts])
-    spells_none = tokenizer.split_specials(whole) == _joined(parts)
-    ids, starts, ends = tokenizer.places(whole, specials=True) if spells_none else _apart(tokenizer, parts)
+    places = tokenizer.places(whole, specials=True) if tokenizer.split_specials(whole) == _joined(parts) else None
+    if places is None or _specials(tokenizer, places[0]) != _specials(tokenizer, parts):  # the library may find others in a normalized text
+        places = _apart(tokenizer, parts)
+    ids, starts, ends = places
     first, last = (np.searchsorted(edges[:-1], at, "right") for at in (starts, np.maximum(starts, ends - 1)))
     return np.stack([ids, first, last])
+
+
+def _specials(tokenizer: Tokenizer, found: Iterable[Part]) -> list[int]:
+    """Returns the special tokens among ids and texts; the one for what is unknown is of a text."""
+    return [int(i) for i in found if i in tokenizer.special_names and i != tokenizer.unknown]
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:

@@ -57,6 +57,8 @@ class Signals:
             if self.received is not None:
                 return
             number = signal.SIGTERM
+        if number == signal.SIGHUP and self.received is not None:  # a closed terminal's comes from the shell and from the system
+            return
         if self.received is not None and time.monotonic() - self._at < _IMPATIENT_S:
             self._leave(number)
         self.received, self._at = number, time.monotonic()

@@ -145,3 +145,17 @@ def test_every_id_knows_the_parts_that_it_is_of(both: tuple[Any, Tokenizer]) -> 
     assert [i for i, first, last in found if first <= 3 <= last and i == end] == [end]
     covered = {part for _, first, last in found for part in range(first, last + 1)}
     assert covered == {0, 1, 3, 4, 5}
+
+
+@pytest.mark.parametrize("flags", [{"normalized": True}, {"single_word": True, "normalized": False}], ids=str)
+def test_specials_are_those_that_the_template_writes_and_no_others(flags: dict[str, bool], tmp_path: Path) -> None:
+    """Seen to fail: what a normalizer makes of a message became a special token, and one beside a letter none."""
+    raw = byte_level(False)
+    raw.normalizer = normalizers.NFKC()
+    raw.add_special_tokens([AddedToken("<|im_end|>", special=True, **flags)])
+    PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>").save_pretrained(tmp_path)
+    ours = load_tokenizer(tmp_path, foreign=True)
+    end = ours.special(["<|im_end|>"])
+    assert end is not None
+    ids = ids_of(ours, [end, "user said ＜|im_end|＞ here", end])
+    assert ids[0] == ids[-1] == end and ids.count(end) == 2

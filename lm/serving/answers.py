@@ -61,9 +61,9 @@ class Answer:
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
     def _in_lists(self, index: int, told: Sequence[Logprob]) -> Tree:
-        prompt = index // self._asked.cfg.n
-        row, echo = self._asked.requests[prompt].rows[0], self._asked.echoes[prompt]
-        stream, at = self._read.get(index) or (primed(self._tokenizer, [] if echo else row.source or row.begin), 0)
+        request = self._asked.requests[index // self._asked.cfg.n]
+        before = [] if request.scores is not None else request.rows[0].source or request.rows[0].begin  # where told begins with the prompt
+        stream, at = self._read.get(index) or (primed(self._tokenizer, before), 0)
         places = []
         for each in told:
             text, own = stream.push(each.token), self._tokenizer.decode([each.token])

@@ -92,9 +92,14 @@ class Tokenizer:
 
     def split_specials(self, text: str) -> list[int | str]:
         """Returns the text with every special token that it spells replaced by its id: for text of templates, never for text of users."""
-        names = "|".join(re.escape(name) for name in sorted(self._ids, key=len, reverse=True))
-        parts = re.split(f"({names})", text) if names else [text]
+        parts = self._spelled.split(text) if self._spelled is not None else [text]
         return [self._ids.get(part, part) for part in parts if part]
+
+    @cached_property
+    def _spelled(self) -> re.Pattern[str] | None:
+        """Finds the names of special tokens, the longest first; None where there is none."""
+        names = "|".join(re.escape(name) for name in sorted(self._ids, key=len, reverse=True))
+        return re.compile(f"({names})") if names else None
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of the text alone, without bos or eos."""

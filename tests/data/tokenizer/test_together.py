@@ -35,12 +35,10 @@ def sentencepiece(scheme: str, **flags: bool) -> tokenizers.Tokenizer:
     trained.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=340, special_tokens=names, show_progress=False))
     state = json.loads(trained.to_str())
     state["added_tokens"] = [token for token in state["added_tokens"] if not token["content"].startswith("<0x")]
-    raw = tokenizers.Tokenizer.from_str(json.dumps(state))
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+    raw = tokenizers.Tokenizer.from_str(json.dumps(state | {"pre_tokenizer": None if scheme == "normalizer" else metaspace}))
     if scheme == "normalizer":
         raw.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-        raw.pre_tokenizer = None  # type: ignore[assignment]
-    else:
-        raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)  # type: ignore[arg-type]
     raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     raw.add_special_tokens([AddedToken(name, special=True, normalized=False, **flags) for name in MARKS])
     return raw

@@ -426,9 +426,12 @@ def test_a_run_goes_on_and_is_examined_from_another_folder(
     found = evaluate(tmp_path / "run", log=said.append)
     monkeypatch.chdir(tmp_path)
     at_home = [item for item in given if not item.startswith("run.name")]
-    train(compose_config([*at_home, "data.files=mine.txt", "run.dir=.", "run.name=home", "trainer.max_steps=2", "schedule.warmup_steps=0"]))
-    for place in (tmp_path, tmp_path / "elsewhere"):
-        monkeypatch.chdir(place)
-        evaluate(tmp_path / "home", log=said.append)
+    texts = ["data.files=mine.txt", "data.val_files=other.txt"]
+    train(compose_config([*at_home, *texts, "run.dir=.", "run.name=home", "trainer.max_steps=2", "schedule.warmup_steps=0"]))
+    tokens = sorted((tmp_path / "cache" / "tokens").iterdir())
+    evaluate("home", log=said.append)
+    assert sorted((tmp_path / "cache" / "tokens").iterdir()) == tokens  # seen to fail: they were made again, by the absolute path
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    evaluate(tmp_path / "home", log=said.append)
     assert not [line for line in said if "since the run read it" in line]  # seen to fail: a path spelled otherwise was another file
     assert found["val_loss"] == pytest.approx(json.loads((tmp_path / "run" / "summary.json").read_text())["val_loss"])

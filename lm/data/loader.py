@@ -79,8 +79,12 @@ class TrainLoader(Sized):
         others = multiprocessing.active_children()
         steps = iter(self._steps)
         workers = [child for child in multiprocessing.active_children() if child not in others]
-        while (step := _handed_over(steps, workers)) is not None:
-            yield from step
+        try:
+            while (step := _handed_over(steps, workers)) is not None:
+                yield from step
+        finally:
+            if workers:  # left to the garbage collector, which closes its queues first, torch waits 10 s, and Python's end a minute
+                steps._shutdown_workers()  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -97,17 +97,24 @@ def go_on(
 
 
 @contextmanager
-def decoding(model: LM) -> Iterator[None]:
-    """Within the block, the model is in eval mode and computes without gradients, in its weights' dtype."""
+def examining(model: LM) -> Iterator[None]:
+    """Within the block, the model is in eval mode and computes without gradients."""
     was_training = model.training
-    if was_training:
+    if was_training:  # eval() and train() visit all modules, and this block is often entered once a token
         model.eval()
     try:
-        with torch.inference_mode(), torch.autocast(model.embed.weight.device.type, enabled=False):  # the cache has the weights' dtype
+        with torch.inference_mode():
             yield
     finally:
-        if was_training:  # train() visits all modules, and this block is often entered once a token
+        if was_training:
             model.train()
+
+
+@contextmanager
+def decoding(model: LM) -> Iterator[None]:
+    """As `examining`; the model computes in its weights' dtype, which its cache has too."""
+    with examining(model), torch.autocast(model.embed.weight.device.type, enabled=False):
+        yield
 
 
 def rows_of(model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, n_tokens: int, grammar: Grammar | None = None) -> list[Row]:

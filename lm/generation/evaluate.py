@@ -14,6 +14,7 @@ from lm.data.rows.base import Rows
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.curves import Curves
+from lm.generation.decode import examining
 from lm.generation.documents import Documents
 from lm.losses.measure import Measure
 from lm.losses.tokens import LossSums
@@ -153,24 +154,19 @@ def _sums(
     idle = -(-len(ids[:: among.world]) // micro_batch) - -(-len(mine) // micro_batch)
     each: list[LossSums] = []
     tokens = n_bytes = 0
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            for at, batch in enumerate(eval_batches(rows, mine, micro_batch)):
-                labels = measure.labels(batch)
-                predicted = labels[labels != IGNORED].numpy()
-                tokens += len(predicted)
-                n_bytes += int(sizes[predicted].sum()) if sizes is not None else 0
-                sums, guesses = _seen(model, batch.to(device), measure, curves)
-                if guesses is not None and documents is not None:
-                    documents.add(mine[at * micro_batch : (at + 1) * micro_batch], labels, guesses)
-                each.append(sums)
-            for _ in range(idle):
-                sums, _ = _seen(model, rows.batch(ids[:1]).to(device), measure, Curves() if curves else None)
-                each.append(LossSums(sums.total * 0, sums.nll * 0, None, {name: pair * 0 for name, pair in sums.told.items()}))
-    finally:
-        model.train(was_training)
+    with examining(model):
+        for at, batch in enumerate(eval_batches(rows, mine, micro_batch)):
+            labels = measure.labels(batch)
+            predicted = labels[labels != IGNORED].numpy()
+            tokens += len(predicted)
+            n_bytes += int(sizes[predicted].sum()) if sizes is not None else 0
+            sums, guesses = _seen(model, batch.to(device), measure, curves)
+            if guesses is not None and documents is not None:
+                documents.add(mine[at * micro_batch : (at + 1) * micro_batch], labels, guesses)
+            each.append(sums)
+        for _ in range(idle):
+            sums, _ = _seen(model, rows.batch(ids[:1]).to(device), measure, Curves() if curves else None)
+            each.append(LossSums(sums.total * 0, sums.nll * 0, None, {name: pair * 0 for name, pair in sums.told.items()}))
     told = {name: torch.stack([sums.told[name] for sums in each]).double().sum(0) for name in each[0].told}
     pairs = {name: (float(pair[0]), float(pair[1])) for name, pair in told.items()}
     return Totals(torch.stack([sums.nll for sums in each]).double().sum().item(), tokens, n_bytes, pairs, curves)

@@ -12,7 +12,7 @@ from lm.data.rows.base import Rows
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import generate
+from lm.generation.decode import examining, generate
 from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, Head, Reader
@@ -35,18 +35,13 @@ def exposure(model: LM, parts: Sequence[tuple[Rows, Ids]], own_tokens: int, toke
     ends = [] if tokenizer.eos is None else [tokenizer.eos]
     device, totals = model.embed.weight.device, torch.zeros(3, dtype=torch.float64)
     cfg = SamplingConfig(max_tokens=own_tokens, temperature=1.0)
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            for batch in _batches(parts, micro_batch):
-                true = batch.tokens[_filled(batch)]
-                if len(true):
-                    start = true.shape[1] - own_tokens
-                    new = generate(model, true[:, :start].tolist(), cfg, ends=ends, n_tokens=tokenizer.vocab_size)
-                    totals += _entropies(model, true.to(device), new, start).cpu()
-    finally:
-        model.train(was_training)
+    with examining(model):
+        for batch in _batches(parts, micro_batch):
+            true = batch.tokens[_filled(batch)]
+            if len(true):
+                start = true.shape[1] - own_tokens
+                new = generate(model, true[:, :start].tolist(), cfg, ends=ends, n_tokens=tokenizer.vocab_size)
+                totals += _entropies(model, true.to(device), new, start).cpu()
     own, given, n = totals.tolist()
     return {"val_exposure": abs(own - given) / n, "val_own_entropy": own / n, "val_true_entropy": given / n}
 

@@ -28,7 +28,8 @@ def fastest(tokenizer: Tokenizer) -> Encode:
     import tiktoken
 
     encoding = tiktoken.Encoding("lm", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # macOS has no such set
+    pool = ThreadPoolExecutor(processors)
 
     def encode(texts: list[str]) -> list[NDArray[np.uint32]]:
         return list(pool.map(lambda text: np.asarray(encoding.encode_to_numpy(text, disallowed_special=()), np.uint32), texts))

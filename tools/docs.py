@@ -1,6 +1,7 @@
 """What `make docs` adds to the pages of docs/, as hooks of mkdocs: tables made from the code, and checked links into the repository.
 
-A page says `<!-- made: NAME -->` where `MADE[NAME]` goes. A link to a file of the repository becomes a link to a page that shows the file;
+A page says `<!-- made: NAME -->` where `MADE[NAME]` goes. It replaces a line in italics right below the comment too, which is for readers on
+GitHub. A link to a file of the repository becomes a link to a page that shows the file;
 `path.py#name` goes to that name, and a line that is nothing but such a link is followed by the code itself. A file or a name that
 is not there is a warning, and the build is strict.
 """
@@ -45,6 +46,7 @@ PAGES = {
 """Files of the repository that are pages too."""
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(#[\w.-]+)?(?=\))")
 ALONE = re.compile(r"^\[[^\]]*\]\(([^)#\s]+\.py)#([\w.]+)\)$", re.MULTILINE)
+PLACE = re.compile(r"<!-- made: (\w+) -->(?:\n\*.*\*$)?", re.MULTILINE)
 HEADER = re.compile(r"^# (\w+): +(.*)$", re.MULTILINE)
 
 
@@ -63,7 +65,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     uri = page.file.src_uri
     if uri.startswith("source/"):
         return markdown
-    markdown = re.sub(r"<!-- made: (\w+) -->", lambda found: MADE[found[1]](), markdown)
+    markdown = PLACE.sub(lambda found: MADE[found[1]](), markdown)
     markdown = ALONE.sub(lambda found: f"{found[0]}\n\n{_excerpt(uri, found[1], found[2])}", markdown)
     return LINK.sub(lambda found: _resolved(uri, found[1], (found[2] or "")[1:]), markdown)
 

@@ -76,7 +76,7 @@ def _figures(cfg: ModelConfig, counts: Counts, seq_len: int) -> list[tuple[str, 
         ("parameters", f"{counts.parameters:,}; {active}{counts.non_embedding:,} without embeddings and head"),
         ("FLOPs", f"{si(forward)} forward and {si(backward)} backward per token, in rows of {seq_len:,}"),
     ]
-    cache = f"{counts.cache_bytes_per_token:,} bytes per token in bf16, while no window is full"
+    cache = f"{counts.cache_bytes_per_token:,} bytes per token in bf16, until a sliding window is full"
     cache += f", and {counts.cache_bytes_per_row:,} per row" if counts.cache_bytes_per_row else ""
     return rows if isinstance(cfg, EncoderConfig) else [*rows, ("cache", cache)]
 

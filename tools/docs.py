@@ -1,7 +1,7 @@
 """What `make docs` adds to the pages of docs/, as hooks of mkdocs: tables made from the code, and checked links into the repository.
 
-A page says `<!-- made: NAME -->` where `MADE[NAME]` goes. It replaces a line in italics right below the comment too, which is for readers on
-GitHub. A link to a file of the repository becomes a link to a page that shows the file;
+A page says `<!-- made: NAME -->` where `MADE[NAME]` goes. It also replaces a line in italics right below the comment, which is for
+readers on GitHub. A link to a file of the repository becomes a link to a page that shows the file;
 `path.py#name` goes to that name, and a line that is nothing but such a link is followed by the code itself. A file or a name that
 is not there is a warning, and the build is strict.
 """

@@ -15,12 +15,12 @@ from lm.data.tokenizer.splits import SPLITS
 from lm.data.tokenizer.tokenizer import Specials, Tokenizer
 from lm.errors import ConfigError
 from lm.hf.gguf.vocabulary import vocabulary
-from lm.hf.gguf.writing import ARCHITECTURES
-from lm.nn.transformer import LM
+from lm.hf.gguf.writing import ARCHITECTURES, architecture_for
+from lm.nn.transformer import LM, model_config
 from lm.schema import from_tree
 from lm.storage.model_folder import save_model
 from tests.conftest import Lm
-from tests.hf.gguf_models import FAMILIES, HEADS, LAYER, MLP, MODELS, built, trained, written
+from tests.hf.gguf_models import FAMILIES, HEADS, LAYER, MLP, MODELS, SIZES, built, trained, written
 
 gguf = pytest.importorskip("gguf")
 
@@ -107,6 +107,22 @@ def test_what_has_no_form_there_is_refused_by_name(case: str, lm: Lm, tokenizer:
     assert code == 2
     assert all(part in err.splitlines()[-1] for part in parts), err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("layers", "width"), [(46, 16), (3, 32)])
+def test_gemma_2_of_46_layers_has_another_scale_there(layers: int, width: int) -> None:
+    """llama.cpp takes 1/sqrt(d_model / n_heads) for it, and 1/sqrt(head_dim) for the others."""
+    gemma = MODELS["gemma2"]
+    for scale in (16**-0.5, 32**-0.5):
+        cfg = model_config(
+            SIZES | {"vocab_size": 352} | gemma | {"n_layers": layers, "attention": gemma["attention"] | {"head_dim": 32, "scale": scale}}
+        )
+        if scale == width**-0.5:
+            assert architecture_for(cfg).name == "gemma2"
+            continue
+        rule = "d_model / n_heads\\), since there are 46 layers" if layers == 46 else "head_dim"
+        with pytest.raises(ConfigError, match=rf"gemma2 has no model.attention.scale={scale:.4g}, and there it must be .*, 1/sqrt\({rule}"):
+            architecture_for(cfg)
 
 
 def test_a_weight_that_half_precision_cannot_hold_is_refused(lm: Lm, tokenizer: Tokenizer, tmp_path: Path) -> None:

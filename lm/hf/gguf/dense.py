@@ -75,9 +75,12 @@ class Gemma2(Architecture):
 
     def refuse(self, ours: Tree) -> None:
         super().refuse(ours)
-        usual = ours["attention.head_dim"] ** -0.5
+        width, rule = ours["attention.head_dim"], "1/sqrt(head_dim)"
+        if ours["n_layers"] == 46:  # by which llama.cpp knows the model of 27 billion parameters (src/models/gemma2.cpp)
+            width, rule = ours["d_model"] // ours["attention.n_heads"], "1/sqrt(d_model / n_heads), since there are 46 layers"
+        usual = width**-0.5
         if not math.isclose(ours["attention.scale"], usual, rel_tol=1e-6):
-            raise self.lacks(f"model.attention.scale={ours['attention.scale']:.4g}, and there it must be {usual:.4g}, 1/sqrt(head_dim)")
+            raise self.lacks(f"model.attention.scale={ours['attention.scale']:.4g}, and there it must be {usual:.4g}, {rule}")
         for option in ("attention.softcap", "head.softcap"):
             if ours[option] is None:
                 raise self.lacks(f"model.{option}=null, and there it must be a number")

@@ -48,6 +48,8 @@ class DeepSeekV2(DeepSeekV3):
         dense: Tree = {"ffn.dense": None}
         if hf.get("first_k_dense_replace", 0):
             dense = {"ffn.dense.hidden": hf.get("intermediate_size", 11008), "ffn.dense.activation": activation(hf, "hidden_act", "silu")}
+        if method == _METHODS[1]:
+            self._require_groups(hf)
         groups = (hf["n_group"], hf["topk_group"]) if method == _METHODS[1] else (1, 1)
         return {**dense, "ffn.router.n_groups": groups[0], "ffn.router.top_groups": groups[1], **self._scale(hf)}
 

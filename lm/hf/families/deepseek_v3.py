@@ -71,6 +71,7 @@ class DeepSeekV3(Llama):
     def read(self, hf: Tree) -> Tree:
         if not hf.get("n_shared_experts", 1):
             raise ConfigError("config.json: n_shared_experts=0 has no form in transformers, which wants one or more.")
+        self._require_groups(hf)
         if hf.get("n_routed_experts", 256) < 2 * hf.get("n_group", 8):
             raise ConfigError(
                 f"config.json: n_group={hf.get('n_group', 8)} leaves fewer than two experts a group, which transformers wants."
@@ -80,6 +81,10 @@ class DeepSeekV3(Llama):
             dense = {"ffn.dense.hidden": hf.get("intermediate_size", 18432), "ffn.dense.activation": activation(hf, "hidden_act", "silu")}
         mtp: Tree = {"mtp.depth": hf.get(MTP_LAYERS, 1)} if hf.get(MTP_LAYERS, 1) else {"mtp": None}
         return {**dense, **mtp, **self._scale(hf)}
+
+    def _require_groups(self, hf: Tree) -> None:
+        if null := next((key for key in ("n_group", "topk_group") if hf.get(key, 1) is None), None):
+            raise ConfigError(f"config.json: {null} is null, and transformers computes with a number. Write 1 where there are no groups.")
 
     def _scale(self, hf: Tree) -> Tree:
         """Returns attention.scale of a model with YaRN, whose scores have a factor of their own; {} for other models."""

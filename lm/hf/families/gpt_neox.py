@@ -34,17 +34,18 @@ class GPTNeoX(Family):
         "head.tied": ("tie_word_embeddings", False),
     }
     further: ClassVar[tuple[str, ...]] = ("use_parallel_residual", "rotary_pct", "rotary_emb_base")
+    respelled: ClassVar[tuple[str, ...]] = ("rotary_pct", "rotary_emb_base")  # rope_parameters come first
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "layer", "norm.place": "pre", "position.kind": "rope", "attention.kind": "gqa", "ffn.kind": "mlp",
         "ffn.gated": False, "ffn.bias": True,
     }  # fmt: skip
-    renamed: ClassVar[dict[str, str]] = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
 
     def read(self, hf: Tree) -> Tree:
+        """As transformers, looks at no rope_theta or partial_rotary_factor outside of the rotary parameters, which other families have."""
         block: Tree = {"block.kind": "parallel", "block.shared_norm": False}
         return {
             **(block if hf.get("use_parallel_residual", True) else {"block.kind": "sequential"}),
-            **read_rope({"partial_rotary_factor": 0.25, **hf}),
+            **read_rope({**hf, "partial_rotary_factor": hf.get("rotary_pct", 0.25), "rope_theta": hf.get("rotary_emb_base")}),
         }
 
     def write(self, ours: Tree) -> Tree:

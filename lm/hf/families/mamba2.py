@@ -38,13 +38,13 @@ class Mamba2(Family):
     }
     further: ClassVar[tuple[str, ...]] = (
         "expand", "chunk_size", "time_step_rank", "time_step_min", "time_step_max", "time_step_floor", "time_step_limit",
-        "residual_in_fp32", "rescale_prenorm_residual", "rms_norm", "norm_before_gate",
+        "residual_in_fp32", "rms_norm", "norm_before_gate",
     )  # fmt: skip
     fixed: ClassVar[Tree] = {
         "kind": "decoder", "norm.kind": "rms", "norm.place": "pre", "position.kind": "none", "recurrent.kind": "mamba2",
         "pattern": ["recurrent"], "ffn.kind": "none", "block.kind": "sequential",
     }  # fmt: skip
-    fixed_there: ClassVar[Tree] = {"hidden_act": "silu"}
+    fixed_there: ClassVar[Tree] = {"hidden_act": "silu", "rescale_prenorm_residual": False}  # set, transformers divides what it has loaded
 
     def read(self, hf: Tree) -> Tree:
         """Returns a placeholder for attention, which no layer has, as the config wants one."""

@@ -8,6 +8,7 @@ from lm.hf.families.llama import Llama
 from lm.hf.io.family import Pair, module, modules
 from lm.hf.io.transforms import Split
 from lm.hf.options.rope import read_rope, write_rope
+from lm.nn.transformer import ModelConfig
 from lm.schema import Tree
 
 
@@ -25,6 +26,12 @@ class Phi3(Llama):
         "dropout": ("resid_pdrop", 0.0),
     }
     fixed_there: ClassVar[Tree] = {"pad_token_id": None}  # where none is told, transformers takes 32000, which smaller vocabularies lack
+
+    def config(self, hf: Tree) -> ModelConfig:
+        """As `Family.config`; transformers' class has an original length of its own, and calls longrope yarn too."""
+        ropes = {key: hf[key] for key in ("rope_scaling", "rope_parameters") if isinstance(hf.get(key), dict) and "long_factor" in hf[key]}
+        longrope = {key: {**rope, "rope_type": "longrope"} for key, rope in ropes.items() if _kind(rope) == "yarn"}
+        return super().config({"original_max_position_embeddings": 4096, **hf, **longrope})
 
     def read(self, hf: Tree) -> Tree:
         scaling = read_rope(hf)["position.scaling"]
@@ -46,6 +53,10 @@ class Phi3(Llama):
         yield from module(f"{here}.attention.o", f"{there}.self_attn.o_proj")
         yield from modules((f"{here}.ffn.gate", f"{here}.ffn.up"), f"{there}.mlp.gate_up_proj", Split([ours["ffn.hidden"]] * 2))
         yield from module(f"{here}.ffn.down", f"{there}.mlp.down_proj")
+
+
+def _kind(rope: Tree) -> Any:
+    return rope.get("rope_type", rope.get("type"))
 
 
 FAMILY = Phi3()

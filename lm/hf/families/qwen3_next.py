@@ -45,8 +45,8 @@ class Qwen3Next(Qwen2MoE):
         n, every = hf["num_hidden_layers"], hf.get("full_attention_interval", 4)
         types = hf.get("layer_types") or [LINEAR if (i + 1) % every else "full_attention" for i in range(n)]
         pattern, rope = read_pattern(types, n, (LINEAR,)), read_rope({"partial_rotary_factor": 0.25, **hf})
-        if "recurrent" in pattern and hf.get("hidden_act", "silu") != "silu":
-            raise ConfigError(f"config.json: hidden_act={hf['hidden_act']!r} is of the convolutions too, which are silu's in lm.")
+        if "recurrent" in pattern and (act := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
+            raise ConfigError(f"config.json: hidden_act={act!r} is of the convolutions too, which are silu's in lm. Import another model.")
         sizes = {ours: hf.get(key, _USUAL[ours]) for ours, key in DELTA.items()}
         delta: Tree = {"recurrent": {"kind": "gated_delta", "eps": hf.get("rms_norm_eps", 1e-6), **sizes}} if "recurrent" in pattern else {}
         mixture = Qwen3MoE.read(self, {"num_experts": 512, "intermediate_size": 5632, **hf}) | {"attention.window": None}

@@ -32,6 +32,7 @@ class T5(Family):
     further: ClassVar[tuple[str, ...]] = (
         "d_ff", "feed_forward_proj", "dense_act_fn", "is_gated_act", "num_decoder_layers", "tie_word_embeddings", "scale_decoder_outputs",
     )  # fmt: skip
+    respelled: ClassVar[tuple[str, ...]] = ("feed_forward_proj",)  # dense_act_fn comes first
     fixed: ClassVar[Tree] = {
         "kind": "encoder_decoder", "norm.kind": "rms", "norm.place": "pre", "attention.kind": "gqa", "attention.scale": 1.0,
         "position.kind": "t5_relative", "ffn.kind": "mlp", "block.kind": "sequential",
@@ -50,9 +51,10 @@ class T5(Family):
         return {"n_layers": layers, "head.tied": tied, "head.scale": hf["d_model"] ** -0.5 if scaled else 1.0, **self.read_ffn(hf)}
 
     def read_ffn(self, hf: Tree) -> Tree:
-        """The feed-forward of every layer."""
+        """The feed-forward of every layer. In transformers dense_act_fn follows from feed_forward_proj, but a file may say another."""
         gated, _, name = str(hf.get("feed_forward_proj", "relu")).rpartition("-")
-        act = activation({"feed_forward_proj": "gelu_new" if gated and name == "gelu" else name}, "feed_forward_proj", "relu")
+        told = {"feed_forward_proj": "gelu_new" if gated and name == "gelu" else name, "dense_act_fn": hf.get("dense_act_fn")}
+        act = activation(told, "feed_forward_proj" if told["dense_act_fn"] is None else "dense_act_fn", "relu")
         if gated not in ("", "gated"):
             raise ConfigError(f"config.json: feed_forward_proj={hf['feed_forward_proj']!r} is not known. Known are relu and gated-gelu.")
         return {"ffn.hidden": hf["d_ff"], "ffn.gated": bool(gated), "ffn.activation": act}
@@ -64,10 +66,10 @@ class T5(Family):
 
     def write_ffn(self, ours: Tree) -> Tree:
         """The feed-forward of every layer."""
-        name = hf_activation(ours.get("ffn.activation"))
+        name = whole = hf_activation(ours.get("ffn.activation"))
         if ours.get("ffn.gated"):
-            name = f"gated-{'gelu' if name == 'gelu_pytorch_tanh' else name}"
-        return {"d_ff": ours.get("ffn.hidden"), "feed_forward_proj": name}
+            whole = f"gated-{'gelu' if name == 'gelu_pytorch_tanh' else name}"
+        return {"d_ff": ours.get("ffn.hidden"), "feed_forward_proj": whole, "dense_act_fn": name}
 
     def pairs(self, ours: Tree) -> Iterator[Pair]:
         yield self.embedding(ours)

@@ -9,13 +9,17 @@ from lm.schema import Tree
 ROPE_KEYS = (
     "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings", "rope_local_base_freq",
 )  # fmt: skip
-_OF_ALL_KINDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+_OF_ALL_KINDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "finetuned")
+"""The last has no effect: it says that a model was trained with the scaling."""
 _THEIRS = {"position.scaling.kind": "rope_type", "position.scaling.original_len": "original_max_position_embeddings"}
 
 
 def read_rope(hf: Tree, theta: float = 10000.0) -> Tree:
     """Returns our `position.*` options by dotted path.  theta: the family's, where the file names none."""
-    there = _of_all_layers({**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})})
+    told = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
+    there = _of_all_layers(told)
+    if there is not told:
+        hf = _without_original(hf)
     kind = str(there.get("rope_type", there.get("type", "default")))
     kind = {"su": "longrope"}.get(kind, kind)
     fraction = there.get("partial_rotary_factor", hf.get("partial_rotary_factor"))
@@ -35,14 +39,18 @@ def read_ropes(hf: Tree, theta: float, local_theta: float | None) -> Tree:
         return read_rope(hf, theta)
     there = hf.get("rope_parameters") or {}
     local: Tree = there.get("sliding_attention") or {"rope_theta": hf.get("rope_local_base_freq")}
-    if local.get("rope_type", "default") != "default":
-        raise ConfigError(
-            f"config.json: layers with a window have rope_type={local['rope_type']!r}, and in lm no scaling. Import another model."
-        )
+    if (kind := local.get("rope_type", local.get("type", "default"))) != "default":
+        raise ConfigError(f"config.json: layers with a window have rope_type={kind!r}, and in lm no scaling. Import another model.")
     base = local.get("rope_theta")
-    full: Tree = {**(hf.get("rope_scaling") or {}), **(there.get("full_attention") or there)}
+    scaling: Tree = hf.get("rope_scaling") or {}
+    if "rope_type" not in scaling and scaling.get("type", "default") != "default":
+        raise ConfigError(
+            f"config.json: rope_scaling has type={scaling['type']!r} and no rope_type, and where layers with a window have rotary"
+            " parameters of their own, transformers reads rope_type alone. Write rope_type."
+        )
+    full: Tree = {**scaling, **(there.get("full_attention") or there)}
     full.pop("truncate", None)  # transformers looks for it where no file has it, and always truncates
-    ours = read_rope({**hf, "rope_scaling": None, "rope_parameters": full}, theta)
+    ours = read_rope({**_without_original(hf), "rope_scaling": None, "rope_parameters": full}, theta)
     return {**ours, "position.local_theta": float(local_theta if base is None else base)}
 
 
@@ -55,6 +63,11 @@ def write_ropes(ours: Tree, local_theta: float | None) -> Tree:
     local = {"rope_type": "default", "rope_theta": theta}
     types = {"full_attention": there["rope_parameters"], "sliding_attention": local}
     return {**there, "rope_local_base_freq": theta, "rope_parameters": types}
+
+
+def _without_original(hf: Tree) -> Tree:
+    """Returns config.json without its own original length, at which transformers does not look where parameters are by type of layer."""
+    return {**hf, "original_max_position_embeddings": None}
 
 
 def _of_all_layers(there: Tree) -> Tree:
@@ -86,7 +99,7 @@ def _require_known(kind: str, there: Tree) -> None:
 
 def _read_scaling(kind: str, there: Tree, hf: Tree) -> Tree:
     kinds = ScalingConfig.kinds()
-    original = there.get("original_max_position_embeddings", hf.get("original_max_position_embeddings"))
+    original = hf.get("original_max_position_embeddings") or there.get("original_max_position_embeddings")  # transformers' order
     known: Tree = {name: there.get(name) for name in kinds[kind].model_fields if there.get(name) is not None}
     if kind == "dynamic":
         original = None  # transformers looks at max_position_embeddings alone

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from lm.errors import ConfigError
 from lm.hf.io.family import Family, Pair, activation, hf_activation, module, modules, same
 from lm.hf.io.transforms import Split
 from lm.hf.options.windows import layer_types, read_windows, write_windows
@@ -54,6 +55,8 @@ class ModernBert(Family):
     fixed_there: ClassVar[Tree] = {"pad_token_id": None}  # where none is told, transformers takes 50283
 
     def read(self, hf: Tree) -> Tree:
+        if (hf.get("rope_scaling") or {}).get("rope_type", "default") != "default":
+            raise ConfigError("config.json: rope_scaling is of layers with a window too, which are not scaled in lm. Import another model.")
         usual = layer_types(hf["num_hidden_layers"], hf.get("global_attn_every_n_layers", 3), 0)
         windows = {**hf, "sliding_window": hf.get("local_attention", 128) // 2 + 1}  # to either side, with the token itself
         return read_windows(windows, usual, None) | {"head.transform": activation(hf, "classifier_activation", "gelu")}

@@ -16,7 +16,7 @@ _THEIRS = {"position.scaling.kind": "rope_type", "position.scaling.original_len"
 
 def read_rope(hf: Tree, theta: float = 10000.0) -> Tree:
     """Returns our `position.*` options by dotted path.  theta: the family's, where the file names none."""
-    told = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
+    told = hf.get("rope_scaling") or hf.get("rope_parameters") or {}  # transformers' order
     there = _of_all_layers(told)
     if there is not told:
         hf = _without_original(hf)
@@ -48,7 +48,7 @@ def read_ropes(hf: Tree, theta: float, local_theta: float | None) -> Tree:
             f"config.json: rope_scaling has type={scaling['type']!r} and no rope_type, and where layers with a window have rotary"
             " parameters of their own, transformers reads rope_type alone. Write rope_type."
         )
-    full: Tree = {**scaling, **(there.get("full_attention") or there)}
+    full: Tree = {**(there.get("full_attention") or there), **scaling}
     full.pop("truncate", None)  # transformers looks for it where no file has it, and always truncates
     ours = read_rope({**_without_original(hf), "rope_scaling": None, "rope_parameters": full}, theta)
     return {**ours, "position.local_theta": float(local_theta if base is None else base)}

@@ -1,4 +1,4 @@
-"""Keys of config.json that transformers reads in an order, or under names, of its own; its logits from the same folder are the reference."""
+"""Keys of config.json that transformers reads in an order, or under names, of its own; what it computes from the same folder is asked."""
 
 import json
 from pathlib import Path
@@ -36,6 +36,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "one of parameters by type of layer": ("olmo3", SIZES, {"rope_parameters": BY_TYPE, "original_max_position_embeddings": 64}),
     "one above that of yarn, which says finetuned": (
         "mistral", SIZES, {"rope_theta": 500.0, "rope_scaling": YARN, "original_max_position_embeddings": 64},
+    ),
+    "two scalings": (
+        "llama", SIZES, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+    ),
+    "two scalings by type of layer": (
+        "olmo3", SIZES, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": BY_TYPE},
     ),
     "phi 3 has one of its own": ("phi3", SIZES, {"rope_parameters": LONG}),
     "longrope under the name of yarn": (
@@ -88,6 +94,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "olmo 3, a scaling of layers with a window": (
         "olmo3", SIZES | {"rope_parameters": {"sliding_attention": YARN}}, "layers with a window have rope_type='yarn'",
+    ),
+    "modernbert, a scaling of all layers": (
+        "modernbert", SIZES | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling is of layers with a window too",
     ),
     "phi 3, yarn without lists": ("phi3", SIZES | {"rope_scaling": YARN}, "rope_type='yarn' is not one that phi3 has"),
     "t5, an activation that is not known": ("t5", T5 | {"dense_act_fn": "tanh"}, "dense_act_fn='tanh' is not known"),

@@ -22,7 +22,7 @@ from tests.test_presets import SMALL, TINY, composed
 
 PRESETS = (
     *("llama3_8b", "gpt2", "gpt_neox_20b", "phi3_mini", "bloom_560m", "olmo2_1b", "starcoder2_3b", "mixtral_8x7b", "moe_tiny"),
-    *("deepseek_v3", "gpt_oss_20b", "t5_small", "t5_1_1_base", "switch_base_8", "bart_base", "bert_base"),
+    *("deepseek_v3", "gpt_oss_20b", "t5_small", "t5_1_1_base", "switch_base_8", "bart_base", "bert_base", "olmo_hybrid_7b"),
 )
 FUSED = LoRAConfig(rank=3, alpha=5.0, rslora=True)
 PARTS = {
@@ -57,9 +57,15 @@ def adapted(preset: str, cfg: LoRAConfig, folder: Path, **about: str) -> Path:
 CASES = {preset: (preset, FUSED) for preset in PRESETS}
 CASES |= {f"parts of {preset}": (preset, LoRAConfig(rank=2, alpha=3.0, targets=targets)) for preset, targets in PARTS.items()}
 CASES |= {
-    f"dora of {preset}": (preset, FUSED.replace(dora=True)) for preset in ("llama3_8b", "gpt2", "gpt_neox_20b", "phi3_mini", "t5_small")
+    f"dora of {preset}": (preset, FUSED.replace(dora=True))
+    for preset in ("llama3_8b", "gpt2", "gpt_neox_20b", "phi3_mini", "t5_small", "olmo_hybrid_7b")
 }
 CASES["dora of parts"] = ("gpt2", LoRAConfig(rank=2, alpha=3.0, dora=True, targets=PARTS["gpt2"]))
+
+
+def near(case: str) -> float:
+    """How far off float32 may be; a recurrence amplifies its rounding."""
+    return 1e-4 if "hybrid" in case else 1e-5
 
 
 @pytest.mark.slow
@@ -69,7 +75,7 @@ def test_peft_computes_our_logits_from_our_adapter_on_our_exported_model(case: s
     pytest.importorskip("peft")
     found = export_adapter(adapted(*CASES[case], tmp_path), tmp_path / "out")
     assert found.check is not None
-    assert found.check.difference <= 1e-5 * max(1.0, found.check.spread)
+    assert found.check.difference <= near(case) * max(1.0, found.check.spread)
     plain, ours = (load(tmp_path / name, "cpu")[0] for name in ("parent", "adapter"))
     ids = torch.arange(2, 16)[None]
     batch = Batch(ids, source_tokens=ids.flip(1) if ours.cfg.kind == "encoder_decoder" else None)
@@ -104,7 +110,9 @@ def test_gate_and_up_of_experts_come_back_as_they_were() -> None:
 BACK = [case for case in CASES if not any(name in case for name in ("moe", "mixtral", "deepseek", "oss", "switch"))]
 
 
-@pytest.mark.parametrize("case", [case if case == "parts of gpt2" else pytest.param(case, marks=pytest.mark.slow) for case in BACK])
+@pytest.mark.parametrize(
+    "case", [case if case in ("parts of gpt2", "dora of olmo_hybrid_7b") else pytest.param(case, marks=pytest.mark.slow) for case in BACK]
+)
 def test_an_exported_adapter_comes_back_with_its_logits(case: str, tmp_path: Path) -> None:
     """Where several matrices are one there too, of which each gets all of A. Seen to fail with the rows of B in another order."""
     folder = adapted(*CASES[case], tmp_path)
@@ -113,7 +121,43 @@ def test_an_exported_adapter_comes_back_with_its_logits(case: str, tmp_path: Pat
     ids = torch.arange(2, 16)[None]
     ours, back = (load(tmp_path / name, "cpu", merge=merge)[0] for name, merge in (("adapter", True), ("back", False)))
     batch = Batch(ids, source_tokens=ids.flip(1) if ours.cfg.kind == "encoder_decoder" else None)
-    torch.testing.assert_close(back(batch), ours(batch), rtol=0.0, atol=1e-5 * max(1.0, ours(batch).std().item()))
+    torch.testing.assert_close(back(batch), ours(batch), rtol=0.0, atol=near(case) * max(1.0, ours(batch).std().item()))
+
+
+def test_an_adapter_of_a_part_there_of_one_matrix_here_adapts_its_rows(tmp_path: Path) -> None:
+    """OLMo Hybrid has q, k and v of its linear attention apart. Seen to fail: an adapter of them ended as an internal error."""
+    folder = adapted("olmo_hybrid_7b", LoRAConfig(rank=3, alpha=5.0, targets=["qkv"]), tmp_path)
+    export_adapter(folder, tmp_path / "out", check=False)
+    there = load_file(tmp_path / "out" / WEIGHTS)
+    save_file({name: t for name, t in there.items() if "k_proj" not in name}, tmp_path / "out" / WEIGHTS)
+    import_adapter(tmp_path / "out", tmp_path / "back", base=tmp_path / "parent")
+    plain, ours, back = (dict(load(tmp_path / name, "cpu")[0].named_parameters()) for name in ("parent", "adapter", "back"))
+    name, keys = "blocks.0.recurrent.qkv.weight", slice(24, 48)
+    expected = ours[name].detach().clone()
+    assert not torch.allclose(expected[keys], plain[name][keys])
+    expected[keys] = plain[name][keys]
+    torch.testing.assert_close(back[name].detach(), expected)
+
+
+def test_a_dot_in_a_name_of_alpha_pattern_is_any_character_as_in_peft(tmp_path: Path) -> None:
+    export_adapter(adapted("gpt2", LoRAConfig(rank=2, targets=["attention.o"]), tmp_path), tmp_path / "out", check=False)
+    told = json.loads((tmp_path / "out" / CONFIG).read_text())
+    found = []
+    for n, key in enumerate(("attn.c_proj", "h.1.attn.c.proj", "tn.c_proj")):
+        (tmp_path / "out" / CONFIG).write_text(json.dumps(told | {"alpha_pattern": {key: 30}}))
+        import_adapter(tmp_path / "out", tmp_path / f"back{n}", base=tmp_path / "parent")
+        found.append(dict(load(tmp_path / f"back{n}", "cpu")[0].named_parameters()))
+    for layer, alike in ((0, False), (1, True)):
+        whole, dotted, part = (each[f"blocks.{layer}.attention.o.weight"] for each in found)
+        assert torch.allclose(whole, dotted) == alike and not torch.allclose(whole, part)
+
+
+def test_an_adapter_that_peft_refuses_is_not_written(tmp_path: Path) -> None:
+    """Seen to fail: the check after the export ended as an internal error."""
+    folder = adapted("mamba2_130m", LoRAConfig(rank=2), tmp_path)
+    with pytest.raises(ConfigError, match=r"to backbone\.layers\.0\.mixer\.out_proj of a mamba2\. Use format=hf, which merges it"):
+        export_adapter(folder, tmp_path / "out", check=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"parent", "adapter"}
 
 
 @pytest.mark.parametrize(
@@ -187,6 +231,10 @@ def test_adapters_that_have_no_place_here_are_refused(tmp_path: Path) -> None:
         (
             {name: t[:, :5] if "lora_A" in name else t for name, t in tensors.items()},
             "its matrices are not of the shapes that the base has",
+        ),
+        (
+            {name: torch.zeros(40, 32) if "lora_A" in name else torch.zeros(32, 40) for name in tensors},
+            r"it has no form here, since adapter\.rank=40 is over the rank of .*, which is 32 -> 32\. Merge it with peft\.",
         ),
         (tensors | {"base_model.model.lm_head.weight": torch.ones(2, 2)}, r"lm_head\.weight is no lora_A or lora_B"),
     ):

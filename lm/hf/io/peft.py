@@ -1,7 +1,7 @@
 """An adapter as peft has it: adapter_config.json, and low-rank matrices under the names of the modules that transformers builds.
 
 Where transformers has one matrix for several of ours, W = [W1; W2], its adapter is [B1 0; 0 B2] [A1; A2], with one scale for all. On
-import each of our matrices gets all of A, and its own rows of B.
+import each of our matrices gets all of A, and its own rows of B. Where one of ours is several there, it is the other way round.
 """
 
 import re
@@ -20,7 +20,7 @@ from lm.adapters.adapter import LoRAConfig, adapting
 from lm.adapters.lowrank import lengths
 from lm.errors import CheckpointError, ConfigError
 from lm.hf.io.family import Family, Pair, resolved
-from lm.hf.io.transforms import Halves, Stack
+from lm.hf.io.transforms import Copies, Halves, Stack
 from lm.nn.transformer import ModelConfig, build_model
 from lm.schema import Tree
 from lm.storage.atomic import write_json
@@ -45,7 +45,7 @@ def write_peft(
     folder: Path, family: Family, cfg: ModelConfig, adapter: LoRAConfig, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], base: str
 ) -> None:
     """Writes an adapter as peft loads it.  own: its weights; weights: of the model that it belongs to; base: that model's name in the
-    config.  Raises NumericsError for a tensor that is not finite."""
+    config.  Raises NumericsError for a tensor that is not finite, ConfigError for a matrix to which peft adds no adapter."""
     rows = {name: p.shape[-2] for name, p in build_model(cfg, device="meta").named_parameters() if p.ndim > 1}
     low = {name: Low(a, b) for name, a, b in adapter.low(own) if name in rows}
     for name, each in [(name, each) for name, each in low.items() if each.a.ndim == 3]:
@@ -53,13 +53,15 @@ def write_peft(
         rows |= dict.fromkeys((f"{name}/{i}" for i in range(len(each.a))), rows[name])
     pairs = [*_modules([pair for pair in family.pairs(resolved(cfg)) if pair.ours[0] in rows])]
     long = {name: adapter.magnitude(name, weights, own).unsqueeze(1) for name in rows if name in weights} if adapter.dora else {}
-    found = {pair.theirs[0]: fused for pair in pairs if (fused := _fused(pair, low, rows, long)) is not None}
+    found = {path: each for pair in pairs for path, each in _fused(pair, low, rows, long)}
+    if path := next((path for path in found if path.rpartition(".")[2] in family.unadapted), None):
+        raise ConfigError(f"format=peft: peft adds no adapter to {path} of a {family.name}. Use format=hf, which merges it into the model.")
     tensors = dict(_tensors(found))
     for name, tensor in tensors.items():
         require_finite(name, tensor, "export", "Use another checkpoint")
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    write_json(folder / CONFIG, _config(cfg, adapter, found, [pair.theirs[0] for pair in pairs], base))
+    write_json(folder / CONFIG, _config(cfg, adapter, found, [path for pair in pairs for path in pair.theirs], base))
 
 
 def _modules(pairs: list[Pair]) -> Iterator[Pair]:
@@ -81,31 +83,37 @@ def _modules(pairs: list[Pair]) -> Iterator[Pair]:
         elif stacks and ".mlp." in pair.theirs[0]:
             yield pair
         else:
-            yield pair._replace(theirs=(pair.theirs[0].removesuffix(".weight"),))
+            yield pair._replace(theirs=tuple(path.removesuffix(".weight") for path in pair.theirs))
 
 
-def _fused(pair: Pair, low: Mapping[str, Low], rows: Mapping[str, int], long: Mapping[str, Tensor]) -> Low | None:
-    """Returns the adapter of one matrix there, joined from the adapters of our matrices that it consists of; None where none of these has
-    one.  long: with DoRA the magnitudes of all our matrices, (out, 1) each."""
+def _fused(pair: Pair, low: Mapping[str, Low], rows: Mapping[str, int], long: Mapping[str, Tensor]) -> Iterator[tuple[str, Low]]:
+    """Yields by path the adapters of the matrices there, joined from the adapters of our matrices that they consist of; none where none of
+    these has one.  long: with DoRA the magnitudes of all our matrices, (out, 1) each."""
     mine = {name: low[name] for name in pair.ours if name in low}
     if not mine:
-        return None
+        return
     a = torch.cat([each.a for each in mine.values()], dim=-2)
     lead, transposed = a.shape[:-2], _transposed(pair, rows, a.shape[:-2])
-    columns = []
+    columns: list[list[Tensor]] = [[] for _ in pair.theirs]
     for name, each in mine.items():
         rank = each.b.shape[-1]
-        [there] = pair.transform.to_theirs([each.b if n == name else each.b.new_zeros(*lead, rows[n], rank) for n in pair.ours])
-        columns.append(there.mT if transposed else there)
-    magnitude = pair.transform.to_theirs([long[name] for name in pair.ours])[0].flatten() if long else None
-    return Low(a, torch.cat(columns, dim=-1), magnitude, transposed)
+        there = pair.transform.to_theirs([each.b if n == name else each.b.new_zeros(*lead, rows[n], rank) for n in pair.ours])
+        for of_path, part in zip(columns, there, strict=True):
+            of_path.append(part.mT if transposed else part)
+    magnitudes = [m.flatten() for m in pair.transform.to_theirs([long[name] for name in pair.ours])] if long else [None] * len(pair.theirs)
+    for path, of_path, magnitude in zip(pair.theirs, columns, magnitudes, strict=True):
+        yield path, Low(a.clone(), torch.cat(of_path, dim=-1), magnitude, transposed)  # safetensors wants no tensor twice
 
 
 def _transposed(pair: Pair, rows: Mapping[str, int], lead: torch.Size) -> bool:
     """Returns whether the matrix there is stored as (in, out).  lead: leading dimensions, the number of experts."""
     other = sum(rows[name] for name in pair.ours) + 1  # a width that no side of the matrix has
-    [probe] = pair.transform.to_theirs([torch.empty(*lead, rows[name], other, device="meta") for name in pair.ours])
-    return probe.shape[-1] != other
+    return _probes(pair, rows, lead, other)[0].shape[-1] != other
+
+
+def _probes(pair: Pair, rows: Mapping[str, int], lead: torch.Size, columns: int) -> list[Tensor]:
+    """Returns tensors without numbers, of the shapes that ours would have there if they had so many columns."""
+    return pair.transform.to_theirs([torch.empty(*lead, rows[name], columns, device="meta") for name in pair.ours])
 
 
 def _tensors(found: Mapping[str, Low]) -> Iterator[tuple[str, Tensor]]:
@@ -166,25 +174,47 @@ def read_peft(folder: Path, family: Family, cfg: ModelConfig, weights: Mapping[s
     rows = {name: p.shape[-2] for name, p in build_model(cfg, device="meta").named_parameters() if p.ndim == 2}
     found: dict[str, tuple[Tensor, Tensor, float]] = {}
     grown: dict[str, Tensor] = {}
-    for pair in _modules([pair for pair in family.pairs(resolved(cfg)) if pair.ours[0] in rows]):
-        path = pair.theirs[0]
-        if path in theirs:
-            a, b, m, _ = theirs.pop(path)
-            transposed = _transposed(pair, rows, torch.Size())
-            if (m is not None) != bool(config.get("use_dora")):
-                raise CheckpointError(f"{folder / WEIGHTS}: use_dora and the magnitude of {path} do not fit each other. Restore the file.")
-            alpha = _of_pattern(config.get("alpha_pattern") or {}, path, float(config["lora_alpha"]))
-            parts = pair.transform.to_ours([b.mT.contiguous() if transposed else b])
-            scale = alpha / (sqrt(len(a)) if config.get("use_rslora") else len(a))
-            found |= {name.removesuffix("weight"): (a, part, scale) for name, part in zip(pair.ours, parts, strict=True)}
-            if m is not None:
-                long = zip(pair.ours, pair.transform.to_ours([m.unsqueeze(0 if transposed else 1)]), strict=True)
-                grown |= {name.removesuffix("weight") + "lora_m": part.flatten() - lengths(weights[name]) for name, part in long}
+    alpha_of, rslora = config.get("alpha_pattern") or {}, config.get("use_rslora")
+    for pair in _modules([pair for pair in family.pairs(resolved(cfg)) if pair.ours[0] in rows and not isinstance(pair.transform, Copies)]):
+        mine = {path: theirs.pop(path) for path in pair.theirs if path in theirs}
+        if not mine:
+            continue
+        if path := next((path for path, each in mine.items() if (each.m is not None) != bool(config.get("use_dora"))), None):
+            raise CheckpointError(f"{folder / WEIGHTS}: use_dora and the magnitude of {path} do not fit each other. Restore the file.")
+        alphas = {path: _of_pattern(alpha_of, path, float(config["lora_alpha"])) for path in mine}
+        scales = {path: alphas[path] / (sqrt(len(each.a)) if rslora else len(each.a)) for path, each in mine.items()}
+        scale, times = (next(iter(scales.values())), dict.fromkeys(mine, 1.0)) if len(set(scales.values())) == 1 else (1.0, scales)
+        try:
+            a, parts, long = _split(pair, rows, mine, times, weights)
+            grown |= {name.removesuffix("weight") + "lora_m": m - lengths(weights[name]) for name, m in zip(pair.ours, long, strict=False)}
+        except RuntimeError:
+            raise _other_shapes(folder) from None
+        found |= {name.removesuffix("weight"): (a, part, scale) for name, part in zip(pair.ours, parts, strict=True)}
     if theirs or not found:
         raise ConfigError(
             f"{folder}: it adapts {next(iter(theirs), 'nothing')}, which is no matrix of the base. Give the base that it is of."
         )
     return _ours(folder, config, cfg, found, grown)
+
+
+def _split(
+    pair: Pair, rows: Mapping[str, int], mine: Mapping[str, Low], times: Mapping[str, float], weights: Mapping[str, Tensor]
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Returns the A of all our matrices, the B of each, and with DoRA the magnitude of each, (out,).  mine: the adapters by path there, of
+    one matrix or of some of those that one of ours is; times: what the B of each is multiplied by."""
+    found, transposed = [each.a for each in mine.values()], _transposed(pair, rows, torch.Size())
+    shared = all(torch.equal(found[0], other) for other in found)  # as `_fused` writes it
+    a = found[0] if shared else torch.cat(found)
+    dora, at = any(each.m is not None for each in mine.values()), 0
+    b, m = [], pair.transform.to_theirs([lengths(weights[name]).unsqueeze(1) for name in pair.ours]) if dora else []
+    for i, (path, probe) in enumerate(zip(pair.theirs, _probes(pair, rows, torch.Size(), len(a)), strict=True)):
+        there = a.new_zeros(probe.mT.shape if transposed else probe.shape)
+        if (each := mine.get(path)) is not None:
+            there = pad(each.b * times[path], (at, len(a) - at - len(each.a)))
+            at += 0 if shared else len(each.a)
+            m[i : i + 1] = [] if each.m is None else [each.m.unsqueeze(0 if transposed else 1)]
+        b.append(there.mT.contiguous() if transposed else there)
+    return a, pair.transform.to_ours(b), [each.flatten() for each in pair.transform.to_ours(m)] if dora else []
 
 
 def _low_ranks(folder: Path) -> dict[str, Low]:
@@ -225,9 +255,9 @@ def _require_lora(folder: Path, config: Tree) -> None:
 
 
 def _of_pattern(pattern: Mapping[str, float], path: str, otherwise: float) -> float:
-    """Returns the value of the first key that the path ends in, else `otherwise`. Keys that are other regexes were refused by
-    `_require_lora`."""
-    return next((float(value) for key, value in pattern.items() if f".{path}".endswith(f".{key}")), otherwise)
+    """Returns the value of the first key that the path ends in, else `otherwise`; as in peft, a dot of the key is any character. Keys that
+    are other regexes, which could take forever, were refused by `_require_lora`."""
+    return next((float(value) for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", path)), otherwise)
 
 
 def _ours(
@@ -240,8 +270,8 @@ def _ours(
     scaled: Tree = {"alpha": float(config["lora_alpha"]), "rslora": bool(config.get("use_rslora"))}
     if not alike:
         scaled = {"alpha": float(rank)}
-    elif config.get("alpha_pattern"):
-        scaled = {"alpha": rank * next(scale for _, _, scale in found.values())}
+    elif (scale := next(scale for _, _, scale in found.values())) != scaled["alpha"] / (sqrt(rank) if scaled["rslora"] else rank):
+        scaled = {"alpha": rank * scale}
     own = {**grown}
     for stem, (a, b, scale) in found.items():
         own[f"{stem}lora_a"] = pad(a, (0, 0, 0, rank - len(a))).contiguous()
@@ -252,8 +282,15 @@ def _ours(
         model = build_model(cfg, device="meta")
         try:
             adapter.apply(model)
-        except ValueError:  # says which target is not one, or is too narrow
-            continue
+        except ValueError as error:  # says which target is not one, or is too narrow
+            if targets is None:
+                continue
+            reason, _, _ = str(error).partition(". ")
+            raise ConfigError(f"{folder}: it has no form here, since {reason}. Merge it with peft.") from None
         if {name: tuple(p.shape) for name, p in adapting(model).items()} == shapes:
             return adapter, own
-    raise ConfigError(f"{folder}: its matrices are not of the shapes that the base has. Give the base that it is of.")
+    raise _other_shapes(folder)
+
+
+def _other_shapes(folder: Path) -> ConfigError:
+    return ConfigError(f"{folder}: its matrices are not of the shapes that the base has. Give the base that it is of.")

@@ -81,7 +81,7 @@ def test_the_ids_of_a_text_are_those_of_autotokenizer(tmp_path: Path, name: str)
         assert theirs(text, add_special_tokens=False).input_ids == tokenizer.encode(text)
         assert theirs.decode(tokenizer.encode(text), skip_special_tokens=True) == text
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.model_max_length) == (tokenizer.bos, tokenizer.eos, 48)
-    assert theirs.pad_token_id == (tokenizer.pad if tokenizer.specials.pad else None)
+    assert (theirs.pad_token_id, theirs.unk_token_id) == (tokenizer.pad, tokenizer.unknown)
     again = load_tokenizer(tmp_path / "hf")
     assert (again.prefix, again.suffix, again.encode(TEXTS[0])) == (tokenizer.prefix, tokenizer.suffix, tokenizer.encode(TEXTS[0]))
 
@@ -128,6 +128,26 @@ def test_what_is_read_as_a_whole_ends_with_eos_for_both(tmp_path: Path, stack: C
     exported(tmp_path, stack(tokenizer), tokenizer)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert all(theirs(text).input_ids == tokenizer.document(text) for text in TEXTS)
+
+
+def test_an_encoder_has_the_names_that_pipelines_ask_for(tmp_path: Path) -> None:
+    names = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    raw = RawTokenizer(models.WordPiece(vocab={name: i for i, name in enumerate([*names, *map(chr, range(65, 123))])}, unk_token="[UNK]"))
+    raw.add_special_tokens(names)
+    tokenizer = Tokenizer(raw, Specials("[CLS]", "[SEP]", "[PAD]"))
+    exported(tmp_path, bert(tokenizer), tokenizer)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert [getattr(theirs, f"{name}_token_id") for name in ("unk", "cls", "sep", "pad", "mask")] == [*range(5)]
+
+
+def test_texts_of_several_lengths_are_one_batch_where_nothing_is_for_padding(tmp_path: Path) -> None:
+    """Seen to fail: a pipeline refused a tokenizer without pad_token."""
+    tokenizer = one_special()
+    exported(tmp_path, config(vocab_size=tokenizer.vocab_size), tokenizer)
+    made = transformers.pipeline("text-generation", model=str(tmp_path / "hf"), device="cpu")
+    options: Tree = {"max_new_tokens": 4, "do_sample": False}
+    together, alone = made(["a", "def main("], batch_size=2, **options), [made(text, **options) for text in ("a", "def main(")]
+    assert together == alone
 
 
 @pytest.mark.parametrize("stack", ["decoder", "encoder_decoder"])

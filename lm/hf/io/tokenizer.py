@@ -1,6 +1,7 @@
 """Writes a tokenizer's files for other programs, which put special tokens around each text by themselves."""
 
 import json
+from math import isfinite
 from pathlib import Path
 
 from lm.data.tokenizer.chat import ChatTemplate
@@ -9,6 +10,8 @@ from lm.generation.text import ends_of
 from lm.nn.transformer import ModelConfig
 from lm.schema import Tree
 from lm.storage.reading import read_json
+
+SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, cfg: ModelConfig) -> None:
@@ -20,7 +23,15 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, cfg: ModelConfig) -> None
         _change(folder / "tokenizer.json", post_processor=_around(tokenizer, before, after))
     adds = {"add_bos_token": bool(before), "add_eos_token": bool(after)} if cfg.kind != "encoder" else {}
     side = {"padding_side": "left"} if cfg.kind == "decoder" else {}  # rows of a batch then end where the next token comes
-    _change(folder / "tokenizer_config.json", model_max_length=cfg.max_seq_len, **adds, **side)
+    _change(folder / "tokenizer_config.json", model_max_length=cfg.max_seq_len, **adds, **side, **_further_names(tokenizer, cfg))
+
+
+def _further_names(tokenizer: Tokenizer, cfg: ModelConfig) -> Tree:
+    """Returns the special tokens under the further names by which other programs look for them: without pad_token no rows of several
+    lengths are one batch, and what is written for encoders asks for cls_token and sep_token."""
+    said = {"unk_token": tokenizer.unknown, "pad_token": tokenizer.pad}
+    said |= {"cls_token": tokenizer.bos, "sep_token": tokenizer.eos} if cfg.kind == "encoder" else {}
+    return {key: tokenizer.special_names[i] for key, i in said.items() if i in tokenizer.special_names}
 
 
 def ends(tokenizer: Tokenizer) -> int | list[int] | None:
@@ -38,6 +49,14 @@ def further_ends(folder: Path, tokenizer: Tokenizer) -> list[int]:
     said: int | list[int] = next((found for file in files if (found := read_json(file, foreign=True).get("eos_token_id")) is not None), [])
     given = said if isinstance(said, list) else [said]
     return [i for i in given if isinstance(i, int) and i != tokenizer.eos and i in tokenizer.special_names]
+
+
+def sampling(folder: Path) -> Tree | None:
+    """Returns the numbers of a folder's generation_config.json by which `generate` draws tokens where nothing else is asked for; None where
+    it has none."""
+    said = read_json(file, foreign=True) if (file := folder / "generation_config.json").exists() else {}
+    found = {key: value for key in SAMPLING if isinstance(value := said.get(key), bool | int | float) and isfinite(value)}
+    return found or None
 
 
 def _around(tokenizer: Tokenizer, before: list[int], after: list[int]) -> Tree:

@@ -13,7 +13,7 @@ from lm.nn.transformer import model_config
 from lm.schema import Tree, flatten
 from lm.storage.adapted import read_merged
 from lm.storage.checkpoint import checkpoints
-from lm.storage.model_folder import read_config, resolve_model, save_model
+from lm.storage.model_folder import IMPORTED, read_config, resolve_model, save_model
 from lm.storage.out import require_free
 from lm.storage.run_folder import RunFolder, nearest_run
 from lm.units import counted
@@ -57,9 +57,8 @@ def merge(
     tree = read[0][0]
     told: Tree = {"models": [str(model) for model in models], "weights": shares, "method": method}
     told |= {"base": str(base), "density": density} if before is not None else {}
-    families = {of.get("family") for of, _ in read}
-    told_family = {"family": tree["family"]} if families == {tree.get("family")} != {None} else {}
-    extra = {"merged": told, **told_family, "tokenizer_hash": tokenizer.hash, "plugins": tree.get("plugins") or {}}
+    imported = {key: tree[key] for key in IMPORTED if tree.get(key) is not None and all(of.get(key) == tree[key] for of, _ in read)}
+    extra = {"merged": told, **imported, "tokenizer_hash": tokenizer.hash, "plugins": tree.get("plugins") or {}}
     dtyped = {name: weight.to(read[0][1][name].dtype) for name, weight in found.items()}
     save_model(target, tree["model"], dtyped, tokenizer.save, extra, overwrite)
     return target

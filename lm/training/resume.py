@@ -13,7 +13,7 @@ from lm.spelling import below
 from lm.storage.adapted import placed
 from lm.storage.atomic import clean, verify
 from lm.storage.checkpoint import CheckpointReader, newest_valid
-from lm.storage.model_folder import folder_hash, read_config, require_same_shapes, resolve_model
+from lm.storage.model_folder import IMPORTED, folder_hash, read_config, require_same_shapes, resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.state import Saved
@@ -98,11 +98,11 @@ def parent_hash(cfg: TrainConfig, meta: Tree | None) -> str | None:
     return now
 
 
-def imported_family(cfg: TrainConfig, meta: Tree | None) -> str | None:
-    """Returns the `transformers` model family that the model was imported from, if any.  meta: as in `parent_hash`."""
+def imported(cfg: TrainConfig, meta: Tree | None) -> Tree:
+    """Returns what is kept of the import that the model began as, for its export: IMPORTED, null where there is none.  meta: as in
+    `parent_hash`."""
     known = meta if meta is not None else read_config(resolve_model(cfg.init_from)) if cfg.init_from is not None else {}
-    family: str | None = known.get("family")
-    return family
+    return {key: known.get(key) for key in IMPORTED}
 
 
 def require_same_data(folder: RunFolder, cfg: TrainConfig, meta: Tree, data: Prepared) -> None:

@@ -31,7 +31,7 @@ from lm.training.config import TrainConfig
 from lm.training.journal import Journal
 from lm.training.launch.ranks import Ranks, on_cuda
 from lm.training.launch.signals import Signals
-from lm.training.resume import finished, imported_family, open_run, parent_hash, require_same_data
+from lm.training.resume import finished, imported, open_run, parent_hash, require_same_data
 from lm.training.state import Counters, RunState, Saved
 from lm.training.weights.export import export_model
 from lm.units import counted, si
@@ -116,7 +116,7 @@ def _begin(module: "TrainModule", data: Prepared, journal: Journal, ranks: Ranks
         "tokenizer_hash": data.tokenizer.hash, "parent": cfg.init_from, "version": lm.__version__,
         "plugins": plugins.used(model_cfg), "parent_hash": parent_hash(cfg, reader.meta if reader is not None else None),
         "adapter": cfg.adapter.tree() if cfg.adapter is not None else None,
-        "family": imported_family(cfg, reader.meta if reader is not None else None),
+        **imported(cfg, reader.meta if reader is not None else None),
     }  # fmt: skip
     splits = build_splits(cfg.objective, cfg.data, data, model_cfg, cfg.seeds.data)
     for line in filter(None, "\n".join([splits.train.describe(), splits.val.describe()]).splitlines()):

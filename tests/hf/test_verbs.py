@@ -147,6 +147,22 @@ def test_what_ends_an_answer_there_ends_it_here(tmp_path: Path, lm: Run, theirs:
     assert json.loads((tmp_path / "again/generation_config.json").read_text())["eos_token_id"] == [tokenizer.eos, special[0]]
 
 
+def test_how_tokens_are_drawn_stays_with_a_model_that_is_trained_on(tmp_path: Path, lm: Run, theirs: Path) -> None:
+    """By generation_config.json: numbers alone, and no key that this program does not know."""
+    drawn = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
+    (theirs / "generation_config.json").write_text(json.dumps({**drawn, "min_p": "0.1", "max_length": 9}))
+    assert lm("import", f"from={theirs}", "out=here").returncode == 0
+    (tmp_path / "text.txt").write_text("some text, some more\n" * 400)
+    data = "data=text data.files=text.txt data.seq_len=16 data.global_batch=2 data.val_rows=2 data.cache_dir=cache"
+    once = "run.name=on trainer.max_steps=1 trainer.device=cpu trainer.sample_prompts=[] schedule.warmup_steps=0"
+    done = lm("train", "init_from=here", *data.split(), *once.split())
+    assert done.returncode == 0, done.stderr
+    for source in ("here", "runs/on"):
+        assert lm("export", f"from={source}", "format=hf", f"out={source}-hf", "check=false").returncode == 0
+        said = json.loads((tmp_path / f"{source}-hf/generation_config.json").read_text())
+        assert {key: value for key, value in said.items() if not key.endswith("token_id")} == drawn
+
+
 def test_a_wanted_family_says_what_it_lacks(tmp_path: Path, lm: Run) -> None:
     saved(tmp_path / "base", attention={"n_heads": 4, "softcap": 5.0}, parametrization={"kind": "mup", "base_width": 8})
     done = lm("export", "from=base", "format=hf", "out=hf", "family=llama")

@@ -24,11 +24,12 @@ from lm.hf.io.hub import local_folder
 from lm.hf.io.peft import CONFIG as ADAPTER
 from lm.hf.io.peft import read_peft, write_peft
 from lm.hf.io.reading import read_hf
-from lm.hf.io.tokenizer import further_ends
+from lm.hf.io.tokenizer import further_ends, sampling
 from lm.hf.io.writing import drop_mtp, family_for, write_hf
 from lm.nn.transformer import LM, model_config
+from lm.schema import Tree
 from lm.storage.adapted import Adapted, read_merged
-from lm.storage.model_folder import folder_hash, read_config, read_model, resolve_model, save_model
+from lm.storage.model_folder import IMPORTED, folder_hash, read_config, read_model, resolve_model, save_model
 from lm.storage.out import out_folder, require_free
 from lm.units import counted
 
@@ -75,23 +76,22 @@ def export(
     _without_mtp(found, mtp, say)
     if format == "gguf":
         return _as_gguf(model, folder, found, tokenizer, family, dtype, overwrite, say)
-    home = family_for(found.cfg, family, imported=_imported(model))
+    home = family_for(found.cfg, family, imported=_about(model).get("family"))
     if dtype != "keep":
         found = found.to(_DTYPES[dtype])
     weights = {name: p.detach() for name, p in found.named_parameters()}
     uses = uses_of_hf(str(model), folder, home, found, tokenizer)
     with out_folder(folder, overwrite, sum(weight.nbytes for weight in weights.values())) as half:
-        write_hf(half, home, found.cfg, weights, tokenizer, model_card(str(model), home, found))
+        write_hf(half, home, found.cfg, weights, tokenizer, model_card(str(model), home, found), _about(model).get("sampling"))
         compared = _compared(half, home, found, say) if check else None
     if not check:
         say("not compared with transformers (check=false)")
     return Written(folder, home.architecture, sum(weight.numel() for weight in weights.values()), compared, uses)
 
 
-def _imported(model: str | os.PathLike[str]) -> str | None:
-    """Returns the family that a model was imported from, or the one that its training began with."""
-    family: str | None = read_config(resolve_model(str(model))).get("family")
-    return family
+def _about(model: str | os.PathLike[str]) -> Tree:
+    """Returns what the folder says of the model: IMPORTED are of the one that it is, or that its training began with."""
+    return read_config(resolve_model(str(model)))
 
 
 def _require_known(format: str, dtype: str) -> None:
@@ -117,7 +117,7 @@ def _as_gguf(
     require_gguf()
     if len(model.mtp):
         raise ConfigError("mtp=keep: format=gguf has no place for the blocks that predict further tokens. Leave it out.")
-    home = architecture_for(model.cfg, family, _imported(source))
+    home = architecture_for(model.cfg, family, _about(source).get("family"))
     kept = {torch.float16: "f16", torch.bfloat16: "bf16"}.get(model.embed.weight.dtype, "f32")
     if (changed := normalises(tokenizer)) is not None:
         say(f"tokenizer: it brings text into the form {changed} first, and llama.cpp does not: give it such text")
@@ -214,7 +214,7 @@ def import_model(
     assert found.config.vocab_size is not None
     require_fit(own, found.config.vocab_size, str(folder / "tokenizer.json"))
     own.further_ends = further_ends(folder, own)
-    extra = {"parent": str(source), "tokenizer_hash": own.hash, "family": found.family.name}
+    extra = {"parent": str(source), "tokenizer_hash": own.hash, "family": found.family.name, "sampling": sampling(folder)}
     save_model(target, found.config.tree(), found.weights, own.save, extra, overwrite)
     return Written(target, found.family.name, sum(weight.numel() for weight in found.weights.values()))
 
@@ -234,6 +234,6 @@ def import_adapter(
     home = family_for(cfg, imported=known.get("family"))
     adapter, own = read_peft(local_folder(str(source), revision), home, cfg, read_merged(parent)[1])
     extra = {"adapter": adapter.tree(), "parent": str(base), "parent_hash": folder_hash(parent), "tokenizer_hash": tokenizer.hash}
-    extra |= {"family": family} if (family := known.get("family")) is not None else {}
+    extra |= {key: known[key] for key in IMPORTED if known.get(key) is not None}
     save_model(target, tree, own, tokenizer.save, extra, overwrite)
     return Written(target, f"adapter of {home.name}", sum(tensor.numel() for tensor in own.values()))

@@ -70,10 +70,17 @@ def to_hf(family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor]) -> di
 
 
 def write_hf(
-    folder: Path, family: Family, cfg: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer | None, card: str = ""
+    folder: Path,
+    family: Family,
+    cfg: ModelConfig,
+    weights: Mapping[str, Tensor],
+    tokenizer: Tokenizer | None,
+    card: str = "",
+    sampling: Tree | None = None,
 ) -> None:
     """Writes config.json, generation_config.json, safetensors (with an index beyond 5 GB), tokenizer files and README.md into a folder.
 
+    sampling: what generation_config.json says of it beside the special tokens.
     Raises NumericsError for a tensor that is not finite, ConfigError for a tokenizer whose padding token is not the family's.
     """
     theirs = to_hf(family, cfg, weights)
@@ -88,7 +95,7 @@ def write_hf(
         config |= {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos, "pad_token_id": tokenizer.pad}
     said = {**config, "eos_token_id": ends(tokenizer) if tokenizer is not None else None}
     keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-    generation = {key: said[key] for key in keys if said.get(key) is not None}
+    generation = {key: said[key] for key in keys if said.get(key) is not None} | (sampling or {})
     for name, tensor in theirs.items():
         require_finite(name, tensor, f"export in {dtype}", "Use dtype=bf16 or fp32, or another checkpoint")
     folder.mkdir(exist_ok=True)

@@ -13,9 +13,9 @@ from lm.schema import Tree
 from lm.storage.atomic import atomic_folder, write_json
 from lm.storage.checkpoint import CheckpointReader, require_finite
 from lm.storage.formats import FORMAT
-from lm.storage.model_folder import CONFIG, WEIGHTS, validated
+from lm.storage.model_folder import CONFIG, IMPORTED, WEIGHTS, validated
 
-_KEPT = ("model", "adapter", "parent", "parent_hash", "family", "step", "tokenizer_hash", "plugins")  # metadata for config.json
+_KEPT = ("model", "adapter", "parent", "parent_hash", *IMPORTED, "step", "tokenizer_hash", "plugins")  # metadata for config.json
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}  # of the safetensors format
 
 

@@ -20,22 +20,33 @@ class Auxiliary:
     loads: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # (e,), tokens per expert, padding left out
 
 
-@dataclass
 class Context:
-    """Passed through every block of one forward; blocks read it and add to `auxiliary`."""
+    """Passed through every block of one forward; blocks read it and add to `auxiliary` and `values`.
 
-    position: Position
-    mask: Mask
-    angles: Angles | None = None
-    cache: Cache | None = None
-    memory: Tensor | None = None  # (b, m, d), the encoder's output for cross-attention; None where the cache holds its keys
-    memory_mask: Mask | None = None
-    values: Tensor | None = None  # (b, g, s, c), the first layer's, where later layers mix them in
-    stack: str = ""
-    auxiliary: Auxiliary = field(default_factory=lambda: Auxiliary())  # the bare class would break torch.compile's graph
-    mtp: list[Tensor] = field(default_factory=list)  # hidden states that predict the 2nd, 3rd, ... next token, (b, s, d) each
-    mtp_weight: float = 0.0
-    _cached_masks: dict[int, Mask] = field(default_factory=dict)
+    No dataclass: FSDP2 copies the dataclasses among a block's arguments, to put its hooks on the tensors within, and what a block adds to
+    a copy is lost.
+    """
+
+    def __init__(
+        self,
+        position: Position,
+        mask: Mask,
+        angles: Angles | None = None,
+        cache: Cache | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
+        values: Tensor | None = None,
+        stack: str = "",
+        auxiliary: Auxiliary | None = None,
+    ) -> None:
+        """memory: (b, m, d), the encoder's output for cross-attention; None where the cache holds its keys.  values: (b, g, s, c), the
+        first layer's, where later layers mix them in.  auxiliary: that of another stack, which this one adds to."""
+        self.position, self.mask, self.angles, self.cache = position, mask, angles, cache
+        self.memory, self.memory_mask, self.values, self.stack = memory, memory_mask, values, stack
+        self.auxiliary = Auxiliary() if auxiliary is None else auxiliary
+        self.mtp: list[Tensor] = []  # hidden states that predict the 2nd, 3rd, ... next token, (b, s, d) each
+        self.mtp_weight = 0.0
+        self._cached_masks: dict[int, Mask] = {}
 
     @classmethod
     def alone(cls, x: Tensor, position: Position | None = None, causal: bool = True) -> Self:

@@ -26,7 +26,8 @@ ADAMW: dict[str, Any] = {"kind": "adamw", "lr": 1e-2, "clip": 0.5}
 Record = dict[str, list[float]]
 
 
-MOE: Tree = {
+MOE: Tree = {  # two layers of experts behind a dense one
+    "n_layers": 3,
     "ffn": {
         "kind": "moe", "n_experts": 4, "top_k": 2, "expert": {"kind": "mlp", "hidden": 24}, "n_shared": 1,
         "router": {"kind": "sigmoid", "bias_rate": 0.02},

@@ -56,7 +56,7 @@ class Job:
     def run(self, cfg: TrainConfig, rank: int, world: int) -> tuple[Record, dict[str, torch.Tensor]]:
         n = cfg.launch.holders
         rows = batches(rank=rank // n, world=world // n, rows=ROWS, steps=STEPS, accumulation=self.accumulation)
-        rows = with_sources(rows) if self.model == ENCODER_DECODER else rows
+        rows = with_sources(rows) if (self.model or {}).get("kind") == "encoder_decoder" else rows
         kind = Poisoned if self.poisoned and world > 1 else TrainModule
         steps = POISONED_STEP if self.poisoned and world == 1 else STEPS
         with pytest.MonkeyPatch.context() as patch:
@@ -68,6 +68,7 @@ BF16: Tree = {"precision": "bf16-mixed"}
 AGAIN: Tree = {"recompute": "block"}
 EVERY_OTHER = AGAIN | {"recompute_every": 2}
 PRODUCTS: Tree = {"recompute": "selective"}
+SHARED: Tree = {"kind": "gqa", "n_heads": 2, "n_kv_heads": 1, "value_residual": True}
 JOBS = {
     "sgd, clipped": Job(SGD, 2),
     "sgd, unclipped": Job(UNCLIPPED, 3),
@@ -78,6 +79,9 @@ JOBS = {
     "experts, completep": Job(SLOW_ADAMW, 3, model=MOE | {"parametrization": {"kind": "completep", "base_width": 16, "base_depth": 1}}),
     "encoder-decoder, sgd": Job(SGD, 2, model=ENCODER_DECODER),
     "encoder-decoder, adamw": Job(SLOW_ADAMW, 3, model=ENCODER_DECODER),
+    "encoder-decoder, experts, sgd": Job(SGD | {"lr": 0.1}, 2, model=MOE | ENCODER_DECODER),
+    "encoder-decoder, shared values": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER | {"attention": SHARED}),
+    "a head of its own": Job(SLOW_ADAMW, 2, model={"head": {"tied": False, "bias": True, "transform": "gelu"}}),
     "an adapter, DoRA": Job(SLOW_ADAMW, 2, adapter={"kind": "lora", "rank": 4, "dora": True}),
     "experts, an adapter": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, trainer=EVERY_OTHER),
     "experts, an adapter, bf16": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, options=BF16, rounded=True),
@@ -96,7 +100,7 @@ KEPT = {
     "encoder-decoder, products kept, bf16": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER, options=BF16, trainer=PRODUCTS, rounded=True),
     "halves, experts, products kept": Job(SGD | {"lr": 0.1}, 2, model=MOE, trainer=PRODUCTS, context=2),
 }
-FEW = ("experts, muon", "poisoned")  # of make test
+FEW = ("experts, muon", "encoder-decoder, shared values", "poisoned")  # of make test
 MATRICES = ("muon", "experts, muon", "sgd, clipped")
 COMPILED = {
     "compiled": Job(SLOW_ADAMW, 2, options={"compile": True}),

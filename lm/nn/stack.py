@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -196,7 +197,8 @@ class Stack(nn.Module):
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
         if self.segment is not None:
-            x = x + (self.segment.weight[0] if segments is None else self.segment(segments))
+            first = torch.zeros(1, dtype=torch.long, device=x.device)  # through the module, by which ZeRO-3 knows that its weight is read
+            x = x + self.segment(first if segments is None else segments)
         elif segments is not None:
             raise ConfigError("batch.segments was given, and model.embed.segments is null. Leave them out, or use a model that has some.")
         x = self.position.embed(x, positions)

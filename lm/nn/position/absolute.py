@@ -43,9 +43,14 @@ class Learned(Position):
             raise self._beyond(start + s)
         return super().places(s, device, start)
 
+    def forward(self, positions: Tensor) -> Tensor:
+        """(b or 1, s) -> (b or 1, s, d). A module of its own to ZeRO-3, which gathers weights where a module is called."""
+        return nn.functional.embedding(positions.clamp_min(0), self.weight)
+
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         try:
-            return x + nn.functional.embedding(positions.clamp_min(0), self.weight)
+            vectors: Tensor = self(positions)
+            return x + vectors
         except IndexError as error:  # positions that a batch gives: to check them before would wait for a GPU
             raise self._beyond(int(positions.max()) + 1) from error
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from deepspeed.utils import groups
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -22,8 +23,8 @@ class Zero3(Zero):
     meta = True
 
     def shard(self, model: LM, mesh: Any, fill: Fill) -> None:
-        """Lets the engine slice the weights. The head's is registered as external, since the chunked loss uses it outside of the head's
-        forward and needs it whole there."""
+        """Lets the engine slice the weights. The head's matrix is registered as external, since the chunked loss uses it outside of the
+        head's forward and needs it whole there."""
         near = groups._get_zero_param_intra_parallel_group()  # of hpZ, made by Lightning's own Init; another one would make it again
         for part in materialized(model, [*model.units()], self.plugin.root_device, fill):
             mine = set(part.parameters())
@@ -32,10 +33,32 @@ class Zero3(Zero):
             for name, (split, flat) in whole.items():
                 start, stop = self._range(split)
                 self._frozen[name] = flat[start:stop].clone()
+        self._head = model.head
         deepspeed.zero.register_external_parameter(model, model.head.weight)
+        model.register_forward_hook(self._gather_before_the_loss)
+
+    def _gather_before_the_loss(self, model: nn.Module, args: Any, output: Any) -> None:
+        """Makes the backward begin by gathering the head: the loss hands over its gradients as a whole, and the engine, which gathers
+        weights before the backward of the module that they are of, sees none of the head's."""
+        result = output if isinstance(output, Tensor) else getattr(output, "total", None)  # of LossSums
+        if result is not None and result.requires_grad:
+            result.register_hook(self._gather_head)
+
+    def _gather_head(self, grad: Tensor) -> None:
+        p: Any
+        for p in self._head.parameters():
+            if p.ds_status is ZeroParamStatus.NOT_AVAILABLE:
+                p.all_gather()
 
     def ready(self, optimizer: Optimizer) -> None:
         engine, inner = self._engine, self._engine.optimizer
+        p: Any
+        for p in self._head.parameters():
+            if p is not self._head.weight and not p.ds_persist:  # small, and needed by the loss as its matrix is: kept whole
+                p.ds_persist = True
+                engine.persistent_parameters.append(p)
+        if engine.persistent_parameters:
+            engine.persistent_parameters[0].all_gather(engine.persistent_parameters)
         for number, flat in enumerate(engine.fp32_partitioned_groups_flat):
             with self._fetched(number):
                 inner.state[flat] = inner.initial_state(inner.param_groups[engine.sub_group_to_group_id[number]], flat)

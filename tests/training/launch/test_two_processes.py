@@ -81,6 +81,7 @@ JOBS = {
     "encoder-decoder, adamw": Job(SLOW_ADAMW, 3, model=ENCODER_DECODER),
     "encoder-decoder, experts, sgd": Job(SGD | {"lr": 0.1}, 2, model=MOE | ENCODER_DECODER),
     "encoder-decoder, shared values": Job(SLOW_ADAMW, 2, model=ENCODER_DECODER | {"attention": SHARED}),
+    "learned places": Job(SLOW_ADAMW, 2, model={"position": {"kind": "learned"}, "embed": {"segments": 2, "norm": True}}),
     "a head of its own": Job(SLOW_ADAMW, 2, model={"head": {"tied": False, "bias": True, "transform": "gelu"}}),
     "an adapter, DoRA": Job(SLOW_ADAMW, 2, adapter={"kind": "lora", "rank": 4, "dora": True}),
     "experts, an adapter": Job(SLOW_ADAMW, 2, model=MOE, adapter={"kind": "lora", "rank": 4}, trainer=EVERY_OTHER),

@@ -72,7 +72,7 @@ class HubSource(RecordedSource):
 
 def read_csv(path: Path, columns: Iterable[str]) -> Iterator[Row]:
     """Yields the rows of a local csv file, packed or not. Values stay as they are written: 'NA', '' and '12' are strings."""
-    return _file_rows("csv", path, {"converters": dict.fromkeys(columns, str)})
+    return _file_rows("csv", path, {"converters": dict.fromkeys(columns, str), "na_filter": False})  # pandas 3.1 filters converted ones too
 
 
 def read_parquet(path: Path) -> Iterator[Row]:

@@ -14,6 +14,7 @@ from lm.errors import CheckpointError, ConfigError
 from lm.schema import C, Tree, from_tree
 
 MIB = 1 << 20
+_DEEPEST = 900  # lists and objects within one another: Python 3.11 parses about as many, 3.13 thousands, which overflow later
 
 
 def never_waiting(name: str, flags: int) -> int:
@@ -74,9 +75,16 @@ def parse_asked(data: bytes) -> Any:
     """As `parse_json`, for a request, but long integers pass, since its config refuses them by key. Raises ValueError for a key given
     twice."""
     try:
-        return json.loads(data, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_once)
+        found = json.loads(data, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_once)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    level = [found]
+    for _ in range(_DEEPEST):
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [value for values in inner for value in values]
+    if level:
+        raise ValueError("it is nested too deeply")
+    return found
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from inspect import cleandoc
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen, MultipleOf
@@ -38,7 +39,7 @@ def _add(cls: type[Config], entries: dict[type[Config], Tree], slots: list[type[
     base = next((up for up in cls.__mro__[1:] if issubclass(up, Slot) and "kind" not in up.model_fields), Config)
     _add(base, entries, slots)
     fields = {} if is_abstract else {name: _field(field, entries, slots) for name, field in cls.model_fields.items()}
-    entries[cls] = {"name": cls.__name__, "of": base.__name__, "doc": cls.__doc__, "fields": fields}
+    entries[cls] = {"name": cls.__name__, "of": base.__name__, "doc": cls.__doc__ and cleandoc(cls.__doc__), "fields": fields}
     if issubclass(cls, Slot) and base is Slot:
         entries[cls]["group"] = cls.group
         slots.append(cls)

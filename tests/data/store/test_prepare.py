@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Callable
 from itertools import pairwise
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -285,30 +286,36 @@ def test_a_full_disk_is_a_resource_error_that_leaves_nothing(prepare_text: Prepa
     assert prepare_text(path).train.n_bytes > 100_000
 
 
-def _prepare_slowly(folder: str, delay_s: float, queue: "multiprocessing.Queue[tuple[str, list[str]]]") -> None:
+def _prepare_of_two(folder: str, waits: Event, queue: "multiprocessing.Queue[tuple[str, list[str]]]") -> None:
+    """Builds once the other process waits, so that neither is done before the other begins."""
     from lm.data.store import prepare as module
 
     build, lines = module.build_tokens, list[str]()
 
+    def log(line: str) -> None:
+        lines.append(line)
+        if "waiting for it" in line:
+            waits.set()
+
     def slow(*args: Any) -> None:
-        time.sleep(delay_s)
+        waits.wait(20)
         lines.append("built")
         build(*args)
 
     setattr(module, "build_tokens", slow)  # noqa: B010
     cfg = TextConfig(files=f"{folder}/a.txt", cache_dir=f"{folder}/cache")
-    queue.put((prepare(cfg, BytesConfig(), log=lines.append).fingerprint, lines))
+    queue.put((prepare(cfg, BytesConfig(), log=log).fingerprint, lines))
 
 
 def test_of_two_processes_one_builds_and_the_other_waits(tmp_path: Path) -> None:
     """Seen to fail with the lock removed."""
     write(tmp_path / "a.txt", TEXT)
     context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    processes = [context.Process(target=_prepare_slowly, args=(str(tmp_path), 0.3, queue)) for _ in range(2)]
+    queue, waits = context.Queue(), context.Event()
+    processes = [context.Process(target=_prepare_of_two, args=(str(tmp_path), waits, queue)) for _ in range(2)]
     for process in processes:
         process.start()
-    found = [queue.get(timeout=20) for _ in processes]
+    found = [queue.get(timeout=60) for _ in processes]
     for process in processes:
         process.join()
     assert len({fingerprint for fingerprint, _ in found}) == 1

@@ -28,7 +28,7 @@ class Curves:
         nats, sure, right = guesses.double().cpu().numpy().T
         place = torch.arange(labels.shape[1]).expand(labels.shape) if batch.positions is None else batch.positions
         ones = np.ones_like(nats)
-        bins = np.clip(np.ceil(sure * BINS).astype(np.int64) - 1, 0, BINS - 1)
+        bins = np.clip(np.nan_to_num(np.ceil(sure * BINS)), 1, BINS).astype(np.int64) - 1
         np.add.at(self.calibration, bins, np.stack([ones, sure, right], -1))
         powers = np.frexp(place.to(labels.device)[labels != IGNORED].cpu().numpy())[1]  # 0 -> 0, 1 -> 1, 2 and 3 -> 2
         np.add.at(self.places, powers, np.stack([ones, nats], -1))

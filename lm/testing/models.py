@@ -59,7 +59,7 @@ def _wider(value: Any) -> Any:
 def same(found: Tensor, expected: Tensor, what: str = "") -> None:
     """AssertionError unless they agree within 1e-9 of the size of what is expected, both in float64."""
     assert found.dtype == expected.dtype == torch.float64
-    size = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
+    size = max(1.0, float(expected.detach().abs().max())) if expected.numel() else 1.0
     torch.testing.assert_close(found / size, expected / size, rtol=0.0, atol=1e-9, msg=lambda m: f"{what}: {m}")
 
 

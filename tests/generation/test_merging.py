@@ -47,12 +47,12 @@ def test_slerp_keeps_to_the_arc() -> None:
     """At every place of it the angle to the first one is the share of the whole angle, and of two of one length, so is the length."""
     a, b = drawn(40), drawn(40, seed=1)
     b *= a.norm() / b.norm()
-    angle = np.arccos(np.dot(a, b) / np.linalg.norm(a) ** 2)
+    angle = torch.arccos(a @ b / a.norm() ** 2).item()
     for t in (0.0, 0.25, 0.6, 1.0):
         found = slerp([a.view(5, 8), b.view(5, 8)], [1 - t, t]).flatten()
-        assert np.linalg.norm(found) == pytest.approx(np.linalg.norm(a), rel=1e-9)
-        cosine = np.dot(found, a) / np.linalg.norm(a) ** 2
-        assert np.arccos(np.clip(cosine, -1, 1)) == pytest.approx(t * angle, abs=1e-6)
+        assert found.norm().item() == pytest.approx(a.norm().item(), rel=1e-9)
+        cosine = found @ a / a.norm() ** 2
+        assert torch.arccos(cosine.clip(-1, 1)).item() == pytest.approx(t * angle, abs=1e-6)
     torch.testing.assert_close(slerp([a, 3 * a], [0.5, 0.5]), 2 * a)
     torch.testing.assert_close(slerp([a, 0 * a], [0.5, 0.5]), 0.5 * a)
 

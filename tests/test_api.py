@@ -1,17 +1,22 @@
 """The functions of `import lm`: what the verbs of the command line call."""
 
+import gc
 import inspect
 import json
+import os
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import lm
 from lm.errors import ConfigError
+from lm.training.module import TrainModule
 from tests.conftest import Lm
 from tests.training.conftest import TINY, write_text
 
@@ -65,6 +70,27 @@ def test_trains_loads_generates_evaluates_and_compares(folder: Path, capsys: pyt
     table = lm.compare([run.path, str(run.path)])
     assert f"{found['val_bits_per_byte']:.4f}" in table and not Path("compare").exists()
     capsys.readouterr()
+
+
+def test_a_training_leaves_the_process_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: each call of a notebook kept the model, the optimizer and five open files of the one before."""
+
+    def left() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), sum(isinstance(held, TrainModule) for held in gc.get_objects())
+
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    gc.collect()
+    before, state = left(), torch.get_rng_state()
+    for name in ("first", "second"):
+        lm.train(lm.config(overrides=overrides(folder, f"run.name={name}")))
+    assert left() == before and torch.equal(torch.get_rng_state(), state) and os.environ["SLURM_PROCID"] == "3"
+
+
+def test_a_thread_may_train(folder: Path) -> None:
+    """Seen to fail: signals can be handled in the main thread only."""
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(lm.train, lm.config(overrides=overrides(folder, "run.name=thread"))).result()
+    assert run.summary() is not None
 
 
 def test_objects_cannot_follow_into_other_processes(folder: Path) -> None:

@@ -114,7 +114,7 @@ class _Chunked(torch.autograd.Function):
                     _add(mine, g)
             sums += found
         ctx.save_for_backward(d_hidden, *(mine.to(p.dtype) for mine, p in zip(d_parameters, parameters, strict=True)))
-        total, nll, told = sums[0], sums[1], sums[2:]
+        total, nll, told = sums[0].clone(), sums[1], sums[2:]  # FSDP2 warns of a view that it puts its hook on
         ctx.mark_non_differentiable(nll, told)
         return total, nll, told
 

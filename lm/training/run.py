@@ -90,6 +90,7 @@ def _train(
             _fit(module, callbacks)
             return _finish(module, command) if ranks.first else {}
         finally:
+            module.run.saver.end()
             module.run.journal.close()
 
 

@@ -58,6 +58,7 @@ class Saved(Config):
     parent: str | None
     parent_hash: str | None
     family: str | None = None
+    sampling: Tree | None = None
     version: str
     plugins: dict[str, str]
     adapter: Tree | None = None

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.sources.base import Split
+from lm.data.store.faults import damaged, unreadable
 from lm.data.store.shared import brought, may_come
-from lm.errors import ConfigError
 from lm.schema import Tree
 
 _SHARD_TOKENS = 1 << 28
@@ -220,7 +220,7 @@ class TokenStore:
         for starts in (self.starts, self.parts):
             found.update(starts.tobytes())
         if found.hexdigest() != self.sha256:
-            raise _damaged(self._folder / f"{self.split}.documents.npy", "has another checksum than the index says")
+            raise damaged(self._folder / f"{self.split}.documents.npy", "has another checksum than the index says")
 
     def checked(self, vocab_size: int) -> Iterator[Tokens]:
         """Yields the tokens in blocks. Raises ConfigError naming the shard with an id that the vocabulary lacks, or with another checksum
@@ -244,9 +244,9 @@ class TokenStore:
     def _block(self, shard: int, block: int, vocab_size: int) -> Tokens:
         tokens: Tokens = self._shard(shard)[block * _BLOCK : (block + 1) * _BLOCK]
         if (highest := int(tokens.max())) >= vocab_size:
-            raise _damaged(self._files[shard], f"holds token id {highest}, and the vocabulary has {vocab_size} ids")
+            raise damaged(self._files[shard], f"holds token id {highest}, and the vocabulary has {vocab_size} ids")
         if f"{zlib.crc32(tokens.data):08x}" != self._checksums[shard][8 * block : 8 * block + 8]:
-            raise _damaged(self._files[shard], "has another checksum than the index says")
+            raise damaged(self._files[shard], "has another checksum than the index says")
         return tokens
 
 
@@ -260,7 +260,7 @@ def read_index(folder: Path) -> Tree:
     try:
         return dict(json.loads((folder / "index.json").read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        raise _damaged(folder / "index.json", f"cannot be read ({error})") from None
+        raise unreadable(folder / "index.json", error) from None
 
 
 def _brought(file: Path, checksums: str, item: int) -> Path:
@@ -277,7 +277,7 @@ def _mapped(file: Path, item: np.dtype[Any], n_tokens: int) -> mmap.mmap:
     size = file.stat().st_size if file.is_file() else None
     if size != n_tokens * item.itemsize:
         fault = "is missing" if size is None else f"has {size:,} bytes, and the index says {n_tokens * item.itemsize:,}"
-        raise _damaged(file, fault)
+        raise damaged(file, fault)
     with file.open("rb") as stream:
         return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -286,11 +286,7 @@ def _array(file: Path, shape: tuple[int, ...]) -> NDArray[np.int64]:
     try:
         found: NDArray[np.int64] = np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
-        raise _damaged(file, f"cannot be read ({error})") from None
+        raise unreadable(file, error) from None
     if found.shape != shape or found.dtype != np.dtype("<i8"):
-        raise _damaged(file, f"holds an array of {found.shape}, and the index says {shape}")
+        raise damaged(file, f"holds an array of {found.shape}, and the index says {shape}")
     return found
-
-
-def _damaged(file: Path, fault: str) -> ConfigError:
-    return ConfigError(f"{file}: the token cache is damaged: it {fault}. Delete {file.parent}, and it is built anew.")

@@ -13,6 +13,8 @@ from lm.storage.checkpoint import WEIGHTS, Piece, bytes_of, prune, require_finit
 from lm.training.config import CheckpointConfig
 from lm.training.launch.ranks import Ranks
 
+_PATIENCE_S = 60.0  # for a save that other ranks take part in
+
 
 class Saver:
     """Writes each rank's slices into the folder of a step and publishes it when all ranks have written.
@@ -73,6 +75,12 @@ class Saver:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+
+    def end(self) -> None:
+        """Lets the running background save complete where an error ends the run; an error of its own is dropped for that one. Other ranks,
+        which take part in it, may be gone, so that with several this waits a minute at most."""
+        if self._writer is not None:
+            self._writer.join(None if self._ranks.world == 1 else _PATIENCE_S)
 
     def _write_and_note(self, step: int, pieces: list[Piece], meta: Tree) -> None:
         try:

@@ -57,7 +57,7 @@ class _Launcher:
 
     def run(self) -> LmError | None:
         """Waits until all ranks have ended and no restart is left; returns the error of the first rank that failed."""
-        before = {number: signal.signal(number, self._note) for number in parent.heard()}
+        before = {number: signal.signal(number, self._note) for number in parent.heard() if parent.may_handle()}
         try:
             error = self._attempt(0)
             for number in range(1, self._cfg.launch.max_restarts + 1):

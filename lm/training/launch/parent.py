@@ -18,6 +18,11 @@ def heard() -> list[int]:
     return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *closed]
 
 
+def may_handle() -> bool:
+    """Returns whether this is the main thread, the only one that Python lets handle signals; elsewhere they are left to the program."""
+    return threading.current_thread() is threading.main_thread()
+
+
 def named() -> Mapping[str, str]:
     """Returns the environment variables that make a child process end with this process."""
     return {_PARENT: str(os.getpid())}

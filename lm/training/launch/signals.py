@@ -17,7 +17,7 @@ from lm.printing import note
 from lm.storage.checkpoint import checkpoints
 from lm.storage.run_folder import RunFolder
 from lm.training.launch import outcome
-from lm.training.launch.parent import ORPHANED, heard
+from lm.training.launch.parent import ORPHANED, heard, may_handle
 
 _IMPATIENT_S = 5.0
 
@@ -39,8 +39,9 @@ class Signals:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        if may_handle():
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
 
     def defer(self) -> None:
         """From now on signals are only recorded, and the loop checks `received` after each step. Installs the handlers again, since
@@ -49,8 +50,9 @@ class Signals:
         self._install()
 
     def _install(self) -> None:
-        for number in self._previous:
-            signal.signal(number, self._handle)
+        if may_handle():
+            for number in self._previous:
+                signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == ORPHANED:  # like SIGTERM, but never counts as an impatient second signal

@@ -1,6 +1,9 @@
 """The entry point of training: in this process, or in ranks that are started for it."""
 
-from collections.abc import Sequence
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from lm.errors import ConfigError
@@ -27,7 +30,8 @@ def train(cfg: TrainConfig, callbacks: Sequence["Callback"] = (), command: str |
     if not cfg.strategy.launched:
         from lm.training import run
 
-        run.train(cfg, command, callbacks)
+        with _as_before() if command is None else nullcontext():  # the process of a command ends with it
+            run.train(cfg, command, callbacks)
         return folder
     if callbacks:
         given = ", ".join(type(callback).__name__ for callback in callbacks)
@@ -36,3 +40,18 @@ def train(cfg: TrainConfig, callbacks: Sequence["Callback"] = (), command: str |
 
     launch(cfg, command)
     return folder
+
+
+@contextmanager
+def _as_before() -> Iterator[None]:
+    """Behind the block, a process that goes on is as it was: with a scheduler's environment variables, torch's own random numbers, and the
+    memory and open files that the run held: Lightning's parts refer to each other, and would hold them until some later collection."""
+    import torch
+
+    environment, state = dict(os.environ), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        os.environ.update({name: value for name, value in environment.items() if name not in os.environ})
+        torch.set_rng_state(state)
+        gc.collect()

@@ -1,3 +1,5 @@
+import errno
+import os
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 from lm.data.store.shards import TokenStore
-from lm.errors import ConfigError
+from lm.errors import ConfigError, ResourceError
 
 MakeStore = Callable[..., TokenStore]
 DOCUMENTS = [[1, 2, 3, 4, 5], [6, 7], list(range(100, 125))]
@@ -90,6 +92,18 @@ def test_a_missing_file_is_named(make_store: MakeStore, tmp_path: Path, name: st
     make_store(DOCUMENTS, shard_tokens=10)
     (tmp_path / name).unlink()
     with pytest.raises(ConfigError, match=f"{name}: the token cache is damaged.*Delete {tmp_path}"):
+        TokenStore(tmp_path, "train")
+
+
+def test_a_file_that_cannot_be_opened_is_not_damaged(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: with too many open files the advice was to delete a sound cache."""
+    make_store(DOCUMENTS)
+
+    def refused(*args: object, **options: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("numpy.load", refused)
+    with pytest.raises(ResourceError, match=r"npy: cannot be read \(Too many open files\). Raise the limit \(ulimit -n\), and start again"):
         TokenStore(tmp_path, "train")
 
 

@@ -2,11 +2,13 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 
 from lm.errors import NumericsError, ResourceError
 from lm.storage.atomic import verify
@@ -81,6 +83,18 @@ def test_a_kill_while_writing_in_the_background_leaves_the_checkpoint_before(
     assert checkpoints(tmp_path / "run" / "checkpoints") == []
     train(configure("checkpoint.background=true"))
     assert results(tmp_path / "run") == results(tmp_path / "whole")
+
+
+def test_an_error_of_the_run_does_not_lose_the_save_under_way(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: the folder was no longer locked while the checkpoint was written, and ranks ended without it."""
+    write = saving.write_pieces
+    monkeypatch.setattr(saving, "write_pieces", lambda *args: (time.sleep(0.3), write(*args)))
+    failing = LambdaCallback(on_train_batch_end=lambda trainer, module, *rest: 1 / (module.step < 3))
+    with pytest.raises(ZeroDivisionError):
+        train(configure("checkpoint.every=2", "checkpoint.background=true"), callbacks=[failing])
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
 
 
 @pytest.mark.slow

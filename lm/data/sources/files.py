@@ -24,6 +24,7 @@ from lm.data.sources.hub import read_csv, read_parquet
 from lm.data.sources.recorded import RecordedConfig, RecordedSource
 from lm.errors import ConfigError
 from lm.schema import Tree
+from lm.units import counted
 
 _TEXT = (".txt", ".md", ".rst", ".py")  # each such file is one document
 _KINDS = (*_TEXT, ".jsonl", ".json", ".csv", ".parquet")
@@ -66,9 +67,8 @@ class TextSource(RecordedSource):
             )
         identity: Tree = {**cfg.identity(), "files": None, "val_files": list(map(str, val))}
         super().__init__(cfg, identity, self._stored, by_hash=cfg.val_files is None and self._cut_at is None)
-        folders = [Path(os.path.expanduser(given)) for given in ([cfg.files] if isinstance(cfg.files, str) else cfg.files)]
         self.passed_over = [
-            str(path) for folder in folders if folder.is_dir() for path in sorted(folder.glob("**/*.json")) if path not in train
+            str(path) for path in _only_named([cfg.files] if isinstance(cfg.files, str) else cfg.files) if path not in train
         ]
 
     def _pass(self) -> Iterator[Document]:
@@ -219,9 +219,12 @@ class LocalFile:
 def find_files(given: str | list[str], key: str) -> list[Path]:
     """Returns the files that files, folders and globs name, each once, sorted. Of a folder those with a known ending below it, without
     dot-files and linked folders. Raises ConfigError where there is none.  key: the option that gave them."""
-    found = {path for pattern in ([given] if isinstance(given, str) else given) for path in _matches(pattern, key)}
+    patterns = [given] if isinstance(given, str) else given
+    found = {path for pattern in patterns for path in _matches(pattern, key)}
     if not found:
-        raise ConfigError(f"{key}: {given} holds no file to read. Give files ending in {_endings()}.")
+        only_named = _only_named(patterns)
+        told = f" but {counted(len(only_named), '.json file')}, read only where named, as {key}={only_named[0]}" if only_named else ""
+        raise ConfigError(f"{key}: {given} holds no file to read{told}. Give files ending in {_endings(but='.json')}.")
     return sorted(found)
 
 
@@ -237,6 +240,12 @@ def _matches(pattern: str, key: str) -> Iterator[Path]:
             yield each
         else:
             raise ConfigError(f"{key}: {each} has an ending that is not known. Known endings: {_endings()}.")
+
+
+def _only_named(given: Sequence[str]) -> list[Path]:
+    """Returns the .json files in these folders, which are read only where they are named."""
+    folders = [Path(os.path.expanduser(each)) for each in given]
+    return [path for folder in folders if os.path.isdir(folder) for path in sorted(folder.glob("**/*.json"))]
 
 
 def _below(root: Path) -> Iterator[Path]:
@@ -258,5 +267,5 @@ def _is_known(path: Path) -> bool:
     return kind in _KINDS and (kind != ".parquet" or path.suffix.lower() == kind)  # parquet packs its own columns
 
 
-def _endings() -> str:
-    return f"{', '.join(_KINDS)}, and all but .parquet also with {' or '.join(PACKED)}"
+def _endings(but: str = "") -> str:
+    return f"{', '.join(kind for kind in _KINDS if kind != but)}, and all but .parquet also with {' or '.join(PACKED)}"

@@ -232,6 +232,14 @@ def test_a_folder_without_a_known_file_is_refused(tmp_path: Path) -> None:
         find_files(str(tmp_path), "data.files")
 
 
+def test_a_folder_of_json_alone_is_refused_with_how_to_read_it(tmp_path: Path) -> None:
+    """Seen to fail with .json among the endings to give, and no word of the file."""
+    named = write(tmp_path / "a.json", "[]")
+    with pytest.raises(ConfigError, match=rf"no file to read but 1 .json file, read only where named, as data.files={named}\.") as error:
+        find_files(str(tmp_path), "data.files")
+    assert ".jsonl, .csv" in str(error.value)
+
+
 def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root reads everything, and is nobody meanwhile. Seen to fail with the system's error passed on."""
     write(tmp_path / "a.txt", "x").chmod(0)

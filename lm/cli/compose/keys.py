@@ -69,6 +69,9 @@ def _unknown(parts: list[str], n: int, owner: type[Config], parent: FieldInfo | 
     others = {name for sibling in siblings.values() for name in sibling.model_fields} - {*own, "kind"}
     if (near := nearest(key, [*own, *sorted(others)])) not in others:
         return f"{here}: there is no such key{said_kind}. {_elsewhere(key, own, tree, group)}"
+    inner = [path for path, _ in fields(known.root(), tree) if path.startswith(f"{group}.") and path.endswith(f".{near}")]
+    if inner:  # the kind that was chosen calls so a key of a section of its own
+        return f"{here}: there is no such key{said_kind}. Did you mean '{inner[0]}'?"
     having = [_with_kind(group, name) for name, sibling in siblings.items() if near in sibling.model_fields]
     meant = "only in others. Write" if near == key else f"Did you mean '{near}'? Write"
     return f"{here}: there is no such key{said_kind}{',' if near == key else '.'} {meant} {' or '.join(having)} {group}.{near}=..."

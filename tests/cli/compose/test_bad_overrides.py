@@ -19,6 +19,10 @@ MISTAKES = {
         ["Did you mean 'kv_rank'? Write model/attention=mla model.attention"],
     ),
     "key of another objective": (["objective.beta=1"], ["Write objective=dpo or objective=simpo objective.beta=..."]),
+    "key of another kind, and of a section of the chosen one": (
+        ["model/ffn=moe", "model.ffn.hidden=512"],
+        ["model.ffn.hidden: there is no such key in kind 'moe'. Did you mean 'model.ffn.expert.hidden'?"],
+    ),
     "key of two other kinds": (["optim=adamw", "optim.momentum=1"], ["Write optim=muon or optim=sgd optim.momentum=..."]),
     "misspelt key without its section": (["max_step=5"], ["Did you mean 'trainer.max_steps'?"]),
     "key of another kind without its section": (["n_experts=4"], ["Did you mean 'model.ffn.n_experts'?"]),

@@ -239,13 +239,13 @@ def entry_type(annotation: Any) -> Any:
 
 
 def did_you_mean(given: str, options: Iterable[str]) -> str:
-    """'Did you mean 'x'?' where something is near, then all options, nearest first, unless they are many and one is near."""
+    """'Did you mean 'x'?' where something is near, then all options in order, unless they are many and one is near."""
     ranked = sorted(options, key=lambda option: -difflib.SequenceMatcher(None, given, option).ratio())
     near = nearest(given, ranked)
     hint = f"Did you mean '{near}'? " if near is not None else ""
     if near is not None and len(ranked) > _MANY:
         return f"{hint}It is one of {len(ranked)}."
-    return f"{hint}Options: {', '.join(sorted(ranked, key=lambda option: option != near))}." if ranked else "There are none."
+    return f"{hint}Options: {', '.join(sorted(ranked, key=lambda option: (option != near, option)))}." if ranked else "There are none."
 
 
 def members(annotation: Any) -> list[Any]:

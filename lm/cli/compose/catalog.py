@@ -64,6 +64,29 @@ def add_own(folder: str, by: str) -> None:
     os.environ[OWN] = str(path)
 
 
+def as_own(path: str, group: str = "") -> str:
+    """Returns the sentence that says how to choose the option of a yaml file; "" for what is not the path of one.
+
+    group: the one that it was given for, if any.
+    """
+    file = Path(path)
+    if file.suffix not in (".yaml", ".yml"):
+        return ""
+    parts, shipped = file.with_suffix("").parts, groups()
+    at = max((n for n, part in enumerate(parts[:-1]) if part in shipped), default=None)
+    if at is not None:
+        split = at + 1 if parts[at] == "recipes" else len(parts) - 1
+        group, option = "/".join(parts[at:split]), "/".join(parts[split:])
+    else:
+        option = "/".join(parts)
+    if option in shipped.get(group, ()):
+        return f"Write {group}={option}."
+    if at is None or group not in shipped or file.suffix == ".yml":
+        name = f"{group or 'recipes'}={file.stem}"
+        return f"To use a file of yours, put it into FOLDER/{group or 'recipes'}/, named .yaml, and write --config-dir FOLDER {name}."
+    return f"To use a file of yours, write --config-dir {Path(*parts[:at])} {group}={option}."
+
+
 def groups() -> dict[str, list[str]]:
     """Returns group -> options, such as 'model/ffn' -> ['geglu', ...] and 'recipes' -> ['pretrain/tiny', ...]."""
     files, added = _files(root(), own()), plugin_kinds()

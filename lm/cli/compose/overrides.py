@@ -94,7 +94,7 @@ def _alternatives(text: str) -> list[str]:
 def _read(text: str) -> Override:
     key, equals, value = text.partition("=")
     if not equals and not text.startswith("~"):
-        raise ConfigError(f"{text}: this is not of the form key=value. Write one, or see lm train --help.")
+        raise ConfigError(f"{text}: this is not of the form key=value. {catalog.as_own(text) or 'Write one, or see lm train --help.'}")
     if equals and not value.strip() and not text.startswith("~"):
         raise ConfigError(f"{text}: no value was given behind '='. Write one, or leave {key} out.")
     found = hydra(text) or hydra(f"{key}={readable(value)}")
@@ -122,6 +122,8 @@ def _given(text: str) -> Given:
     if key not in groups:
         if "/" in key:
             raise ConfigError(f"{key}: there is no such group. {did_you_mean(key, groups)}")
+        if key.isidentifier() and key not in known.root().model_fields and (remedy := catalog.as_own(raw)):
+            raise ConfigError(f"{key}: there is no such key. {remedy}")
         return Given(text, key, value)
     if key == "debug" and value is None:
         return Given(text, key, None, is_group=True)
@@ -129,6 +131,8 @@ def _given(text: str) -> Given:
     if option not in groups[key]:
         if key in _OF_PATHS and os.path.lexists(os.path.expanduser(option)):
             raise ConfigError(f"{key}: '{option}' is a path, not an option. Write {_OF_PATHS[key].format(in_shell(option))}.")
+        if remedy := catalog.as_own(option, key):
+            raise ConfigError(f"{key}: '{option}' is a file, not an option. {remedy}")
         own = "" if key in catalog.GLOBAL else " One of your own comes with plugins=FILE.py."
         raise ConfigError(f"{key}: '{option}' is not an option. {did_you_mean(option, groups[key])}{own}")
     return Given(text, key, option, is_group=True)

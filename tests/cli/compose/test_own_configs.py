@@ -74,6 +74,28 @@ def test_a_folder_that_adds_nothing_is_refused(own: Path, lm: Lm, verb: str) -> 
         assert code == 2 and err.splitlines()[-1].startswith(f"--config-dir={folder}: it must hold yaml files in folders")
 
 
+@pytest.mark.parametrize(
+    "given, remedy",
+    [
+        ("my/recipes/a/b.yaml", "To use a file of yours, write --config-dir my recipes=a/b."),
+        ("recipes=recipes/b.yaml", "To use a file of yours, write --config-dir . recipes=b."),
+        ("model/ffn=my/model/ffn/wide.yaml", "To use a file of yours, write --config-dir my model/ffn=wide."),
+        ("config=runs/a/config.yaml", "put it into FOLDER/recipes/, named .yaml, and write --config-dir FOLDER recipes=config."),
+        ("recipes=mine.yml", "put it into FOLDER/recipes/, named .yaml, and write --config-dir FOLDER recipes=mine."),
+        ("recipes=pretrain/tiny.yaml", "Write recipes=pretrain/tiny."),
+        ("recipes/pretrain/tiny.yaml", "Write recipes=pretrain/tiny."),
+    ],
+)
+def test_the_path_of_a_yaml_file_is_answered_with_how_to_choose_it(lm: Lm, given: str, remedy: str) -> None:
+    code, _, err = lm("train", given)
+    assert code == 2 and err.splitlines()[-1].endswith(remedy)
+
+
+def test_many_options_are_listed_in_order(lm: Lm) -> None:
+    names = lm("train", "recipes=zzz")[2].partition("Options: ")[2].rstrip(".\n").split(", ")
+    assert names == sorted(catalog.groups()["recipes"])
+
+
 def test_an_option_that_lm_has_is_not_replaced_in_silence(own: Path, lm: Lm) -> None:
     (own / "model" / "tiny.yaml").write_text(PRESET)
     code, _, err = lm("train", "--config-dir", str(own), "--cfg", "job")

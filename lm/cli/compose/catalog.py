@@ -41,6 +41,12 @@ def own() -> Path | None:
     return Path(named) if named else None
 
 
+def own_options() -> list[tuple[str, str]]:
+    """Returns (group, option) of each file in the user's own folder."""
+    folder = own()
+    return [] if folder is None else [(group, option) for group, files in _options(folder, folder / "recipes").items() for option in files]
+
+
 def flags() -> list[str]:
     """Returns the command-line flags that name the user's own folder; [] where there is none."""
     return ["--config-dir", str(own())] if own() else []

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lm import collector
 from lm.cli.compose import catalog
 from lm.errors import ConfigError
+from lm.schema import did_you_mean
 
 Choices = dict[str, str | None]
 
@@ -42,8 +43,26 @@ def _hydra_choices(root: Path, own: Path | None, chosen: tuple[tuple[str, str | 
     except RecursionError as error:
         raise ConfigError(f"{own or 'conf'}: the defaults of {dict(chosen)} lead back to themselves. Mend the file.") from error
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:  # Hydra's, for odd defaults
-        raise ConfigError(f"{own or 'conf'}: the groups do not compose ({' '.join(str(error).split())[:300]}). Mend the files.") from error
+        said = " ".join(str(error).split()).partition(" Config search path")[0]
+        raise ConfigError(_to_mend(said) or f"{own or 'conf'}: the groups do not compose ({said[:300]}). Mend the files.") from error
     return {str(group): option for group, option in made.hydra.runtime.choices.items() if not str(group).startswith("hydra/")}
+
+
+def _to_mend(said: str) -> str | None:
+    """Returns the sentence on the line that Hydra's message is about, in a file of the user's own; None where it is not found."""
+    groups = catalog.groups()
+    for group, option in catalog.own_options():
+        entries = [entry for entry in catalog.defaults(group, option) if isinstance(entry, dict)]
+        for key, value in [pair for entry in entries for pair in entry.items()]:
+            bare = str(key).removeprefix("override ").strip()
+            slot = bare.lstrip("/") if bare.startswith("/") or group in catalog.GLOBAL else f"{group}/{bare}"
+            file = catalog.shown(catalog.file_of(group, option))
+            if slot in groups and f"Could not find '{slot}/{value}'" in said:
+                return f"{file}: defaults: {slot}: '{value}' is not an option. {did_you_mean(str(value), groups[slot])}"
+            written = f"override /{slot}" if group in catalog.GLOBAL else f"override {bare}"
+            if slot in groups and written != key and (f"values for {slot}." in said or f"In '{group}/{option}'" in said):
+                return f"{file}: defaults: '{key}: {value}' does not replace the option of {slot}. Write '- {written}: {value}'."
+    return None
 
 
 class _Catalog(ConfigSource):

@@ -96,6 +96,27 @@ def test_many_options_are_listed_in_order(lm: Lm) -> None:
     assert names == sorted(catalog.groups()["recipes"])
 
 
+@pytest.mark.parametrize(
+    "line, sentence",
+    [
+        ("/schedule: cosine", "'/schedule: cosine' does not replace the option of schedule. Write '- override /schedule: cosine'."),
+        ("schedule: cosine", "'schedule: cosine' does not replace the option of schedule. Write '- override /schedule: cosine'."),
+        ("override schedule: cosine", "Write '- override /schedule: cosine'."),
+        ("override /schedule: cosinne", "schedule: 'cosinne' is not an option. Did you mean 'cosine'?"),
+    ],
+)
+def test_a_line_of_defaults_that_does_not_compose_is_told_with_its_file(own: Path, lm: Lm, line: str, sentence: str) -> None:
+    (own / "recipes" / "bare.yaml").write_text(f"# @package _global_\ndefaults:\n  - {line}\n")
+    code, _, err = lm("train", "--config-dir", str(own), "recipes=bare", "--cfg", "job")
+    assert code == 2 and err.startswith("it's mine/recipes/bare.yaml: defaults: ") and sentence in err
+
+
+def test_a_slot_of_a_preset_of_ones_own_that_overrides_nothing_is_told(own: Path, lm: Lm) -> None:
+    (own / "model" / "mine.yaml").write_text(PRESET.replace("override ", ""))
+    err = lm("train", "--config-dir", str(own), "model=mine", "--cfg", "job")[2]
+    assert err.startswith("it's mine/model/mine.yaml: defaults: 'ffn: relu2'") and "Write '- override ffn: relu2'." in err
+
+
 def test_an_option_that_lm_has_is_not_replaced_in_silence(own: Path, lm: Lm) -> None:
     (own / "model" / "tiny.yaml").write_text(PRESET)
     code, _, err = lm("train", "--config-dir", str(own), "--cfg", "job")

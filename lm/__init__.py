@@ -73,8 +73,9 @@ def config(name: str | Sequence[str] | None = None, overrides: Sequence[str] = (
     out of a preset is told on stderr. Raises ConfigError.
     """
     from lm.cli.compose.compose import compose_config
-    from lm.errors import ConfigError
+    from lm.errors import ConfigError, expect
 
+    expect("overrides", overrides, (str, list, tuple), "Give a list, such as ['optim.lr=0.01']")
     if isinstance(overrides, str):
         raise ConfigError(f"overrides: {overrides!r} is one text. Give a list, [{overrides!r}].")
     given = [name] if isinstance(name, str) and "=" in name else [] if isinstance(name, str) else [*(name or ())]
@@ -84,7 +85,10 @@ def config(name: str | Sequence[str] | None = None, overrides: Sequence[str] = (
 def batches(cfg: "TrainConfig") -> "Batches":
     """Returns what `lm.train(cfg)` would read, for a loop of one's own: `.steps()`, `.validation()` and the `.tokenizer`."""
     from lm.data.batches import Batches
+    from lm.errors import expect
+    from lm.training.config import TrainConfig
 
+    expect("cfg", cfg, TrainConfig, "Give what lm.config returned")
     return Batches(cfg.data, cfg.objective, cfg.tokenizer, cfg.model, cfg.seeds.data)
 
 

@@ -68,6 +68,12 @@ class SweepError(LmError):
         self.exit_code = exit_code
 
 
+def expect(name: str, given: object, wanted: type | tuple[type, ...], remedy: str) -> None:
+    """Raises ConfigError for an argument of another type, as a program may give one that no type checker reads."""
+    if not isinstance(given, wanted):
+        raise ConfigError(f"{name}: {type(given).__name__} was given. {remedy}.")
+
+
 def internal(error: Exception) -> LmError:
     """Returns what is told of an error that should not have come up."""
     said = " ".join(str(error).split())

@@ -187,12 +187,26 @@ def test_a_model_without_sizes_is_refused_in_one_sentence() -> None:
 UNTYPED: Any = lm  # as a program has it that no type checker reads
 
 
+def a_model() -> Any:
+    return lm.build_model(lm.config("nano").model.sized(64, 8))
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
         (lambda: UNTYPED.train({}), "train: dict is no config of a run. Write lm.train(lm.config("),
         (lambda: lm.config(overrides="debug=fast"), "overrides: 'debug=fast' is one text. Give a list, ['debug=fast']."),
-        (lambda: UNTYPED.evaluate(lm.build_model(lm.config("nano").model.sized(64, 8))), "model: DecoderLM comes without a tokenizer."),
+        (lambda: UNTYPED.config("nano", {"optim.lr": 1}), "overrides: dict was given. Give a list, such as ['optim.lr=0.01']."),
+        (lambda: UNTYPED.batches(["a"]), "cfg: list was given. Give what lm.config returned."),
+        (lambda: UNTYPED.evaluate("runs/a", ["data=text"]), "data: list was given. Give lm.config(overrides=["),
+        (
+            lambda: UNTYPED.generate(a_model(), "x", "y"),
+            "tokenizer: str was given. Give the model and the tokenizer that lm.load returned.",
+        ),
+        (lambda: UNTYPED.export(a_model(), "zz"), "model: DecoderLM was given. Give the folder of the run or model."),
+        (lambda: UNTYPED.export("runs/a", None), "out: NoneType was given. Give the folder to write."),
+        (lambda: a_model()("abc"), "batch: str was given. Give a Batch, or a tensor of token ids of shape (rows, tokens)."),
+        (lambda: UNTYPED.evaluate(a_model()), "model: DecoderLM comes without a tokenizer."),
     ],
 )
 def test_arguments_of_another_kind_are_refused_in_one_sentence(call: Callable[[], object], said: str) -> None:

@@ -19,7 +19,7 @@ from lm.data.rows.build import split_rows
 from lm.data.sources.base import SPLITS
 from lm.data.store.prepare import changed_files, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer
-from lm.errors import CheckpointError, ConfigError, NumericsError
+from lm.errors import CheckpointError, ConfigError, NumericsError, expect
 from lm.generation.config import Dtype, EvalConfig, why_no_places
 from lm.generation.evaluate import Evaluation, totals
 from lm.generation.further import further
@@ -102,6 +102,8 @@ def evaluate(
         raise ConfigError(f"micro_batch={micro_batch}: rows are read one by one at the least. Make it 1 or more.")
     if not isinstance(model, str | os.PathLike | tuple):
         raise ConfigError(f"model: {type(model).__name__} comes without a tokenizer. Give a folder, or what lm.load returned.")
+    expect("data", data, (Config, type(None)), "Give lm.config(overrides=['data=text', 'data.files=held.txt']).data")
+    expect("objective", objective, (Config, type(None)), "Give lm.config(overrides=['objective=causal']).objective")
     folder = resolve_model(str(model)) if not isinstance(model, tuple) else None
     if data is None:
         run = RunFolder.around(folder) if folder is not None else None

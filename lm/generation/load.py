@@ -8,7 +8,7 @@ import torch
 
 from lm.adapters.adapter import hold
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from lm.errors import CheckpointError, ConfigError
+from lm.errors import CheckpointError, ConfigError, expect
 from lm.generation import text
 from lm.generation.config import CacheForm, Dtype, GenerateConfig
 from lm.generation.drafting.base import Drafter, Lookup
@@ -84,6 +84,8 @@ def generate(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: 
 def complete(model: LM, tokenizer: Tokenizer, prompt: str | list[str], *, chat: bool = False, **options: Any) -> list[Completion]:
     """As `generate`, but returns each text with its tokens, why it ended, and with logprobs=N the log p of its tokens and of the N
     likeliest."""
+    expect("model", model, torch.nn.Module, "Give the model and the tokenizer that lm.load returned")
+    expect("tokenizer", tokenizer, Tokenizer, "Give the model and the tokenizer that lm.load returned")
     cfg = from_tree(GenerateConfig, options)
     prompts = [prompt] if isinstance(prompt, str) else prompt
     if not isinstance(prompts, list | tuple) or not all(isinstance(each, str) for each in prompts):

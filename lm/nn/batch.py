@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lm.errors import expect
 from lm.ops.ranks.ulysses import WHOLE, Slices, Whole
 
 IGNORED = -100  # the label of a place where nothing is predicted; no other label is negative
@@ -36,6 +37,14 @@ class Batch:
     padded: bool = True  # positions may be -1; False: none is, so that code that handles padding is skipped
     segments: Tensor | None = None  # (b, s) int64, which of several texts a token belongs to (BERT); None: all 0
     held: Whole = WHOLE  # how this rank holds the rows
+
+    @classmethod
+    def of(cls, given: "Batch | Tensor") -> "Batch":
+        """Returns a batch of these tokens; a batch as it is. Raises ConfigError for all else."""
+        if isinstance(given, Tensor):
+            return cls(given)
+        expect("batch", given, cls, "Give a Batch, or a tensor of token ids of shape (rows, tokens)")
+        return given
 
     def require(self, cached: int | None) -> None:
         """Raises ValueError for fields that contradict each other or the cache.  cached: tokens that the cache holds; None: no cache."""

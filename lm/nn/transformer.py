@@ -121,7 +121,7 @@ class LM(Stack):
 
         With a cache, tokens continue the cached ones, one document a row; positions default to the next ones. A bare tensor holds tokens.
         """
-        x, ctx = self._hidden(self, Batch(batch) if isinstance(batch, Tensor) else batch, cache)
+        x, ctx = self._hidden(self, Batch.of(batch), cache)
         return self.head(x) if read is None else read(x, self.head, ctx)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:

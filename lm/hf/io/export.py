@@ -11,7 +11,7 @@ import torch
 from lm import printing
 from lm.adapters.adapter import LoRAConfig
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from lm.errors import CheckpointError, ConfigError
+from lm.errors import CheckpointError, ConfigError, expect
 from lm.generation.load import load
 from lm.generation.text import require_fit
 from lm.hf.gguf.vocabulary import normalises
@@ -70,6 +70,8 @@ def export(
     NumericsError for a weight that is not finite in `dtype`, CheckpointError where transformers computes other logits; nothing is written
     then.
     """
+    expect("model", model, (str, os.PathLike), "Give the folder of the run or model")
+    expect("out", out, (str, os.PathLike), "Give the folder to write")
     folder = require_free(out, overwrite, model)
     _require_known(format, dtype)
     found, tokenizer = load(model, "cpu")

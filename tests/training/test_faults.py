@@ -166,6 +166,18 @@ def test_a_leap_of_the_loss_is_told_and_takes_the_run_back_where_that_is_wanted(
     assert (counters["rolled_back"], counters["rows_from"]) == ((1, 3) if rollbacks else (0, 0))
 
 
+def test_a_gradient_that_stays_exactly_0_is_told_once(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: nothing was said, and the run ended as a success."""
+    monkeypatch.setattr(
+        TrainModule,
+        "judge",
+        lambda module, norm: module.verdicts.judge(module.nll, _noted(module, norm * (module.step < 6)), module.tokens_in_step),
+    )
+    assert train(configure())["steps"] == 12
+    events = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "event" in line]
+    assert [(line["step"], line["since_step"]) for line in events] == [(8, 7)] and "gradient exactly 0" in events[0]["event"]
+
+
 def _noted(module: TrainModule, norm: torch.Tensor) -> torch.Tensor:
     module.grad_norm = norm
     return norm

@@ -15,6 +15,8 @@ from lm.training.budget import peak_flops
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 
+_DEAD = 2  # logged steps in a row
+
 Metric = Callable[[Trainer, TrainModule], Tree]
 """Returns numbers for a line, by name. Every rank calls it, at the end of the steps that are logged."""
 
@@ -27,6 +29,7 @@ class Metrics(RunCallback):
         cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
         module.run.counters.device = torch.cuda.get_device_name() if cuda else cpu
         self._added = {name: metric.build() for name, metric in module.cfg.metrics.items()}
+        self._dead: list[int] = []  # the last logged steps, of which each had no gradient
         module.run.clock.start(module.step)
 
     def step_end(self, module: TrainModule) -> None:
@@ -46,6 +49,15 @@ class Metrics(RunCallback):
             line |= numbers
         run.logged = line
         run.journal.record(line)
+        self._tell_dead(module, line)
+
+    def _tell_dead(self, module: TrainModule, line: Tree) -> None:
+        """Records once that the gradient is exactly 0 in several logged steps in a row, as where a huge rate has driven the weights to
+        where all is flat. Such a run would end like any other."""
+        self._dead = [*self._dead, module.step] if line["grad_norm"] == 0 else []
+        if len(self._dead) == _DEAD:
+            event = "gradient exactly 0: nothing is learned. A lower optim.lr may help"
+            module.run.journal.record({"step": module.step, "event": event, "since_step": self._dead[0]})
 
 
 def tokens(trainer: Trainer, module: TrainModule) -> Tree:

@@ -70,7 +70,7 @@ class ModelConfig(Slot):
     def _slots_fit(self) -> Self:
         self.attention.require(self.d_model, self.position)
         self.attention.require_layers(self.slot(0) == "attention", self.drafts())
-        self.position.require(self.attention.rotary_width(self.d_model))
+        self.position.require(self.attention.rotary_width(self.d_model), self.attention.whence(self.d_model))
         self.block.require(self.norm, self.ffn, self.recurrent is not None)
         self.ffn.require(self.n_layers)
         used = {self.slot(layer) for layer in range(self.n_layers)}

@@ -126,6 +126,10 @@ class AttentionConfig(MixerConfig, Slot, group="model/attention"):
     def rotary_width(self, d_model: int) -> int:
         """Returns how many dimensions of a head may rotate."""
 
+    def whence(self, d_model: int) -> str:
+        """Returns what has made a head as wide as it is, in brackets; "" where a key says its width."""
+        return ""
+
     def score_width(self, d_model: int) -> int:
         """Returns how many products a score sums: the width of a head's query and key."""
         return self.rotary_width(d_model)

@@ -72,6 +72,9 @@ class GroupedConfig(AttentionConfig):
     def rotary_width(self, d_model: int) -> int:
         return self.width(d_model)
 
+    def whence(self, d_model: int) -> str:
+        return f" (d_model={d_model} / n_heads={self.n_heads})" if self.head_dim is None else ""
+
     def require(self, d_model: int, position: PositionConfig) -> None:
         if self.head_dim is None and d_model % self.n_heads:
             raise ValueError(f"d_model={d_model} is not a multiple of n_heads={self.n_heads}. Change one, or set head_dim.")

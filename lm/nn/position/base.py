@@ -40,8 +40,8 @@ class PositionConfig(Slot, group="model/position"):
     def build(self, dims: Dims) -> "Position":
         """Returns the hooks for one stack."""
 
-    def require(self, rotary: int) -> None:
-        """Raises ValueError where this kind does not fit heads with `rotary` dimensions that may rotate."""
+    def require(self, rotary: int, whence: str = "") -> None:
+        """Raises ValueError where this kind does not fit heads with `rotary` dimensions that may rotate.  whence: what made it so many."""
 
     def keeps(self, n_heads: int, seq_len: int) -> Kept:
         """Returns what autograd keeps of one token in each layer that attends."""

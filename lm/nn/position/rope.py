@@ -30,12 +30,12 @@ class RopeConfig(PositionConfig):
     local_theta: float | None = Field(None, gt=1)
     """Base in layers with a window, which no scaling changes (Gemma 3, OLMo 3). null: theta and scaling, as in all others."""
 
-    def rotary_dim(self, head_dim: int) -> int:
+    def rotary_dim(self, head_dim: int, whence: str = "") -> int:
         """Returns how many dimensions of such a head rotate. Raises ValueError where they form no pairs, or the scaling does not fit."""
         r = int(head_dim * self.fraction)  # as transformers counts them
         if r % 2 or r == 0:
             raise ValueError(
-                f"position.fraction={self.fraction} of head_dim={head_dim} rotates {r} dimensions. Choose an even number above 0."
+                f"position.fraction={self.fraction} of head_dim={head_dim}{whence} rotates {r} dimensions. Choose an even number above 0."
             )
         if self.scaling is not None:
             self.scaling.require(r)
@@ -44,8 +44,8 @@ class RopeConfig(PositionConfig):
     def build(self, dims: Dims) -> Position:
         return Rope(self, dims)
 
-    def require(self, rotary: int) -> None:
-        self.rotary_dim(rotary)
+    def require(self, rotary: int, whence: str = "") -> None:
+        self.rotary_dim(rotary, whence)
 
     def shortened(self, max_len: int) -> Self:
         return self if self.scaling is None else self.replace(scaling=self.scaling.shortened(max_len))

@@ -111,8 +111,10 @@ def _given(text: str) -> Given:
         raise ConfigError(f"{text}: a group has one place here. Leave @{override.package} out.")
     raw = text.partition("=")[2]
     if override.is_sweep_override() or alternatives(raw) != [raw]:
-        literal = in_shell(f"{key}={quoted(raw)}")
-        remedy = f"Add -m to run them all, write {key}=[...] for a list, or for a text {literal}"
+        single = f"for a text {in_shell(f'{key}={quoted(raw)}')}"
+        if re.fullmatch(r"-?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", raw):  # thousands apart
+            single = f"for one number {key}={raw.replace(',', '')}, since commas part values"
+        remedy = f"Add -m to run them all, write {key}=[...] for a list, or {single}"
         raise ConfigError(f"{text} is a sweep of several values. {remedy}.")
     if override.is_delete():
         if key in groups:

@@ -77,6 +77,7 @@ MISTAKES = {
     ),
     "missing value": (["data=text"], ["data.files: a value is missing"]),
     "sweep without -m": (["seed=0,1"], ["seed=0,1 is a sweep", "-m"]),
+    "thousands apart": (["optim.lr=1,000"], ["a sweep", "-m", "or for one number optim.lr=1000, since commas part values."]),
     "section for a list": (["optim.groups={match:embed,lr:1}"], ["optim.groups is a list. Write optim.groups=[{match:...}]"]),
     "unreadable key": (["öptim.lr=1"], ["öptim.lr: there is no such key", "Did you mean 'optim'?"]),
     "no key": (["geglu"], ["geglu", "key=value"]),

@@ -138,7 +138,7 @@ def test_an_objective_of_ones_own_makes_its_rows_and_is_refused_where_it_does_no
     rows = build_splits(objective, data, prepare(data, BytesConfig(), log=lambda line: None), None, seed=0).train
     batch = rows.batch(np.array([0]))
     assert batch.labels is not None and batch.labels[0, 1:].equal(batch.tokens[0, :-1])
-    with pytest.raises(ValueError, match=r"objective=backwards trains model.kind=decoder, and model.kind=encoder. .*objective=mlm"):
+    with pytest.raises(ValueError, match=r"objective=backwards trains model.kind=decoder, but model.kind is encoder. .*objective=mlm"):
         objective.require_fit("encoder", data)
 
 

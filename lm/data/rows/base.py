@@ -118,7 +118,7 @@ class ObjectiveConfig(Slot, group="objective"):
         name, shape = self.kind, data.shape
         if model not in self.models:
             raise ValueError(
-                f"objective={name} trains model.kind={' or '.join(self.models)}, and model.kind={model}."
+                f"objective={name} trains model.kind={' or '.join(self.models)}, but model.kind is {model}."
                 f" Choose another model, or objective={' or '.join(_usual(model))}."
             )
         if shape not in self.shapes:

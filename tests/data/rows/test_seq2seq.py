@@ -194,7 +194,7 @@ TEXT, PAIRS = TextConfig(files="x"), TextConfig(files="x", record=PairRecord())
 @pytest.mark.parametrize(
     ("objective", "model", "data", "message"),
     [
-        (MLMConfig(), "decoder", TEXT, "objective=mlm trains model.kind=encoder, and model.kind=decoder"),
+        (MLMConfig(), "decoder", TEXT, "objective=mlm trains model.kind=encoder, but model.kind is decoder"),
         (Seq2SeqConfig(), "encoder", PAIRS, "objective=seq2seq trains model.kind=encoder_decoder or decoder"),
         (CausalConfig(), "encoder", TEXT, "objective=causal trains model.kind=decoder"),
         (CausalConfig(), "decoder", PAIRS, "objective=causal needs records of the kind text, and those of data are of the kind pair"),

@@ -1,4 +1,5 @@
-"""How far something is that takes long, on stderr: a line that moves on a terminal, a line every two seconds elsewhere."""
+"""How far something is that takes long, on stderr: a line that moves on a terminal; in a file or a pipe, where all lines
+stay, one after 10 s, 30 s, 60 s and then each minute."""
 
 import threading
 import time
@@ -8,7 +9,8 @@ from datetime import timedelta
 
 from lm import printing
 
-_SILENT_S = 1.8  # so long, at the most, nothing is told
+_SILENT_S = 2.0  # so long, at the most, nothing is told on a terminal
+_RARELY = (5, 15, 30)  # elsewhere, in such spans; then once more every last one of these
 
 _running: "list[_Progress | None]" = []  # the innermost last: it is the one that tells, and None tells nothing
 
@@ -56,12 +58,13 @@ class _Progress(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        on_terminal = printing.moves()
+        on_terminal, due = printing.moves(), _due(0.0)
         while not self._over.wait(_SILENT_S / 10):
             elapsed = time.monotonic() - self._began
             pause = _SILENT_S / 5 if on_terminal and elapsed >= _SILENT_S else _SILENT_S
-            if _running[-1:] == [self] and min(elapsed, printing.silent_s()) >= pause:
+            if _running[-1:] == [self] and min(elapsed, printing.silent_s()) >= pause and (on_terminal or elapsed >= due):
                 printing.status(self._line())
+                due = _due(elapsed)
 
     def _line(self) -> str:
         """How much, how fast since the line before, and how long it takes at that speed."""
@@ -74,3 +77,9 @@ class _Progress(threading.Thread):
         of = f" of {self._total / 1e6:,.0f}" if self._total else ""
         left = f", {timedelta(seconds=round(max(0, self._total - done) / speed))} left" if self._total else ""
         return f"{self._title}: {done / 1e6:,.0f}{of} MB, {speed / 1e6:,.1f} MB/s{left}"
+
+
+def _due(elapsed: float) -> float:
+    """Returns after how many seconds a line is due that stays, where one has been told by now."""
+    spans = elapsed / _SILENT_S
+    return _SILENT_S * next((span for span in _RARELY if span > spans), (spans // _RARELY[-1] + 1) * _RARELY[-1])

@@ -16,7 +16,7 @@ import pytest
 from lm import printing
 from lm.errors import ConfigError
 from lm.printing import one_line, plain
-from lm.progress import progress, quiet
+from lm.progress import _due, progress, quiet
 from lm.schema import Config, from_tree
 from tests.conftest import Lm
 
@@ -176,6 +176,12 @@ def test_a_silent_wait_is_told_until_it_ends(monkeypatch: pytest.MonkeyPatch, ca
     capsys.readouterr()
     time.sleep(0.1)
     assert capsys.readouterr().err == ""
+
+
+def test_where_lines_stay_few_are_told_of_a_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail with a line every two seconds."""
+    monkeypatch.setattr("lm.progress._SILENT_S", 2.0)
+    assert [_due(elapsed) for elapsed in (0.0, 10.1, 30.1, 60.0, 61.0, 125.0)] == [10, 30, 60, 120, 120, 180]
 
 
 def wait_for(seen: Callable[[], bool]) -> None:

@@ -87,7 +87,9 @@ def test_peft_computes_our_logits_from_our_adapter_on_our_exported_model(case: s
 def test_parts_of_one_matrix_there_are_blocks_of_one_adapter(tmp_path: Path) -> None:
     """GPT-2 keeps q, k and v in one: A has the rows of all, and B those of each in columns of its own."""
     folder = adapted("gpt2", LoRAConfig(rank=2, alpha=3.0, targets=["attention.q", "attention.v"]), tmp_path)
-    export_adapter(folder, tmp_path / "out", check=False, base="me/mine")
+    told: list[str] = []
+    export_adapter(folder, tmp_path / "out", check=False, base="me/mine", say=told.append)
+    assert told[-1].startswith("base=me/mine: its weights were not compared with those of ")
     own, there = load_file(folder / "model.safetensors"), load_file(tmp_path / "out" / WEIGHTS)
     a, b = (there[f"base_model.model.transformer.h.1.attn.c_attn.lora_{x}.weight"] for x in "AB")
     q, v = ({x: own[f"blocks.1.attention.{name}.lora_{x}"] for x in "ab"} for name in "qv")

@@ -168,7 +168,7 @@ def export_adapter(
         else:
             say("not compared with peft (check=false, or peft is not installed: pip install peft)")
     if base is not None:
-        say(f"base={base}: the adapter asks for it; whether its weights are those of {parent} was not looked at")
+        say(f"base={base}: its weights were not compared with those of {parent}")
     return Written(folder, f"peft adapter of {home.architecture}", sum(tensor.numel() for tensor in own.values()), compared)
 
 

@@ -47,13 +47,13 @@ def open_run(folder: RunFolder, cfg: TrainConfig, say: Say) -> Path | None:
     if newest is not None:
         reader = CheckpointReader(newest, verified=True)
         saved = Saved.of(reader)
-        _require_same_config(folder, saved.config, cfg, saved.step)
+        _require_same_config(folder, saved.config, cfg, saved.step, newest)
         _require_same_weights(reader, cfg)
         before = saved.config["trainer"]["max_steps"]
         if before != cfg.trainer.max_steps and cfg.schedule.of_length:
             say(f"trainer.max_steps was {before:,} and is {cfg.trainer.max_steps:,}: from here on the rate is that of the new length")
     elif folder.model.is_dir() and folder.exists():
-        _require_same_config(folder, folder.config(), cfg, cfg.trainer.max_steps)
+        _require_same_config(folder, folder.config(), cfg, cfg.trainer.max_steps, folder.path)
     return newest
 
 
@@ -142,9 +142,9 @@ def _as_of_today(saved: Tree) -> Tree:
         return saved
 
 
-def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step: int) -> None:
+def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step: int, newest: Path) -> None:
     """Raises ConfigError listing every difference that a resume does not allow. trainer.max_steps may grow; it may shrink only where all
-    steps so far would have been the same in the shorter run."""
+    steps so far would have been the same in the shorter run.  newest: what the run's weights can be taken from."""
     saved = _as_of_today(saved)
     before, after = flatten(saved), flatten(cfg.tree())
     there, here = (
@@ -164,8 +164,11 @@ def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step:
         also = f" Where the warm-up followed from the length, write schedule.warmup_steps={kept} to keep the run's."
     lines = [f"  {key}: {before.get(key, 'absent')} in the run, {after.get(key, 'absent')} now" for key in changed]
     shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+    other_weights = any(key.split(".")[0] in ("model", "tokenizer", "adapter") for key in changed)
+    onward = "" if other_weights else f", from its weights with init_from={newest} run.name=..."
     raise ConfigError(
         f"{folder.path}: the run exists with another config ({shown}), and a resumed run may only change where and how often it works, and"
-        " raise trainer.max_steps, or lower it before a rate depends on it. Set run.name to start a new run, or restore the values." + also,
+        " raise trainer.max_steps, or lower it before a rate depends on it."
+        f" Set run.name to start a new run{onward}, or restore the values.{also}",
         before=lines,
     )

@@ -225,7 +225,10 @@ def test_another_config_is_refused_with_the_difference(configure: Configure, sto
     kept = (tmp_path / "run" / "config.yaml").read_bytes()
     with pytest.raises(ConfigError, match=diff) as caught:
         train(configure(override))
-    assert "Set run.name" in str(caught.value).splitlines()[-1]
+    last = str(caught.value).splitlines()[-1]
+    newest = tmp_path / "run" / "checkpoints" / "step-00000002"
+    onward = "" if override.startswith("model") else f", from its weights with init_from={newest} run.name=..."
+    assert f"Set run.name to start a new run{onward}, or restore the values." in last
     assert (tmp_path / "run" / "config.yaml").read_bytes() == kept
     train(configure())
 

@@ -84,17 +84,22 @@ def check_run(cfg: TrainConfig) -> None:
 
 
 def small_run(config: Slot, where: Tree, folder: Path) -> TrainConfig:
-    """A run with this kind, on text of which each line is also a pair, a chat and a preference."""
+    """A run with this kind, on text of which each line is also a pair, a chat and a preference; where only the text is read, half of it is
+    one document, so that there are batches whose rows all lie within one, which come without `documents` and `positions`."""
     text = folder / "text.jsonl"
     texts = [f"number {n} comes before number {n + 1}" for n in range(300)]
     fields = [dict.fromkeys(("text", "source", "target", "prompt", "chosen"), t) | {"rejected": t[::-1]} for t in texts]
     chats = [{"messages": [{"role": "user", "content": t}, {"role": "assistant", "content": t[::-1]}]} for t in texts]
     text.write_text("".join(json.dumps(record | chat) + "\n" for record, chat in zip(fields, chats, strict=True)), encoding="utf-8")
+    shape = config.shapes[0] if isinstance(config, ObjectiveConfig) else "text"
+    if shape == "text":
+        with text.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"text": "; ".join(texts)}) + "\n")
     base = compose([*RUN, f"run.dir={folder}", f"data.files={text}", f"data.cache_dir={folder / 'cache'}"]).config()
     slot, tree = slot_of(TrainConfig, config), base.tree()
     tree["model"] = BASE | {"vocab_size": None, "max_seq_len": None}
     if isinstance(config, ObjectiveConfig):
-        tree["model"]["kind"], shape = config.models[0], config.shapes[0]
+        tree["model"]["kind"] = config.models[0]
         tree["data"] |= {"record": {"kind": shape} if shape != "text" else None}
         tree["tokenizer"] = {"kind": "bpe", "vocab_size": 300} if config.specials() or shape == "chat" else tree["tokenizer"]
     if isinstance(config, DataConfig):

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+import lm
 from lm.data.batches import Batches
 from lm.data.kinds import BytesConfig, CausalConfig, MLMConfig, TextConfig
 from lm.data.loader import train_loader
 from lm.nn.batch import Batch
+from lm.testing.runs import small_run
 
 
 def batches(tmp_path: Path, seed: int = 3, train_rows: int | None = None) -> Batches:
@@ -34,6 +36,14 @@ def test_a_loop_of_ones_own_reads_the_batches_of_a_training(tmp_path: Path, trai
     own = [batch for _, step in islice(found.steps(start=2, micro_batch=4), 38) for batch in step]
     assert len(own) == len(loader) == 2 * 38  # two of three rows a step
     assert all(equal(a, b) for a, b in zip(own, loader, strict=True))
+
+
+def test_the_run_of_check_kind_reads_rows_within_one_document_and_others(tmp_path: Path) -> None:
+    """Seen to fail: each text was shorter than a row, so that `documents` and `positions` were never None."""
+    cfg = small_run(CausalConfig(), {}, tmp_path)
+    steps = islice(lm.batches(cfg).steps(micro_batch=cfg.trainer.micro_batch), cfg.trainer.max_steps)
+    whole = [batch.documents is None and batch.positions is None for _, step in steps for batch in step]
+    assert 1 < sum(whole) < len(whole) - 1
 
 
 def test_a_loop_that_starts_later_goes_on_with_the_same_steps(tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ class TrainLoader(Sized):
 
     def __init__(self, steps: "Steps", order: range, accumulation: int, workers: int, pinned: bool) -> None:
         start = _leave_signals_to_the_run if workers else None
-        fork = "fork" if workers and sys.platform == "linux" else None  # as until Python 3.14: open data need not be sent to a worker
+        chosen = multiprocessing.get_start_method(allow_none=True)  # by the program, if any
+        fork = "fork" if workers and not chosen and sys.platform == "linux" else None  # the default until Python 3.14: sends no data
         self._steps = DataLoader(
             steps, batch_size=None, sampler=order, num_workers=workers, collate_fn=_as_is, worker_init_fn=start, pin_memory=pinned,
             multiprocessing_context=fork,

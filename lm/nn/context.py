@@ -21,7 +21,7 @@ class Auxiliary:
 
 
 class Context:
-    """Passed through every block of one forward; blocks read it and add to `auxiliary` and `values`.
+    """Passed through every block of one forward; blocks read it, add to `auxiliary` and set `values`.
 
     No dataclass: FSDP2 copies the dataclasses among a block's arguments, to put its hooks on the tensors within, and what a block adds to
     a copy is lost.

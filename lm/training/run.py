@@ -90,8 +90,10 @@ def _train(
             _fit(module, callbacks)
             return _finish(module, command) if ranks.first else {}
         finally:
-            module.run.saver.end()
-            module.run.journal.close()
+            try:
+                module.run.saver.end()
+            finally:
+                module.run.journal.close()
 
 
 def _prepare(cfg: TrainConfig, folder: RunFolder, reader: CheckpointReader | None, console: Console) -> Prepared:

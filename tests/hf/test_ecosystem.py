@@ -148,6 +148,14 @@ def test_texts_of_several_lengths_are_one_batch_where_nothing_is_for_padding(tmp
     options: Tree = {"max_new_tokens": 4, "do_sample": False}
     together, alone = made(["a", "def main("], batch_size=2, **options), [made(text, **options) for text in ("a", "def main(")]
     assert together == alone
+    found, again = (load_tokenizer(folder, foreign=True) for folder in (tmp_path / "hf", again_saved(tmp_path)))
+    assert found.specials == again.specials == tokenizer.specials and found.pad == tokenizer.pad
+
+
+def again_saved(folder: Path) -> Path:
+    """The exported tokenizer, saved by transformers."""
+    transformers.AutoTokenizer.from_pretrained(folder / "hf").save_pretrained(folder / "again")
+    return folder / "again"
 
 
 @pytest.mark.parametrize("stack", ["decoder", "encoder_decoder"])

@@ -6,19 +6,20 @@ from pathlib import Path
 
 from lm.errors import ConfigError, LmError, ResourceError
 
+_OF_THE_CACHE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 _REMEDIES = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit (ulimit -n)"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "Change its permissions"),
-    **dict.fromkeys((errno.EIO, errno.ENOMEM), "Mend that"),
+    errno.ENOMEM: "Free memory",
 }
 
 
 def unreadable(file: Path, error: Exception) -> LmError:
     """Returns the error of a file whose content is damaged, or which the system does not let be read: then the cache is as good as ever."""
     code = error.errno if isinstance(error, OSError) else None
-    remedy = _REMEDIES.get(code or 0)
-    if code is None or remedy is None:
+    if code is None or code in _OF_THE_CACHE:
         return damaged(file, f"cannot be read ({error})")
+    remedy = _REMEDIES.get(code, "Look after the disk")
     return ResourceError(f"{file}: cannot be read ({os.strerror(code)}). {remedy}, and start again.")
 
 

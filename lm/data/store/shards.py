@@ -274,12 +274,15 @@ def _checksums(file: Path, item: int) -> str:
 
 
 def _mapped(file: Path, item: np.dtype[Any], n_tokens: int) -> mmap.mmap:
-    size = file.stat().st_size if file.is_file() else None
-    if size != n_tokens * item.itemsize:
-        fault = "is missing" if size is None else f"has {size:,} bytes, and the index says {n_tokens * item.itemsize:,}"
-        raise damaged(file, fault)
-    with file.open("rb") as stream:
-        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        size = file.stat().st_size if file.is_file() else None
+        if size == n_tokens * item.itemsize:
+            with file.open("rb") as stream:
+                return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise unreadable(file, error) from None
+    fault = "is missing" if size is None else f"has {size:,} bytes, and the index says {n_tokens * item.itemsize:,}"
+    raise damaged(file, fault)
 
 
 def _array(file: Path, shape: tuple[int, ...]) -> NDArray[np.int64]:

@@ -222,7 +222,7 @@ def load_tokenizer(path: Path, foreign: bool = False) -> Tokenizer:
     file = path / "tokenizer.json" if path.is_dir() else path
     config = file.with_name("tokenizer_config.json")
     named = _read(lambda path: read_json(path, foreign=True), config) if os.path.lexists(config) else {}
-    names = {key: _content(named.get(f"{key}_token")) for key in _USUAL}
+    names = {key: _content(named.get(f"own_{key}", named.get(f"{key}_token"))) for key in _USUAL}  # own_pad: of an export of ours
     raw, specials = _load(file, Specials(**names), [key for key in _USUAL if f"{key}_token" not in named])
     adds_bos = named.get("add_bos_token")
     if not isinstance(adds_bos, bool):

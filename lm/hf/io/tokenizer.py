@@ -31,7 +31,8 @@ def _further_names(tokenizer: Tokenizer, cfg: ModelConfig) -> Tree:
     lengths are one batch, and what is written for encoders asks for cls_token and sep_token."""
     said = {"unk_token": tokenizer.unknown, "pad_token": tokenizer.pad}
     said |= {"cls_token": tokenizer.bos, "sep_token": tokenizer.eos} if cfg.kind == "encoder" else {}
-    return {key: tokenizer.special_names[i] for key, i in said.items() if i in tokenizer.special_names}
+    found = {key: tokenizer.special_names[i] for key, i in said.items() if i in tokenizer.special_names}
+    return found if tokenizer.specials.pad else {**found, "own_pad": None}  # so that an import finds the tokenizer as it was
 
 
 def ends(tokenizer: Tokenizer) -> int | list[int] | None:

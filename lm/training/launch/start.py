@@ -48,10 +48,10 @@ def _as_before() -> Iterator[None]:
     memory and open files that the run held: Lightning's parts refer to each other, and would hold them until some later collection."""
     import torch
 
-    environment, state = dict(os.environ), torch.get_rng_state()
+    environment = dict(os.environ)
     try:
-        yield
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            yield
     finally:
         os.environ.update({name: value for name, value in environment.items() if name not in os.environ})
-        torch.set_rng_state(state)
         gc.collect()

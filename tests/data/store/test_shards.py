@@ -95,16 +95,19 @@ def test_a_missing_file_is_named(make_store: MakeStore, tmp_path: Path, name: st
         TokenStore(tmp_path, "train")
 
 
-def test_a_file_that_cannot_be_opened_is_not_damaged(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reader", ["numpy.load", "mmap.mmap"])
+def test_a_file_that_cannot_be_opened_is_not_damaged(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
     """Seen to fail: with too many open files the advice was to delete a sound cache."""
     make_store(DOCUMENTS)
 
     def refused(*args: object, **options: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr("numpy.load", refused)
-    with pytest.raises(ResourceError, match=r"npy: cannot be read \(Too many open files\). Raise the limit \(ulimit -n\), and start again"):
-        TokenStore(tmp_path, "train")
+    monkeypatch.setattr(reader, refused)
+    with pytest.raises(ResourceError, match=r": cannot be read \(Too many open files\). Raise the limit \(ulimit -n\), and start again"):
+        TokenStore(tmp_path, "train").read(0, 1)
 
 
 @pytest.mark.parametrize("name", ["train-00001.bin", "train.documents.npy", "index.json"])

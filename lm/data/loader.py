@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,14 +81,14 @@ class TrainLoader(Sized):
 
     def __iter__(self) -> Iterator[Batch]:
         others = multiprocessing.active_children()
-        steps = iter(self._steps)
+        steps: Any = iter(self._steps)
         workers = [child for child in multiprocessing.active_children() if child not in others]
         try:
             while (step := _handed_over(steps, workers)) is not None:
                 yield from step
         finally:
-            if workers:  # left to the garbage collector, which closes its queues first, torch waits 10 s, and Python's end a minute
-                steps._shutdown_workers()  # type: ignore[attr-defined]
+            if workers:  # torch has no public way. An iterator that the garbage collector finds in a cycle, as an error's traceback makes
+                steps._shutdown_workers()  # one, has its queues closed first; then torch waits for 10 s and Python's end for a minute
 
 
 @contextmanager

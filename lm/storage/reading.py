@@ -65,8 +65,8 @@ def parse_json(data: bytes, foreign: bool = False) -> Any:
     foreign: numbers may be infinite, and longer integers become floats."""
     try:
         if foreign:
-            return json.loads(data, parse_constant=_number, parse_float=_number, parse_int=_nearest)
-        return json.loads(data, parse_constant=_finite, parse_float=_finite, parse_int=_of_64_bits)
+            return _shallow(data, json.loads(data, parse_constant=_number, parse_float=_number, parse_int=_nearest))
+        return _shallow(data, json.loads(data, parse_constant=_finite, parse_float=_finite, parse_int=_of_64_bits))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -75,16 +75,19 @@ def parse_asked(data: bytes) -> Any:
     """As `parse_json`, for a request, but long integers pass, since its config refuses them by key. Raises ValueError for a key given
     twice."""
     try:
-        found = json.loads(data, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_once)
+        return _shallow(data, json.loads(data, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_once))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    level = [found]
+
+
+def _shallow(data: bytes, found: Any) -> Any:
+    """Returns what was found in the data. Raises ValueError where it is nested more deeply than _DEEPEST."""
+    level = [found] if data.count(b"[") + data.count(b"{") >= _DEEPEST else []  # few brackets are never deep
     for _ in range(_DEEPEST):
         inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
-        level = [value for values in inner for value in values]
-    if level:
-        raise ValueError("it is nested too deeply")
-    return found
+        if not (level := [value for values in inner for value in values]):
+            return found
+    raise ValueError("it is nested too deeply")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

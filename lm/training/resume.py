@@ -147,10 +147,8 @@ def _require_same_config(folder: RunFolder, saved: Tree, cfg: TrainConfig, step:
     steps so far would have been the same in the shorter run.  newest: what the run's weights can be taken from."""
     saved = _as_of_today(saved)
     before, after = flatten(saved), flatten(cfg.tree())
-    there, here = (
-        flatten(placed(saved, folder.path, True)),
-        flatten(placed(cfg.tree(), Path.cwd(), True)),
-    )  # one file may be spelled in two ways
+    there = flatten(placed(saved, folder.path, whole=True))  # since one file may be spelled in two ways
+    here = flatten(placed(cfg.tree(), Path.cwd(), whole=True))
     changed = [key for key in before | after if there.get(key) != here.get(key) and not below(key, _MAY_CHANGE)]
     if type(steps := before.get("trainer.max_steps")) is not int:
         raise CheckpointError(f"{folder.path}: its config has trainer.max_steps={steps!r}, and a whole number is needed. Restore the file.")

@@ -1,11 +1,13 @@
 """JSON of ours, and of others."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lm.errors import CheckpointError
-from lm.storage.reading import read_json
+from lm.storage.reading import parse_asked, parse_json, read_json
 
 
 def test_what_others_write_may_mean_no_limit(tmp_path: Path) -> None:
@@ -17,3 +19,12 @@ def test_what_others_write_may_mean_no_limit(tmp_path: Path) -> None:
     file.write_text('{"n": NaN}')
     with pytest.raises(CheckpointError, match="NaN is no number"):
         read_json(file, foreign=True)
+
+
+@pytest.mark.parametrize("read", [parse_json, partial(parse_json, foreign=True), parse_asked])
+def test_what_is_nested_deeply_is_refused_whatever_python_parses(read: Callable[[bytes], object]) -> None:
+    """Seen to fail under Python 3.13, which parses thousands of levels, so that what reads them later overflows."""
+    assert read(b"[" * 800 + b"]" * 800) is not None and read(b"[" + b"{}," * 2000 + b"{}]") == [{}] * 2001
+    for opened, closed in ((b"[", b"]"), (b'{"a":', b"}")):
+        with pytest.raises(ValueError, match="it is nested too deeply"):
+            read(opened * 5000 + b"1" + closed * 5000)

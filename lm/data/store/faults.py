@@ -19,7 +19,7 @@ def unreadable(file: Path, error: Exception) -> LmError:
     code = error.errno if isinstance(error, OSError) else None
     if code is None or code in _OF_THE_CACHE:
         return damaged(file, f"cannot be read ({error})")
-    remedy = _REMEDIES.get(code, "Look after the disk")
+    remedy = _REMEDIES.get(code, "Check the disk")
     return ResourceError(f"{file}: cannot be read ({os.strerror(code)}). {remedy}, and start again.")
 
 

@@ -186,7 +186,8 @@ def read_peft(folder: Path, family: Family, cfg: ModelConfig, weights: Mapping[s
         scale, times = (next(iter(scales.values())), dict.fromkeys(mine, 1.0)) if len(set(scales.values())) == 1 else (1.0, scales)
         try:
             a, parts, long = _split(pair, rows, mine, times, weights)
-            grown |= {name.removesuffix("weight") + "lora_m": m - lengths(weights[name]) for name, m in zip(pair.ours, long, strict=False)}
+            named = zip(pair.ours, long, strict=True) if long else ()
+            grown |= {name.removesuffix("weight") + "lora_m": m - lengths(weights[name]) for name, m in named}
         except RuntimeError:
             raise _other_shapes(folder) from None
         found |= {name.removesuffix("weight"): (a, part, scale) for name, part in zip(pair.ours, parts, strict=True)}
@@ -212,7 +213,8 @@ def _split(
         if (each := mine.get(path)) is not None:
             there = pad(each.b * times[path], (at, len(a) - at - len(each.a)))
             at += 0 if shared else len(each.a)
-            m[i : i + 1] = [] if each.m is None else [each.m.unsqueeze(0 if transposed else 1)]
+            if each.m is not None:
+                m[i] = each.m.unsqueeze(0 if transposed else 1)
         b.append(there.mT.contiguous() if transposed else there)
     return a, pair.transform.to_ours(b), [each.flatten() for each in pair.transform.to_ours(m)] if dora else []
 

@@ -49,8 +49,9 @@ def _as_before() -> Iterator[None]:
     import torch
 
     environment = dict(os.environ)
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # no GPU is woken up to be asked
     try:
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
+        with torch.random.fork_rng(devices):
             yield
     finally:
         os.environ.update({name: value for name, value in environment.items() if name not in os.environ})

@@ -23,7 +23,7 @@ from lm.data.order import Ids, spread
 from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
 from lm.data.store.prepare import prepare
-from lm.generation.evaluate import totals
+from lm.generation.evaluate import Evaluator
 from lm.generation.load import load
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM, EncoderDecoderConfig, build_model
@@ -94,14 +94,16 @@ def baselines(run: Path) -> dict[str, float]:
     ids = spread(len(val), cfg.data.val_rows)
 
     def loss(by: LM, of: Rows = val) -> float:
-        return totals(by, of, ids, tokenizer, cfg.trainer.micro_batch).figures()["val_loss"]
+        return Evaluator(by, tokenizer, cfg.trainer.micro_batch).totals(of, ids).figures()["val_loss"]
 
     counts = [label_counts(part, which, tokenizer.vocab_size) for part, which in ((rows, spread(len(rows), _TRAIN_ROWS)), (val, ids))]
     fresh = cfg.init_from is None
     at_start = build_model(model.cfg, seed=cfg.seeds.init, device=model.embed.weight.device) if fresh else load(str(cfg.init_from))[0]
     found = {"unigram": unigram_loss(*counts), "at the start": loss(at_start), "at the end": loss(model)}
     if isinstance(cfg.objective, DPOConfig):
-        of = totals(model, val, ids, tokenizer, cfg.trainer.micro_batch, measure=cfg.objective.measure(lambda: at_start)).figures()
+        of = (
+            Evaluator(model, tokenizer, cfg.trainer.micro_batch, measure=cfg.objective.measure(lambda: at_start)).totals(val, ids).figures()
+        )
         found |= {"loss of a pair": of["val_pair_loss"], "better answer gained more": of["val_accuracy"]}
     first = val.batch(ids[:1])
     if isinstance(model.cfg, EncoderDecoderConfig) or first.prefix is not None:

@@ -1,15 +1,14 @@
 """Loss and bits per byte of a model on rows of tokens."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NotRequired, Protocol, Self, TypedDict, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.data.loader import eval_batches
+from lm.data.order import Ids
 from lm.data.rows.base import Rows
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
@@ -94,35 +93,69 @@ class Alone:
         return list(values)
 
 
-def totals(
-    model: LM,
-    rows: Rows,
-    ids: NDArray[np.int64],
-    tokenizer: Tokenizer,
-    micro_batch: int,
-    among: Sharers | None = None,
-    measure: Measure | None = None,
-    closely: bool = False,
-    documents: Documents | None = None,
-) -> Totals:
-    """Returns the sums over the labels of the rows `ids`. Raises ConfigError where there is no label.
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates a model on rows, `micro_batch` of them at a time.
 
-    among: the processes that share the rows, each of which passes all ids.  measure: which labels count, and what is told beside their
-    likelihood.  closely: fills curves too, and `documents`, where given, with the rows of this process.
+    measure: which labels count, and what is told beside their likelihood.  among: the processes that share the rows.
     """
-    among = among or Alone()
-    require_labels(rows, ids, tokenizer, micro_batch)
-    mine = _sums(model, rows, ids, tokenizer, micro_batch, measure or Measure(), among, Curves() if closely else None, documents)
-    flat = [number for pair in mine.told.values() for number in pair]
-    seen = mine.curves.flat() if mine.curves is not None else []
-    nats, tokens, n_bytes, *further = among.total(mine.nats, mine.tokens, mine.n_bytes, *seen, *flat)
-    curves, told = Curves.of_flat(further[: len(seen)]) if seen else None, further[len(seen) :]
-    if tokenizer.token_bytes() is None:
-        n_bytes = round(rows.bytes_per_label * tokens)
-    return Totals(nats, tokens, n_bytes, dict(zip(mine.told, zip(told[0::2], told[1::2], strict=True), strict=True)), curves)
+
+    model: LM
+    tokenizer: Tokenizer
+    micro_batch: int
+    measure: Measure = field(default_factory=Measure)
+    among: Sharers = field(default_factory=Alone)
+
+    def totals(self, rows: Rows, ids: Ids, closely: bool = False, documents: Documents | None = None) -> Totals:
+        """Returns the sums over the labels of the rows `ids`, all of which each process passes. Raises ConfigError where there is no label.
+
+        closely: fills curves too, and `documents`, where given, with the rows of this process.
+        """
+        require_labels(rows, ids, self.tokenizer, self.micro_batch)
+        mine = self._sums(rows, ids, Curves() if closely else None, documents)
+        flat = [number for pair in mine.told.values() for number in pair]
+        seen = mine.curves.flat() if mine.curves is not None else []
+        nats, tokens, n_bytes, *further = self.among.total(mine.nats, mine.tokens, mine.n_bytes, *seen, *flat)
+        curves, told = Curves.of_flat(further[: len(seen)]) if seen else None, further[len(seen) :]
+        if self.tokenizer.token_bytes() is None:
+            n_bytes = round(rows.bytes_per_label * tokens)
+        return Totals(nats, tokens, n_bytes, dict(zip(mine.told, zip(told[0::2], told[1::2], strict=True), strict=True)), curves)
+
+    def _sums(self, rows: Rows, ids: Ids, curves: Curves | None, documents: Documents | None) -> Totals:
+        """Returns the sums over this process's part of the rows. A process with fewer batches than others makes up for them by forwards
+        that do not count, since with sharded weights all processes must take part in each forward."""
+        device, sizes = self.model.embed.weight.device, self.tokenizer.token_bytes()
+        mine = ids[self.among.rank :: self.among.world]
+        idle = -(-len(ids[:: self.among.world]) // self.micro_batch) - -(-len(mine) // self.micro_batch)
+        each: list[LossSums] = []
+        tokens = n_bytes = 0
+        with examining(self.model):
+            for at, batch in enumerate(eval_batches(rows, mine, self.micro_batch)):
+                labels = self.measure.labels(batch)
+                predicted = labels[labels != IGNORED].numpy()
+                tokens += len(predicted)
+                n_bytes += int(sizes[predicted].sum()) if sizes is not None else 0
+                sums, guesses = self._seen(batch.to(device), curves)
+                if guesses is not None and documents is not None:
+                    documents.add(mine[at * self.micro_batch : (at + 1) * self.micro_batch], labels, guesses)
+                each.append(sums)
+            for _ in range(idle):
+                sums, _ = self._seen(rows.batch(ids[:1]).to(device), Curves() if curves else None)
+                each.append(LossSums(sums.total * 0, sums.nll * 0, None, {name: pair * 0 for name, pair in sums.told.items()}))
+        told = {name: torch.stack([sums.told[name] for sums in each]).double().sum(0) for name in each[0].told}
+        pairs = {name: (float(pair[0]), float(pair[1])) for name, pair in told.items()}
+        return Totals(torch.stack([sums.nll for sums in each]).double().sum().item(), tokens, n_bytes, pairs, curves)
+
+    def _seen(self, batch: Batch, curves: Curves | None) -> tuple[LossSums, Tensor | None]:
+        """Returns the sums of one forward; with `curves`, to which it is added, also what its labels were guessed to be."""
+        if curves is None:
+            return self.measure(self.model, batch), None
+        sums, guesses = self.measure.closely(self.model, batch)
+        curves.add(batch, self.measure.places(batch), guesses)
+        return sums, guesses
 
 
-def require_labels(rows: Rows, ids: NDArray[np.int64], tokenizer: Tokenizer, micro_batch: int) -> None:
+def require_labels(rows: Rows, ids: Ids, tokenizer: Tokenizer, micro_batch: int) -> None:
     """Raises ConfigError where the rows `ids` have no label that stands for text; reads up to the first that does."""
     sizes = tokenizer.token_bytes()
     for batch in eval_batches(rows, ids, micro_batch):
@@ -133,48 +166,3 @@ def require_labels(rows: Rows, ids: NDArray[np.int64], tokenizer: Tokenizer, mic
     raise ConfigError(
         f"data: {len(ids)} rows have 0 tokens of text to predict, and at least one is needed. Give more text, or raise data.val_rows."
     )
-
-
-def _sums(
-    model: LM,
-    rows: Rows,
-    ids: NDArray[np.int64],
-    tokenizer: Tokenizer,
-    micro_batch: int,
-    measure: Measure,
-    among: Sharers,
-    curves: Curves | None,
-    documents: Documents | None,
-) -> Totals:
-    """Returns the sums over this process's part of the rows. A process with fewer batches than others makes up for them by forwards that do
-    not count, since with sharded weights all processes must take part in each forward."""
-    device = model.embed.weight.device
-    sizes = tokenizer.token_bytes()
-    mine = ids[among.rank :: among.world]
-    idle = -(-len(ids[:: among.world]) // micro_batch) - -(-len(mine) // micro_batch)
-    each: list[LossSums] = []
-    tokens = n_bytes = 0
-    with examining(model):
-        for at, batch in enumerate(eval_batches(rows, mine, micro_batch)):
-            labels = measure.labels(batch)
-            predicted = labels[labels != IGNORED].numpy()
-            tokens += len(predicted)
-            n_bytes += int(sizes[predicted].sum()) if sizes is not None else 0
-            sums, guesses = _seen(model, batch.to(device), measure, curves)
-            if guesses is not None and documents is not None:
-                documents.add(mine[at * micro_batch : (at + 1) * micro_batch], labels, guesses)
-            each.append(sums)
-        for _ in range(idle):
-            sums, _ = _seen(model, rows.batch(ids[:1]).to(device), measure, Curves() if curves else None)
-            each.append(LossSums(sums.total * 0, sums.nll * 0, None, {name: pair * 0 for name, pair in sums.told.items()}))
-    told = {name: torch.stack([sums.told[name] for sums in each]).double().sum(0) for name in each[0].told}
-    pairs = {name: (float(pair[0]), float(pair[1])) for name, pair in told.items()}
-    return Totals(torch.stack([sums.nll for sums in each]).double().sum().item(), tokens, n_bytes, pairs, curves)
-
-
-def _seen(model: LM, batch: Batch, measure: Measure, curves: Curves | None) -> tuple[LossSums, Tensor | None]:
-    if curves is None:
-        return measure(model, batch), None
-    sums, guesses = measure.closely(model, batch)
-    curves.add(batch, measure.places(batch), guesses)
-    return sums, guesses

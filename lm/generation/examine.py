@@ -21,7 +21,7 @@ from lm.data.store.prepare import changed_files, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError, NumericsError, expect
 from lm.generation.config import Dtype, EvalConfig, why_no_places
-from lm.generation.evaluate import Evaluation, totals
+from lm.generation.evaluate import Evaluation, Evaluator
 from lm.generation.further import further
 from lm.generation.load import load
 from lm.generation.rollouts import held_out_rewards
@@ -135,14 +135,13 @@ def evaluate(
         others = f" (and {counted(len(changed) - 1, 'other file')})" if len(changed) > 1 else ""
         log(f"{changed[0]}{others} since the run read it, so these figures are not of what it validated on.")
     splits = [of for of in SPLITS if split in (of, "all") and prepared.n_tokens(of)]
-    all_rows = split_rows(objective, data, prepared, splits, lm.cfg, seed)
     where = str(lm.embed.weight.device)
     measure = objective.measure(None if parent is None else lambda: _reference(parent, where, folder))
-    parts = [totals(lm, rows, spread(len(rows), data.val_rows), tokenizer, micro_batch, measure=measure, closely=True) for rows in all_rows]
-    whole = reduce(operator.add, parts)
+    evaluator = Evaluator(lm, tokenizer, micro_batch, measure)
+    parts = [(rows, spread(len(rows), data.val_rows)) for rows in split_rows(objective, data, prepared, splits, lm.cfg, seed)]
+    whole = reduce(operator.add, [evaluator.totals(rows, ids, closely=True) for rows, ids in parts])
     assert whole.curves is not None
-    more = further(lm, wanted, objective, data, prepared, splits, micro_batch, measure)
-    more |= held_out_rewards(lm, objective, [(rows, spread(len(rows), data.val_rows)) for rows in all_rows], tokenizer)
+    more = further(evaluator, wanted, objective, data, prepared, splits) | held_out_rewards(evaluator, objective, parts)
     curves = {"reliability": whole.curves.reliability(), "loss_by_place": whole.curves.by_place()}
     found = cast(Examination, {**whole.figures(), **more, **curves})
     if not math.isfinite(found["val_loss"]):

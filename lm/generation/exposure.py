@@ -9,10 +9,10 @@ from torch import Tensor
 from lm.data.loader import eval_batches
 from lm.data.order import Ids
 from lm.data.rows.base import Rows
-from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import examining, generate
+from lm.generation.evaluate import Evaluator
 from lm.nn.batch import Batch
 from lm.nn.context import Context
 from lm.nn.head import CHUNK, Head, Reader
@@ -20,7 +20,7 @@ from lm.nn.transformer import LM
 from lm.schema import Tree
 
 
-def exposure(model: LM, parts: Sequence[tuple[Rows, Ids]], own_tokens: int, tokenizer: Tokenizer, micro_batch: int) -> Tree:
+def exposure(evaluator: Evaluator, parts: Sequence[tuple[Rows, Ids]], own_tokens: int) -> Tree:
     """Returns val_exposure = |mean_t H(p(. | c, y_<t)) - mean_t H(p(. | c, x_<t))|, t = 1 to `own_tokens`, in nats, and both means.
 
     c is a row without its last `own_tokens` tokens x; y are the tokens that the model draws behind c at temperature 1, up to an eos. The
@@ -31,12 +31,13 @@ def exposure(model: LM, parts: Sequence[tuple[Rows, Ids]], own_tokens: int, toke
     parts: rows, and the ids of those to read, of which only rows that one document fills are used. Raises ConfigError where there is no
     such row. Every rank reads all of them, since each may hold only a part of the weights.
     """
-    require_filled(parts, micro_batch)
+    model, tokenizer = evaluator.model, evaluator.tokenizer
+    require_filled(parts, evaluator.micro_batch)
     ends = [] if tokenizer.eos is None else [tokenizer.eos]
     device, totals = model.embed.weight.device, torch.zeros(3, dtype=torch.float64)
     cfg = SamplingConfig(max_tokens=own_tokens, temperature=1.0)
     with examining(model):
-        for batch in _batches(parts, micro_batch):
+        for batch in _batches(parts, evaluator.micro_batch):
             true = batch.tokens[_filled(batch)]
             if len(true):
                 start = true.shape[1] - own_tokens

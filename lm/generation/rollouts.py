@@ -13,7 +13,7 @@ from lm.data.rows.policy import PolicyConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import ROWS, go_on, rows_of
-from lm.generation.evaluate import Alone, Sharers
+from lm.generation.evaluate import Evaluator
 from lm.generation.text import chat_template, ends_of
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
@@ -84,27 +84,20 @@ class Sampler:
         return Answer(*texts, n_tokens=len(rollout.tokens), ended=ended)
 
 
-def held_out_rewards(
-    model: LM,
-    cfg: ObjectiveConfig,
-    parts: Sequence[tuple[Rows, Ids]],
-    tokenizer: Tokenizer,
-    among: Sharers | None = None,
-    in_step: bool = False,
-) -> Tree:
+def held_out_rewards(evaluator: Evaluator, cfg: ObjectiveConfig, parts: Sequence[tuple[Rows, Ids]], in_step: bool = False) -> Tree:
     """Returns means over the model's greedy answers to these rows, as val_reward and others; {} where the objective trains for no reward.
 
-    parts: rows, and the ids of those to answer.  among: the processes, of which each answers a part.
+    parts: rows, and the ids of those to answer, of which each process answers a part.  in_step: as of `Sampler`.
     """
     if not isinstance(cfg, PolicyConfig):
         return {}
-    sampler, among, n = Sampler(tokenizer, cfg, in_step), among or Alone(), sum(len(ids) for _, ids in parts)
+    sampler, among, n = Sampler(evaluator.tokenizer, cfg, in_step), evaluator.among, sum(len(ids) for _, ids in parts)
     sums = dict.fromkeys(["val_reward", *_named(cfg), "val_answer_tokens", "val_ended"], 0.0)
     for rows, ids in parts:
         mine = ids[among.rank :: among.world]
         for start in range(0, len(ids[:: among.world]), ROWS):
             part = mine[start : start + ROWS]
-            rollouts = sampler.draw(model, asked_of(rows.batch(part if len(part) else ids[:1])), 1, temperature=0.0)
+            rollouts = sampler.draw(evaluator.model, asked_of(rows.batch(part if len(part) else ids[:1])), 1, temperature=0.0)
             for answer in map(sampler.answer, rollouts[: len(part)]):
                 each = scores(cfg.rewards, answer)
                 told = [total(cfg.rewards, each), *(each[name] for name in _named(cfg).values()), answer.n_tokens, answer.ended]

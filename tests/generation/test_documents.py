@@ -17,7 +17,7 @@ from lm.data.rows.base import Rows
 from lm.data.rows.build import build_rows
 from lm.data.store.prepare import Prepared, prepare
 from lm.generation.documents import Documents
-from lm.generation.evaluate import totals
+from lm.generation.evaluate import Evaluator
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
 from tests.nn.models import config, redrawn
@@ -63,7 +63,7 @@ def sums_of(model: LM, rows: Rows, data: Prepared, world: int = 1) -> tuple[str,
     ids = np.arange(len(rows))
     each = [Documents(rows, ids, data.tokenizer, 2) for _ in range(world)]
     for rank, documents in enumerate(each):
-        totals(model, rows, ids, data.tokenizer, 2, Share(rank, world), closely=True, documents=documents)
+        Evaluator(model, data.tokenizer, 2, among=Share(rank, world)).totals(rows, ids, closely=True, documents=documents)
     found = each[0].found(np.sum([documents.flat() for documents in each], axis=0).tolist())
     return found.unit, {int(number): list(values) for number, values in found.sums.items()}
 
@@ -83,7 +83,7 @@ def test_documents_cut_by_rows_add_up_to_what_is_evaluated(model: LM, tmp_path: 
     cfg, data = prepared(tmp_path, 41)
     rows = build_rows(CausalConfig(), cfg, data.train, data.tokenizer, model.cfg)
     unit, found = sums_of(model, rows, data)
-    whole = totals(model, rows, np.arange(len(rows)), data.tokenizer, 2)
+    whole = Evaluator(model, data.tokenizer, 2).totals(rows, np.arange(len(rows)))
     assert unit == "documents" and np.sum([*found.values()], axis=0) == pytest.approx([whole.nats, whole.tokens, whole.n_bytes], rel=1e-6)
     lengths = np.diff(data.train.starts, append=data.train.n_tokens)
     assert {number: values[1] for number, values in found.items()} == dict(enumerate((lengths - 1).tolist()))

@@ -11,7 +11,7 @@ import lm as library
 from lm.data.kinds import TextConfig
 from lm.data.rows.causal import CausalRows
 from lm.data.store.prepare import prepare
-from lm.generation.evaluate import Evaluation, totals
+from lm.generation.evaluate import Evaluation, Evaluator
 from lm.storage.checkpoint import write_meta
 from tests.conftest import Lm
 
@@ -32,7 +32,7 @@ def by_hand(folder: Path, text: Path, tmp_path: Path, seq_len: int, split: str =
     model, tokenizer = library.load(folder, device="cpu")
     data = prepare(TextConfig(files=str(text), cache_dir=str(tmp_path / "cache")), tokenizer, log=lambda line: None)
     rows = CausalRows(data.val if split == "val" else data.train, tokenizer, seq_len, True)
-    return totals(model, rows, np.arange(len(rows)), tokenizer, 8).figures()
+    return Evaluator(model, tokenizer, 8).totals(rows, np.arange(len(rows))).figures()
 
 
 def test_figures_are_those_of_evaluate_on_rows_of_the_whole_context(

@@ -15,7 +15,7 @@ from lm.data.rows.causal import CausalRows
 from lm.data.store.prepare import Prepared, prepare
 from lm.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from lm.errors import ConfigError
-from lm.generation.evaluate import totals
+from lm.generation.evaluate import Evaluator
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import DecoderLM
 from tests.nn.models import config, redrawn
@@ -35,7 +35,7 @@ def test_figures_equal_sums_by_hand(tmp_path: Path, model: DecoderLM, mask_docum
     store = prepared(tmp_path, tokenizer).val
     rows = CausalRows(store, tokenizer, 24, mask_documents)
     ids = np.arange(len(rows))[::step]
-    found = totals(model, rows, ids, tokenizer, 7).figures()
+    found = Evaluator(model, tokenizer, 7).totals(rows, ids).figures()
     batch = rows.batch(ids)
     assert batch.labels is not None
     shown = batch.labels != IGNORED
@@ -50,7 +50,7 @@ def test_figures_equal_sums_by_hand(tmp_path: Path, model: DecoderLM, mask_docum
 def test_figures_do_not_depend_on_the_micro_batch_or_the_mode(tmp_path: Path, tokenizer: Tokenizer) -> None:
     model = redrawn(config(vocab_size=320, dropout=0.5)).train()
     rows = CausalRows(prepared(tmp_path, tokenizer).val, tokenizer, 24, True)
-    first, second = (totals(model, rows, np.arange(len(rows)), tokenizer, n).figures() for n in (1, 1000))
+    first, second = (Evaluator(model, tokenizer, n).totals(rows, np.arange(len(rows))).figures() for n in (1, 1000))
     assert first == pytest.approx(second, rel=1e-5)
     assert model.training
     assert torch.is_grad_enabled()
@@ -60,7 +60,7 @@ def test_an_even_guess_costs_the_logarithm_of_the_vocabulary(tmp_path: Path, tok
     model = redrawn(config(vocab_size=320))
     torch.nn.init.zeros_(model.embed.weight)
     rows = CausalRows(prepared(tmp_path, tokenizer).val, tokenizer, 24, True)
-    found = totals(model, rows, np.arange(len(rows)), tokenizer, 8).figures()
+    found = Evaluator(model, tokenizer, 8).totals(rows, np.arange(len(rows))).figures()
     assert found["val_loss"] == pytest.approx(math.log(320), rel=1e-6)
     assert found["val_bits_per_byte"] == pytest.approx(math.log2(320) * found["tokens"] / found["bytes"], rel=1e-6)
 
@@ -72,8 +72,8 @@ def test_bytes_are_shared_out_evenly_where_tokens_are_not_bytes(tmp_path: Path, 
     tokenizer = load_tokenizer(tmp_path)
     store = prepared(tmp_path, tokenizer).val
     rows = CausalRows(store, tokenizer, 10, True)
-    whole = totals(model, rows, np.arange(len(rows)), tokenizer, 8).figures()
-    part = totals(model, rows, np.arange(3), tokenizer, 8).figures()
+    whole = Evaluator(model, tokenizer, 8).totals(rows, np.arange(len(rows))).figures()
+    part = Evaluator(model, tokenizer, 8).totals(rows, np.arange(3)).figures()
     assert whole["bytes"] == store.n_bytes
     assert part["bytes"] / part["tokens"] == pytest.approx(whole["bytes"] / whole["tokens"], abs=0.05)  # bytes are rounded
 
@@ -81,7 +81,7 @@ def test_bytes_are_shared_out_evenly_where_tokens_are_not_bytes(tmp_path: Path, 
 def test_rows_without_anything_to_predict_are_refused(tmp_path: Path, model: DecoderLM, tokenizer: Tokenizer) -> None:
     rows = CausalRows(prepared(tmp_path, tokenizer).val, tokenizer, 24, True)
     with pytest.raises(ConfigError, match="0 rows have 0 tokens"):
-        totals(model, rows, np.arange(0), tokenizer, 8).figures()
+        Evaluator(model, tokenizer, 8).totals(rows, np.arange(0)).figures()
 
 
 class HalfRight(CausalRows):
@@ -105,7 +105,7 @@ def test_calibration_and_loss_by_place_equal_sums_by_hand(tmp_path: Path, tokeni
     rows = HalfRight(prepared(tmp_path, tokenizer).val, tokenizer, 24, mask_documents)
     rows.model = model
     ids = np.arange(len(rows))
-    parts = [totals(model, rows, ids[at::3], tokenizer, 5, closely=True) for at in range(3)]
+    parts = [Evaluator(model, tokenizer, 5).totals(rows, ids[at::3], closely=True) for at in range(3)]
     found = (parts[0] + parts[1] + parts[2]).curves
     batch = rows.batch(ids)
     assert found is not None and batch.labels is not None
@@ -128,5 +128,7 @@ def test_calibration_and_loss_by_place_equal_sums_by_hand(tmp_path: Path, tokeni
 
 def test_looking_closely_changes_no_figure(tmp_path: Path, model: DecoderLM, tokenizer: Tokenizer) -> None:
     rows = CausalRows(prepared(tmp_path, tokenizer).val, tokenizer, 24, True)
-    plain, close = (totals(model, rows, np.arange(len(rows)), tokenizer, 7, closely=closely).figures() for closely in (False, True))
+    plain, close = (
+        Evaluator(model, tokenizer, 7).totals(rows, np.arange(len(rows)), closely=closely).figures() for closely in (False, True)
+    )
     assert {name: value for name, value in close.items() if name != "val_ece"} == plain and 0 < close["val_ece"] < 1

@@ -10,6 +10,7 @@ from lm.data.rows.base import Rows
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import generate
+from lm.generation.evaluate import Evaluator
 from lm.generation.exposure import exposure
 from lm.nn.batch import Batch
 from lm.nn.transformer import DecoderLM
@@ -64,7 +65,7 @@ def test_it_is_the_mean_entropy_behind_own_tokens_less_that_behind_true_ones(mod
             own.append(entropy(model, text[:-OWN] + new[:t]))
             true.append(entropy(model, text[: SEQ_LEN - OWN + t]))
     text_rows = Texts(rows, cut=(1, 7))
-    found = exposure(model, [(text_rows, np.arange(7)), (text_rows, np.arange(7, 12))], OWN, TOKENIZER, micro_batch=5)
+    found = exposure(Evaluator(model, TOKENIZER, 5), [(text_rows, np.arange(7)), (text_rows, np.arange(7, 12))], OWN)
     means = {"val_own_entropy": np.mean(own), "val_true_entropy": np.mean(true), "val_exposure": abs(np.mean(own) - np.mean(true))}
     assert found == {name: pytest.approx(value, rel=1e-5, abs=1e-5) for name, value in means.items()}
     assert len(lengths) > 1 and found["val_exposure"] > 1e-3
@@ -74,9 +75,9 @@ def test_a_model_whose_text_is_the_true_one_has_none(model: DecoderLM) -> None:
     prompts = [text[:-OWN] for text in texts(9, seed=1)]
     new = generate(model, prompts, SAMPLING, ends=ENDS, n_tokens=N_TOKENS)
     own = [prompt + tokens for prompt, tokens in zip(prompts, new, strict=True) if len(tokens) == OWN]
-    assert len(own) > 4 and exposure(model, [(Texts(own), np.arange(len(own)))], OWN, TOKENIZER, 4)["val_exposure"] == 0
+    assert len(own) > 4 and exposure(Evaluator(model, TOKENIZER, 4), [(Texts(own), np.arange(len(own)))], OWN)["val_exposure"] == 0
 
 
 def test_rows_that_no_document_fills_are_refused(model: DecoderLM) -> None:
     with pytest.raises(ConfigError, match="no row of the held-out text is filled by one document"):
-        exposure(model, [(Texts(texts(3), cut=(0, 1, 2)), np.arange(3))], OWN, TOKENIZER, 2)
+        exposure(Evaluator(model, TOKENIZER, 2), [(Texts(texts(3), cut=(0, 1, 2)), np.arange(3))], OWN)

@@ -13,7 +13,7 @@ from torch import Tensor
 from lm.data.order import spread
 from lm.data.rows.causal import CausalRows
 from lm.data.store.prepare import prepare
-from lm.generation.evaluate import totals
+from lm.generation.evaluate import Evaluator
 from lm.generation.load import load
 from lm.losses.tokens import causal_reader, token_losses
 from lm.nn.context import Context
@@ -133,7 +133,7 @@ def test_averaged_weights_are_the_formula_over_every_step_and_are_what_is_valida
     model, tokenizer = load(tmp_path / "run", device="cpu")
     data = prepare(cfg.data, tokenizer, log=lambda text: None)
     rows = CausalRows(data.val, tokenizer, cfg.data.seq_len, cfg.data.mask_documents)
-    found = totals(model, rows, spread(len(rows), cfg.data.val_rows), tokenizer, 8).figures()
+    found = Evaluator(model, tokenizer, 8).totals(rows, spread(len(rows), cfg.data.val_rows)).figures()
     assert summary["val_loss"] == pytest.approx(found["val_loss"], rel=1e-6)
     stored = read_model(tmp_path / "run" / "checkpoints" / "step-00000005")[1]  # a checkpoint's model is the one that was validated
     torch.testing.assert_close({name: stored[name] for name in average}, average, atol=1e-6, rtol=1e-5)

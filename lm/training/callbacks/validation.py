@@ -6,7 +6,7 @@ from lm.data.order import Ids, spread
 from lm.data.rows.base import Rows
 from lm.errors import ConfigError, NumericsError
 from lm.generation.documents import Documents
-from lm.generation.evaluate import require_labels, totals
+from lm.generation.evaluate import Evaluator, require_labels
 from lm.generation.further import further, require_further
 from lm.generation.rollouts import held_out_rewards
 from lm.schema import Tree
@@ -97,18 +97,15 @@ class Validation(RunCallback):
         found: Tree = {}
         start, closely = cfg.init_from, documents is not None
         measure = cfg.objective.measure(None if start is None else lambda: parent(start, cfg.adapter).to(module.device))
+        evaluator = Evaluator(module.model, run.data.tokenizer, cfg.trainer.micro_batch, measure, run.readers)
         with module.exported_weights():
             for suffix, rows, ids in wanted:
-                of = totals(
-                    module.model, rows, ids, run.data.tokenizer, cfg.trainer.micro_batch, run.readers, measure, closely, documents
-                ).figures()
+                of = evaluator.totals(rows, ids, closely, documents).figures()
                 told = {name: value for name, value in of.items() if name.startswith("val_")}
-                in_step, tokenizer = cfg.strategy.stage == 3, run.data.tokenizer
-                told |= held_out_rewards(module.model, cfg.objective, [(rows, ids)], tokenizer, run.readers, in_step)
+                told |= held_out_rewards(evaluator, cfg.objective, [(rows, ids)], in_step=cfg.strategy.stage == 3)
                 found |= {f"{name}{suffix}": value for name, value in told.items()}
             if closely:
-                micro_batch, data = cfg.trainer.micro_batch, cfg.data
-                found |= further(module.model, cfg.eval, cfg.objective, data, run.data, ["test"], micro_batch, measure, run.readers)
+                found |= further(evaluator, cfg.eval, cfg.objective, cfg.data, run.data, ["test"])
         return found
 
     def _held_out(self, module: TrainModule) -> list[Held]:

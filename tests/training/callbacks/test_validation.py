@@ -13,7 +13,7 @@ from lm.data.rows.build import build_rows
 from lm.data.store.prepare import prepare
 from lm.errors import ConfigError
 from lm.generation.config import EvalConfig
-from lm.generation.evaluate import totals
+from lm.generation.evaluate import Evaluator
 from lm.storage.run_folder import RunFolder
 from lm.training.run import train
 from tests.nn.models import config, redrawn
@@ -45,14 +45,14 @@ def test_shares_add_up_and_take_equally_many_forwards(n: int, world: int, tmp_pa
     data = prepare(cfg, BytesConfig(), log=lambda line: None)
     model = redrawn(config(vocab_size=320))
     rows, ids = build_rows(CausalConfig(), cfg, data.train, data.tokenizer, model.cfg), np.arange(n) * 3
-    alone = totals(model, rows, ids, data.tokenizer, 2).figures()
+    alone = Evaluator(model, data.tokenizer, 2).totals(rows, ids).figures()
     forwards: list[int] = []
     model.register_forward_pre_hook(lambda module, args: forwards.append(1))
     shares = [Share(rank, world) for rank in range(world)]
     for share in shares:
         forwards.append(0)
         try:
-            totals(model, rows, ids, data.tokenizer, 2, share).figures()
+            Evaluator(model, data.tokenizer, 2, among=share).totals(rows, ids).figures()
         except ZeroDivisionError:  # of what all have, which `Share` does not add up
             assert share.rank >= n  # it had no row of its own
     nats, tokens, n_bytes = (sum(values) for values in zip(*(share.sums for share in shares), strict=True))

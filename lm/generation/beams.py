@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import ROWS, begin, decoding, finite, room
+from lm.generation.decode import ROWS, Vocabulary, begin, decoding, finite, room
 from lm.generation.grammar import Grammar, Matcher
 from lm.generation.prefill import filled, pieces, spaces
 from lm.generation.sampling import History, adjusted
@@ -37,11 +37,13 @@ class _Search:
     begin: list[int]
     limit: int
     cfg: SamplingConfig
+    ends: Collection[int]
+    ended: Ended | None
     matcher: Matcher | None
     running: list[Beam] = field(default_factory=lambda: [Beam([], 0.0)])
     found: list[Beam] = field(default_factory=list)
 
-    def step(self, candidates: Sequence[tuple[float, int, int]], ends: Collection[int], ended: Ended | None) -> list[int]:
+    def step(self, candidates: Sequence[tuple[float, int, int]]) -> list[int]:
         """Extends running beams by the likeliest candidates (score, running beam, token), best first; returns the parent of each beam that
         now runs.
 
@@ -54,8 +56,8 @@ class _Search:
             if score == -math.inf:  # the grammar forbids this candidate and all behind it
                 break
             before = self.running[parent].tokens
-            tokens = before if token in ends else [*before, token]
-            if token in ends or length == self.limit or (ended is not None and ended(tokens)):
+            tokens = before if token in self.ends else [*before, token]
+            if token in self.ends or length == self.limit or (self.ended is not None and self.ended(tokens)):
                 if rank < self.cfg.beams:
                     self.found.append(Beam(tokens, score / length**self.cfg.length_penalty))
             elif len(going) < self.cfg.beams:
@@ -78,20 +80,19 @@ def search(
     model: LM,
     prompts: Sequence[Sequence[int]],
     cfg: SamplingConfig,
+    vocabulary: Vocabulary | None = None,
     *,
-    ends: Collection[int] = (),
-    pad: int = 0,
-    n_tokens: int | None = None,
     ended: Ended | None = None,
     grammar: Grammar | None = None,
 ) -> list[list[Beam]]:
     """Returns the cfg.n best of cfg.beams beams of each prompt, best first, fewer where a grammar has fewer texts. They are those that
     `transformers` finds with num_beams=cfg.beams.
 
-    Prompts, ends, limits and errors are those of `generate`.  ended(tokens): whether the last of these new tokens ends a beam, which keeps
+    Prompts, limits and errors are those of `decode`.  ended(tokens): whether the last of these new tokens ends a beam, which keeps
     it. Raises ConfigError where the vocabulary has fewer tokens than beams and ends need.
     """
-    n_tokens = n_tokens or model.vocab_size
+    vocabulary = vocabulary or Vocabulary(model.vocab_size)
+    n_tokens, ends = vocabulary.n_tokens, vocabulary.ends
     cfg.require(n_tokens)
     if cfg.beams + len(ends) > n_tokens:
         raise ConfigError(f"beams={cfg.beams} and {len(ends)} ends are more than the {n_tokens} tokens of the vocabulary. Lower beams.")
@@ -102,6 +103,8 @@ def search(
             begin(model, prompt),
             room(model, prompt, cfg),
             cfg,
+            ends,
+            ended,
             grammar.matcher() if grammar is not None else None,
         )
         for prompt in prompts
@@ -109,21 +112,19 @@ def search(
     at_once = max(1, ROWS // cfg.beams)
     with decoding(model):
         for start in range(0, len(searches), at_once):
-            _run(model, searches[start : start + at_once], cfg, ends, pad, n_tokens, ended)
+            _run(model, searches[start : start + at_once], cfg, vocabulary)
     return [search.found[: cfg.n] for search in searches]
 
 
-def _run(
-    model: LM, searches: list[_Search], cfg: SamplingConfig, ends: Collection[int], pad: int, n_tokens: int, ended: Ended | None
-) -> None:
-    batch = filled(searches, pad, model.embed.weight.device)
+def _run(model: LM, searches: list[_Search], cfg: SamplingConfig, vocabulary: Vocabulary) -> None:
+    batch = filled(searches, vocabulary.pad, model.embed.weight.device)
     cache = spaces(model, batch, max(search.limit for search in searches))
     *_, logits = (model(piece, read=last_position, cache=cache) for piece in pieces(batch, cfg.prefill_chunk))
     while True:
-        logits = finite(logits[:, :n_tokens])  # (running beams, v)
+        logits = finite(logits[:, : vocabulary.n_tokens])  # (running beams, v)
         histories = [History(b"", search.begin, beam.tokens, matcher=search.matcher) for search in searches for beam in search.running]
         log_probs = adjusted(logits.float().log_softmax(-1), histories, cfg)
-        parents = _step(searches, log_probs, ends, ended)
+        parents = _step(searches, log_probs)
         searches = [search for search in searches if search.running]
         if not searches:
             return
@@ -135,15 +136,15 @@ def _run(
         logits = model(Batch(ids, positions=positions, padded=False), read=last_position, cache=cache)
 
 
-def _step(searches: Sequence[_Search], log_probs: Tensor, ends: Collection[int], ended: Ended | None) -> list[int]:
+def _step(searches: Sequence[_Search], log_probs: Tensor) -> list[int]:
     """Makes a step of each search; returns for each beam that now runs the row of its parent.  log_probs: (running beams of all, v)."""
     parents, first = [], 0
     for search in searches:
         scores = torch.tensor([[beam.score] for beam in search.running], device=log_probs.device)
         totals = (log_probs[first : first + len(scores)] + scores).flatten()  # (beams, v) -> (beams * v)
-        best = totals.topk(min(len(totals), max(2, 1 + len(ends)) * search.cfg.beams))
+        best = totals.topk(min(len(totals), max(2, 1 + len(search.ends)) * search.cfg.beams))
         places = (divmod(place, log_probs.shape[1]) for place in best.indices.tolist())
         candidates = [(score, *place) for score, place in zip(best.values.tolist(), places, strict=True)]
-        parents += [first + parent for parent in search.step(candidates, ends, ended)]
+        parents += [first + parent for parent in search.step(candidates)]
         first += len(scores)
     return parents

@@ -34,28 +34,35 @@ class Row(History):
     logprobs: list[Logprob] = field(default_factory=list)  # one for each new token; empty unless cfg.logprobs asks for them
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens that may be drawn, and those that end a row or fill it up."""
+
+    n_tokens: int  # ids from n_tokens on are never drawn: rows of the embedding that the tokenizer does not use
+    ends: Collection[int] = ()  # a row ends at one of them, which is not part of it
+    pad: int = 0
+
+
 def generate(
     model: LM,
     prompts: Sequence[Sequence[int]],
     cfg: SamplingConfig,
     *,
     ends: Collection[int] = (),
-    pad: int = 0,
     n_tokens: int | None = None,
     on_token: OnToken | None = None,
 ) -> list[list[int]]:
     """Returns only the new tokens of each row that `decode` returns: cfg.n rows of each prompt in turn."""
-    return [row.new for row in decode(model, prompts, cfg, ends=ends, pad=pad, n_tokens=n_tokens, on_token=on_token)]
+    vocabulary = Vocabulary(n_tokens or model.vocab_size, ends)
+    return [row.new for row in decode(model, prompts, cfg, vocabulary, on_token=on_token)]
 
 
 def decode(
     model: LM,
     prompts: Sequence[Sequence[int]],
     cfg: SamplingConfig,
+    vocabulary: Vocabulary | None = None,
     *,
-    ends: Collection[int] = (),
-    pad: int = 0,
-    n_tokens: int | None = None,
     on_token: OnToken | None = None,
     drafter: Drafter | None = None,
     grammar: Grammar | None = None,
@@ -65,18 +72,18 @@ def decode(
 
     A decoder continues a prompt; an encoder-decoder reads it as a source and answers behind its start token. Rows of one prompt that are
     decoded together prefill it once.
-    A row ends at a token of `ends`, at max_tokens, or where on_token(row, token) returns True; and at the end of the context where the
-    position encoding has a fixed number of places (learned positions, say). With other encodings it goes on beyond model.max_seq_len: each
-    token then sees the last model.max_seq_len tokens, itself included.
+    A row ends at one of the vocabulary's ends, at max_tokens, or where on_token(row, token) returns True; and at the end of the context
+    where the position encoding has a fixed number of places (learned positions, say). With other encodings it goes on beyond
+    model.max_seq_len: each token then sees the last model.max_seq_len tokens, itself included.
 
-    n_tokens: ids from n_tokens on are never drawn (rows of the embedding that the tokenizer does not use). Raises ConfigError for a prompt
-    that is empty, or longer than such a fixed number of places. cfg.stop is not looked at here, but in lm/generation/text.py.  drafter:
-    proposes tokens for speculative decoding. It changes no token, unless two are so near to each other that the rounding of one forward
-    over several tokens decides.  grammar: constrains the output; given just where cfg.form asks for one.
+    vocabulary: None: all of the model's tokens, none of which ends a row.  drafter: proposes tokens for speculative decoding. It changes no
+    token, unless two are so near to each other that the rounding of one forward over several tokens decides.  grammar: constrains the
+    output; given just where cfg.form asks for one. cfg.stop is not looked at here, but in lm/generation/text.py. Raises ConfigError for a
+    prompt that is empty, or longer than such a fixed number of places.
     """
-    n_tokens = n_tokens or model.vocab_size
-    rows = rows_of(model, prompts, cfg, n_tokens, grammar)
-    go_on(model, rows, cfg, ends, pad, n_tokens, on_token, drafter)
+    vocabulary = vocabulary or Vocabulary(model.vocab_size)
+    rows = rows_of(model, prompts, cfg, vocabulary.n_tokens, grammar)
+    go_on(model, rows, cfg, vocabulary, on_token, drafter)
     return rows
 
 
@@ -84,16 +91,14 @@ def go_on(
     model: LM,
     rows: Sequence[Row],
     cfg: SamplingConfig,
-    ends: Collection[int],
-    pad: int,
-    n_tokens: int,
+    vocabulary: Vocabulary,
     on_token: OnToken | None = None,
     drafter: Drafter | None = None,
 ) -> None:
     """As `decode`, for rows made by `rows_of`: appends the new tokens to each."""
     with decoding(model):
         for start in range(0, len(rows), ROWS):
-            _Decoding(model, list(rows[start : start + ROWS]), cfg, pad, n_tokens, drafter or Drafter(0)).run(ends, on_token)
+            _Decoding(model, list(rows[start : start + ROWS]), cfg, vocabulary, on_token, drafter or Drafter(0)).run()
 
 
 @contextmanager
@@ -170,22 +175,24 @@ def begin(model: LM, prompt: Sequence[int]) -> list[int]:
 class _Decoding:
     """Rows that are decoded together."""
 
-    def __init__(self, model: LM, rows: list[Row], cfg: SamplingConfig, pad: int, n_tokens: int, drafter: Drafter) -> None:
-        self.model, self.rows, self.cfg, self.pad, self.n_tokens, self.drafter = model, rows, cfg, pad, n_tokens, drafter
+    def __init__(
+        self, model: LM, rows: list[Row], cfg: SamplingConfig, vocabulary: Vocabulary, on_token: OnToken | None, drafter: Drafter
+    ) -> None:
+        self.model, self.rows, self.cfg, self.vocabulary, self.on_token, self.drafter = model, rows, cfg, vocabulary, on_token, drafter
         n_new = max(row.limit for row in rows)
-        self.cache, positions, hidden, self.logits = read(model, rows, pad, n_new, cfg.prefill_chunk, drafter.n_tokens)
-        drafter.begin(rows, cfg, n_tokens, n_new, hidden, positions)
+        self.cache, positions, hidden, self.logits = read(model, rows, vocabulary.pad, n_new, cfg.prefill_chunk, drafter.n_tokens)
+        drafter.begin(rows, cfg, vocabulary.n_tokens, n_new, hidden, positions)
         self.drafts: list[list[int]] = [[] for _ in rows]  # drafted tokens that the last forward read behind each row's newest token
 
-    def run(self, ends: Collection[int], on_token: OnToken | None) -> None:
+    def run(self) -> None:
         """Decodes until every row has ended."""
         all_rows, tally = self.rows, self.drafter.tally
-        self._draw(ends, on_token)
+        self._draw()
         while self.rows:
             begun = time.perf_counter()
             self._forward()
             drafted = any(self.drafts)
-            self._draw(ends, on_token)
+            self._draw()
             tally.count(time.perf_counter() - begun, drafted)
         tally.tokens += max(len(row.new) for row in all_rows) - 1
 
@@ -195,12 +202,12 @@ class _Decoding:
         self.drafts = [draft[: row.limit - len(row.new) - 1] for draft, row in zip(found, self.rows, strict=True)]
         given = [[row.new[-1], *draft] for row, draft in zip(self.rows, self.drafts, strict=True)]
         starts = [len(row.begin) + len(row.new) - 1 for row in self.rows]
-        ids, positions = right_padded(given, starts, self.pad, self.logits.device)
+        ids, positions = right_padded(given, starts, self.vocabulary.pad, self.logits.device)
         batch = Batch(ids, positions=positions, padded=uneven(given))
         hidden, self.logits = self.model(batch, read=every_position, cache=self.cache)  # (b, s, v)
         self.drafter.see(hidden, positions)
 
-    def _draw(self, ends: Collection[int], on_token: OnToken | None) -> None:
+    def _draw(self) -> None:
         """Draws the model's own token at each place of the drafts. Each row takes them up to and including the first that
         differs from its draft; rejected drafts leave the cache, and so do rows that end."""
         places = [(i, j) for i, draft in enumerate(self.drafts) for j in range(len(draft) + 1)]
@@ -208,12 +215,13 @@ class _Decoding:
         if any(self.drafts):
             which, where = torch.tensor(places, device=self.logits.device).unbind(1)
             logits = self.logits[which, where]  # (b, s, v) -> (drafts and rows, v)
-        ids = choose(finite(logits[:, : self.n_tokens]), [self.rows[i].extended(self.drafts[i][:j]) for i, j in places], self.cfg)
+        histories = [self.rows[i].extended(self.drafts[i][:j]) for i, j in places]
+        ids = choose(finite(logits[:, : self.vocabulary.n_tokens]), histories, self.cfg)
         told = [] if self.cfg.logprobs is None else logprobs(logits, ids, self.cfg.logprobs)
         going, forgotten, first, drawn = [], [], 0, ids.tolist()
         for i, (row, draft) in enumerate(zip(self.rows, self.drafts, strict=True)):
             mine = slice(first, first := first + len(draft) + 1)
-            n, goes_on = _take(row, draft, drawn[mine], told[mine], ends, on_token)
+            n, goes_on = self._take(row, draft, drawn[mine], told[mine])
             self.drafter.tally.accept(len(draft), n - 1)
             forgotten.append(self.logits.shape[1] - n if goes_on else 0)
             going += [i] if goes_on else []
@@ -225,27 +233,23 @@ class _Decoding:
             self.cache.reorder(kept)
             self.drafter.reorder(kept)
 
+    def _take(self, row: Row, draft: list[int], drawn: list[int], told: list[Logprob]) -> tuple[int, bool]:
+        """Appends drawn tokens to the row, up to and including the first that differs from the draft. Returns how many the row took, one
+        more than the draft's accepted tokens, and whether it goes on."""
+        for n, token in enumerate(drawn, 1):
+            if not self._goes_on(row, token, told[n - 1 : n]):
+                return n, False
+            if n > len(draft) or token != draft[n - 1]:
+                break
+        return n, True
 
-def _take(
-    row: Row, draft: list[int], drawn: list[int], told: list[Logprob], ends: Collection[int], on_token: OnToken | None
-) -> tuple[int, bool]:
-    """Appends drawn tokens to the row, up to and including the first that differs from the draft. Returns how many the row took, one more
-    than the draft's accepted tokens, and whether it goes on."""
-    for n, token in enumerate(drawn, 1):
-        if not _goes_on(row, token, told[n - 1 : n], ends, on_token):
-            return n, False
-        if n > len(draft) or token != draft[n - 1]:
-            break
-    return n, True
-
-
-def _goes_on(row: Row, token: int, told: list[Logprob], ends: Collection[int], on_token: OnToken | None) -> bool:
-    if token in ends:
-        return False
-    row.new.append(token)
-    row.logprobs += told
-    ended = on_token is not None and on_token(row.index, token)
-    return not ended and len(row.new) < row.limit
+    def _goes_on(self, row: Row, token: int, told: list[Logprob]) -> bool:
+        if token in self.vocabulary.ends:
+            return False
+        row.new.append(token)
+        row.logprobs += told
+        ended = self.on_token is not None and self.on_token(row.index, token)
+        return not ended and len(row.new) < row.limit
 
 
 def finite(logits: Tensor) -> Tensor:

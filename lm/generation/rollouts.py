@@ -12,7 +12,7 @@ from lm.data.rows.base import ObjectiveConfig, Rows
 from lm.data.rows.policy import PolicyConfig
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import ROWS, go_on, rows_of
+from lm.generation.decode import ROWS, Vocabulary, go_on, rows_of
 from lm.generation.evaluate import Evaluator
 from lm.generation.text import chat_template, ends_of
 from lm.nn.batch import IGNORED, Batch
@@ -66,7 +66,7 @@ class Sampler:
             for j, row in enumerate(rows[i * n : (i + 1) * n]):
                 row.key = hashlib.blake2b(f"{key}/{j}".encode(), digest_size=16).digest()
         on_token = None if self._in_step else self._ends_it
-        go_on(model, rows, cfg, (), self._tokenizer.pad, self._tokenizer.vocab_size, on_token)
+        go_on(model, rows, cfg, Vocabulary(self._tokenizer.vocab_size, pad=self._tokenizer.pad), on_token)
         found = []
         for row in rows:
             length = next((at for at, token in enumerate(row.new, 1) if token in self._ends), len(row.new))

@@ -12,7 +12,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import CheckpointError, ConfigError
 from lm.generation.beams import search
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import begin, beyond, decode, room
+from lm.generation.decode import Vocabulary, begin, beyond, decode, room
 from lm.generation.drafting.base import Drafter
 from lm.generation.grammar import Grammar
 from lm.generation.sampling import Logprob
@@ -72,9 +72,9 @@ def continued(
 ) -> list[Completion]:
     """As `complete`, for prompts that are token ids already.  ends: the tokens that end a completion.  alone: a completion is a text of its
     own, such as a chat answer, and not the rest of the prompt's text."""
-    grammar = grammar_of(tokenizer, cfg, ends)
+    grammar, vocabulary = grammar_of(tokenizer, cfg, ends), Vocabulary(tokenizer.vocab_size, ends, tokenizer.pad)
     if cfg.beams > 1:
-        best = _by_beams(model, tokenizer, encoded, cfg, ends, grammar, alone)
+        best = _by_beams(model, tokenizer, encoded, cfg, vocabulary, grammar, alone)
         if on_text is not None:
             for row, completion in enumerate(best):
                 on_text(row, completion.text)
@@ -90,17 +90,7 @@ def continued(
         tell(row, texts[row].push(token))
         return texts[row].stopped
 
-    rows = decode(
-        model,
-        encoded,
-        cfg,
-        ends=ends,
-        pad=tokenizer.pad,
-        n_tokens=tokenizer.vocab_size,
-        on_token=on_token,
-        drafter=drafter,
-        grammar=grammar,
-    )
+    rows = decode(model, encoded, cfg, vocabulary, on_token=on_token, drafter=drafter, grammar=grammar)
     for row, text in enumerate(texts):
         tell(row, text.finish())
     given = [ids for ids in encoded for _ in range(cfg.n)]
@@ -112,7 +102,7 @@ def _by_beams(
     tokenizer: Tokenizer,
     prompts: Sequence[Sequence[int]],
     cfg: SamplingConfig,
-    ends: set[int],
+    vocabulary: Vocabulary,
     grammar: Grammar | None,
     alone: bool,
 ) -> list[Completion]:
@@ -120,8 +110,7 @@ def _by_beams(
         return any(stop in tokenizer.decode(tokens) for stop in cfg.stops)
 
     found = []
-    searched = search(model, prompts, cfg, ends=ends, pad=tokenizer.pad, n_tokens=tokenizer.vocab_size, ended=ended, grammar=grammar)
-    for ids, beams in zip(prompts, searched, strict=True):
+    for ids, beams in zip(prompts, search(model, prompts, cfg, vocabulary, ended=ended, grammar=grammar), strict=True):
         for beam in beams:
             text = Continuation(primed(tokenizer, [] if alone else begin(model, ids)), cfg.stops)
             for token in beam.tokens:

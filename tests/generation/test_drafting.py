@@ -8,7 +8,7 @@ import torch
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import decode
+from lm.generation.decode import Vocabulary, decode
 from lm.generation.drafting.base import Drafter, Lookup, Tally
 from lm.generation.drafting.model import DraftModel
 from lm.generation.drafting.mtp import MTP
@@ -70,11 +70,11 @@ def test_text_with_drafts_is_the_text_without(n: int, kind: str, sampling: int) 
     with Doubles():
         free = decode(model, PROMPTS, cfg)
         late = [token for row in free for token in row.new[12:] if all(token not in other.new[:9] for other in free)]
-        ends = {[*late, free[2].new[9]][0]}
-        plain = decode(model, PROMPTS, cfg, ends=ends)
+        vocabulary = Vocabulary(model.vocab_size, {[*late, free[2].new[9]][0]})
+        plain = decode(model, PROMPTS, cfg, vocabulary)
         drafter = drafter_of(kind, model, MODELS[n])
-        found = decode(model, PROMPTS, cfg, ends=ends, drafter=drafter)
-        alone = decode(model, PROMPTS[:1], cfg, ends=ends, drafter=drafter)
+        found = decode(model, PROMPTS, cfg, vocabulary, drafter=drafter)
+        alone = decode(model, PROMPTS[:1], cfg, vocabulary, drafter=drafter)
     assert [row.new for row in found] == [row.new for row in plain]
     assert alone[0].new == plain[0].new
     assert [told.token for row in found for told in row.logprobs] == [token for row in plain for token in row.new]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lm.generation.beams import Beam, search
 from lm.generation.config import SamplingConfig
+from lm.generation.decode import Vocabulary
 from lm.hf.io.reading import read_hf
 from lm.nn.transformer import LM
 from lm.schema import from_tree
@@ -92,7 +93,7 @@ def test_beams_are_those_of_transformers(pair: tuple[Any, LM], options: dict[str
     given = cfg(**options)
     wanted = expected(theirs, PROMPTS, given)
     with Doubles():
-        found = flat(search(ours, PROMPTS, given, ends=ENDS))
+        found = flat(search(ours, PROMPTS, given, Vocabulary(ours.vocab_size, ENDS)))
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in wanted]
     torch.testing.assert_close(torch.tensor([s for _, s in found]), torch.tensor([s for _, s in wanted]), rtol=1e-5, atol=1e-5)
     lengths = {len(tokens) for tokens, _ in found}
@@ -102,6 +103,6 @@ def test_beams_are_those_of_transformers(pair: tuple[Any, LM], options: dict[str
 def test_prompts_together_give_what_each_gives_alone(pair: tuple[Any, LM]) -> None:
     _, ours = pair
     given = cfg(beams=8, n=2, repetition_penalty=1.3)  # so that four prompts are searched at once
-    found = search(ours, PROMPTS, given, ends=ENDS)
-    alone = [search(ours, [prompt], given, ends=ENDS)[0] for prompt in PROMPTS]
+    found = search(ours, PROMPTS, given, Vocabulary(ours.vocab_size, ENDS))
+    alone = [search(ours, [prompt], given, Vocabulary(ours.vocab_size, ENDS))[0] for prompt in PROMPTS]
     assert [[beam.tokens for beam in best] for best in found] == [[beam.tokens for beam in best] for best in alone]

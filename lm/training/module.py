@@ -42,7 +42,7 @@ class TrainModule(LightningModule):
     gradient is not finite changes nothing, which is decided on the device, with no host sync.
     """
 
-    run: RunState  # what the callbacks of a run share; a step needs none of it
+    run: RunState  # what the callbacks of a run share; a step needs only its length
     ema: EMA | None = None
     slices: Slices | None = None  # this rank's slices of rows, where several ranks share each row
 
@@ -58,7 +58,6 @@ class TrainModule(LightningModule):
         self.n_trained = sum(p.numel() for p in trainable(model).values())
         self.n_frozen = sum(p.numel() for p in model.parameters()) - self.n_trained
         self.objective = build_objective(cfg)
-        self.max_steps = cfg.trainer.max_steps  # or fewer, decided later by trainer.max_minutes
         self.micro = 0  # finished micro-batches of the current step
         self.stepped = False  # True from the end of a step to the beginning of the next
         self.nll = self.tokens_in_step = torch.zeros(())
@@ -133,7 +132,7 @@ class TrainModule(LightningModule):
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None) -> None:
         """Sets the learning rate, steps and counts the step. Callbacks run right after it and see the new `step`."""
-        set_lr(optimizer, self.cfg.schedule.factor(self.step, self.max_steps))
+        set_lr(optimizer, self.cfg.schedule.factor(self.step, self.run.max_steps))
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         if self._complete:
             self.strategy.settle()

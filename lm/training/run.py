@@ -85,7 +85,6 @@ def _train(
     with memory_errors(cfg):
         module = build_module(cfg, data, reader)
         module.run = _begin(module, data, Journal(folder, console, ranks.first), ranks, signals)
-        module.max_steps = module.run.cfg.trainer.max_steps
         try:
             _fit(module, callbacks)
             return _finish(module, command) if ranks.first else {}
@@ -168,12 +167,12 @@ def _describe(module: "TrainModule", rows: str) -> None:
     at = f"resumes at step {module.step:,}" if module.step else "starts"
     frozen = f" ({si(module.n_frozen)} frozen)" if module.n_frozen else ""
     n_rows = min(len(run.splits.train), cfg.data.train_rows or len(run.splits.train))
-    epochs = module.max_steps * cfg.data.global_batch / n_rows
+    epochs = run.max_steps * cfg.data.global_batch / n_rows
     run.journal.console.say(
         f"{run.folder.path} {at}: {si(module.n_trained + module.n_frozen)} parameters{frozen},"
         f" {si(counts.train_flops_per_token)}FLOPs/token,"
         f" {run.data.n_tokens('train'):,} train and {run.data.n_tokens('val'):,} validation tokens, {cfg.data.global_batch} x"
-        f" {cfg.data.seq_len} tokens a step ({rows}), {counted(module.max_steps, 'step')}, {epochs:.3g} epochs"
+        f" {cfg.data.seq_len} tokens a step ({rows}), {counted(run.max_steps, 'step')}, {epochs:.3g} epochs"
     )
     if epochs > _MOST_EPOCHS and not cfg.trainer.early_stop:
         run.journal.console.say(
@@ -196,7 +195,7 @@ def _finish(module: "TrainModule", command: str | None) -> Tree:
         "name": cfg.run.name, "command": command,
         "parameters": counts.parameters, "parameters_non_embedding": counts.non_embedding, "parameters_trained": module.n_trained,
         "flops_per_token": counts.train_flops_per_token, "cache_bytes_per_token": counts.cache_bytes_per_token,
-        "steps": step, "model_step": handed_on, "stopped_early": step < module.max_steps, "tokens": tokens,
+        "steps": step, "model_step": handed_on, "stopped_early": step < run.max_steps, "tokens": tokens,
         "val_loss": p.best_val_loss if best else p.val_loss,
         "val_bits_per_byte": p.best_bits_per_byte if best else p.val_bits_per_byte, "zlib_bits_per_byte": run.data.zlib_bits_per_byte,
         **p.test,

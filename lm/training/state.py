@@ -122,15 +122,17 @@ class RunState:
     stopped_by: int | None = field(init=False, default=None)  # the signal that ends the run, the same on all ranks
 
     def __post_init__(self) -> None:
-        where = self.cfg.checkpoint
-        self.saver = Saver(self.folder.checkpoints, where, self.ranks, self.data.tokenizer.save)
-        if self.counters.max_steps is not None:
-            self.shorten(self.counters.max_steps)
+        self.saver = Saver(self.folder.checkpoints, self.cfg.checkpoint, self.ranks, self.data.tokenizer.save)
+        self.journal.console.max_steps = self.max_steps
+
+    @property
+    def max_steps(self) -> int:
+        """Returns the run's length: trainer.max_steps, or what trainer.max_minutes has come to."""
+        return self.counters.max_steps or self.cfg.trainer.max_steps
 
     def shorten(self, max_steps: int) -> None:
-        """Sets the run's length to `max_steps`, in place of trainer.max_minutes."""
+        """Decides the run's length in place of trainer.max_minutes."""
         self.counters.max_steps = self.journal.console.max_steps = max_steps
-        self.cfg = self.cfg.replace(trainer=self.cfg.trainer.replace(max_steps=max_steps, max_minutes=None))
 
     @property
     def folder(self) -> RunFolder:
@@ -156,8 +158,8 @@ class RunState:
         return step % where.every == 0 or step in where.keep_steps or step == self.counters.best_step or self.ends(step)
 
     def last(self, step: int) -> bool:
-        """Says whether this is the run's last step by trainer.max_steps."""
-        return step >= self.cfg.trainer.max_steps
+        """Says whether this is the run's last step, unless it stops early."""
+        return step >= self.max_steps
 
     def done(self, step: int) -> bool:
         """Says whether the run is complete: at its last step, or stopped early."""

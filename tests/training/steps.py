@@ -3,7 +3,8 @@
 import warnings
 from collections.abc import Container
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from lightning import Trainer
@@ -16,6 +17,7 @@ from lm.schema import Tree, from_tree
 from lm.training.callbacks.base import RunCallback
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
+from lm.training.state import RunState
 from lm.training.strategies.single import Single
 from lm.training.weights.initial import Fill, beside, drawn
 
@@ -145,7 +147,8 @@ def train_steps(
     if options.pop("compile", False):
         let_compilers_in()
         model.compile()
-    module, recorder = kind(cfg, model, strategy, fill), Recorder(steps)
+    module, recorder = kind(cfg, model, strategy, fill, None), Recorder(steps)
+    module.run = cast(RunState, SimpleNamespace(max_steps=cfg.trainer.max_steps))
     quiet = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler"), False
     )

@@ -9,12 +9,11 @@ class TimeBox(RunCallback):
     From then on the run is one of that many `trainer.max_steps`."""
 
     def step_end(self, module: TrainModule) -> None:
-        run, step = module.run, module.step
-        if run.cfg.trainer.max_minutes is None or not run.logs(step) or step == 1:  # the first step is not like the others
+        run, step, decided = module.run, module.step, module.run.counters.max_steps is not None
+        if run.cfg.trainer.max_minutes is None or decided or not run.logs(step) or step == 1:  # the first step is not like the others
             return
         if (length := run.ranks.from_first(lambda: self._length(module))) is not None:
             run.shorten(length)
-            module.max_steps = length
             run.journal.record({"step": step, "event": "length decided", "max_steps": length})
 
     def _length(self, module: TrainModule) -> int | None:

@@ -12,7 +12,7 @@ from lm.cost.memory import memory
 from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError, ConfigError, ResourceError
 from lm.nn.room import require_room
-from lm.nn.transformer import LM, EncoderDecoderConfig, ModelConfig, build_model
+from lm.nn.transformer import EncoderDecoderConfig, ModelConfig, build_model
 from lm.storage.checkpoint import CheckpointReader
 from lm.training.config import TrainConfig
 from lm.training.module import TrainModule
@@ -25,11 +25,13 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 def build_module(cfg: TrainConfig, data: Prepared, reader: CheckpointReader | None) -> TrainModule:
     """Returns the module with initialized weights, or with its model on the meta device where the strategy fills it part by part."""
     strategy = cfg.strategy.build(cfg)
-    fill = _fill(cfg, reader)
+    fill, model_cfg = _fill(cfg, reader), _model_config(cfg, data)
     device = "cuda" if cfg.trainer.device != "cpu" and torch.cuda.is_available() else "cpu"
-    needed = memory(on_meta(cfg, _model_config(cfg, data)), cfg.setting())
+    needed = memory(on_meta(cfg, model_cfg), cfg.setting())
     require_room(needed.total - (needed.optimizer if cfg.strategy.offload else 0), device, "a step, by formula,")
-    model = _model(cfg, data, "meta" if strategy.meta or cfg.adapter is not None else "cpu")
+    model = build_model(model_cfg, device="meta" if strategy.meta or cfg.adapter is not None else "cpu")
+    if cfg.adapter is not None:
+        cfg.adapter.apply(model)
     if cfg.trainer.precision == "bf16-true":  # as Lightning converts it, but before the weights are read, so that a model that is
         model = model.to(torch.bfloat16)  # only written again has the same dtype
     if not strategy.meta and cfg.adapter is not None:
@@ -46,13 +48,6 @@ def _fill(cfg: TrainConfig, reader: CheckpointReader | None) -> Fill:
     if cfg.init_from is None or (reader is not None and cfg.adapter is None):
         return own
     return copied(cfg.init_from) if cfg.adapter is None else beside(copied(cfg.init_from), own)
-
-
-def _model(cfg: TrainConfig, data: Prepared, device: str) -> LM:
-    model = build_model(_model_config(cfg, data), device=device)
-    if cfg.adapter is not None:
-        cfg.adapter.apply(model)
-    return model
 
 
 def _model_config(run: TrainConfig, data: Prepared) -> ModelConfig:

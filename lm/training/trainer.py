@@ -19,9 +19,6 @@ from lm.training.callbacks.validation import Validation
 from lm.training.config import TrainConfig
 from lm.training.launch.ranks import on_cuda
 
-_PRECISION = {"fp32": "32-true", "bf16-mixed": "bf16-mixed", "bf16-true": "bf16-true"}
-
-
 _REFUSED = {
     "Checkpoint": "saves what only it can load. Set checkpoint.every and checkpoint.keep_last",
     "EarlyStopping": "waits for a validation of Lightning's. Set trainer.early_stop",
@@ -64,10 +61,9 @@ def build_trainer(cfg: TrainConfig, accumulation: int, strategy: Any, callbacks:
         logging.getLogger(name).setLevel(logging.ERROR)
     if not (cuda := on_cuda(cfg.trainer.device, cfg.launch.devices)):
         keep_freed_memory(True)
-    precision: Any = _PRECISION[cfg.trainer.precision]
     return Trainer(
         accelerator="cuda" if cuda else "cpu", devices=cfg.launch.devices, num_nodes=cfg.launch.nodes, strategy=strategy,
-        precision=precision, max_steps=-1, max_epochs=-1, min_epochs=0,
+        precision="32-true" if cfg.trainer.precision == "fp32" else cfg.trainer.precision, max_steps=-1, max_epochs=-1, min_epochs=0,
         accumulate_grad_batches=accumulation, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, callbacks=[*(ours() for ours in CALLBACKS), *added],
         num_sanity_val_steps=0, limit_val_batches=0, use_distributed_sampler=False,

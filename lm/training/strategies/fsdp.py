@@ -1,11 +1,14 @@
 """torch's FSDP2, through Lightning's ModelParallelStrategy.  Zhao et al. 2023, arXiv:2304.11277."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from math import prod
 from typing import Any
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -14,7 +17,6 @@ from torch.optim import Optimizer
 from lm.nn.transformer import LM
 from lm.storage.checkpoint import Piece
 from lm.training.launch.config import LaunchConfig
-from lm.training.strategies.mesh import mesh_of
 from lm.training.strategies.single import Single
 from lm.training.weights.initial import Fill, materialized
 
@@ -85,4 +87,18 @@ class FSDP(Single):
             return Piece.whole(name, kind, tensor)
         mine = tensor.to_local().detach()
         _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        return Piece(name, kind, tuple(tensor.shape), tuple(offset), mine, (torch.distributed.get_rank() // self.n, self.copies))
+        return Piece(name, kind, tuple(tensor.shape), tuple(offset), mine, (distributed.get_rank() // self.n, self.copies))
+
+
+def mesh_of(device: str, sizes: Mapping[str, int], timeout_s: int) -> DeviceMesh:
+    """Returns a mesh of all ranks with named dimensions; neighbouring ranks lie along the last one. All ranks must call it.
+
+    torch's own init_device_mesh would give the process groups another timeout than launch.timeout_s.
+    """
+    ranks, mine, groups = torch.arange(prod(sizes.values())).view(*sizes.values()), distributed.get_rank(), []
+    for dim, size in enumerate(sizes.values()):
+        for line in ranks.movedim(dim, -1).reshape(-1, size).tolist():
+            group = distributed.new_group(line, timedelta(seconds=timeout_s))
+            if mine in line:
+                groups.append(group)
+    return DeviceMesh.from_group(groups, device, mesh=ranks, mesh_dim_names=tuple(sizes))

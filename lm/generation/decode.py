@@ -5,7 +5,7 @@ draft of several tokens.
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -120,6 +120,11 @@ def decoding(model: LM) -> Iterator[None]:
     """As `examining`; the model computes in its weights' dtype, which its cache has too."""
     with examining(model), torch.autocast(model.embed.weight.device.type, enabled=False):
         yield
+
+
+def eager(compiled: bool) -> AbstractContextManager[None]:
+    """Within the block, a compiled model runs eagerly, so that it is not compiled anew for each new shape, as in decoding."""
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def rows_of(model: LM, prompts: Sequence[Sequence[int]], cfg: SamplingConfig, n_tokens: int, grammar: Grammar | None = None) -> list[Row]:

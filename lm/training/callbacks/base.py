@@ -1,9 +1,7 @@
 """Base of the built-in callbacks, which act when a run begins, after each optimizer step, and when it ends."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from lightning import Callback, Trainer
 
 from lm.training.module import TrainModule
@@ -38,8 +36,3 @@ class RunCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         self.finish(pl_module)
-
-
-def eager(module: TrainModule) -> AbstractContextManager[None]:
-    """Returns a context in which a compiled model runs eagerly, so that it is not recompiled for each new shape, as in generation."""
-    return torch.compiler.set_stance("force_eager") if module.cfg.trainer.compile else nullcontext()

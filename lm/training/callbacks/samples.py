@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import room
+from lm.generation.decode import eager, room
 from lm.generation.load import generate
 from lm.generation.text import prompt_ids
 from lm.schema import Tree
-from lm.training.callbacks.base import RunCallback, eager
+from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 
 _DOCUMENTS, _TOKENS = 2, 16  # with sample_prompts=held_out: documents of each source to continue, and their first tokens as prompt
@@ -40,7 +40,7 @@ class Samples(RunCallback):
         run = module.run
         if module.cfg.trainer.sample_prompts and module.model.cfg.kind != "encoder":
             told = run.journal.console.during("Sampling")
-            with run.clock.paused(), told, module.exported_weights(), eager(module):
+            with run.clock.paused(), told, module.exported_weights(), eager(module.cfg.trainer.compile):
                 run.counters.samples_bytes = run.journal.samples(module.step, self._texts(module))
 
     def _texts(self, module: TrainModule) -> list[Sequence[str]]:

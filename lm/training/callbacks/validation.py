@@ -5,12 +5,13 @@ import math
 from lm.data.order import Ids, spread
 from lm.data.rows.base import Rows
 from lm.errors import ConfigError, NumericsError
+from lm.generation.decode import eager
 from lm.generation.documents import Documents
 from lm.generation.evaluate import Evaluator, require_labels
 from lm.generation.further import further, require_further
 from lm.generation.rollouts import held_out_rewards
 from lm.schema import Tree
-from lm.training.callbacks.base import RunCallback, eager
+from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 from lm.training.weights.initial import parent
 
@@ -79,7 +80,7 @@ class Validation(RunCallback):
         """Evaluates the rows set aside for the test. Only once, at the end: a test looked at while choosing a model is no test."""
         run, self._tested = module.run, module.step
         if rows := self._set_aside(module):
-            with run.clock.paused(), run.journal.console.during("Testing"), eager(module):
+            with run.clock.paused(), run.journal.console.during("Testing"), eager(module.cfg.trainer.compile):
                 documents = Documents(*rows[0][1:], run.data.tokenizer, module.cfg.trainer.micro_batch)
                 found = self._losses(module, rows, documents)
                 for name in (name for name in found if name.startswith("val_loss")):

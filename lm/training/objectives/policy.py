@@ -3,7 +3,6 @@ the same prompt."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -15,6 +14,7 @@ from lm.data.rewards.base import Answer, scores, total
 from lm.data.rows.policy import GRPOConfig, PolicyConfig, RLOOConfig
 from lm.data.rows.seq2seq import rounded
 from lm.data.tokenizer.tokenizer import load_tokenizer
+from lm.generation.decode import eager
 from lm.generation.rollouts import Rollout, Sampler, asked_of
 from lm.losses.measure import label_likelihoods
 from lm.losses.tokens import LossSums
@@ -69,8 +69,7 @@ class Policy(ABC, Generic[C]):
         """Returns n_answers rollouts for each row, row after row.  first_row: as in `Objective`."""
         asked = asked_of(batch)
         keys = [f"{self._seed}/{step}/{first_row + i}" for i in range(len(asked))]
-        eager: AbstractContextManager[None] = torch.compiler.set_stance("force_eager") if self._compiled else nullcontext()
-        with eager:
+        with eager(self._compiled):
             return self._sampler.draw(model, asked, self._cfg.n_answers, keys=keys)
 
     def _judged(self, answers: Sequence[Answer]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -13,46 +13,56 @@ from lm.training.launch import parent
 _POLL_S = 0.1
 
 
-class Children:
+class Received:
+    """Inside the block the signals on which a run ends are only recorded. Outside of the main thread they are left to the program."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []  # in the order they came
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._note) for number in parent.heard() if parent.may_handle()}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.numbers.append(number)
+
+
+class Children(Received):
     """Inside the block, which the main thread enters, signals are recorded and forwarded to the children; any thread may run a child.
 
     The handler only records a signal, and the thread that waits for a child forwards it: so no signal is lost between a child's start and
     the first wait, and none arrives twice, which would end a training unsaved. If an error leaves the block, running children get SIGTERM.
     """
 
-    def __init__(self) -> None:
-        self._caught: list[int] = []
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._note) for number in parent.heard()}
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is not None and not self._caught:
-            self._caught.append(signal.SIGTERM)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        if error is not None and not self.numbers:
+            self.numbers.append(signal.SIGTERM)
+        super().__exit__(kind, error, trace)
 
     @property
     def caught(self) -> int | None:
         """The first signal received; None: none so far."""
-        return self._caught[0] if self._caught else None
+        return self.numbers[0] if self.numbers else None
 
     def run(self, command: Sequence[str], env: Mapping[str, str] | None = None, output: IO[bytes] | None = None) -> int:
         """Runs a command and returns its exit code; minus the signal's number where a signal ended it, or came before it was started.
 
         env: added to this process's environment.  output: file for its stdout and stderr; None: this process's.
         """
-        if self._caught:
-            return -self._caught[0]
+        if self.numbers:
+            return -self.numbers[0]
         told = 0
         child = self._started(command, {**os.environ, **parent.named(), **(env or {})}, output)
         while True:
             try:
                 return child.wait(_POLL_S)
             except subprocess.TimeoutExpired:
-                for number in self._caught[told:]:
+                for number in self.numbers[told:]:
                     child.send_signal(number)
                     told += 1
 
@@ -63,6 +73,3 @@ class Children:
         except OSError as error:
             reason = f"no process can be started ({error.strerror}). Free memory or processes, and start again"
             raise ResourceError(f"{command[0]}: {reason}.") from error
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._caught.append(number)

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from lm.errors import Interrupted, LmError, ResourceError
@@ -20,6 +19,7 @@ from lm.progress import quiet
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 from lm.training.launch import outcome, parent
+from lm.training.launch.children import Received
 from lm.training.launch.meeting import require_place
 
 WORKER = "lm.training.worker"
@@ -50,25 +50,21 @@ class _Launcher:
     def __init__(self, cfg: TrainConfig, folder: Path) -> None:
         """folder: holds the ranks' config.yaml; the ranks write their outcomes below it."""
         self._cfg, self._folder = cfg, folder
-        self._caught: list[int] = []
+        self._received = Received()
         self._killed: dict[int, int] = {}
         self._silent: dict[int, str] = {}
         self._error: BaseException | None = None
 
     def run(self) -> LmError | None:
         """Waits until all ranks have ended and no restart is left; returns the error of the first rank that failed."""
-        before = {number: signal.signal(number, self._note) for number in parent.heard() if parent.may_handle()}
-        try:
+        with self._received:
             error = self._attempt(0)
             for number in range(1, self._cfg.launch.max_restarts + 1):
-                if error is None or self._caught or not outcome.may_pass(error):
+                if error is None or self._received.numbers or not outcome.may_pass(error):
                     break
                 note(error.sentence)
                 note(f"launch: start {number} of launch.max_restarts={self._cfg.launch.max_restarts}")
                 error = self._attempt(number)
-        finally:
-            for signal_number, handler in before.items():
-                signal.signal(signal_number, handler)
         return error
 
     def _attempt(self, number: int) -> LmError | None:
@@ -82,9 +78,6 @@ class _Launcher:
         if self._error is not None:
             raise self._error
         return outcome.verdict(outcome.read(self._outcomes), self._killed, self._silent)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._caught.append(number)
 
     def _look_after(self, thread: threading.Thread) -> None:
         """Forwards each signal to each rank once, also to ranks that begin later; records which ranks keep the others waiting."""
@@ -100,15 +93,17 @@ class _Launcher:
                     if self._silent[rank.rank] in "Tt":
                         _send(rank.pid, signal.SIGKILL)  # a stopped process handles no other signal
             running = [rank.pid for rank in living]
-            if not self._caught or running:
+            if not self._received.numbers or running:
                 since = time.monotonic()
             waited = time.monotonic() - since > _ABANDON_S  # the ranks wait for other machines, say
-            if waited or (len(self._caught) > 1 and not found):
-                raise Interrupted(f"launch: {signal.Signals(self._caught[0]).name} came before the ranks ran.", self._caught[0])
-            for key in [(turn, pid) for turn in range(len(self._caught)) for pid in running]:
+            if waited or (len(self._received.numbers) > 1 and not found):
+                raise Interrupted(
+                    f"launch: {signal.Signals(self._received.numbers[0]).name} came before the ranks ran.", self._received.numbers[0]
+                )
+            for key in [(turn, pid) for turn in range(len(self._received.numbers)) for pid in running]:
                 if key not in told:
                     told.add(key)
-                    _send(key[1], self._caught[key[0]])
+                    _send(key[1], self._received.numbers[key[0]])
 
     def _start(self) -> None:
         from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs

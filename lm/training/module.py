@@ -81,6 +81,8 @@ class TrainModule(LightningModule):
         self.model.train()
         self.slices = self.strategy.slices or slices_of(self.cfg.launch)
         self.strategy.ready(self.trainer.optimizers[0])
+        if self.cfg.trainer.ema_decay is not None:
+            self.ema = EMA(self.strategy, self.model, self.weights(), self.cfg.trainer.ema_decay)
         if self.reader is not None:
             self.restore(self.reader)
 
@@ -131,12 +133,14 @@ class TrainModule(LightningModule):
         return self.verdicts.judge(self.loss(), grad_norm, self.tokens_in_step)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None) -> None:
-        """Sets the learning rate, steps and counts the step. Callbacks run right after it and see the new `step`."""
+        """Sets the learning rate, steps, averages the weights and counts the step. Callbacks run right after it and see the new `step`."""
         set_lr(optimizer, self.cfg.schedule.factor(self.step, self.run.max_steps))
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         if self._complete:
             self.strategy.settle()
             self._balance()
+            if self.ema is not None:
+                self.ema.update()
             self.verdicts.count(self.step)
             self.micro, self.step, self.stepped = 0, self.step + 1, True
 

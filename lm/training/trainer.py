@@ -8,7 +8,6 @@ from lightning import Callback, Trainer
 
 from lm.errors import ConfigError
 from lm.training.build import keep_freed_memory
-from lm.training.callbacks.averages import Averages
 from lm.training.callbacks.bad_steps import BadSteps, Rollback
 from lm.training.callbacks.checkpoints import Checkpoints
 from lm.training.callbacks.metrics import Metrics
@@ -36,10 +35,9 @@ _REFUSED = {
 """Callbacks of Lightning's that do not work here, why, and what does the same."""
 
 
-CALLBACKS = (Averages, StopOnSignal, BadSteps, Metrics, TimeBox, Rollback, Validation, Samples, Checkpoints)
-"""What happens between steps, in this order: averages first, which a later one may validate; the bad step before the line that may take
-the run back; the clock's word behind the line that reads it; and last the save, which holds what the others have counted, and ends the
-run."""
+CALLBACKS = (StopOnSignal, BadSteps, Metrics, TimeBox, Rollback, Validation, Samples, Checkpoints)
+"""What happens between steps, in this order: the bad step before the line that may take the run back; the clock's word behind the line
+that reads it; and last the save, which holds what the others have counted, and ends the run."""
 
 
 def _require_usable(callback: Any) -> None:

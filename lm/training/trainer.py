@@ -10,10 +10,9 @@ from lm.errors import ConfigError
 from lm.training.build import keep_freed_memory
 from lm.training.callbacks.bad_steps import BadSteps, Rollback
 from lm.training.callbacks.checkpoints import Checkpoints
+from lm.training.callbacks.ends import StopOnSignal, TimeBox
 from lm.training.callbacks.metrics import Metrics
 from lm.training.callbacks.samples import Samples
-from lm.training.callbacks.signals import StopOnSignal
-from lm.training.callbacks.time_box import TimeBox
 from lm.training.callbacks.validation import Validation
 from lm.training.config import TrainConfig
 from lm.training.launch.ranks import on_cuda

@@ -1,12 +1,25 @@
-"""trainer.max_minutes: a run's length set by time, turned into a number of steps so that another machine can repeat the run exactly."""
+"""What ends a run before trainer.max_steps: a signal, or trainer.max_minutes."""
 
 from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 
 
+class StopOnSignal(RunCallback):
+    """From the first step on signals are only recorded. After each step all ranks agree on whether one has come."""
+
+    def begin(self, module: TrainModule) -> None:
+        module.run.signals.step = module.step
+        module.run.signals.defer()
+
+    def step_end(self, module: TrainModule) -> None:
+        module.run.signals.step = module.step
+        (number,) = module.run.ranks.most(module.run.signals.received or 0)
+        module.run.stopped_by = int(number) or None
+
+
 class TimeBox(RunCallback):
-    """Decides how many steps a run of `trainer.max_minutes` has, at the last logged step before a learning rate depends on that number.
-    From then on the run is one of that many `trainer.max_steps`."""
+    """Decides how many steps a run of trainer.max_minutes has, at the last logged step before a learning rate depends on that number. From
+    then on the run is one of that many trainer.max_steps, so that another machine can repeat it exactly."""
 
     def step_end(self, module: TrainModule) -> None:
         run, step, decided = module.run, module.step, module.run.counters.max_steps is not None

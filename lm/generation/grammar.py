@@ -61,16 +61,16 @@ class Matcher:
 
     def __init__(self, matcher: "LLMatcher", ends: frozenset[int]) -> None:
         self._matcher, self._ends = matcher, ends
-        self._held: list[int] = []
+        self._read: list[int] = []
 
     def allowed(self, new: Sequence[int], v: int) -> Tensor:
         """Returns which of v tokens may follow `new`, (v,) bool. Behind a drafted token that is not allowed itself all may: the place
         before it rejects that draft."""
         text = list(takewhile(lambda token: token not in self._ends, new))
-        kept = common(self._held, text)
-        self._matcher.rollback(len(self._held) - kept)
-        self._held = text[: kept + self._matcher.try_consume_tokens(text[kept:])]
-        if len(self._held) < len(new):
+        kept = common(self._read, text)
+        self._matcher.rollback(len(self._read) - kept)
+        self._read = text[: kept + self._matcher.try_consume_tokens(text[kept:])]
+        if len(self._read) < len(new):
             return torch.ones(v, dtype=torch.bool)
         bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")[:v]
         found = torch.from_numpy(bits.astype(bool))

@@ -199,7 +199,7 @@ class Continuation:
         self.text = ""
         self.stopped = False
         self._stream, self._stop = stream, stop
-        self._held = ""
+        self._pending = ""
 
     def push(self, token: int) -> str:
         """Adds a token; returns the text that is certain by now and was not returned before."""
@@ -210,18 +210,18 @@ class Continuation:
         if self.stopped:
             return ""
         sure = self._add(self._stream.flush())
-        rest, self._held = self._held, ""
+        rest, self._pending = self._pending, ""
         self.text += rest
         return sure + rest
 
     def _add(self, piece: str) -> str:
-        held = self._held + piece
-        found = [at for stop in self._stop if (at := held.find(stop)) >= 0]
+        text = self._pending + piece
+        found = [at for stop in self._stop if (at := text.find(stop)) >= 0]
         self.stopped = bool(found)
-        sure = min(found) if found else len(held) - _unsure(held, self._stop)
-        self._held = "" if found else held[sure:]
-        self.text += held[:sure]
-        return held[:sure]
+        sure = min(found) if found else len(text) - _unsure(text, self._stop)
+        self._pending = "" if found else text[sure:]
+        self.text += text[:sure]
+        return text[:sure]
 
 
 def _unsure(text: str, stop: Sequence[str]) -> int:

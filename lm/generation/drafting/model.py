@@ -40,12 +40,12 @@ class DraftModel(Drafter):
         self.cache: Cache
         self.cache, *_ = read(self.draft, own, 0, n_new, cfg.prefill_chunk, ahead=self.n_tokens)
         self.first = [row.begin for row in own]
-        self.held = [list(row.begin) for row in own]  # what the cache holds of each row
+        self.cached = [list(row.begin) for row in own]  # what the cache holds of each row
 
     def propose(self, rows: Sequence[History]) -> list[list[int]]:
         texts = [first + row.new for first, row in zip(self.first, rows, strict=True)]
-        kept = [common(held, text[:-1]) for held, text in zip(self.held, texts, strict=True)]
-        self.cache.rewind([len(held) - n for held, n in zip(self.held, kept, strict=True)])
+        kept = [common(tokens, text[:-1]) for tokens, text in zip(self.cached, texts, strict=True)]
+        self.cache.rewind([len(tokens) - n for tokens, n in zip(self.cached, kept, strict=True)])
         unread = [text[n:] for text, n in zip(texts, kept, strict=True)]
         logits = self._read(unread, kept)  # (b, v)
         drafts: list[list[int]] = [[] for _ in rows]
@@ -55,12 +55,12 @@ class DraftModel(Drafter):
             drawn = choose(logits, [row.extended(draft) for row, draft in zip(rows, drafts, strict=True)], self.cfg)
             for draft, token in zip(drafts, drawn.tolist(), strict=True):
                 draft.append(token)
-        self.held = [text + draft[:-1] for text, draft in zip(texts, drafts, strict=True)]
+        self.cached = [text + draft[:-1] for text, draft in zip(texts, drafts, strict=True)]
         return drafts
 
     def reorder(self, kept: Tensor) -> None:
         self.cache.reorder(kept)
-        self.first, self.held = ([held[row] for row in kept.tolist()] for held in (self.first, self.held))
+        self.first, self.cached = ([tokens[row] for row in kept.tolist()] for tokens in (self.first, self.cached))
 
     def _read(self, tokens: Sequence[list[int]], starts: Sequence[int]) -> Tensor:
         """Reads the tokens of each row at positions from starts[i] on; returns the logits behind the row's last one, (b, v)."""

@@ -15,7 +15,7 @@ from lm.training.callbacks.base import RunCallback
 from lm.training.module import TrainModule
 from lm.training.weights.initial import parent
 
-Held = tuple[str, Rows, Ids]  # suffix of the metrics' names, the rows, and the ids of those to read
+HeldOut = tuple[str, Rows, Ids]  # suffix of the metrics' names, the rows, and the ids of those to read
 
 
 class Validation(RunCallback):
@@ -91,7 +91,7 @@ class Validation(RunCallback):
             run.counters.test = {name.replace("val_", "test_", 1): value for name, value in found.items()}
             run.journal.record({"step": module.step, "tokens": run.tokens(module.step), **run.counters.test})
 
-    def _losses(self, module: TrainModule, wanted: list[Held], documents: Documents | None = None) -> Tree:
+    def _losses(self, module: TrainModule, wanted: list[HeldOut], documents: Documents | None = None) -> Tree:
         """Returns the losses as a record of metrics.jsonl.  documents: where given, filled per document, and the test's further metrics are
         measured."""
         run, cfg = module.run, module.cfg
@@ -109,13 +109,13 @@ class Validation(RunCallback):
                 found |= further(evaluator, cfg.eval, cfg.objective, cfg.data, run.data, ["test"])
         return found
 
-    def _held_out(self, module: TrainModule) -> list[Held]:
+    def _held_out(self, module: TrainModule) -> list[HeldOut]:
         """Returns the validation rows of all sources together, and of each source."""
         splits, n = module.run.splits, module.cfg.data.val_rows
         named = [("", splits.val), *((f"/{name}", rows) for name, rows in splits.named.items())]
         return [(suffix, rows, spread(len(rows), n)) for suffix, rows in named]
 
-    def _set_aside(self, module: TrainModule) -> list[Held]:
+    def _set_aside(self, module: TrainModule) -> list[HeldOut]:
         rows = module.run.splits.test
         return [] if rows is None else [("", rows, spread(len(rows), module.cfg.data.val_rows))]
 

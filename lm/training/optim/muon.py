@@ -146,7 +146,7 @@ class MuonConfig(OptimConfig):
 
 
 @dataclass
-class Held:
+class Matrices:
     """Whole matrices on this process, all of one shape: (rows, columns), or stacks (e, rows, columns)."""
 
     shapes: Sequence[Sequence[int]]  # of each whole matrix or stack
@@ -162,7 +162,7 @@ class Held:
 
 
 @dataclass
-class Sliced(Held):
+class Sliced(Matrices):
     """Flat slices of matrices of any shapes. Each matrix is gathered on one rank, orthogonalized there, and scattered again."""
 
     cuts: Sequence[Cut]
@@ -226,23 +226,23 @@ class MuonAdamW(Skippable):
             squares = [] if group["row_beta2"] is None else [self.state[p]["row_square"] for p in params]
             for shape in dict.fromkeys(p.shape for p in params):
                 of_shape = [[x for p, x in zip(params, xs, strict=False) if p.shape == shape] for xs in (params, grads, momenta, squares)]
-                self._muon(Held([shape] * len(of_shape[0]), *of_shape), group)
+                self._muon(Matrices([shape] * len(of_shape[0]), *of_shape), group)
 
-    def _muon(self, held: "Held", group: Group) -> None:
+    def _muon(self, matrices: Matrices, group: Group) -> None:
         lr, mu = group["lr"], group["momentum"]
-        momentum = torch._foreach_lerp(held.momenta, held.grads, 1 - mu)
-        nesterov = torch._foreach_lerp(held.grads, momentum, mu)
-        dtype = fast_dtype(held.weights[0].device)
-        updates: Sequence[Tensor] = held.orthogonal([x.to(dtype) for x in nesterov], group["iteration"])
-        if held.squares:
-            updates, squares = even_rows(updates, held.squares, group["row_beta2"])
-            self._write(held.squares, squares)
-        kept, weights = 1 - lr * group["weight_decay"], [p.float() for p in held.weights]
+        momentum = torch._foreach_lerp(matrices.momenta, matrices.grads, 1 - mu)
+        nesterov = torch._foreach_lerp(matrices.grads, momentum, mu)
+        dtype = fast_dtype(matrices.weights[0].device)
+        updates: Sequence[Tensor] = matrices.orthogonal([x.to(dtype) for x in nesterov], group["iteration"])
+        if matrices.squares:
+            updates, squares = even_rows(updates, matrices.squares, group["row_beta2"])
+            self._write(matrices.squares, squares)
+        kept, weights = 1 - lr * group["weight_decay"], [p.float() for p in matrices.weights]
         if group["cautious"]:
             stepped = [torch.where(p * update >= 0, p * kept, p) for p, update in zip(weights, updates, strict=True)]
         else:
             stepped = list(torch._foreach_mul(weights, kept))
-        for p, update, shape in zip(stepped, updates, held.shapes, strict=True):
+        for p, update, shape in zip(stepped, updates, matrices.shapes, strict=True):
             p.add_(update, alpha=-lr * max(1, shape[-2] / shape[-1]) ** 0.5)
-        self._write(held.momenta, momentum)
-        self._write(held.weights, stepped)
+        self._write(matrices.momenta, momentum)
+        self._write(matrices.weights, stepped)

@@ -120,14 +120,8 @@ def evaluate(
     if objective.needs_parent and (parent is None or not Path(os.path.expanduser(parent)).exists()):
         log(f"init_from={parent}: there is no such model, and objective={objective.kind} compares with one; its loss is not told.")
         parent = None
-    try:
-        objective.require_fit(lm.cfg.kind, data)
-    except ValueError as error:
-        raise ConfigError(f"objective: {error}") from None
     wanted = wanted or EvalConfig()
-    refused = why_no_places("data.seq_len", data.seq_len, lm.cfg, lm.max_seq_len) or wanted.why_not(lm.cfg, data.seq_len, objective.kind)
-    if refused is not None:
-        raise ConfigError(refused)
+    _require_fit(lm, data, objective, wanted)
     if data.seq_len > lm.max_seq_len:
         log(f"data.seq_len={data.seq_len} is over model.max_seq_len={lm.max_seq_len}: the rows are longer than any in training.")
     prepared = prepare(data, tokenizer, log=log)
@@ -148,6 +142,17 @@ def evaluate(
         said = f"the loss is {found['val_loss']} over {found['tokens']:,} tokens"
         raise NumericsError(f"eval: {said}, and only finite ones compare. Use an earlier checkpoint.")
     return found if split != "val" else {**found, "zlib_bits_per_byte": prepared.zlib_bits_per_byte}
+
+
+def _require_fit(model: LM, data: DataConfig, objective: ObjectiveConfig, wanted: EvalConfig) -> None:
+    """Raises ConfigError where the model cannot be asked this, or not on these data."""
+    try:
+        objective.require_fit(model.cfg.kind, data)
+    except ValueError as error:
+        raise ConfigError(f"objective: {error}") from None
+    no_places = why_no_places("data.seq_len", data.seq_len, model.cfg, model.max_seq_len)
+    if (refused := no_places or wanted.why_not(model.cfg, data.seq_len, objective.kind)) is not None:
+        raise ConfigError(refused)
 
 
 def _reference(parent: str | Path, device: str, folder: Path | None) -> LM:

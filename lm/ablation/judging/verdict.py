@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import asdict
-from typing import Any
 
 from lm.ablation.exchange import LENGTHS, branched, in_tokens, percent, short_of
 from lm.ablation.judging.found import Found
@@ -11,6 +10,7 @@ from lm.ablation.matching import size
 from lm.ablation.study import Study
 from lm.report.statistics import ALPHA, Difference, Worth, worth
 from lm.schema import Tree, flatten, from_tree
+from lm.storage.run_folder import finite
 from lm.units import counted, si
 
 FEW_SEEDS = 5
@@ -94,13 +94,13 @@ def _by_seed(runs: dict[int, float]) -> Tree:
 
 
 def _row(study: Study, name: str, runs: dict[int, float], difference: Difference | None, tokens: Worth | None) -> Tree:
-    finite = [value for value in runs.values() if math.isfinite(value)]
+    known = [value for value in runs.values() if math.isfinite(value)]
     tuned, cost = study.tuned(name), size(study.variants[name])
     tried = {f"{value:.4g}": metric if math.isfinite(metric) else None for value, metric in tuned.tried.items()} if tuned else None
     return {
         "runs": _by_seed(runs),
-        "diverged": len(runs) - len(finite),
-        "mean": sum(finite) / len(finite) if finite and len(finite) == len(runs) else None,
+        "diverged": len(runs) - len(known),
+        "mean": sum(known) / len(runs) if known and len(known) == len(runs) else None,
         "tuned": {
             "key": study.config.tune,
             "metric": study.config.tuning_metric,
@@ -114,7 +114,7 @@ def _row(study: Study, name: str, runs: dict[int, float], difference: Difference
         "size": {**asdict(cost), "flops": float(cost.flops)},  # an int may exceed 64 bits in a large study
         "knob": flatten(study.variants[name].tree()).get(str(study.config.moved)) if study.config.moved else None,
         "step_s": study.step_s.get(name),
-        "difference": _plain(asdict(difference)) if difference is not None else None,
+        "difference": finite(asdict(difference)) if difference is not None else None,
         "text": of_text(study, name, difference) if difference is not None else None,
         "worth": asdict(tokens) if tokens is not None else None,
     }
@@ -124,15 +124,6 @@ def _tuning(study: Study, name: str) -> Tree:
     """Returns the progress of a variant's tuning: runs ended, and runs in all."""
     results = [study.result(job) for job in study.tuning(name)]
     return {"ended": sum(result is not None for result in results), "runs": len(results)}
-
-
-def _plain(value: Any) -> Any:
-    """Returns the value with infinities and NaN as None, since JSON has neither."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _warnings(study: Study, rows: Tree, found: dict[str, Difference], exchange: Tree | None) -> list[str]:
@@ -169,9 +160,8 @@ def _warnings(study: Study, rows: Tree, found: dict[str, Difference], exchange: 
         ):
             notes.append(f"{name}: the difference is within the noise of {len(difference.pairs)} seeds.")
     notes += other_texts(study)
-    cost = rows[config.baseline]["size"]
     notes += short_of(config, exchange, rows)
-    notes.append(f"Shown at {si(cost['parameters'])} parameters and {si(cost['tokens'])} tokens; rankings are known to change with both.")
+    notes.append(f"Shown at {si(base['parameters'])} parameters and {si(base['tokens'])} tokens; rankings are known to change with both.")
     return notes
 
 

@@ -76,6 +76,10 @@ class Study(TunedRuns):
         is_trunk = self.config.exchange and variant == self.config.baseline
         return [replace(job, config=trunk(job.config)) for job in found] if is_trunk else found
 
+    def ended(self, variant: str) -> list[Job]:
+        """Returns those of the `reporting` runs that have ended."""
+        return [job for job in self.reporting(variant) if self.result(job) is not None]
+
     def branches(self) -> dict[float, list[Job]]:
         """Returns the baseline's runs of other lengths, by their factor on its tokens; {} without exchange=true."""
         baseline = self.config.baseline

@@ -41,7 +41,7 @@ def curves(study: Study) -> Curves:
     """Returns the metrics over training of the compared runs that have ended."""
     runs: dict[str, dict[int, Run]] = {}
     for name in study.variants:
-        for job in (job for job in study.reporting(name) if study.result(job) is not None):
+        for job in study.ended(name):
             folder = RunFolder(study.folder / job.name)
             runs.setdefault(name, {})[job.seed] = Run(folder.path, job.name, {}, folder.metrics.read(), {}, "")
     return {

@@ -20,7 +20,7 @@ def of_text(study: Study, name: str, difference: Difference) -> Tree | None:
     the same documents."""
     if difference.mean is None or study.config.metric not in _OVER:
         return None
-    both = [[job for job in study.reporting(which) if study.result(job) is not None] for which in (study.config.baseline, name)]
+    both = [study.ended(which) for which in (study.config.baseline, name)]
     shared = set.intersection(*({job.seed for job in jobs} for jobs in both))
     sides = [[_read(RunFolder(study.folder / job.name)) for job in jobs if job.seed in shared] for jobs in both]
     runs = [run for side in sides for run in side if run is not None]
@@ -34,8 +34,7 @@ def of_text(study: Study, name: str, difference: Difference) -> Tree | None:
 
 def other_texts(study: Study) -> list[str]:
     """Returns a warning where the runs were not all measured on the same held-out text, which zlib's bits per byte of it tell apart."""
-    jobs = [job for name in study.variants for job in study.reporting(name) if study.result(job) is not None]
-    summaries = [RunFolder(study.folder / job.name).summary() for job in jobs]
+    summaries = [RunFolder(study.folder / job.name).summary() for name in study.variants for job in study.ended(name)]
     needed = sorted({fixed(zlib) for summary in summaries if isinstance(zlib := summary.get("zlib_bits_per_byte"), float)})
     if len(needed) < 2:
         return []

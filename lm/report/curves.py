@@ -27,17 +27,18 @@ ZLIB = "zlib level 9"
 def curves(run: Run) -> list[tuple[str, str]]:
     """Returns (title, inline SVG) of each quantity that the run's metrics contain."""
     charts = {
-        ("Loss, nats per pair" if run.series("val_pair_loss")[0] else "Loss, nats per token"): (_loss, ("loss", "val_loss")),
-        "Reward": (_reward, ("reward", "val_reward")),
-        "Accuracy": (_accuracy, ("accuracy", "val_accuracy")),
-        "Margin of pairs": (_margin, ("margin", "val_margin")),
-        "Validation bits per byte": (_bits, ("val_bits_per_byte",)),
-        "Learning rate": (_plain, ("lr",)),
-        "Gradient norm": (_smoothed, ("grad_norm",)),
-        "Tokens per second": (_plain, ("tokens_per_second",)),
+        ("Loss, nats per pair" if run.series("val_pair_loss")[0] else "Loss, nats per token"): (_with_held_out, "loss"),
+        "Reward": (_with_held_out, "reward"),
+        "Accuracy": (_with_held_out, "accuracy"),
+        "Margin of pairs": (_with_held_out, "margin"),
+        "Validation bits per byte": (_bits, "val_bits_per_byte"),
+        "Learning rate": (_plain, "lr"),
+        "Gradient norm": (_smoothed, "grad_norm"),
+        "Tokens per second": (_plain, "tokens_per_second"),
     }
-    drawn = {title: chart for title, chart in charts.items() if any(run.series(key)[0] for key in chart[1])}
-    return [(title, _svg(title, draw, run, keys[0])) for title, (draw, keys) in drawn.items()]
+    return [
+        (title, _svg(title, draw, run, key)) for title, (draw, key) in charts.items() if run.series(key)[0] or run.series(f"val_{key}")[0]
+    ]
 
 
 AXES: dict[Axis, str] = {"step": "step", "tokens": "tokens", "flops": "training FLOPs", "time": "training time"}
@@ -112,27 +113,11 @@ def _limit(axes: "Axes", values: list[float]) -> None:
         axes.set_ylim(min(values) - margin, max(values) + margin)
 
 
-def _loss(axes: "Axes", run: Run, key: str) -> None:
-    """Draws the training loss with that of the held-out rows, which is the loss of pairs where training is on pairs."""
-    _with_held_out(axes, run, key, "val_pair_loss" if run.series("val_pair_loss")[0] else "val_loss")
-
-
-def _accuracy(axes: "Axes", run: Run, key: str) -> None:
-    _with_held_out(axes, run, key, "val_accuracy")
-
-
-def _reward(axes: "Axes", run: Run, key: str) -> None:
-    _with_held_out(axes, run, key, "val_reward")
-
-
-def _margin(axes: "Axes", run: Run, key: str) -> None:
-    _with_held_out(axes, run, key, "val_margin")
-
-
-def _with_held_out(axes: "Axes", run: Run, key: str, held_out: str) -> None:
+def _with_held_out(axes: "Axes", run: Run, key: str) -> None:
+    """Draws a figure of training with that of the held-out rows; of the loss this is that of pairs, where training is on pairs."""
     _smoothed(axes, run, key, "train")
     seen = settled(*run.series(key), 0.02)
-    x, y = run.series(held_out)
+    x, y = run.series("val_pair_loss" if key == "loss" and run.series("val_pair_loss")[0] else f"val_{key}")
     if x:
         axes.plot(x, y, color=SECOND, linewidth=1.2, marker=_marker(x, 30), markersize=3.5, label="validation")
     _limit(axes, seen + settled(x, y, 0.02))

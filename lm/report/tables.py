@@ -23,7 +23,7 @@ def text(comparison: Comparison, notes: Sequence[str]) -> str:
 
 def markdown(comparison: Comparison, notes: Sequence[str]) -> str:
     """Returns tables in GitHub's Markdown, and a list of notes."""
-    blocks = ["\n".join(f"| {' | '.join(cells)} |" for cells in _ruled(each, in_markdown, "---")) for each in _blocks(comparison)]
+    blocks = [in_pipes([list(map(in_markdown, cells)) for cells in each]) for each in _blocks(comparison)]
     return "\n\n".join(filter(None, [*blocks, "\n".join(f"- {in_markdown(note)}" for note in notes)])) + "\n"
 
 
@@ -107,9 +107,10 @@ def _record(row: Row, comparison: Comparison) -> Tree:
     }
 
 
-def _ruled(cells: Cells, escaped: Callable[[str], str], dashes: str) -> Cells:
-    first, *rows = [[escaped(cell) for cell in row] for row in cells]
-    return [first, [dashes] * len(first), *rows]
+def in_pipes(cells: Sequence[Sequence[str]]) -> str:
+    """Returns a table in GitHub's Markdown, titles first; its cells are escaped already."""
+    first, *rows = cells
+    return "\n".join(f"| {' | '.join(each)} |" for each in [first, ["---"] * len(first), *rows])
 
 
 def _aligned(cells: Cells) -> str:

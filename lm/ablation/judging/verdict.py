@@ -9,6 +9,7 @@ from lm.ablation.judging.text import covers, of_text, other_texts, sampled
 from lm.ablation.matching import size
 from lm.ablation.study import Study
 from lm.report.statistics import ALPHA, Difference, Worth, worth
+from lm.report.tables import in_pipes
 from lm.schema import Tree, flatten, from_tree
 from lm.storage.run_folder import finite
 from lm.units import counted, si
@@ -47,9 +48,8 @@ def report(found: Tree) -> str:
     """Returns report.md: a table, one sentence per variant for a paper, the method, and warnings."""
     sizes = [row["size"] for row in found["variants"].values()]
     costs = [("parameters", "tokens", "FLOPs"), *((f"{size['parameters']:,}", si(size["tokens"]), si(size["flops"])) for size in sizes)]
-    head, *rows = [(*cells, *cost) for cells, cost in zip(cells(found), costs, strict=True)]
-    lines = ["| " + " | ".join(each) + " |" for each in [head, ["---"] * len(head), *rows]]
-    parts = [f"# {found['study']}", "\n".join(lines), "\n".join(f"> {sentence}" for sentence in sentences(found)), method(found)]
+    rows = [(*cells, *cost) for cells, cost in zip(cells(found), costs, strict=True)]
+    parts = [f"# {found['study']}", in_pipes(rows), "\n".join(f"> {sentence}" for sentence in sentences(found)), method(found)]
     if found["warnings"]:
         parts.append("## Before believing it\n\n" + "\n".join(f"- {warning}" for warning in found["warnings"]))
     return "\n\n".join(parts) + "\n"

@@ -10,6 +10,7 @@ from lm.ablation.scaling.law import Point
 from lm.ablation.scaling.runs import Cell, Ladder
 from lm.errors import ConfigError
 from lm.report.statistics import ALPHA
+from lm.report.tables import in_pipes
 from lm.units import fixed, si, unit
 
 _FEW_CELLS, _NARROW = 16, 10  # below so many cells intervals are too narrow; below such a range of sizes or tokens exponents are uncertain
@@ -182,9 +183,7 @@ def method(found: FoundScaling) -> str:
 def report(found: FoundScaling) -> str:
     """Returns report.md."""
     parts = [f"# {found.study}"]
-    for title, (head, *rows) in tables(found).items():
-        lines = ["| " + " | ".join(each) + " |" for each in [head, ["---"] * len(head), *rows]]
-        parts.append(f"## {title}\n\n" + "\n".join(lines))
+    parts += [f"## {title}\n\n{in_pipes(rows)}" for title, rows in tables(found).items()]
     said = sentence(found)
     parts += [f"> {said}"] if said else []
     parts += ["## Before believing it\n\n" + "\n".join(f"- {warning}" for warning in found.warnings), method(found)]

@@ -1,7 +1,7 @@
 """A study on disk: its question, frozen before the first run, and its runs."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -52,10 +52,6 @@ class Study(TunedRuns):
         going_on = self.going_on()
         branches = [job for jobs in self.branches().values() for job in jobs if self.result(job) is None]
         return [job for job in left if job.variant in going_on] or branches
-
-    def results(self, jobs: Sequence[Job]) -> dict[int, float]:
-        """Returns the metric by seed, of the jobs that have ended."""
-        return {job.seed: value for job in jobs if (value := self.result(job)) is not None}
 
     def differences(self) -> dict[str, Difference]:
         """Returns the difference of each variant to the baseline."""

@@ -58,6 +58,10 @@ class TunedRuns(Runs):
         cfg = self.variants[variant] if found is None else moved(self.variants[variant], str(self.config.tune), found.best)
         return [self._job(f"{variant}-seed-{seed}", variant, seed, cfg) for seed in range(self.config.seeds)]
 
+    def results(self, jobs: Sequence[Job]) -> dict[int, float]:
+        """Returns the metric by seed, of the jobs that have ended."""
+        return {job.seed: value for job in jobs if (value := self.result(job)) is not None}
+
     def tuning(self, variant: str) -> list[Job]:
         """Returns the tuning runs: of five values around the variant's own, and of up to two more where the best so far is at an edge."""
         if self.config.tune is None:

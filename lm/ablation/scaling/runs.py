@@ -75,11 +75,7 @@ class Ladder(TunedRuns):
 
     def cells(self) -> list[Cell]:
         """Returns every rung with the losses known so far."""
-        found = []
-        for name, rung in self.rungs.items():
-            losses = {job.seed: self.result(job) for job in self.reporting(name)}
-            found.append(Cell(name, rung, self.costs[name], {seed: loss for seed, loss in losses.items() if loss is not None}))
-        return found
+        return [Cell(name, rung, self.costs[name], self.results(self.reporting(name))) for name, rung in self.rungs.items()]
 
 
 def new_ladder(folder: Path, config: LadderConfig, sizes: Mapping[str, TrainConfig]) -> Ladder:

@@ -14,7 +14,7 @@ from lm.nn.transformer import LM
 class Conversation:
     """The turns so far; the oldest ones are forgotten where they leave no room for an answer."""
 
-    def __init__(self, model: LM, tokenizer: Tokenizer, cfg: SamplingConfig, drafter: Drafter | None = None) -> None:
+    def __init__(self, model: LM, tokenizer: Tokenizer, cfg: SamplingConfig, drafter: Drafter | None) -> None:
         """Raises ConfigError where the tokenizer has no chat template."""
         self._model, self._tokenizer, self._cfg, self._drafter = model, tokenizer, cfg, drafter
         self._template = chat_template(tokenizer)

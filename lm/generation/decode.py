@@ -92,7 +92,7 @@ def go_on(
     rows: Sequence[Row],
     cfg: SamplingConfig,
     vocabulary: Vocabulary,
-    on_token: OnToken | None = None,
+    on_token: OnToken | None,
     drafter: Drafter | None = None,
 ) -> None:
     """As `decode`, for rows made by `rows_of`: appends the new tokens to each."""

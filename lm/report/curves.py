@@ -51,7 +51,7 @@ def unplotted(comparison: Comparison, x: Axis) -> list[str]:
     return [f"Not in the picture, since {AXES[x]} are not known of them yet: {', '.join(names)}."] if names else []
 
 
-def comparison_png(comparison: Comparison, path: Path, x: Axis = "tokens") -> None:
+def comparison_png(comparison: Comparison, path: Path, x: Axis) -> None:
     """Draws the validation metric against `x`, one colour per row: a line, or for several seeds their mean with a band of its standard
     error."""
     from matplotlib import rc_context

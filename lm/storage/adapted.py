@@ -67,7 +67,7 @@ def _paths(value: Any, folder: Path, whole: bool) -> Any:
     return place(value, folder, whole) if isinstance(value, str) else value
 
 
-def place(named: str, folder: Path, whole: bool = False) -> str:
+def place(named: str, folder: Path, whole: bool) -> str:
     """Returns a path that leads from here to what a run names, `near` its folder: as it stands where it leads there, or where nothing does.
 
     whole: the absolute path, by which two spellings of one file are the same.

@@ -46,7 +46,7 @@ class TrainModule(LightningModule):
     ema: EMA | None = None
     slices: Slices | None = None  # this rank's slices of rows, where several ranks share each row
 
-    def __init__(self, cfg: TrainConfig, model: LM, strategy: Single, fill: Fill = empty, reader: CheckpointReader | None = None) -> None:
+    def __init__(self, cfg: TrainConfig, model: LM, strategy: Single, fill: Fill, reader: CheckpointReader | None) -> None:
         """fill: writes the weights where the strategy builds the model part by part.  reader: reads the checkpoint to resume from."""
         super().__init__()
         self.cfg, self.model, self.strategy, self.fill, self.reader = cfg, model, strategy, fill, reader

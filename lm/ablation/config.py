@@ -13,9 +13,8 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}"
 Match = Literal["tokens", "params", "flops", "time"]
 _STEPS = "trainer.max_steps"
 
-
 TEST = "test_"
-"""Beginning of the figures that are of text which nothing else has read."""
+"""Prefix of the metrics of test text, which nothing else has read."""
 _OWN = ("seed", "run")
 
 

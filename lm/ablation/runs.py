@@ -18,7 +18,7 @@ from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
 
 NO_RUN = {"name": "any", "dir": "any"}
-"""What a frozen config says of its folder: each run has one of its own."""
+"""Placeholder for the section `run` of a frozen config, as each run has a folder of its own."""
 
 
 @dataclass(frozen=True)

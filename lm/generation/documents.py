@@ -14,7 +14,7 @@ from lm.nn.batch import IGNORED
 from lm.schema import Config
 
 FEW = 20
-"""Documents, below which their spread says little and rows stand for themselves."""
+"""Number of documents below which their spread says little, so that each row is taken for one."""
 
 
 Sum = Annotated[float, Field(ge=0)]

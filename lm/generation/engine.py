@@ -32,9 +32,9 @@ class Request:
     cfg: SamplingConfig
     ends: Collection[int] = ()
     scores: int | None = None
-    """Log p of the prompt's own tokens is told, and so many likeliest tokens at each place. None: it is not."""
+    """How many likeliest tokens are told at each place of the prompt, beside log p of its own tokens. None: nothing of the prompt is."""
     scored: list[Logprob] = field(default_factory=list)
-    """Of the prompt's second token, its third ..."""
+    """What `scores` asks for: an entry for each token of the prompt from the second on."""
 
     @property
     def way(self) -> str:

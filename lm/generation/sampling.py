@@ -27,14 +27,14 @@ class History:
     """What the next token of a row depends on beside the logits: its tokens so far, the key of its draws and its grammar."""
 
     key: bytes
-    """Of its draws: one of `row_keys`."""
+    """Key of the row's random draws, from `row_keys`."""
     begin: list[int]
     """What the decoder read first: the prompt, or a start token."""
     new: list[int] = field(default_factory=list)
     source: list[int] = field(default_factory=list)
     """What an encoder read; empty in a decoder."""
     matcher: "Matcher | None" = None
-    """What the output must be; None: anything."""
+    """Follows the grammar that the output must match. None: the output may be anything."""
 
     def extended(self, draft: Sequence[int]) -> "History":
         """Returns the history with the draft appended to the new tokens."""

@@ -42,7 +42,7 @@ class Difference:
     verdict: Verdict
     more_seeds: int | None
     level: float
-    """Of the interval."""
+    """Probability with which the interval misses the true mean."""
     pairing: float | None = None
     apart: int | None = None
     given_up: bool = False

@@ -16,7 +16,7 @@ _SYMBOLS = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "M-3.6-3.6h7.2v7.2h-7.2z", "M0
 _DASHES = ("none", "7 3", "2 3", "9 3 2 3")
 _CROSS = "M-4-4L4 4M-4 4L4-4"
 Point = tuple[float, float, float, float]
-"""x, y, and what lies below and above it; all three are one where there is no band."""
+"""(x, y, lowest, highest): the band reaches from lowest to highest; both equal y where there is none."""
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ _REFUSED = {
 
 
 CALLBACKS = (StopOnSignal, BadSteps, Metrics, TimeBox, Rollback, Validation, Samples, Checkpoints)
-"""What happens between steps, in this order: the bad step before the line that may take the run back; the clock's word behind the line
-that reads it; and last the save, which holds what the others have counted, and ends the run."""
+"""The built-in callbacks in the order of their calls: BadSteps before Rollback, which may take the run back; TimeBox behind Metrics, which
+reads the clock; last Checkpoints, which saves what the others have counted, and ends the run."""
 
 
 def _require_usable(callback: Any) -> None:

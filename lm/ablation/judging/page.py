@@ -20,9 +20,9 @@ from lm.units import si, unit
 TEMPLATE = Path(__file__).with_name("study.html.j2")
 CURVES = ("val_bits_per_byte", "val_loss", "loss")
 Runs = Mapping[str, Mapping[int, Sequence[tuple[float, float]]]]
-"""(tokens, value) by variant and seed."""
+"""The curve of each run as points (tokens, value), by variant and seed."""
 Curves = Mapping[str, Runs]
-"""By quantity."""
+"""The runs' curves by metric."""
 _ROW, _DOTS, _BAR, _MOST_POINTS = 48.0, 15.0, 38.0, 200
 _SKIPPED = 0.25  # first part of a run that charts leave out: its steep fall would squash the differences at the end
 _ARROW = "M-5 0L4-5V5z"

@@ -12,7 +12,7 @@ from lm.storage.run_folder import RunFolder
 from lm.units import fixed
 
 _OVER = {"test_bits_per_byte": (2, math.log(2)), "test_loss": (1, 1.0)}
-"""By metric: which of a document's sums its nats are divided by, and by what number."""
+"""By metric: index of the sum that a document's nats are divided by (1: tokens, 2: bytes), and a further divisor."""
 
 
 def of_text(study: Study, name: str, difference: Difference) -> Tree | None:

@@ -7,9 +7,9 @@ from pydantic import Field
 from lm.ablation.config import RunsConfig
 
 LADDER = "ladder.json"
-"""The file of its folder that says what was asked."""
+"""Name of the file in a ladder's folder that says what was asked."""
 LEAST = 3
-"""Sizes, and lengths: of fewer nobody can tell an exponent and a floor."""
+"""Fewest sizes, and fewest lengths: fewer cannot show an exponent and a floor."""
 Count = Literal["non_embedding", "parameters"]
 
 

@@ -17,7 +17,7 @@ from lm.errors import ConfigError
 from lm.schema import did_you_mean
 
 _OF_PATHS = {"data": "data=text data.files={}", "tokenizer": "tokenizer=file tokenizer.path={}", "model": "init_from={}"}
-"""Group -> how its sort of files and folders is named."""
+"""Group -> the overrides that take a file or folder of its sort."""
 _MOST_JOBS = 10_000
 
 

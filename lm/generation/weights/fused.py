@@ -18,7 +18,7 @@ from lm.nn.position.rope import Rope
 from lm.ops.attention.mask import Mask
 
 Hold = Callable[[Tensor, Tensor | None], nn.Module]
-"""From a matrix and its bias to what multiplies by it."""
+"""Makes a module that multiplies by a matrix, from that matrix and its bias."""
 
 
 def stacked(linears: Sequence[nn.Linear], hold: Hold, order: Tensor | None = None) -> nn.Module:

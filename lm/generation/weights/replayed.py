@@ -18,7 +18,7 @@ _LEAST = 256  # slots that a step attends to at least, where the cache has as ma
 
 Run = Callable[[], Tensor]
 Record = Callable[[Run], Run]
-"""From what computes by tensors that stay where they are to what does so again without Python."""
+"""Turns a function whose tensors stay where they are into one that repeats its work without Python."""
 
 
 def by_cuda(run: Run) -> Run:

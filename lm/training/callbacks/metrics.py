@@ -123,7 +123,7 @@ def expert_loads(trainer: Trainer, module: TrainModule) -> Tree:
 
 
 LINE: tuple[Metric, ...] = (tokens, loss, told, rate, gradient, speed, memory, utilisation, data, expert_loads)
-"""In this order: `speed` stops its clock behind the wait of `loss`."""
+"""The built-in metrics, in this order: `speed` must stop its clock after `loss` has waited for the device."""
 
 
 def memory_gib(device: torch.device) -> float:

@@ -18,8 +18,8 @@ NamedWeights = list[tuple[str, nn.Parameter]]
 Group = dict[str, Any]
 State = dict[str, Tensor]
 CUTS, RANKS = "cuts", "ranks"
-"""In a group: how ranks hold slices of its weights, where these do not tell, and which ranks. Where its only parameter is all slices, one
-behind the other, the cuts are in their order and the ranks are all; else they are by parameter."""
+"""Keys of a group whose weights do not tell how ranks hold slices of them: the cuts, by parameter, and the process group of those ranks.
+Where the group's only parameter is all slices in a row, the cuts are a list in their order, and the ranks are all."""
 
 
 class OptimConfig(Slot, group="optim"):

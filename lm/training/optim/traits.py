@@ -18,11 +18,11 @@ class Rates(NamedTuple):
     """Factors that the parametrization puts on one weight's optimizer settings. All are 1 at the base size."""
 
     adam: float = 1.0
-    """On AdamW's rate."""
+    """Factor on AdamW's learning rate."""
     muon: float = 1.0
-    """On Muon's rate."""
+    """Factor on Muon's learning rate."""
     eps: float = 1.0
-    """On AdamW's eps: as the gradient of a weight."""
+    """Factor on AdamW's eps, which has to scale as the weight's gradient does."""
 
 
 class GroupConfig(Config):
@@ -46,16 +46,16 @@ class Traits(NamedTuple):
     """How the optimizer treats one weight. Found before an engine cuts the weight, since a slice's shape no longer tells."""
 
     matrix: bool
-    """One of the blocks' matrices, or a stack of them."""
+    """Whether it is one of the blocks' matrices, or a stack of them."""
     decays: bool
-    """No norm, bias or other vector."""
+    """Whether weight decay applies, as it does not to norms, biases and other vectors."""
     rates: Rates = Rates()
     lr: float | None = None
-    """In place of the optimizer's, where its group says so."""
+    """Peak learning rate that the weight's group names. None: the optimizer's."""
     weight_decay: float | None = None
-    """In place of the optimizer's, where its group says so."""
+    """Decay that the weight's group names. None: the optimizer's."""
     layer: float = 1.0
-    """Factor on the rate, by how far below the head."""
+    """Factor on the rate by optim.layer_decay: the smaller, the further below the head."""
 
     @property
     def plain(self) -> bool:

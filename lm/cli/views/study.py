@@ -31,8 +31,9 @@ def plan(study: Study) -> str:
         factors = " and ".join(f"{factor:g}" for factor in lengths)
         branches = f" + {len(lengths)} x {study.config.seeds} of {study.config.baseline} at {factors} times its tokens"
     variants = counted(len(study.variants), "variant")
-    said = f"{counted(runs, 'run')}: {variants} x ({tuning} to tune {study.config.tune} + {study.config.seeds} seeds){branches}"
+    tuned = f"{tuning} to tune {study.config.tune} + " if tuning else ""
+    said = f"{counted(runs, 'run')}: {variants} x ({tuned}{study.config.seeds} seeds){branches}"
     timed = "".join(f"{name} takes {step_s:.4g} s a step, measured\n" for name, step_s in study.step_s.items())
     after = study.config.give_up_after
     less = f", less where a variant is given up after {after} seeds" if after is not None else ""
-    return f"{table(rows, '')}\n\n{timed}{said if tuning else said.replace('0 to tune None + ', '')}, {si(total)}FLOPs in all{less}"
+    return f"{table(rows, '')}\n\n{timed}{said}, {si(total)}FLOPs in all{less}"

@@ -4,7 +4,7 @@ import shutil
 
 from lm.ablation.config import StudyConfig
 from lm.errors import ConfigError
-from lm.schema import Tree, from_tree
+from lm.schema import Tree
 from lm.storage.atomic import atomic_folder, listed_files
 from lm.storage.checkpoint import checkpoints, newest_valid
 from lm.storage.run_folder import RunFolder
@@ -23,7 +23,7 @@ def branched(cfg: TrainConfig, factor: float) -> TrainConfig:
     if steps <= cfg.schedule.warmup_steps:
         given = f"{factor:g} times trainer.max_steps={cfg.trainer.max_steps} is not above schedule.warmup_steps={cfg.schedule.warmup_steps}"
         raise ConfigError(f"exchange=true: {given}, which all lengths share. Train for more steps, or leave exchange out.")
-    return _with(cfg, "trainer", {"max_steps": steps})
+    return cfg.replace(trainer=cfg.trainer.replace(max_steps=steps))
 
 
 def leaves(cfg: TrainConfig, factor: float) -> int:
@@ -34,9 +34,8 @@ def leaves(cfg: TrainConfig, factor: float) -> int:
 
 def trunk(cfg: TrainConfig) -> TrainConfig:
     """Returns the baseline's config, changed to keep the checkpoints from which its branches start."""
-    return _with(
-        cfg, "checkpoint", {"keep_steps": sorted({*cfg.checkpoint.keep_steps, *(leaves(cfg, factor) for factor in LENGTHS)} - {0})}
-    )
+    kept = {*cfg.checkpoint.keep_steps, *(leaves(cfg, factor) for factor in LENGTHS)} - {0}
+    return cfg.replace(checkpoint=cfg.checkpoint.replace(keep_steps=sorted(kept)))
 
 
 def branch_off(trunk: RunFolder, most: int, branch: RunFolder) -> None:
@@ -91,8 +90,3 @@ def short_of(config: StudyConfig, exchange: Tree | None, rows: Tree) -> list[str
             f"{config.baseline}: more tokens do not lower {config.metric}, so no difference is told in them. Use more text, or more seeds."
         )
     return notes
-
-
-def _with(cfg: TrainConfig, section: str, values: Tree) -> TrainConfig:
-    tree = cfg.tree()
-    return from_tree(TrainConfig, tree | {section: tree[section] | values})

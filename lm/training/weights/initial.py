@@ -31,12 +31,13 @@ def copied(path: str) -> Fill:
     """Returns a fill with the weights of a run, model or checkpoint folder; the fill raises CheckpointError where shapes differ."""
     source = resolve_model(path)
     _, weights = read_merged(source)
-    fitting: list[LM] = []
+    fits = False
 
     def fill(model: LM, names: Container[str]) -> None:
-        if not fitting:  # on the first call, before any weight is sharded
+        nonlocal fits
+        if not fits:  # on the first call, before any weight is sharded
             require_same_shapes(_shapes(model), {name: tuple(weight.shape) for name, weight in weights.items()}, str(source))
-            fitting.append(model)
+            fits = True
         mine = [(name, p) for name, p in model.named_parameters() if name in names]
         copy_weights(mine, {name: weights[name] for name, _ in mine}, str(source))
 

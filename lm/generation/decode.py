@@ -102,7 +102,7 @@ def go_on(
 
 
 @contextmanager
-def examining(model: LM) -> Iterator[None]:
+def eval_mode(model: LM) -> Iterator[None]:
     """Within the block, the model is in eval mode and computes without gradients."""
     was_training = model.training
     if was_training:  # eval() and train() visit all modules, and this block is often entered once a token
@@ -117,8 +117,8 @@ def examining(model: LM) -> Iterator[None]:
 
 @contextmanager
 def decoding(model: LM) -> Iterator[None]:
-    """As `examining`; the model computes in its weights' dtype, which its cache has too."""
-    with examining(model), torch.autocast(model.embed.weight.device.type, enabled=False):
+    """As `eval_mode`; the model computes in its weights' dtype, which its cache has too."""
+    with eval_mode(model), torch.autocast(model.embed.weight.device.type, enabled=False):
         yield
 
 

@@ -13,7 +13,7 @@ from lm.data.rows.base import Rows
 from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.curves import Curves
-from lm.generation.decode import examining
+from lm.generation.decode import eval_mode
 from lm.generation.documents import Documents
 from lm.losses.measure import Measure
 from lm.losses.tokens import LossSums
@@ -129,7 +129,7 @@ class Evaluator:
         idle = -(-len(ids[:: self.among.world]) // self.micro_batch) - -(-len(mine) // self.micro_batch)
         each: list[LossSums] = []
         tokens = n_bytes = 0
-        with examining(self.model):
+        with eval_mode(self.model):
             for at, batch in enumerate(eval_batches(rows, mine, self.micro_batch)):
                 labels = self.measure.labels(batch)
                 predicted = labels[labels != IGNORED].numpy()

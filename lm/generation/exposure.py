@@ -11,7 +11,7 @@ from lm.data.order import Ids
 from lm.data.rows.base import Rows
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
-from lm.generation.decode import examining, generate
+from lm.generation.decode import eval_mode, generate
 from lm.generation.evaluate import Evaluator
 from lm.nn.batch import Batch
 from lm.nn.context import Context
@@ -36,7 +36,7 @@ def exposure(evaluator: Evaluator, parts: Sequence[tuple[Rows, Ids]], own_tokens
     ends = [] if tokenizer.eos is None else [tokenizer.eos]
     device, totals = model.embed.weight.device, torch.zeros(3, dtype=torch.float64)
     cfg = SamplingConfig(max_tokens=own_tokens, temperature=1.0)
-    with examining(model):
+    with eval_mode(model):
         for batch in _batches(parts, evaluator.micro_batch):
             true = batch.tokens[_filled(batch)]
             if len(true):

@@ -89,10 +89,6 @@ class TrainerConfig(RecomputeConfig):
     sample_tokens: int = Field(64, gt=0, le=MOST)
     """Tokens per sample."""
 
-    def has_stopped_early(self, worse_validations: int) -> bool:
-        """Says whether so many validations in a row without improvement end the run."""
-        return self.early_stop is not None and worse_validations >= self.early_stop
-
 
 class CheckpointConfig(Config):
     """When to save and how many to keep."""

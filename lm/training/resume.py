@@ -16,7 +16,7 @@ from lm.storage.checkpoint import CheckpointReader, newest_valid
 from lm.storage.model_folder import IMPORTED, folder_hash, read_config, require_same_shapes, resolve_model
 from lm.storage.run_folder import RunFolder
 from lm.training.config import TrainConfig
-from lm.training.state import Saved
+from lm.training.state import Counters, Saved
 
 Say = Callable[[str], None]
 
@@ -70,9 +70,8 @@ def finished(folder: RunFolder, cfg: TrainConfig, reader: CheckpointReader | Non
         say(f"written again: {error}")
         return None
     saved = Saved.of(reader) if reader is not None else None
-    step, worse = (saved.step, saved.counters.worse_validations) if saved is not None else (summary["steps"], 0)
-    decided = saved.counters.max_steps if saved is not None else None
-    if step >= (decided or cfg.trainer.max_steps) or cfg.trainer.has_stopped_early(worse):
+    step, counters = (saved.step, saved.counters) if saved is not None else (summary["steps"], Counters())
+    if counters.done(step, cfg.trainer):
         return summary if step == summary["steps"] else None
     if reader is None:
         raise CheckpointError(

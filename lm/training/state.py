@@ -17,7 +17,7 @@ from lm.storage.checkpoint import META, CheckpointReader, checkpoints, step_fold
 from lm.storage.reading import checked
 from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.saving import Saver
-from lm.training.config import TrainConfig
+from lm.training.config import TrainConfig, TrainerConfig
 from lm.training.journal import Journal
 from lm.training.launch.context import Readers
 from lm.training.launch.ranks import Ranks
@@ -44,6 +44,15 @@ class Counters:
     max_steps: int | None = None  # length that trainer.max_minutes has come to, once decided
     rows_from: int = 0  # step n reads the rows of step n + rows_from, since rollbacks left rows out
     device: str = ""  # what the steps run on
+
+    def length(self, trainer: TrainerConfig) -> int:
+        """Returns the run's length in steps: what trainer.max_minutes has come to, else trainer.max_steps."""
+        return self.max_steps or trainer.max_steps
+
+    def done(self, step: int, trainer: TrainerConfig) -> bool:
+        """Says whether the run is complete after this step: at its last one, or stopped early."""
+        stopped_early = trainer.early_stop is not None and self.worse_validations >= trainer.early_stop
+        return stopped_early or step >= self.length(trainer)
 
 
 class Saved(Config):
@@ -127,8 +136,8 @@ class RunState:
 
     @property
     def max_steps(self) -> int:
-        """Returns the run's length: trainer.max_steps, or what trainer.max_minutes has come to."""
-        return self.counters.max_steps or self.cfg.trainer.max_steps
+        """Returns the run's length in steps."""
+        return self.counters.length(self.cfg.trainer)
 
     def shorten(self, max_steps: int) -> None:
         """Decides the run's length in place of trainer.max_minutes."""
@@ -163,7 +172,7 @@ class RunState:
 
     def done(self, step: int) -> bool:
         """Says whether the run is complete: at its last step, or stopped early."""
-        return self.last(step) or self.cfg.trainer.has_stopped_early(self.counters.worse_validations)
+        return self.counters.done(step, self.cfg.trainer)
 
     def ends(self, step: int) -> bool:
         """Says whether this process ends after this step: the run is done, or a signal has come."""

@@ -144,10 +144,10 @@ class Sized(Config):
         if self.trainer.float8 and (reason := self._why_not_float8()) is not None:
             return f"trainer.float8=true: {reason}."
         if (reason := self._why_not_context_parallel()) is not None:
-            return f"launch.{self.launch.holding}: {reason}."
-        if self.data.global_batch % (readers := self.launch.readers):
+            return f"launch.{self.launch.row_sharing}: {reason}."
+        if self.data.global_batch % (readers := self.launch.data_parallel):
             given = f"data.global_batch={self.data.global_batch}"
-            who = f"{readers} ranks" if self.launch.holders == 1 else f"{readers} groups of {self.launch.holders} ranks"
+            who = f"{readers} ranks" if self.launch.ranks_per_row == 1 else f"{readers} groups of {self.launch.ranks_per_row} ranks"
             return f"{given} is not a multiple of the {who}. Choose a multiple, or other devices."
         return None
 
@@ -163,7 +163,7 @@ class Sized(Config):
 
     def _why_not_context_parallel(self) -> str | None:
         """Returns why ranks cannot share rows as launch.context or launch.tensor asks, with the remedy; None where they can."""
-        n, s = self.launch.holders, self.data.seq_len
+        n, s = self.launch.ranks_per_row, self.data.seq_len
         if n == 1:
             return None
         if s % n:
@@ -178,7 +178,7 @@ class Sized(Config):
         """Returns the settings that the memory of a rank depends on."""
         trainer = self.trainer
         return Setting(
-            micro_batch=micro_batches(self.data.global_batch, self.launch.readers, trainer.micro_batch)[0],
+            micro_batch=micro_batches(self.data.global_batch, self.launch.data_parallel, trainer.micro_batch)[0],
             seq_len=self.data.seq_len,
             chunk=self.objective.chunk if isinstance(self.objective, LikelihoodConfig) else CHUNK,
             precision=trainer.precision,
@@ -186,7 +186,7 @@ class Sized(Config):
             recompute=trainer.recomputes(),
             stage=self.strategy.stage,
             world=self.strategy.sharing(self.launch.world),
-            context=self.launch.holders,
+            context=self.launch.ranks_per_row,
             tensor=self.launch.tensor,
             cpu=trainer.device == "cpu" or (trainer.device == "auto" and not torch.cuda.is_available()),
         )

@@ -96,14 +96,15 @@ class TrainModule(LightningModule):
             self.nll = torch.zeros((), device=self.device, dtype=torch.float32)  # bf16-true makes bf16 the default
             self.tokens_in_step = self._label_tokens(batch)
             self.loads, self.told = None, {}
-        first_row = (self.global_rank // self.cfg.launch.holders * self.trainer.accumulate_grad_batches + self.micro) * len(batch.tokens)
+        n_micro = self.trainer.accumulate_grad_batches
+        first_row = (self.global_rank // self.cfg.launch.ranks_per_row * n_micro + self.micro) * len(batch.tokens)
         sums = self.objective(self.model, batch, self.step, first_row)
         self.micro += 1
         self.nll += sums.nll
         self.told = {name: pair + self.told.get(name, 0.0) for name, pair in sums.told.items()}
         if sums.loads is not None:
             self.loads = sums.loads if self.loads is None else self.loads + sums.loads
-        divided_by = self.strategy.divisor(self.trainer.accumulate_grad_batches, self.trainer.world_size)
+        divided_by = self.strategy.divisor(n_micro, self.trainer.world_size)
         return sums.total * divided_by / self.tokens_in_step
 
     def _label_tokens(self, batch: Batch) -> Tensor:

@@ -132,14 +132,14 @@ def _fit(module: "TrainModule", callbacks: Sequence["Callback"]) -> None:
     from lm.training.trainer import build_trainer
 
     cfg, run, step = module.cfg, module.run, module.step
-    micro_batch, accumulation = micro_batches(cfg.data.global_batch, cfg.launch.readers, cfg.trainer.micro_batch)
-    shared = f", each on {cfg.launch.holders} ranks" if cfg.launch.holders > 1 else ""
+    micro_batch, accumulation = micro_batches(cfg.data.global_batch, cfg.launch.data_parallel, cfg.trainer.micro_batch)
+    shared = f", each on {cfg.launch.ranks_per_row} ranks" if cfg.launch.ranks_per_row > 1 else ""
     _describe(module, f"{accumulation} x {counted(micro_batch, 'row')}{shared}")
     if run.done(step):  # the last step was saved, but the process was killed before it wrote the model
         return
     loader = train_loader(
         run.splits.train, seed=cfg.seeds.data, global_batch=cfg.data.global_batch, micro_batch=micro_batch,
-        rank=run.ranks.rank // cfg.launch.holders, world=cfg.launch.readers, start_step=step + run.counters.rows_from,
+        rank=run.ranks.rank // cfg.launch.ranks_per_row, world=cfg.launch.data_parallel, start_step=step + run.counters.rows_from,
         max_steps=_ENDLESS, workers=cfg.data.workers, train_rows=cfg.data.train_rows, widest_first=cfg.check,
         pinned=on_cuda(cfg.trainer.device, cfg.launch.devices),
     )  # fmt: skip

@@ -34,27 +34,27 @@ class LaunchConfig(Config):
         return self.devices * self.nodes
 
     @property
-    def readers(self) -> int:
-        """Returns the number of groups of `holders` ranks; each group reads its own rows."""
-        return self.world // self.holders
+    def data_parallel(self) -> int:
+        """Returns the number of groups of ranks that read rows of their own."""
+        return self.world // self.ranks_per_row
 
     @property
-    def holders(self) -> int:
+    def ranks_per_row(self) -> int:
         """Returns how many ranks share the same rows, by context or tensor parallelism."""
         return max(self.context, self.tensor)
 
     @property
-    def holding(self) -> str:
-        """Returns the option that sets `holders`, as key=value."""
+    def row_sharing(self) -> str:
+        """Returns the option that sets `ranks_per_row`, as key=value."""
         return f"tensor={self.tensor}" if self.tensor > 1 else f"context={self.context}"
 
     @model_validator(mode="after")
     def _groups_are_whole(self) -> Self:
         if self.context > 1 and self.tensor > 1:
             raise ValueError(f"context={self.context} and tensor={self.tensor} both cut the rows. Set one of them to 1.")
-        if self.world % self.holders:
+        if self.world % self.ranks_per_row:
             raise ValueError(
-                f"{self.holding} ranks hold a row, and devices * nodes={self.world} is not a multiple. Choose a divisor of it."
+                f"{self.row_sharing} ranks hold a row, and devices * nodes={self.world} is not a multiple. Choose a divisor of it."
             )
         return self
 

@@ -54,7 +54,7 @@ class Job:
         return found if self.adapter is None else found.replace(adapter=self.adapter, init_from="drawn as the others")
 
     def run(self, cfg: TrainConfig, rank: int, world: int) -> tuple[Record, dict[str, torch.Tensor]]:
-        n = cfg.launch.holders
+        n = cfg.launch.ranks_per_row
         rows = batches(rank=rank // n, world=world // n, rows=ROWS, steps=STEPS, accumulation=self.accumulation)
         rows = with_sources(rows) if (self.model or {}).get("kind") == "encoder_decoder" else rows
         kind = Poisoned if self.poisoned and world > 1 else TrainModule

@@ -59,6 +59,22 @@ class Answers(Measure):
         return causal_reader(self.labels(batch), answers=answers(batch))
 
 
+class Reference:
+    """The frozen model that a loss compares with. It is loaded at its first use, where the batch is."""
+
+    def __init__(self, load: Callable[[], LM]) -> None:
+        self._load = load
+        self._model: LM | None = None
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, read: Callable[[Tensor, Head, Context], Tensor]) -> Tensor:
+        """Returns what `read` makes of the batch, with no gradient."""
+        if self._model is None:
+            self._model = self._load().to(batch.tokens.device)
+        found: Tensor = self._model(batch, read=read)
+        return found
+
+
 class Pairs(Measure):
     """The likelihood of the better answers, and how the two of each pair compare.
 
@@ -69,8 +85,7 @@ class Pairs(Measure):
     less = ("pair_loss",)
 
     def __init__(self, loss: PairLoss, parent: Callable[[], LM] | None) -> None:
-        self._loss, self._parent = loss, parent if loss.needs_start else None
-        self._before: LM | None = None
+        self._loss, self._reference = loss, Reference(parent) if parent is not None and loss.needs_start else None
 
     def labels(self, batch: Batch) -> Tensor:
         return super().labels(batch)[0::2]
@@ -87,10 +102,8 @@ class Pairs(Measure):
     def __call__(self, model: LM, batch: Batch) -> LossSums:
         labels = super().labels(batch)
         reader = row_likelihoods(labels)
-        if self._before is None and self._parent is not None:
-            self._before = self._parent()
+        before = self._reference(batch, reader) if self._reference is not None else None
         after: Tensor = model(batch, read=reader)
-        before = self._before(batch, read=reader) if self._before is not None else None
         sums = self._loss(after, before, (labels != IGNORED).sum(-1))
         told = sums.told | ({"pair_loss": mean_of(sums.nll, after[0::2])} if "margin" in sums.told else {})
         return LossSums(-after[0::2].sum(), -after[0::2].sum(), None, told)

@@ -16,7 +16,7 @@ from lm.data.rows.seq2seq import rounded
 from lm.data.tokenizer.tokenizer import load_tokenizer
 from lm.generation.decode import eager
 from lm.generation.rollouts import Rollout, Sampler, asked_of
-from lm.losses.measure import label_likelihoods
+from lm.losses.measure import Reference, label_likelihoods
 from lm.losses.tokens import LossSums
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
@@ -35,8 +35,8 @@ class Policy(ABC, Generic[C]):
 
     def __init__(self, cfg: C, sampler: Sampler, start: Callable[[], LM], pad: int, seed: int, compiled: bool = False) -> None:
         """start: returns the frozen model that training starts from.  compiled: the model is compiled, so sampling must switch to eager."""
-        self._cfg, self._sampler, self._start, self._pad, self._seed, self._compiled = cfg, sampler, start, pad, seed, compiled
-        self._reference: LM | None = None
+        self._cfg, self._sampler, self._reference = cfg, sampler, Reference(start)
+        self._pad, self._seed, self._compiled = pad, seed, compiled
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         rollouts = self.draw(model, batch, step, first_row)
@@ -45,7 +45,7 @@ class Policy(ABC, Generic[C]):
         assert learned.labels is not None
         reader, of = label_likelihoods(learned.labels), torch.nonzero(learned.labels != IGNORED)[:, 0]
         logp: Tensor = model(learned, read=reader)  # (tokens,)
-        before = self._at_the_start(learned, reader)
+        before = self._reference(learned, reader) if self._cfg.kl else None
         worth = worth.view(-1, self._cfg.n_answers).to(logp.device)
         lengths = of.bincount(minlength=worth.numel())
         loss = self.loss(logp, before, of, lengths, worth) / self._cfg.n_answers
@@ -81,15 +81,6 @@ class Policy(ABC, Generic[C]):
         told |= {"reward": worth.tolist(), "answer_tokens": [answer.n_tokens for answer in answers]}
         told |= {"ended": [float(answer.ended) for answer in answers]}
         return worth, {name: _pair(sum(values), len(values)) for name, values in told.items()}
-
-    def _at_the_start(self, learned: Batch, reader: Callable[..., Tensor]) -> Tensor | None:
-        if not self._cfg.kl:
-            return None
-        if self._reference is None:
-            self._reference = self._start().to(learned.tokens.device)
-        with torch.no_grad():
-            found: Tensor = self._reference(learned, read=reader)
-        return found
 
 
 class GRPO(Policy[GRPOConfig]):

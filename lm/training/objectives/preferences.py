@@ -2,10 +2,8 @@
 
 from collections.abc import Callable
 
-import torch
-
 from lm.data.rows.preference import PreferenceConfig
-from lm.losses.measure import row_likelihoods
+from lm.losses.measure import Reference, row_likelihoods
 from lm.losses.tokens import LossSums
 from lm.nn.batch import IGNORED, Batch
 from lm.nn.transformer import LM
@@ -21,17 +19,12 @@ class Preferences:
     """
 
     def __init__(self, cfg: PreferenceConfig, parent: Callable[[], LM]) -> None:
-        self._loss, self._parent = cfg.loss(), parent
-        self._reference: LM | None = None
+        self._loss, self._reference = cfg.loss(), Reference(parent)
 
     def __call__(self, model: LM, batch: Batch, step: int, first_row: int) -> LossSums:
         assert batch.labels is not None
-        reader, before = row_likelihoods(batch.labels), None
-        if self._loss.needs_start:
-            if self._reference is None:
-                self._reference = self._parent().to(batch.tokens.device)
-            with torch.no_grad():
-                before = self._reference(batch, read=reader)
+        reader = row_likelihoods(batch.labels)
+        before = self._reference(batch, reader) if self._loss.needs_start else None
         return self._loss(model(batch, read=reader), before, (batch.labels != IGNORED).sum(-1))
 
 

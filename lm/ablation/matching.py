@@ -63,15 +63,7 @@ def moved(cfg: TrainConfig, key: str, value: Any) -> TrainConfig:
     return from_tree(TrainConfig, tree)
 
 
-def _parameters(cfg: TrainConfig) -> int:
-    return _counts(cfg).parameters
-
-
-def _flops(cfg: TrainConfig) -> int:
-    return size(cfg).flops
-
-
-_MEASURES: dict[str, Callable[[TrainConfig], int]] = {"params": _parameters, "flops": _flops}
+_MEASURES: dict[str, Callable[[TrainConfig], int]] = {"params": lambda cfg: size(cfg).parameters, "flops": lambda cfg: size(cfg).flops}
 
 
 def _solved(name: str, cfg: TrainConfig, key: str, measure: Callable[[TrainConfig], int], target: int) -> TrainConfig:

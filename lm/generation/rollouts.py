@@ -65,7 +65,7 @@ class Sampler:
         for i, key in enumerate(keys):
             for j, row in enumerate(rows[i * n : (i + 1) * n]):
                 row.key = hashlib.blake2b(f"{key}/{j}".encode(), digest_size=16).digest()
-        on_token = None if self._in_step else self._ends_it
+        on_token = None if self._in_step else lambda row, token: token in self._ends
         go_on(model, rows, cfg, Vocabulary(self._tokenizer.vocab_size, pad=self._tokenizer.pad), on_token)
         found = []
         for row in rows:
@@ -73,9 +73,6 @@ class Sampler:
             logprobs = [told.logprob for told in row.logprobs[:length]]
             found.append(Rollout(asked[row.index // n], row.new[:length], logprobs))
         return found
-
-    def _ends_it(self, row: int, token: int) -> bool:
-        return token in self._ends
 
     def answer(self, rollout: Rollout) -> Answer:
         """Returns what rewards see of a rollout: prompt, answer and reference as texts, the answer's length, and whether it has ended."""

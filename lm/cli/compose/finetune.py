@@ -85,8 +85,4 @@ def parent_values(init_from: str, given: Sequence[Given], recipe: str | None) ->
     model = read_config(folder).get("model")
     if not isinstance(model, dict):
         raise CheckpointError(f"{folder}: its config names no model. Use a folder that lm wrote.")
-    return flatten(model, "model.") | flatten(_tokenizer(folder), "tokenizer.")
-
-
-def _tokenizer(folder: Path) -> Tree:
-    return {"kind": "file", "path": str(folder / "tokenizer.json")}
+    return flatten(model, "model.") | {"tokenizer.kind": "file", "tokenizer.path": str(folder / "tokenizer.json")}

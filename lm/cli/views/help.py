@@ -28,11 +28,9 @@ def listing(cls: type[Config]) -> str:
 
 def entries(rows: Iterable[Entry]) -> str:
     """Returns for each row its name and value on one line, and its meaning below."""
-    return "\n".join(line for name, value, what in rows for line in [*_hung(f"  {name}  ", value, 6), *_below(what)])
-
-
-def _below(what: str) -> list[str]:
-    return _hung("      ", what, 6) if what else []
+    return "\n".join(
+        line for name, value, what in rows for line in [*_hung(f"  {name}  ", value, 6), *(_hung("      ", what, 6) if what else [])]
+    )
 
 
 def _entry(name: str, field: FieldInfo) -> Entry:

@@ -11,7 +11,7 @@ from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import ROWS, Vocabulary, begin, decoding, finite, room
 from lm.generation.grammar import Grammar, Matcher
-from lm.generation.prefill import filled, pieces, spaces
+from lm.generation.prefill import cache_for, chunks, prompt_batch
 from lm.generation.sampling import History, adjusted
 from lm.nn.batch import Batch
 from lm.nn.head import last_position
@@ -117,9 +117,9 @@ def search(
 
 
 def _run(model: LM, searches: list[_Search], cfg: SamplingConfig, vocabulary: Vocabulary) -> None:
-    batch = filled(searches, vocabulary.pad, model.embed.weight.device)
-    cache = spaces(model, batch, max(search.limit for search in searches))
-    *_, logits = (model(piece, read=last_position, cache=cache) for piece in pieces(batch, cfg.prefill_chunk))
+    batch = prompt_batch(searches, vocabulary.pad, model.embed.weight.device)
+    cache = cache_for(model, batch, max(search.limit for search in searches))
+    *_, logits = (model(piece, read=last_position, cache=cache) for piece in chunks(batch, cfg.prefill_chunk))
     while True:
         logits = finite(logits[:, : vocabulary.n_tokens])  # (running beams, v)
         histories = [History(b"", search.begin, beam.tokens, matcher=search.matcher) for search in searches for beam in search.running]

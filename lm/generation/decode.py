@@ -15,7 +15,7 @@ from lm.errors import ConfigError, NumericsError
 from lm.generation.config import SamplingConfig
 from lm.generation.drafting.base import Drafter
 from lm.generation.grammar import Grammar
-from lm.generation.prefill import read, right_padded, uneven
+from lm.generation.prefill import prefill, right_padded, uneven
 from lm.generation.sampling import History, Logprob, choose, logprobs, row_keys
 from lm.nn.batch import Batch
 from lm.nn.head import every_position
@@ -185,7 +185,7 @@ class _Decoding:
     ) -> None:
         self.model, self.rows, self.cfg, self.vocabulary, self.on_token, self.drafter = model, rows, cfg, vocabulary, on_token, drafter
         n_new = max(row.limit for row in rows)
-        self.cache, positions, hidden, self.logits = read(model, rows, vocabulary.pad, n_new, cfg.prefill_chunk, drafter.n_tokens)
+        self.cache, positions, hidden, self.logits = prefill(model, rows, vocabulary.pad, n_new, cfg.prefill_chunk, drafter.n_tokens)
         drafter.begin(rows, cfg, vocabulary.n_tokens, n_new, hidden, positions)
         self.drafts: list[list[int]] = [[] for _ in rows]  # drafted tokens that the last forward read behind each row's newest token
 

@@ -20,7 +20,7 @@ from lm.data.tokenizer.tokenizer import Tokenizer
 from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, decoding
-from lm.generation.prefill import filled
+from lm.generation.prefill import prompt_batch
 from lm.generation.text import continued
 from lm.nn.context import Context
 from lm.nn.head import Head
@@ -102,7 +102,7 @@ class Harness(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         with decoding(self._model):
             for at in range(0, len(order), self._rows):
                 some = order[at : at + self._rows]
-                batch = filled([pairs[i] for i in some], self._tokenizer.pad, self._model.embed.weight.device)
+                batch = prompt_batch([pairs[i] for i in some], self._tokenizer.pad, self._model.embed.weight.device)
                 reader = _Scores([pairs[i].labels for i in some])
                 found |= zip(some, self._model(batch, read=reader), strict=True)
         return [found[i] for i in range(len(pairs))]

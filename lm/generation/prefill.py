@@ -22,19 +22,19 @@ class Begun(Protocol):
     begin: list[int]
 
 
-def read(model: LM, rows: Sequence[Begun], pad: int, n_new: int, chunk: int, ahead: int = 0) -> tuple[Cache, Tensor, Tensor, Tensor]:
+def prefill(model: LM, rows: Sequence[Begun], pad: int, n_new: int, chunk: int, ahead: int = 0) -> tuple[Cache, Tensor, Tensor, Tensor]:
     """Prefills what each row begins with; returns the cache, the positions that were read, (b, s), the hidden states that the head read
     there, (b, s, d), and the logits behind the last token, (b, 1, v). The cache has room for n_new more tokens and a draft of `ahead`
     tokens. Equal prompts are read once.
 
-    chunk: as in `pieces`.
+    chunk: as in `chunks`.
     """
     first: dict[tuple[int, ...], int] = {}
     which = [first.setdefault((*row.source, *row.begin), len(first)) for row in rows]
     different = dict(zip(which, rows, strict=True))
-    batch = filled([*different.values()], pad, model.embed.weight.device)
-    cache = spaces(model, batch, n_new, ahead)
-    found = [model(piece, read=first_read, cache=cache) for piece in pieces(batch, chunk)]
+    batch = prompt_batch([*different.values()], pad, model.embed.weight.device)
+    cache = cache_for(model, batch, n_new, ahead)
+    found = [model(piece, read=first_read, cache=cache) for piece in chunks(batch, chunk)]
     assert batch.positions is not None
     hidden, logits = torch.cat([hidden for hidden, _ in found], dim=1), found[-1][1]
     if len(first) == len(rows):
@@ -44,7 +44,7 @@ def read(model: LM, rows: Sequence[Begun], pad: int, n_new: int, chunk: int, ahe
     return cache, batch.positions[again], hidden[again], logits[again]
 
 
-def pieces(batch: Batch, chunk: int) -> Iterator[Batch]:
+def chunks(batch: Batch, chunk: int) -> Iterator[Batch]:
     """Yields the batch in pieces from left to right: `chunk` tokens of a single row, or of many rows about `chunk` together, but no fewer
     than min(chunk, 64) of each. The first piece holds the whole source."""
     assert batch.positions is not None
@@ -54,14 +54,14 @@ def pieces(batch: Batch, chunk: int) -> Iterator[Batch]:
         batch = replace(batch, source_tokens=None, source_positions=None)
 
 
-def spaces(model: LM, batch: Batch, n_new: int, ahead: int = 0) -> Cache:
+def cache_for(model: LM, batch: Batch, n_new: int, ahead: int = 0) -> Cache:
     """Returns an empty cache with room for this batch and n_new new tokens; where these leave the context, it slides: the oldest tokens
     make room.  ahead: tokens of a draft."""
     b, s = batch.tokens.shape
     return model.new_cache(b, s + n_new + ahead, max(8, ahead + 1), model.max_seq_len if s + n_new > model.max_seq_len + 1 else None)
 
 
-def filled(rows: Sequence[Begun], pad: int, device: torch.device) -> Batch:
+def prompt_batch(rows: Sequence[Begun], pad: int, device: torch.device) -> Batch:
     """Returns the batch to prefill: what the decoder reads first, left-padded, and the sources, whose keys and values the cache keeps."""
     tokens, positions = left_padded([row.begin for row in rows], pad, device)
     batch = Batch(tokens, positions=positions, padded=uneven([row.begin for row in rows]))

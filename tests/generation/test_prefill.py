@@ -9,7 +9,7 @@ from lm.generation.beams import search
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin, generate, rows_of
 from lm.generation.engine import Engine, Request
-from lm.generation.prefill import pieces, read
+from lm.generation.prefill import chunks, prefill
 from lm.generation.sampling import History
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
@@ -45,7 +45,7 @@ def test_ragged_rows_read_in_pieces_are_what_they_are_read_at_once(changes: dict
     rows, more = [History(b"", prompt) for prompt in PROMPTS], tokens(4, 3)
     ends = torch.tensor([[len(prompt)] for prompt in PROMPTS])
     with Doubles(), torch.no_grad():
-        found, expected = (read(model, rows, 0, 4, most) for most in (chunk, 99))
+        found, expected = (prefill(model, rows, 0, 4, most) for most in (chunk, 99))
         assert torch.equal(found[1], expected[1])
         same(found[2][found[1] >= 0], expected[2][found[1] >= 0])
         same(found[3], expected[3])
@@ -57,16 +57,16 @@ def test_a_source_is_read_with_the_first_piece_alone(changes: dict[str, Any]) ->
     model = encoder_decoder(**changes).double()
     rows = [History(b"", [*begin(model, prompt), *prompt], source=prompt[::-1]) for prompt in PROMPTS]
     with Doubles(), torch.no_grad():
-        found, expected = (read(model, rows, 0, 4, most) for most in (5, 99))
+        found, expected = (prefill(model, rows, 0, 4, most) for most in (5, 99))
         same(found[3], expected[3])
     batch = Batch(tokens(2, 200), positions=torch.arange(200).expand(2, 200), source_tokens=tokens(2, 30), source_positions=None)
-    assert [piece.source_tokens is None for piece in pieces(batch, 128)] == [False, True, True, True]
+    assert [piece.source_tokens is None for piece in chunks(batch, 128)] == [False, True, True, True]
 
 
 @pytest.mark.parametrize("rows, chunk, width", [(1, 512, 512), (1, 7, 7), (4, 512, 128), (32, 512, 64), (32, 48, 48), (3, 1000, 333)])
 def test_pieces_have_about_as_many_tokens_whatever_the_rows(rows: int, chunk: int, width: int) -> None:
     batch = Batch(tokens(rows, 700), positions=torch.arange(700).expand(rows, 700))
-    read = [piece.tokens for piece in pieces(batch, chunk)]
+    read = [piece.tokens for piece in chunks(batch, chunk)]
     assert torch.equal(torch.cat(read, 1), batch.tokens) and {piece.shape[1] for piece in read[:-1]} == {width}
 
 

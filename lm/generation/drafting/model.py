@@ -9,7 +9,7 @@ from lm.errors import ConfigError
 from lm.generation.config import SamplingConfig
 from lm.generation.decode import begin
 from lm.generation.drafting.base import Drafter
-from lm.generation.prefill import read, right_padded, uneven
+from lm.generation.prefill import prefill, right_padded, uneven
 from lm.generation.sampling import History, choose, common
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM
@@ -38,7 +38,7 @@ class DraftModel(Drafter):
         self.cfg, self.n_drawn = cfg, n_tokens
         own = [History(row.key, begin(self.draft, row.source or row.begin), source=row.source) for row in rows]
         self.cache: Cache
-        self.cache, *_ = read(self.draft, own, 0, n_new, cfg.prefill_chunk, ahead=self.n_tokens)
+        self.cache, *_ = prefill(self.draft, own, 0, n_new, cfg.prefill_chunk, ahead=self.n_tokens)
         self.first = [row.begin for row in own]
         self.cached = [list(row.begin) for row in own]  # what the cache holds of each row
 

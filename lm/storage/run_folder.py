@@ -98,11 +98,11 @@ class RunFolder:
 
     def write_summary(self, tree: Tree) -> None:
         """Writes summary.json, which marks the run as ended."""
-        replace_file(self._summary, json.dumps(finite(tree), indent=1, allow_nan=False, ensure_ascii=False))
+        replace_file(self._summary, json.dumps(without_nan(tree), indent=1, allow_nan=False, ensure_ascii=False))
 
     def write_test_documents(self, tree: Tree) -> None:
         """Writes test_documents.json: the test's sums for each document."""
-        replace_file(self._documents, json.dumps(finite(tree), allow_nan=False))
+        replace_file(self._documents, json.dumps(without_nan(tree), allow_nan=False))
 
     def test_documents(self) -> tuple[Path, Tree] | None:
         """Returns test_documents.json, its path and its content; None where there was no test."""
@@ -216,13 +216,13 @@ def _record(line: bytes) -> Tree:
 
 
 def _line(record: Tree) -> str:
-    return json.dumps(finite(record), allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps(without_nan(record), allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def finite(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """Returns the value with infinities and NaN as None, since JSON has neither."""
     if isinstance(value, dict):
-        return {key: finite(v) for key, v in value.items()}
+        return {key: without_nan(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
+        return [without_nan(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

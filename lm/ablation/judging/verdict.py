@@ -11,7 +11,7 @@ from lm.ablation.study import Study
 from lm.report.statistics import ALPHA, Difference, Worth, worth
 from lm.report.tables import in_pipes
 from lm.schema import Tree, flatten, from_tree
-from lm.storage.run_folder import finite
+from lm.storage.run_folder import without_nan
 from lm.units import counted, si
 
 FEW_SEEDS = 5
@@ -114,7 +114,7 @@ def _row(study: Study, name: str, runs: dict[int, float], difference: Difference
         "size": {**asdict(cost), "flops": float(cost.flops)},  # an int may exceed 64 bits in a large study
         "knob": flatten(study.variants[name].tree()).get(str(study.config.moved)) if study.config.moved else None,
         "step_s": study.step_s.get(name),
-        "difference": finite(asdict(difference)) if difference is not None else None,
+        "difference": without_nan(asdict(difference)) if difference is not None else None,
         "text": of_text(study, name, difference) if difference is not None else None,
         "worth": asdict(tokens) if tokens is not None else None,
     }

@@ -71,7 +71,7 @@ class Totals:
         return cast(Evaluation, found | ece | told)
 
 
-class Sharers(Protocol):
+class EvalRanks(Protocol):
     """The processes that evaluate together, each a part of the rows (lm.training.launch.ranks)."""
 
     @property
@@ -84,7 +84,7 @@ class Sharers(Protocol):
         """Returns each value summed over the processes."""
 
 
-class Alone:
+class OneRank:
     """One process, which evaluates all rows."""
 
     rank, world = 0, 1
@@ -97,14 +97,14 @@ class Alone:
 class Evaluator:
     """Evaluates a model on rows, `micro_batch` of them at a time.
 
-    measure: which labels count, and what is told beside their likelihood.  among: the processes that share the rows.
+    measure: which labels count, and what is told beside their likelihood.  ranks: the processes that share the rows.
     """
 
     model: LM
     tokenizer: Tokenizer
     micro_batch: int
     measure: Measure = field(default_factory=Measure)
-    among: Sharers = field(default_factory=Alone)
+    ranks: EvalRanks = field(default_factory=OneRank)
 
     def totals(self, rows: Rows, ids: Ids, closely: bool = False, documents: Documents | None = None) -> Totals:
         """Returns the sums over the labels of the rows `ids`, all of which each process passes. Raises ConfigError where there is no label.
@@ -115,7 +115,7 @@ class Evaluator:
         mine = self._sums(rows, ids, Curves() if closely else None, documents)
         flat = [number for pair in mine.told.values() for number in pair]
         seen = mine.curves.flat() if mine.curves is not None else []
-        nats, tokens, n_bytes, *further = self.among.total(mine.nats, mine.tokens, mine.n_bytes, *seen, *flat)
+        nats, tokens, n_bytes, *further = self.ranks.total(mine.nats, mine.tokens, mine.n_bytes, *seen, *flat)
         curves, told = Curves.of_flat(further[: len(seen)]) if seen else None, further[len(seen) :]
         if self.tokenizer.token_bytes() is None:
             n_bytes = round(rows.bytes_per_label * tokens)
@@ -125,8 +125,8 @@ class Evaluator:
         """Returns the sums over this process's part of the rows. A process with fewer batches than others makes up for them by forwards
         that do not count, since with sharded weights all processes must take part in each forward."""
         device, sizes = self.model.embed.weight.device, self.tokenizer.token_bytes()
-        mine = ids[self.among.rank :: self.among.world]
-        idle = -(-len(ids[:: self.among.world]) // self.micro_batch) - -(-len(mine) // self.micro_batch)
+        mine = ids[self.ranks.rank :: self.ranks.world]
+        idle = -(-len(ids[:: self.ranks.world]) // self.micro_batch) - -(-len(mine) // self.micro_batch)
         each: list[LossSums] = []
         tokens = n_bytes = 0
         with eval_mode(self.model):

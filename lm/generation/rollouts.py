@@ -88,18 +88,18 @@ def held_out_rewards(evaluator: Evaluator, cfg: ObjectiveConfig, parts: Sequence
     """
     if not isinstance(cfg, PolicyConfig):
         return {}
-    sampler, among, n = Sampler(evaluator.tokenizer, cfg, in_step), evaluator.among, sum(len(ids) for _, ids in parts)
+    sampler, ranks, n = Sampler(evaluator.tokenizer, cfg, in_step), evaluator.ranks, sum(len(ids) for _, ids in parts)
     sums = dict.fromkeys(["val_reward", *_named(cfg), "val_answer_tokens", "val_ended"], 0.0)
     for rows, ids in parts:
-        mine = ids[among.rank :: among.world]
-        for start in range(0, len(ids[:: among.world]), ROWS):
+        mine = ids[ranks.rank :: ranks.world]
+        for start in range(0, len(ids[:: ranks.world]), ROWS):
             part = mine[start : start + ROWS]
             rollouts = sampler.draw(evaluator.model, asked_of(rows.batch(part if len(part) else ids[:1])), 1, temperature=0.0)
             for answer in map(sampler.answer, rollouts[: len(part)]):
                 each = scores(cfg.rewards, answer)
                 told = [total(cfg.rewards, each), *(each[name] for name in _named(cfg).values()), answer.n_tokens, answer.ended]
                 sums = {name: before + value for (name, before), value in zip(sums.items(), told, strict=True)}
-    return {name: value / n for name, value in zip(sums, among.total(*sums.values()), strict=True)}
+    return {name: value / n for name, value in zip(sums, ranks.total(*sums.values()), strict=True)}
 
 
 def _named(cfg: PolicyConfig) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pydantic import Field
 from lm.data.rows.build import Splits
 from lm.data.store.prepare import Prepared
 from lm.errors import CheckpointError
-from lm.generation.evaluate import Sharers
+from lm.generation.evaluate import EvalRanks
 from lm.schema import Config, Tree
 from lm.storage.checkpoint import META, CheckpointReader, checkpoints, step_folder
 from lm.storage.reading import checked
@@ -19,7 +19,7 @@ from lm.storage.run_folder import RunFolder
 from lm.training.callbacks.saving import Saver
 from lm.training.config import TrainConfig, TrainerConfig
 from lm.training.journal import Journal
-from lm.training.launch.context import Readers
+from lm.training.launch.context import GroupedRanks
 from lm.training.launch.ranks import Ranks
 from lm.training.launch.signals import Signals
 
@@ -148,10 +148,10 @@ class RunState:
         return self.journal.folder
 
     @property
-    def readers(self) -> Sharers:
+    def eval_ranks(self) -> EvalRanks:
         """Returns the ranks that share an evaluation; ranks with slices of the same matrices count as one."""
         n = self.cfg.launch.tensor
-        return self.ranks if n == 1 else Readers(self.ranks, n)
+        return self.ranks if n == 1 else GroupedRanks(self.ranks, n)
 
     def logs(self, step: int) -> bool:
         """Says whether a line of metrics is written after this step."""

@@ -63,7 +63,7 @@ def sums_of(model: LM, rows: Rows, data: Prepared, world: int = 1) -> tuple[str,
     ids = np.arange(len(rows))
     each = [Documents(rows, ids, data.tokenizer, 2) for _ in range(world)]
     for rank, documents in enumerate(each):
-        Evaluator(model, data.tokenizer, 2, among=Share(rank, world)).totals(rows, ids, closely=True, documents=documents)
+        Evaluator(model, data.tokenizer, 2, ranks=Share(rank, world)).totals(rows, ids, closely=True, documents=documents)
     found = each[0].found(np.sum([documents.flat() for documents in each], axis=0).tolist())
     return found.unit, {int(number): list(values) for number, values in found.sums.items()}
 

@@ -85,7 +85,7 @@ class Validation(RunCallback):
                 found = self._losses(module, rows, documents)
                 for name in (name for name in found if name.startswith("val_loss")):
                     _require_finite(module, name.replace("val_", "test_", 1), found[name])
-                told = documents.found(run.readers.total(*documents.flat()))
+                told = documents.found(run.eval_ranks.total(*documents.flat()))
             if run.ranks.first:
                 run.folder.write_test_documents(told.tree())
             run.counters.test = {name.replace("val_", "test_", 1): value for name, value in found.items()}
@@ -98,7 +98,7 @@ class Validation(RunCallback):
         found: Tree = {}
         start, closely = cfg.init_from, documents is not None
         measure = cfg.objective.measure(None if start is None else lambda: parent(start, cfg.adapter))
-        evaluator = Evaluator(module.model, run.data.tokenizer, cfg.trainer.micro_batch, measure, run.readers)
+        evaluator = Evaluator(module.model, run.data.tokenizer, cfg.trainer.micro_batch, measure, run.eval_ranks)
         with module.exported_weights():
             for suffix, rows, ids in wanted:
                 of = evaluator.totals(rows, ids, closely, documents).figures()

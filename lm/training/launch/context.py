@@ -24,7 +24,7 @@ def slices_of(launch: LaunchConfig) -> Slices | None:
 
 
 @dataclass(frozen=True)
-class Readers:
+class GroupedRanks:
     """The ranks of a shared evaluation in groups of n; all ranks of a group do the same work and count as one."""
 
     ranks: Ranks

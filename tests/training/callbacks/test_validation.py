@@ -52,7 +52,7 @@ def test_shares_add_up_and_take_equally_many_forwards(n: int, world: int, tmp_pa
     for share in shares:
         forwards.append(0)
         try:
-            Evaluator(model, data.tokenizer, 2, among=share).totals(rows, ids).figures()
+            Evaluator(model, data.tokenizer, 2, ranks=share).totals(rows, ids).figures()
         except ZeroDivisionError:  # of what all have, which `Share` does not add up
             assert share.rank >= n  # it had no row of its own
     nats, tokens, n_bytes = (sum(values) for values in zip(*(share.sums for share in shares), strict=True))

@@ -6,7 +6,7 @@ from typing import Any
 from lm.errors import ConfigError
 from lm.nn.transformer import ModelConfig, model_config
 from lm.schema import Slot, Tree
-from lm.testing.invariants import check_model, check_rows_of_the_cache, check_sizes
+from lm.testing.invariants import check_model, check_positions, check_rows_of_the_cache, check_sizes
 from lm.testing.models import BASE, slot_of
 
 
@@ -26,6 +26,8 @@ def check_kind(config: Slot, **where: Any) -> None:
             check_model(cfg)
             check_sizes(cfg)
             check_rows_of_the_cache(cfg)
+            if slot == "attention":
+                check_positions(cfg)
     check(config, where)
 
 

@@ -1,5 +1,6 @@
 """What holds for every model, whatever fills its slots: functions of a model in float64, or of its config, that raise AssertionError."""
 
+import contextlib
 import itertools
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from lm.cost.count import count
 from lm.cost.memory import Setting, memory
+from lm.errors import ConfigError
 from lm.nn.batch import Batch
 from lm.nn.transformer import LM, EncoderDecoderLM, ModelConfig, build_model, model_config
 from lm.testing.models import VOCAB, Doubles, random_model, same, tokens
@@ -63,6 +65,20 @@ def check_rows_of_the_cache(cfg: ModelConfig) -> None:
         cache.reorder(rows)
         out = model(replace(columns(batch, 15, S, None), tokens=batch.tokens[rows, 15:]), cache=cache)
         same(out, full[rows, 15:], "a cache whose rows were exchanged does not go on with them")
+
+
+@torch.no_grad()
+def check_positions(cfg: ModelConfig) -> None:
+    """An attention hears of a position that acts within it, or refuses it: the same weights give other logits with it than without."""
+    found = {}
+    for kind in ("none", "rope", "alibi"):  # which have no weights
+        with contextlib.suppress(ConfigError), Doubles():
+            model = random_model(model_config(cfg.tree() | {"position": {"kind": kind}})).double()
+            found[kind] = model(a_batch(model))
+    without = found.pop("none", None)
+    for kind, remedy in (("rope", "Rotate queries and keys by ctx.position.rotate"), ("alibi", "Add ctx.position.bias to the scores")):
+        heard = without is None or kind not in found or (found[kind] - without).abs().max() > 1e-3
+        assert heard, f"position={kind} changes nothing. {remedy}, or refuse such positions in `require`"
 
 
 def cached_equals_full(model: LM) -> None:

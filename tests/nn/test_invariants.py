@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from lm.nn.context import Context
+from lm.nn.mixers.base import Attention
+from lm.nn.mixers.gqa import GQA
 from lm.nn.transformer import model_config
 from lm.schema import Tree
-from lm.testing.invariants import check_model
+from lm.testing.invariants import check_model, check_positions
 from lm.testing.models import BASE
 from tests.nn.grid import COMBINATIONS, NAMES, SLOTS, Choice, covering, may_meet, others, pairwise, parts, refused, tree_of
 from tests.nn.models import CONV, MIXTURES, with_kinds
@@ -50,6 +53,25 @@ NO_ATTENTION: Tree = {"recurrent": CONV, "pattern": ["recurrent"], "embed": {"se
 @torch.no_grad()
 def test_the_invariants_hold_where_no_layer_attends(position: str, changes: Tree) -> None:
     hold(with_kinds(BASE | {"kind": "decoder", "position": {"kind": position}} | NO_ATTENTION | changes))
+
+
+def without_rotation(self: GQA, x: torch.Tensor, ctx: Context) -> tuple[torch.Tensor, ...]:
+    return self.queries(x), *self.keys_values(x)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "does", "said"),
+    [(Attention, "bias", lambda self, mask, position: None, "position=alibi"), (GQA, "projected", without_rotation, "position=rope")],
+)
+def test_an_attention_that_does_not_heed_a_position_is_found(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, does: Any, said: str
+) -> None:
+    cfg = model_config(BASE)
+    check_positions(cfg)
+    monkeypatch.setattr(owner, name, does)
+    check_model(cfg)  # which holds without positions too
+    with pytest.raises(AssertionError, match=f"{said} changes nothing"):
+        check_positions(cfg)
 
 
 def test_every_pair_of_slot_values_that_may_meet_does() -> None:

@@ -48,6 +48,7 @@ EXAMPLES = {
         "no family can hold this model",
         ["model.pattern=[recurrent,attention]"],
     ),
+    "sigmoid": Example("model/attention=mha,sigmoid", "model.attention.offset", "no family can hold this model", options={"n_heads": 4}),
     "time_limit": Example("callbacks.time_limit.minutes=10,20", "callbacks.time_limit.minutes", options={"minutes": 10.0}),
     "weight_rms": Example("metrics.weight_rms.names=embed*,*ffn*", "metrics.weight_rms.names"),
 }

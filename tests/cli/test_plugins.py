@@ -13,6 +13,7 @@ import yaml
 
 from lm.cli.compose import catalog
 from lm.cli.compose.keys import at
+from lm.errors import internal
 from lm.schema import Slot
 from tests.conftest import Lm
 from tests.training.conftest import TINY, settled, write_text
@@ -266,3 +267,11 @@ def test_what_a_plugin_raises_is_told_with_its_file_and_line(own: Callable[[str,
     found = lm_process(tmp_path, "show", f"plugins={own('broken.py', BROKEN)}", "model/norm=broken")
     assert found.returncode == 1
     assert found.stderr.splitlines()[-1].startswith(f"{tmp_path / 'broken.py'}:11: ValueError: no such norm. The plugin raises it;")
+
+
+def test_an_error_that_a_plugin_may_have_caused_outside_of_its_lines_names_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = TypeError("Mine.build() takes 2 positional arguments but 3 were given")
+    monkeypatch.setenv("LM_PLUGINS", "/a/mine.py")
+    assert "given. If it is about what mine.py defines, mend it there" in internal(error).sentence
+    monkeypatch.setenv("LM_PLUGINS", "")
+    assert internal(error).sentence.endswith("given. Run again with traceback=true to see where, and report it.")
